@@ -19,7 +19,7 @@
 namespace muster {
 
 namespace detail::checkpoint {
-class Store;
+class CheckpointStore;
 }
 
 /// A value for Checkpoint::from_dict: an object to which a StateEntry can refer, or the value itself.
@@ -95,7 +95,7 @@ class Checkpoint {
   void set_metadata(const Json& metadata);
 
  private:
-  friend class detail::checkpoint::Store;
+  friend class detail::checkpoint::CheckpointStore;
   explicit Checkpoint(std::filesystem::path path, std::shared_ptr<void> owner = {});
   std::filesystem::path path_;
   std::shared_ptr<void> owner_;

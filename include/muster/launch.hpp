@@ -31,7 +31,7 @@ namespace muster {
 
 class Callback;
 namespace detail::launch {
-struct Part;
+struct LaunchPart;
 }
 
 enum class Progress { automatic, bar, plain, none };
@@ -83,7 +83,7 @@ class Launch {
   /// refused, and asynchronous saving is off. Collective over `ranks`.
   Launch(int argc, char** argv, const Communicator& ranks, const std::string& version = {});
   /// The launch of a sweep's trial, on a part of the ranks.
-  Launch(const Launch& whole, detail::launch::Part part);
+  Launch(const Launch& whole, detail::launch::LaunchPart part);
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
   ~Launch();
@@ -126,9 +126,9 @@ class Launch {
   /// use it.
   int cpus_per_rank() const noexcept;
   /// This process's number among the processes of the whole launch on its node; it selects the GPU.
-  int place_on_node() const noexcept;
+  int local_process_index() const noexcept;
   /// Returns the next trainer's number in this launch, from 1 on: the suffix of its run's name under --name.
-  int number_trainer() noexcept;
+  int next_trainer_number() noexcept;
   /// Receive the events of every run of this launch, in addition to the run's own callbacks; used by sweeps.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// True if this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP

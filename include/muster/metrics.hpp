@@ -77,17 +77,17 @@ class Metric {
   /// The number of samples behind the value; -1 if the user gave none.
   std::int64_t weight() const noexcept { return weight_; }
   /// The sums of which the value is computed, if it must be computed from those of all ranks together; otherwise null.
-  const Json& tally() const noexcept { return tally_; }
+  const Json& accumulator() const noexcept { return accumulator_; }
   /// Why this cannot be reported; empty if it can.
-  const std::string& fault() const noexcept { return fault_; }
+  const std::string& error() const noexcept { return error_; }
 
  private:
   static Metric of_samples(const SampleMetric& metric);
 
   Json value_;
   std::int64_t weight_ = -1;
-  Json tally_ = {};
-  std::string fault_ = {};
+  Json accumulator_ = {};
+  std::string error_ = {};
 };
 
 using Metrics = std::map<std::string, Metric>;

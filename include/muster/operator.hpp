@@ -177,7 +177,7 @@ class OperatorBatches {
     Batch& operator*() const noexcept { return *batch_; }
     Batch* operator->() const noexcept { return batch_; }
     iterator& operator++() {
-      batch_ = feed_->next();
+      batch_ = source_->next();
       return *this;
     }
     void operator++(int) { ++*this; }
@@ -185,22 +185,22 @@ class OperatorBatches {
 
    private:
     friend class OperatorBatches;
-    detail::train::Feed* feed_ = nullptr;
+    detail::train::BatchSource* source_ = nullptr;
     Batch* batch_ = nullptr;
   };
-  explicit OperatorBatches(detail::train::Feed& feed) : feed_(&feed) {}
+  explicit OperatorBatches(detail::train::BatchSource& source) : source_(&source) {}
   /// A call of validate() may iterate over its batches several times, each time from the first one. A call of train()
   /// gets each of its batches once: begin() continues with those that are left.
   iterator begin() {
     iterator first;
-    first.feed_ = feed_;
-    first.batch_ = feed_->first();
+    first.source_ = source_;
+    first.batch_ = source_->first();
     return first;
   }
   std::default_sentinel_t end() const noexcept { return {}; }
 
  private:
-  detail::train::Feed* feed_;
+  detail::train::BatchSource* source_;
 };
 
 /// Defines what is trained and how; there is one on every worker. Derive your own, override setup(), and override other
@@ -298,7 +298,7 @@ class TrainingOperator {
   Timers timers;
 
  private:
-  friend struct detail::train::OperatorParts;
+  friend struct detail::train::OperatorRegistry;
   template <class Models, class Optimizers, class Criterion, class Schedulers>
   auto register_components(Components<Models, Optimizers, Criterion, Schedulers> components);
   void add_model(const std::shared_ptr<torch::nn::Module>& module);
@@ -308,9 +308,9 @@ class TrainingOperator {
   void add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler);
   void add_scheduler(std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler);
   void check_registration(bool has_schedulers, const Json& apex_args) const;
-  detail::train::OperatorParts& parts() const;
+  detail::train::OperatorRegistry& parts() const;
 
-  std::unique_ptr<detail::train::OperatorParts> parts_;
+  std::unique_ptr<detail::train::OperatorRegistry> parts_;
 };
 
 /// Whether an operator's workers compute on GPUs. If a node has more ranks than GPUs, they share them.

@@ -74,7 +74,7 @@ struct ReportOptions {
   /// with that name is deleted. The report's row has the name as checkpoint_name, beside checkpoint_dir_name. The same
   /// on all workers. It must not contain '/', begin with '.' or "checkpoint_", or be the name of one of the run's own
   /// files.
-  std::string checkpoint_dir_name = {};
+  std::string checkpoint_name = {};
   /// True: the checkpoint is validated while training continues; see muster/validation.hpp. An Error (ExitCode::usage)
   /// if the trainer has no validation function, or if the report has nothing to save.
   bool validation = false;

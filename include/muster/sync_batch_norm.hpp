@@ -26,7 +26,7 @@ namespace muster {
 
 namespace detail::gradients {
 
-class SharedStatistics;
+class BatchNormRanks;
 
 /// The base class by which prepare_model finds synchronised modules.
 class Synchronised {
@@ -37,13 +37,13 @@ class Synchronised {
   Synchronised& operator=(const Synchronised&) noexcept { return *this; }
   virtual ~Synchronised() = default;
   /// `ranks` is held weakly: the module may outlive its session, and is an ordinary batch-norm after it.
-  void synchronise_over(const std::shared_ptr<SharedStatistics>& ranks, int layer) {
+  void synchronise_over(const std::shared_ptr<BatchNormRanks>& ranks, int layer) {
     ranks_ = ranks;
     layer_ = layer;
   }
 
  protected:
-  std::weak_ptr<SharedStatistics> ranks_;
+  std::weak_ptr<BatchNormRanks> ranks_;
   int layer_ = 0;  ///< number of this layer in the model
 };
 

@@ -46,7 +46,7 @@ const char* remedy_of(int error) noexcept {
 }
 
 [[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
-  throw Error(code == ExitCode::data ? code_of_reading(error) : code, std::string(doing) + " " + path.string(),
+  throw Error(code == ExitCode::data ? read_error_code(error) : code, std::string(doing) + " " + path.string(),
               error == ELOOP && code == ExitCode::retry ? "it is a symbolic link, and links are not written through"
                                                         : std::strerror(error),
               remedy_of(error));
@@ -171,7 +171,7 @@ void File::require_file() {
   const int error = ::fstat(descriptor_, &status) == 0 ? 0 : errno;
   if (error == 0 && S_ISREG(status.st_mode)) return;
   ::close(std::exchange(descriptor_, -1));
-  if (error != 0) fail(code_of_reading(error), "opening", path_, error);
+  if (error != 0) fail(read_error_code(error), "opening", path_, error);
   if (S_ISDIR(status.st_mode)) fail(ExitCode::data, "opening", path_, EISDIR);
   throw Error(ExitCode::data, "opening " + path_.string(), "it is no regular file", "Name a file");
 }
@@ -233,7 +233,7 @@ void File::close() {
     fail(ExitCode::retry, "closing", path_, errno);
 }
 
-ExitCode code_of_reading(int error) noexcept {
+ExitCode read_error_code(int error) noexcept {
   switch (error) {
     case ENOENT:
     case ENOTDIR:
@@ -391,7 +391,7 @@ void rename_new(const std::filesystem::path& from, const std::filesystem::path& 
 }
 
 void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to) {
-  take_back_directory(to);
+  restore_directory(to);
   auto old = from;
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0) {
     if (errno != ENOENT && errno != EINVAL && errno != ENOSYS) fail(ExitCode::retry, "replacing", to, errno);
@@ -410,7 +410,7 @@ void replace_directory(const std::filesystem::path& from, const std::filesystem:
   if (error) fail(ExitCode::retry, "removing", old, error.value());
 }
 
-void take_back_directory(const std::filesystem::path& to) {
+void restore_directory(const std::filesystem::path& to) {
   const auto old = replaced_name(to);
   if (!std::filesystem::exists(status_of(to)) && std::filesystem::exists(status_of(old))) rename_new(old, to);
 }

@@ -59,9 +59,9 @@ class File {
 
 /// The exit code for the errno of a failed open or read: data if nothing is at the path, or something other than a
 /// file; retry for all others (EIO, ESTALE, EMFILE, EACCES …).
-ExitCode code_of_reading(int error) noexcept;
+ExitCode read_error_code(int error) noexcept;
 /// The type of what is at `path`, without following links; not_found if there is nothing. Throws an Error with the code
-/// of code_of_reading() if that cannot be found out.
+/// of read_error_code() if that cannot be found out.
 std::filesystem::file_status status_of(const std::filesystem::path& path);
 /// Reads the whole file as text. Throws an Error (ExitCode::data) if it is longer than `most` bytes.
 std::string read_file(const std::filesystem::path& path, std::uint64_t most = std::uint64_t{1} << 40);
@@ -90,9 +90,9 @@ void require_own_directory(const std::filesystem::path& path);
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Renames the folder `from`, which must be synced, to `to`, and removes the folder that was at `to`, if any. If the
 /// process is killed meanwhile, one of the two is at `to`. On a file system that cannot exchange names there may be
-/// none; then take_back_directory() restores the old one.
+/// none; then restore_directory() restores the old one.
 void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Restores the folder `to` if a replace_directory() was killed and has left nothing at `to`.
-void take_back_directory(const std::filesystem::path& to);
+void restore_directory(const std::filesystem::path& to);
 
 }  // namespace muster::detail

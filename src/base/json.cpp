@@ -24,8 +24,8 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments) 
   using Event = Json::parse_event_t;
   std::vector<std::set<std::string>> keys;  // of each object around the present position
   const auto check = [&](int depth, Event event, const Json& value) {
-    if (depth >= deepest_json)
-      throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(deepest_json) + " levels deep",
+    if (depth >= max_json_depth)
+      throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(max_json_depth) + " levels deep",
                   "Write it flatter, or use another file");
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
@@ -42,7 +42,7 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments) 
 
 Json read_json(const std::filesystem::path& path, std::string doing, bool comments) {
   if (doing.empty()) doing = "reading " + path.string();
-  return parse_json(read_file(path, longest_json), doing, comments);
+  return parse_json(read_file(path, max_json_bytes), doing, comments);
 }
 
 bool is_utf8(const std::string& text) {
@@ -54,8 +54,8 @@ bool is_utf8(const std::string& text) {
   }
 }
 
-void require_readable(const Json& value, const std::string& doing) {
-  constexpr int most = deepest_json - 16;  // leaves levels for the JSON that encloses it
+void require_json_readable(const Json& value, const std::string& doing) {
+  constexpr int most = max_json_depth - 16;  // leaves levels for the JSON that encloses it
   const auto check = [&](const auto& self, const Json& inner, int levels) -> void {
     if (inner.is_binary())
       throw Error(ExitCode::user_error, doing, "it holds a binary value, which JSON does not keep",
@@ -89,8 +89,8 @@ void require_values_kept(const Json& value, const std::string& path, const std::
 
 }  // namespace
 
-void require_kept(const Json& value, const std::string& path, const std::string& remedy) {
-  require_readable(value, "saving " + path);
+void require_json_lossless(const Json& value, const std::string& path, const std::string& remedy) {
+  require_json_readable(value, "saving " + path);
   require_values_kept(value, path, remedy);
 }
 

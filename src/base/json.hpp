@@ -11,11 +11,11 @@ namespace muster::detail {
 
 /// The most levels of nested lists and objects, and the most bytes of a file. Deeper JSON would overflow the stack when
 /// it is copied or written; a larger file would fill the memory.
-inline constexpr int deepest_json = 256;
-inline constexpr std::uint64_t longest_json = std::uint64_t{1} << 30;
+inline constexpr int max_json_depth = 256;
+inline constexpr std::uint64_t max_json_bytes = std::uint64_t{1} << 30;
 
 /// Throws an Error (ExitCode::data), whose text begins with `doing`, if the text is not JSON, is nested deeper than
-/// deepest_json, or has an object with a duplicate key. With `comments`, // and /* */ comments are ignored.
+/// max_json_depth, or has an object with a duplicate key. With `comments`, // and /* */ comments are ignored.
 Json parse_json(std::string_view text, const std::string& doing, bool comments = false);
 /// Reads and parses a file; `doing` is "reading PATH" unless given.
 Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
@@ -25,11 +25,11 @@ bool is_utf8(const std::string& text);
 
 /// Throws an Error (ExitCode::user_error) if `value`, written as part of a larger JSON document, could not be read
 /// again because it is nested too deep or holds binary values. `doing` begins the error's text.
-void require_readable(const Json& value, const std::string& doing);
+void require_json_readable(const Json& value, const std::string& doing);
 
-/// Like require_readable(), and also throws an Error if JSON would not keep `value` unchanged: for a number that is not
-/// finite, which would come back as null, and for text that is not UTF-8. `path` is the name of `value` in the error;
-/// `remedy` is the remedy for numbers.
-void require_kept(const Json& value, const std::string& path, const std::string& remedy);
+/// Like require_json_readable(), and also throws an Error if JSON would not keep `value` unchanged: for a number that
+/// is not finite, which would come back as null, and for text that is not UTF-8. `path` is the name of `value` in the
+/// error; `remedy` is the remedy for numbers.
+void require_json_lossless(const Json& value, const std::string& path, const std::string& remedy);
 
 }  // namespace muster::detail

@@ -66,7 +66,7 @@ Level level_from_name(std::string_view name) {
               "Choose one of trace, debug, info, warn, error, off");
 }
 
-void start(int rank, Level level) {
+void configure(int rank, Level level) {
   sinks().rank = rank;
   sinks().level = level;
   sinks().terminal->set_level(rank == 0 ? native(level) : spdlog::level::off);
@@ -75,7 +75,7 @@ void start(int rank, Level level) {
 
 Level level() noexcept { return sinks().level; }
 
-void set_level(Level level) { start(sinks().rank, level); }
+void set_level(Level level) { configure(sinks().rank, level); }
 
 void write_to(const std::filesystem::path& path) {
   auto& logger = *sinks().logger;
@@ -93,7 +93,7 @@ void debug(const std::string& text) { sinks().logger->debug("{}", printable(text
 void info(const std::string& text) { sinks().logger->info("{}", printable(text)); }
 void warn(const std::string& text) { sinks().logger->warn("warning: {}", printable(text)); }
 void error(const std::string& text) { sinks().logger->error("error: {}", printable(text)); }
-void keep(const std::string& text) noexcept {
+void write_to_file_only(const std::string& text) noexcept {
   const auto& all = sinks().logger->sinks();
   for (std::size_t i = 1; i < all.size(); ++i) try {
       all[i]->log({"muster", spdlog::level::info, text});
@@ -110,7 +110,7 @@ void flush() noexcept {
 Scope::Scope() : rank_(sinks().rank), level_(sinks().level), path_(sinks().path) {}
 
 Scope::~Scope() {
-  start(rank_, level_);
+  configure(rank_, level_);
   try {
     write_to(path_);
   } catch (const Error& error) {

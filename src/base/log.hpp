@@ -13,7 +13,7 @@ enum class Level { trace, debug, info, warn, error, off };
 Level level_from_name(std::string_view name);
 
 /// Sets this process's rank and the lowest level that is logged. Before the first call they are 0 and info.
-void start(int rank, Level level);
+void configure(int rank, Level level);
 
 /// The lowest level that is logged.
 Level level() noexcept;
@@ -31,7 +31,7 @@ void info(const std::string& text);
 void warn(const std::string& text);
 void error(const std::string& text);
 /// Writes only to this rank's file, if it has one. Errors in writing are ignored.
-void keep(const std::string& text) noexcept;
+void write_to_file_only(const std::string& text) noexcept;
 
 /// Writes out buffered messages.
 void flush() noexcept;

@@ -14,7 +14,7 @@ namespace muster::detail {
 /// Converts `value` to To. Throws an Error if it does not fit: "DOING: WHAT is 9223372036854775808, more than
 /// 9223372036854775807".
 template <std::integral To, std::integral From>
-To checked(From value, std::string_view doing, std::string_view what, ExitCode code = ExitCode::data) {
+To checked_cast(From value, std::string_view doing, std::string_view what, ExitCode code = ExitCode::data) {
   if (std::in_range<To>(value)) return static_cast<To>(value);
   const bool below = std::cmp_less(value, std::numeric_limits<To>::min());
   throw Error(code, doing,

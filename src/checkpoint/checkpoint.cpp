@@ -117,7 +117,7 @@ Checkpoint Checkpoint::from_directory(fs::path path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::none)
-    throw Error(detail::code_of_reading(error.value()), "opening the checkpoint " + path.string(), error.message());
+    throw Error(detail::read_error_code(error.value()), "opening the checkpoint " + path.string(), error.message());
   if (!fs::is_directory(status))
     throw Error(ExitCode::data, "opening the checkpoint " + path.string(), "there is no such directory",
                 "Check the path");
@@ -132,7 +132,7 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
   const auto [path, owner] = make_temporary_folder();
   Checkpoint checkpoint(path, owner);
   checkpoint.ranks_ = 1;
-  const auto layout = lay_out(state.tensors, per_rank_tensors(state, replication));
+  const auto layout = make_layout(state.tensors, per_rank_tensors(state, replication));
   create_state_file(path / state_name, layout);
   FileEntry file{.name = state_name,
                  .bytes = layout.bytes,
@@ -163,15 +163,15 @@ StateDict Checkpoint::to_dict() const {
 void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
   const auto manifest = read_manifest(path_);
   verify_sizes(path_, manifest);
-  const auto wanted = [&](const std::string& path) { return entry_of(path) == name; };
+  const auto wanted = [&](const std::string& path) { return entry_name_of(path) == name; };
   StateDict all{.tensors = {}, .values = manifest.values};
   if (const auto& file = manifest.state_file(); const auto mapped = MappedState::open(path_, file)) {
-    mapped->verify(pieces_with(manifest.tensors, file.bytes, wanted));
+    mapped->verify(pieces_of_tensors(manifest.tensors, file.bytes, wanted));
     all.tensors = mapped->tensors(manifest);
   } else {
     all.tensors = read_tensors(path_, manifest, wanted);
   }
-  restore({{name, entry}}, only(all, name), Rank{rank_, ranks_}, manifest.per_rank);
+  restore({{name, entry}}, select_entry(all, name), RankInGroup{rank_, ranks_}, manifest.per_rank);
 }
 
 Json Checkpoint::get_metadata() const {

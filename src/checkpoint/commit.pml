@@ -271,7 +271,7 @@ inline lose_fast_tier() {
 }
 
 #ifdef AWAY
-/* note_copied() and remove_unused() for an earlier job's tier. */
+/* mark_copied() and remove_unused_tiers() for an earlier job's tier. */
 inline lose_earlier_tier() {
   d_step {
     for (i : 0 .. folders - 1) {
@@ -326,8 +326,8 @@ bit votes[2 * RANKS * 8];
 #define any_vote(group) (vote_of(group, 0) || vote_of(group, 1) || vote_of(group, 2))
 #endif
 
-/* on_all(): `bad` becomes true if it was true on any rank. If a rank is lost, an alarm ends the others. */
-inline on_all(group) {
+/* run_on_all(): `bad` becomes true if it was true on any rank. If a rank is lost, an alarm ends the others. */
+inline run_on_all(group) {
   atomic { arrivals_of(group, me)++; vote_of(group, me) = bad };
   if
   :: atomic { all_arrived(group) -> bad = any_vote(group) }
@@ -335,8 +335,8 @@ inline on_all(group) {
   fi
 }
 
-/* on_root(): `bad` becomes rank 0's value. Rank 0 does not wait. */
-inline on_root(group) {
+/* run_on_root(): `bad` becomes rank 0's value. Rank 0 does not wait. */
+inline run_on_root(group) {
   atomic { arrivals_of(group, me)++; if :: me == 0 -> vote_of(group, me) = bad :: else fi };
   if
   :: atomic { has_arrived(group, 0) -> bad = vote_of(group, 0) }
@@ -357,7 +357,7 @@ bit copied[RANKS];
 
 byte slot = not_there; /* the folder that is being saved */
 byte source;           /* the folder in the fast tier that is being copied */
-byte next_index;       /* Store::next_index_ */
+byte next_index;       /* CheckpointStore::next_index_ */
 byte found;            /* the report that was restored */
 byte committed;        /* the newest report that a training function knows to be saved */
 byte in_run;           /* the newest report that it knows to be in the run's folder */
@@ -450,7 +450,7 @@ inline publish() {
   }
 }
 
-/* Store::commit(). Save::prepare() is left out: it does not touch the disk, and its ranks agree as in Save::write(). */
+/* CheckpointStore::commit(). Save::prepare() is left out: it does not touch the disk, and its ranks agree as in Save::write(). */
 inline commit() {
   /* Save::write(): Tier::begin() and create_state_file() on rank 0, */
   if
@@ -460,13 +460,13 @@ inline commit() {
     write(slot, state_name | state_size)
   :: else
   fi;
-  on_root(savers);
+  run_on_root(savers);
   if :: bad -> goto undo :: else fi;
   /* then StateWriter::write() and copy_file() on all ranks. */
   write(slot, piece_bytes(me));
   fsync(slot, state_size | piece_bytes(me));
   bad_here = bad;
-  on_all(savers);
+  run_on_all(savers);
   if
   :: MUTATION == no_agreement -> bad = bad_here
   :: else -> bad_here = false; if :: bad -> goto undo :: else fi
@@ -482,7 +482,7 @@ inline commit() {
 #endif
   :: else
   fi;
-  on_root(savers);
+  run_on_root(savers);
   atomic {
     bad = bad || bad_here; bad_here = false;
     if
@@ -518,15 +518,15 @@ inline give_answer(with) {
 }
 
 #ifdef FAST
-/* Tier::remove() of the fast tier, in Store::clear_fast_tier(). */
+/* Tier::remove() of the fast tier, in CheckpointStore::clear_fast_tier(). */
 inline remove_fast(x) {
   rename_new(x, pruning);
   if :: !bad -> remove_folder(x) :: else fi;
   bad = false
 }
 
-/* copy_to_run(), and the steps after it in Store::commit(). */
-inline copy_to_run() {
+/* copy_to_run_folder(), and the steps after it in CheckpointStore::commit(). */
+inline copy_to_run_folder() {
   if
   :: me == 0 ->
     find_older(f);
@@ -536,11 +536,11 @@ inline copy_to_run() {
     write(slot, state_name | state_size)
   :: else
   fi;
-  on_root(savers);
+  run_on_root(savers);
   if :: bad -> goto give_up :: else fi;
   write(slot, piece_bytes(me));
   fsync(slot, state_size | piece_bytes(me));
-  on_all(savers);
+  run_on_all(savers);
   if :: bad -> goto give_up :: else fi;
   if
   :: me == 0 ->
@@ -559,7 +559,7 @@ inline copy_to_run() {
     fi
   :: else
   fi;
-  on_root(savers);
+  run_on_root(savers);
   if :: bad -> goto give_up :: else fi;
   copied[me] = true;
   goto copied_or_not;
@@ -587,7 +587,7 @@ inline copy_newest(t) {
   };
   if
   :: f != not_there ->
-    /* Tier::set_aside() */
+    /* Tier::quarantine() */
     rename_new(f, damaged);
     sync_directory(0);
     if :: bad -> goto lost :: else fi
@@ -642,7 +642,7 @@ inline await_copy() {
   }
 }
 
-/* Store::Store() and Store::newest(), on rank 0. A failure ends the job. */
+/* CheckpointStore::CheckpointStore() and CheckpointStore::newest(), on rank 0. A failure ends the job. */
 inline restore() {
 #ifdef AWAY
   if
@@ -659,7 +659,7 @@ inline restore() {
   :: atomic { find(0, saving | pruning, f); if :: f == not_there -> f = 0; break :: else fi };
     remove_folder(f)
   od;
-  /* Store::restore_repaired() */
+  /* CheckpointStore::restore_repaired() */
   do
   :: atomic { find_whole_again(f); if :: f == not_there -> f = 0; break :: else fi };
     rename_new(f, published);
@@ -678,7 +678,7 @@ inline restore() {
       :: else
       fi
     };
-    /* Tier::set_aside() */
+    /* Tier::quarantine() */
     rename_new(f, damaged);
     sync_directory(0);
     if :: bad -> goto lost :: else fi
@@ -694,7 +694,7 @@ proctype trainer(byte me) {
 again:
   {
     if :: me == 0 -> restore() :: else fi;
-    on_root(trainers);
+    run_on_root(trainers);
     step = found;
     do
     :: step < REPORTS ->
@@ -702,7 +702,7 @@ again:
 #ifdef ASYNC
 #ifdef DROP
       bad = (answer[me] == pending || copying[me]);
-      if :: MUTATION != drop_alone -> on_all(trainers) :: else fi;
+      if :: MUTATION != drop_alone -> run_on_all(trainers) :: else fi;
       if :: bad -> bad = false; goto dropped :: else fi;
 #endif
       await_answer();
@@ -732,7 +732,7 @@ again:
     goto ended;
   alarmed:
 #ifndef BEHIND
-    /* The catch block of Store::commit(), then the end of the job. */
+    /* The catch block of CheckpointStore::commit(), then the end of the job. */
     if :: me == 0 && arrivals_of(savers, 0) > 0 -> abandon(0, next_index) :: else fi;
 #endif
   lost:
@@ -759,7 +759,7 @@ again:
     :: answer[me] == pending ->
       commit();
 #ifdef FAST
-      if :: copying[me] -> copy_to_run() :: else fi
+      if :: copying[me] -> copy_to_run_folder() :: else fi
 #endif
     od;
   alarmed:

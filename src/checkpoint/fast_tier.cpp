@@ -26,8 +26,8 @@
 
 namespace muster::detail::checkpoint {
 
-using comm::on_all;
-using comm::on_root;
+using comm::run_on_all;
+using comm::run_on_root;
 namespace {
 
 namespace fs = std::filesystem;
@@ -202,7 +202,7 @@ std::vector<NodeFolder> find_folders(const Communicator& communicator, const Not
   const auto& topology = communicator.topology();
   std::vector<NodeFolder> folders;
   std::set<std::string> seen;
-  const auto of_ranks = on_all(
+  const auto of_ranks = run_on_all(
       communicator, [&] { return topology.local_rank == 0 ? folders_here(tier).dump() : std::string("[[], []]"); });
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const auto here = Json::parse(of_ranks[rank]);
@@ -225,7 +225,7 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
                                                    const std::vector<NodeFolder>& folders) {
   const auto& topology = communicator.topology();
   std::vector<std::map<int, Found>> found(folders.size());
-  for (const auto& text : on_all(communicator, [&] {
+  for (const auto& text : run_on_all(communicator, [&] {
          auto all = Json::array();
          for (std::size_t i = 0; i < folders.size(); ++i) {
            if (topology.local_rank != 0 || folders[i].node != topology.node_rank) continue;
@@ -246,8 +246,8 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
 }
 
 /// Verifies this rank's share of a checkpoint and returns the pieces and files of it that are present and intact.
-Part whole_part(const fs::path& checkpoint, const Manifest& manifest, Rank in_node) {
-  Part part{.checkpoint = checkpoint};
+CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, RankInGroup in_node) {
+  CopySource part{.checkpoint = checkpoint};
   const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     const auto& file = manifest.files[i];
@@ -257,18 +257,19 @@ Part whole_part(const fs::path& checkpoint, const Manifest& manifest, Rank in_no
   std::vector<std::uint64_t> pieces;
   for (std::size_t piece = 0; piece < manifest.state_file().crc32.size(); ++piece)
     if (mine(piece)) pieces.push_back(piece);
-  part.pieces = whole_pieces(checkpoint, manifest.state_file(), pieces);
+  part.pieces = intact_pieces(checkpoint, manifest.state_file(), pieces);
   return part;
 }
 
 /// Returns the parts of the checkpoint that this rank copies: the first rank that found a piece or file intact copies
 /// it. Returns none, on all ranks, if a piece or file is intact nowhere; then `problem` is the reason, if known.
 /// Collective.
-std::optional<std::vector<Part>> choose_parts(const Communicator& communicator, const Manifest& manifest,
-                                              const std::vector<fs::path>& checkpoints_here, std::string& problem) {
+std::optional<std::vector<CopySource>> choose_parts(const Communicator& communicator, const Manifest& manifest,
+                                                    const std::vector<fs::path>& checkpoints_here,
+                                                    std::string& problem) {
   const auto& topology = communicator.topology();
-  std::vector<Part> mine;
-  const auto of_ranks = on_all(communicator, [&] {
+  std::vector<CopySource> mine;
+  const auto of_ranks = run_on_all(communicator, [&] {
     auto parts = Json::array();
     for (const auto& checkpoint : checkpoints_here) {
       mine.push_back({.checkpoint = checkpoint});
@@ -287,7 +288,7 @@ std::optional<std::vector<Part>> choose_parts(const Communicator& communicator, 
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const auto parts = Json::parse(of_ranks[rank]);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      Part first;
+      CopySource first;
       for (const std::uint64_t piece : parts[i][0])
         if (pieces.insert(piece).second) first.pieces.push_back(piece);
       for (const std::string file : parts[i][1])
@@ -308,12 +309,12 @@ bool has_as_new(const Tier& run, int index) {
   const auto published = run.list().published;
   for (const auto& [there, path] : published | std::views::reverse) {
     if (there < index) break;
-    const auto problem = problem_seen([&] { verify(path, read_manifest(path)); });
+    const auto problem = data_problem([&] { verify(path, read_manifest(path)); });
     const auto copied = copied_index(there, path);
     if (copied && there > index) continue;
     if (problem.empty() && !copied) return true;
     if (there == index) {
-      const auto new_path = run.set_aside(index);
+      const auto new_path = run.quarantine(index);
       const auto cause = copied ? " is a copy of the checkpoint " + std::to_string(*copied) : " is damaged";
       log::warn(path.filename().string() + cause + " and now named " + new_path.filename().string() +
                 (problem.empty() ? "" : ": " + problem));
@@ -341,7 +342,7 @@ std::string take_checkpoint(const Communicator& communicator, const std::vector<
   const auto parts = choose_parts(communicator, manifest, here, problem);
   if (!parts) return problem.empty() ? "some of it is missing or damaged" : problem;
   try {
-    copy_to_run(communicator, manifest, *parts, run);
+    copy_to_run_folder(communicator, manifest, *parts, run);
   } catch (const Error& error) {
     if (!error.agreed() || error.code() != ExitCode::data) throw;
     return error.what();
@@ -384,7 +385,7 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, int on
     for (const auto& [index, one] : folder)
       if (only_index < 0 || index == only_index) indices.insert(index);
   const auto has = [&](int index) {
-    return on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }) == "yes";
+    return run_on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }) == "yes";
   };
   if (only_index >= 0 && indices.empty() && !has(only_index)) {
     std::set<int> newer;
@@ -419,15 +420,16 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, int on
 
 }  // namespace
 
-void copy_to_run(const Communicator& communicator, const Manifest& manifest, const std::vector<Part>& mine, Tier& run) {
+void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
+                        Tier& run) {
   const int index = manifest.index;
   const auto to = run.saving(index);
   try {
-    on_root(communicator, [&] {
+    run_on_root(communicator, [&] {
       run.begin(index);
       create_state_file(to / state_name, {.tensors = {}, .bytes = manifest.state_file().bytes});
     });
-    on_all(communicator, [&] {
+    run_on_all(communicator, [&] {
       for (const auto& [checkpoint, pieces, files] : mine) {
         if (!pieces.empty()) {
           File file(to / state_name, File::Mode::write);
@@ -444,7 +446,7 @@ void copy_to_run(const Communicator& communicator, const Manifest& manifest, con
       }
       return std::string();
     });
-    on_root(communicator, [&] {
+    run_on_root(communicator, [&] {
       write_manifest(to, manifest);
       run.publish(index);
     });
@@ -455,7 +457,7 @@ void copy_to_run(const Communicator& communicator, const Manifest& manifest, con
 }
 
 bool finish_copying(const Communicator& communicator, Tier& run) {
-  const auto tiers = Json::parse(on_root(communicator, [&] {
+  const auto tiers = Json::parse(run_on_root(communicator, [&] {
     remove_unfinished(note_of(run));
     if (const auto owner = other_owner(run); !owner.empty()) {
       const auto there = run.list().published;
@@ -479,7 +481,7 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
   for (const auto& tier : tiers | std::views::reverse)
     if (tier[3] && !copy_newest(communicator, {tier[0], tier[1], tier[2]}, tier[4], run))
       kept.insert(tier[1].get<std::string>());
-  on_root(communicator, [&] {
+  run_on_root(communicator, [&] {
     // A killed job may have published a checkpoint here without making its name durable.
     sync_directory(run.folder());
     auto note = read_note(run);
@@ -491,14 +493,14 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
     std::erase_if(note, [&](const auto& tier) { return !tier.used && is_of_another_run(tier, run); });
     write_note(run, note);
   });
-  remove_unused(communicator, run, {});
+  remove_unused_tiers(communicator, run, {});
   return !kept.empty();
 }
 
-std::optional<Place> make_fast_place(const Communicator& communicator, const Tier& run, const fs::path& place) {
+std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, const Tier& run, const fs::path& place) {
   const auto folder = fs::absolute(place);
   const auto& topology = communicator.topology();
-  const auto id = on_root(communicator, [&] {
+  const auto id = run_on_root(communicator, [&] {
     if (!other_owner(run).empty()) return std::string();
     NotedTier made{.folder = folder.string(), .id = new_id(), .run = identity_of(run)};
     made.hosts.resize(static_cast<std::size_t>(topology.num_nodes));
@@ -512,16 +514,16 @@ std::optional<Place> make_fast_place(const Communicator& communicator, const Tie
   if (id.empty()) return {};
   const auto own = folder / (NotedTier{folder.string(), id}.prefix() + std::to_string(topology.node_rank) + "-" +
                              topology.hosts[static_cast<std::size_t>(communicator.rank())]);
-  const bool leads = topology.local_rank == 0;
-  on_all(communicator, [&] {
+  const bool is_leader = topology.local_rank == 0;
+  run_on_all(communicator, [&] {
     const auto doing = "making the folder " + own.string() + " of the fast tier";
     const auto remedy = "fast_tier must name a folder that exists on every node and may be written to";
-    if (!leads) return std::string();
+    if (!is_leader) return std::string();
     if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
     if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
     return std::string();
   });
-  return Place{.tier = Tier(own), .leads = leads, .of_a_node = true};
+  return SaveTarget{.tier = Tier(own), .is_leader = is_leader, .is_per_node = true};
 }
 
 std::vector<std::string> used_tiers(const Tier& run) {
@@ -531,7 +533,7 @@ std::vector<std::string> used_tiers(const Tier& run) {
   return ids;
 }
 
-void note_use(const Tier& run, int index) {
+void mark_used(const Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
     throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "the file is gone",
@@ -542,14 +544,14 @@ void note_use(const Tier& run, int index) {
 }
 
 bool note_first(const Tier& run, int index) noexcept try {
-  note_use(run, index);
+  mark_used(run, index);
   return true;
 } catch (const std::exception& error) {
   log::warn(std::string("noting the oldest checkpoint in the fast tier: ") + error.what());
   return false;
 }
 
-bool note_copied(const Tier& run) noexcept try {
+bool mark_copied(const Tier& run) noexcept try {
   auto note = read_note(run);
   for (auto& tier : note) tier.used = false;
   if (!note.empty()) write_note(run, note);
@@ -559,11 +561,11 @@ bool note_copied(const Tier& run) noexcept try {
   return false;
 }
 
-void remove_unused(const Communicator& communicator, const Tier& run, const std::optional<Place>& own) {
+void remove_unused_tiers(const Communicator& communicator, const Tier& run, const std::optional<SaveTarget>& own) {
   const auto is_own = [&](const NotedTier& tier) {
     return own && own->tier.folder().filename().string().starts_with(tier.prefix());
   };
-  const auto unused = Json::parse(on_root(communicator, [&] {
+  const auto unused = Json::parse(run_on_root(communicator, [&] {
     auto tiers = Json::array();
     for (const auto& tier : read_note(run))
       if (!tier.used && !is_own(tier) && !is_of_another_run(tier, run))
@@ -579,7 +581,7 @@ void remove_unused(const Communicator& communicator, const Tier& run, const std:
     if (std::ranges::any_of(missing_hosts(noted, folders),
                             [&](const auto& host) { return std::ranges::find(present, host) == present.end(); }))
       left.insert(noted.id);
-    for (const auto& failed : on_all(communicator, [&] {
+    for (const auto& failed : run_on_all(communicator, [&] {
            bool removed = true;
            for (const auto& folder : folders) {
              if (communicator.topology().local_rank != 0 || folder.node != communicator.topology().node_rank) continue;
@@ -590,14 +592,14 @@ void remove_unused(const Communicator& communicator, const Tier& run, const std:
          }))
       if (!failed.empty()) left.insert(noted.id);
   }
-  on_root(communicator, [&] {
+  run_on_root(communicator, [&] {
     auto note = read_note(run);
     std::erase_if(note, [&](const auto& tier) { return !tier.used && !is_own(tier) && !left.contains(tier.id); });
     write_note(run, note);
   });
 }
 
-void forget(const Tier& run, const Place& own) noexcept try {
+void remove_from_note(const Tier& run, const SaveTarget& own) noexcept try {
   auto note = read_note(run);
   const auto own_name = own.tier.folder().filename().string();
   if (std::erase_if(note, [&](const auto& tier) { return own_name.starts_with(tier.prefix()); }) > 0)
@@ -606,6 +608,6 @@ void forget(const Tier& run, const Place& own) noexcept try {
   log::warn(std::string("removing the fast tier from the run's fast_tier.json: ") + error.what());
 }
 
-bool may_have_more(const Tier& run) { return std::ranges::any_of(read_note(run), &NotedTier::used); }
+bool may_hold_newer(const Tier& run) { return std::ranges::any_of(read_note(run), &NotedTier::used); }
 
 }  // namespace muster::detail::checkpoint

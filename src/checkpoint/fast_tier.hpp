@@ -29,7 +29,7 @@
 namespace muster::detail::checkpoint {
 
 /// What one rank copies from one folder of a tier.
-struct Part {
+struct CopySource {
   std::filesystem::path checkpoint;
   std::vector<std::uint64_t> pieces = {};  ///< indices of pieces of state.h5
   std::vector<std::string> files = {};     ///< names of the user's files
@@ -38,7 +38,8 @@ struct Part {
 /// Copies the parts of all ranks to the run's folder, verifies them while copying, and publishes the checkpoint there.
 /// `mine`: the parts that this rank copies. Throws an Error (ExitCode::data) if they do not match the manifest.
 /// Collective.
-void copy_to_run(const Communicator& communicator, const Manifest& manifest, const std::vector<Part>& mine, Tier& run);
+void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
+                        Tier& run);
 
 /// Finishes the copying of interrupted jobs. From each tier it copies the newest checkpoint that is complete on the
 /// present nodes, unless the run's folder has one at least as new. Then it removes the tier. If a tier may hold a newer
@@ -48,25 +49,25 @@ bool finish_copying(const Communicator& communicator, Tier& run);
 
 /// Adds a new tier to the note and creates this node's folder in `folder`. Returns none if the note belongs to another
 /// user. Collective.
-std::optional<Place> make_fast_place(const Communicator& communicator, const Tier& run,
-                                     const std::filesystem::path& folder);
+std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, const Tier& run,
+                                           const std::filesystem::path& folder);
 
 /// Returns the IDs of the tiers in use. Called by one rank.
 std::vector<std::string> used_tiers(const Tier& run);
 /// Sets "used" of this job's tier, before the checkpoint with this index is published in it. Called by one rank.
-void note_use(const Tier& run, int index);
+void mark_used(const Tier& run, int index);
 /// Sets "first" of this job's tier, before the older checkpoints are removed from it. Returns false, after a warning,
 /// if that fails: then the checkpoint "first" must stay. Called by one rank.
 bool note_first(const Tier& run, int index) noexcept;
 /// Clears "used" of all tiers: the run's folder has a checkpoint at least as new as theirs. Returns false, after a
 /// warning, if that fails. Called by one rank.
-bool note_copied(const Tier& run) noexcept;
+bool mark_copied(const Tier& run) noexcept;
 /// Removes the tiers that are not in use, except `own`, this job's tier. Collective.
-void remove_unused(const Communicator& communicator, const Tier& run, const std::optional<Place>& own);
+void remove_unused_tiers(const Communicator& communicator, const Tier& run, const std::optional<SaveTarget>& own);
 /// Removes this job's tier from the note. Called by one rank, when the tier is not in use.
-void forget(const Tier& run, const Place& own) noexcept;
+void remove_from_note(const Tier& run, const SaveTarget& own) noexcept;
 
 /// True if a fast tier may hold a checkpoint that is not in the run's folder. Not collective.
-bool may_have_more(const Tier& run);
+bool may_hold_newer(const Tier& run);
 
 }  // namespace muster::detail::checkpoint

@@ -30,8 +30,8 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
     info.world_size = manifest.world_size;
     for (const auto& file : manifest.files) info.bytes += file.bytes;
     info.time = manifest.time;
-    info.metrics = measured(path, manifest.metrics);
-    info.status = status_in(info.metrics);
+    info.metrics = with_validation(path, manifest.metrics);
+    info.status = status_from(info.metrics);
     verify_sizes(path, manifest);
     if (checksums) verify(path, manifest);
   } catch (const Error& error) {
@@ -78,14 +78,15 @@ CheckpointInfo verify_checkpoint(const fs::path& path) {
   return look_at(path, true);
 }
 
-std::vector<CheckpointInfo> detail::checkpoint::reported(const fs::path& run, const std::vector<Rollback>& rollbacks) {
+std::vector<CheckpointInfo> detail::checkpoint::intact_checkpoints(const fs::path& run,
+                                                                   const std::vector<Rollback>& rollbacks) {
   auto all = list_checkpoints(run);
   std::erase_if(
-      all, [&](const CheckpointInfo& info) { return !info.problem.empty() || rolled_back(rollbacks, info.index); });
+      all, [&](const CheckpointInfo& info) { return !info.problem.empty() || is_rolled_back(rollbacks, info.index); });
   return all;
 }
 
-std::string detail::checkpoint::problem_seen(const std::function<void()>& look) {
+std::string detail::checkpoint::data_problem(const std::function<void()>& look) {
   try {
     look();
     return {};
@@ -105,7 +106,7 @@ std::optional<int> detail::checkpoint::copied_index(int index, const fs::path& f
 std::optional<std::pair<int, fs::path>> detail::checkpoint::newest_own(Tier::Listing& there,
                                                                        const std::vector<Rollback>& rollbacks) {
   for (;;) {
-    auto newest = newest_of(there, rollbacks);
+    auto newest = newest_not_rolled_back(there, rollbacks);
     if (!newest || !copied_index(newest->first, newest->second)) return newest;
     there.published.erase(newest->first);
   }
@@ -127,7 +128,7 @@ int detail::checkpoint::next_index(const fs::path& run) {
       break;
     }
   }
-  for (const auto& rollback : read_rollbacks(run)) next = std::max(next, rollback.over + 1);
+  for (const auto& rollback : read_rollbacks(run)) next = std::max(next, rollback.last_index + 1);
   for (const int index : indices)
     if (index < next + widest_gap) next = std::max(next, index + 1);
   if (next > Tier::max_index)
@@ -138,12 +139,12 @@ int detail::checkpoint::next_index(const fs::path& run) {
   return next;
 }
 
-std::optional<fs::path> detail::checkpoint::newest_whole(const fs::path& run) {
+std::optional<fs::path> detail::checkpoint::newest_intact(const fs::path& run) {
   auto there = Tier(run).list();
   const auto rollbacks = read_rollbacks(run);
   while (const auto newest = newest_own(there, rollbacks)) {
     const auto& [index, path] = *newest;
-    const auto problem = problem_seen([&] { verify_sizes(path, read_manifest(path)); });
+    const auto problem = data_problem([&] { verify_sizes(path, read_manifest(path)); });
     if (problem.empty()) return path;
     detail::log::warn(path.string() + " is damaged and passed over: " + problem);
     there.published.erase(index);

@@ -19,7 +19,8 @@ namespace muster::detail::checkpoint {
 /// Then somebody has copied a checkpoint under that name, and the folder is no checkpoint of the run. Returns none if
 /// the indices are equal, or if the manifest cannot be read.
 std::optional<int> copied_index(int index, const std::filesystem::path& folder);
-/// Returns newest_of() the listing, and removes the copies from the listing that it passes over; see copied_index().
+/// Returns newest_not_rolled_back() the listing, and removes the copies from the listing that it passes over; see
+/// copied_index().
 std::optional<std::pair<int, std::filesystem::path>> newest_own(Tier::Listing& there,
                                                                 const std::vector<Rollback>& rollbacks);
 /// Returns the index of the run's next checkpoint. No checkpoint, intact or damaged, no interrupted save and no
@@ -30,13 +31,14 @@ int next_index(const std::filesystem::path& run);
 
 /// Returns the newest checkpoint whose manifest and file sizes are intact. Skips rolled-back checkpoints silently and
 /// damaged ones with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read.
-std::optional<std::filesystem::path> newest_whole(const std::filesystem::path& run);
+std::optional<std::filesystem::path> newest_intact(const std::filesystem::path& run);
 
 /// Returns the checkpoints that are intact and that none of these rollbacks gives up, oldest first.
-std::vector<CheckpointInfo> reported(const std::filesystem::path& run, const std::vector<Rollback>& rollbacks);
+std::vector<CheckpointInfo> intact_checkpoints(const std::filesystem::path& run,
+                                               const std::vector<Rollback>& rollbacks);
 
 /// Runs `look` and returns the message of its Error if that means damaged content (ExitCode::data); otherwise an empty
 /// string. Rethrows NewerFormat and all other errors, such as a failure to read.
-std::string problem_seen(const std::function<void()>& look);
+std::string data_problem(const std::function<void()>& look);
 
 }  // namespace muster::detail::checkpoint

@@ -16,16 +16,16 @@
 
 namespace muster::detail::checkpoint {
 
-std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config) {
+std::vector<int> indices_to_prune(std::vector<ScoredCheckpoint> checkpoints, const CheckpointConfig& config) {
   const auto keep = static_cast<std::size_t>(config.num_to_keep.value_or(std::numeric_limits<int>::max()));
   if (checkpoints.size() <= keep) return {};
-  const int newest = std::ranges::max(checkpoints, {}, [](const Scored& checkpoint) {
+  const int newest = std::ranges::max(checkpoints, {}, [](const ScoredCheckpoint& checkpoint) {
                        return std::pair(!checkpoint.rolled_back, checkpoint.index);
                      }).index;
-  std::erase_if(checkpoints, [](const Scored& checkpoint) { return checkpoint.pinned; });
+  std::erase_if(checkpoints, [](const ScoredCheckpoint& checkpoint) { return checkpoint.pinned; });
   if (checkpoints.size() <= keep) return {};
   const double sign = config.checkpoint_score_order == ScoreOrder::max ? 1 : -1;
-  std::ranges::sort(checkpoints, std::greater{}, [&](const Scored& checkpoint) {
+  std::ranges::sort(checkpoints, std::greater{}, [&](const ScoredCheckpoint& checkpoint) {
     const double score = checkpoint.score.value_or(std::numeric_limits<double>::quiet_NaN());
     const bool has_score = !config.checkpoint_score_attribute.empty() && !std::isnan(score);
     return std::tuple(!checkpoint.rolled_back, has_score, has_score ? sign * score : 0, checkpoint.index);
@@ -46,10 +46,10 @@ namespace {
 
 /// Moves the names that point to a checkpoint to the newest one of `names` that a report gave the same name.
 void move_links(const Tier& tier, int index, const std::map<int, std::string>& names) {
-  for (const auto& link : tier.names_of(index))
+  for (const auto& link : tier.links_to(index))
     for (const auto& [kept, name] : names | std::views::reverse) {
       if (name != link.filename()) continue;
-      tier.give_name(tier.published(kept).filename(), name);
+      tier.link_name(tier.published(kept).filename(), name);
       break;
     }
 }
@@ -61,15 +61,15 @@ void prune(const Tier& tier, const CheckpointConfig& config,
   if (!config.num_to_keep) return;
   try {
     const auto rollbacks = read_rollbacks(tier.folder());
-    std::vector<Scored> checkpoints;
+    std::vector<ScoredCheckpoint> checkpoints;
     std::map<int, std::string> names;  // by index, the names that reports gave
     for (const auto& [index, path] : tier.list().published) try {
         const auto manifest = read_manifest(path);
         if (manifest.index != index) continue;  // a copy that somebody made
-        const auto metrics = measured(path, manifest.metrics);
-        const bool gone = rolled_back(rollbacks, index);
+        const auto metrics = with_validation(path, manifest.metrics);
+        const bool gone = is_rolled_back(rollbacks, index);
         const bool is_needed =
-            status_in(metrics) == CheckpointStatus::pending_validation ||
+            status_from(metrics) == CheckpointStatus::pending_validation ||
             (needed && metrics.is_object() && needed(metrics.value("training_iteration", std::int64_t{0})));
         if (const auto name = manifest.metrics.value("checkpoint_name", Json()); name.is_string() && !gone)
           names.emplace(index, name);
@@ -77,7 +77,7 @@ void prune(const Tier& tier, const CheckpointConfig& config,
       } catch (const Error&) {
         // A damaged checkpoint is neither counted nor removed; the next resume handles it.
       }
-    const auto removed = surplus(std::move(checkpoints), config);
+    const auto removed = indices_to_prune(std::move(checkpoints), config);
     for (const int index : removed) names.erase(index);
     for (const int index : removed) {
       move_links(tier, index, names);

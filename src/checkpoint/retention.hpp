@@ -11,7 +11,7 @@
 
 namespace muster::detail::checkpoint {
 
-struct Scored {
+struct ScoredCheckpoint {
   int index = 0;
   std::optional<double> score;  ///< no score, and NaN, rank below every number
   bool rolled_back = false;     ///< ranks below all checkpoints that are not rolled back
@@ -21,7 +21,7 @@ struct Scored {
 /// Returns the indices of the checkpoints to remove, oldest first. The num_to_keep best stay, or the newest if there is
 /// no score attribute. The newest checkpoint that is not rolled back always stays, in addition if it is not among the
 /// best. Of two checkpoints with equal scores the newer ranks higher.
-std::vector<int> surplus(std::vector<Scored> checkpoints, const CheckpointConfig& config);
+std::vector<int> indices_to_prune(std::vector<ScoredCheckpoint> checkpoints, const CheckpointConfig& config);
 
 /// Returns the metric named `attribute` of a report; none if it is missing or not a number.
 std::optional<double> score_of(const Json& metrics, const std::string& attribute);

@@ -50,29 +50,30 @@ std::vector<Rollback> read_rollbacks(const fs::path& run) {
 void add_rollback(const fs::path& run, const Rollback& rollback) {
   auto list = read_list(run);
   list.push_back({{"to", rollback.to},
-                  {"over", rollback.over},
+                  {"over", rollback.last_index},
                   {"name", rollback.name},
                   {"tiers", rollback.tiers},
                   {"time", time_now()}});
   write_file(file_of(run), list.dump(2) + "\n");
 }
 
-bool rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept {
+bool is_rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept {
   // From the newest rollback backwards. A rollback only matters here if it was made before the checkpoint existed that
   // the later rollback went to.
   std::optional<int> target;
   for (const auto& rollback : rollbacks | std::views::reverse) {
-    if (target && rollback.over >= *target) continue;
-    if (index > rollback.over) return false;
+    if (target && rollback.last_index >= *target) continue;
+    if (index > rollback.last_index) return false;
     if (index > rollback.to) return true;
     target = rollback.to;
   }
   return false;
 }
 
-std::optional<std::pair<int, fs::path>> newest_of(const Tier::Listing& there, const std::vector<Rollback>& rollbacks) {
+std::optional<std::pair<int, fs::path>> newest_not_rolled_back(const Tier::Listing& there,
+                                                               const std::vector<Rollback>& rollbacks) {
   for (const auto& [index, path] : there.published | std::views::reverse)
-    if (!rolled_back(rollbacks, index)) return std::pair(index, path);
+    if (!is_rolled_back(rollbacks, index)) return std::pair(index, path);
   return {};
 }
 

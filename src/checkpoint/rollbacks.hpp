@@ -20,7 +20,7 @@ namespace muster::detail::checkpoint {
 
 struct Rollback {
   int to = 0;                           ///< index of the checkpoint that the run continues from
-  int over = 0;                         ///< highest index that existed at the time
+  int last_index = 0;                   ///< highest index that existed at the time
   std::string name = {};                ///< the user's name for the checkpoint; empty if unknown
   std::vector<std::string> tiers = {};  ///< IDs of the fast tiers that are rolled back
 };
@@ -31,10 +31,10 @@ std::vector<Rollback> read_rollbacks(const std::filesystem::path& run);
 void add_rollback(const std::filesystem::path& run, const Rollback& rollback);
 
 /// True if the checkpoint with this index is rolled back.
-bool rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept;
+bool is_rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept;
 
 /// Returns index and path of the newest published checkpoint that is not rolled back.
-std::optional<std::pair<int, std::filesystem::path>> newest_of(const Tier::Listing& there,
-                                                               const std::vector<Rollback>& rollbacks);
+std::optional<std::pair<int, std::filesystem::path>> newest_not_rolled_back(const Tier::Listing& there,
+                                                                            const std::vector<Rollback>& rollbacks);
 
 }  // namespace muster::detail::checkpoint

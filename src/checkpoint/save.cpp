@@ -17,8 +17,8 @@
 
 namespace muster::detail::checkpoint {
 
-using comm::on_all;
-using comm::on_root;
+using comm::run_on_all;
+using comm::run_on_root;
 namespace {
 
 bool all_equal(const auto& values) {
@@ -27,10 +27,10 @@ bool all_equal(const auto& values) {
 
 }  // namespace
 
-void Place::abandon(int index) const noexcept {
-  if (!leads) return;
+void SaveTarget::abandon(int index) const noexcept {
+  if (!is_leader) return;
   tier.abandon(index);
-  if (!of_a_node) return;
+  if (!is_per_node) return;
   try {
     if (tier.list().published.contains(index)) tier.remove(index);
   } catch (const std::exception& error) {
@@ -38,7 +38,7 @@ void Place::abandon(int index) const noexcept {
   }
 }
 
-Save::Save(Contents contents, int index, const Communicator& ranks, StateWriter& writer)
+Save::Save(CheckpointContents contents, int index, const Communicator& ranks, StateWriter& writer)
     : contents_(std::move(contents)),
       index_(index),
       rank_(ranks.rank()),
@@ -50,13 +50,13 @@ Save::Save(Contents contents, int index, const Communicator& ranks, StateWriter&
 void Save::compare(const Communicator& communicator) {
   std::vector<std::uint64_t> outlines;
   std::vector<std::size_t> random_bytes;
-  for (const auto& text : on_all(communicator, [&] {
+  for (const auto& text : run_on_all(communicator, [&] {
          const auto mine = list_user_files(contents_.directory);
          check_storable(tensors_);
          if (tensors_.contains(random_name))
            throw Error(ExitCode::usage, "saving the state", "an entry is named \"random\", which muster uses itself",
                        "Give it another name");
-         return Json::array({mine.names, mine.metadata, outline(contents_.state, contents_.replication),
+         return Json::array({mine.names, mine.metadata, structure_checksum(contents_.state, contents_.replication),
                              contents_.random_state.size()})
              .dump();
        })) {
@@ -83,11 +83,11 @@ void Save::find_drift(const Communicator& communicator) {
 void Save::prepare(const Communicator& communicator, Layout& last) {
   compare(communicator);
   // Laying out with HDF5 is slow, and most saves have the same layout as the previous one.
-  const auto new_layout = on_root(communicator, [&] {
-    return fits(last, tensors_, per_rank_, ranks_) ? "" : pack(lay_out(tensors_, per_rank_, ranks_));
+  const auto new_layout = run_on_root(communicator, [&] {
+    return layout_fits(last, tensors_, per_rank_, ranks_) ? "" : pack(make_layout(tensors_, per_rank_, ranks_));
   });
   try {
-    on_all(communicator, [&] {
+    run_on_all(communicator, [&] {
       if (!new_layout.empty()) last = unpack_layout(new_layout);
       check_layout(last, tensors_);
       return std::string();
@@ -101,27 +101,27 @@ void Save::prepare(const Communicator& communicator, Layout& last) {
   rows_ = gather_rows(communicator, layout_, tensors_, writers_);
 }
 
-void Save::open(const Communicator& communicator, Place& place) {
+void Save::open(const Communicator& communicator, SaveTarget& target) {
   if (std::exchange(opened_, true)) return;
-  on_all(communicator, [&] {
-    if (place.leads) {
-      place.tier.begin(index_);
-      create_state_file(place.tier.saving(index_) / state_name, layout_, !place.of_a_node);
+  run_on_all(communicator, [&] {
+    if (target.is_leader) {
+      target.tier.begin(index_);
+      create_state_file(target.tier.saving(index_) / state_name, layout_, !target.is_per_node);
     }
     return std::string();
   });
 }
 
-void Save::copy_files(const Communicator& communicator, Place& place) {
+void Save::copy_files(const Communicator& communicator, SaveTarget& target) {
   copied_files_.resize(static_cast<std::size_t>(ranks_));
   if (std::ranges::all_of(files_, [](const UserFiles& files) { return files.names.empty(); })) return;
-  open(communicator, place);
+  open(communicator, target);
   copied_files_.clear();
   const auto owners = owners_of(files_);
-  for (const auto& text : on_all(communicator, [&] {
+  for (const auto& text : run_on_all(communicator, [&] {
          auto copied = Json::array();
          for (const auto& name : files_[static_cast<std::size_t>(rank_)].names)
-           copied.push_back(owners.at(name) == rank_ ? copy_file(*contents_.directory, name, place.tier.saving(index_))
+           copied.push_back(owners.at(name) == rank_ ? copy_file(*contents_.directory, name, target.tier.saving(index_))
                                                      : checksum_file(*contents_.directory, name));
          return copied.dump();
        }))
@@ -129,7 +129,7 @@ void Save::copy_files(const Communicator& communicator, Place& place) {
 }
 
 std::vector<std::uint64_t> Save::drifted_pieces() const {
-  return pieces_with(layout_.tensors, layout_.bytes, [&](const auto& name) { return drifted_->contains(name); });
+  return pieces_of_tensors(layout_.tensors, layout_.bytes, [&](const auto& name) { return drifted_->contains(name); });
 }
 
 void Save::give_drifted_to_rank_0(const Communicator& communicator) {
@@ -137,31 +137,31 @@ void Save::give_drifted_to_rank_0(const Communicator& communicator) {
   rows_ = gather_rows(communicator, layout_, tensors_, writers_);
 }
 
-void Save::copy(const Communicator& communicator, Snapshot& snapshot) {
+void Save::take_snapshot(const Communicator& communicator, Snapshot& snapshot) {
   const bool known = drifted_.has_value();
   if (known) give_drifted_to_rank_0(communicator);
-  auto taken = snapshot.take(layout_, tensors_, pieces(), contents_.frozen, ranks_ > 1 && !known);
+  auto taken = snapshot.take(layout_, tensors_, pieces(), contents_.snapshots, ranks_ > 1 && !known);
   if (!known && !all_equal(communicator.all_gather(std::to_string(taken.fingerprint)))) {
     find_drift(communicator);
     give_drifted_to_rank_0(communicator);
-    taken = snapshot.take(layout_, tensors_, pieces(), contents_.frozen, false);
+    taken = snapshot.take(layout_, tensors_, pieces(), contents_.snapshots, false);
   }
   tensors_ = std::move(taken.tensors);
   contents_.state = {};
-  contents_.frozen.clear();
+  contents_.snapshots.clear();
   copied_ = true;
 }
 
-void Save::write(const Communicator& communicator, Place& place) {
-  open(communicator, place);
-  const auto path = place.tier.saving(index_) / state_name;
+void Save::write(const Communicator& communicator, SaveTarget& target) {
+  open(communicator, target);
+  const auto path = target.tier.saving(index_) / state_name;
   std::vector<std::uint64_t> fingerprints;
   std::vector<std::vector<std::uint32_t>> by_rank;
-  for (const auto& text : on_all(communicator, [&] {
+  for (const auto& text : run_on_all(communicator, [&] {
          std::optional<ReplicaFingerprint> fingerprint;
          std::function<bool()> meanwhile;
          if (!copied_ && ranks_ > 1) {
-           fingerprint.emplace(tensors_alike(contents_.state, contents_.replication));
+           fingerprint.emplace(replicated_tensors(contents_.state, contents_.replication));
            meanwhile = [&] { return fingerprint->advance(); };
          }
          const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_, meanwhile);
@@ -183,25 +183,25 @@ void Save::write(const Communicator& communicator, Place& place) {
 
 void Save::write_drifted(const Communicator& communicator, const std::filesystem::path& path) {
   give_drifted_to_rank_0(communicator);
-  on_root(communicator, [&] {
+  run_on_root(communicator, [&] {
     const auto pieces = drifted_pieces();
     const auto checksums = writer_.write(path, layout_, tensors_, pieces, rows_);
     for (std::size_t i = 0; i < pieces.size(); ++i) checksums_[pieces[i]] = checksums[i];
   });
 }
 
-void Save::publish(const Communicator& communicator, Place& place) {
-  if (!place.of_a_node)
-    return on_root(communicator, [&] {
-      write_manifest(place.tier.saving(index_), manifest_ = make_manifest());
-      place.tier.publish(index_);
+void Save::publish(const Communicator& communicator, SaveTarget& target) {
+  if (!target.is_per_node)
+    return run_on_root(communicator, [&] {
+      write_manifest(target.tier.saving(index_), manifest_ = make_manifest());
+      target.tier.publish(index_);
     });
   // All nodes store rank 0's manifest.
-  manifest_ = from_text(on_root(communicator, [&] { return to_text(make_manifest()); }), "the manifest");
-  on_all(communicator, [&] {
-    if (place.leads) {
-      write_manifest(place.tier.saving(index_), manifest_);
-      place.tier.publish(index_);
+  manifest_ = from_text(run_on_root(communicator, [&] { return to_text(make_manifest()); }), "the manifest");
+  run_on_all(communicator, [&] {
+    if (target.is_leader) {
+      write_manifest(target.tier.saving(index_), manifest_);
+      target.tier.publish(index_);
     }
     return std::string();
   });

@@ -2,9 +2,9 @@
 //
 //   Synchronous:                                      Asynchronous:
 //   save.prepare(communicator);                       save.prepare(communicator);
-//   save.copy_files(communicator, place);             save.copy_files(communicator, place);
-//   save.write(communicator, place);                  save.copy(communicator, snapshot);
-//   save.publish(communicator, place);                … then write() and publish() on another thread, over another
+//   save.copy_files(communicator, target);            save.copy_files(communicator, target);
+//   save.write(communicator, target);                 save.take_snapshot(communicator, snapshot);
+//   save.publish(communicator, target);                … then write() and publish() on another thread, over another
 //                                                     communicator
 #pragma once
 
@@ -16,7 +16,7 @@
 #include "checkpoint/tier.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
-#include "optim/frozen.hpp"
+#include "optim/memory_snapshot.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -30,23 +30,23 @@ namespace muster::detail::checkpoint {
 using Clock = std::chrono::steady_clock;
 
 /// The content of one checkpoint.
-struct Contents {
-  Clock::time_point begun = Clock::now();               ///< when the save began
+struct CheckpointContents {
+  Clock::time_point began_at = Clock::now();            ///< when the save began
   StateDict state = {};                                 ///< same names and shapes on all ranks
   EntryReplication replication = {};                    ///< which entries may differ between ranks
   std::string random_state = {};                        ///< this rank's, as bytes; same length on every rank
   std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
-  Json progress = Json::object();                ///< training_iteration, epoch, position, seed …, set by the session
-  Json metrics = Json::object();                 ///< metrics of the report, the score among them
-  Json metadata = Json::object();                ///< the trainer's; metadata that the user set in `directory` wins
-  std::vector<optim::FrozenMemory> frozen = {};  ///< snapshots of parts of the state, which need not be copied
+  Json progress = Json::object();  ///< training_iteration, epoch, position, seed …, set by the session
+  Json metrics = Json::object();   ///< metrics of the report, the score among them
+  Json metadata = Json::object();  ///< the trainer's; metadata that the user set in `directory` wins
+  std::vector<optim::MemorySnapshot> snapshots = {};  ///< snapshots of parts of the state, which need not be copied
 };
 
 /// Where a checkpoint is written.
-struct Place {
+struct SaveTarget {
   Tier tier;
-  bool leads = false;      ///< this rank creates the folder and publishes it: rank 0, or the first rank of each node
-  bool of_a_node = false;  ///< each node has its own folder, which its ranks write to
+  bool is_leader = false;    ///< this rank creates the folder and publishes it: rank 0, or the first rank of each node
+  bool is_per_node = false;  ///< each node has its own folder, which its ranks write to
 
   /// Removes the checkpoint with this index, unfinished or published. A node may have published it while another node
   /// failed to.
@@ -56,21 +56,21 @@ struct Place {
 /// All member functions are collective, except the getters.
 class Save {
  public:
-  Save(Contents contents, int index, const Communicator& ranks, StateWriter& writer);
+  Save(CheckpointContents contents, int index, const Communicator& ranks, StateWriter& writer);
 
   /// Compares names, shapes and JSON values between ranks, but not the values of tensors; lays the file out; and sends
   /// per-rank tensors to the ranks that write them. `last`: the layout of the previous save, the same on all ranks, or
   /// an empty one; it is replaced by this save's layout.
   void prepare(const Communicator& communicator, Layout& last);
   /// Copies the user's files.
-  void copy_files(const Communicator& communicator, Place& place);
+  void copy_files(const Communicator& communicator, SaveTarget& target);
   /// Compares the values of tensors and takes a snapshot. The state may change afterwards.
-  void copy(const Communicator& communicator, Snapshot& snapshot);
+  void take_snapshot(const Communicator& communicator, Snapshot& snapshot);
   /// Writes state.h5, each piece by the rank that the plan names. Without a snapshot it also compares the values of
   /// tensors, while it waits for the disk. Of a tensor that has drifted, rank 0's copy is stored.
-  void write(const Communicator& communicator, Place& place);
+  void write(const Communicator& communicator, SaveTarget& target);
   /// Writes the manifest and gives the checkpoint its published name. Called after write() has ended on all ranks.
-  void publish(const Communicator& communicator, Place& place);
+  void publish(const Communicator& communicator, SaveTarget& target);
 
   /// Returns the published manifest.
   const Manifest& manifest() const noexcept { return manifest_; }
@@ -79,7 +79,7 @@ class Save {
   std::vector<std::string> files() const;
 
  private:
-  void open(const Communicator& communicator, Place& place);
+  void open(const Communicator& communicator, SaveTarget& target);
   void compare(const Communicator& communicator);
   /// Finds the tensors that have drifted, once; see checkpoint::find_drift().
   void find_drift(const Communicator& communicator);
@@ -90,7 +90,7 @@ class Save {
   /// Returns the entries of all files, with the checksums that their writers computed.
   std::vector<FileEntry> entries() const;
 
-  Contents contents_;
+  CheckpointContents contents_;
   const int index_;
   const int rank_, ranks_;
   StateWriter& writer_;
@@ -102,7 +102,7 @@ class Save {
   bool opened_ = false, copied_ = false;
   Layout layout_;
   std::vector<int> writers_;                          // for each piece of state.h5, the rank that writes it
-  std::vector<Stretch> rows_;                         // bytes of per-rank tensors that this rank writes
+  std::vector<FileBytes> rows_;                       // bytes of per-rank tensors that this rank writes
   std::vector<std::vector<FileEntry>> copied_files_;  // one element per rank
   std::vector<std::uint32_t> checksums_;              // one per piece; only rank 0's are stored
   Manifest manifest_;

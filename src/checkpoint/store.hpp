@@ -29,7 +29,7 @@
 namespace muster::detail::checkpoint {
 
 /// The content of a checkpoint that was read.
-struct Restored {
+struct RestoredCheckpoint {
   StateDict state;                          ///< on the CPU
   std::optional<std::string> random_state;  ///< this rank's; none if the world size differs
   std::string random_states;                ///< those of all ranks that saved, concatenated in the order of ranks
@@ -42,39 +42,41 @@ struct Restored {
 };
 
 /// Unless they say otherwise, member functions are collective over the communicator and end the same way on every rank.
-class Store {
+class CheckpointStore {
  public:
-  enum class When { now, behind };
+  enum class Mode { sync, async };
 
   /// `run` is the run's folder; it must exist. Finishes copying checkpoints from the fast tiers of earlier jobs and
   /// removes interrupted saves.
-  Store(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
-  Store(const Store&) = delete;
-  Store& operator=(const Store&) = delete;
+  CheckpointStore(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
+  CheckpointStore(const CheckpointStore&) = delete;
+  CheckpointStore& operator=(const CheckpointStore&) = delete;
   /// Waits until the save in the background has ended.
-  ~Store();
+  ~CheckpointStore();
 
   /// Compares the state of all ranks, writes it, publishes the checkpoint, and prunes older ones. If any rank fails,
-  /// nothing is published and nothing is lost. With When::behind and async_save it returns once `contents` are copied;
+  /// nothing is published and nothing is lost. With Mode::async and async_save it returns once `contents` are copied;
   /// a background thread of each rank does the rest. Copying from a fast tier to the run's folder is always done in the
   /// background. Returns the checkpoint that is, or will be, published. While a save is in the background, call
   /// finish() first.
-  Checkpoint commit(Contents contents, When when = When::now);
+  Checkpoint commit(CheckpointContents contents, Mode mode = Mode::sync);
   /// True if a save is still in the background on this rank. Not collective.
-  bool busy() const;
+  bool is_saving() const;
   /// Waits for the save in the background. True if it succeeded, the same on all ranks. finish() can still be called
   /// for the error. Not collective.
-  bool ends_well() const;
+  bool wait_for_success() const;
   /// Waits for the save in the background. Returns its error, if it failed: then nothing was published or lost, but its
   /// index is not used again.
   std::optional<Error> finish();
   /// Sets a predicate on the first rank: a checkpoint is not pruned while `needed` returns true for its report. It is
   /// called on the thread that writes. Not collective.
-  void keep_while(std::function<bool(std::int64_t training_iteration)> needed) { is_needed_ = std::move(needed); }
+  void set_keep_predicate(std::function<bool(std::int64_t training_iteration)> needed) {
+    is_needed_ = std::move(needed);
+  }
   /// Returns how long the last save took; for one in the background, known after finish(). Not collective.
-  std::optional<Clock::duration> cost() const noexcept { return cost_; }
+  std::optional<Clock::duration> last_save_duration() const noexcept { return last_save_duration_; }
   /// Returns how long the save in the background has taken so far, or took in all; none after finish(). Not collective.
-  std::optional<Clock::duration> under_way() const noexcept;
+  std::optional<Clock::duration> current_save_duration() const noexcept;
 
   /// Returns the newest intact checkpoint; none if there is no checkpoint. Throws an Error (ExitCode::data) if all are
   /// damaged. Damaged checkpoints are renamed to ….damaged, with a warning. Before that, ….damaged ones that are intact
@@ -98,7 +100,7 @@ class Store {
   /// merge_entries(). Tensors may be views of the file, whose disk space stays in use until they are gone. Returns an
   /// empty result for a directory that is not a muster checkpoint. Throws an Error (ExitCode::retry) if the directory
   /// is not there any more, or if the ranks see different checkpoints of a run.
-  Restored read(const Checkpoint& checkpoint) const;
+  RestoredCheckpoint read(const Checkpoint& checkpoint) const;
 
   /// Returns the handle with the path that its links lead to now, so that later reads find the same directory. Throws
   /// an Error (ExitCode::retry) if it is not there. Not collective.
@@ -111,16 +113,16 @@ class Store {
  private:
   /// Returns the index of the next save, which no folder in the run has in its name.
   int free_index();
-  Rank here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
+  RankInGroup here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
   /// Returns what is wrong with the content of the checkpoint; empty if it is intact. Each rank verifies its share of
   /// the checksums; each node reads all data that every rank needs, so it is cached there. Throws an Error
   /// (ExitCode::retry) if the checkpoint cannot be read or ranks see different files.
   std::string problem_of(const std::filesystem::path& checkpoint) const;
   /// Gives intact ….damaged checkpoints newer than all published ones their names back.
   void restore_repaired() const;
-  /// Moves the names of each rolled-back checkpoint, and of `set_aside`, to the newest other checkpoint that had the
+  /// Moves the names of each rolled-back checkpoint, and of `quarantined`, to the newest other checkpoint that had the
   /// name; removes them if there is none. Not collective.
-  void move_names(std::optional<int> set_aside = {}) const;
+  void move_names(std::optional<int> quarantined = {}) const;
   void log_rolled_back(int index) const;
   void copy_from_fast_tier(const Communicator& communicator, const Save& save, int index);
   /// Runs `work` on the background thread.
@@ -133,7 +135,7 @@ class Store {
 
   Communicator communicator_;
   Tier tier_;  // the run's folder
-  std::optional<Place> fast_ = {};
+  std::optional<SaveTarget> fast_ = {};
   bool fast_used_ = false;         // "used" is set for this job's tier in the run's folder
   int fast_first_ = 0;             // "first" of this job's tier in the run's folder
   bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
@@ -154,7 +156,7 @@ class Store {
   };
   mutable Verified verified_;
   Clock::time_point save_begun_ = {}, save_ended_ = {};  // of the save in the background, or else of the last one
-  std::optional<Clock::duration> cost_ = {};
+  std::optional<Clock::duration> last_save_duration_ = {};
   std::shared_future<std::optional<Error>> background_save_;  // declared last: its thread uses the other members
 };
 

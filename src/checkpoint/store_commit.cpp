@@ -15,7 +15,7 @@
 
 namespace muster::detail::checkpoint {
 
-using comm::on_root;
+using comm::run_on_root;
 namespace {
 
 /// Stores the time of its destruction in `at`.
@@ -26,14 +26,14 @@ struct EndTime {
 
 }  // namespace
 
-Store::Store(Communicator communicator, std::filesystem::path run, CheckpointConfig config)
+CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::path run, CheckpointConfig config)
     : communicator_(std::move(communicator)), tier_(std::move(run)), config_(std::move(config)) {
   if (config_.num_to_keep.value_or(1) < 1)
     throw Error(ExitCode::usage, "keeping checkpoints",
                 "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
                 "Give 1 or more, or leave it out to keep all");
   has_earlier_tier_ = finish_copying(communicator_, tier_);
-  const auto indices = Json::parse(on_root(communicator_, [&] {
+  const auto indices = Json::parse(run_on_root(communicator_, [&] {
     const auto there = tier_.list();  // listed before remove_unfinished(), whose indices are not used again
     for (const auto& path : there.others)
       log::warn(path.string() +
@@ -45,46 +45,46 @@ Store::Store(Communicator communicator, std::filesystem::path run, CheckpointCon
   }));
   next_index_ = indices[0];
   taken_ = indices[1].get<std::set<int>>();
-  if (!config_.fast_tier.empty()) fast_ = make_fast_place(communicator_, tier_, config_.fast_tier);
-  if (fast_ || config_.async_save) background_communicator_ = comm::make_world_apart(communicator_);
+  if (!config_.fast_tier.empty()) fast_ = create_fast_tier(communicator_, tier_, config_.fast_tier);
+  if (fast_ || config_.async_save) background_communicator_ = comm::make_separate_world(communicator_);
 }
 
-Store::~Store() {
+CheckpointStore::~CheckpointStore() {
   if (background_save_.valid()) background_save_.wait();
   if (!fast_ || fast_used_) return;  // the next start copies what is left
   std::error_code ignored;
-  if (fast_->leads) std::filesystem::remove(fast_->tier.folder(), ignored);
-  if (here().rank == 0 && !std::filesystem::exists(fast_->tier.folder(), ignored)) forget(tier_, *fast_);
+  if (fast_->is_leader) std::filesystem::remove(fast_->tier.folder(), ignored);
+  if (here().rank == 0 && !std::filesystem::exists(fast_->tier.folder(), ignored)) remove_from_note(tier_, *fast_);
 }
 
-int Store::free_index() {
+int CheckpointStore::free_index() {
   while (taken_.contains(next_index_)) ++next_index_;
   return next_index_;
 }
 
-Checkpoint Store::commit(Contents contents, When when) {
+Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
   confirm_rollback();
   const int index = free_index();
-  save_begun_ = contents.begun;
-  const bool is_async = when == When::behind && background_communicator_;
-  Place run{.tier = tier_, .leads = here().rank == 0};
+  save_begun_ = contents.began_at;
+  const bool is_async = mode == Mode::async && background_communicator_;
+  SaveTarget run{.tier = tier_, .is_leader = here().rank == 0};
   auto& first = fast_ ? *fast_ : run;
   const auto save = std::make_shared<Save>(std::move(contents), index, communicator_, writer_);
-  const auto write = [this, save, index](const Communicator& communicator, Place& place) {
-    save->write(communicator, place);
+  const auto write = [this, save, index](const Communicator& communicator, SaveTarget& target) {
+    save->write(communicator, target);
     if (fast_ && !fast_used_) {
-      on_root(communicator, [&] { note_use(tier_, index); });
+      run_on_root(communicator, [&] { mark_used(tier_, index); });
       fast_used_ = true;
       fast_first_ = index;
     }
     if (fast_) next_index_ = index + 1;  // if another node fails, this node may be left with that published name
-    save->publish(communicator, place);
+    save->publish(communicator, target);
   };
-  const auto or_abandon = [index](Place& place, auto&& work) {
+  const auto or_abandon = [index](SaveTarget& target, auto&& work) {
     try {
       work();
     } catch (...) {
-      place.abandon(index);
+      target.abandon(index);
       throw;
     }
   };
@@ -92,7 +92,7 @@ Checkpoint Store::commit(Contents contents, When when) {
     save->prepare(communicator_, layout_);
     save->copy_files(communicator_, first);
     if (is_async)
-      save->copy(communicator_, snapshot_);
+      save->take_snapshot(communicator_, snapshot_);
     else
       write(communicator_, first);
   });
@@ -100,30 +100,31 @@ Checkpoint Store::commit(Contents contents, When when) {
   const auto to_run = [this, save, index](const Communicator& communicator) {
     if (fast_) {
       if (fast_first_ != index &&
-          !on_root(communicator, [&] { return std::string(note_first(tier_, index) ? "noted" : ""); }).empty())
+          !run_on_root(communicator, [&] { return std::string(note_first(tier_, index) ? "noted" : ""); }).empty())
         fast_first_ = index;
       clear_fast_tier(index, /*after=*/false);
       copy_from_fast_tier(communicator, *save, index);
     }
     if (fast_ || has_earlier_tier_) release_fast_tiers(communicator);
     if (fast_) clear_fast_tier(index, /*after=*/true);
-    if (config_.num_to_keep) on_root(communicator, [&] { prune(tier_, config_, is_needed_); });
+    if (config_.num_to_keep) run_on_root(communicator, [&] { prune(tier_, config_, is_needed_); });
   };
   if (is_async)
-    run_in_background([=, place = first](const Communicator& communicator) mutable {
-      or_abandon(place, [&] { write(communicator, place); });
+    run_in_background([=, target = first](const Communicator& communicator) mutable {
+      or_abandon(target, [&] { write(communicator, target); });
       to_run(communicator);
     });
   else if (fast_)
     run_in_background(to_run);
   else
-    to_run(communicator_), cost_ = Clock::now() - save_begun_;
+    to_run(communicator_), last_save_duration_ = Clock::now() - save_begun_;
   return as_this_rank(Checkpoint(tier_.published(index)));
 }
 
-void Store::copy_from_fast_tier(const Communicator& communicator, const Save& save, int index) {
+void CheckpointStore::copy_from_fast_tier(const Communicator& communicator, const Save& save, int index) {
   try {
-    copy_to_run(communicator, save.manifest(), {{fast_->tier.published(index), save.pieces(), save.files()}}, tier_);
+    copy_to_run_folder(communicator, save.manifest(), {{fast_->tier.published(index), save.pieces(), save.files()}},
+                       tier_);
   } catch (const Error& error) {
     if (!error.agreed() || error.code() != ExitCode::data) throw;
     // The checkpoint was intact a moment ago, so somebody else has changed the tier. The run's folder has an earlier
@@ -132,7 +133,7 @@ void Store::copy_from_fast_tier(const Communicator& communicator, const Save& sa
   }
 }
 
-void Store::run_in_background(std::function<void(const Communicator&)> work) {
+void CheckpointStore::run_in_background(std::function<void(const Communicator&)> work) {
   const auto run = [this, communicator = *background_communicator_, work = std::move(work)] {
     const EndTime end_time{save_ended_};
     const auto limit = comm::time_limit(communicator);
@@ -148,33 +149,33 @@ void Store::run_in_background(std::function<void(const Communicator&)> work) {
   }
 }
 
-bool Store::busy() const {
+bool CheckpointStore::is_saving() const {
   return background_save_.valid() && background_save_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
 }
 
-std::optional<Clock::duration> Store::under_way() const noexcept {
+std::optional<Clock::duration> CheckpointStore::current_save_duration() const noexcept {
   if (!background_save_.valid()) return {};
-  return (busy() ? Clock::now() : save_ended_) - save_begun_;
+  return (is_saving() ? Clock::now() : save_ended_) - save_begun_;
 }
 
-bool Store::ends_well() const { return !background_save_.valid() || !background_save_.get(); }
+bool CheckpointStore::wait_for_success() const { return !background_save_.valid() || !background_save_.get(); }
 
-std::optional<Error> Store::finish() {
+std::optional<Error> CheckpointStore::finish() {
   if (!background_save_.valid()) return {};
   const auto writing = std::exchange(background_save_, {});
   writing.wait();
-  cost_ = save_ended_ - save_begun_;
+  last_save_duration_ = save_ended_ - save_begun_;
   return writing.get();
 }
 
-void Store::release_fast_tiers(const Communicator& communicator) {
-  if (on_root(communicator, [&] { return std::string(note_copied(tier_) ? "noted" : ""); }).empty()) return;
+void CheckpointStore::release_fast_tiers(const Communicator& communicator) {
+  if (run_on_root(communicator, [&] { return std::string(mark_copied(tier_) ? "noted" : ""); }).empty()) return;
   fast_used_ = false;
-  if (std::exchange(has_earlier_tier_, false)) remove_unused(communicator, tier_, fast_);
+  if (std::exchange(has_earlier_tier_, false)) remove_unused_tiers(communicator, tier_, fast_);
 }
 
-void Store::clear_fast_tier(int index, bool after) const noexcept {
-  if (!fast_->leads) return;
+void CheckpointStore::clear_fast_tier(int index, bool after) const noexcept {
+  if (!fast_->is_leader) return;
   try {
     for (const auto& [there, path] : fast_->tier.list().published)
       if (after || (there < index && there != fast_first_)) fast_->tier.remove(there);

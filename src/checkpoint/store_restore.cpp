@@ -20,14 +20,14 @@
 
 namespace muster::detail::checkpoint {
 
-using comm::on_all;
-using comm::on_root;
+using comm::run_on_all;
+using comm::run_on_root;
 namespace fs = std::filesystem;
 
-std::string Store::problem_of(const fs::path& checkpoint) const {
+std::string CheckpointStore::problem_of(const fs::path& checkpoint) const {
   Verified found{.path = checkpoint};
-  const auto seen = on_all(communicator_, [&] {
-    return problem_seen([&] {
+  const auto seen = run_on_all(communicator_, [&] {
+    return data_problem([&] {
       found.manifest = read_manifest(checkpoint);
       verify_sizes(checkpoint, found.manifest);
       found.state = MappedState::open(checkpoint, found.manifest.state_file());
@@ -43,24 +43,24 @@ std::string Store::problem_of(const fs::path& checkpoint) const {
                 "The file system does not show the same files on all nodes; try again");
   }
   const auto& topology = communicator_.topology();
-  const Rank in_node{topology.local_rank, topology.local_size};
-  for (auto& problem : on_all(communicator_, [&] {
-         return problem_seen([&] { verify(checkpoint, found.manifest, here(), in_node, found.state.get()); });
+  const RankInGroup in_node{topology.local_rank, topology.local_size};
+  for (auto& problem : run_on_all(communicator_, [&] {
+         return data_problem([&] { verify(checkpoint, found.manifest, here(), in_node, found.state.get()); });
        }))
     if (!problem.empty()) return std::move(problem);
   verified_ = std::move(found);
   return {};
 }
 
-void Store::restore_repaired() const {
+void CheckpointStore::restore_repaired() const {
   // Only those newer than the newest published one. The run has already continued without the older ones.
-  const auto candidates = Json::parse(on_root(communicator_, [&] {
+  const auto candidates = Json::parse(run_on_root(communicator_, [&] {
     auto there = tier_.list();
     const auto rollbacks = read_rollbacks(tier_.folder());
     const auto newest = newest_own(there, rollbacks);
     auto list = Json::array();
     for (const auto& [index, path] : there.damaged)
-      if (!rolled_back(rollbacks, index) && (!newest || index > newest->first))
+      if (!is_rolled_back(rollbacks, index) && (!newest || index > newest->first))
         list.push_back({path.string(), index, !newest});
     return list.dump();
   }));
@@ -75,19 +75,19 @@ void Store::restore_repaired() const {
       if (here().rank == 0) log::warn(path.filename().string() + " is left alone: " + error.what());
       continue;
     }
-    on_root(communicator_, [&] {
-      if (const int index = candidate[1]; tier_.take_back(index, path))
+    run_on_root(communicator_, [&] {
+      if (const int index = candidate[1]; tier_.unquarantine(index, path))
         log::warn(path.filename().string() + " is intact, and is named " + tier_.published(index).filename().string() +
                   " again");
     });
   }
 }
 
-std::optional<Checkpoint> Store::newest() {
+std::optional<Checkpoint> CheckpointStore::newest() {
   if (rollback_) return as_this_rank(Checkpoint(tier_.published(rollback_->to)));
   restore_repaired();
   for (;;) {
-    const auto found = on_root(communicator_, [&] {
+    const auto found = run_on_root(communicator_, [&] {
       auto there = tier_.list();
       if (const auto newest = newest_own(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
       const auto doing = "looking for a checkpoint in " + tier_.folder().string();
@@ -107,8 +107,8 @@ std::optional<Checkpoint> Store::newest() {
     const auto path = tier_.published(index);
     const auto problem = problem_of(path);
     if (problem.empty()) return as_this_rank(Checkpoint(path));
-    on_root(communicator_, [&] {
-      const auto new_path = tier_.set_aside(index);
+    run_on_root(communicator_, [&] {
+      const auto new_path = tier_.quarantine(index);
       log::warn(path.filename().string() + " is damaged and now named " + new_path.filename().string() + ": " +
                 problem);
       move_names(index);
@@ -116,12 +116,12 @@ std::optional<Checkpoint> Store::newest() {
   }
 }
 
-void Store::move_names(std::optional<int> set_aside) const {
+void CheckpointStore::move_names(std::optional<int> quarantined) const {
   const auto rollbacks = read_rollbacks(tier_.folder());
   const auto published = tier_.list().published;
   std::map<std::string, std::string> checkpoints;  // folder by the name that the report gave
   for (const auto& [index, path] : published) try {
-      if (rolled_back(rollbacks, index)) continue;
+      if (is_rolled_back(rollbacks, index)) continue;
       const auto manifest = read_manifest(path);
       const auto name = manifest.metrics.value("checkpoint_name", Json());
       if (manifest.index == index && name.is_string()) checkpoints[name] = path.filename();
@@ -129,37 +129,37 @@ void Store::move_names(std::optional<int> set_aside) const {
       // A damaged checkpoint keeps its names.
     }
   const auto move_names_of = [&](int index) {
-    for (const auto& name : tier_.names_of(index)) {
+    for (const auto& name : tier_.links_to(index)) {
       const auto before = checkpoints.find(name.filename());
       std::error_code ignored;
       if (before != checkpoints.end())
-        tier_.give_name(before->second, before->first);
+        tier_.link_name(before->second, before->first);
       else
         fs::remove(name, ignored);
     }
   };
   for (const auto& [index, path] : published)
-    if (rolled_back(rollbacks, index)) move_names_of(index);
-  if (set_aside) move_names_of(*set_aside);
+    if (is_rolled_back(rollbacks, index)) move_names_of(index);
+  if (quarantined) move_names_of(*quarantined);
 }
 
 /// Called if the last rollback went to this checkpoint. Moves the names again, since a killed job may not have done so.
-void Store::log_rolled_back(int index) const {
+void CheckpointStore::log_rolled_back(int index) const {
   move_names();
   log::info("this run has gone back to " + tier_.published(index).filename().string() +
             " already and goes on from its newest checkpoint. To go back once more, remove its steps_back.json");
 }
 
-bool Store::has_rolled_back(const std::string& name) const {
+bool CheckpointStore::has_rolled_back(const std::string& name) const {
   const auto rollbacks = read_rollbacks(tier_.folder());
   const bool done = !rollbacks.empty() && !name.empty() && rollbacks.back().name == name;
   if (done) log_rolled_back(rollbacks.back().to);
   return done;
 }
 
-void Store::roll_back(int index, const std::string& name) {
+void CheckpointStore::roll_back(int index, const std::string& name) {
   const auto path = tier_.published(index);
-  const auto done = on_root(communicator_, [&] {
+  const auto done = run_on_root(communicator_, [&] {
     const auto rollbacks = read_rollbacks(tier_.folder());
     if (!rollbacks.empty() && rollbacks.back().to == index) {
       log_rolled_back(index);
@@ -179,10 +179,10 @@ void Store::roll_back(int index, const std::string& name) {
   rollback_ = {index, next_index_ - 1, name};
 }
 
-void Store::confirm_rollback() {
+void CheckpointStore::confirm_rollback() {
   if (!rollback_) return;
-  on_all(communicator_, [] { return std::string(); });  // all ranks have restored the checkpoint
-  on_root(communicator_, [&] {
+  run_on_all(communicator_, [] { return std::string(); });  // all ranks have restored the checkpoint
+  run_on_root(communicator_, [&] {
     rollback_->tiers = used_tiers(tier_);
     add_rollback(tier_.folder(), *rollback_);
     move_names();
@@ -191,13 +191,13 @@ void Store::confirm_rollback() {
   if (has_earlier_tier_) release_fast_tiers(communicator_);  // newer checkpoints there are rolled back too
 }
 
-std::vector<Rollback> Store::rollbacks() const {
+std::vector<Rollback> CheckpointStore::rollbacks() const {
   auto all = read_rollbacks(tier_.folder());
   if (rollback_) all.push_back(*rollback_);
   return all;
 }
 
-Checkpoint Store::resolved(Checkpoint checkpoint) {
+Checkpoint CheckpointStore::resolved(Checkpoint checkpoint) {
   std::error_code error;
   auto path = fs::canonical(checkpoint.path_, error);
   if (error)
@@ -207,18 +207,18 @@ Checkpoint Store::resolved(Checkpoint checkpoint) {
   return checkpoint;
 }
 
-Checkpoint Store::as_this_rank(Checkpoint checkpoint) const {
+Checkpoint CheckpointStore::as_this_rank(Checkpoint checkpoint) const {
   checkpoint.rank_ = communicator_.rank();
   checkpoint.ranks_ = communicator_.size();
   return checkpoint;
 }
 
-Restored Store::read(const Checkpoint& checkpoint) const {
+RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
   const auto& path = checkpoint.path();
   const auto doing = "reading " + path.string();
-  Restored restored;
+  RestoredCheckpoint restored;
   // Of a run's checkpoint the manifest must be the same on all ranks; of others each rank may have its own.
-  const auto manifests = on_all(communicator_, [&] {
+  const auto manifests = run_on_all(communicator_, [&] {
     if (!fs::exists(status_of(path)))
       throw Error(ExitCode::retry, doing, "it is not there any more",
                   "Name a checkpoint that stays: another run may prune its own, and its names move");
@@ -245,7 +245,7 @@ Restored Store::read(const Checkpoint& checkpoint) const {
   }
   if (path != verified_.path)
     if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
-  on_all(communicator_, [&] {
+  run_on_all(communicator_, [&] {
     const auto [verified, manifest, state] = std::exchange(verified_, {});
     restored.state = {.tensors = state ? state->tensors(manifest) : read_tensors(path, manifest),
                       .values = manifest.values};

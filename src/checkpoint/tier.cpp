@@ -74,7 +74,7 @@ Tier::Listing Tier::list() const {
     listing.indices.insert(*index);
   }
   if (error)
-    throw Error(code_of_reading(error.value()), "looking for checkpoints in " + folder_.string(), error.message(),
+    throw Error(read_error_code(error.value()), "looking for checkpoints in " + folder_.string(), error.message(),
                 "Check the path");
   return listing;
 }
@@ -104,7 +104,7 @@ void Tier::publish(int index) const {
 
 void Tier::abandon(int index) const noexcept { remove_folder(saving(index)); }
 
-fs::path Tier::set_aside(int index) const {
+fs::path Tier::quarantine(int index) const {
   const auto from = published(index);
   auto to = fs::path(from) += ".damaged";
   for (int n = 1; fs::exists(status_of(to)); ++n) to = fs::path(from) += ".damaged." + std::to_string(n);
@@ -113,7 +113,7 @@ fs::path Tier::set_aside(int index) const {
   return to;
 }
 
-bool Tier::take_back(int index, const fs::path& damaged) const {
+bool Tier::unquarantine(int index, const fs::path& damaged) const {
   const auto to = published(index);
   if (fs::exists(status_of(to))) return false;
   rename_new(damaged, to);
@@ -121,7 +121,7 @@ bool Tier::take_back(int index, const fs::path& damaged) const {
   return true;
 }
 
-void Tier::give_name(const std::string& checkpoint, const std::string& name) const {
+void Tier::link_name(const std::string& checkpoint, const std::string& name) const {
   const auto to = folder_ / name, unfinished = folder_ / ("." + name + ".naming");
   std::error_code ignored;
   if (fs::read_symlink(to, ignored) == checkpoint) return;
@@ -135,7 +135,7 @@ void Tier::give_name(const std::string& checkpoint, const std::string& name) con
   sync_directory(folder_);
 }
 
-std::vector<fs::path> Tier::names_of(int index) const {
+std::vector<fs::path> Tier::links_to(int index) const {
   std::vector<fs::path> names;
   std::error_code error;
   for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error))
@@ -146,7 +146,7 @@ std::vector<fs::path> Tier::names_of(int index) const {
 
 void Tier::remove(int index) const {
   std::error_code ignored;
-  for (const auto& name : names_of(index)) fs::remove(name, ignored);
+  for (const auto& name : links_to(index)) fs::remove(name, ignored);
   const auto hidden = pruning(index);
   remove_folder(hidden);
   rename_new(published(index), hidden);

@@ -53,14 +53,14 @@ class Tier {
   void abandon(int index) const noexcept;
 
   /// Renames a published checkpoint to ….damaged, which readers ignore. Returns the new path.
-  std::filesystem::path set_aside(int index) const;
+  std::filesystem::path quarantine(int index) const;
   /// Gives a checkpoint that was set aside its published name back. Returns false if that name exists.
-  bool take_back(int index, const std::filesystem::path& damaged) const;
+  bool unquarantine(int index, const std::filesystem::path& damaged) const;
   /// Makes the link `name` point to a published checkpoint, atomically, whether or not it exists already. Throws an
   /// Error (ExitCode::retry) if that fails, for example because a file or folder has the name.
-  void give_name(const std::string& checkpoint, const std::string& name) const;
+  void link_name(const std::string& checkpoint, const std::string& name) const;
   /// Returns the links in the folder that point to a published checkpoint.
-  std::vector<std::filesystem::path> names_of(int index) const;
+  std::vector<std::filesystem::path> links_to(int index) const;
   /// Removes a published checkpoint and its names. If the process is killed meanwhile, the checkpoint is still whole or
   /// is listed as unfinished.
   void remove(int index) const;

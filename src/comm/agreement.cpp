@@ -41,12 +41,12 @@ std::vector<Outcome> with_depth_mismatch(std::vector<Outcome> outcomes, const st
 
 }  // namespace
 
-Outcome caught() {
+Outcome current_outcome() {
   try {
     throw;
   } catch (const RemoteError& error) {
-    return {Outcome::Kind::left, error.code(), false, error.what()};
-  } catch (const Stalled& error) {
+    return {Outcome::Kind::interrupted, error.code(), false, error.what()};
+  } catch (const WaitTimeout& error) {
     return {Outcome::Kind::failed, error.code(), false, error.what(), true};
   } catch (const Error& error) {
     return {Outcome::Kind::failed, error.code(), error.agreed(), error.what()};
@@ -70,21 +70,23 @@ Outcome unpack(std::string_view bytes) {
           (bytes[2] & 1) != 0, std::string(bytes.substr(packed_fields)), (bytes[2] & 2) != 0};
 }
 
-Outcome caught(const Communicator& world) {
+Outcome current_outcome(const Communicator& world) {
   auto& alarm = Channel::of(world)->world->alarm;
   if (const auto raised = alarm.raised()) return *raised;
-  auto mine = caught();
+  auto mine = current_outcome();
   if (mine.kind != Outcome::Kind::failed) return mine;
   try {
-    alarm.listen();
+    alarm.throw_if_raised();
   } catch (const RemoteError& theirs) {
     // If another rank has raised the same error, this rank has failed by itself too.
-    if (!std::string_view(theirs.what()).ends_with(mine.text)) mine.kind = Outcome::Kind::left;
+    if (!std::string_view(theirs.what()).ends_with(mine.text)) mine.kind = Outcome::Kind::interrupted;
   }
   return mine;
 }
 
-void hear_alarm(const Communicator& communicator) { Channel::of(communicator)->world->alarm.listen(); }
+void throw_if_alarm_raised(const Communicator& communicator) {
+  Channel::of(communicator)->world->alarm.throw_if_raised();
+}
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   auto& world = *Channel::of(communicator)->world;
@@ -92,14 +94,14 @@ void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   if (mine.kind == Outcome::Kind::failed && !world.outer) world.alarm.raise(mine);
 }
 
-Nested::Nested(const Communicator& world) : depth_(Channel::of(world)->world->depth) { ++depth_; }
-Nested::~Nested() { --depth_; }
+NestedAttempt::NestedAttempt(const Communicator& world) : depth_(Channel::of(world)->world->depth) { ++depth_; }
+NestedAttempt::~NestedAttempt() { --depth_; }
 
-void leave(const World& world) {
+void throw_outer_cause(const World& world) {
   const auto& outcomes = world.outer->outcomes;
   const auto cause = root_cause(outcomes, world.placement.hosts);
   auto first = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
-  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::left, &Outcome::kind);
+  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::interrupted, &Outcome::kind);
   throw RemoteError(cause->code(), static_cast<int>(first - outcomes.begin()), cause->what());
 }
 
@@ -107,7 +109,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   auto& shared = *Channel::of(world)->world;
   if (shared.outer) {
     if (shared.depth > shared.outer->depth) throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
-    shared.leaving = false;
+    shared.has_outer = false;
     return std::exchange(shared.outer, std::nullopt)->outcomes;
   }
   const MPI_Comm comm = shared.agreement;
@@ -163,7 +165,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     return ranks;
   };
   const auto attempt = shared.agreements + 1;
-  auto& calls = shared.watch.own().calls;
+  auto& calls = shared.wait_monitor.own_record().calls;
   const auto ticket = calls.begin(0, static_cast<std::uint64_t>(attempt),
                                   {.kind = node::Call::Kind::end, .root = static_cast<int>(mine.kind)}, nullptr);
   const WaitedFor end{0, static_cast<std::uint64_t>(attempt), Channel::of(world)->world_ranks};
@@ -173,15 +175,15 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     if (all_received()) return true;
     // Other ranks may still need this rank's part in operations that it has started and does not wait for.
     if (mine.kind == Outcome::Kind::done) Channel::advance_all();
-    shared.alarm.hear();
+    shared.alarm.poll();
     if (!given_up && shared.alarm.stalled()) given_up = watch::now();
     return given_up && watch::now() > *given_up + stall_grace;
   };
-  Watch::Verdict verdict;
+  WaitMonitor::Decision decision;
   for (auto more = limit; more.count() > 0 && !wait_until(received_or_given_up, more);) {
     const auto late = missing();
-    verdict = shared.watch.judge(end, begun, limit, &late);
-    more = verdict.more;
+    decision = shared.wait_monitor.decide(end, begun, limit, &late);
+    more = decision.more;
   }
   if (const auto ranks = missing(); !ranks.empty()) {
     const auto lowest = static_cast<std::size_t>(std::ranges::mismatch(ranks, std::views::iota(0)).in1 - ranks.begin());
@@ -193,13 +195,13 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
     // The rank that waited too long reports first, as it knows most; without one, the lowest rank that came.
     using namespace std::chrono_literals;
     const bool first = given_up ? shared.alarm.stalled() == world.rank() : lowest == rank;
-    const auto turn = first ? 0ms : 2000ms;
+    const auto report_delay = first ? 0ms : 2000ms;
     const auto waited = std::chrono::round<std::chrono::seconds>(watch::now() - begun);
-    throw Lost(Error(ExitCode::retry, "waiting for all ranks to agree",
-                     "no word within " + std::to_string(waited.count()) + " s from rank " + names +
-                         (verdict.fact.empty() ? "" : ": " + verdict.fact),
-                     std::string(stuck_or_lost) + verdict.details),
-               turn);
+    throw RanksMissing(Error(ExitCode::retry, "waiting for all ranks to agree",
+                             "no word within " + std::to_string(waited.count()) + " s from rank " + names +
+                                 (decision.fact.empty() ? "" : ": " + decision.fact),
+                             std::string(stuck_or_lost) + decision.details),
+                       report_delay);
   }
   calls.end(ticket);
 
@@ -224,7 +226,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
   }
   if (const int outermost = std::ranges::min(depths); outermost < shared.depth) {
     shared.outer = {outermost, std::move(outcomes)};
-    shared.leaving = true;
+    shared.has_outer = true;
     throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
   }
   return outcomes;
@@ -233,7 +235,7 @@ std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts) {
   // A rank leaves only because another has failed, so a rank that has left means an error even if no rank has failed.
   auto first = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
-  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::left, &Outcome::kind);
+  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::interrupted, &Outcome::kind);
   if (first == outcomes.end()) return std::nullopt;
   const bool alike = std::ranges::all_of(
       outcomes, [&](const Outcome& o) { return o.kind == Outcome::Kind::failed && o.text == first->text; });

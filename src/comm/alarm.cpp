@@ -56,7 +56,7 @@ void Alarm::receive(const MPI_Status& status) {
 
 void Alarm::note_stalled(int rank) { stalled_ = std::min<int>(stalled_, rank); }
 
-void Alarm::hear() {
+void Alarm::poll() {
   if (size_ == 1) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return;
@@ -66,8 +66,8 @@ void Alarm::hear() {
   if (flag) receive(status);
 }
 
-void Alarm::listen() {
-  if (!is_raised_) hear();
+void Alarm::throw_if_raised() {
+  if (!is_raised_) poll();
   if (!is_raised_) return;
   throw RemoteError(cause_.code, cause_rank_, "rank " + std::to_string(cause_rank_) + " failed: " + cause_.text);
 }

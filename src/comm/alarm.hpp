@@ -31,9 +31,9 @@ class Alarm {
     return raised_;
   }
   /// Throws RemoteError if another rank has raised an alarm; every call until clear() throws the same error.
-  void listen();
-  /// Receives a notice if one has come. listen() throws the first one received.
-  void hear();
+  void throw_if_raised();
+  /// Receives a notice if one has come. throw_if_raised() throws the first one received.
+  void poll();
   /// The lowest rank known to have waited too long: this one, or one whose notice was received.
   std::optional<int> stalled() const noexcept {
     const int rank = stalled_;

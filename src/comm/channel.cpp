@@ -48,15 +48,15 @@ std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology&
   made->leaders = static_cast<int>(least);
   for (auto& leaders : ranks) leaders.resize(least);
 
-  const auto bytes = node::Communicator::memory(topology.local_size);
+  const auto bytes = node::NodeCommunicator::memory_bytes(topology.local_size);
   std::byte* memory = nullptr;
   if (topology.num_nodes == static_cast<int>(size)) {
     // One rank per node: the node's communicator has only this rank, which leads the exchange between nodes.
-    const auto own = own_memory(bytes);
+    const auto own = local_memory(bytes);
     memory = own.get();
     made->memory = own;
   } else {
-    const auto segment = map_together(over, made->ranks, bytes, 0, topology.local_rank == 0 ? bytes : 0);
+    const auto segment = map_node_segment(over, made->ranks, bytes, 0, topology.local_rank == 0 ? bytes : 0);
     if (!segment) return nullptr;
     memory = segment->data();
     made->memory = segment;
@@ -64,7 +64,7 @@ std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology&
   std::vector<int> names;
   for (const int r : made->ranks) names.push_back(world_ranks[static_cast<std::size_t>(r)]);
   made->communicator =
-      std::make_unique<node::Communicator>(memory, topology.local_rank, topology.local_size, std::move(names));
+      std::make_unique<node::NodeCommunicator>(memory, topology.local_rank, topology.local_size, std::move(names));
   return made;
 }
 
@@ -88,7 +88,7 @@ Channel::Channel(std::vector<PooledCommunicator> own, std::shared_ptr<World> the
       size(size_in(own[0])),
       topology(make_topology(world->placement, world_ranks, rank)),
       id(new_id(own[0], world_ranks.front())),
-      turns_slot(world->watch.own().turns.open(id)),
+      call_count_slot(world->wait_monitor.own_record().call_counts.open(id)),
       transport(new Transport{std::move(own[0]), std::move(own[1]), nullptr}) {
   transport->hierarchy = make_hierarchy(*transport->collective, topology, world_ranks);
   const std::lock_guard lock(channels().mutex);
@@ -128,13 +128,13 @@ Communicator Channel::open_part(const std::vector<int>& ranks, const char* doing
 }
 
 void Channel::note_under_way() {
-  const bool idle = !hierarchy() || hierarchy()->communicator->idle();
+  const bool idle = !hierarchy() || hierarchy()->communicator->is_idle();
   under_way_ = idle ? -1 : world->failures.load();
 }
 
 void Channel::try_to_advance() {
   if (!is_under_way()) return;
-  const std::unique_lock lock(driving_, std::try_to_lock);
+  const std::unique_lock lock(exclusive_, std::try_to_lock);
   if (!lock || !hierarchy()) return;
   try {
     advance_over_nodes(*this);
@@ -174,59 +174,59 @@ void Channel::renew() {
   const auto all = all_ranks();
   Channel fresh(world->pool->take(2, world->members, *world->agreement, all, "starting again after a failure"), world,
                 world_ranks);
-  const std::lock_guard lock(driving_);
+  const std::lock_guard lock(exclusive_);
   abandon_over_nodes();
   id = fresh.id;
-  turns = 0;
-  turns_slot = fresh.turns_slot;
+  call_count = 0;
+  call_count_slot = fresh.call_count_slot;
   transport.swap(fresh.transport);
   under_way_ = -1;
 }
 
-Channel::Begun Channel::begin(const node::Call& call, const char* name) {
-  if (world->leaving) leave(*world);
-  auto& record = world->watch.own();
-  if (!call.collective()) return {record.calls.begin(id, 0, call, name), 0, call.root};
-  const Begun begun{record.calls.begin(id, ++turns, call, name), turns};
-  record.turns.begin(turns_slot, id, turns);
-  return begun;
+Channel::RecordedCall Channel::begin(const node::Call& call, const char* name) {
+  if (world->has_outer) throw_outer_cause(*world);
+  auto& record = world->wait_monitor.own_record();
+  if (!call.is_collective()) return {record.calls.begin(id, 0, call, name), 0, call.root};
+  const RecordedCall recorded_call{record.calls.begin(id, ++call_count, call, name), call_count};
+  record.call_counts.begin(call_count_slot, id, call_count);
+  return recorded_call;
 }
 
-void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing, const Begun& begun,
-                   std::optional<std::chrono::milliseconds> limit) {
+void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
+                   const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> limit) {
   using namespace std::chrono_literals;
   // A rank that waits for longer than this compares its call with the calls of the other ranks, again and again.
   constexpr auto between_comparisons = 100ms;
-  const auto turn = begun.turn;
-  const WaitedFor call{id, turn, world_ranks};
+  const auto call_number = recorded_call.call_number;
+  const WaitedFor call{id, call_number, world_ranks};
   std::vector<int> other;
-  if (begun.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(begun.other)]);
-  const auto longest = limit.value_or(world->limit);
+  if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
+  const auto longest = limit.value_or(world->wait_limit);
   struct WaitNote {  // records that the main thread waits here, once it has waited for long
-    Watch& watch;
+    WaitMonitor& wait_monitor;
     bool is_set = false;
     void set(std::uint64_t channel, std::uint64_t call) {
-      watch.note_wait(channel, call);
+      wait_monitor.note_wait(channel, call);
       is_set = true;
     }
     ~WaitNote() {
-      if (is_set) watch.note_wait(0, 0);
+      if (is_set) wait_monitor.note_wait(0, 0);
     }
-  } wait_note{world->watch};
+  } wait_note{world->wait_monitor};
   const auto since = watch::now();
   auto compared = since;
   const auto listen = [&] {
     advance_all();
-    world->alarm.listen();
-    if (turn == 0 || watch::now() - compared < between_comparisons) return;
+    world->alarm.throw_if_raised();
+    if (call_number == 0 || watch::now() - compared < between_comparisons) return;
     compared = watch::now();
-    wait_note.set(id, turn);
-    world->watch.compare(call, world->agreements + 1);
+    wait_note.set(id, call_number);
+    world->wait_monitor.compare(call, world->agreements + 1);
   };
-  Watch::Verdict verdict;
-  for (auto more = longest; !wait_until(ready, more, listen); more = verdict.more) {
-    if (!limit) verdict = world->watch.judge(call, since, longest, other.empty() ? nullptr : &other);
-    if (verdict.more > 0ms) continue;
+  WaitMonitor::Decision decision;
+  for (auto more = longest; !wait_until(ready, more, listen); more = decision.more) {
+    if (!limit) decision = world->wait_monitor.decide(call, since, longest, other.empty() ? nullptr : &other);
+    if (decision.more > 0ms) continue;
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
     const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
@@ -234,19 +234,19 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     if (limit)
       throw Error(ExitCode::retry, doing(), fact,
                   "A rank is stuck, lost or in another collective; --timeout sets the limit");
-    throw Stalled(ExitCode::retry, doing(),
-                  fact + (turn > 0 ? ", its " + node::nth(turn) + " call there" : "") + world->watch.at_step() + ". " +
-                      verdict.fact,
-                  "A rank is stuck, lost or in another collective; --timeout sets the limit, and "
-                  "session.keep_alive() announces work that takes longer" +
-                      verdict.details);
+    throw WaitTimeout(ExitCode::retry, doing(),
+                      fact + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
+                          world->wait_monitor.at_step() + ". " + decision.fact,
+                      "A rank is stuck, lost or in another collective; --timeout sets the limit, and "
+                      "session.keep_alive() announces work that takes longer" +
+                          decision.details);
   }
 }
 
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit) {
   auto& channel = *Channel::of(communicator);
-  const auto call = channel.begin({.kind = node::Call::Kind::average});
+  const auto call = channel.begin({.kind = node::Call::Kind::average_gradients});
   channel.wait(ready, doing, call, limit);
   channel.end(call);
 }

@@ -8,7 +8,7 @@
 #include "comm/mpi_call.hpp"
 #include "comm/pool.hpp"
 #include "comm/wait.hpp"
-#include "comm/watch.hpp"
+#include "comm/wait_monitor.hpp"
 #include "comm/world.hpp"
 #include "muster/communicator.hpp"
 
@@ -36,7 +36,7 @@ struct World {
         members(std::move(its_members)),
         alarm(std::move(communicators[0])),
         agreement(std::move(communicators[1])),
-        watch(std::move(communicators[2]), where),
+        wait_monitor(std::move(communicators[2]), where),
         placement(std::move(where)) {}
 
   const std::shared_ptr<Pool> pool;
@@ -53,10 +53,10 @@ struct World {
   };
   std::optional<Outer> outer;
   /// True if `outer` is set: not all ranks would come to a collective call now.
-  std::atomic<bool> leaving{false};
-  Watch watch;
+  std::atomic<bool> has_outer{false};
+  WaitMonitor wait_monitor;
   const Placement placement;
-  std::atomic<std::chrono::milliseconds> limit{default_limit};  // for every wait
+  std::atomic<std::chrono::milliseconds> wait_limit{default_limit};  // for every wait
   std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
 };
 
@@ -71,7 +71,7 @@ struct Transport {
 class Channel {
  public:
   /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a wait limit:
-  /// all ranks must have come (see rendezvous()).
+  /// all ranks must have come (see wait_for_all_ranks()).
   Channel(std::vector<PooledCommunicator> communicators, std::shared_ptr<World> world, std::vector<int> world_ranks);
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -98,23 +98,23 @@ class Channel {
   void renew();
 
   /// A call of this rank that is in its record, from begin() to end().
-  struct Begun {
-    watch::Calls::Ticket ticket = 0;
-    std::uint64_t turn = 0;  ///< number among the collective calls of the channel; 0 for a message
-    int other = -1;          ///< for a message: the rank on the other side, if it is known
+  struct RecordedCall {
+    watch::CallLog::Ticket ticket = 0;
+    std::uint64_t call_number = 0;  ///< number among the collective calls of the channel; 0 for a message
+    int other = -1;                 ///< for a message: the rank on the other side, if it is known
   };
   /// Records the call. Throws RemoteError, and records nothing, if this rank must return to an outer attempt first.
-  Begun begin(const node::Call& call, const char* name = nullptr);
-  void end(const Begun& call) { world->watch.own().calls.end(call.ticket); }
+  RecordedCall begin(const node::Call& call, const char* name = nullptr);
+  void end(const RecordedCall& call) { world->wait_monitor.own_record().calls.end(call.ticket); }
 
-  /// See wait_on(). `begun` is the call that waits.
-  void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing, const Begun& begun,
-            std::optional<std::chrono::milliseconds> limit = {});
+  /// See wait_on(). `recorded_call` is the call that waits.
+  void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
+            const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> limit = {});
 
   /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs one.
   template <class Body>
-  auto drive(Body&& body) {
-    const std::lock_guard lock(driving_);
+  auto run_exclusively(Body&& body) {
+    const std::lock_guard lock(exclusive_);
     const UnderWayUpdate update{*this};
     return body();
   }
@@ -133,12 +133,12 @@ class Channel {
   const int rank;
   const int size;
   const Topology topology;
-  std::uint64_t id;         // the same on all of its ranks; unique to this channel
-  std::uint64_t turns = 0;  // collective calls so far
-  std::size_t turns_slot;   // where this rank's record has `turns`
+  std::uint64_t id;              // the same on all of its ranks; unique to this channel
+  std::uint64_t call_count = 0;  // collective calls so far
+  std::size_t call_count_slot;   // where this rank's record has `call_count`
   std::shared_ptr<Transport> transport;
   Hierarchy* hierarchy() const noexcept { return transport->hierarchy.get(); }
-  /// The calls of rendezvous() in this attempt.
+  /// The calls of wait_for_all_ranks() in this attempt.
   struct {
     std::int64_t attempt = 0;  ///< number of agreements before it
     std::int64_t count = 0;
@@ -156,7 +156,7 @@ class Channel {
   /// Abandons this rank's unfinished operations between nodes. Local.
   void abandon_over_nodes();
 
-  std::mutex driving_;
+  std::mutex exclusive_;
   /// World::failures when operations were last seen under way; −1 if there are none. If an attempt has failed since,
   /// the operations will never finish and no longer count as under way.
   std::atomic<std::int64_t> under_way_{-1};

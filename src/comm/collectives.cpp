@@ -22,11 +22,11 @@ struct Request::State {
   std::shared_ptr<Channel> channel;
   std::shared_ptr<Transport> transport;  ///< the channel's when the operation began
   node::Call call;
-  Channel::Begun begun;
+  Channel::RecordedCall recorded_call;
   std::vector<MPI_Request> pending = {};
-  std::vector<Expected> expected = {};  ///< [pending]
-  node::Communicator* local = nullptr;  ///< issued the ticket; null if MPI carries the operation
-  node::Communicator::Ticket ticket = 0;
+  std::vector<Expected> expected = {};      ///< [pending]
+  node::NodeCommunicator* local = nullptr;  ///< issued the ticket; null if MPI carries the operation
+  node::NodeCommunicator::Ticket ticket = 0;
   std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
   bool finished = false;
@@ -41,7 +41,7 @@ struct Request::State {
     if (finished) return true;
     finished = local != nullptr ? test_node() : test_mpi();
     if (finished) {
-      channel->end(begun);
+      channel->end(recorded_call);
       pending.clear();
       kept.clear();
     }
@@ -49,7 +49,7 @@ struct Request::State {
   }
 
   bool test_node() {
-    return channel->drive([&] {
+    return channel->run_exclusively([&] {
       advance_over_nodes(*channel);
       return local->done(ticket);
     });
@@ -85,15 +85,16 @@ struct Request::State {
 
   ~State() {
     if (finished) return;
-    channel->end(begun);
+    channel->end(recorded_call);
     if (local != nullptr) {
-      if (kept.empty() && channel->topology.num_nodes == 1) channel->drive([&] { local->leave(ticket); });
+      if (kept.empty() && channel->topology.num_nodes == 1)
+        channel->run_exclusively([&] { local->detach_data(ticket); });
       Channel::keep_until_idle(channel);
     }
     // MPI may still read or write the kept memory.
     std::vector<MPI_Request> receives, others;
     for (std::size_t i = 0; i < pending.size(); ++i) (expected[i].count < 0 ? others : receives).push_back(pending[i]);
-    (call.collective() ? transport->collective : transport->point_to_point)
+    (call.is_collective() ? transport->collective : transport->point_to_point)
         ->abandon(std::move(receives), others, std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept)));
   }
 };
@@ -108,23 +109,23 @@ bool Request::done() {
   if (!state_ || state_->finished) return true;
   if (state_->test()) return true;
   Channel::advance_all();
-  state_->channel->world->alarm.listen();
+  state_->channel->world->alarm.throw_if_raised();
   return false;
 }
 
 void Request::wait(std::optional<std::chrono::milliseconds> limit) {
   if (!state_ || state_->test()) return;
   const auto doing = [&] {
-    const char* const part_of = watch::During::name();
+    const char* const part_of = watch::ScopedCallName::name();
     return "waiting for " + (part_of == nullptr ? "" : part_of + std::string(": ")) + state_->call.text();
   };
-  state_->channel->wait([&] { return state_->test(); }, doing, state_->begun, limit);
+  state_->channel->wait([&] { return state_->test(); }, doing, state_->recorded_call, limit);
 }
 
 void Request::wait_until(const std::function<bool()>& ready, const std::string& doing,
                          std::optional<std::chrono::milliseconds> limit) {
   state_->channel->wait(
-      ready, [&] { return doing; }, state_->begun, limit);
+      ready, [&] { return doing; }, state_->recorded_call, limit);
 }
 
 bool Request::pending() const noexcept { return state_ && !state_->finished; }
@@ -155,9 +156,9 @@ using Kind = node::Call::Kind;
 
 std::unique_ptr<Request::State> start(const Communicator& communicator, const node::Call& call, const char* name) {
   const auto& channel = Channel::of(communicator);
-  const auto begun = channel->begin(call, name);
-  return std::unique_ptr<Request::State>(
-      new Request::State{.channel = channel, .transport = channel->transport, .call = call, .begun = begun});
+  const auto recorded_call = channel->begin(call, name);
+  return std::unique_ptr<Request::State>(new Request::State{
+      .channel = channel, .transport = channel->transport, .call = call, .recorded_call = recorded_call});
 }
 
 /// True if all ranks are on one node and share memory.
@@ -170,8 +171,8 @@ bool on_one_node(const Communicator& communicator) {
 template <class Start>
 Request on_node(std::unique_ptr<Request::State> state, Start&& start) {
   auto& local = *state->transport->hierarchy->communicator;
-  state->channel->drive([&] {
-    local.number(state->begun.turn);
+  state->channel->run_exclusively([&] {
+    local.set_call_number(state->recorded_call.call_number);
     state->ticket = start(local);
     state->local = &local;
   });

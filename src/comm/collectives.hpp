@@ -83,7 +83,7 @@ class Collectives {
   explicit Collectives(Communicator communicator, std::size_t chunk = most_per_call);
 
   /// Sets the name under which this rank's record lists the operations started from now on. `name` has static storage.
-  void name(const char* name) noexcept { name_ = name; }
+  void set_name(const char* name) noexcept { name_ = name; }
 
   Request barrier();
   /// Copies the root's `data` to all ranks.

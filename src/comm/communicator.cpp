@@ -24,7 +24,7 @@ const Topology& Communicator::topology() const noexcept { return channel_->topol
 
 Communicator Communicator::duplicate() const {
   constexpr auto doing = "duplicating a communicator";
-  detail::comm::rendezvous(*this, doing);
+  detail::comm::wait_for_all_ranks(*this, doing);
   return channel_->open_part(channel_->all_ranks(), doing);
 }
 
@@ -33,9 +33,9 @@ Communicator Communicator::split(int color, int key) const {
   if (color < 0)
     throw Error(ExitCode::usage, doing, "the colour " + std::to_string(color) + " is negative",
                 "Give every rank a colour of 0 or more");
-  detail::comm::rendezvous(*this, doing);
+  detail::comm::wait_for_all_ranks(*this, doing);
   detail::comm::Handshake handshake(*channel_->transport->collective, doing);
-  const auto colors = handshake.each(std::to_string(color)), keys = handshake.each(std::to_string(key));
+  const auto colors = handshake.all_gather(std::to_string(color)), keys = handshake.all_gather(std::to_string(key));
   std::vector<std::pair<int, int>> part;  // key and rank
   for (std::size_t r = 0; r < colors.size(); ++r)
     if (colors[r] == std::to_string(color)) part.emplace_back(std::stoi(keys[r]), static_cast<int>(r));
@@ -55,7 +55,7 @@ void finish(detail::comm::Request request, std::shared_ptr<void> memory) {
 
 template <class T>
 void reduce_in_place(const Communicator& communicator, std::span<T> values, Dtype type, ReduceOp op) {
-  if (!detail::comm::reaches_beyond_this_call(communicator, values.data(), values.size_bytes()))
+  if (!detail::comm::may_be_written_later(communicator, values.data(), values.size_bytes()))
     return Collectives(communicator).all_reduce(values.data(), values.size(), type, op).wait();
   auto memory = std::make_shared<std::vector<T>>(values.begin(), values.end());
   finish(Collectives(communicator).all_reduce(memory->data(), memory->size(), type, op), memory);

@@ -14,7 +14,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// Above the tags of Collectives::all_to_all(), SliceExchange and rendezvous().
+/// Above the tags of Collectives::all_to_all(), SliceExchange and wait_for_all_ranks().
 constexpr int handshake_tag = 16'386;
 
 constexpr std::size_t longest = 1024;
@@ -61,14 +61,14 @@ void Handshake::finish() {
   pending.clear();
 }
 
-bool Handshake::all(bool mine) {
+bool Handshake::all_true(bool mine) {
   memory_->all = mine ? 1 : 0;
   check(MPI_Iallreduce(MPI_IN_PLACE, &memory_->all, 1, MPI_INT, MPI_MIN, over_.comm, start()), "MPI_Iallreduce");
   finish();
   return memory_->all == 1;
 }
 
-std::vector<std::string> Handshake::each(const std::string& mine) {
+std::vector<std::string> Handshake::all_gather(const std::string& mine) {
   memory_->mine = text_of(mine);
   memory_->texts.resize(static_cast<std::size_t>(size_in(over_.comm)));
   check(MPI_Iallgather(memory_->mine.data(), longest, MPI_CHAR, memory_->texts.data(), longest, MPI_CHAR, over_.comm,
@@ -93,8 +93,8 @@ std::string Handshake::from_first(const std::vector<int>& ranks, const std::stri
   return memory_->mine.data();
 }
 
-std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const std::vector<int>& node,
-                                                  std::size_t bytes, std::size_t first, std::size_t reserved) {
+std::shared_ptr<node::SharedSegment> map_node_segment(MpiCommunicator& over, const std::vector<int>& node,
+                                                      std::size_t bytes, std::size_t first, std::size_t reserved) {
   Handshake handshake(over, "sharing memory on a node");
   const int rank = rank_in(over.comm);
   const bool here = rank == node.front();
@@ -112,16 +112,16 @@ std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const s
   const auto name = handshake.from_first(node, segment->name());
   if (!here && !name.empty()) attempt([&] { *segment = node::SharedSegment::open(name, bytes); });
   // Remove the name as soon as all ranks have opened the segment, before reserve(), which takes long.
-  bool everywhere = handshake.all(segment->data() != nullptr);
+  bool everywhere = handshake.all_true(segment->data() != nullptr);
   segment->unlink();
   if (everywhere) {
     attempt([&] { segment->reserve(first, reserved); });
-    everywhere = handshake.all(problem.empty());
+    everywhere = handshake.all_true(problem.empty());
   }
   if (everywhere) return segment;
 
   static std::atomic<bool> warned{false};
-  const auto problems = handshake.each(problem);
+  const auto problems = handshake.all_gather(problem);
   const auto lowest = std::ranges::find_if_not(problems, &std::string::empty);
   if (lowest != problems.end() && !warned.exchange(true) && rank == 0)
     log::warn("rank " + std::to_string(lowest - problems.begin()) + ": " + *lowest +

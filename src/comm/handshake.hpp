@@ -1,6 +1,6 @@
 // How ranks communicate while they make a world, a channel or shared memory together, so that in the end all of them
-// have it or none. First all ranks must have come, because of the calls that they make or by rendezvous(). A rank that
-// has begun a handshake then goes on to the end and ignores alarms; every other wait polls for alarms.
+// have it or none. First all ranks must have come, because of the calls that they make or by wait_for_all_ranks(). A
+// rank that has begun a handshake then goes on to the end and ignores alarms; every other wait polls for alarms.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -23,7 +23,7 @@ class MpiCommunicator;
 ///
 /// Returns on all ranks of the communicator or throws on all: RemoteError, or, past the launch's time limit, an Error
 /// (ExitCode::retry) whose text begins with `doing`. Collective.
-void rendezvous(const Communicator& communicator, const char* doing);
+void wait_for_all_ranks(const Communicator& communicator, const char* doing);
 
 /// Every call is collective over the ranks that it names. It throws an Error (ExitCode::retry) if they do not all come
 /// within half an hour.
@@ -37,9 +37,9 @@ class Handshake {
   Handshake& operator=(const Handshake&) = delete;
 
   /// True if `mine` is true on all ranks.
-  bool all(bool mine);
+  bool all_true(bool mine);
   /// Returns the text of each rank, cut to 1 KB.
-  std::vector<std::string> each(const std::string& mine);
+  std::vector<std::string> all_gather(const std::string& mine);
   /// Returns the text of the first of `ranks` on all of them, cut to 1 KB.
   std::string from_first(const std::vector<int>& ranks, const std::string& mine);
 
@@ -57,7 +57,7 @@ class Handshake {
 /// `first`. `node`: the ranks of `over` on this node. Returns null on all ranks of `over` if that fails on any of them,
 /// for example because /dev/shm is full; a warning says so once. The segment's name is already removed. Collective over
 /// `over`, whose ranks must all have come.
-std::shared_ptr<node::SharedSegment> map_together(MpiCommunicator& over, const std::vector<int>& node,
-                                                  std::size_t bytes, std::size_t first, std::size_t reserved);
+std::shared_ptr<node::SharedSegment> map_node_segment(MpiCommunicator& over, const std::vector<int>& node,
+                                                      std::size_t bytes, std::size_t first, std::size_t reserved);
 
 }  // namespace muster::detail::comm

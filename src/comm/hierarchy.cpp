@@ -175,7 +175,7 @@ class HierarchicalAllReduce {
   void advance() {
     if (local_.done(ticket())) return;
     while (first_ < pieces_.size() && pieces_[first_].exchanged) ++first_;
-    for (auto i = first_; i < pieces_.size() && local_.finished(pieces_[i].reduced); ++i) {
+    for (auto i = first_; i < pieces_.size() && local_.is_finished(pieces_[i].reduced); ++i) {
       auto& piece = pieces_[i];
       if (piece.exchanged) continue;
       if (!piece.exchange) {
@@ -190,15 +190,15 @@ class HierarchicalAllReduce {
     }
   }
 
-  node::Communicator::Ticket ticket() const noexcept { return pieces_.empty() ? 0 : pieces_.back().shared; }
+  node::NodeCommunicator::Ticket ticket() const noexcept { return pieces_.empty() ? 0 : pieces_.back().shared; }
 
  private:
   struct Piece {
     std::byte* data = nullptr;
     std::size_t count = 0;
     int leaders = 1;
-    node::Communicator::Ticket reduced = 0;
-    node::Communicator::Ticket shared = 0;
+    node::NodeCommunicator::Ticket reduced = 0;
+    node::NodeCommunicator::Ticket shared = 0;
     std::unique_ptr<SliceExchange> exchange = nullptr;
     bool exchanged = false;  ///< also true if this rank leads no slice of the piece
   };
@@ -206,20 +206,20 @@ class HierarchicalAllReduce {
   /// Copies the slices of all leaders to all ranks of the node. It starts closed if this rank's slice has yet to be
   /// exchanged.
   void share(Piece& piece) {
-    using Start = node::Communicator::Start;
+    using Start = node::NodeCommunicator::Start;
     piece.shared = local_.all_gather(piece.data, piece.count, piece.leaders, reduction_.type,
                                      piece.exchanged ? Start::open : Start::closed);
   }
 
   Channel& channel_;  ///< its hierarchy owns this all-reduce
-  node::Communicator& local_;
+  node::NodeCommunicator& local_;
   node::Reduction reduction_;
   std::vector<Piece> pieces_;
   std::size_t first_ = 0;  ///< first piece that has not been exchanged
 };
 
-node::Communicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
-                                                 const node::Reduction& reduction) {
+node::NodeCommunicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
+                                                     const node::Reduction& reduction) {
   const auto started =
       std::make_shared<HierarchicalAllReduce>(channel, static_cast<std::byte*>(data), count, reduction);
   channel.hierarchy()->over_nodes.push_back(started);
@@ -231,7 +231,7 @@ void advance_over_nodes(Channel& channel) {
   if (!channel.hierarchy()) return;
   auto& under_way = channel.hierarchy()->over_nodes;
   for (const auto& all_reduce : under_way) all_reduce->advance();
-  while (!under_way.empty() && channel.hierarchy()->communicator->finished(under_way.front()->ticket()))
+  while (!under_way.empty() && channel.hierarchy()->communicator->is_finished(under_way.front()->ticket()))
     under_way.pop_front();
 }
 

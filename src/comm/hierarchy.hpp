@@ -20,7 +20,7 @@ class HierarchicalAllReduce;
 struct Hierarchy {
   std::vector<int> ranks;        ///< [local size]: ranks of this node, as ranks of the channel
   std::shared_ptr<void> memory;  ///< the communicator's
-  std::unique_ptr<node::Communicator> communicator;
+  std::unique_ptr<node::NodeCommunicator> communicator;
   int leaders = 1;                                ///< per node, its first ranks: as many as the smallest node has ranks
   std::vector<std::vector<int>> leaders_of_node;  ///< [num_nodes][leaders]: rank in the channel
   unsigned exchanges = 0;                         ///< started so far by this leader
@@ -28,12 +28,12 @@ struct Hierarchy {
   std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
 
-// Call both inside Channel::drive().
+// Call both inside Channel::run_exclusively().
 
 /// Starts an in-place all-reduce over the nodes of the channel. It has finished when the communicator of this node has
 /// finished the returned ticket.
-node::Communicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
-                                                 const node::Reduction& reduction);
+node::NodeCommunicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
+                                                     const node::Reduction& reduction);
 
 /// Makes progress with all unfinished all-reduces of the channel: if two ranks wait for different ones, each needs the
 /// other's part in both.

@@ -32,7 +32,7 @@ struct Mailbox::Memory {
 
 Mailbox::Mailbox(const Communicator& ranks) {
   constexpr auto doing = "opening a mailbox";
-  rendezvous(ranks, doing);
+  wait_for_all_ranks(ranks, doing);
   const auto& channel = *Channel::of(ranks);
   memory_.reset(new Memory{std::move(channel.take_from_pool(1, channel.all_ranks(), doing).front())});
 }

@@ -86,7 +86,7 @@ MPI_Datatype mpi_type(Dtype type) {
 }
 
 void require_reducible(Dtype type, ReduceOp op, std::string_view doing) {
-  if (node::reducible(type, op)) return;
+  if (node::is_reducible(type, op)) return;
   if (op == ReduceOp::min || op == ReduceOp::max)
     throw Error(ExitCode::usage, doing, "complex numbers have no order", "Use sum or product");
   throw Error(ExitCode::usage, doing, "bit operations are for integers and booleans", "Use sum, product, min or max");

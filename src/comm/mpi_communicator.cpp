@@ -13,7 +13,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// The tag of markers, above those of all_to_all(), SliceExchange, rendezvous() and Handshake.
+/// The tag of markers, above those of all_to_all(), SliceExchange, wait_for_all_ranks() and Handshake.
 constexpr int marker_tag = 16'387;
 
 /// The most bytes that missed collectives may move: a rank allocates memory for all of them at once.
@@ -63,7 +63,7 @@ MPI_Request MpiCommunicator::start(const node::Call& call, void* data) {
                       call.root, comm, &request),
           "MPI_Ireduce");
   }
-  mine_.calls[mine_.begun++ % kept_calls] = call.word();
+  mine_.calls[mine_.begun++ % kept_calls] = call.encode();
   return request;
 }
 
@@ -160,10 +160,10 @@ bool MpiCommunicator::catch_up(const std::vector<Marker>& markers) {
       if (word(marker, number) != word(*most, number)) return false;
   std::size_t missed_bytes = 0;
   for (auto number = least->begun; number < most->begun; ++number)
-    missed_bytes += bytes_of(node::Call::of(word(*most, number)));
+    missed_bytes += bytes_of(node::Call::decode(word(*most, number)));
   if (missed_bytes > most_missed_bytes) return false;
   while (mine_.begun < most->begun) {
-    const auto call = node::Call::of(word(*most, mine_.begun));
+    const auto call = node::Call::decode(word(*most, mine_.begun));
     const auto unused = std::make_shared<std::byte[]>(std::max<std::size_t>(1, bytes_of(call)));
     memory_.push_back(unused);
     pending_.push_back(start(call, unused.get()));

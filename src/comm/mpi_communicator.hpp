@@ -65,8 +65,9 @@ class MpiCommunicator {
   /// What each rank sends to the others in clean(), as the last message of the old use.
   struct Marker {
     std::uint64_t id = 0;
-    std::uint64_t begun = 0;                           ///< collectives in this use
-    std::array<std::uint64_t, kept_calls> calls = {};  ///< [number of the collective % kept_calls]: node::Call::word()
+    std::uint64_t begun = 0;  ///< collectives in this use
+    std::array<std::uint64_t, kept_calls> calls =
+        {};  ///< [number of the collective % kept_calls]: node::Call::encode()
   };
 
   std::vector<Marker> exchange_markers(const char* doing);

@@ -13,7 +13,7 @@ std::string packed_outcome(const std::function<std::string()>& work) {
   } catch (const RemoteError&) {
     throw;  // an alarm: no rank waits for this one's result
   } catch (...) {
-    mine = caught();
+    mine = current_outcome();
     mine.agreed = false;
   }
   return pack(mine);
@@ -28,16 +28,17 @@ std::optional<Error> conclude(const Communicator& world, const WaitLimits& limit
     for (std::size_t rank = 0; errors != nullptr && rank < outcomes.size(); ++rank)
       if (outcomes[rank].kind != Outcome::Kind::done) errors->emplace(static_cast<int>(rank), outcomes[rank].text);
     return root_cause(outcomes, world.topology().hosts);
-  } catch (const Lost& lost) {
+  } catch (const RanksMissing& lost) {
     if (done) throw;
     // If this rank has waited too long, its error already says which ranks are missing.
-    throw Lost(Error(mine.code, mine.stalled ? mine.text : mine.text + " (then: " + lost.what() + ")"), lost.turn());
+    throw RanksMissing(Error(mine.code, mine.stalled ? mine.text : mine.text + " (then: " + lost.what() + ")"),
+                       lost.report_delay());
   }
 }
 
 }  // namespace
 
-std::vector<std::string> on_all(const Communicator& communicator, const std::function<std::string()>& work) {
+std::vector<std::string> run_on_all(const Communicator& communicator, const std::function<std::string()>& work) {
   std::vector<Outcome> outcomes;
   for (const auto& packed : communicator.all_gather(packed_outcome(work))) outcomes.push_back(unpack(packed));
   if (const auto error = root_cause(outcomes, communicator.topology().hosts)) throw *error;
@@ -46,7 +47,7 @@ std::vector<std::string> on_all(const Communicator& communicator, const std::fun
   return results;
 }
 
-std::string on_root(const Communicator& communicator, const std::function<std::string()>& work) {
+std::string run_on_root(const Communicator& communicator, const std::function<std::string()>& work) {
   auto outcome = unpack(communicator.broadcast(communicator.rank() == 0 ? packed_outcome(work) : ""));
   if (outcome.kind == Outcome::Kind::failed) throw Error(outcome.code, outcome.text);
   return std::move(outcome.text);
@@ -54,28 +55,28 @@ std::string on_root(const Communicator& communicator, const std::function<std::s
 
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
                                     const std::function<void()>& work, std::map<int, std::string>* errors) {
-  const Nested nested(world);
+  const NestedAttempt nested(world);
   // After this no rank is still in an earlier collective, which an alarm from this work would end.
   agree(world, {}, limits.done);
   Outcome mine;
   try {
     work();
-  } catch (const Lost&) {
+  } catch (const RanksMissing&) {
     throw;
   } catch (...) {
-    mine = caught(world);
+    mine = current_outcome(world);
     raise_alarm(world, mine);
   }
   return conclude(world, limits, mine, errors);
 }
 
 void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work) {
-  const Nested nested(world);
+  const NestedAttempt nested(world);
   Outcome mine;
   try {
     work();
   } catch (...) {
-    mine = caught();
+    mine = current_outcome();
   }
   if (const auto error = conclude(world, limits, mine)) throw *error;
 }

@@ -17,14 +17,14 @@ namespace muster::detail::comm {
 /// Runs `work` on every rank and returns the results of all ranks on each. If it throws on any, all ranks throw the
 /// same Error, the one of the lowest failed rank; it names that rank and its host unless all ranks have the same error.
 /// Collective; no rank returns before all have come.
-std::vector<std::string> on_all(const Communicator& communicator, const std::function<std::string()>& work);
+std::vector<std::string> run_on_all(const Communicator& communicator, const std::function<std::string()>& work);
 
 /// Runs `work` on rank 0 alone. All ranks return its result or throw the Error that it threw. Collective.
-std::string on_root(const Communicator& communicator, const std::function<std::string()>& work);
+std::string run_on_root(const Communicator& communicator, const std::function<std::string()>& work);
 template <class Work>
 requires std::is_void_v<std::invoke_result_t<Work>>
-void on_root(const Communicator& communicator, const Work& work) {
-  on_root(communicator, [&] { return work(), std::string(); });
+void run_on_root(const Communicator& communicator, const Work& work) {
+  run_on_root(communicator, [&] { return work(), std::string(); });
 }
 
 /// How long a rank waits for the others at the end of the work.
@@ -35,8 +35,8 @@ struct WaitLimits {
 
 /// Runs `work`, in which the ranks communicate, on every rank. If it fails on any, all ranks return the same root
 /// cause. A failure ends the waits of the other ranks at once. `errors` gets the error text of each rank that did not
-/// succeed, by rank. Throws Lost past the limit. A nested attempt throws the error that has ended the outer attempt on
-/// a rank that never entered the nested one. Collective over the world.
+/// succeed, by rank. Throws RanksMissing past the limit. A nested attempt throws the error that has ended the outer
+/// attempt on a rank that never entered the nested one. Collective over the world.
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
                                     const std::function<void()>& work, std::map<int, std::string>* errors = nullptr);
 

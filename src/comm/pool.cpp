@@ -83,7 +83,7 @@ std::vector<PooledCommunicator> Pool::take(std::size_t count, const std::vector<
                                            const std::vector<int>& ranks, const char* doing) {
   auto offered = claim(members);
   Handshake handshake(over, doing);
-  const auto texts = handshake.each(text_of(offered));
+  const auto texts = handshake.all_gather(text_of(offered));
   std::vector<Ids> idle_on_rank;
   for (const int r : ranks) idle_on_rank.push_back(ids_in(texts[static_cast<std::size_t>(r)]));
 
@@ -97,7 +97,7 @@ std::vector<PooledCommunicator> Pool::take(std::size_t count, const std::vector<
       give_back(std::move(one));
   }
   for (const auto& one : chosen) one->cancel_receives();
-  handshake.all(true);
+  handshake.all_true(true);
 
   std::vector<PooledCommunicator> taken;
   for (auto& one : chosen)

@@ -37,7 +37,7 @@ class Rendezvous {
  public:
   Rendezvous(Channel& channel, const char* doing)
       : channel_(channel), doing_(doing), attempt_(channel_.world->agreements) {
-    call_ = channel_.begin({.kind = node::Call::Kind::meet}, doing);  // may throw, so count afterwards
+    call_ = channel_.begin({.kind = node::Call::Kind::set_up}, doing);  // may throw, so count afterwards
     // A failed attempt may have left the ranks at different numbers, so each attempt counts from the beginning.
     if (channel_.rendezvous.attempt != attempt_) channel_.rendezvous = {attempt_, 0};
     number_ = ++channel_.rendezvous.count;
@@ -87,7 +87,7 @@ class Rendezvous {
     tell(0, Word::here);
     try {
       wait(answered);
-    } catch (const Stalled&) {
+    } catch (const WaitTimeout&) {
       if (!let_go(stall_grace)) throw;
     } catch (...) {
       if (!let_go(grace)) throw;
@@ -144,7 +144,7 @@ class Rendezvous {
   [[noreturn]] void refused() {
     wait_until(
         [&] {
-          channel_.world->alarm.listen();
+          channel_.world->alarm.throw_if_raised();
           return false;
         },
         grace);
@@ -156,16 +156,16 @@ class Rendezvous {
   const char* doing_;
   std::int64_t attempt_;
   std::int64_t number_ = 0;
-  Channel::Begun call_;
+  Channel::RecordedCall call_;
   std::shared_ptr<Sends> sends_ = std::make_shared<Sends>();
 };
 
 }  // namespace
 
-void rendezvous(const Communicator& communicator, const char* doing) {
+void wait_for_all_ranks(const Communicator& communicator, const char* doing) {
   if (communicator.size() == 1) return;
   auto& channel = *Channel::of(communicator);
-  channel.world->alarm.listen();
+  channel.world->alarm.throw_if_raised();
   Rendezvous here(channel, doing);
   if (channel.rank == 0)
     here.lead();

@@ -8,42 +8,42 @@
 
 namespace muster::detail::comm {
 
-std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
+std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
   const auto& channel = *Channel::of(communicator);
   if (!channel.hierarchy() || channel.topology.num_nodes == channel.size) return std::nullopt;
-  rendezvous(communicator, "sharing memory on a node");
+  wait_for_all_ranks(communicator, "sharing memory on a node");
   const auto stride = node::whole_pages(std::max<std::size_t>(1, bytes));
   const int local = channel.topology.local_rank;
   const auto& node = channel.hierarchy()->ranks;
-  auto segment = map_together(*channel.transport->collective, node, stride * node.size(),
-                              static_cast<std::size_t>(local) * stride, reserved);
+  auto segment = map_node_segment(*channel.transport->collective, node, stride * node.size(),
+                                  static_cast<std::size_t>(local) * stride, reserved);
   if (!segment) return std::nullopt;
   const node::Region region{segment->data(), stride, segment};
   return SharedRegion{std::move(segment), region, local};
 }
 
-std::shared_ptr<std::byte> own_memory(std::size_t bytes) {
+std::shared_ptr<std::byte> local_memory(std::size_t bytes) {
   const auto page = static_cast<std::align_val_t>(node::page_size());
   return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
 }
 
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
-  const auto shared = share(communicator, bytes, bytes);
-  if (!shared) return own_memory(bytes);
+  const auto shared = allocate_shared(communicator, bytes, bytes);
+  if (!shared) return local_memory(bytes);
   auto& channel = *Channel::of(communicator);
-  channel.drive([&] { channel.hierarchy()->communicator->add(shared->region); });
+  channel.run_exclusively([&] { channel.hierarchy()->communicator->register_region(shared->region); });
   // The node's communicator keeps the region registered; the pages are freed with their last user on this rank.
   return {shared->data(), [shared = *shared](std::byte* data) {
             shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);
           }};
 }
 
-bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes) {
+bool may_be_written_later(const Communicator& communicator, const void* data, std::size_t bytes) {
   if (communicator.size() == 1) return false;
   const auto& channel = *Channel::of(communicator);
   if (!channel.hierarchy()) return true;
   // Within one node only this rank writes to its own memory, and a registered region lives as long as the channel.
-  return channel.topology.num_nodes > 1 && !channel.hierarchy()->communicator->registered(data, bytes);
+  return channel.topology.num_nodes > 1 && !channel.hierarchy()->communicator->is_registered(data, bytes);
 }
 
 }  // namespace muster::detail::comm

@@ -30,15 +30,15 @@ struct SharedRegion {
 /// Gives each rank `bytes` bytes of shared address space, the same on all ranks, and reserves memory for the first
 /// `reserved` bytes. None if memory cannot be shared or any rank has not enough of it. The segment's name is already
 /// removed. Collective.
-std::optional<SharedRegion> share(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
+std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
 /// Allocates memory of this rank alone: zeroes, aligned to a page.
-std::shared_ptr<std::byte> own_memory(std::size_t bytes);
+std::shared_ptr<std::byte> local_memory(std::size_t bytes);
 
 /// Implements Communicator::shared_memory(). If memory cannot be shared, it is the rank's own. Collective.
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes);
 
 /// True if a reduction of that memory may still write to it after its caller has stopped waiting.
-bool reaches_beyond_this_call(const Communicator& communicator, const void* data, std::size_t bytes);
+bool may_be_written_later(const Communicator& communicator, const void* data, std::size_t bytes);
 
 }  // namespace muster::detail::comm

@@ -32,7 +32,7 @@ inline void pause() noexcept {
 
 /// True if the ranks of this node may together run on at least as many CPUs as there are ranks. False until the first
 /// world is made.
-inline std::atomic<bool> cores_suffice{false};
+inline std::atomic<bool> has_core_per_rank{false};
 
 /// Calls ready() until it is true, for some tens of microseconds, without giving up the core. If cores do not suffice
 /// it spins for less than a microsecond, since the rank that this one waits for may need the core.
@@ -47,7 +47,7 @@ bool spin_until(Ready&& ready) {
       pause();
     }
     if (!end) end = Clock::now() + std::chrono::microseconds(40);
-  } while (cores_suffice.load(std::memory_order_relaxed) && Clock::now() < *end);
+  } while (has_core_per_rank.load(std::memory_order_relaxed) && Clock::now() < *end);
   return false;
 }
 

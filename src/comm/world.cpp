@@ -1,7 +1,7 @@
 #include "comm/world.hpp"
 
 #include "base/log.hpp"
-#include "base/telling.hpp"
+#include "base/supervisor_message.hpp"
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
@@ -78,9 +78,9 @@ std::string own_cpus() {
 /// called "localhost", its communicators contradict each other and the ranks hang. Collective.
 Placement find_placement(MpiCommunicator& over) {
   Handshake handshake(over, "finding the ranks of each node");
-  Placement placement{.node_of_rank = {}, .hosts = handshake.each(host_name())};
-  const auto memories = handshake.each(memory_name());
-  const auto cpus = handshake.each(own_cpus());
+  Placement placement{.node_of_rank = {}, .hosts = handshake.all_gather(host_name())};
+  const auto memories = handshake.all_gather(memory_name());
+  const auto cpus = handshake.all_gather(own_cpus());
   std::map<std::pair<std::string, std::string>, int> first_rank;
   for (std::size_t r = 0; r < memories.size(); ++r)
     placement.node_of_rank.push_back(
@@ -99,7 +99,7 @@ Placement find_placement(MpiCommunicator& over) {
     for (std::size_t cpu = 0; cpu < cpus[r].size(); ++cpu)
       if (cpus[r][cpu] == '1') cores.insert(cpu);
   }
-  cores_suffice = !known || cores.size() >= ranks;
+  has_core_per_rank = !known || cores.size() >= ranks;
   if (rank == node) node::SharedSegment::remove_leftovers();
   return placement;
 }
@@ -184,8 +184,8 @@ Communicator make_world(const Communicator& ranks, Placement placement) {
                     std::move(placement));
 }
 
-Communicator make_world_apart(const Communicator& ranks) {
-  rendezvous(ranks, "making a separate world");
+Communicator make_separate_world(const Communicator& ranks) {
+  wait_for_all_ranks(ranks, "making a separate world");
   const auto apart = make_world(ranks, {ranks.topology().node_of_rank, ranks.topology().hosts});
   set_time_limit(apart, time_limit(ranks));
   set_final_grace(apart, final_grace(ranks));
@@ -193,11 +193,11 @@ Communicator make_world_apart(const Communicator& ranks) {
 }
 
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit) {
-  Channel::of(communicator)->world->limit = limit;
+  Channel::of(communicator)->world->wait_limit = limit;
 }
 
 std::chrono::milliseconds time_limit(const Communicator& communicator) {
-  return Channel::of(communicator)->world->limit;
+  return Channel::of(communicator)->world->wait_limit;
 }
 
 void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace) {
@@ -219,7 +219,7 @@ void give_up(const Communicator& communicator, const Error& error) noexcept {
   // Not left to rank 0, which may be the rank that does not answer.
   std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank,
                channel.world->placement.hosts[static_cast<std::size_t>(rank)].c_str(), error.what());
-  tell(telling_leaving, std::to_string(static_cast<int>(error.code())));
+  tell(message_leaving, std::to_string(static_cast<int>(error.code())));
   log::flush();
   abort(static_cast<int>(error.code()));
 }
@@ -239,7 +239,7 @@ Communicator from_mpi(MPI_Comm comm) {
   }
   MpiCommunicator given(comm, members, 0);  // belongs to the caller, so it is not in the pool
   // The calls that follow have no timeout, so first all ranks must have come.
-  Handshake(given, doing).all(true);
+  Handshake(given, doing).all_true(true);
   return make_world(pool, members, given, find_placement(given));
 }
 

@@ -50,7 +50,7 @@ Communicator make_world(const Communicator& ranks, Placement placement);
 
 /// Makes a separate world of the same ranks with the same limits, for another thread of each rank or for work that may
 /// fail alone: an alarm in one world does not reach the other. Collective.
-Communicator make_world_apart(const Communicator& ranks);
+Communicator make_separate_world(const Communicator& ranks);
 
 /// The limit for every later wait on communicators of this world.
 void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);

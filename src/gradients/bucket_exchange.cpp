@@ -65,12 +65,12 @@ BucketExchange::~BucketExchange() = default;
 void BucketExchange::fill_buckets() {
   std::vector<GradientSize> sizes;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    sizes.push_back({parameters_[i].nbytes(), static_cast<int>(types_.ranges[i].bucket)});
+    sizes.push_back({parameters_[i].nbytes(), static_cast<int>(types_.slices[i].bucket)});
   layout_ = FlatLayout(parameters_, assign_buckets(sizes, order_, first_bytes_, most_bytes_));
   buckets_.clear();
   std::vector<std::size_t> taken(memory_.size());
   for (const auto& [members, count] : layout_.buckets) {
-    const auto type = types_.ranges[members.front()].bucket;
+    const auto type = types_.slices[members.front()].bucket;
     const auto sums = members.size() + (buckets_.empty() ? flag_bits : 0);
     const auto part = [&](std::size_t first, std::size_t elements) {
       return memory_[type].narrow(0, static_cast<std::int64_t>(taken[type] + first),
@@ -78,7 +78,7 @@ void BucketExchange::fill_buckets() {
     };
     const auto gradients = part(0, count);
     std::vector<at::Tensor> views;
-    for (const auto i : members) views.push_back(view_like(parameters_[i], gradients, layout_.ranges[i].first));
+    for (const auto i : members) views.push_back(view_like(parameters_[i], gradients, layout_.slices[i].first_element));
     const auto index = buckets_.size();
     buckets_.push_back({.gradients = {gradients, std::move(views), index, index + 1 == layout_.buckets.size()},
                         .flat = part(0, count + sums),
@@ -98,17 +98,17 @@ void BucketExchange::begin(Arrival arrival, Flags flags) {
   if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
 
-void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
+void BucketExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
   const at::NoGradGuard no_grad;
-  if (!order_fixed_ && use != Use::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
-  const auto& range = layout_.ranges[index];
-  auto& bucket = buckets_[range.bucket];
-  auto values = bucket.gradients.views[range.number];
+  if (!order_fixed_ && use != ParameterUse::abandoned) arrived_.push_back(static_cast<std::int64_t>(index));
+  const auto& slice = layout_.slices[index];
+  auto& bucket = buckets_[slice.bucket];
+  auto values = bucket.gradients.views[slice.index_in_bucket];
   if (gradient.defined())
     at::mul_out(values, gradient, scale_);
   else
     values.zero_();
-  bucket.users[range.number] = summand_of(use);
+  bucket.users[slice.index_in_bucket] = summand_of(use);
   --bucket.missing;
   start_full_buckets();
   if (!thread_) advance();
@@ -116,7 +116,7 @@ void BucketExchange::add(std::size_t index, const at::Tensor& gradient, Use use)
 
 void BucketExchange::start_full_buckets() {
   if (started_ == buckets_.size() || buckets_[started_].missing > 0) return;
-  const auto lock = thread_ ? thread_->hold() : std::unique_lock<std::mutex>();
+  const auto lock = thread_ ? thread_->pause() : std::unique_lock<std::mutex>();
   for (; started_ < buckets_.size() && buckets_[started_].missing == 0; ++started_) {
     auto& full = buckets_[started_];
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
@@ -178,9 +178,9 @@ void BucketExchange::fix_order() {
   order_.assign(first, first + parameters_.size());
 }
 
-int BucketExchange::users(std::size_t index) const {
-  const auto& range = layout_.ranges[index];
-  return users_of(buckets_[range.bucket].users[range.number]);
+int BucketExchange::user_count(std::size_t index) const {
+  const auto& slice = layout_.slices[index];
+  return users_of(buckets_[slice.bucket].users[slice.index_in_bucket]);
 }
 
 Flags BucketExchange::flags() const {
@@ -189,8 +189,8 @@ Flags BucketExchange::flags() const {
 
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
-  const auto& range = layout_.ranges[index];
-  hand_out(buckets_[range.bucket].gradients.views[range.number], gradient);
+  const auto& slice = layout_.slices[index];
+  copy_or_assign(buckets_[slice.bucket].gradients.views[slice.index_in_bucket], gradient);
 }
 
 }  // namespace muster::detail::gradients

@@ -34,9 +34,9 @@ class BucketExchange final : public Exchange {
   ~BucketExchange() override;
 
   void begin(Arrival arrival, Flags flags) override;
-  void add(std::size_t index, const at::Tensor& gradient, Use use) override;
+  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
-  int users(std::size_t index) const override;
+  int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override;
 

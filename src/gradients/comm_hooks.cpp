@@ -51,7 +51,7 @@ bool make_unit(Row row, const std::vector<Row>& basis) {
 
 }  // namespace
 
-bool gains(std::int64_t rows, std::int64_t columns, std::int64_t rank, double min_compression_rate) {
+bool saves_traffic(std::int64_t rows, std::int64_t columns, std::int64_t rank, double min_compression_rate) {
   const auto smaller = static_cast<double>(rows + columns) * static_cast<double>(rank);
   return smaller > 0 && smaller * min_compression_rate < static_cast<double>(rows) * static_cast<double>(columns);
 }
@@ -96,7 +96,7 @@ PowerSgdMemory begin(const GradBucket& bucket, const PowerSgdOptions& options) {
     const auto rows = view.dim() > 1 && !view.is_complex() ? view.size(0) : 0;
     const auto columns = rows > 0 ? view.numel() / rows : 0;
     const auto rank = std::min({std::int64_t{options.rank}, rows, columns});
-    if (!gains(rows, columns, rank, options.min_compression_rate)) {
+    if (!saves_traffic(rows, columns, rank, options.min_compression_rate)) {
       memory.others.push_back(view);
       continue;
     }

@@ -27,7 +27,7 @@ struct PowerSgdMemory {
 };
 
 /// True if the factors of a matrix of rows × columns, at this rank, are smaller than it by more than the given rate.
-bool gains(std::int64_t rows, std::int64_t columns, std::int64_t rank, double min_compression_rate);
+bool saves_traffic(std::int64_t rows, std::int64_t columns, std::int64_t rank, double min_compression_rate);
 
 /// Makes the rows of [rank, length] orthonormal in place, in double precision. A row that is zero or depends linearly
 /// on earlier rows is replaced by a random one drawn from `seed`. rank ≤ length.

@@ -33,11 +33,11 @@ constexpr const char* preparing = "preparing the model";
 
 void require_unprepared(const torch::nn::Module& module) {
   for (const auto& parameter : module.named_parameters()) {
-    const auto found = hooked(parameter.value());
-    if (found == Hooked::prepared)
+    const auto found = hook_state(parameter.value());
+    if (found == ExistingHook::prepared)
       throw Error(ExitCode::data, preparing, "parameter " + parameter.key() + " is prepared already",
                   "Call prepare_model once, with the module that holds all of them");
-    if (found == Hooked::foreign)
+    if (found == ExistingHook::foreign)
       throw Error(ExitCode::data, preparing,
                   "parameter " + parameter.key() + " has a post-accumulate-gradient hook, which muster needs itself",
                   "Prepare the model without it");
@@ -155,7 +155,7 @@ class DataParallel::MicroBatchBuffers {
  public:
   /// All micro-batches begin with the module's values.
   MicroBatchBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                    const step::Share& share)
+                    const step::MicroBatchShare& share)
       : group_(std::move(group)), share_(share), of_micro_batch_(static_cast<std::size_t>(share.count)) {
     for (const auto& buffer : module.named_buffers()) {
       buffers_.push_back(buffer.value());
@@ -164,7 +164,7 @@ class DataParallel::MicroBatchBuffers {
     }
   }
 
-  void enter(int micro_batch) {
+  void load_buffers_of(int micro_batch) {
     const at::NoGradGuard no_grad;
     if (micro_batch == inside_) return;
     // All micro-batches begin with the values that the module had outside of them, for example from a checkpoint.
@@ -201,7 +201,7 @@ class DataParallel::MicroBatchBuffers {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  step::Share share_;
+  step::MicroBatchShare share_;
   std::vector<at::Tensor> buffers_;
   std::vector<bool> is_statistic_;
   std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [micro-batches of this rank][buffers]
@@ -212,7 +212,7 @@ std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::M
                                                     const ParallelContext& context, const ModelOptions& options) {
   require_unprepared(*module);
   if (options.parallel != Parallel::none && context.communicator.size() > 1) require_equal_weights(*module);
-  if (options.sync_batch_norm && options.parallel != Parallel::none) exchange_batch_norms(*module);
+  if (options.sync_batch_norm && options.parallel != Parallel::none) replace_batch_norms(*module);
   module->to(context.device);
   std::shared_ptr<DataParallel> prepared(new DataParallel(std::move(module), context.communicator));
   if (options.parallel != Parallel::none) prepared->average(context, options);
@@ -227,8 +227,8 @@ void DataParallel::average(const ParallelContext& context, const ModelOptions& o
   if (const auto difference = first_difference(communicator_.all_gather(signature(*module_))))
     throw Error(ExitCode::data, preparing, *difference, "Build the same model on every rank");
   group_ = context.new_group();
-  copy_from(0);
-  statistics_ = synchronise_batch_norms(*module_, context);
+  broadcast_from(0);
+  statistics_ = connect_batch_norms(*module_, context);
   const auto make_sparse = [group = group_,
                             context](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<Exchange> {
     if (context.share.fixed)
@@ -241,14 +241,14 @@ void DataParallel::average(const ParallelContext& context, const ModelOptions& o
   if (context.share.fixed) micro_batches_ = std::make_unique<MicroBatchBuffers>(*module_, group_, context.share);
 }
 
-void DataParallel::enter(int micro_batch) {
-  if (micro_batches_) micro_batches_->enter(micro_batch);
+void DataParallel::load_buffers_of(int micro_batch) {
+  if (micro_batches_) micro_batches_->load_buffers_of(micro_batch);
 }
 
 void DataParallel::synchronise_buffers() {
   if (!reducer_) return;
   reducer_->check_parameters();
-  reducer_->recover();  // passes that exceptions have cut off may still use the group
+  reducer_->finish_abandoned_passes();  // passes that exceptions have cut off may still use the group
   if (micro_batches_) return micro_batches_->synchronise();
   std::vector<at::Tensor> statistics, counts;
   for (const auto& buffer : module_->named_buffers()) {
@@ -259,7 +259,7 @@ void DataParallel::synchronise_buffers() {
   broadcast(*group_, counts);
 }
 
-void DataParallel::copy_from(int rank) {
+void DataParallel::broadcast_from(int rank) {
   if (!group_) return;
   auto tensors = module_->parameters();
   const auto buffers = module_->buffers();

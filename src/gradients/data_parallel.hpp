@@ -22,7 +22,7 @@ class Module;
 namespace muster::detail::gradients {
 
 class Reducer;
-class SharedStatistics;
+class BatchNormRanks;
 
 /// Settings shared by all models that are prepared for the same ranks.
 struct ParallelContext {
@@ -41,7 +41,7 @@ struct ParallelContext {
   /// True if this rank has a core that torch's threads do not use.
   bool spare_core = false;
   /// This rank's part of each step; one micro-batch unless there are virtual workers.
-  step::Share share = {};
+  step::MicroBatchShare share = {};
 };
 
 /// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.
@@ -56,20 +56,20 @@ class DataParallel {
   ~DataParallel();
 
   /// With virtual workers, loads the buffers of that micro-batch (of this rank, from 0).
-  void enter(int micro_batch);
+  void load_buffers_of(int micro_batch);
   /// Sets the running statistics of batch-norms to their mean over the ranks, and num_batches_tracked to rank 0's;
   /// other buffers stay as they are on each rank. With virtual workers, the mean is over the micro-batches, and every
   /// other buffer is set to the first micro-batch's. Collective.
   void synchronise_buffers();
   /// Copies parameters and buffers from that rank to all ranks. Collective.
-  void copy_from(int rank);
+  void broadcast_from(int rank);
   /// Returns a communicator on which the ranks agree what they have left to do; made at the first call. Collective.
   const Communicator& channel();
   const torch::nn::Module* module() const noexcept { return module_.get(); }
   /// Null with Parallel::none.
   const std::shared_ptr<Reducer>& reducer() const noexcept { return reducer_; }
   /// True if the model has a SyncBatchNorm; all ranks must then run the same forward passes.
-  bool synchronises_forward() const noexcept { return statistics_ != nullptr; }
+  bool has_sync_batch_norm() const noexcept { return statistics_ != nullptr; }
 
  private:
   class MicroBatchBuffers;
@@ -83,7 +83,7 @@ class DataParallel {
   // All null with Parallel::none.
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<Reducer> reducer_;
-  std::shared_ptr<SharedStatistics> statistics_;      ///< of the model's SyncBatchNorms; null if it has none
+  std::shared_ptr<BatchNormRanks> statistics_;        ///< of the model's SyncBatchNorms; null if it has none
   std::unique_ptr<MicroBatchBuffers> micro_batches_;  ///< null without virtual workers
 };
 

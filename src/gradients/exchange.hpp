@@ -1,7 +1,7 @@
 // The averaging of gradients: every rank adds each of its gradients once, then finishes, then fetches the averages.
 //
 //   exchange.begin(Arrival::in_backward, flags);
-//   for (…) exchange.add(i, gradient, Use::used);   // as gradients are made
+//   for (…) exchange.add(i, gradient, ParameterUse::used);   // as gradients are made
 //   exchange.finish();                              // waits for the other ranks
 //   exchange.fetch(i, gradient);
 //
@@ -25,7 +25,7 @@
 namespace muster::detail::gradients {
 
 /// Says if samples of this rank have used the parameter whose gradient it adds.
-enum class Use : std::uint32_t {
+enum class ParameterUse : std::uint32_t {
   unused,
   used,
   abandoned,  ///< unknown: an exception has ended this rank's backward()
@@ -46,10 +46,11 @@ constexpr Flags gradients_changed = 2;  ///< gradients that backward() left to a
 // In exchanges that sum gradients, uses and flags travel beside them as numbers, which are summed too. The sums tell
 // what the ranks have said.
 /// NaN if abandoned, so that the sum is NaN.
-inline float summand_of(Use use) {
-  return use == Use::abandoned ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(use == Use::used);
+inline float summand_of(ParameterUse use) {
+  return use == ParameterUse::abandoned ? std::numeric_limits<float>::quiet_NaN()
+                                        : static_cast<float>(use == ParameterUse::used);
 }
-/// Returns the number that Exchange::users() returns.
+/// Returns the number that Exchange::user_count() returns.
 inline int users_of(float sum) { return std::isnan(sum) ? -1 : static_cast<int>(sum); }
 
 inline void put_flags(Flags flags, std::span<float> summands) {
@@ -72,19 +73,19 @@ class FusableGradients {
   /// added; for a gradient that is copied, those of the parameter when this exchange was made.
   virtual at::IntArrayRef strides(std::size_t index) const = 0;
   /// Number of chunks of all buckets. In a round, each chunk is processed by one rank.
-  virtual std::size_t chunks() const noexcept = 0;
+  virtual std::size_t chunk_count() const noexcept = 0;
   /// Replaces Exchange::finish() and calls `on_chunk` instead of averaging: the gradients stay as they are. May be
   /// called several times. Collective.
   virtual void finish_with(const node::BucketReduction::OnChunk& on_chunk) = 0;
   // In `on_chunk`, and after finish_with().
-  /// See Exchange::users().
-  virtual int users(std::size_t index) const = 0;
+  /// See Exchange::user_count().
+  virtual int user_count(std::size_t index) const = 0;
   /// See Exchange::flags().
   virtual Flags flags() const = 0;
   /// Sets a word that travels with this rank's gradients. Call it between Exchange::begin() and the first add().
-  virtual void set_word(std::uint32_t word) = 0;
+  virtual void set_check_word(std::uint32_t word) = 0;
   /// True if all ranks have set the same word.
-  virtual bool words_agree() const = 0;
+  virtual bool all_words_equal() const = 0;
 };
 
 /// `index` is the index of a parameter in the list that the exchange was made for. In every pass all ranks add all
@@ -97,18 +98,18 @@ class Exchange {
   virtual void begin(Arrival arrival, Flags flags) = 0;
   /// Adds a gradient, already weighted; an undefined one counts as zero. The exchange may keep its memory and reduce it
   /// in place, so nobody else may read or write it before finish() has returned.
-  virtual void add(std::size_t index, const at::Tensor& gradient, Use use) = 0;
+  virtual void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) = 0;
   /// Waits until every rank has added every gradient. Collective.
   virtual void finish() = 0;
   /// False if gradients are stored and this rank needs more passes before there is an average.
-  virtual bool complete() const { return true; }
+  virtual bool is_step_complete() const { return true; }
   /// True if an average may take several passes. Then the gradients of each pass are added without earlier ones in
   /// .grad.
-  virtual bool adds_up() const noexcept { return false; }
+  virtual bool takes_several_passes() const noexcept { return false; }
 
   // After a pass that is finished and complete.
   /// Returns on how many ranks the parameter was used; -1 if a rank has abandoned the pass.
-  virtual int users(std::size_t index) const = 0;
+  virtual int user_count(std::size_t index) const = 0;
   /// Makes `gradient` hold the average, in place if it is defined.
   virtual void fetch(std::size_t index, at::Tensor& gradient) = 0;
   /// Returns the flags of all ranks, joined by OR; 0 from an exchange without gradients, since it sends nothing.
@@ -119,7 +120,7 @@ class Exchange {
 
  protected:
   /// Last step of fetch().
-  static void hand_out(const at::Tensor& average, at::Tensor& gradient) {
+  static void copy_or_assign(const at::Tensor& average, at::Tensor& gradient) {
     if (gradient.defined())
       gradient.copy_(average);
     else

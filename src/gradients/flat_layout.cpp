@@ -18,13 +18,13 @@ struct Filling {
 }  // namespace
 
 FlatLayout::FlatLayout(const std::vector<at::Tensor>& parameters, std::vector<std::vector<std::size_t>> members)
-    : ranges(parameters.size()) {
+    : slices(parameters.size()) {
   for (auto& in_bucket : members) {
     std::size_t count = 0;
     for (std::size_t number = 0; number < in_bucket.size(); ++number) {
-      auto& range = ranges[in_bucket[number]];
-      range = {buckets.size(), number, count, static_cast<std::size_t>(parameters[in_bucket[number]].numel())};
-      count += range.count;
+      auto& slice = slices[in_bucket[number]];
+      slice = {buckets.size(), number, count, static_cast<std::size_t>(parameters[in_bucket[number]].numel())};
+      count += slice.element_count;
     }
     buckets.push_back({std::move(in_bucket), count});
   }

@@ -12,18 +12,18 @@ namespace muster::detail::gradients {
 
 struct FlatLayout {
   /// Where a parameter lies.
-  struct Range {
+  struct Slice {
     std::size_t bucket = 0;
-    std::size_t number = 0;  ///< index among the members of the bucket
-    std::size_t first = 0;   ///< first element, counted in the bucket
-    std::size_t count = 0;   ///< elements
+    std::size_t index_in_bucket = 0;  ///< index among the members of the bucket
+    std::size_t first_element = 0;    ///< first element, counted in the bucket
+    std::size_t element_count = 0;    ///< elements
   };
   struct Bucket {
     std::vector<std::size_t> members;  ///< parameters, in the order of memory
-    std::size_t count = 0;             ///< elements
+    std::size_t element_count = 0;     ///< elements
   };
 
-  std::vector<Range> ranges;  ///< [parameters]
+  std::vector<Slice> slices;  ///< [parameters]
   std::vector<Bucket> buckets;
 
   FlatLayout() = default;

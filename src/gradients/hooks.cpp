@@ -85,12 +85,12 @@ std::size_t tensors_of_autograd() {
 
 }  // namespace
 
-Hooked hooked(const at::Tensor& parameter) {
+ExistingHook hook_state(const at::Tensor& parameter) {
   const auto* const hook = post_hook_of(parameter);
-  if (!hook) return Hooked::no;
+  if (!hook) return ExistingHook::no;
   const auto* const ours = dynamic_cast<const AfterAccumulation*>(hook);
-  if (!ours) return Hooked::foreign;
-  return ours->alive() ? Hooked::prepared : Hooked::no;
+  if (!ours) return ExistingHook::foreign;
+  return ours->alive() ? ExistingHook::prepared : ExistingHook::no;
 }
 
 const void* hook_of(const at::Tensor& parameter) { return post_hook_of(parameter); }
@@ -99,8 +99,8 @@ void fetch_averages(const std::vector<at::Tensor>& parameters) {
   for (const auto& reducer : reducers_of(parameters)) reducer->fetch_averages();
 }
 
-void allow_change(const std::vector<at::Tensor>& parameters) {
-  for (const auto& reducer : reducers_of(parameters)) reducer->allow_change();
+void before_own_change(const std::vector<at::Tensor>& parameters) {
+  for (const auto& reducer : reducers_of(parameters)) reducer->before_own_change();
 }
 
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
@@ -108,9 +108,9 @@ void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<co
     if (const auto reducer = reducer_of(parameter)) reducer->note_step(our_hook_of(parameter)->index(), optimizer);
 }
 
-bool amid_step(const at::Tensor& parameter) {
+bool is_amid_step(const at::Tensor& parameter) {
   const auto reducer = reducer_of(parameter);
-  return reducer && reducer->amid_step();
+  return reducer && reducer->is_amid_step();
 }
 
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {

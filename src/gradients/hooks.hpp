@@ -16,24 +16,24 @@ namespace muster::detail::gradients {
 class Reducer;
 
 /// The post-accumulate-gradient hook that a parameter already has.
-enum class Hooked {
+enum class ExistingHook {
   no,
   prepared,  ///< the hook of a living reducer
   foreign,   ///< another hook, which ours would replace
 };
-Hooked hooked(const at::Tensor& parameter);
+ExistingHook hook_state(const at::Tensor& parameter);
 
 /// Returns the hook that is called when a gradient has been added to the parameter's .grad; null if there is none.
 const void* hook_of(const at::Tensor& parameter);
 
-/// True if the parameter is prepared and a step of its model is half done (Reducer::amid_step).
-bool amid_step(const at::Tensor& parameter);
+/// True if the parameter is prepared and a step of its model is half done (Reducer::is_amid_step).
+bool is_amid_step(const at::Tensor& parameter);
 
 /// Makes the parameters' .grad hold the averages (Reducer::fetch_averages). For all readers of gradients except the
 /// fused optimizer that they were left to. Collective if an optimizer is fused with one of the parameters' models.
 void fetch_averages(const std::vector<at::Tensor>& parameters);
-/// Call it before muster itself changes those gradients (Reducer::allow_change).
-void allow_change(const std::vector<at::Tensor>& parameters);
+/// Call it before muster itself changes those gradients (Reducer::before_own_change).
+void before_own_change(const std::vector<at::Tensor>& parameters);
 /// Call it after a prepared optimizer's step with the parameters (Reducer::note_step).
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
 

@@ -20,7 +20,8 @@ namespace {
 }
 
 void refuse_fused(const Reducer& reducer) {
-  if (reducer.fused()) refuse("an optimizer is fused with the averaging of gradients", "Prepare it with Fuse::never");
+  if (reducer.has_fused_optimizer())
+    refuse("an optimizer is fused with the averaging of gradients", "Prepare it with Fuse::never");
 }
 
 /// Returns the only model whose gradients are averaged. Throws an Error if there is none or several, or if it has a
@@ -33,10 +34,10 @@ std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParalle
     found = each;
   }
   if (!found) refuse("no model is prepared", "Call prepare_model first");
-  if (found->synchronises_forward())
+  if (found->has_sync_batch_norm())
     refuse("the model has a SyncBatchNorm, which waits for the forward passes of ranks that are done",
            "Use torch's batch-norm in it");
-  if (found->reducer()->joined()) refuse("the model has an open Join already", "End that one first");
+  if (found->reducer()->is_joined()) refuse("the model has an open Join already", "End that one first");
   return found;
 }
 
@@ -48,15 +49,16 @@ Join::Join(const std::vector<std::shared_ptr<DataParallel>>& models, const JoinO
   const double ranks = model_->channel().size();
   refuse_fused(reducer);
   const auto before = [this, &reducer, ranks, all = options.divide_by_initial_world_size](bool averages) {
-    reducer.recover();  // there is no other model
-    if (reducer.unfreezes())
+    reducer.finish_abandoned_passes();  // there is no other model
+    if (reducer.has_new_trainable())
       throw Error(ExitCode::user_error, "averaging gradients", "a parameter was unfrozen inside join()",
                   "Unfreeze it before, when all ranks have batches");
     refuse_fused(reducer);
     if (!averages) return Reducer::Correction{};
     const auto active = static_cast<double>(ranks_with_a_pass(true));
-    // Only the active ranks contribute the earlier averages in their .grad; `earlier` adds the others' share.
-    return all ? Reducer::Correction{.earlier = 1 - active / ranks} : Reducer::Correction{.scale = ranks / active};
+    // Only the active ranks contribute the earlier averages in their .grad; `earlier_factor` adds the others' share.
+    return all ? Reducer::Correction{.earlier_factor = 1 - active / ranks}
+               : Reducer::Correction{.scale = ranks / active};
   };
   reducer.before_each_pass(before, options.divide_by_initial_world_size);
 }
@@ -67,7 +69,7 @@ Join::~Join() {
       finish();
     } catch (const std::exception& error) {
       detail::log::error(std::string("At the end of join(): ") + error.what());
-      reducer->fail(std::current_exception());
+      reducer->fail_next_backward(std::current_exception());
     }
   reducer->before_each_pass({});
 }
@@ -75,13 +77,14 @@ Join::~Join() {
 void Join::finish() {
   if (std::exchange(finished_, true)) return;
   const auto reducer = model_->reducer();
-  for (reducer->recover(); ranks_with_a_pass(false) > 0;) reducer->pass_without_gradients();
+  for (reducer->finish_abandoned_passes(); ranks_with_a_pass(false) > 0;) reducer->pass_without_gradients();
   reducer->before_each_pass({});
   const auto& channel = model_->channel();
   // Ranks may have ended between passes in no_sync(): all ranks average the gradients that are accumulated so far.
-  if (channel.all_reduce(std::int64_t{reducer->adds_up()}, ReduceOp::max) != 0) reducer->end_adding_up_on_all();
+  if (channel.all_reduce(std::int64_t{reducer->last_pass_was_no_sync()}, ReduceOp::max) != 0)
+    reducer->average_accumulated_on_all();
   const auto last = channel.all_reduce(passes_ * channel.size() + channel.rank(), ReduceOp::max);
-  model_->copy_from(static_cast<int>(last % channel.size()));
+  model_->broadcast_from(static_cast<int>(last % channel.size()));
 }
 
 std::int64_t Join::ranks_with_a_pass(bool this_one) {

@@ -35,7 +35,7 @@ at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>&
 }
 
 OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
-                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const step::Share& share,
+                                 c10::intrusive_ptr<c10d::ProcessGroup> group, const step::MicroBatchShare& share,
                                  std::shared_ptr<const step::Steps> steps)
     : group_(std::move(group)),
       share_(share),
@@ -71,11 +71,11 @@ void OrderedExchange::begin(Arrival, Flags flags) {
   put_flags(flags, elements_of(micro_batches_.back()[micro_batch_]).last(flag_bits));
 }
 
-void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
+void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
   const at::NoGradGuard no_grad;
-  abandoned_ = abandoned_ || use == Use::abandoned;
-  const auto& range = layout_.ranges[index];
-  const auto values = view_like(parameters_[index], micro_batches_[range.bucket][micro_batch_], range.first);
+  abandoned_ = abandoned_ || use == ParameterUse::abandoned;
+  const auto& slice = layout_.slices[index];
+  const auto values = view_like(parameters_[index], micro_batches_[slice.bucket][micro_batch_], slice.first_element);
   if (gradient.defined())
     values.copy_(gradient);
   else
@@ -92,14 +92,14 @@ void OrderedExchange::finish() {
     sums_[b] = sums_[b].mul_(1.0 / share_.total).to(micro_batches_[b].front().scalar_type());
 }
 
-int OrderedExchange::users(std::size_t index) const { return users_of(elements_of(sums_.back())[index]); }
+int OrderedExchange::user_count(std::size_t index) const { return users_of(elements_of(sums_.back())[index]); }
 
 Flags OrderedExchange::flags() const { return flags_of(elements_of(sums_.back()).last(flag_bits)); }
 
 void OrderedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
-  const auto& range = layout_.ranges[index];
-  hand_out(view_like(parameters_[index], sums_[range.bucket], range.first), gradient);
+  const auto& slice = layout_.slices[index];
+  copy_or_assign(view_like(parameters_[index], sums_[slice.bucket], slice.first_element), gradient);
 }
 
 }  // namespace muster::detail::gradients

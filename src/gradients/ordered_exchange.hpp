@@ -25,26 +25,26 @@ namespace muster::detail::gradients {
 /// previous one sends, and the last rank broadcasts the result. Collective.
 at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches);
 
-/// A step has one pass for each of this rank's micro-batches; complete() is true after the last.
+/// A step has one pass for each of this rank's micro-batches; is_step_complete() is true after the last.
 class OrderedExchange final : public Exchange {
  public:
   /// The process group must serve this exchange only.
   OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                  const step::Share& share, std::shared_ptr<const step::Steps> steps);
+                  const step::MicroBatchShare& share, std::shared_ptr<const step::Steps> steps);
 
   void begin(Arrival arrival, Flags flags) override;
-  void add(std::size_t index, const at::Tensor& gradient, Use use) override;
+  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
-  bool complete() const override { return complete_; }
-  bool adds_up() const noexcept override { return true; }
-  int users(std::size_t index) const override;
+  bool is_step_complete() const override { return complete_; }
+  bool takes_several_passes() const noexcept override { return true; }
+  int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   /// The flags of all the step's micro-batches, joined by OR.
   Flags flags() const override;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  step::Share share_;
+  step::MicroBatchShare share_;
   std::shared_ptr<const step::Steps> steps_;
   std::vector<at::Tensor> parameters_;
   FlatLayout layout_;  ///< one bucket for each type and device

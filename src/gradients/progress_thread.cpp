@@ -23,7 +23,7 @@ ProgressThread::~ProgressThread() {
   thread_.join();
 }
 
-std::unique_lock<std::mutex> ProgressThread::hold() {
+std::unique_lock<std::mutex> ProgressThread::pause() {
   ++waiting_;
   std::unique_lock lock(mutex_);
   --waiting_;
@@ -32,7 +32,7 @@ std::unique_lock<std::mutex> ProgressThread::hold() {
 
 void ProgressThread::set_state(State state) {
   {
-    const auto lock = hold();
+    const auto lock = pause();
     state_ = state;
   }
   changed_.notify_one();

@@ -22,7 +22,7 @@ class ProgressThread {
   /// Returns when advance() has returned; it is not called again before the next start().
   void stop() { set_state(State::idle); }
   /// Returns a lock; advance() is not called while it is held.
-  std::unique_lock<std::mutex> hold();
+  std::unique_lock<std::mutex> pause();
 
  private:
   enum class State { idle, running, ending };

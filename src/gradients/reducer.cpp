@@ -162,7 +162,7 @@ std::vector<at::Tensor> Reducer::dense_parameters() const {
 at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor& gradient) {
   auto& p = parameters_[parameter];
   if (!accumulates(p.tensor)) return gradient;
-  note_change(p);
+  note_manual_change(p);
   p.mark.reset();
   const double weight = steps_->weight();
   if (pass_.expired()) begin_pass();
@@ -203,7 +203,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
     return;
   }
   p.reached = true;
-  p.use = counts || p.pending ? Use::used : Use::unused;
+  p.use = counts || p.pending ? ParameterUse::used : ParameterUse::unused;
   // The last gradient is added after backward() has ended: until then, the other ranks can be told of an exception.
   if (state_ == State::collecting && averages_in_backward(p) && --pass->missing > 0) add(p);
 }
@@ -239,11 +239,11 @@ void Reducer::prepare_pass(bool averages) {
   correction_ = before_pass_ ? before_pass_(averages) : Correction{};
   if (averages) unfrozen_ = unfrozen();
   if (averages && !unfrozen_.empty()) fused_ = nullptr;
-  if (own_ && !fused_) average_own();
-  added_up_ = !averages;
+  if (has_local_gradients_ && !fused_) average_local_gradients();
+  last_pass_was_no_sync_ = !averages;
   for (auto& p : parameters_) {
     p.reached = false;
-    p.use = Use::unused;
+    p.use = ParameterUse::unused;
   }
 }
 
@@ -252,7 +252,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   prepare_pass(averages);
   // All ranks do this alike, even if an exception has cut off the last pass: they compare what the optimizer notes
   // here.
-  if (fused_ && begun_since_step_) fused_->another_pass();
+  if (fused_ && begun_since_step_) fused_->on_second_pass();
   begun_since_step_ |= averages;
   if (any_left_) note_discarded();
 
@@ -265,11 +265,11 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
       const auto self = weak.lock();
       if (!self) return;
       if (self->fused_) self->mark_gradients();
-      self->after_backward_ = self->fingerprint();
+      self->after_backward_ = self->sample_parameters();
     });
     return pass;
   }
-  if (dense_->adds_up()) set_earlier_gradients_aside();
+  if (dense_->takes_several_passes()) set_earlier_gradients_aside();
   state_ = abandoned_.empty() && unfrozen_.empty() ? State::collecting : State::postponed;
   if (state_ == State::collecting) begin_exchanges(Arrival::in_backward);
   for (const auto& p : parameters_) pass->missing += averages_in_backward(p);
@@ -333,14 +333,14 @@ void Reducer::add_remaining() {
     if (!p.reached && p.tensor.grad().defined()) {
       p.check_gradient();
       keep_average(p);
-      if (p.pending) p.use = Use::used;
+      if (p.pending) p.use = ParameterUse::used;
     }
     add(p);
   }
 }
 
 /// Adds an undefined gradient for every gradient that the exchanges have not been given.
-void Reducer::add_missing(Use use) {
+void Reducer::add_missing(ParameterUse use) {
   for (const auto& p : parameters_)
     if (averages_in_backward(p) && !p.added) exchange_of(p).add(p.index, {}, use);
 }
@@ -372,15 +372,15 @@ void Reducer::finish_pass() {
   if (!dense_in_backward_) mark_gradients();
   try {
     finish_exchanges();
-    const bool complete = !dense_in_backward_ || dense_->complete();
+    const bool complete = !dense_in_backward_ || dense_->is_step_complete();
     if (complete && dense_in_backward_) count_pass(flags_of_all());
     for (auto& p : parameters_)
-      if (averages_in_backward(p)) complete ? store(p, true) : clear_gradient(p);
+      if (averages_in_backward(p)) complete ? finish_gradient(p, true) : clear_gradient(p);
   } catch (...) {
-    if (dense_->adds_up()) restore_earlier_gradients();
+    if (dense_->takes_several_passes()) restore_earlier_gradients();
     throw;
   }
-  after_backward_ = fingerprint();
+  after_backward_ = sample_parameters();
 }
 
 /// The dense exchange first: until it is finished, its thread may use the process group.
@@ -397,15 +397,15 @@ void Reducer::count_pass(Flags flags) {
 }
 
 /// Updates .grad after the gradient has been averaged (`fetch`) or used by the optimizer.
-void Reducer::store(Parameter& parameter, bool fetch) {
-  const int ranks = users(parameter);
+void Reducer::finish_gradient(Parameter& parameter, bool fetch) {
+  const int ranks = user_count(parameter);
   auto& gradient = parameter.tensor.mutable_grad();
   if (ranks > 0 && fetch) {
     exchange_of(parameter).fetch(parameter.index, gradient);
     const at::NoGradGuard no_grad;
     if (correction_.scale != 1.0) gradient.mul_(correction_.scale);
-    if (correction_.earlier != 0.0 && parameter.averaged_before.defined())
-      gradient.add_(parameter.averaged_before, correction_.earlier);
+    if (correction_.earlier_factor != 0.0 && parameter.averaged_before.defined())
+      gradient.add_(parameter.averaged_before, correction_.earlier_factor);
   } else if (ranks == 0 && parameter.padding) {
     gradient.reset();
   }
@@ -419,8 +419,8 @@ void Reducer::store(Parameter& parameter, bool fetch) {
 }
 
 /// Returns on how many ranks this pass has used the parameter. Throws an Error if a rank has abandoned the pass.
-int Reducer::users(const Parameter& parameter) const {
-  const int users = exchange_of(parameter).users(parameter.index);
+int Reducer::user_count(const Parameter& parameter) const {
+  const int users = exchange_of(parameter).user_count(parameter.index);
   if (users < 0)
     throw Error(ExitCode::user_error, averaging,
                 "another rank has left this backward() by an exception and has continued training",
@@ -434,13 +434,13 @@ void Reducer::clear_gradient(Parameter& parameter) {
   parameter.pending = parameter.padding = false;
 }
 
-void Reducer::end_adding_up_on_all() {
-  added_up_ = true;
-  end_adding_up();
+void Reducer::average_accumulated_on_all() {
+  last_pass_was_no_sync_ = true;
+  average_accumulated();
 }
 
-void Reducer::end_adding_up() {
-  if (!added_up_) return;
+void Reducer::average_accumulated() {
+  if (!last_pass_was_no_sync_) return;
   prepare_pass(true);
   state_ = State::postponed;  // there is no backward(), so all gradients are added at once
   finish_pass();
@@ -448,18 +448,18 @@ void Reducer::end_adding_up() {
 
 void Reducer::pass_without_gradients() {
   begin_exchanges(Arrival::at_once);
-  add_missing(Use::unused);
+  add_missing(ParameterUse::unused);
   finish_exchanges();
   count_pass(flags_of_all());
   for (const auto& p : parameters_)
-    if (averages_in_backward(p)) users(p);
+    if (averages_in_backward(p)) user_count(p);
 }
 
 /// Called when an exception has cut backward() off. The exchange goes on with the memory of the gradients that it was
 /// given, so .grad gets copies, to which anything may be written.
 void Reducer::copy_gradients() noexcept {
   if (state_ != State::collecting && state_ != State::postponed) return;
-  if (dense_->adds_up()) return restore_earlier_gradients();
+  if (dense_->takes_several_passes()) return restore_earlier_gradients();
   if (state_ != State::collecting || !dense_in_backward_) return;
   for (auto& p : parameters_) {
     auto& gradient = p.tensor.mutable_grad();
@@ -478,7 +478,7 @@ void Reducer::abandon_pass() {
   if (state_ != State::collecting && state_ != State::postponed) return;
   const bool begun = std::exchange(state_, State::idle) == State::collecting;
   abandoned_.push_back({std::move(unfrozen_), begun});
-  if (begun) add_missing(Use::abandoned);
+  if (begun) add_missing(ParameterUse::abandoned);
 }
 
 /// Collective if there are abandoned passes.
@@ -487,27 +487,27 @@ void Reducer::finish_abandoned() {
     if (!pass.begun) {
       extend_exchanges(pass.unfrozen);
       begin_exchanges(Arrival::at_once);
-      add_missing(Use::abandoned);
+      add_missing(ParameterUse::abandoned);
     }
     finish_exchanges();
     if (!dense_in_backward_) {
       // Ranks that were not cut off begin the dense exchange in the optimizer's step.
       dense_->begin(Arrival::at_once, flags());
       for (const auto& p : parameters_)
-        if (p.dense()) dense_->add(p.index, {}, Use::abandoned);
+        if (p.dense()) dense_->add(p.index, {}, ParameterUse::abandoned);
       dense_->finish();
     }
   }
 }
 
-void Reducer::recover() {
+void Reducer::finish_abandoned_passes() {
   abandon_pass();
   finish_abandoned();
 }
 
 /// Of a few parameters that have a gradient, spread from the first to the last; of all of them while gradients wait for
 /// a step.
-Fingerprint Reducer::fingerprint() const {
+ParameterSamples Reducer::sample_parameters() const {
   std::vector<const at::Tensor*> trained;
   for (const auto& p : parameters_)
     if (p.tensor.grad().defined()) trained.push_back(&p.tensor);
@@ -515,7 +515,7 @@ Fingerprint Reducer::fingerprint() const {
   std::vector<at::Tensor> some;
   for (std::size_t i = 0; i < count; ++i)
     some.push_back(*trained[count > 1 ? i * (trained.size() - 1) / (count - 1) : 0]);
-  return Fingerprint(std::move(some));
+  return ParameterSamples(std::move(some));
 }
 
 /// If parameters have changed, an optimizer that is not prepared has stepped.
@@ -538,7 +538,7 @@ void Reducer::note_step(std::size_t parameter, const std::weak_ptr<const void>& 
   p.awaits_step = false;
 }
 
-bool Reducer::stepped() {
+bool Reducer::has_no_gradient_to_save() {
   note_change_of_parameters();
   const bool prepared = std::ranges::any_of(parameters_, [](const Parameter& p) { return !p.optimizer.expired(); });
   any_left_ = false;

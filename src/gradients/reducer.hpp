@@ -18,7 +18,7 @@
 #pragma once
 
 #include "gradients/exchange.hpp"
-#include "gradients/fingerprint.hpp"
+#include "gradients/tensor_changes.hpp"
 #include "step/steps.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -45,9 +45,9 @@ struct ParallelContext;
 class FusedOptimizer {
  public:
   /// Called when Reducer::set_fused() replaces this optimizer.
-  virtual void end_fusing() noexcept = 0;
+  virtual void on_unfused() noexcept = 0;
   /// Called when a backward() begins and no step has followed the previous one, which an exception may have ended.
-  virtual void another_pass() = 0;
+  virtual void on_second_pass() = 0;
 
  protected:
   ~FusedOptimizer() = default;
@@ -83,25 +83,25 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Number of passes that have been averaged. A pass is averaged at the end of backward(); with virtual workers, after
   /// the step's last micro-batch; with a fused optimizer, in its step. The same on all ranks, except for passes without
   /// gradients.
-  std::int64_t passes() const noexcept { return passes_; }
+  std::int64_t averaged_pass_count() const noexcept { return passes_; }
   /// True if a step is half done: with virtual workers, before its last micro-batch.
-  bool amid_step() const noexcept { return !steps_->complete(); }
+  bool is_amid_step() const noexcept { return !steps_->is_step_complete(); }
   /// True if any rank had been asked to stop when the last averaged pass began. The same on all ranks.
   bool any_stop_requested() const noexcept { return any_stop_requested_; }
 
   // For a fused optimizer: backward() then leaves this rank's own gradients in .grad, and the optimizer takes all
   // ranks' gradients from the exchange. Sparse gradients are still averaged in backward().
-  /// Sets the fused optimizer; if null, backward() averages. Calls end_fusing() of the previous one.
+  /// Sets the fused optimizer; if null, backward() averages. Calls on_unfused() of the previous one.
   void set_fused(FusedOptimizer* optimizer) noexcept;
-  bool fused() const noexcept { return fused_ != nullptr; }
+  bool has_fused_optimizer() const noexcept { return fused_ != nullptr; }
   /// True if `optimizer` is the fused one. Unfreezing a parameter ends the fusion, since it makes a new exchange.
-  bool fused_by(const FusedOptimizer* optimizer) const noexcept { return fused_ == optimizer; }
+  bool is_fused_with(const FusedOptimizer* optimizer) const noexcept { return fused_ == optimizer; }
   /// Returns the gradients that a fused optimizer works on; null if the exchange does not offer them. Hold the result
   /// weakly: it expires when an unfrozen parameter makes a new exchange necessary.
   std::shared_ptr<FusableGradients> fusable() const { return {dense_, dense_->fusable()}; }
   /// Returns the parameters of the dense exchange, in its order.
   std::vector<at::Tensor> dense_parameters() const;
-  /// Gives the current .grad to the exchange, with a word for the other ranks (FusableGradients::words_agree). The
+  /// Gives the current .grad to the exchange, with a word for the other ranks (FusableGradients::all_words_equal). The
   /// optimizer finishes the exchange.
   void begin_step(std::uint32_t word);
   /// Called when the optimizer has finished the exchange and stepped with `scale` times the averages. Throws an Error,
@@ -115,14 +115,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void fetch_averages();
   /// If the last passes were in no_sync(), averages the gradients that they have accumulated; with a fused optimizer,
   /// dense gradients then wait for its step. Collective.
-  void end_adding_up();
+  void average_accumulated();
   /// True if the last pass was in no_sync().
-  bool adds_up() const noexcept { return added_up_; }
-  /// Does what end_adding_up() does even if this rank's last pass was not in no_sync(), since other ranks have
+  bool last_pass_was_no_sync() const noexcept { return last_pass_was_no_sync_; }
+  /// Does what average_accumulated() does even if this rank's last pass was not in no_sync(), since other ranks have
   /// gradients to average. Collective.
-  void end_adding_up_on_all();
+  void average_accumulated_on_all();
   /// Call before muster itself changes .grad, on all ranks alike. Notes which gradients were changed by hand until now.
-  void allow_change();
+  void before_own_change();
 
   // For finding NaN and infinite numbers.
   /// From now on, this rank's small gradients are checked as they are made.
@@ -140,29 +140,29 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // For ranks with different numbers of passes (join.cpp).
   /// Corrects the averages of a pass in which some ranks have no gradients: the averages are multiplied by `scale`;
-  /// then the averages that earlier passes left in .grad are added, times `earlier`.
+  /// then the averages that earlier passes left in .grad are added, times `earlier_factor`.
   struct Correction {
     double scale = 1;
-    double earlier = 0;
+    double earlier_factor = 0;
   };
   /// Calls `before` at the start of every backward() and tells it whether that pass averages; backward() throws what it
-  /// throws. An empty function ends this. `keeps_averages`: true if `earlier` may be other than 0; averages in .grad
-  /// are then copied before gradients are added to them.
+  /// throws. An empty function ends this. `keeps_averages`: true if `earlier_factor` may be other than 0; averages in
+  /// .grad are then copied before gradients are added to them.
   void before_each_pass(std::function<Correction(bool averages)> before, bool keeps_averages = false) {
     before_pass_ = std::move(before);
     keeps_averages_ = keeps_averages;
   }
-  bool joined() const noexcept { return before_pass_ != nullptr; }
+  bool is_joined() const noexcept { return before_pass_ != nullptr; }
   /// True if a parameter requires a gradient that no pass has trained before.
-  bool unfreezes() const { return !unfrozen().empty(); }
+  bool has_new_trainable() const { return !unfrozen().empty(); }
   /// Takes part in a pass of the other ranks, without gradients. Collective.
   void pass_without_gradients();
   /// Makes the next backward() throw `failure`.
-  void fail(std::exception_ptr failure) noexcept { failure_ = std::move(failure); }
+  void fail_next_backward(std::exception_ptr failure) noexcept { failure_ = std::move(failure); }
 
   // For saving a session between two passes.
   /// Finishes the passes that exceptions have cut off, since other ranks may wait in them. Collective if there are any.
-  void recover();
+  void finish_abandoned_passes();
   /// True if a save may leave out the gradients in .grad: optimizers have stepped with them since the last backward(),
   /// or the program discards them, as a GAN discards the discriminator's gradients of the generator's loss. Discarding
   /// is recognised from the second call on. Call it once per boundary between steps.
@@ -170,7 +170,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Prepared optimizers report what they step; if there are any, gradients that none of them has ever stepped are
   /// ignored. For other optimizers, a change of any parameter counts as a step of all parameters; a step that changes
   /// next to nothing is not noticed.
-  bool stepped();
+  bool has_no_gradient_to_save();
   /// Notes that a prepared optimizer has stepped the parameter or has skipped its step. `optimizer` expires with it.
   void note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer);
 
@@ -182,7 +182,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ///
   ///   idle           a gradient of a new pass   -> collecting; postponed if abandoned passes must end first, or
   ///                                                new exchanges made for unfrozen parameters
-  ///                  a gradient in no_sync()    -> idle: .grad only accumulates, until end_adding_up()
+  ///                  a gradient in no_sync()    -> idle: .grad only accumulates, until average_accumulated()
   ///                  a fused optimizer's step   -> idle: the step averages the contents of .grad
   ///                  fetch_averages()           -> idle: averages .grad if it holds this rank's own gradients
   ///   collecting     more gradients             -> collecting: the exchanges get them as they are made
@@ -203,9 +203,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// when it begins, they count as pending.
   ///
   /// An exception, at whatever line of backward(), destroys the Pass and leaves the state at collecting or postponed.
-  /// The next event (a gradient, a step, the end of join() or recover()) abandons that pass: -> idle. The other ranks
-  /// learn of it at the end of that pass, which they finish without this rank's gradients. This rank finishes it the
-  /// next time it waits for the others anyway. If that or an exchange throws, the state is already as after the pass.
+  /// The next event (a gradient, a step, the end of join() or finish_abandoned_passes()) abandons that pass: -> idle.
+  /// The other ranks learn of it at the end of that pass, which they finish without this rank's gradients. This rank
+  /// finishes it the next time it waits for the others anyway. If that or an exchange throws, the state is already as
+  /// after the pass.
   ///
   /// Each of several models in one backward() has its own state. All reducers give their gradients before the first one
   /// finishes, and they finish in the order of prepare_model, since ranks may begin them in different orders.
@@ -236,7 +237,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void keep_average(Parameter& parameter) const;
   void add(Parameter& parameter);
   void add_remaining();
-  void add_missing(Use use);
+  void add_missing(ParameterUse use);
   using Reducers = std::vector<std::shared_ptr<Reducer>>;
   static std::shared_ptr<Reducers> ready_in_this_backward();
   static void finish_all(Reducers& ready);
@@ -244,14 +245,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_exchanges();
   Flags flags_of_all() const;
   void count_pass(Flags flags);
-  int users(const Parameter& parameter) const;
-  void store(Parameter& parameter, bool fetch);
+  int user_count(const Parameter& parameter) const;
+  void finish_gradient(Parameter& parameter, bool fetch);
   void clear_gradient(Parameter& parameter);
 
   // This rank's own gradients, which backward() leaves to a fused optimizer.
-  void average_own();
+  void average_local_gradients();
   void mark_gradients();
-  void note_change(Parameter& parameter);
+  void note_manual_change(Parameter& parameter);
   void give_gradients(std::uint32_t word);
   void end_exchange(bool fetch);
   [[noreturn]] void throw_changed();
@@ -262,7 +263,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void finish_abandoned();
 
   // Whether gradients wait for an optimizer's step.
-  Fingerprint fingerprint() const;
+  ParameterSamples sample_parameters() const;
   void note_change_of_parameters();
   void note_discarded();
 
@@ -279,8 +280,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::unique_ptr<Exchange> sparse_;  ///< null if there is no sparse parameter
 
   FusedOptimizer* fused_ = nullptr;
-  bool own_ = false;       ///< true if .grad of dense parameters holds this rank's own gradients, for a fused optimizer
-  bool added_up_ = false;  ///< true if the last pass was in no_sync(); the same on all ranks
+  bool has_local_gradients_ =
+      false;  ///< true if .grad of dense parameters holds this rank's own gradients, for a fused optimizer
+  bool last_pass_was_no_sync_ = false;  ///< true if the last pass was in no_sync(); the same on all ranks
   /// True if an averaging pass has begun since the fused optimizer's last step or fetch_averages().
   bool begun_since_step_ = false;
   bool watches_numbers_ = false;
@@ -290,8 +292,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::function<Correction(bool averages)> before_pass_;
   bool keeps_averages_ = false;
   std::exception_ptr failure_;
-  std::optional<Fingerprint> after_backward_;  ///< of the parameters, at the end of the last backward()
-  bool any_left_ = false;                      ///< true if gradients waited for a step at the last call of stepped()
+  std::optional<ParameterSamples> after_backward_;  ///< of the parameters, at the end of the last backward()
+  bool any_left_ = false;  ///< true if gradients waited for a step at the last call of has_no_gradient_to_save()
 
   State state_ = State::idle;
   std::vector<Abandoned> abandoned_;  ///< only the first may be begun

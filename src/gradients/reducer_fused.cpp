@@ -13,15 +13,15 @@ namespace muster::detail::gradients {
 
 void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
   const auto before = std::exchange(fused_, optimizer);
-  if (before != nullptr && before != optimizer) before->end_fusing();
+  if (before != nullptr && before != optimizer) before->on_unfused();
 }
 
 /// Called when the optimizer that was to average .grad is gone: the pass that begins averages it instead.
-void Reducer::average_own() {
-  own_ = false;
+void Reducer::average_local_gradients() {
+  has_local_gradients_ = false;
   state_ = State::idle;
   for (auto& p : parameters_) {
-    note_change(p);
+    note_manual_change(p);
     p.pending |= p.dense() && p.tensor.grad().defined() && !p.padding;
     p.mark.reset();
     p.altered = false;
@@ -30,14 +30,14 @@ void Reducer::average_own() {
 
 /// Called when backward() has left this rank's own gradients in .grad.
 void Reducer::mark_gradients() {
-  own_ = true;
+  has_local_gradients_ = true;
   for (auto& p : parameters_)
     if (p.dense() && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
 }
 
 /// Call it before the parameter's .grad is added to or averaged: notes if .grad was changed by hand since it was
 /// marked. A gradient that any zero_grad() has discarded or zeroed does not count as changed.
-void Reducer::note_change(Parameter& parameter) {
+void Reducer::note_manual_change(Parameter& parameter) {
   auto gradient = parameter.tensor.grad();
   const double scale = std::exchange(parameter.scale, 1.0);
   if (!gradient.defined()) {
@@ -46,7 +46,7 @@ void Reducer::note_change(Parameter& parameter) {
   }
   if (!parameter.mark) return;
   if (!(GradientMark(gradient) == *parameter.mark)) {
-    parameter.altered = own_ && any_nonzero(gradient);
+    parameter.altered = has_local_gradients_ && any_nonzero(gradient);
   } else if (scale != 1.0) {
     const at::NoGradGuard no_grad;
     gradient.mul_(scale);
@@ -54,9 +54,9 @@ void Reducer::note_change(Parameter& parameter) {
   }
 }
 
-void Reducer::allow_change() {
+void Reducer::before_own_change() {
   for (auto& p : parameters_) {
-    note_change(p);
+    note_manual_change(p);
     p.mark.reset();
   }
 }
@@ -79,10 +79,10 @@ void Reducer::throw_changed() {
 void Reducer::begin_step(std::uint32_t word) {
   if (state_ != State::awaiting_step) {
     // No pass has run since the last step: .grad holds what the user has put there.
-    recover();
+    finish_abandoned_passes();
     check_parameters();
     for (auto& p : parameters_) {
-      note_change(p);
+      note_manual_change(p);
       p.mark.reset();
       p.altered = false;
     }
@@ -94,15 +94,16 @@ void Reducer::give_gradients(std::uint32_t word) {
   bool altered = false;
   for (auto& p : parameters_) {
     if (p.dense() && p.tensor.grad().defined()) p.check_gradient();
-    note_change(p);
+    note_manual_change(p);
     altered |= p.altered;
   }
   dense_->begin(Arrival::at_once, flags() | (altered ? gradients_changed : 0));
-  if (auto* const fusable = dense_->fusable()) fusable->set_word(word);
+  if (auto* const fusable = dense_->fusable()) fusable->set_check_word(word);
   // As with torch's optimizers, every defined gradient takes part in the step.
   for (const auto& p : parameters_)
     if (p.dense())
-      dense_->add(p.index, p.tensor.grad(), p.tensor.grad().defined() && !p.padding ? Use::used : Use::unused);
+      dense_->add(p.index, p.tensor.grad(),
+                  p.tensor.grad().defined() && !p.padding ? ParameterUse::used : ParameterUse::unused);
 }
 
 void Reducer::end_step(double scale) {
@@ -112,7 +113,7 @@ void Reducer::end_step(double scale) {
     if (p.dense() && p.tensor.grad().defined()) {
       p.scale = scale;
       p.mark = GradientMark(p.tensor.grad());
-      if (!own_) note_change(p);  // applies the scale: averages may be read by anybody
+      if (!has_local_gradients_) note_manual_change(p);  // applies the scale: averages may be read by anybody
     }
 }
 
@@ -120,20 +121,21 @@ void Reducer::end_exchange(bool fetch) {
   state_ = State::idle;
   count_pass(dense_->flags());
   for (const auto& p : parameters_)
-    if (p.dense()) users(p);  // throws if a rank has abandoned the pass; that rank would not take part in what follows
+    if (p.dense())
+      user_count(p);  // throws if a rank has abandoned the pass; that rank would not take part in what follows
   if ((dense_->flags() & gradients_changed) != 0) throw_changed();
   begun_since_step_ = false;
   for (auto& p : parameters_)
-    if (p.dense()) store(p, fetch);
+    if (p.dense()) finish_gradient(p, fetch);
 }
 
 void Reducer::fetch_averages() {
-  end_adding_up();
-  if (!own_) return;
-  if (state_ != State::awaiting_step) recover();
+  average_accumulated();
+  if (!has_local_gradients_) return;
+  if (state_ != State::awaiting_step) finish_abandoned_passes();
   give_gradients(0);
   dense_->finish();
-  own_ = false;
+  has_local_gradients_ = false;
   for (auto& p : parameters_) p.mark.reset();
   end_exchange(/*fetch=*/true);
 }

@@ -28,7 +28,7 @@ struct Reducer::Parameter {
 
   bool reached = false;  ///< true if the current pass has made its gradient
   bool added = false;    ///< true if the exchange has its gradient for the last pass that it has begun
-  Use use = Use::unused;
+  ParameterUse use = ParameterUse::unused;
   bool fresh = false;          ///< true if the current pass makes .grad
   const void* hook = nullptr;  ///< calls after_accumulation()
   bool pending = false;        ///< true if .grad holds accumulated gradients that are not averaged yet
@@ -36,10 +36,11 @@ struct Reducer::Parameter {
   at::Tensor earlier = {};     ///< .grad before a step of several passes; the step's average is added to it
   /// Inside join(): the averages that earlier passes have left in .grad.
   at::Tensor averaged_before = {};
-  // For saving between two passes (Reducer::stepped).
+  // For saving between two passes (Reducer::has_no_gradient_to_save).
   std::weak_ptr<const void> optimizer = {};  ///< expires with the prepared optimizer that last stepped the parameter
   bool awaits_step = false;                  ///< true if a gradient was added to .grad and no step was seen since
-  bool left = false;       ///< true if .grad awaited a step at the last stepped(), and no pass has begun since
+  bool left =
+      false;  ///< true if .grad awaited a step at the last has_no_gradient_to_save(), and no pass has begun since
   bool discarded = false;  ///< true if the gradient that was left the last time was then discarded
   // For a fused optimizer.
   std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it

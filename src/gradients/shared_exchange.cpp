@@ -38,14 +38,16 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
   return buckets;
 }
 
-// A rank's words after the notes of its gradients: its flags and the word of FusableGradients::set_word().
+// A rank's words after the notes of its gradients: its flags and the word of FusableGradients::set_check_word().
 constexpr std::size_t extra_words = 2;
 
 // A note about a gradient: its use, and its turn: the position at which it was added, from 1; 0 if all were added at
 // once.
 constexpr int use_bits = 2;
-std::uint32_t note_of(Use use, std::uint32_t turn) { return static_cast<std::uint32_t>(use) | turn << use_bits; }
-Use use_in(std::uint32_t note) { return static_cast<Use>(note & ((1U << use_bits) - 1)); }
+std::uint32_t note_of(ParameterUse use, std::uint32_t turn) {
+  return static_cast<std::uint32_t>(use) | turn << use_bits;
+}
+ParameterUse use_in(std::uint32_t note) { return static_cast<ParameterUse>(note & ((1U << use_bits) - 1)); }
 std::uint32_t turn_in(std::uint32_t note) { return note >> use_bits; }
 
 }  // namespace
@@ -111,12 +113,12 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
   for (const auto& parameter : parameters)
     if (!parameter.is_cpu() || !group::dtype_of(parameter.scalar_type())) return nullptr;
   MemoryLayout memory(parameters);
-  const auto control_bytes = node::BucketReduction::memory(communicator.topology().local_size, memory.buckets.size(),
-                                                           parameters.size() + extra_words);
+  const auto control_bytes = node::BucketReduction::memory_bytes(
+      communicator.topology().local_size, memory.buckets.size(), parameters.size() + extra_words);
   // All ranks use the first rank's part.
-  auto control = comm::share(communicator, control_bytes, control_bytes);
+  auto control = comm::allocate_shared(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
-  auto region = comm::share(communicator, memory.bytes, memory.reserved);
+  auto region = comm::allocate_shared(communicator, memory.bytes, memory.reserved);
   if (!region) return nullptr;
   return std::unique_ptr<SharedExchange>(new SharedExchange(parameters, std::move(memory), communicator,
                                                             std::move(*control), std::move(*region), progress_thread));
@@ -140,7 +142,7 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
     buckets_[b].data = region_.data() + buckets_[b].offset;
     const auto flat = at::from_blob(buckets_[b].data, {static_cast<std::int64_t>(count)},
                                     parameters[members.front()].options().requires_grad(false));
-    for (const auto i : members) gradients_[i].copy = view_like(parameters[i], flat, layout_.ranges[i].first);
+    for (const auto i : members) gradients_[i].copy = view_like(parameters[i], flat, layout_.slices[i].first_element);
   }
   if (!memory.large.empty())
     allocator_ =
@@ -163,7 +165,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags) {
   reduction_.begin();
   flags_ = flags;
   reduction_.write_word(gradients_.size(), flags_);
-  set_word(0);
+  set_check_word(0);
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
@@ -173,16 +175,16 @@ void SharedExchange::begin(Arrival arrival, Flags flags) {
   if (thread_ && arrival == Arrival::in_backward) thread_->start();
 }
 
-void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
+void SharedExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
   const at::NoGradGuard no_grad;
   auto& own = gradients_[index];
-  auto& bucket = buckets_[layout_.ranges[index].bucket];
+  auto& bucket = buckets_[layout_.slices[index].bucket];
   if (bucket.large) {
     auto* const data = gradient.defined() ? static_cast<std::byte*>(gradient.data_ptr()) : nullptr;
     const auto* const begin = region_.data();
     const bool here = data >= begin && data + own.parameter.nbytes() <= begin + region_.region.stride;
     // A gradient that may be unused on all ranks must stay as it is.
-    if (here && use == Use::used && same_order(gradient, own.parameter)) {
+    if (here && use == ParameterUse::used && same_order(gradient, own.parameter)) {
       bucket.data = data;
       if (arrival_ == Arrival::in_backward) bucket.held = gradient.storage();
     } else {
@@ -216,8 +218,8 @@ void SharedExchange::fix_order() {
   std::vector<std::uint32_t> complete(buckets_.size());
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
     const auto note = reduction_.word(0, i);
-    if (turn_in(note) == 0 || use_in(note) == Use::abandoned) return;
-    auto& last = complete[layout_.ranges[i].bucket];
+    if (turn_in(note) == 0 || use_in(note) == ParameterUse::abandoned) return;
+    auto& last = complete[layout_.slices[i].bucket];
     last = std::max(last, turn_in(note));
   }
   auto order = reduction_.order();
@@ -255,18 +257,18 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
     published_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
     reduction_.write_word(gradients_.size(), flags_);
-    set_word(word_);
+    set_check_word(word_);
   }
   run(on_chunk);
   round_over_ = true;
 }
 
-int SharedExchange::users(std::size_t index) const {
+int SharedExchange::user_count(std::size_t index) const {
   int users = 0;
   for (int r = 0; r < communicator_.size(); ++r) {
     const auto use = use_in(reduction_.word(r, index));
-    if (use == Use::abandoned) return -1;
-    users += use == Use::used;
+    if (use == ParameterUse::abandoned) return -1;
+    users += use == ParameterUse::used;
   }
   return users;
 }
@@ -279,15 +281,15 @@ Flags SharedExchange::flags() const {
 
 at::IntArrayRef SharedExchange::strides(std::size_t index) const {
   const auto& gradient = gradients_[index];
-  return buckets_[layout_.ranges[index].bucket].large ? gradient.parameter.strides() : gradient.copy.strides();
+  return buckets_[layout_.slices[index].bucket].large ? gradient.parameter.strides() : gradient.copy.strides();
 }
 
-void SharedExchange::set_word(std::uint32_t word) {
+void SharedExchange::set_check_word(std::uint32_t word) {
   word_ = word;
   reduction_.write_word(gradients_.size() + 1, word);
 }
 
-bool SharedExchange::words_agree() const {
+bool SharedExchange::all_words_equal() const {
   for (int r = 0; r < communicator_.size(); ++r)
     if (reduction_.word(r, gradients_.size() + 1) != word_) return false;
   return true;
@@ -297,13 +299,13 @@ void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const auto& copy = gradients_[index].copy;
   if (!copy.defined()) return;
-  hand_out(copy, gradient);
+  copy_or_assign(copy, gradient);
   drop_copy(index);
 }
 
 /// Drops the copy of a large gradient; copies of small ones stay.
 void SharedExchange::drop_copy(std::size_t index) {
-  auto& bucket = buckets_[layout_.ranges[index].bucket];
+  auto& bucket = buckets_[layout_.slices[index].bucket];
   if (!bucket.large) return;
   gradients_[index].copy.reset();
   if (bucket.allocated != nullptr) allocator_->deallocate(std::exchange(bucket.allocated, nullptr));

@@ -28,9 +28,9 @@ class SharedExchange final : public Exchange, public FusableGradients {
   ~SharedExchange() override;
 
   void begin(Arrival arrival, Flags flags) override;
-  void add(std::size_t index, const at::Tensor& gradient, Use use) override;
+  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
-  int users(std::size_t index) const override;
+  int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override;
   FusableGradients* fusable() noexcept override { return this; }
@@ -38,10 +38,10 @@ class SharedExchange final : public Exchange, public FusableGradients {
   const Communicator& communicator() const noexcept override { return communicator_; }
   const FlatLayout& layout() const noexcept override { return layout_; }
   at::IntArrayRef strides(std::size_t index) const override;
-  std::size_t chunks() const noexcept override { return reduction_.chunks(); }
+  std::size_t chunk_count() const noexcept override { return reduction_.chunks(); }
   void finish_with(const node::BucketReduction::OnChunk& on_chunk) override;
-  void set_word(std::uint32_t word) override;
-  bool words_agree() const override;
+  void set_check_word(std::uint32_t word) override;
+  bool all_words_equal() const override;
 
  private:
   struct Gradient;

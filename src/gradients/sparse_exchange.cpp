@@ -34,7 +34,7 @@ struct SparseExchange::Gradient {
   // This rank's rows, each once, and their values; after finish(), those of the average.
   at::Tensor rows = {};    ///< [n] int64
   at::Tensor values = {};  ///< [n, …]
-  Use use = Use::unused;
+  ParameterUse use = ParameterUse::unused;
 };
 
 SparseExchange::SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group)
@@ -44,7 +44,7 @@ SparseExchange::SparseExchange(const std::vector<at::Tensor>& parameters, c10::i
 
 SparseExchange::~SparseExchange() = default;
 
-void SparseExchange::add(std::size_t index, const at::Tensor& gradient, Use use) {
+void SparseExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
   const at::NoGradGuard no_grad;
   auto& own = gradients_[index];
   own.use = use;
@@ -92,8 +92,8 @@ void SparseExchange::finish() {
     users_[i] = 0;
     for (std::size_t r = 0; r < world; ++r) {
       longest = std::max(longest, headers[r][i][0]);
-      const auto use = static_cast<Use>(headers[r][i][1]);
-      users_[i] = use == Use::abandoned || users_[i] < 0 ? -1 : users_[i] + (use == Use::used);
+      const auto use = static_cast<ParameterUse>(headers[r][i][1]);
+      users_[i] = use == ParameterUse::abandoned || users_[i] < 0 ? -1 : users_[i] + (use == ParameterUse::used);
     }
     if (longest == 0) continue;
     // Padded to the longest, since not every backend supports different lengths.

@@ -27,9 +27,9 @@ class SparseExchange final : public Exchange {
   ~SparseExchange() override;
 
   void begin(Arrival, Flags flags) override { flags_ = flags; }
-  void add(std::size_t index, const at::Tensor& gradient, Use use) override;
+  void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
-  int users(std::size_t index) const override { return users_[index]; }
+  int user_count(std::size_t index) const override { return users_[index]; }
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override { return flags_; }
 

@@ -75,7 +75,7 @@ void require_several(double count) {
                 "Use larger batches, or call the module's eval()");
 }
 
-Statistics statistics_of_all(const at::Tensor& input, SharedStatistics& ranks, int layer) {
+Statistics statistics_of_all(const at::Tensor& input, BatchNormRanks& ranks, int layer) {
   const auto channels = input.size(1);
   const auto doubles = input.options().dtype(at::kDouble).requires_grad(false);
   const auto own = ranks.weight() > 0 ? static_cast<double>(input.numel() / channels) : 0.0;
@@ -104,17 +104,17 @@ Statistics statistics_of_all(const at::Tensor& input, SharedStatistics& ranks, i
   return all;
 }
 
-/// Holds the SharedStatistics in autograd's saved data of a node.
+/// Holds the BatchNormRanks in autograd's saved data of a node.
 struct Ranks : torch::CustomClassHolder {
-  explicit Ranks(const std::shared_ptr<SharedStatistics>& ranks) : statistics(ranks) {}
-  std::weak_ptr<SharedStatistics> statistics;
+  explicit Ranks(const std::shared_ptr<BatchNormRanks>& ranks) : statistics(ranks) {}
+  std::weak_ptr<BatchNormRanks> statistics;
 };
 
 class Normalise : public autograd::Function<Normalise> {
  public:
   static at::Tensor forward(autograd::AutogradContext* context, const at::Tensor& input, const at::Tensor& weight,
                             const at::Tensor& bias, const Statistics& all, double eps,
-                            const std::shared_ptr<SharedStatistics>& ranks, std::int64_t layer) {
+                            const std::shared_ptr<BatchNormRanks>& ranks, std::int64_t layer) {
     context->save_for_backward({input, weight, all.mean, (all.variance + eps).rsqrt()});
     context->saved_data["count"] = all.count;
     context->saved_data["layer"] = layer;
@@ -223,12 +223,11 @@ void find_norms(nn::Module& module, const std::string& path, std::vector<Replace
 
 }  // namespace
 
-SharedStatistics::SharedStatistics(c10::intrusive_ptr<c10d::ProcessGroup> group,
-                                   std::shared_ptr<const step::Steps> steps)
+BatchNormRanks::BatchNormRanks(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const step::Steps> steps)
     : group_(std::move(group)), steps_(std::move(steps)) {}
-SharedStatistics::~SharedStatistics() = default;
+BatchNormRanks::~BatchNormRanks() = default;
 
-at::Tensor SharedStatistics::sum(const at::Tensor& values, int layer) {
+at::Tensor BatchNormRanks::sum(const at::Tensor& values, int layer) {
   std::vector<at::Tensor> sums{at::cat({at::full({1}, layer, values.options()), values})};
   group_->allreduce(sums)->wait();
   if (values.is_cpu() && sums[0][0].item<double>() != static_cast<double>(layer) * group_->getSize())
@@ -237,7 +236,7 @@ at::Tensor SharedStatistics::sum(const at::Tensor& values, int layer) {
   return sums[0].slice(0, 1);
 }
 
-void exchange_batch_norms(nn::Module& module) {
+void replace_batch_norms(nn::Module& module) {
   std::vector<ReplaceableNorm> norms;
   find_norms(module, {}, norms);
   for (const auto& replaceable : norms)
@@ -246,7 +245,7 @@ void exchange_batch_norms(nn::Module& module) {
         replace_norm<nn::BatchNorm3dImpl, SyncBatchNorm3dImpl>(replaceable);
 }
 
-std::shared_ptr<SharedStatistics> synchronise_batch_norms(nn::Module& module, const ParallelContext& context) {
+std::shared_ptr<BatchNormRanks> connect_batch_norms(nn::Module& module, const ParallelContext& context) {
   std::vector<Synchronised*> layers;
   module.apply([&](nn::Module& part) {
     if (auto* const layer = dynamic_cast<Synchronised*>(&part)) layers.push_back(layer);
@@ -256,7 +255,7 @@ std::shared_ptr<SharedStatistics> synchronise_batch_norms(nn::Module& module, co
     throw Error(ExitCode::usage, "preparing the model",
                 "it has a SyncBatchNorm, which does not work with virtual workers",
                 "Use torch's batch-norm, which normalises each micro-batch by itself, or no virtual_workers");
-  auto shared = std::make_shared<SharedStatistics>(context.new_group(), context.steps);
+  auto shared = std::make_shared<BatchNormRanks>(context.new_group(), context.steps);
   if (context.communicator.size() > 1)
     for (std::size_t i = 0; i < layers.size(); ++i) layers[i]->synchronise_over(shared, static_cast<int>(i));
   return shared;

@@ -23,10 +23,10 @@ struct ParallelContext;
 /// the forward pass, and in backward() in reverse order: among the nodes that are ready, autograd runs the one made
 /// last first (on one thread), and a node waits only for nodes made after it. So ranks can be in different layers only
 /// if they run different programs, and that is an Error.
-class SharedStatistics {
+class BatchNormRanks {
  public:
-  SharedStatistics(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const step::Steps> steps);
-  ~SharedStatistics();
+  BatchNormRanks(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const step::Steps> steps);
+  ~BatchNormRanks();
 
   /// Weight of the current batch; 0 if it does not count. See step/batch_weight.hpp.
   double weight() const { return steps_->weight(); }
@@ -40,10 +40,10 @@ class SharedStatistics {
 
 /// Replaces the batch-norms that are in a Sequential of the module by SyncBatchNorms. If the module has another
 /// batch-norm, throws an Error (ExitCode::usage) that names it and changes nothing.
-void exchange_batch_norms(torch::nn::Module& module);
+void replace_batch_norms(torch::nn::Module& module);
 
 /// Connects the module's SyncBatchNorms over the ranks; returns null if it has none. Throws an Error if the run has
 /// virtual workers too. Collective if the module has any, which must be the same on all ranks.
-std::shared_ptr<SharedStatistics> synchronise_batch_norms(torch::nn::Module& module, const ParallelContext& context);
+std::shared_ptr<BatchNormRanks> connect_batch_norms(torch::nn::Module& module, const ParallelContext& context);
 
 }  // namespace muster::detail::gradients

@@ -9,7 +9,7 @@ namespace {
               "Use auto, mpi, gloo or nccl, or name them by device, as in cpu:mpi,cuda:nccl");
 }
 
-void choose_one(Choice& choice, std::string_view part) {
+void choose_one(BackendChoice& choice, std::string_view part) {
   const auto colon = part.find(':');
   const bool all = colon == std::string_view::npos;
   const auto device = all ? "" : part.substr(0, colon);
@@ -23,8 +23,8 @@ void choose_one(Choice& choice, std::string_view part) {
 
 }  // namespace
 
-Choice choose(std::string_view text) {
-  Choice choice;
+BackendChoice parse_backends(std::string_view text) {
+  BackendChoice choice;
   if (text == "auto") return choice;
   for (;;) {
     const auto comma = text.find(',');
@@ -34,7 +34,7 @@ Choice choose(std::string_view text) {
   }
 }
 
-std::string on_gpus(std::string_view text, bool has_nccl) {
+std::string backends_for_gpus(std::string_view text, bool has_nccl) {
   const bool open = text == "auto" || (text.starts_with("cpu:") && text.find(',') == std::string_view::npos);
   if (!open || !has_nccl) return std::string(text);
   return text == "auto" ? "nccl" : std::string(text) + ",cuda:nccl";

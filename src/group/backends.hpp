@@ -17,18 +17,18 @@ class Store;
 namespace muster::detail::group {
 
 /// The name of the backend for each device.
-struct Choice {
+struct BackendChoice {
   std::string cpu = "mpi";
   std::string cuda = "mpi";
 };
 
 /// Reads "auto", "mpi" or "gloo" (for all devices), "nccl" (for GPUs), or a list such as "cpu:gloo,cuda:nccl". Devices
 /// that are not named keep the default. Throws an Error (ExitCode::usage) for anything else.
-Choice choose(std::string_view text);
+BackendChoice parse_backends(std::string_view text);
 
 /// Returns the choice for training on GPUs: if `text` does not name a backend for GPUs and this build has NCCL, adds
 /// NCCL for them.
-std::string on_gpus(std::string_view text, bool has_nccl);
+std::string backends_for_gpus(std::string_view text, bool has_nccl);
 
 /// Makes the gloo backend, for tensors on the CPU, and on GPUs with a copy through the CPU. The ranks connect by TCP:
 /// over loopback if all are on one node, else from the address of this host or of the interface GLOO_SOCKET_IFNAME.

@@ -1,9 +1,9 @@
 #include "muster/process_group.hpp"
 
 #include "comm/world.hpp"
-#include "group/backend.hpp"
 #include "group/backends.hpp"
-#include "group/store.hpp"
+#include "group/mpi_backend.hpp"
+#include "group/mpi_store.hpp"
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -24,12 +24,12 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
   if (options.chunk == 0)
     throw Error(ExitCode::usage, "starting the process group", "chunk is 0, so that no element would ever be sent",
                 "Give the number of elements that go in one MPI call, at least 1");
-  const auto choice = detail::group::choose(options.backend);
+  const auto choice = detail::group::parse_backends(options.backend);
   const auto timeout = options.timeout.value_or(detail::comm::time_limit(communicator));
   // c10d needs a store to construct a group. If only muster's own backend is used, the store is never accessed.
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   if (choice.cpu != "mpi" || choice.cuda != "mpi")
-    store = c10::make_intrusive<detail::group::Store>(communicator.duplicate(), timeout);
+    store = c10::make_intrusive<detail::group::MpiStore>(communicator.duplicate(), timeout);
   auto made = c10::make_intrusive<ProcessGroup>(store, communicator.rank(), communicator.size());
   const auto set_backend = [&](const char* name, ProcessGroup::BackendType type,
                                c10::intrusive_ptr<c10d::Backend> backend) {
@@ -47,7 +47,7 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
   if (wanted("mpi"))
     set_backend("mpi", ProcessGroup::BackendType::CUSTOM,
                 c10::intrusive_ptr<c10d::Backend>(
-                    c10::make_intrusive<detail::group::Backend>(communicator.duplicate(), options)));
+                    c10::make_intrusive<detail::group::MpiBackend>(communicator.duplicate(), options)));
   if (wanted("nccl"))
     set_backend("nccl", ProcessGroup::BackendType::NCCL,
                 detail::group::make_nccl(communicator, c10::make_intrusive<PrefixStore>("cuda", store), timeout));

@@ -12,10 +12,10 @@ namespace muster::detail::group {
 Work::Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> limit)
     : c10d::Work(rank, type, title), title_(title), limit_(limit), buffers_(std::make_shared<std::deque<Buffer>>()) {}
 
-std::string Work::starting() const { return std::string("starting ") + title_; }
+std::string Work::error_prefix() const { return std::string("starting ") + title_; }
 
-Buffer& Work::hold(const at::Tensor& tensor, Access access) {
-  auto& buffer = buffers_->emplace_back(tensor, access, starting());
+Buffer& Work::keep_buffer(const at::Tensor& tensor, Access access) {
+  auto& buffer = buffers_->emplace_back(tensor, access, error_prefix());
   if (access != Access::read) results_.push_back(tensor);
   return buffer;
 }

@@ -31,9 +31,9 @@ class Work final : public c10d::Work {
   Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> limit);
 
   /// "starting " and the title: the beginning of errors about arguments.
-  std::string starting() const;
+  std::string error_prefix() const;
   /// Keeps the tensor's memory until the operation ends. A tensor that is written becomes part of result().
-  Buffer& hold(const at::Tensor& tensor, Access access);
+  Buffer& keep_buffer(const at::Tensor& tensor, Access access);
   /// Adds a part of the operation, which `start` starts. It may use memory that was held before. The operation ends
   /// when all its parts have ended.
   void add(std::function<comm::Request()> start) { planned_.push_back(std::move(start)); }

@@ -34,7 +34,7 @@ herr_t close_written(hid_t file) {
 
 [[noreturn]] void refuse_to_open(const std::string& doing, int error) {
   const bool forbidden = error == EACCES || error == EPERM;
-  const auto code = forbidden ? ExitCode::data : code_of_reading(error);
+  const auto code = forbidden ? ExitCode::data : read_error_code(error);
   throw Error(code, doing, std::strerror(error),
               error == ENOENT           ? "Check the path; `muster convert` makes datasets"
               : code == ExitCode::retry ? retry_reading
@@ -44,14 +44,14 @@ herr_t close_written(hid_t file) {
 
 }  // namespace
 
-Place::Place(const std::string& text) : path(text), group("/") {
+GroupPath::GroupPath(const std::string& text) : path(text), group("/") {
   if (const auto colon = text.rfind(":/"); colon != std::string::npos) {
     path = text.substr(0, colon);
     group = text.substr(colon + 1);
   }
 }
 
-std::string Place::shown(const std::string& name) const {
+std::string GroupPath::shown(const std::string& name) const {
   return path + ":" + group + (group.ends_with('/') ? "" : "/") + name;
 }
 
@@ -79,16 +79,16 @@ Handle open_file(const std::filesystem::path& path) {
 }
 
 Handle create_file(const std::filesystem::path& path, std::uint64_t alignment) {
-  return create_file(std::make_shared<Medium>(path), alignment, path.string());
+  return create_file(std::make_shared<FileStorage>(path), alignment, path.string());
 }
 
-Handle create_file(const std::shared_ptr<Medium>& medium, std::uint64_t alignment, const std::string& shown) {
+Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t alignment, const std::string& shown) {
   const Lock lock;
   const std::string doing = "creating " + shown;
   const auto access = file_access(doing, ExitCode::retry);
   check(H5Pset_libver_bounds(access.get(), H5F_LIBVER_V110, H5F_LIBVER_LATEST), doing, ExitCode::retry);
   if (alignment > 1) check(H5Pset_alignment(access.get(), alignment, alignment), doing, ExitCode::retry);
-  set_medium(access.get(), medium);
+  set_storage(access.get(), storage);
   const auto creation = make_properties(H5P_FILE_CREATE, doing, ExitCode::retry);
   check(H5Pset_obj_track_times(creation.get(), false), doing, ExitCode::retry);  // equal content gives equal bytes
   return {check(H5Fcreate(shown.c_str(), H5F_ACC_TRUNC, creation.get(), access.get()), doing, ExitCode::retry),
@@ -119,7 +119,7 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   if (H5Iget_type(id) != H5I_DATASET)
     throw Error(ExitCode::data, doing, "\"" + name + "\" is not a dataset",
                 "`muster inspect` lists what the file holds");
-  const auto creation = part_of(id, H5Dget_create_plist, doing);
+  const auto creation = dataset_property(id, H5Dget_create_plist, doing);
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL)
@@ -145,12 +145,12 @@ std::vector<std::string> list(hid_t group) {
 std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown) {
   const Lock lock;
   const std::string doing = "reading the shape of " + (shown.empty() ? "a dataset" : shown);
-  const auto space = part_of(dataset, H5Dget_space, doing);
+  const auto space = dataset_property(dataset, H5Dget_space, doing);
   const auto rank = check(H5Sget_simple_extent_ndims(space.get()), doing);
   std::vector<hsize_t> sizes(static_cast<std::size_t>(rank));
   check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), doing);
   std::vector<std::int64_t> shape;
-  for (const auto size : sizes) shape.push_back(checked<std::int64_t>(size, doing, "a dimension"));
+  for (const auto size : sizes) shape.push_back(checked_cast<std::int64_t>(size, doing, "a dimension"));
   return shape;
 }
 

@@ -1,8 +1,8 @@
 // HDF5 files and their contents. Links and storage that lead out of the file are refused.
 #pragma once
 
+#include "hdf5/file_storage.hpp"
 #include "hdf5/handle.hpp"
-#include "hdf5/medium.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -13,8 +13,8 @@
 namespace muster::detail::hdf5 {
 
 /// A file and a group in it, parsed from "FILE.h5" or "FILE.h5:/group".
-struct Place {
-  explicit Place(const std::string& text);
+struct GroupPath {
+  explicit GroupPath(const std::string& text);
   /// "FILE.h5:/group/NAME".
   std::string shown(const std::string& name) const;
 
@@ -27,7 +27,7 @@ Handle open_file(const std::filesystem::path& path);
 /// Makes a new file in the latest format, with data aligned to `alignment` bytes. The file must not exist.
 Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
 /// Like create_file(path), but on a fresh medium. The caller may read the medium once the handle is closed.
-Handle create_file(const std::shared_ptr<Medium>& medium, std::uint64_t alignment = 4096,
+Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t alignment = 4096,
                    const std::string& shown = "an HDF5 file in memory");
 
 /// Opens a group by its path inside the file. Refuses external links and soft links without a target.

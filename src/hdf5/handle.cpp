@@ -49,7 +49,7 @@ Reason last_reason() {
     text = text.substr(begin + before.size(), end - begin - before.size());
   }
   return {.text = text.empty() ? "HDF5 gives no reason" : text,
-          .code = error == 0 ? ExitCode::data : code_of_reading(error)};
+          .code = error == 0 ? ExitCode::data : read_error_code(error)};
 }
 
 std::string last_error() { return last_reason().text; }
@@ -62,7 +62,7 @@ std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code) {
   throw Error(disk_failed ? reason.code : code, doing, reason.text, disk_failed ? retry_reading : "");
 }
 
-Handle part_of(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code) {
+Handle dataset_property(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code) {
   return {check(get(dataset), doing, code), H5Idec_ref};
 }
 

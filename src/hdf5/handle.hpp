@@ -57,7 +57,7 @@ inline constexpr const char* retry_reading = "Look after the disk or the file se
 /// Why a call of HDF5 has failed.
 struct Reason {
   std::string text;  ///< HDF5's innermost message; if a system call failed, the system's message
-  ExitCode code;     ///< for a call that reads: code_of_reading(errno) if a system call failed, otherwise data
+  ExitCode code;     ///< for a call that reads: read_error_code(errno) if a system call failed, otherwise data
 };
 
 /// The reason from HDF5's error stack, or "HDF5 gives no reason". Clears the stack.
@@ -70,7 +70,7 @@ std::string last_error();
 std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = ExitCode::data);
 
 /// The dataset's type, space or creation properties: `get` is H5Dget_type, H5Dget_space or H5Dget_create_plist.
-Handle part_of(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code = ExitCode::data);
+Handle dataset_property(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code = ExitCode::data);
 /// A new property list; `kind`: H5P_DATASET_CREATE and so on.
 Handle make_properties(hid_t kind, std::string_view doing, ExitCode code = ExitCode::data);
 /// The HDF5 space of values in the given shape; the space of a single value if `shape` is empty.

@@ -92,7 +92,7 @@ at::ScalarType compound_type(hid_t type, const std::string& shown) {
 
 }  // namespace
 
-Handle type_of(at::ScalarType type) {
+Handle memory_type_of(at::ScalarType type) {
   const Lock lock;
   const std::pair<at::ScalarType, hid_t> native[] = {{at::kByte, H5T_NATIVE_UINT8},   {at::kChar, H5T_NATIVE_INT8},
                                                      {at::kShort, H5T_NATIVE_INT16},  {at::kInt, H5T_NATIVE_INT32},

@@ -11,8 +11,8 @@ namespace muster::detail::hdf5 {
 
 /// The HDF5 memory type for a torch type: bfloat16 as a 16-bit float of 8 exponent bits, half as IEEE, bool as h5py's
 /// enumeration of FALSE and TRUE over int8, complex as h5py's compound of r and i.
-Handle type_of(at::ScalarType type);
-/// True if type_of(type) exists.
+Handle memory_type_of(at::ScalarType type);
+/// True if memory_type_of(type) exists.
 bool has_type(at::ScalarType type) noexcept;
 /// The torch type for values of a stored type in any byte order. uint16 and uint32 become the next larger signed type,
 /// uint64 becomes int64. Throws an Error that names the kind for strings, references, other compounds and so on.

@@ -187,7 +187,7 @@ void warn_of_unknown_variables(const CLI::App& app) {
     const auto word = name.substr(variable_prefix.size());
     if (word == "SET")
       log::warn("nothing reads the variable " + std::string(name) + "; give --set on the command line");
-    const auto close = nearest(word, known);
+    const auto close = nearest_match(word, known);
     if (!close.empty() && close != word)
       log::warn("nothing reads the variable " + std::string(name) + "; did you mean " + std::string(variable_prefix) +
                 close + "?");
@@ -250,7 +250,7 @@ bool Flags::parse(const Communicator& world, int argc, char** argv) {
   for (const auto& [name, of_rank_0] : unpack(world.broadcast(pack(here))))
     if (!here.contains(name)) ::setenv(name.c_str(), of_rank_0.front().c_str(), 1);
   std::vector<Values> values;
-  for (const auto& packed : comm::on_all(world, [&] { return read(argc, argv); })) values.push_back(unpack(packed));
+  for (const auto& packed : comm::run_on_all(world, [&] { return read(argc, argv); })) values.push_back(unpack(packed));
   if (world.all_reduce(std::int64_t{help_.has_value()}, ReduceOp::max) != 0) {
     if (world.rank() == 0 && help_) std::cout << *help_ << std::flush;
     return false;

@@ -3,7 +3,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/whereabouts.hpp"
+#include "comm/rank_status.hpp"
 #include "comm/world.hpp"
 #include "launch/flags.hpp"
 #include "launch/launcher.hpp"
@@ -55,7 +55,7 @@ struct Launch::State {
 
   /// Makes `all` the ranks of this launch, of which this process is one.
   void join(Communicator all) {
-    place_on_node = all.topology().local_rank;
+    local_process_index = all.topology().local_rank;
     answering.emplace(all);
     ranks.emplace(std::move(all));
   }
@@ -72,21 +72,21 @@ struct Launch::State {
   int trainers = 0;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<std::chrono::steady_clock::time_point> end;
-  int place_on_node = 0;
+  int local_process_index = 0;
   std::optional<int> status;  ///< of the last run()
   std::function<bool()> asked_to_stop = [] { return false; };
   std::vector<std::shared_ptr<Callback>> callbacks;
   std::optional<detail::comm::MpiScope> environment;  ///< empty if the program itself initialises MPI
   std::optional<Communicator> ranks;
-  std::optional<detail::comm::Answering> answering;
-  std::optional<detail::launch::stop_signal::Loan> signals;
+  std::optional<detail::comm::AnsweringThread> answering;
+  std::optional<detail::launch::stop_signal::ScopedHandlers> signals;
   std::optional<detail::log::Scope> log;
 };
 
 void Launch::State::choose_threads() {
   const auto& world = *ranks;
   const auto& topology = world.topology();
-  const auto all = world.all_gather(detail::launch::own_mask());
+  const auto all = world.all_gather(detail::launch::cpu_mask());
   std::vector<std::string> local;
   for (std::size_t r = 0; r < all.size(); ++r)
     if (topology.node_of_rank[r] == topology.node_rank) local.push_back(all[r]);
@@ -117,15 +117,15 @@ void Launch::State::choose_end() {
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
-  detail::launch::stop_signal::take_over(/*terminate=*/detail::launch::started_by_srun(::getenv));
+  detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
-  detail::launch::tell_supervisor(detail::launch::telling_starting, "");
+  detail::launch::tell_supervisor(detail::launch::message_starting, "");
   state_->environment.emplace();
   state_->join(state_->environment->world());
-  detail::log::start(rank(), detail::log::Level::info);
+  detail::log::configure(rank(), detail::log::Level::info);
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size()));
-  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_up, std::to_string(size()));
+  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
 }
 
 Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::string& version)
@@ -133,19 +133,19 @@ Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::stri
   detail::comm::require_mpi("starting on the ranks of a communicator");
   state_->log.emplace();
   state_->signals.emplace();
-  state_->join(detail::comm::make_world_apart(ranks));
-  detail::log::start(rank(), detail::log::Level::info);
-  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_up, std::to_string(size()));
+  state_->join(detail::comm::make_separate_world(ranks));
+  detail::log::configure(rank(), detail::log::Level::info);
+  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
 }
 
-Launch::Launch(const Launch& whole, detail::launch::Part part)
+Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
     : state_(std::make_unique<State>(whole.state_->argc, whole.state_->argv, std::string())) {
   state_->join(std::move(part.ranks));
   state_->flags = std::move(part.flags);
   state_->threads = whole.state_->threads;
   state_->cpus = whole.state_->cpus;
   state_->end = whole.state_->end;
-  state_->place_on_node = whole.state_->place_on_node;
+  state_->local_process_index = whole.state_->local_process_index;
   state_->asked_to_stop = [&whole, asked = std::move(part.asked_to_stop)] {
     return whole.stop_requested() || (asked && asked());
   };
@@ -157,7 +157,7 @@ Launch::~Launch() {
   // Once all ranks are here, nothing is left to do but MPI_Finalize: a crash there spoils no work.
   if (!state_->status || !state_->environment || !state_->environment->owns_mpi()) return;
   state_->environment->wait_for_all();
-  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::telling_ended, std::to_string(*state_->status));
+  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_ended, std::to_string(*state_->status));
 }
 
 CLI::App& Launch::app() { return state_->parser.app; }
@@ -166,8 +166,8 @@ const LaunchFlags& Launch::flags() const noexcept { return state_->flags; }
 const std::string& Launch::program() const noexcept { return state_->program; }
 int Launch::threads_per_rank() const noexcept { return state_->threads; }
 int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
-int Launch::place_on_node() const noexcept { return state_->place_on_node; }
-int Launch::number_trainer() noexcept { return ++state_->trainers; }
+int Launch::local_process_index() const noexcept { return state_->local_process_index; }
+int Launch::next_trainer_number() noexcept { return ++state_->trainers; }
 const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->callbacks; }
 
 std::optional<std::chrono::duration<double>> Launch::time_left() const noexcept {
@@ -177,7 +177,7 @@ std::optional<std::chrono::duration<double>> Launch::time_left() const noexcept 
 
 bool Launch::stop_requested() const noexcept {
   const auto left = time_left();
-  return detail::launch::stop_signal::came() || (left && left->count() <= 0) || state_->asked_to_stop();
+  return detail::launch::stop_signal::is_requested() || (left && left->count() <= 0) || state_->asked_to_stop();
 }
 
 void Launch::print(const std::optional<Error>& error) {
@@ -194,17 +194,17 @@ int Launch::run_body(const std::function<int()>& body) {
   try {
     auto& parser = state_->parser;
     if (!parser.parse(communicator(), state_->argc, state_->argv)) return 0;
-    detail::log::start(rank(), detail::log::level_from_name(parser.log_level()));
+    detail::log::configure(rank(), detail::log::level_from_name(parser.log_level()));
     state_->flags = parser.resolve();
     if (const auto& timeout = state_->flags.timeout) comm::set_time_limit(communicator(), *timeout);
     state_->choose_threads();
     state_->choose_end();
     status = body();
-  } catch (const comm::Lost& error) {
-    std::this_thread::sleep_for(error.turn());
+  } catch (const comm::RanksMissing& error) {
+    std::this_thread::sleep_for(error.report_delay());
     give_up(error);
   } catch (...) {
-    mine = comm::caught();
+    mine = comm::current_outcome();
     comm::raise_alarm(communicator(), mine);
   }
 
@@ -219,8 +219,8 @@ int Launch::run_body(const std::function<int()>& body) {
     status = cause ? static_cast<int>(cause->code()) : ended_badly != outcomes.end() ? std::stoi(ended_badly->text) : 0;
     state_->status = status;
     return status;
-  } catch (const comm::Lost& error) {
-    std::this_thread::sleep_for(error.turn());
+  } catch (const comm::RanksMissing& error) {
+    std::this_thread::sleep_for(error.report_delay());
     give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));
   }
 }

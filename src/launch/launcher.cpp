@@ -77,7 +77,7 @@ int launcher_cpus() {
   return ::sched_getaffinity(::getppid(), sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-std::string own_mask() {
+std::string cpu_mask() {
   std::string mask(CPU_SETSIZE, '0');
   cpu_set_t set;
   CPU_ZERO(&set);

@@ -48,6 +48,6 @@ int launcher_cpus();
 bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
 
 /// This process's mask, in the form that threads_for() takes.
-std::string own_mask();
+std::string cpu_mask();
 
 }  // namespace muster::detail::launch

@@ -11,7 +11,7 @@
 
 namespace muster::detail::launch {
 
-struct Part {
+struct LaunchPart {
   Communicator ranks;  ///< all ranks of a separate world
   LaunchFlags flags;
   std::function<bool()> asked_to_stop = {};  ///< true to stop this part while the whole launch goes on; throws nothing

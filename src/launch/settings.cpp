@@ -39,7 +39,7 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
 [[noreturn]] void unknown_key(ExitCode code, const std::string& doing, const std::string& key, const Json& defaults) {
   std::vector<std::string> keys;
   collect_keys(defaults, "", keys);
-  const auto close = nearest(key, keys);
+  const auto close = nearest_match(key, keys);
   throw Error(code, doing, "the program has no setting \"" + key + "\"",
               keys.empty()    ? "It has no settings at all"
               : close.empty() ? "It has " + listed(keys, 30, [](const auto& name) { return name; })
@@ -149,14 +149,14 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
   return config;
 }
 
-Config overlaid(Config defaults, const Config& values, const std::string& doing) {
+Config override_defaults(Config defaults, const Config& values, const std::string& doing) {
   if (defaults.empty()) return values;
   Json config = defaults;
   lay_over(config, values, ExitCode::usage, doing, "", defaults);
   return config;
 }
 
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+std::string nearest_match(std::string_view word, const std::vector<std::string>& candidates) {
   const auto most = std::max<std::size_t>(1, word.size() / 3);
   std::string best;
   std::size_t fewest = most + 1;

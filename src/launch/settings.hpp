@@ -14,7 +14,7 @@ namespace muster::detail::launch {
 
 /// Returns the candidate with the fewest edits (characters added, removed, replaced or swapped with the next). Empty if
 /// that takes more than one edit per three characters of `word`.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+std::string nearest_match(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Returns `defaults`, overridden by the file's values and then by those of `set` ("key.path=VALUE", where VALUE is
 /// JSON or else text). Throws an Error for a key that the defaults do not have, which names the nearest known key or
@@ -24,7 +24,7 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
 
 /// Returns `defaults` overridden by `values`, by the rules for a file; `values` as they are if there are no defaults.
 /// Errors have ExitCode::usage, and their text begins with `doing`.
-Config overlaid(Config defaults, const Config& values, const std::string& doing);
+Config override_defaults(Config defaults, const Config& values, const std::string& doing);
 
 /// Parses "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". Throws an
 /// Error (ExitCode::usage) for any other text.

@@ -1,6 +1,6 @@
 #include "launch/stop_signal.hpp"
 
-#include "base/telling.hpp"
+#include "base/supervisor_message.hpp"
 
 #include <signal.h>
 #include <time.h>
@@ -57,21 +57,21 @@ bool supervised_in_slurm_job() noexcept {
   loaded = seconds();
   for (const int signal : of_a_stop) install_over_default(signal);
   if (supervised_in_slurm_job()) install_over_default(SIGTERM);
-  tell(telling_loaded, "");  // from now on a wish to stop does no harm
+  tell(message_loaded, "");  // from now on a wish to stop does no harm
 }
 
 }  // namespace
 
-bool came() noexcept { return requested != 0; }
+bool is_requested() noexcept { return requested != 0; }
 
-void take_over(bool terminate) noexcept {
+void install_handlers(bool terminate) noexcept {
   launched = 1;
   for (const int signal : of_a_stop)
     if (signal != SIGHUP || !ignored(signal)) install(signal);
   if (terminate || supervised_in_slurm_job()) install(SIGTERM);
 }
 
-Loan::Loan() noexcept : launched_(launched != 0) {
+ScopedHandlers::ScopedHandlers() noexcept : launched_(launched != 0) {
   launched = 1;
   for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
     ::sigaction(of_a_stop[i], nullptr, &before_[i]);
@@ -79,7 +79,7 @@ Loan::Loan() noexcept : launched_(launched != 0) {
   }
 }
 
-Loan::~Loan() {
+ScopedHandlers::~ScopedHandlers() {
   for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
     struct sigaction now {};
     if (::sigaction(of_a_stop[i], nullptr, &now) == 0 && now.sa_handler == handle)

@@ -1,8 +1,9 @@
-// The request to stop: SIGUSR1, SIGUSR2, SIGHUP (a lost terminal), and SIGTERM in two cases: if take_over() says so,
-// and under `muster run` in a Slurm job. Slurm sends SIGTERM to the processes of a job that it is about to end.
+// The request to stop: SIGUSR1, SIGUSR2, SIGHUP (a lost terminal), and SIGTERM in two cases: if install_handlers() says
+// so, and under `muster run` in a Slurm job. Slurm sends SIGTERM to the processes of a job that it is about to end.
 //
 // It is a separate library that the loader initialises before all others: libtorch and MPI take seconds to load, and
-// mpirun may forward signals meanwhile. A signal whose disposition is not the default is left alone until take_over().
+// mpirun may forward signals meanwhile. A signal whose disposition is not the default is left alone until
+// install_handlers().
 #pragma once
 
 #include <signal.h>
@@ -13,20 +14,20 @@ namespace muster::detail::launch::stop_signal {
 inline constexpr int first_seconds = 300;
 
 /// True if a request to stop has come since the program was loaded.
-bool came() noexcept;
+bool is_requested() noexcept;
 
 /// Called by a Launch. Handles the signals from now on, whatever their disposition was, except that an ignored SIGHUP
 /// (nohup) stays ignored. `terminate`: handle SIGTERM too.
-void take_over(bool terminate) noexcept;
+void install_handlers(bool terminate) noexcept;
 
 /// For a Launch in a program that may handle signals itself. While it lives, it handles the signals that the program
 /// does not handle; its destructor restores the previous handlers.
-class Loan {
+class ScopedHandlers {
  public:
-  Loan() noexcept;
-  Loan(const Loan&) = delete;
-  Loan& operator=(const Loan&) = delete;
-  ~Loan();
+  ScopedHandlers() noexcept;
+  ScopedHandlers(const ScopedHandlers&) = delete;
+  ScopedHandlers& operator=(const ScopedHandlers&) = delete;
+  ~ScopedHandlers();
 
  private:
   struct sigaction before_[3];

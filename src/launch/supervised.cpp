@@ -18,7 +18,7 @@
 namespace muster::detail::launch {
 namespace {
 
-Unsupervised* unsupervised = nullptr;
+UnsupervisedScope* unsupervised = nullptr;
 
 std::string value_of(const char* name) {
   const char* const value = std::getenv(name);
@@ -57,20 +57,20 @@ std::optional<Supervisor> supervisor() {
   if (const auto most = value_of(variable::max_failures); !most.empty()) found.max_failures = std::atoi(most.c_str());
   if (const auto begin = value_of(variable::begin); !begin.empty())
     found.begin = std::chrono::system_clock::from_time_t(std::atoll(begin.c_str()));
-  found.full_workers = std::atoi(value_of(variable::full_workers).c_str());
+  found.full_worker_count = std::atoi(value_of(variable::full_worker_count).c_str());
   return found;
 }
 
 void tell_supervisor(std::string_view what, std::string_view text) noexcept {
   if (unsupervised != nullptr) {
-    if (what == telling_stopped) unsupervised->stopped_without_state_ = true;
+    if (what == message_stopped) unsupervised->stopped_without_state_ = true;
     return;
   }
   tell(what, text);
 }
 
-Unsupervised::Unsupervised() noexcept { unsupervised = this; }
-Unsupervised::~Unsupervised() { unsupervised = nullptr; }
+UnsupervisedScope::UnsupervisedScope() noexcept { unsupervised = this; }
+UnsupervisedScope::~UnsupervisedScope() { unsupervised = nullptr; }
 
 void end_with_launcher() noexcept try {
   const pid_t parent = ::getppid();

@@ -1,11 +1,11 @@
 // How a rank communicates with the `muster run` that has started it: it reads environment variables and writes lines to
 // stderr.
 //
-// `muster run` reads the stderr of the job, wherever its ranks run. It does not show lines that begin with `telling`,
-// and it collects errors ("muster: error: …") for its report of the cause.
+// `muster run` reads the stderr of the job, wherever its ranks run. It does not show lines that begin with
+// `message_prefix`, and it collects errors ("muster: error: …") for its report of the cause.
 #pragma once
 
-#include "base/telling.hpp"
+#include "base/supervisor_message.hpp"
 
 #include <sys/types.h>
 
@@ -20,7 +20,7 @@ struct Supervisor {
   std::string id;                   ///< of the `muster run`, the same over all its restarts
   std::string started;              ///< when the `muster run` began, as part of a run's name
   std::optional<int> max_failures;  ///< --max-failures
-  int full_workers = 0;             ///< ranks of the job when none is missing; 0 without --min-workers
+  int full_worker_count = 0;        ///< ranks of the job when none is missing; 0 without --min-workers
   std::optional<std::chrono::system_clock::time_point> begin = {};  ///< of its first start
 };
 
@@ -34,32 +34,32 @@ inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
 inline constexpr const char* begin = "MUSTER_BEGIN";  // seconds since 1970
 inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
-inline constexpr const char* full_workers = "MUSTER_FULL_WORKERS";
+inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
 }  // namespace variable
 
-using detail::telling;
-inline constexpr std::string_view telling_starting = "starting";  ///< this rank initialises MPI
-inline constexpr std::string_view telling_up = "up";              ///< MPI is there: the ranks have come together
-inline constexpr std::string_view telling_run = "run";            ///< the folder of the run that begins
-inline constexpr std::string_view telling_least = "least";        ///< the workers that are enough
-inline constexpr std::string_view telling_needed =
+using detail::message_prefix;
+inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
+inline constexpr std::string_view message_up = "up";              ///< MPI is there: the ranks have come together
+inline constexpr std::string_view message_run = "run";            ///< the folder of the run that begins
+inline constexpr std::string_view message_min_workers = "least";  ///< the workers that are enough
+inline constexpr std::string_view message_ranks_needed =
     "needed";  ///< the ranks that the saved state takes, no fewer and no more
-inline constexpr std::string_view telling_stopped = "stopped";  ///< on request, and there was no state to save
-inline constexpr std::string_view telling_cause = "cause";      ///< error.txt in the run's folder is of this start
-inline constexpr std::string_view telling_ended = "ended";      ///< text: the exit code; every rank has done its work
+inline constexpr std::string_view message_stopped = "stopped";  ///< on request, and there was no state to save
+inline constexpr std::string_view message_cause = "cause";      ///< error.txt in the run's folder is of this start
+inline constexpr std::string_view message_ended = "ended";      ///< text: the exit code; every rank has done its work
 
 /// Writes a line to the supervisor. Does nothing if this process is not supervised.
 void tell_supervisor(std::string_view what, std::string_view text) noexcept;
 
 /// While it lives, this process acts as if it were not supervised: for a trial, which its sweep supervises. At most one
 /// exists at a time.
-class Unsupervised {
+class UnsupervisedScope {
  public:
-  Unsupervised() noexcept;
-  Unsupervised(const Unsupervised&) = delete;
-  Unsupervised& operator=(const Unsupervised&) = delete;
-  ~Unsupervised();
-  /// True if the trial would have told a supervisor telling_stopped.
+  UnsupervisedScope() noexcept;
+  UnsupervisedScope(const UnsupervisedScope&) = delete;
+  UnsupervisedScope& operator=(const UnsupervisedScope&) = delete;
+  ~UnsupervisedScope();
+  /// True if the trial would have told a supervisor message_stopped.
   bool stopped_without_state() const noexcept { return stopped_without_state_; }
 
  private:

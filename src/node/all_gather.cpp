@@ -7,18 +7,18 @@ namespace {
 
 class AllGather final : public Operation {
  public:
-  AllGather(Communicator& ranks, void* data, std::size_t count, int owners, Dtype type)
+  AllGather(NodeCommunicator& ranks, void* data, std::size_t count, int owners, Dtype type)
       : Operation(ranks, data, {.kind = Call::Kind::all_gather, .type = type, .count = count}), owners_(owners) {}
 
   bool advance() override {
     if (size_ == 1) return true;
-    if (!agreed()) return false;
-    if (everywhere_.empty()) return advance_through_staging();
+    if (!exchange_locations()) return false;
+    if (rank_data_.empty()) return advance_through_staging();
     if (!written_) {
       const auto mine = slice(rank_);  // empty if this rank owns none
       for (int r = 0; r < size_; ++r)
         if (r != rank_)
-          std::memcpy(everywhere_[static_cast<std::size_t>(r)] + mine.first * element_, at(mine.first),
+          std::memcpy(rank_data_[static_cast<std::size_t>(r)] + mine.first * element_, at(mine.first),
                       mine.count * element_);
       finish();
       written_ = true;
@@ -52,7 +52,8 @@ class AllGather final : public Operation {
 
 }  // namespace
 
-Communicator::Ticket Communicator::all_gather(void* data, std::size_t count, int owners, Dtype type, Start when) {
+NodeCommunicator::Ticket NodeCommunicator::all_gather(void* data, std::size_t count, int owners, Dtype type,
+                                                      Start when) {
   return start(std::make_unique<AllGather>(*this, data, count, owners, type), when);
 }
 

@@ -15,15 +15,15 @@ constexpr std::size_t cached_bytes = std::size_t{2} << 20;
 
 class AllReduce final : public Operation {
  public:
-  AllReduce(Communicator& ranks, void* data, std::size_t count, const Reduction& reduction)
+  AllReduce(NodeCommunicator& ranks, void* data, std::size_t count, const Reduction& reduction)
       : Operation(ranks, data,
                   {.kind = Call::Kind::all_reduce, .type = reduction.type, .op = reduction.op, .count = count}),
         reduction_(reduction) {}
 
   bool advance() override {
     if (bytes() <= small_bytes) return direct();
-    if (!agreed()) return false;
-    if (!everywhere_.empty()) return in_place();
+    if (!exchange_locations()) return false;
+    if (!rank_data_.empty()) return in_place();
     return bytes() * static_cast<std::size_t>(size_) <= direct_bytes ? direct() : sliced();
   }
 
@@ -89,7 +89,7 @@ class AllReduce final : public Operation {
 
   void reduce_everywhere(const Slice& slice) {
     targets_.clear();
-    for (auto* data : everywhere_) targets_.push_back(data + slice.first * element_);
+    for (auto* data : rank_data_) targets_.push_back(data + slice.first * element_);
     reduce_to(targets_, slice.count, reduction_, [&](int r) { return targets_[static_cast<std::size_t>(r)]; });
   }
 
@@ -100,7 +100,7 @@ class AllReduce final : public Operation {
 
 }  // namespace
 
-Communicator::Ticket Communicator::all_reduce(void* data, std::size_t count, const Reduction& reduction) {
+NodeCommunicator::Ticket NodeCommunicator::all_reduce(void* data, std::size_t count, const Reduction& reduction) {
   return start(std::make_unique<AllReduce>(*this, data, count, reduction));
 }
 

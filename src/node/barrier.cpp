@@ -5,7 +5,7 @@ namespace {
 
 class Barrier final : public Operation {
  public:
-  explicit Barrier(Communicator& ranks) : Operation(ranks, nullptr, {.kind = Call::Kind::barrier}) {}
+  explicit Barrier(NodeCommunicator& ranks) : Operation(ranks, nullptr, {.kind = Call::Kind::barrier}) {}
 
   bool advance() override {
     return arrive([] {}) && all_arrived();
@@ -14,6 +14,6 @@ class Barrier final : public Operation {
 
 }  // namespace
 
-Communicator::Ticket Communicator::barrier() { return start(std::make_unique<Barrier>(*this)); }
+NodeCommunicator::Ticket NodeCommunicator::barrier() { return start(std::make_unique<Barrier>(*this)); }
 
 }  // namespace muster::detail::node

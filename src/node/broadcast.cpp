@@ -7,7 +7,7 @@ namespace {
 
 class Broadcast final : public Operation {
  public:
-  Broadcast(Communicator& ranks, void* data, std::size_t bytes, int root)
+  Broadcast(NodeCommunicator& ranks, void* data, std::size_t bytes, int root)
       : Operation(ranks, data, {.kind = Call::Kind::broadcast, .root = root, .count = bytes}), root_(root) {}
 
   bool advance() override {
@@ -29,7 +29,7 @@ class Broadcast final : public Operation {
 
 }  // namespace
 
-Communicator::Ticket Communicator::broadcast(void* data, std::size_t bytes, int root) {
+NodeCommunicator::Ticket NodeCommunicator::broadcast(void* data, std::size_t bytes, int root) {
   return start(std::make_unique<Broadcast>(*this, data, bytes, root));
 }
 

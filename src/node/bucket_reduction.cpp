@@ -17,13 +17,13 @@ struct BucketReduction::Shared {
     alignas(cache_line) std::atomic<std::uint64_t> published;
     alignas(cache_line) std::atomic<std::uint64_t> finished;  ///< the last round that the rank has finished
   };
-  alignas(cache_line) Claims claims;
+  alignas(cache_line) ChunkCounter claims;
   Rank ranks[1];  // [size], followed by what the ranks have written: [size][2][buckets + words]
 
   static std::size_t bytes(int size) { return sizeof(Shared) + sizeof(Rank) * static_cast<std::size_t>(size - 1); }
 };
 
-std::size_t BucketReduction::memory(int size, std::size_t buckets, std::size_t words) {
+std::size_t BucketReduction::memory_bytes(int size, std::size_t buckets, std::size_t words) {
   return whole_pages(Shared::bytes(size) +
                      2 * (buckets + words) * static_cast<std::size_t>(size) * sizeof(std::uint64_t));
 }

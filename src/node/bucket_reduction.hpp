@@ -39,9 +39,9 @@ class BucketReduction {
   using OnChunk = std::function<void(const Chunk& chunk, std::span<std::byte* const> data)>;
 
   /// Bytes of page-aligned memory needed for that many ranks, buckets and words.
-  static std::size_t memory(int size, std::size_t buckets, std::size_t words);
+  static std::size_t memory_bytes(int size, std::size_t buckets, std::size_t words);
 
-  /// `memory`: shared by all ranks, as for a Communicator. `region` holds the ranks' buckets. The buckets and the
+  /// `memory`: shared by all ranks, as for a NodeCommunicator. `region` holds the ranks' buckets. The buckets and the
   /// number of words are the same on all ranks.
   BucketReduction(std::byte* memory, Region region, int rank, int size, std::vector<Bucket> buckets, std::size_t words);
 

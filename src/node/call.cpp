@@ -13,7 +13,7 @@ constexpr std::uint64_t mask(int bits) { return (std::uint64_t{1} << bits) - 1; 
 
 }  // namespace
 
-std::uint64_t Call::word() const noexcept {
+std::uint64_t Call::encode() const noexcept {
   std::uint64_t word = 0;
   int at = 0;
   const auto put = [&](std::uint64_t value, int bits) {
@@ -29,7 +29,7 @@ std::uint64_t Call::word() const noexcept {
   return word;
 }
 
-Call Call::of(std::uint64_t word) noexcept {
+Call Call::decode(std::uint64_t word) noexcept {
   const auto take = [&](int bits) {
     const auto value = word & mask(bits);
     word >>= bits;

@@ -22,9 +22,9 @@ struct Call {
     reduce_scatter,
     all_gather,
     all_to_all,
-    average,  ///< averaging gradients
-    meet,     ///< making a communicator or shared memory together
-    end,      ///< end of an attempt, where all ranks agree on its outcome
+    average_gradients,  ///< averaging gradients
+    set_up,             ///< making a communicator or shared memory together
+    end,                ///< end of an attempt, where all ranks agree on its outcome
     send,
     receive,
     read_stream,  ///< waiting for the user's reader of a stream; not a call on a communicator
@@ -38,14 +38,15 @@ struct Call {
   bool from_all = false;  ///< for an all_to_all: true if this rank receives from every other one
 
   /// Encodes the call. 0 only for `none`. A count is cut to 35 bits and a root to 17 bits.
-  std::uint64_t word() const noexcept;
+  std::uint64_t encode() const noexcept;
   /// Decodes a word.
-  static Call of(std::uint64_t word) noexcept;
+  static Call decode(std::uint64_t word) noexcept;
   /// True if all ranks of a communicator make the call together; false for a message between two ranks.
-  bool collective() const noexcept { return kind != Kind::none && kind < Kind::send; }
+  bool is_collective() const noexcept { return kind != Kind::none && kind < Kind::send; }
   /// True if the call cannot end on this rank before all ranks have begun it.
   bool needs_all() const noexcept {
-    return kind == Kind::barrier || kind == Kind::all_reduce || kind == Kind::average || kind == Kind::meet || from_all;
+    return kind == Kind::barrier || kind == Kind::all_reduce || kind == Kind::average_gradients ||
+           kind == Kind::set_up || from_all;
   }
   /// As in "all_reduce(float32 [1024], sum)".
   std::string text() const;

@@ -16,11 +16,11 @@ std::size_t staging_bytes_of(int size) {
 
 }  // namespace
 
-std::size_t Communicator::memory(int size) {
+std::size_t NodeCommunicator::memory_bytes(int size) {
   return Shared::bytes(size) + 2 * staging_bytes_of(size) * static_cast<std::size_t>(size);
 }
 
-Communicator::Communicator(std::byte* memory, int rank, int size, std::vector<int> names)
+NodeCommunicator::NodeCommunicator(std::byte* memory, int rank, int size, std::vector<int> names)
     : shared_(reinterpret_cast<Shared*>(memory)),
       rank_(rank),
       size_(size),
@@ -28,9 +28,9 @@ Communicator::Communicator(std::byte* memory, int rank, int size, std::vector<in
       staging_bytes_(staging_bytes_of(size)),
       staging_(memory + Shared::bytes(size)) {}
 
-Communicator::~Communicator() = default;
+NodeCommunicator::~NodeCommunicator() = default;
 
-std::size_t Communicator::region_of(const void* data, std::size_t bytes) const noexcept {
+std::size_t NodeCommunicator::region_of(const void* data, std::size_t bytes) const noexcept {
   const auto* begin = static_cast<const std::byte*>(data);
   for (std::size_t i = 0; i < regions_.size(); ++i) {
     const auto* mine = regions_[i].of(rank_);
@@ -39,32 +39,32 @@ std::size_t Communicator::region_of(const void* data, std::size_t bytes) const n
   return regions_.size();
 }
 
-Communicator::Ticket Communicator::start(std::unique_ptr<Operation> operation, Start start) {
+NodeCommunicator::Ticket NodeCommunicator::start(std::unique_ptr<Operation> operation, Start start) {
   operation->start = start;
-  operation->number = number_;
+  operation->call_number = call_number_;
   queue_.push_back(std::move(operation));
   ++started_;
   advance();
   return started_;
 }
 
-void Communicator::advance() {
+void NodeCommunicator::advance() {
   while (!queue_.empty() && queue_.front()->start == Start::open && queue_.front()->advance()) {
     queue_.pop_front();
     ++finished_;
   }
 }
 
-void Communicator::open(Ticket ticket) {
+void NodeCommunicator::open(Ticket ticket) {
   queue_[ticket - finished_ - 1]->start = Start::open;
   advance();
 }
 
-void Communicator::leave(Ticket ticket) {
-  if (finished_ < ticket) queue_[ticket - finished_ - 1]->leave_data();
+void NodeCommunicator::detach_data(Ticket ticket) {
+  if (finished_ < ticket) queue_[ticket - finished_ - 1]->copy_data();
 }
 
-bool Communicator::done(Ticket ticket) {
+bool NodeCommunicator::done(Ticket ticket) {
   if (finished_ < ticket) advance();
   return finished_ >= ticket;
 }

@@ -40,7 +40,7 @@ struct Region {
 
 class Operation;
 
-class Communicator {
+class NodeCommunicator {
  public:
   /// Identifies an operation. Operations finish in the order of their tickets.
   using Ticket = std::uint64_t;
@@ -48,26 +48,26 @@ class Communicator {
   enum class Start { open, closed };
 
   /// Bytes of page-aligned memory that a communicator of that size needs.
-  static std::size_t memory(int size);
+  static std::size_t memory_bytes(int size);
 
   /// `memory`: shared by exactly these `size` ranks, all zeroes before the first of them comes; it must outlive the
   /// communicator. `names`: [rank], the numbers for error texts, if users know the ranks by other numbers.
-  Communicator(std::byte* memory, int rank, int size, std::vector<int> names = {});
-  ~Communicator();
+  NodeCommunicator(std::byte* memory, int rank, int size, std::vector<int> names = {});
+  ~NodeCommunicator();
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
   /// Registers a region for the life of the communicator. All ranks must register the same regions in the same order,
   /// and all must have mapped a region before any of them uses it.
-  void add(Region region) { regions_.push_back(std::move(region)); }
+  void register_region(Region region) { regions_.push_back(std::move(region)); }
   /// True if that memory is in this rank's part of a registered region.
-  bool registered(const void* data, std::size_t bytes) const noexcept {
+  bool is_registered(const void* data, std::size_t bytes) const noexcept {
     return region_of(data, bytes) < regions_.size();
   }
 
   /// Sets the call number that error texts give for the operations started next.
-  void number(std::uint64_t call) noexcept { number_ = call; }
+  void set_call_number(std::uint64_t call) noexcept { call_number_ = call; }
 
   // These start an operation. All ranks start the same operations in the same order. Data must stay in place until the
   // operation has finished. If another rank is in a different operation, the function that makes progress throws an
@@ -88,15 +88,15 @@ class Communicator {
   void open(Ticket ticket);
   /// Lets the caller free the operation's data without waiting. The operation goes on with a copy, since the other
   /// ranks still need this rank's part.
-  void leave(Ticket ticket);
+  void detach_data(Ticket ticket);
   /// Makes progress with the unfinished operations.
   void advance();
   /// True if all operations have finished.
-  bool idle() const noexcept { return started_ == finished_; }
+  bool is_idle() const noexcept { return started_ == finished_; }
   /// True if the operation has finished. Makes progress.
   bool done(Ticket ticket);
   /// Like done(), but makes no progress.
-  bool finished(Ticket ticket) const noexcept { return finished_ >= ticket; }
+  bool is_finished(Ticket ticket) const noexcept { return finished_ >= ticket; }
 
  private:
   friend class Operation;
@@ -113,7 +113,7 @@ class Communicator {
   std::byte* staging_;               ///< [size][2] buffers
   std::vector<Region> regions_;
   std::deque<std::unique_ptr<Operation>> queue_;
-  std::uint64_t number_ = 0;
+  std::uint64_t call_number_ = 0;
   Ticket started_ = 0;
   Ticket finished_ = 0;
   std::uint64_t phase_ = 0;          ///< the last phase that an operation has begun

@@ -19,7 +19,7 @@ Isa best_isa() noexcept {
 #endif
 }
 
-bool reducible(Dtype type, ReduceOp op) noexcept { return portable_kernel(type, op) != nullptr; }
+bool is_reducible(Dtype type, ReduceOp op) noexcept { return portable_kernel(type, op) != nullptr; }
 
 void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
                    const Reduction& reduction, Isa isa) {

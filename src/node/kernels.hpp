@@ -27,7 +27,7 @@ inline constexpr std::size_t num_reduce_ops = static_cast<std::size_t>(ReduceOp:
 
 /// True if the operation is defined for the type: no bit operations on floating-point numbers, no order of complex
 /// numbers.
-bool reducible(Dtype type, ReduceOp op) noexcept;
+bool is_reducible(Dtype type, ReduceOp op) noexcept;
 
 /// targets[t][i] = scale · (sources[0][i] op sources[1][i] op …), left to right, so that the result does not depend on
 /// who computes it. Half types are reduced in float and rounded once, to nearest. A NaN is the minimum and the maximum

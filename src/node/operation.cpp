@@ -8,8 +8,8 @@
 
 namespace muster::detail::node {
 
-void Operation::leave_data() {
-  if (bytes() == 0 || own_ || ranks_.registered(data_, bytes())) return;
+void Operation::copy_data() {
+  if (bytes() == 0 || own_ || ranks_.is_registered(data_, bytes())) return;
   own_ = std::make_unique_for_overwrite<std::byte[]>(bytes());
   std::memcpy(own_.get(), data_, bytes());
   data_ = own_.get();
@@ -20,8 +20,8 @@ void Operation::mismatched(int rank, std::uint64_t phase) const {
   for (const int r : {rank_, rank}) {
     const auto& its_call = ranks_.shared_->ranks[r].calls[phase & 1];
     const int known = ranks_.names_.empty() ? r : ranks_.names_[static_cast<std::size_t>(r)];
-    texts[r == rank ? 1 : 0] = {known, Call::of(its_call.word.load(std::memory_order_relaxed)).text() + " as its " +
-                                           nth(its_call.number.load(std::memory_order_relaxed))};
+    texts[r == rank ? 1 : 0] = {known, Call::decode(its_call.word.load(std::memory_order_relaxed)).text() + " as its " +
+                                           nth(its_call.call_number.load(std::memory_order_relaxed))};
   }
   if (texts[1].first < texts[0].first) std::swap(texts[0], texts[1]);
   throw mismatch(texts[0].first, texts[0].second, texts[1].first, texts[1].second);
@@ -43,25 +43,26 @@ bool Operation::all_finished() {
   return true;
 }
 
-bool Operation::agreed() {
-  if (agreed_) return true;
+bool Operation::exchange_locations() {
+  if (has_locations_) return true;
   const auto write = [&] {
-    Communicator::Shared::Place place;
+    NodeCommunicator::Shared::DataLocation location;
     const auto i = ranks_.region_of(data_, bytes());
-    if (i < ranks_.regions_.size()) place = {i + 1, static_cast<std::uint64_t>(data_ - ranks_.regions_[i].of(rank_))};
-    mine().places[phase_ & 1] = place;
+    if (i < ranks_.regions_.size())
+      location = {i + 1, static_cast<std::uint64_t>(data_ - ranks_.regions_[i].of(rank_))};
+    mine().locations[phase_ & 1] = location;
   };
   if (!arrive(write) || !all_arrived()) return false;
   for (int r = 0; r < size_; ++r) {
-    const auto& place = ranks_.shared_->ranks[r].places[phase_ & 1];
-    if (place.region == 0) {
-      everywhere_.clear();
+    const auto& location = ranks_.shared_->ranks[r].locations[phase_ & 1];
+    if (location.region == 0) {
+      rank_data_.clear();
       next_phase();
       break;
     }
-    everywhere_.push_back(ranks_.regions_[place.region - 1].of(r) + place.offset);
+    rank_data_.push_back(ranks_.regions_[location.region - 1].of(r) + location.offset);
   }
-  return agreed_ = true;
+  return has_locations_ = true;
 }
 
 }  // namespace muster::detail::node

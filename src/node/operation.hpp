@@ -18,10 +18,10 @@
 namespace muster::detail::node {
 
 /// The beginning of the shared memory. All-zero memory is a valid initial state.
-struct Communicator::Shared {
+struct NodeCommunicator::Shared {
   /// The location of a rank's data: the number of the region, from 1, or 0 for none; and the offset in bytes in the
   /// rank's part of it.
-  struct Place {
+  struct DataLocation {
     std::uint64_t region = 0;
     std::uint64_t offset = 0;
   };
@@ -30,13 +30,13 @@ struct Communicator::Shared {
     /// The calls of the rank's present and previous phase, [phase % 2]. They share the cache line of `arrived`, so that
     /// reading both costs one cache miss.
     struct {
-      std::atomic<std::uint64_t> word;    ///< of the call
-      std::atomic<std::uint64_t> number;  ///< see Communicator::number()
+      std::atomic<std::uint64_t> word;         ///< of the call
+      std::atomic<std::uint64_t> call_number;  ///< see NodeCommunicator::set_call_number()
     } calls[2];
     alignas(cache_line) std::atomic<std::uint64_t> finished;
-    alignas(cache_line) Place places[2];
+    alignas(cache_line) DataLocation locations[2];
   };
-  alignas(cache_line) Claims claims;
+  alignas(cache_line) ChunkCounter claims;
   Rank ranks[1];  // [size]
 
   static std::size_t bytes(int size) {
@@ -48,7 +48,7 @@ struct Communicator::Shared {
 /// arrived too. No rank waits at the end of a phase. Instead it arrives in a phase only after all ranks have arrived in
 /// the previous one, so that they have left the phase before that, whose buffer it reuses.
 class Operation {
-  Communicator& ranks_;
+  NodeCommunicator& ranks_;
 
  public:
   virtual ~Operation() = default;
@@ -56,14 +56,18 @@ class Operation {
   virtual bool advance() = 0;
   /// Copies the data, so that the caller may free them. Registered memory is not copied, since other ranks may write to
   /// it.
-  void leave_data();
+  void copy_data();
 
-  Communicator::Start start = Communicator::Start::open;
-  std::uint64_t number = 0;  ///< see Communicator::number()
+  NodeCommunicator::Start start = NodeCommunicator::Start::open;
+  std::uint64_t call_number = 0;  ///< see NodeCommunicator::set_call_number()
 
  protected:
-  Operation(Communicator& ranks, void* data, const Call& call)
-      : ranks_(ranks), count_(call.count), type_(call.type), call_(call.word()), data_(static_cast<std::byte*>(data)) {}
+  Operation(NodeCommunicator& ranks, void* data, const Call& call)
+      : ranks_(ranks),
+        count_(call.count),
+        type_(call.type),
+        call_(call.encode()),
+        data_(static_cast<std::byte*>(data)) {}
 
   std::byte* at(std::size_t element) const { return data_ + element * element_; }
   std::size_t bytes() const { return count_ * element_; }
@@ -78,7 +82,7 @@ class Operation {
     write();
     auto& own_call = mine().calls[phase_ & 1];
     own_call.word.store(call_, std::memory_order_relaxed);
-    own_call.number.store(number, std::memory_order_relaxed);
+    own_call.call_number.store(call_number, std::memory_order_relaxed);
     mine().arrived.store(phase_, std::memory_order_release);
     return arrived_ = true;
   }
@@ -109,8 +113,8 @@ class Operation {
     return true;
   }
 
-  /// Exchanges the locations of all ranks' data and sets everywhere_. False if not all ranks have arrived yet.
-  bool agreed();
+  /// Exchanges the locations of all ranks' data and sets rank_data_. False if not all ranks have arrived yet.
+  bool exchange_locations();
 
   /// Reduces the arrays at source(rank) of all ranks and writes the result to all targets.
   template <class Source>
@@ -135,10 +139,10 @@ class Operation {
   const std::size_t staging_bytes_ = ranks_.staging_bytes_;
   /// [size]: the address of each rank's data; empty if the data of any rank are not in registered memory and so must be
   /// copied.
-  std::vector<std::byte*> everywhere_;
+  std::vector<std::byte*> rank_data_;
 
  private:
-  Communicator::Shared::Rank& mine() const { return ranks_.shared_->ranks[rank_]; }
+  NodeCommunicator::Shared::Rank& mine() const { return ranks_.shared_->ranks[rank_]; }
   /// True if that rank has arrived. Throws an Error if it is in a different call in that phase.
   bool arrived(int rank, std::uint64_t phase) const {
     const auto& theirs = ranks_.shared_->ranks[rank];
@@ -160,7 +164,7 @@ class Operation {
   std::vector<const void*> sources_;  // [size]
   std::uint64_t phase_ = 0;           ///< 0 before it has begun
   bool arrived_ = false;
-  bool agreed_ = false;
+  bool has_locations_ = false;
   std::size_t first_ = 0;  ///< element of the chunk
 };
 

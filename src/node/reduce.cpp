@@ -7,7 +7,7 @@ namespace {
 
 class Reduce final : public Operation {
  public:
-  Reduce(Communicator& ranks, void* data, std::size_t count, const Reduction& reduction, int root)
+  Reduce(NodeCommunicator& ranks, void* data, std::size_t count, const Reduction& reduction, int root)
       : Operation(
             ranks, data,
             {.kind = Call::Kind::reduce, .type = reduction.type, .op = reduction.op, .root = root, .count = count}),
@@ -34,7 +34,7 @@ class Reduce final : public Operation {
 
 }  // namespace
 
-Communicator::Ticket Communicator::reduce(void* data, std::size_t count, const Reduction& reduction, int root) {
+NodeCommunicator::Ticket NodeCommunicator::reduce(void* data, std::size_t count, const Reduction& reduction, int root) {
   return start(std::make_unique<Reduce>(*this, data, count, reduction, root));
 }
 

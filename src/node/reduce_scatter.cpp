@@ -7,7 +7,7 @@ namespace {
 
 class ReduceScatter final : public Operation {
  public:
-  ReduceScatter(Communicator& ranks, void* data, std::size_t count, int owners, const Reduction& reduction)
+  ReduceScatter(NodeCommunicator& ranks, void* data, std::size_t count, int owners, const Reduction& reduction)
       : Operation(ranks, data,
                   {.kind = Call::Kind::reduce_scatter, .type = reduction.type, .op = reduction.op, .count = count}),
         owners_(owners),
@@ -15,11 +15,11 @@ class ReduceScatter final : public Operation {
 
   bool advance() override {
     if (size_ == 1) return true;
-    if (!agreed()) return false;
-    if (everywhere_.empty()) return advance_through_staging();
+    if (!exchange_locations()) return false;
+    if (rank_data_.empty()) return advance_through_staging();
     const auto mine = slice(rank_).first * element_;
     if (rank_ < owners_)
-      reduce_here(slice(rank_), reduction_, [&](int r) { return everywhere_[static_cast<std::size_t>(r)] + mine; });
+      reduce_here(slice(rank_), reduction_, [&](int r) { return rank_data_[static_cast<std::size_t>(r)] + mine; });
     return true;
   }
 
@@ -55,8 +55,8 @@ class ReduceScatter final : public Operation {
 
 }  // namespace
 
-Communicator::Ticket Communicator::reduce_scatter(void* data, std::size_t count, int owners,
-                                                  const Reduction& reduction) {
+NodeCommunicator::Ticket NodeCommunicator::reduce_scatter(void* data, std::size_t count, int owners,
+                                                          const Reduction& reduction) {
   return start(std::make_unique<ReduceScatter>(*this, data, count, owners, reduction));
 }
 

@@ -36,7 +36,7 @@ inline Slice slice_of(std::size_t count, int owners, int owner, Dtype type) {
 constexpr std::size_t claimed_bytes = std::size_t{256} << 10;
 
 /// A counter in memory that the ranks share, without a lock. All-zero memory is a valid initial state.
-class Claims {
+class ChunkCounter {
  public:
   /// Claims the next number of the round, from 0, which no other caller gets. None if may(number) is false.
   template <class May>

@@ -88,10 +88,11 @@ void Callbacks::add(std::shared_ptr<Callback> callback, Session& session) {
 
 void Callbacks::finish(const std::optional<Error>& failure) noexcept {
   if (!begun_) return;
-  tell_quietly(callbacks_, [&](Callback& callback) { failure ? callback.on_failure(*failure) : callback.on_end(); });
+  tell_and_log_errors(callbacks_,
+                      [&](Callback& callback) { failure ? callback.on_failure(*failure) : callback.on_end(); });
 }
 
-Metrics Callbacks::with_theirs(Metrics metrics) const {
+Metrics Callbacks::with_callback_metrics(Metrics metrics) const {
   for (const auto& callback : callbacks_) metrics.merge(callback->metrics());
   return metrics;
 }
@@ -107,12 +108,12 @@ Json Callbacks::state() const {
   return all;
 }
 
-void tell_quietly(const std::vector<std::shared_ptr<Callback>>& callbacks,
-                  const std::function<void(Callback&)>& tell) noexcept {
+void tell_and_log_errors(const std::vector<std::shared_ptr<Callback>>& callbacks,
+                         const std::function<void(Callback&)>& tell) noexcept {
   for (const auto& callback : callbacks) try {
       if (callback) tell(*callback);
     } catch (...) {
-      log::warn("telling a callback that training is over: " + comm::caught().text);
+      log::warn("telling a callback that training is over: " + comm::current_outcome().text);
     }
 }
 

@@ -34,7 +34,7 @@ class Callbacks {
 
   bool empty() const noexcept { return callbacks_.empty(); }
   /// `metrics` and the callbacks' own metrics.
-  Metrics with_theirs(Metrics metrics) const;
+  Metrics with_callback_metrics(Metrics metrics) const;
   bool should_stop() const;
   /// The callbacks' states, by class and name; null if none has a state.
   Json state() const;
@@ -52,7 +52,7 @@ class Callbacks {
 };
 
 /// Calls `tell` with each callback that is not null. Logs what it throws as a warning.
-void tell_quietly(const std::vector<std::shared_ptr<Callback>>& callbacks,
-                  const std::function<void(Callback&)>& tell) noexcept;
+void tell_and_log_errors(const std::vector<std::shared_ptr<Callback>>& callbacks,
+                         const std::function<void(Callback&)>& tell) noexcept;
 
 }  // namespace muster::detail::observe

@@ -4,7 +4,7 @@
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
-#include "observe/tally.hpp"
+#include "observe/metric_accumulator.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -22,7 +22,7 @@ namespace muster {
 namespace {
 
 using namespace detail::checkpoint;
-using detail::observe::Tally;
+using detail::observe::MetricAccumulator;
 
 /// The values that count for a metric, one row for each sample or pixel.
 struct WeightedRows {
@@ -168,30 +168,31 @@ class StatefulMetric : public Stateful {
  public:
   StatefulMetric(const Json& kind, std::vector<double>& sums) : kind_(kind), sums_(&sums) {}
 
-  StateDict save(const ParameterPaths&) const override { return {.values = to_json(Tally{kind_, *sums_})}; }
+  StateDict save(const ParameterPaths&) const override { return {.values = to_json(MetricAccumulator{kind_, *sums_})}; }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
-    if (Tally tally; !saved.tensors.empty() || !from_json(saved.values, tally))
+    if (MetricAccumulator accumulator; !saved.tensors.empty() || !from_json(saved.values, accumulator))
       differences.push_back({"", "the metric " + kind_.dump() + " here, something else in the checkpoint"});
-    else if (tally.kind != kind_ || !fits(tally.sums.size()))
-      differences.push_back({"", "the metric " + kind_.dump() + " here, " + tally.kind.dump() + " in the checkpoint"});
+    else if (accumulator.kind != kind_ || !fits(accumulator.sums.size()))
+      differences.push_back(
+          {"", "the metric " + kind_.dump() + " here, " + accumulator.kind.dump() + " in the checkpoint"});
   }
 
   void load(const StateDict& saved, const ParameterPaths&) override {
-    Tally tally;
-    from_json(saved.values, tally);
-    *sums_ = std::move(tally.sums);
+    MetricAccumulator accumulator;
+    from_json(saved.values, accumulator);
+    *sums_ = std::move(accumulator.sums);
   }
 
   Replication replication() const override { return Replication::per_rank; }
 
-  std::optional<StateDict> regroup(const StateDict& all, Rank here) const override {
-    std::vector<Tally> ranks;
+  std::optional<StateDict> redistribute(const StateDict& all, RankInGroup here) const override {
+    std::vector<MetricAccumulator> ranks;
     for (const auto& rank : all.values) {
       if (!from_json(rank, ranks.emplace_back()) || ranks.back().kind != kind_ || !fits(ranks.back().sums.size()))
         return StateDict{.values = rank};  // compare() reports the difference
     }
-    Tally whole = detail::observe::merged(ranks);
+    MetricAccumulator whole = detail::observe::merged(ranks);
     if (here.rank != 0) is_list() ? whole.sums.clear() : void(std::ranges::fill(whole.sums, 0.0));
     return StateDict{.values = to_json(whole)};
   }
@@ -228,7 +229,7 @@ SampleMetric::operator StateEntry() { return StateEntry(std::make_shared<Statefu
 
 Metric Metric::of_samples(const SampleMetric& metric) {
   Metric made(metric.evaluate());
-  made.tally_ = to_json(detail::observe::merged({Tally{metric.kind_, metric.sums_}}));
+  made.accumulator_ = to_json(detail::observe::merged({MetricAccumulator{metric.kind_, metric.sums_}}));
   return made;
 }
 

@@ -51,7 +51,7 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   std::vector<Json> rows;
   const auto path = folder / "result.json";
   if (!std::filesystem::exists(status_of(path))) return rows;
-  std::istringstream lines(read_file(path, longest_json));
+  std::istringstream lines(read_file(path, max_json_bytes));
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     const auto doing = "reading " + path.string() + ", line " + std::to_string(++number);
@@ -68,17 +68,17 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   return rows;
 }
 
-History History::of_all(const std::filesystem::path& folder) {
+History History::load(const std::filesystem::path& folder) {
   History history(folder);
   history.rows_ = read(folder);
   for (const auto& row : history.rows_) add_columns(history.columns_, row);
   return history;
 }
 
-void History::start(const Start& start) {
+void History::start(const AttemptStart& start) {
   for (auto& row : read(folder_))
     if (iteration_of(row) <= start.training_iteration) rows_.push_back(std::move(row));
-  if (start.led_here) remove_abandoned_rows(start);
+  if (start.is_ancestor) remove_abandoned_rows(start);
   const auto have = rows_.empty() ? 0 : iteration_of(rows_.back());
   const auto& last = start.last_row;
   const auto missing = start.training_iteration - (last.is_object() ? 1 : 0);
@@ -102,7 +102,7 @@ void History::end() {
   if (is_outdated_) rewrite("result.json and progress.csv do not hold this run's metrics yet: ");
 }
 
-void History::remove_abandoned_rows(const Start& start) {
+void History::remove_abandoned_rows(const AttemptStart& start) {
   const auto checkpoint_of = [](const Json& row) {
     const auto name = row.value("checkpoint_dir_name", Json());
     return name.is_string() ? name.get<std::string>() : std::string();
@@ -110,7 +110,7 @@ void History::remove_abandoned_rows(const Start& start) {
   // The last report that both courses have saved.
   const auto common = std::ranges::find_if(rows_.rbegin(), rows_.rend(), [&](const Json& row) {
     const auto name = checkpoint_of(row);
-    return !name.empty() && start.led_here(name);
+    return !name.empty() && start.is_ancestor(name);
   });
   const auto later = std::ranges::subrange(common.base(), rows_.end());
   const bool names_others = std::ranges::any_of(later, [&](const Json& row) { return !checkpoint_of(row).empty(); });
@@ -125,7 +125,7 @@ void History::report(const Json& row, std::int64_t) {
   }
 }
 
-void History::lost(const Checkpoint& checkpoint) {
+void History::checkpoint_lost(const Checkpoint& checkpoint) {
   for (auto& row : rows_)
     if (row.value("checkpoint_dir_name", Json()) == checkpoint.path().filename().string())
       for (const char* key : {"checkpoint_dir_name", "checkpoint_name", "checkpoint_status"}) row.erase(key);

@@ -16,17 +16,17 @@ class History final : public Sink {
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
   /// Reads all rows, for a run that is not training now. Throws Errors like read().
-  static History of_all(const std::filesystem::path& folder);
+  static History load(const std::filesystem::path& folder);
 
   /// Keeps the rows that led to the checkpoint; drops later ones, those of another course of training, and a last line
   /// that was cut off by a crash. The row of the checkpoint's own report is taken from the checkpoint: after a crash it
   /// may be missing or another course's. Both files stay as they are until something is reported, saved or validated,
   /// or training ends: the start may yet be refused.
-  void start(const Start& start) override;
+  void start(const AttemptStart& start) override;
   /// Logs a warning if the row cannot be written.
   void report(const Json& row, std::int64_t epochs) override;
   /// Removes the checkpoint's name from its row.
-  void lost(const Checkpoint& checkpoint) override;
+  void checkpoint_lost(const Checkpoint& checkpoint) override;
   void checkpoint(const Checkpoint&) override;
   void end() override;
   /// Replaces both files. Logs a warning if they cannot be written.
@@ -42,7 +42,7 @@ class History final : public Sink {
   static std::vector<Json> read(const std::filesystem::path& folder);
 
  private:
-  void remove_abandoned_rows(const Start& start);
+  void remove_abandoned_rows(const AttemptStart& start);
   void rewrite(const char* warning) noexcept;
   void write_rows() const;
   void write_table() const;

@@ -36,7 +36,7 @@ class StatefulMean : public Stateful {
 
   Replication replication() const override { return Replication::per_rank; }
 
-  std::optional<StateDict> regroup(const StateDict& all, Rank here) const override {
+  std::optional<StateDict> redistribute(const StateDict& all, RankInGroup here) const override {
     double sum = 0, rank_sum = 0;
     std::int64_t samples = 0;
     for (const auto& rank : all.values) {

@@ -2,7 +2,7 @@
 
 #include "base/json.hpp"
 #include "muster/error.hpp"
-#include "observe/tally.hpp"
+#include "observe/metric_accumulator.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/item.h>
@@ -17,7 +17,7 @@ namespace muster {
 
 Metric::Metric(const at::Tensor& value) {
   if (!value.defined() || value.numel() != 1 || value.is_complex()) {
-    fault_ = !value.defined()     ? "it is an undefined tensor"
+    error_ = !value.defined()     ? "it is an undefined tensor"
              : value.numel() == 1 ? "it is a complex number"
                                   : c10::str("it is a tensor of the shape ", value.sizes());
     return;
@@ -43,20 +43,20 @@ Json finite(Json value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
-/// The value of a metric from the ranks' tallies, merged.
-Json value_of_tallies(const std::vector<Json>& values) {
-  std::vector<Tally> tallies;
+/// The value of a metric from the ranks' accumulators, merged.
+Json value_of_accumulators(const std::vector<Json>& values) {
+  std::vector<MetricAccumulator> accumulators;
   for (const auto& value : values)
-    if (value.size() < 3 || !from_json(value[2], tallies.emplace_back()))
+    if (value.size() < 3 || !from_json(value[2], accumulators.emplace_back()))
       throw Error(ExitCode::user_error, "reporting metrics",
                   "what is a metric of samples on some ranks is a plain value on others",
                   "Give the same metric under that name on every rank");
-  return finite(value_of(merged(tallies)));
+  return finite(value_of(merged(accumulators)));
 }
 
-/// `values`: [value, weight] or [value, weight, tally] of each rank that gave the key.
+/// `values`: [value, weight] or [value, weight, accumulator] of each rank that gave the key.
 Json mean_of(const std::vector<Json>& values) {
-  if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; })) return value_of_tallies(values);
+  if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; })) return value_of_accumulators(values);
   const auto& first = values.front()[0];
   if (!std::ranges::all_of(values, [](const Json& v) { return v[0].is_number(); })) return finite(first);
   const bool equal = std::ranges::all_of(values, [&](const Json& v) { return v[0] == first; });
@@ -78,8 +78,8 @@ Json mean_of(const std::vector<Json>& values) {
 bool is_reserved(std::string_view name) { return std::ranges::find(reserved, name) != reserved.end(); }
 
 void require_value(const std::string& name, const Metric& metric) {
-  if (!metric.fault().empty())
-    throw Error(ExitCode::user_error, "reporting the metric \"" + name + "\"", metric.fault(),
+  if (!metric.error().empty())
+    throw Error(ExitCode::user_error, "reporting the metric \"" + name + "\"", metric.error(),
                 "Give one real number, as values.mean(), or a list as Json");
 }
 
@@ -90,9 +90,9 @@ Json to_json(const Metrics& metrics) {
       throw Error(ExitCode::user_error, "reporting metrics", "\"" + key + "\" is a field that every report already has",
                   "Choose another name");
     require_value(key, metric);
-    require_readable(metric.value(), "reporting the metric \"" + key + "\"");
+    require_json_readable(metric.value(), "reporting the metric \"" + key + "\"");
     auto& values = all[key] = Json::array({metric.value(), metric.weight()});
-    if (!metric.tally().is_null()) values.push_back(metric.tally());
+    if (!metric.accumulator().is_null()) values.push_back(metric.accumulator());
   }
   return all;
 }
@@ -117,15 +117,15 @@ Json list_over_ranks(const std::vector<Json>& ranks) {
   return row;
 }
 
-std::string counted_everywhere(const std::vector<Json>& ranks) {
+std::string matrix_counted_by_all_ranks(const std::vector<Json>& ranks) {
   if (ranks.size() < 2) return {};
   for (const auto& [key, value] : ranks.front().items()) {
     if (value.size() < 3 || value[2].at("kind").at("metric") != "confusion matrix") continue;
     std::vector<double> first;
     const bool equal = std::ranges::all_of(ranks, [&, &key = key](const Json& rank) {
-      Tally tally;
-      if (!rank.contains(key) || rank.at(key).size() < 3 || !from_json(rank.at(key)[2], tally)) return false;
-      const auto counts = samples_by_class(tally);
+      MetricAccumulator accumulator;
+      if (!rank.contains(key) || rank.at(key).size() < 3 || !from_json(rank.at(key)[2], accumulator)) return false;
+      const auto counts = samples_by_class(accumulator);
       if (first.empty()) first = counts;
       return counts == first;
     });

@@ -12,7 +12,7 @@ namespace muster::detail::observe {
 /// True if `name` is a field of every row, so that no metric may have it. (A metric may replace "epoch".)
 bool is_reserved(std::string_view name);
 
-/// A rank's metrics as JSON, with their weights and tallies. Throws an Error (ExitCode::user_error) for a reserved
+/// A rank's metrics as JSON, with their weights and accumulators. Throws an Error (ExitCode::user_error) for a reserved
 /// name.
 Json to_json(const Metrics& metrics);
 /// Throws an Error that names the metric if it has no value, for example if it is a tensor of several numbers.
@@ -21,7 +21,7 @@ void require_value(const std::string& name, const Metric& metric);
 /// Merges the ranks' metrics from to_json(). Each key gets one value, from the ranks that have the key:
 /// - equal integers stay as they are,
 /// - other numbers become their mean, weighted by samples (by 1 if a rank gave no number of samples),
-/// - metrics with tallies are computed from all ranks' tallies together,
+/// - metrics with accumulators are computed from all ranks' accumulators together,
 /// - anything else is taken from the lowest rank.
 /// NaN and infinity become null.
 Json mean_over_ranks(const std::vector<Json>& ranks);
@@ -30,6 +30,6 @@ Json list_over_ranks(const std::vector<Json>& ranks);
 
 /// The name of the first confusion matrix in which all ranks have counted equally many samples of each class, which
 /// suggests that each rank has gone over the same samples. Empty if there is none, or if there is only one rank.
-std::string counted_everywhere(const std::vector<Json>& ranks);
+std::string matrix_counted_by_all_ranks(const std::vector<Json>& ranks);
 
 }  // namespace muster::detail::observe

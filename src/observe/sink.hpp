@@ -12,7 +12,7 @@
 namespace muster::detail::observe {
 
 /// The point from which an attempt of training starts.
-struct Start {
+struct AttemptStart {
   std::int64_t training_iteration = 0;  ///< the last report that counts; later reports are made again
   /// The row of that report, from the checkpoint that training goes on from. Null if there is no checkpoint, or if it
   /// was saved between two reports.
@@ -22,7 +22,7 @@ struct Start {
   bool was_given_up = false;
   /// True if the checkpoint of that name is the one that training goes on from, or an earlier one of the same course.
   /// Unset if the run has no checkpoint.
-  std::function<bool(const std::string&)> led_here = {};
+  std::function<bool(const std::string&)> is_ancestor = {};
 };
 
 /// Made for one attempt, on the workers that sinks.cpp chooses. The functions are called on the thread of the training
@@ -30,7 +30,7 @@ struct Start {
 class Sink {
  public:
   virtual ~Sink() = default;
-  virtual void start(const Start&) {}
+  virtual void start(const AttemptStart&) {}
   /// An epoch of session.epochs() is over.
   virtual void epoch(std::int64_t /*epoch*/) {}
   /// A report: its row in result.json, and the number of epochs of session.epochs(), 0 if the training function counts
@@ -40,7 +40,7 @@ class Sink {
   /// before if the checkpoint was saved asynchronously.
   virtual void checkpoint(const Checkpoint&) {}
   /// A checkpoint that a row has named could not be written.
-  virtual void lost(const Checkpoint&) {}
+  virtual void checkpoint_lost(const Checkpoint&) {}
   /// A validation has measured the checkpoint of a report; the fields replace the fields of the same name in its row.
   virtual void validated(std::int64_t /*training_iteration*/, const Json& /*fields*/) {}
   /// This worker leaves training with an error, which may be another worker's error or a stop on request.

@@ -16,8 +16,8 @@ Sinks::Sinks(bool first_worker, const std::filesystem::path& run, Progress progr
   }
 }
 
-void Sinks::start(const Communicator& workers, const Start& start) {
-  comm::on_root(workers, [&] { tell(&Sink::start, start); });
+void Sinks::start(const Communicator& workers, const AttemptStart& start) {
+  comm::run_on_root(workers, [&] { tell(&Sink::start, start); });
   if (workers.rank() != 0) tell(&Sink::start, start);
 }
 
@@ -25,7 +25,7 @@ void Sinks::finish(const std::optional<Error>& failure) noexcept {
   for (const auto& sink : sinks_) try {
       failure ? sink->failure(*failure) : sink->end();
     } catch (...) {
-      log::warn("telling an observer that training is over: " + comm::caught().text);
+      log::warn("telling an observer that training is over: " + comm::current_outcome().text);
     }
 }
 

@@ -22,7 +22,7 @@ class Sinks {
   explicit Sinks(std::vector<std::unique_ptr<Sink>> sinks) : sinks_(std::move(sinks)) {}
 
   /// Tells all sinks that training starts. An Error of the first worker's sinks is thrown on all workers. Collective.
-  void start(const Communicator& workers, const Start& start);
+  void start(const Communicator& workers, const AttemptStart& start);
   /// Tells all sinks of any other event: sinks.tell(&Sink::checkpoint, checkpoint). An exception of a sink ends
   /// training.
   template <class... Parameters, class... Arguments>

@@ -21,9 +21,9 @@ constexpr std::uint64_t of_a_file = std::uint64_t{1} << 61;  ///< or of shared m
 
 }  // namespace
 
-DirtyPages::DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, By by)
+DirtyPages::DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, Method method)
     : view_(view), shared_(shared) {
-  if (by == By::comparison || bytes < node::page_size()) return;
+  if (method == Method::comparison || bytes < node::page_size()) return;
   pagemap_ = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pagemap_ < 0) return;
   // Test it with a write, since sandboxes have a /proc of their own.
@@ -40,7 +40,7 @@ DirtyPages::~DirtyPages() {
   if (pagemap_ >= 0) ::close(pagemap_);
 }
 
-bool DirtyPages::any(std::size_t first, std::size_t bytes) const {
+bool DirtyPages::any_written(std::size_t first, std::size_t bytes) const {
   if (pagemap_ >= 0)
     if (const int found = ask_kernel(first, bytes); found >= 0) return found == 1;
   return std::memcmp(view_ + first, shared_ + first, bytes) != 0;

@@ -10,10 +10,10 @@ namespace muster::detail::optim {
 /// a write that changes no value is then not found.
 class DirtyPages {
  public:
-  enum class By { kernel, comparison };
+  enum class Method { kernel, comparison };
 
   /// `view`: a private view of the `bytes` bytes at `shared`, not written to yet. The first page is used for a test.
-  DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, By by = By::kernel);
+  DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, Method method = Method::kernel);
   DirtyPages(const DirtyPages&) = delete;
   DirtyPages& operator=(const DirtyPages&) = delete;
   ~DirtyPages();
@@ -22,7 +22,7 @@ class DirtyPages {
   bool finds_all() const noexcept { return pagemap_ >= 0; }
   /// True if any of these whole pages was written to since they were dropped last. Nobody may write to the segment
   /// during the call.
-  bool any(std::size_t first, std::size_t bytes) const;
+  bool any_written(std::size_t first, std::size_t bytes) const;
 
  private:
   /// Returns 1 if there is such a page, 0 if not, -1 if the kernel does not say.

@@ -56,24 +56,24 @@ WeightAverages::WeightAverages(std::shared_ptr<torch::nn::Module> module, const 
   }
 }
 
-bool WeightAverages::applied() const { return std::ranges::any_of(parameters_, is_average); }
+bool WeightAverages::is_applied() const { return std::ranges::any_of(parameters_, is_average); }
 
 void WeightAverages::require_not_applied(const char* doing) const {
-  if (applied())
+  if (is_applied())
     throw Error(ExitCode::user_error, doing, "averages are in the model, in place of the model's own weights",
                 "End the scope of EMA::apply() before");
 }
 
 /// Before the first update, the averages equal the weights, which may have been loaded or broadcast meanwhile.
 void WeightAverages::copy_first() {
-  if (updates_ > 0 || applied()) return;
+  if (updates_ > 0 || is_applied()) return;
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) averages_[i].copy_(parameters_[i]);
 }
 
 void WeightAverages::update() {
   require_not_applied("updating an average of weights");
-  if (step::amid_step() || std::ranges::any_of(parameters_, gradients::amid_step)) return;
+  if (step::is_amid_step() || std::ranges::any_of(parameters_, gradients::is_amid_step)) return;
   const at::NoGradGuard no_grad;
   if (updates_ == 0) {
     copy_first();

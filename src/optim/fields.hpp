@@ -19,26 +19,26 @@
 namespace muster::detail::optim {
 
 template <class O, class GroupOptions, class ParamState>
-struct Kind {
+struct OptimizerKind {
   using Optimizer = O;
   using Options = GroupOptions;
   using State = ParamState;
   const char* name;
 };
-inline constexpr std::tuple kinds{
-    Kind<torch::optim::SGD, torch::optim::SGDOptions, torch::optim::SGDParamState>{"SGD"},
-    Kind<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>{"Adam"},
-    Kind<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>{"AdamW"},
-    Kind<torch::optim::Adagrad, torch::optim::AdagradOptions, torch::optim::AdagradParamState>{"Adagrad"},
-    Kind<torch::optim::RMSprop, torch::optim::RMSpropOptions, torch::optim::RMSpropParamState>{"RMSprop"},
-    Kind<torch::optim::LBFGS, torch::optim::LBFGSOptions, torch::optim::LBFGSParamState>{"LBFGS"}};
+inline constexpr std::tuple optimizer_kinds{
+    OptimizerKind<torch::optim::SGD, torch::optim::SGDOptions, torch::optim::SGDParamState>{"SGD"},
+    OptimizerKind<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState>{"Adam"},
+    OptimizerKind<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState>{"AdamW"},
+    OptimizerKind<torch::optim::Adagrad, torch::optim::AdagradOptions, torch::optim::AdagradParamState>{"Adagrad"},
+    OptimizerKind<torch::optim::RMSprop, torch::optim::RMSpropOptions, torch::optim::RMSpropParamState>{"RMSprop"},
+    OptimizerKind<torch::optim::LBFGS, torch::optim::LBFGSOptions, torch::optim::LBFGSParamState>{"LBFGS"}};
 
 /// Calls use(kind) with the optimizer's kind; false if it has none of these.
-bool with_kind(torch::optim::Optimizer& optimizer, auto&& use) {
+bool with_optimizer_kind(torch::optim::Optimizer& optimizer, auto&& use) {
   const auto is = [&]<class K>(const K& kind) {
     return dynamic_cast<typename K::Optimizer*>(&optimizer) != nullptr && (use(kind), true);
   };
-  return std::apply([&](const auto&... each) { return (is(each) || ...); }, kinds);
+  return std::apply([&](const auto&... each) { return (is(each) || ...); }, optimizer_kinds);
 }
 
 /// True if T, without const, is one of the types `Of`.

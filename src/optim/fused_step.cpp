@@ -1,6 +1,6 @@
 #include "optim/fused_step.hpp"
 
-#include "gradients/fingerprint.hpp"
+#include "gradients/tensor_changes.hpp"
 #include "node/finite.hpp"
 #include "node/kernels.hpp"
 #include "node/stream.hpp"
@@ -123,7 +123,7 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
 }
 
 std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
-                                           int states, bool freezes) {
+                                           int states, bool with_second_copy) {
   // For each bucket, separate pages for the parameters and each kind of state; at the end, the chunk results.
   std::vector<std::vector<Pages>> pages;
   std::size_t bytes = 0;
@@ -134,10 +134,10 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
   }
   const auto ranks = static_cast<std::size_t>(gradients.communicator().size());
   std::vector<std::unique_ptr<Copy>> copies;
-  for (const auto total : {bytes + gradients.chunks() * sizeof(double), bytes}) {
-    if (copies.size() == 1 && !freezes) break;
+  for (const auto total : {bytes + gradients.chunk_count() * sizeof(double), bytes}) {
+    if (copies.size() == 1 && !with_second_copy) break;
     const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
-    auto region = comm::share(gradients.communicator(), share, share);
+    auto region = comm::allocate_shared(gradients.communicator(), share, share);
     if (region) copies.push_back(std::make_unique<Copy>(std::move(*region), bytes));
     if (copies.empty()) return nullptr;
   }
@@ -157,11 +157,11 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i];
-    const auto& range = gradients.layout().ranges[i];
+    const auto& slice = gradients.layout().slices[i];
     auto& target = targets_.emplace_back();
     for (std::size_t c = 0; c < copies_.size(); ++c)
-      for (const auto& pages : pages_[range.bucket]) {
-        const auto offset = pages.first + range.first * parameter.element_size();
+      for (const auto& pages : pages_[slice.bucket]) {
+        const auto offset = pages.first + slice.first_element * parameter.element_size();
         const auto& view = copies_[c]->view;
         target.shared[c].push_back(copies_[c]->region.region.base + offset);
         target.views[c].push_back(at::from_blob(
@@ -180,7 +180,7 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
 }
 
 std::vector<FusedStep::Pages>& FusedStep::pages_of(std::size_t parameter) {
-  return pages_[gradients_->layout().ranges[parameter].bucket];
+  return pages_[gradients_->layout().slices[parameter].bucket];
 }
 
 /// Drops the private pages that this rank has written in the current view: their values are in the shared copy now.
@@ -216,7 +216,7 @@ bool FusedStep::can_be_read_in_place(const at::Tensor& tensor, const at::Tensor&
 /// view that were written to.
 void FusedStep::find_changes() {
   for (auto& kinds : pages_)
-    for (auto& pages : kinds) pages.changed = current().dirty.any(pages.first, pages.bytes);
+    for (auto& pages : kinds) pages.changed = current().dirty.any_written(pages.first, pages.bytes);
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     auto& parameter = parameters_[i];
@@ -230,13 +230,13 @@ void FusedStep::find_changes() {
   }
 }
 
-std::optional<FrozenMemory> FusedStep::freeze() {
+std::optional<MemorySnapshot> FusedStep::take_snapshot() {
   if (copies_.size() == 1) return {};
-  const bool untouched = !current().dirty.any(0, bytes_);
+  const bool untouched = !current().dirty.any_written(0, bytes_);
   if (gradients_->communicator().all_reduce(std::int64_t{untouched}, ReduceOp::min) == 0) return {};
   snapshot_held_ = true;
   const auto& region = current().region;
-  return FrozenMemory{current().view.get(), bytes_, {region.segment, region.region.base}};
+  return MemorySnapshot{current().view.get(), bytes_, {region.segment, region.region.base}};
 }
 
 void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
@@ -248,7 +248,7 @@ void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
   current_ = next();
   snapshot_held_ = false;
   // The user may have kept a tensor from the time when this copy was current, and have written to it.
-  if (!current().dirty.finds_all() || current().dirty.any(0, bytes_))
+  if (!current().dirty.finds_all() || current().dirty.any_written(0, bytes_))
     node::SharedSegment::drop_private_pages(current().view.get(), bytes_);
   replace_state(optimizer, [&](const at::Tensor& state) {
     const auto found = views.find(state.unsafeGetTensorImpl());
@@ -273,11 +273,11 @@ std::uint64_t FusedStep::hash_of_written(std::size_t parameter, std::size_t kind
 void FusedStep::note_written() {
   const at::NoGradGuard no_grad;
   std::vector<bool> written;
-  for (const auto& kinds : pages_) written.push_back(current().dirty.any(kinds[0].first, kinds[0].bytes));
+  for (const auto& kinds : pages_) written.push_back(current().dirty.any_written(kinds[0].first, kinds[0].bytes));
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     const auto& view = targets_[i].views[current_][0];
     auto now = parameters_[i].detach();
-    if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().ranges[i].bucket]) continue;
+    if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().slices[i].bucket]) continue;
     if (now.strides() != view.strides() || now.is_neg()) now = copy_like(view, now);
     // Values unchanged since the last call are not counted again, since ranks may differ in their number of calls.
     auto& target = targets_[i];
@@ -295,8 +295,8 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
   for (std::size_t i = 0; i < targets_.size(); ++i) {
     auto& target = targets_[i];
     target.rule = std::move(rules[i]);
-    for (std::size_t s = 0; s < target.rule.state.size(); ++s) {
-      auto& state = target.rule.state[s];
+    for (std::size_t s = 0; s < target.rule.state_tensors.size(); ++s) {
+      auto& state = target.rule.state_tensors[s];
       const auto& like = target.views[current_][1 + s];
       if (state.is_same(like) && !pages_of(i)[1 + s].changed) continue;
       if (!state.is_cpu() || state.scalar_type() != like.scalar_type() || !can_be_read_in_place(state, like))
@@ -304,7 +304,7 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
       target.from[1 + s] = static_cast<const std::byte*>(state.const_data_ptr());
     }
     target.written = target.noted;
-    for (std::size_t t = 0; t <= target.rule.state.size(); ++t)
+    for (std::size_t t = 0; t <= target.rule.state_tensors.size(); ++t)
       if (t == 0 ? pages_of(i)[0].changed : target.from[t] != target.shared[current_][t])
         if (const auto hash = hash_of_written(i, t, target.from[t]); hash != 0)
           target.written = gradients::hash_of(&hash, sizeof hash, target.written + t);
@@ -313,7 +313,7 @@ std::uint32_t FusedStep::prepare(torch::optim::Optimizer& optimizer) {
   return static_cast<std::uint32_t>(of_all ^ of_all >> 32);
 }
 
-void FusedStep::forget_noted() noexcept {
+void FusedStep::clear_notes() noexcept {
   for (auto& target : targets_) target.noted = target.seen = 0;
 }
 
@@ -329,35 +329,38 @@ FusedStep::Difference FusedStep::difference() const {
   return {first / (2 * sizeof(std::uint64_t)), first / sizeof(std::uint64_t) % 2 == 0};
 }
 
-FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm, Look look) {
+FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double max_norm, NumberCheck check) {
   const at::NoGradGuard no_grad;
-  Stepped stepped;
-  const bool scales = max_norm > 0, checks_first = scales || look == Look::before || look == Look::alone;
+  StepResult stepped;
+  const bool scales = max_norm > 0,
+             checks_first = scales || check == NumberCheck::before_step || check == NumberCheck::without_step;
   if (checks_first) {
     const double sum = check_averages(scales);
-    stepped.differs = differs();
+    stepped.ranks_differ = differs();
     if (scales) stepped.norm = std::sqrt(sum);
-    stepped.bad = look != Look::no && !std::isfinite(sum);
+    stepped.has_bad_number = check != NumberCheck::none && !std::isfinite(sum);
     // A rank that has abandoned the pass takes part only in the first round.
-    if (abandoned() || stepped.differs || stepped.bad || look == Look::alone) return stepped;
+    if (abandoned() || stepped.ranks_differ || stepped.has_bad_number || check == NumberCheck::without_step)
+      return stepped;
   }
-  const bool looks = look == Look::meanwhile && !checks_first;
+  const bool checks = check == NumberCheck::during_step && !checks_first;
   if (scales) stepped.scale = std::min(max_norm / (stepped.norm + 1e-6), 1.0);
   const double scale = stepped.scale / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
     if (differs()) return;
-    const bool finite = is_float(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, looks)
-                                               : step_chunk<double>(chunk, gradients, scale, looks);
-    if (looks) chunk_results()[chunk.number] = result_of(finite);
+    const bool finite = is_float(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, checks)
+                                               : step_chunk<double>(chunk, gradients, scale, checks);
+    if (checks) chunk_results()[chunk.number] = result_of(finite);
   });
   // A rank that has abandoned the pass does not copy values that were changed by hand in the chunks that it processes.
   // So if the pass is abandoned, these values stay in the view until the next step.
-  stepped.differs = differs();
-  if (abandoned() || stepped.differs) return stepped;
-  stepped.bad = looks && !std::ranges::all_of(chunk_results(), [](double result) { return std::isfinite(result); });
+  stepped.ranks_differ = differs();
+  if (abandoned() || stepped.ranks_differ) return stepped;
+  stepped.has_bad_number =
+      checks && !std::ranges::all_of(chunk_results(), [](double result) { return std::isfinite(result); });
   for (std::size_t i = 0; i < targets_.size(); ++i)
-    if (gradients_->users(i) > 0)
-      commit(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views[next()]).subspan(1));
+    if (gradients_->user_count(i) > 0)
+      record_step(optimizer, parameters_[i], targets_[i].rule, std::span(targets_[i].views[next()]).subspan(1));
   if (snapshot_held_) switch_copies(optimizer);
   show();
   return stepped;
@@ -365,12 +368,12 @@ FusedStep::Stepped FusedStep::step(torch::optim::Optimizer& optimizer, double ma
 
 /// True if the ranks would not take the same step, or if a gradient was changed after backward(). Then no rank writes.
 bool FusedStep::differs() const {
-  return !gradients_->words_agree() || (gradients_->flags() & gradients::gradients_changed) != 0;
+  return !gradients_->all_words_equal() || (gradients_->flags() & gradients::gradients_changed) != 0;
 }
 
 bool FusedStep::abandoned() const {
   for (std::size_t i = 0; i < targets_.size(); ++i)
-    if (gradients_->users(i) < 0) return true;
+    if (gradients_->user_count(i) < 0) return true;
   return false;
 }
 
@@ -383,7 +386,7 @@ void FusedStep::release(torch::optim::Optimizer& optimizer) const {
 }
 
 std::span<double> FusedStep::chunk_results() const {
-  return {reinterpret_cast<double*>(copies_[0]->region.region.base + bytes_), gradients_->chunks()};
+  return {reinterpret_cast<double*>(copies_[0]->region.region.base + bytes_), gradients_->chunk_count()};
 }
 
 /// Returns the sum of squares of all averages, added in the order of chunks, so with the same bits on every rank. If
@@ -402,25 +405,25 @@ bool FusedStep::is_float(std::size_t bucket) const {
   return parameters_[gradients_->layout().buckets[bucket].members.front()].scalar_type() == at::kFloat;
 }
 
-/// Steps a chunk. With `look`, returns false if an average of a stepped parameter is not finite.
+/// Steps a chunk. With `check`, returns false if an average of a stepped parameter is not finite.
 template <class T>
 bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients,
-                           double scale, bool look) {
+                           double scale, bool check) {
   bool finite = true;
   Averages<T> averages(gradients, scale);
   alignas(64) T written[3][tile_elements];  // results, before they are streamed to the other copy
   const auto& pages = pages_[chunk.bucket];
   for (const auto i : gradients_->layout().buckets[chunk.bucket].members) {
-    const auto& range = gradients_->layout().ranges[i];
-    const auto begin = std::max(chunk.first, range.first);
-    const auto end = std::min(chunk.first + chunk.count, range.first + range.count);
+    const auto& slice = gradients_->layout().slices[i];
+    const auto begin = std::max(chunk.first, slice.first_element);
+    const auto end = std::min(chunk.first + chunk.count, slice.first_element + slice.element_count);
     if (begin >= end) continue;
     const auto& target = targets_[i];
-    const auto first = begin - range.first, count = end - begin;
-    const bool steps = gradients_->users(i) > 0;
+    const auto first = begin - slice.first_element, count = end - begin;
+    const bool steps = gradients_->user_count(i) > 0;
     // Copy what is not stepped: if it was changed, since its pages are dropped together with its neighbours'; and
     // always if the step writes the other copy.
-    for (std::size_t t = steps ? 1 + states_of(target.rule) : 0; t < pages.size(); ++t) {
+    for (std::size_t t = steps ? 1 + state_tensor_count(target.rule) : 0; t < pages.size(); ++t) {
       if (!pages[t].changed && !snapshot_held_) continue;
       const auto* const from =
           t == 0 ? target.from[0] : static_cast<const std::byte*>(target.views[current_][t].const_data_ptr());
@@ -428,14 +431,14 @@ bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
     }
     if (!steps) continue;
     const auto& shared = target.shared[next()];
-    const auto states = states_of(target.rule);
+    const auto states = state_tensor_count(target.rule);
     for (std::size_t done = 0; done < count; done += tile_elements) {
       const auto n = std::min(tile_elements, count - done), at = first + done;
       const auto to = [&](std::size_t t) { return reinterpret_cast<T*>(shared[t]) + at; };
       const auto from = [&](std::size_t t) { return reinterpret_cast<const T*>(target.from[t]) + at; };
       const auto write = [&](std::size_t t) { return snapshot_held_ ? written[t] : to(t); };
       Tile<T> tile{.gradient = averages.of(begin - chunk.first + done, n), .from = from(0), .to = write(0), .count = n};
-      if (look) finite = node::all_finite(tile.gradient, n) && finite;
+      if (check) finite = node::all_finite(tile.gradient, n) && finite;
       for (std::size_t t = 1; t < shared.size(); ++t) {
         tile.state_from[t - 1] = from(t);
         tile.state_to[t - 1] = write(t);

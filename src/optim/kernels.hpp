@@ -5,14 +5,14 @@
 
 namespace muster::detail::optim {
 
-// In each rule, states() is the number of state tensors that a step writes.
+// In each rule, state_tensor_count() is the number of state tensors that a step writes.
 
 /// One step of SGD with momentum (torch.optim.SGD).
 struct SgdRule {
   double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
   bool first = false;  ///< true if there is no momentum yet
-  std::size_t states() const noexcept { return momentum != 0 ? 1 : 0; }
+  std::size_t state_tensor_count() const noexcept { return momentum != 0 ? 1 : 0; }
 };
 
 /// One step of Adam (Kingma and Ba 2015), or of AdamW (Loshchilov and Hutter 2019) with decoupled decay.
@@ -21,7 +21,7 @@ struct AdamRule {
   bool decoupled = false;
   bool first = false;  ///< true if there are no moments yet
   long long step = 1;  ///< number of this step, from 1
-  std::size_t states() const noexcept { return 2; }
+  std::size_t state_tensor_count() const noexcept { return 2; }
 };
 
 /// The arrays of one tile of parameters. The memory that is read and that is written may be the same.

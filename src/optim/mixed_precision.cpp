@@ -154,11 +154,12 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, bool fetch) {
     refuse(unscaling, "unscale_() was called for this optimizer since the last update()",
            "Call it once, after the last backward()");
   for (const auto& group : optimizer.param_groups())
-    fetch ? detail::gradients::fetch_averages(group.params()) : detail::gradients::allow_change(group.params());
+    fetch ? detail::gradients::fetch_averages(group.params()) : detail::gradients::before_own_change(group.params());
   progress.found_inf = communicator_.all_reduce(std::int64_t{unscale_here(optimizer)}, ReduceOp::max) != 0;
   progress.unscaled = true;
   for (const auto& group : optimizer.param_groups())
-    progress.amid_step = progress.amid_step || std::ranges::any_of(group.params(), detail::gradients::amid_step);
+    progress.is_amid_step =
+        progress.is_amid_step || std::ranges::any_of(group.params(), detail::gradients::is_amid_step);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -180,7 +181,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   const auto any = [&](bool Progress::*what) {
     return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
   };
-  if (any(&Progress::amid_step)) {
+  if (any(&Progress::is_amid_step)) {
     // Keep the scale: gradients with this scale are stored, to be summed with those of the step's other batches.
   } else if (new_scale) {
     scale_.fill_(*new_scale);

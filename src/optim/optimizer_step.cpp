@@ -1,9 +1,9 @@
 #include "optim/optimizer_step.hpp"
 
 #include "gradients/data_parallel.hpp"
-#include "gradients/fingerprint.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/reducer.hpp"
+#include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "optim/fused_step.hpp"
 
@@ -57,7 +57,7 @@ using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
 /// An optimizer's checks for NaN and infinite numbers.
 class Numbers {
  public:
-  Numbers(std::shared_ptr<NumberWatch> watch, int optimizer, const Models& models)
+  Numbers(std::shared_ptr<BadNumberPolicy> watch, int optimizer, const Models& models)
       : watch_(std::move(watch)), optimizer_(optimizer) {
     if (!watch_) return;
     for (const auto& model : models)
@@ -70,14 +70,15 @@ class Numbers {
   bool watched() const noexcept { return watch_ != nullptr; }
   std::int64_t skipped() const noexcept { return skipped_; }
   /// Returns how a fused step must check the averages. Call it once for each step.
-  FusedStep::Look begin_fused() {
-    if (!watch_) return FusedStep::Look::no;
-    if (!watch_->begin_step(optimizer_)) return ++skipped_, FusedStep::Look::alone;
-    return watch_->ends_training() ? FusedStep::Look::meanwhile : FusedStep::Look::before;
+  FusedStep::NumberCheck begin_fused() {
+    if (!watch_) return FusedStep::NumberCheck::none;
+    if (!watch_->begin_step(optimizer_)) return ++skipped_, FusedStep::NumberCheck::without_step;
+    return watch_->always_throws() ? FusedStep::NumberCheck::during_step : FusedStep::NumberCheck::before_step;
   }
-  void end_fused(FusedStep::Look look, const FusedStep::Stepped& stepped, const std::vector<at::Tensor>& parameters) {
-    if (!watch_ || look == FusedStep::Look::alone) return;
-    if (!stepped.bad) return watch_->good(optimizer_);
+  void end_fused(FusedStep::NumberCheck check, const FusedStep::StepResult& stepped,
+                 const std::vector<at::Tensor>& parameters) {
+    if (!watch_ || check == FusedStep::NumberCheck::without_step) return;
+    if (!stepped.has_bad_number) return watch_->note_good_step(optimizer_);
     const auto own = name_of_bad(parameters);
     tell(own, own, /*together=*/true);
   }
@@ -87,7 +88,7 @@ class Numbers {
     if (!watch_->begin_step(optimizer_)) return ++skipped_, false;
     const bool together = std::ranges::none_of(reducers_, [](const auto& weak) {
       const auto reducer = weak.lock();
-      return reducer && reducer->joined();
+      return reducer && reducer->is_joined();
     });
     const auto where = norm && std::isfinite(*norm) ? std::string() : name_of_bad(parameters);
     bool bad = !where.empty();
@@ -100,7 +101,8 @@ class Numbers {
     }
     if (!bad) {
       // With virtual workers there are no gradients before a step's last batch.
-      if (std::ranges::any_of(parameters, [](const auto& p) { return p.grad().defined(); })) watch_->good(optimizer_);
+      if (std::ranges::any_of(parameters, [](const auto& p) { return p.grad().defined(); }))
+        watch_->note_good_step(optimizer_);
       return true;
     }
     std::string own;
@@ -113,7 +115,7 @@ class Numbers {
  private:
   void tell(const std::string& where, const std::string& own, bool together) {
     ++skipped_;
-    watch_->bad(optimizer_, where, own, together);
+    watch_->note_bad_gradient(optimizer_, where, own, together);
   }
   /// Returns the name of the first parameter whose .grad is not finite; empty if all are finite.
   std::string name_of_bad(const std::vector<at::Tensor>& parameters) const {
@@ -140,7 +142,7 @@ class Numbers {
     return averages_all_;
   }
 
-  std::shared_ptr<NumberWatch> watch_;  ///< null if bad numbers are ignored
+  std::shared_ptr<BadNumberPolicy> watch_;  ///< null if bad numbers are ignored
   int optimizer_;
   std::vector<std::weak_ptr<gradients::Reducer>> reducers_;
   std::int64_t skipped_ = 0;
@@ -185,23 +187,23 @@ std::optional<std::size_t> first_unequal(const Communicator& communicator, const
   return first / sizeof(std::uint64_t);
 }
 
-class Step final : public OptimizerStep, public Freezable, public gradients::FusedOptimizer {
+class Step final : public OptimizerStep, public SnapshotSource, public gradients::FusedOptimizer {
  public:
   /// `model`: null if the optimizer steps no prepared model. `evaluates`: true if its step may call a closure more than
   /// once.
   Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, bool evaluates,
-       Numbers numbers, std::shared_ptr<Freezables> freezables)
+       Numbers numbers, std::shared_ptr<SnapshotSources> snapshot_sources)
       : model_(model),
         reducer_(model ? model->reducer() : nullptr),
         options_(options),
         evaluates_(evaluates),
         numbers_(std::move(numbers)),
-        freezables_(std::move(freezables)) {
-    if (freezables_) freezables_->push_back(this);
+        snapshot_sources_(std::move(snapshot_sources)) {
+    if (snapshot_sources_) snapshot_sources_->push_back(this);
   }
   ~Step() override {
-    if (freezables_) std::erase(*freezables_, this);
-    if (const auto reducer = reducer_.lock(); reducer && reducer->fused_by(this)) reducer->set_fused(nullptr);
+    if (snapshot_sources_) std::erase(*snapshot_sources_, this);
+    if (const auto reducer = reducer_.lock(); reducer && reducer->is_fused_with(this)) reducer->set_fused(nullptr);
   }
 
   /// Fuses this optimizer, in place of any other, if its present options and the reducer's exchange allow that.
@@ -211,9 +213,9 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     fused_.reset();
     const auto reducer = reducer_.lock();
     if (!reducer) return;
-    if (reducer->fused_by(this)) reducer->set_fused(nullptr);
+    if (reducer->is_fused_with(this)) reducer->set_fused(nullptr);
     const auto gradients = options_.fuse == Fuse::never ? nullptr : reducer->fusable();
-    const int states = states_of(optimizer);
+    const int states = state_tensor_count(optimizer);
     if (gradients && states >= 0) {
       auto parameters = reducer->dense_parameters();
       std::size_t bytes = 0;
@@ -228,7 +230,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
             throw Error(ExitCode::user_error, "fusing an optimizer with the averaging of gradients",
                         "parameter " + reducer->name_of(parameters[*unequal]) + " is not the same on all ranks",
                         "Change parameters in the same way on all ranks, and step them only by prepared optimizers");
-          fused_ = FusedStep::make(*gradients, std::move(parameters), states, freezables_ != nullptr);
+          fused_ = FusedStep::make(*gradients, std::move(parameters), states, snapshot_sources_ != nullptr);
         }
       }
     }
@@ -249,16 +251,16 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
   }
 
   // The optimizer's state stays in the view; no other rank writes to its memory any more.
-  void end_fusing() noexcept override { fused_.reset(); }
-  void another_pass() override {
+  void on_unfused() noexcept override { fused_.reset(); }
+  void on_second_pass() override {
     if (fused_ && !gradients_.expired()) fused_->note_written();
   }
 
   double grad_norm() const noexcept override { return grad_norm_; }
   bool fused() const noexcept override { return fused_ != nullptr; }
   std::int64_t skipped_steps() const noexcept override { return numbers_.skipped(); }
-  std::optional<FrozenMemory> freeze() override {
-    return fused_ && !gradients_.expired() ? fused_->freeze() : std::nullopt;
+  std::optional<MemorySnapshot> take_snapshot() override {
+    return fused_ && !gradients_.expired() ? fused_->take_snapshot() : std::nullopt;
   }
 
  private:
@@ -271,10 +273,10 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     }
     const auto reducer = reducer_.lock();
     if (fused_ && reducer) {
-      reducer->check_shapes();                          // the fused step relies on them
-      if (!reducer->awaits_step()) reducer->recover();  // may make a new exchange
-      reducer->end_adding_up();                         // may make a new exchange
-      if (gradients_.expired() || !reducer->fused_by(this) || !serves(optimizer)) {
+      reducer->check_shapes();                                          // the fused step relies on them
+      if (!reducer->awaits_step()) reducer->finish_abandoned_passes();  // may make a new exchange
+      reducer->average_accumulated();                                   // may make a new exchange
+      if (gradients_.expired() || !reducer->is_fused_with(this) || !serves(optimizer)) {
         reducer->fetch_averages();
         fuse(optimizer);
       }
@@ -294,13 +296,13 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
   void step_fused(torch::optim::Optimizer& optimizer, gradients::Reducer& reducer) {
     const auto word = fused_->prepare(optimizer);
     reducer.begin_step(word);
-    const auto look = numbers_.begin_fused();
-    const auto stepped = fused_->step(optimizer, options_.max_grad_norm, look);
+    const auto check = numbers_.begin_fused();
+    const auto stepped = fused_->step(optimizer, options_.max_grad_norm, check);
     grad_norm_ = stepped.norm;
     reducer.end_step(stepped.scale);
-    if (stepped.differs) throw_difference(reducer);
-    fused_->forget_noted();
-    numbers_.end_fused(look, stepped, fused_->parameters());
+    if (stepped.ranks_differ) throw_difference(reducer);
+    fused_->clear_notes();
+    numbers_.end_fused(check, stepped, fused_->parameters());
   }
 
   /// Collective.
@@ -334,7 +336,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
     const auto model = model_.lock();
     if (!model) return plain(closure);
     const auto& reducer = *model->reducer();
-    if (reducer.joined())
+    if (reducer.is_joined())
       throw Error(ExitCode::usage, stepping, "inside join() not all ranks take part in each of its evaluations",
                   "Give all ranks the same number of batches");
     const auto parameters = parameters_of(optimizer);
@@ -365,8 +367,8 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
 
   /// True if the fused step supports the optimizer's present options and groups.
   bool serves(torch::optim::Optimizer& optimizer) const {
-    const int states = states_of(optimizer);
-    return states >= 0 && states <= fused_->states() && owns(optimizer, fused_->parameters());
+    const int states = state_tensor_count(optimizer);
+    return states >= 0 && states <= fused_->max_state_tensors() && owns(optimizer, fused_->parameters());
   }
 
   std::weak_ptr<gradients::DataParallel> model_;  ///< the model whose parameters the optimizer steps
@@ -374,7 +376,7 @@ class Step final : public OptimizerStep, public Freezable, public gradients::Fus
   OptimizerOptions options_;
   bool evaluates_;
   Numbers numbers_;
-  std::shared_ptr<Freezables> freezables_;
+  std::shared_ptr<SnapshotSources> snapshot_sources_;
   std::unique_ptr<FusedStep> fused_;
   std::weak_ptr<gradients::FusableGradients> gradients_;  ///< the gradients of fused_; expires with the exchange
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();  ///< identifies this optimizer to reducers
@@ -395,7 +397,7 @@ std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optim
 
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
                                                    const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
-                                                   const OptimizerOptions& options, const SessionWide& wide) {
+                                                   const OptimizerOptions& options, const SharedOptimizerData& shared) {
   if (options.max_grad_norm < 0)
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
   drop_repeated(optimizer);
@@ -408,8 +410,8 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
   if (!fusable) its.fuse = Fuse::never;
   const auto model = model_of(optimizer, models);
   if (model && evaluates) model->channel();  // made here, since it is collective
-  auto step =
-      std::make_unique<Step>(model, its, evaluates, Numbers(wide.numbers, wide.number, models), wide.freezables);
+  auto step = std::make_unique<Step>(model, its, evaluates, Numbers(shared.numbers, shared.optimizer_number, models),
+                                     shared.snapshot_sources);
   step->fuse(optimizer);
   return step;
 }

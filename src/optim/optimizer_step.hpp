@@ -2,8 +2,8 @@
 #pragma once
 
 #include "muster/optimizer.hpp"
-#include "optim/frozen.hpp"
-#include "optim/number_watch.hpp"
+#include "optim/bad_number_policy.hpp"
+#include "optim/memory_snapshot.hpp"
 
 #include <memory>
 #include <vector>
@@ -31,15 +31,17 @@ class OptimizerStep {
 };
 
 /// Data that the optimizers of a session share; empty without a session.
-struct SessionWide {
-  std::shared_ptr<NumberWatch> numbers = nullptr;    ///< what to do about NaN and infinite numbers; null for nothing
-  int number = 0;                                    ///< the optimizer's number in `numbers`
-  std::shared_ptr<Freezables> freezables = nullptr;  ///< the optimizer adds itself, to be saved in the background
+struct SharedOptimizerData {
+  std::shared_ptr<BadNumberPolicy> numbers = nullptr;  ///< what to do about NaN and infinite numbers; null for nothing
+  int optimizer_number = 0;                            ///< the optimizer's number in `numbers`
+  std::shared_ptr<SnapshotSources> snapshot_sources =
+      nullptr;  ///< the optimizer adds itself, to be saved in the background
 };
 
 /// `models`: the prepared models; the optimizer may step parameters of one of them. Collective.
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
                                                    const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
-                                                   const OptimizerOptions& options, const SessionWide& wide = {});
+                                                   const OptimizerOptions& options,
+                                                   const SharedOptimizerData& shared = {});
 
 }  // namespace muster::detail::optim

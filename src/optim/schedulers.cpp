@@ -28,7 +28,7 @@ bool visit_momentum(torch::optim::Optimizer& optimizer, auto&& use) {
       if (name == "momentum") use(value), found = true;
     }
   };
-  detail::optim::with_kind(optimizer, [&]<class K>(const K&) {
+  detail::optim::with_optimizer_kind(optimizer, [&]<class K>(const K&) {
     for (auto& group : optimizer.param_groups())
       detail::optim::visit_fields(static_cast<typename K::Options&>(group.options()), visit);
   });

@@ -1,6 +1,6 @@
 #include "optim/update_rules.hpp"
 
-#include "gradients/fingerprint.hpp"
+#include "gradients/tensor_changes.hpp"
 #include "optim/fields.hpp"
 
 #include <algorithm>
@@ -16,13 +16,13 @@ namespace {
 
 namespace o = torch::optim;
 
-// For each optimizer that can be fused: states_of(), the number of state tensors that its options need (-1 if they
-// cannot be fused); rule_of(), the rule of a parameter's next step (`saved` is null before the first); and keep(),
+// For each optimizer that can be fused: state_tensor_count(), the number of state tensors that its options need (-1 if
+// they cannot be fused); rule_of(), the rule of a parameter's next step (`saved` is null before the first); and keep(),
 // which stores the state after the step.
 
-int states_of(const o::OptimizerOptions&) { return -1; }
+int state_tensor_count(const o::OptimizerOptions&) { return -1; }
 
-int states_of(const o::SGDOptions& options) { return options.momentum() != 0 ? 1 : 0; }
+int state_tensor_count(const o::SGDOptions& options) { return options.momentum() != 0 ? 1 : 0; }
 Rule rule_of(const o::SGDOptions& options, const o::SGDParamState* saved) {
   SgdRule rule{.lr = options.lr(),
                .momentum = options.momentum(),
@@ -34,7 +34,9 @@ Rule rule_of(const o::SGDOptions& options, const o::SGDParamState* saved) {
 }
 void keep(const SgdRule&, o::SGDParamState& kept, std::span<const at::Tensor> state) { kept.momentum_buffer(state[0]); }
 
-int states_of(const Either<o::AdamOptions, o::AdamWOptions> auto& options) { return options.amsgrad() ? -1 : 2; }
+int state_tensor_count(const Either<o::AdamOptions, o::AdamWOptions> auto& options) {
+  return options.amsgrad() ? -1 : 2;
+}
 template <Either<o::AdamOptions, o::AdamWOptions> Options>
 Rule rule_of(const Options& options, const Either<o::AdamParamState, o::AdamWParamState> auto* saved) {
   AdamRule rule{.lr = options.lr(),
@@ -80,15 +82,15 @@ std::uint64_t hash_of(const Rule& rule) {
   return gradients::hash_of(numbers.data(), sizeof numbers, rule.rule.index());
 }
 
-std::size_t states_of(const Rule& rule) {
-  return std::visit([](const auto& of_kind) { return of_kind.states(); }, rule.rule);
+std::size_t state_tensor_count(const Rule& rule) {
+  return std::visit([](const auto& of_kind) { return of_kind.state_tensor_count(); }, rule.rule);
 }
 
-int states_of(o::Optimizer& optimizer) {
+int state_tensor_count(o::Optimizer& optimizer) {
   int most = -1;
-  with_kind(optimizer, [&]<class K>(const K&) {
+  with_optimizer_kind(optimizer, [&]<class K>(const K&) {
     for (const auto& group : optimizer.param_groups()) {
-      const int states = states_of(static_cast<const typename K::Options&>(group.options()));
+      const int states = state_tensor_count(static_cast<const typename K::Options&>(group.options()));
       if (states < 0) return void(most = -1);
       most = std::max(most, states);
     }
@@ -101,7 +103,7 @@ std::vector<Rule> next_rules(o::Optimizer& optimizer, const std::vector<at::Tens
   for (auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) options[parameter.unsafeGetTensorImpl()] = &group.options();
   std::vector<Rule> rules;
-  with_kind(optimizer, [&]<class K>(const K&) {
+  with_optimizer_kind(optimizer, [&]<class K>(const K&) {
     using Options = typename K::Options;
     using State = typename K::State;
     if constexpr (requires(const Options& of_group, const State* saved) { rule_of(of_group, saved); })
@@ -114,9 +116,10 @@ std::vector<Rule> next_rules(o::Optimizer& optimizer, const std::vector<at::Tens
   return rules;
 }
 
-void commit(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule, std::span<const at::Tensor> state) {
-  if (states_of(rule) == 0) return;
-  with_kind(optimizer, [&]<class K>(const K&) {
+void record_step(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
+                 std::span<const at::Tensor> state) {
+  if (state_tensor_count(rule) == 0) return;
+  with_optimizer_kind(optimizer, [&]<class K>(const K&) {
     auto& kept = optimizer.state()[parameter.unsafeGetTensorImpl()];
     if (!kept) kept = std::make_unique<typename K::State>();
     auto& of_kind = static_cast<typename K::State&>(*kept);
@@ -128,7 +131,7 @@ void commit(o::Optimizer& optimizer, const at::Tensor& parameter, const Rule& ru
 }
 
 void replace_state(o::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& with) {
-  with_kind(optimizer, [&]<class K>(const K&) {
+  with_optimizer_kind(optimizer, [&]<class K>(const K&) {
     for (auto& [parameter, state] : optimizer.state())
       visit_fields(static_cast<typename K::State&>(*state), [&](const char*, auto& value) {
         if constexpr (std::same_as<std::remove_reference_t<decltype(value)>, at::Tensor>)

@@ -21,25 +21,26 @@ namespace muster::detail::optim {
 /// The next step of one parameter.
 struct Rule {
   std::variant<SgdRule, AdamRule> rule;
-  std::vector<at::Tensor> state;  ///< the momentum, or the two moments; empty before the first step or if not needed
+  std::vector<at::Tensor>
+      state_tensors;  ///< the momentum, or the two moments; empty before the first step or if not needed
 };
 
 /// Returns a hash of the rule's numbers. It is the same on all ranks if their optimizers have the same options.
 std::uint64_t hash_of(const Rule& rule);
 
 /// Returns the number of state tensors that a step by that rule writes.
-std::size_t states_of(const Rule& rule);
+std::size_t state_tensor_count(const Rule& rule);
 
 /// Returns the greatest number of state tensors of a parameter, with the present options; -1 if the optimizer cannot be
 /// fused.
-int states_of(torch::optim::Optimizer& optimizer);
+int state_tensor_count(torch::optim::Optimizer& optimizer);
 
 /// Returns the rule of each parameter's next step, in the order of `parameters`, which must all be the optimizer's.
 std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 
 /// Records a step that was taken: counts it, and sets these tensors as the parameter's state in the optimizer.
-void commit(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
-            std::span<const at::Tensor> state);
+void record_step(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
+                 std::span<const at::Tensor> state);
 
 /// Replaces each tensor of the optimizer's state by the result of `with`.
 void replace_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor& state)>& with);

@@ -25,7 +25,7 @@ class WeightAverages {
   std::int64_t updates() const noexcept { return updates_; }
 
   /// True if the module's parameters hold averages now, these or another EMA's.
-  bool applied() const;
+  bool is_applied() const;
   void apply();
   /// Undoes apply().
   void restore() noexcept;

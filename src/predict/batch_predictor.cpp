@@ -28,12 +28,12 @@ struct Blocks {
   std::int64_t rows, batch_size;
 
   std::int64_t count() const noexcept { return (rows - 1) / batch_size + 1; }
-  data::Range rows_of(std::int64_t block) const noexcept {
+  data::SampleRange rows_of(std::int64_t block) const noexcept {
     return {block * batch_size, std::min(batch_size, rows - block * batch_size)};
   }
 };
 
-data::ReadBatch read(data::Source& source, data::Range rows) {
+data::ReadBatch read(data::Source& source, data::SampleRange rows) {
   std::vector<std::int64_t> samples(static_cast<std::size_t>(rows.count));
   std::iota(samples.begin(), samples.end(), rows.first);
   return source.read_ahead(samples, static_cast<std::uint64_t>(rows.first));
@@ -55,7 +55,7 @@ void require_same_columns(const Communicator& world, const std::string& mine) {
 
 void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const std::filesystem::path& output,
                              const BatchPredictorOptions& options) const {
-  const watch::During call("predicting");
+  const watch::ScopedCallName call("predicting");
   const auto& world = launch.communicator();
   const auto limit = comm::time_limit(world);
   const auto work = [&] {
@@ -91,14 +91,14 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
 
     auto rows = next();
     const auto schema = rows ? data::schema_of(*rows) : Schema{};
-    require_same_columns(world, data::described(schema));
+    require_same_columns(world, data::schema_text(schema));
     detail::predict::PredictionFile file(world, output, schema, blocks.rows);
     // A barrier after each batch, so that the other ranks notice an error of one rank within a batch.
     for (std::int64_t round = 0; round < data::share_of(blocks.count(), world.size(), 0).count; ++round) {
       if (rows && data::schema_of(*rows) != schema)
         throw Error(ExitCode::data, "predicting",
-                    "the model gives " + data::described(data::schema_of(*rows)) +
-                        ", but for an earlier batch it gave " + data::described(schema),
+                    "the model gives " + data::schema_text(data::schema_of(*rows)) +
+                        ", but for an earlier batch it gave " + data::schema_text(schema),
                     "Have it give the same columns for every batch");
       if (rows) file.write(*rows, blocks.rows_of(mine.first + round).first);
       rows = next();

@@ -29,7 +29,7 @@ at::Tensor outline(const Column& column, std::int64_t rows) {
 PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path output, const Schema& columns,
                                std::int64_t rows)
     : ranks_(ranks), output_(std::move(output)) {
-  const auto made = Json::parse(comm::on_root(ranks_, [&] {
+  const auto made = Json::parse(comm::run_on_root(ranks_, [&] {
     checkpoint::Tensors outlines;
     for (const auto& column : columns) {
       if (column.name.empty() || column.name.find('/') != std::string::npos)  // HDF5 would put it into a subgroup
@@ -38,7 +38,7 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
       outlines[column.name] = outline(column, rows);
     }
     checkpoint::check_storable(outlines);
-    const auto layout = checkpoint::lay_out(outlines);
+    const auto layout = checkpoint::make_layout(outlines);
     remove_unfinished(std::filesystem::absolute(output_));  // left by a job that was killed
     auto path = output_;
     path += ".tmp." + std::to_string(::getpid());
@@ -75,7 +75,7 @@ void PredictionFile::finish() {
 }
 
 void PredictionFile::publish() {
-  comm::on_root(ranks_, [&] {
+  comm::run_on_root(ranks_, [&] {
     if (::rename(temporary_.path.c_str(), output_.c_str()) != 0)
       throw Error(ExitCode::retry, "writing " + output_.string(), std::strerror(errno), "Check the permissions there");
     temporary_.path.clear();

@@ -79,7 +79,8 @@ void TorchPredictor::State::preprocess(Batch& batch, const std::vector<std::stri
     for (const auto& [name, tensor] : batch)
       if (std::ranges::find(kept, name) == kept.end()) features.insert(name);
   if (restored_for != features) {
-    restored = detail::predict::restored(saved, [&](const auto& column) { return features.contains(column); });
+    restored =
+        detail::predict::restore_preprocessor(saved, [&](const auto& column) { return features.contains(column); });
     restored_for = features;
   }
   if (restored) detail::data::apply(*restored, batch, generator);
@@ -106,7 +107,7 @@ TorchPredictor TorchPredictor::load(const Checkpoint& checkpoint, std::shared_pt
     } catch (const Json::exception& error) {
       throw Error(ExitCode::data, doing, error.what(), "Build the same preprocessor as the run that was saved");
     }
-  } else if (!state.is_null() && !detail::predict::is_ours(state)) {
+  } else if (!state.is_null() && !detail::predict::is_muster_preprocessor(state)) {
     throw Error(ExitCode::usage, doing, "it is of a class of your own",
                 "Give PredictorOptions::preprocessor one that is built as the trainer's was");
   }

@@ -30,8 +30,8 @@ bool is_chain(const Json& state) {
 
 }  // namespace
 
-bool is_ours(const Json& state) {
-  if (is_chain(state)) return std::ranges::all_of(state.at("steps"), is_ours);
+bool is_muster_preprocessor(const Json& state) {
+  if (is_chain(state)) return std::ranges::all_of(state.at("steps"), is_muster_preprocessor);
   return kinds().contains(kind_of(state)) && state.contains("columns") && state.at("columns").is_object();
 }
 
@@ -45,11 +45,11 @@ std::set<std::string> columns_of(const Json& state) {
   return columns;
 }
 
-PreprocessorPtr restored(const Json& state, const std::function<bool(const std::string&)>& wanted) {
+PreprocessorPtr restore_preprocessor(const Json& state, const std::function<bool(const std::string&)>& wanted) {
   if (is_chain(state)) {
     std::vector<PreprocessorPtr> steps;
     for (const auto& step : state.at("steps"))
-      if (auto made = restored(step, wanted)) steps.push_back(std::move(made));
+      if (auto made = restore_preprocessor(step, wanted)) steps.push_back(std::move(made));
     return steps.empty() ? nullptr : chain(std::move(steps));
   }
   std::vector<std::string> columns;

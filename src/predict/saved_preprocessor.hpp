@@ -11,10 +11,10 @@
 namespace muster::detail::predict {
 
 /// True if `state` is the state of a preprocessor of muster's, or of a chain of them.
-bool is_ours(const Json& state);
+bool is_muster_preprocessor(const Json& state);
 /// The columns that the preprocessor was fitted on.
 std::set<std::string> columns_of(const Json& state);
 /// The preprocessor, restored for only those of its columns that are `wanted`; null if none is wanted.
-PreprocessorPtr restored(const Json& state, const std::function<bool(const std::string&)>& wanted);
+PreprocessorPtr restore_preprocessor(const Json& state, const std::function<bool(const std::string&)>& wanted);
 
 }  // namespace muster::detail::predict

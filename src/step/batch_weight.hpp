@@ -7,7 +7,7 @@ namespace muster::detail::step {
 
 /// The micro-batches of a step that a rank processes: without virtual workers there is one per rank, with them a rank
 /// may have several.
-struct Share {
+struct MicroBatchShare {
   int total = 1;       ///< micro-batches of the step, over all ranks
   int first = 0;       ///< the rank's first one
   int count = 1;       ///< the rank's number of them

@@ -33,7 +33,7 @@ Steps::~Steps() {
   if (current == this) current = nullptr;
 }
 
-bool amid_step() noexcept { return current != nullptr && !current->complete(); }
+bool is_amid_step() noexcept { return current != nullptr && !current->is_step_complete(); }
 
 double Steps::weight() const {
   if (!conflict_.empty())
@@ -44,7 +44,7 @@ double Steps::weight() const {
 
 std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {
   if (const auto other = std::ranges::find(passes_, pass.source, &OpenPass::source); other != passes_.end()) {
-    other->replaced = other->replaced || other->in_loop == pass.in_loop;
+    other->is_replaced = other->is_replaced || other->in_loop == pass.in_loop;
     replaced_.push_back(std::move(*other));
     passes_.erase(other);
   }
@@ -73,13 +73,13 @@ void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::i
     ++global_step;
     samples_since_report += samples;
   }
-  if (const auto listener = moments.lock()) listener->batch_begun(*pass);
+  if (const auto live = listener.lock()) live->batch_begun(*pass);
 }
 
 void Steps::end_batch() {
-  if (passes_.size() > 1 || std::ranges::any_of(replaced_, &OpenPass::replaced) || !complete()) return;
-  if (std::ranges::any_of(passes_, &OpenPass::of_epoch_before)) return;
-  if (const auto listener = moments.lock()) listener->between_batches();
+  if (passes_.size() > 1 || std::ranges::any_of(replaced_, &OpenPass::is_replaced) || !is_step_complete()) return;
+  if (std::ranges::any_of(passes_, &OpenPass::is_of_earlier_epoch)) return;
+  if (const auto live = listener.lock()) live->between_batches();
 }
 
 void Steps::end_pass(std::int64_t number) {
@@ -92,37 +92,37 @@ void Steps::end_pass(std::int64_t number) {
   if (std::erase_if(passes_, is_it) > 0) choose_batch();
 }
 
-void Steps::outlive_epoch(std::int64_t number) noexcept {
+void Steps::mark_of_earlier_epoch(std::int64_t number) noexcept {
   for (auto* const passes : {&passes_, &replaced_})
     for (auto& pass : *passes)
-      if (pass.number == number) pass.of_epoch_before = true;
+      if (pass.number == number) pass.is_of_earlier_epoch = true;
 }
 
-bool Steps::is_in_hand(const BatchOfPass& batch) const {
+bool Steps::is_current(const BatchOfPass& batch) const {
   return std::ranges::any_of(
       passes_, [&](const OpenPass& pass) { return pass.number == batch.pass && pass.batches == batch.batch; });
 }
 
-bool Steps::others_open(std::int64_t number, bool in_loop) const {
+bool Steps::has_other_open_pass(std::int64_t number, bool in_loop) const {
   return std::ranges::any_of(passes_,
                              [&](const OpenPass& pass) { return pass.number != number && pass.in_loop == in_loop; });
 }
 
-const OpenPass* Steps::without_position() const {
+const OpenPass* Steps::find_unresumable_pass() const {
   const auto found = std::ranges::find(passes_, false, &OpenPass::resumable);
   return found == passes_.end() ? nullptr : &*found;
 }
 
-const OpenPass* Steps::left_out() const {
+const OpenPass* Steps::find_unsaved_pass() const {
   for (const auto* const passes : {&passes_, &replaced_})
-    if (const auto found =
-            std::ranges::find_if(*passes, [](const auto& pass) { return pass.replaced || pass.of_epoch_before; });
+    if (const auto found = std::ranges::find_if(
+            *passes, [](const auto& pass) { return pass.is_replaced || pass.is_of_earlier_epoch; });
         found != passes->end())
       return &*found;
   return passes_.empty() && !whole_.empty() ? &whole_.back() : nullptr;
 }
 
-bool Steps::complete() const noexcept {
+bool Steps::is_step_complete() const noexcept {
   return std::ranges::all_of(passes_, [](const auto& pass) { return !pass.batch || pass.batch->completes_step(); });
 }
 
@@ -149,8 +149,7 @@ void Steps::choose_batch() {
       if (pass.batch && &pass != &*last && conflict_.empty()) conflict_ = conflict_of(pass, *last);
   }
   batch_ = batch ? std::move(batch) : none_;
-  if (const auto listener = moments.lock())
-    listener->micro_batch_changed(batch_->global > 0 ? batch_->micro_batch : -1);
+  if (const auto live = listener.lock()) live->micro_batch_changed(batch_->global > 0 ? batch_->micro_batch : -1);
 }
 
 }  // namespace muster::detail::step

@@ -15,12 +15,12 @@ namespace muster::detail::step {
 using BatchWeightPtr = std::shared_ptr<const BatchWeight>;
 
 /// How a pass is cut into steps. Two passes with the same plan and position have batches of equal weight.
-struct Plan {
+struct StepPlan {
   std::int64_t samples = 0;       ///< in the dataset; 0 for a stream
   std::int64_t global_batch = 0;  ///< samples per step; 0 if the user's own sampler chooses them
   bool drop_last = false;
   bool is_stream() const noexcept { return samples == 0 && global_batch > 0; }
-  bool operator==(const Plan&) const = default;
+  bool operator==(const StepPlan&) const = default;
 };
 
 /// A training pass that has begun and has not ended.
@@ -28,15 +28,15 @@ struct OpenPass {
   std::int64_t number = 0;       ///< different for each pass
   const void* source = nullptr;  ///< the dataset or loader
   std::string name = {};         ///< name of the source
-  Plan plan = {};
-  bool resumable = true;         ///< true if its position can be saved
-  bool in_loop = false;          ///< true if begun inside the loop over the epochs
-  bool replaced = false;         ///< true if another pass of its kind over the same source has begun since
-  bool of_epoch_before = false;  ///< true if another epoch has begun since
-  std::int64_t position = 0;     ///< the end of the current batch's step, in samples
-  std::int64_t batches = 0;      ///< number of batches handed out
-  std::int64_t taken = 0;        ///< orders the current batches of all passes by when they were handed out
-  BatchWeightPtr batch = {};     ///< the current batch; null before the first
+  StepPlan plan = {};
+  bool resumable = true;             ///< true if its position can be saved
+  bool in_loop = false;              ///< true if begun inside the loop over the epochs
+  bool is_replaced = false;          ///< true if another pass of its kind over the same source has begun since
+  bool is_of_earlier_epoch = false;  ///< true if another epoch has begun since
+  std::int64_t position = 0;         ///< the end of the current batch's step, in samples
+  std::int64_t batches = 0;          ///< number of batches handed out
+  std::int64_t taken = 0;            ///< orders the current batches of all passes by when they were handed out
+  BatchWeightPtr batch = {};         ///< the current batch; null before the first
 };
 
 /// Identifies the current batch of an open pass.
@@ -46,9 +46,9 @@ struct BatchOfPass {
 };
 
 /// Receives events of a step, on the thread that runs the training function.
-class Moments {
+class StepListener {
  public:
-  virtual ~Moments() = default;
+  virtual ~StepListener() = default;
   /// Gradients now belong to that one of the rank's micro-batches; −1: to none, or to a batch without a weight.
   virtual void micro_batch_changed(int micro_batch) = 0;
   /// `pass` has handed out a batch, which is already counted.
@@ -69,19 +69,19 @@ class Steps {
 
   // The run's position.
   std::int64_t epoch = 0;
-  bool epoch_set = false;            ///< true if the training function has set the epoch
-  bool counted = false;              ///< true if it sets epochs or loops over Session::epochs(), so they are counted
-  bool in_loop = false;              ///< true inside a loop over Session::epochs() or an operator's train()
-  bool looped = false;               ///< true if such a loop has begun
-  bool uncounted_before = false;     ///< true if resumed from a State that was saved before epochs were counted
-  std::int64_t complete_epoch = -1;  ///< the last epoch that was saved as complete
-  std::int64_t last_over = -1;       ///< the epoch at which a loop over Session::epochs() has ended
-  bool after_loop = false;           ///< true if such a loop has ended, or had no epoch left
-  std::int64_t call = -1;            ///< number of the operator trainer's call, from 0; -1 without an operator
+  bool epoch_set = false;               ///< true if the training function has set the epoch
+  bool counts_epochs = false;           ///< true if it sets epochs or loops over Session::epochs(), so they are counted
+  bool in_loop = false;                 ///< true inside a loop over Session::epochs() or an operator's train()
+  bool looped = false;                  ///< true if such a loop has begun
+  bool resumed_without_epochs = false;  ///< true if resumed from a State that was saved before epochs were counted
+  std::int64_t complete_epoch = -1;     ///< the last epoch that was saved as complete
+  std::int64_t last_loop_end = -1;      ///< the epoch at which a loop over Session::epochs() has ended
+  bool after_loop = false;              ///< true if such a loop has ended, or had no epoch left
+  std::int64_t call = -1;               ///< number of the operator trainer's call, from 0; -1 without an operator
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;
 
-  std::weak_ptr<Moments> moments = {};  ///< receives events as long as it lives
+  std::weak_ptr<StepListener> listener = {};  ///< receives events as long as it lives
 
   /// The batch that gradients of a backward() belong to: the innermost scope's, else the one handed out last by the
   /// open passes, else one with global = 0.
@@ -104,19 +104,19 @@ class Steps {
   void end_pass(std::int64_t pass);
 
   /// Notes that another epoch begins while the pass is open; does nothing if it is not open.
-  void outlive_epoch(std::int64_t number) noexcept;
+  void mark_of_earlier_epoch(std::int64_t number) noexcept;
 
-  bool is_in_hand(const BatchOfPass& batch) const;
+  bool is_current(const BatchOfPass& batch) const;
   /// True if another pass of that kind is open.
-  bool others_open(std::int64_t pass, bool in_loop) const;
+  bool has_other_open_pass(std::int64_t pass, bool in_loop) const;
   /// Returns an open pass whose position cannot be saved; null if there is none.
-  const OpenPass* without_position() const;
+  const OpenPass* find_unresumable_pass() const;
   /// Returns an open pass that a saved position leaves out; null if there is none. That is a pass that another one over
   /// the same source has replaced, one that began in an earlier epoch, or, if no other pass is open, one over data that
   /// are whole on each rank.
-  const OpenPass* left_out() const;
+  const OpenPass* find_unsaved_pass() const;
   /// True if no step is half done.
-  bool complete() const noexcept;
+  bool is_step_complete() const noexcept;
 
   /// Makes gradients belong to `batch` until leave_scope(); null if all ranks weigh the same. Returns the scope.
   std::int64_t enter_scope(BatchWeightPtr batch);
@@ -134,6 +134,6 @@ class Steps {
 };
 
 /// True if a step is half done in the run that this thread trains. For callers that have neither session nor model.
-bool amid_step() noexcept;
+bool is_amid_step() noexcept;
 
 }  // namespace muster::detail::step

@@ -104,18 +104,18 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
 }
 
 LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& options, int ranks, const Hosts& lost,
-                             const Introduction& introduction, const Folders& folders, const Environment& environment,
-                             const std::vector<std::string>& flag_variables) {
+                             const SupervisorInfo& supervisor_info, const Folders& folders,
+                             const Environment& environment, const std::vector<std::string>& flag_variables) {
   namespace variable = launch::variable;
   const bool mpirun = launcher.kind == Launcher::Kind::mpirun;
   LaunchCommand command{.words = {launcher.path.string()}, .environment = {}};
   auto& words = command.words;
   std::vector<std::pair<std::string, std::string>> told{
-      {variable::supervised, "1"}, {variable::id, introduction.id}, {variable::started, introduction.started}};
-  if (introduction.begin > 0) told.emplace_back(variable::begin, std::to_string(introduction.begin));
+      {variable::supervised, "1"}, {variable::id, supervisor_info.id}, {variable::started, supervisor_info.started}};
+  if (supervisor_info.begin > 0) told.emplace_back(variable::begin, std::to_string(supervisor_info.begin));
   if (options.max_failures) told.emplace_back(variable::max_failures, std::to_string(*options.max_failures));
-  if (introduction.full_workers > 0)
-    told.emplace_back(variable::full_workers, std::to_string(introduction.full_workers));
+  if (supervisor_info.full_worker_count > 0)
+    told.emplace_back(variable::full_worker_count, std::to_string(supervisor_info.full_worker_count));
 
   // When a rank has failed, Job::end() has the others killed at once. --kill-on-bad-exit would send SIGTERM, by which
   // Slurm asks ranks to save, and SIGKILL only after KillWait, 30 s by default.

@@ -40,10 +40,10 @@ bool leaves_this_host(const SuperviseOptions& options, const std::string& here, 
 void check(const SuperviseOptions& options, int ranks, const Environment& environment);
 
 /// What the ranks are told about their supervisor; see launch/supervised.hpp.
-struct Introduction {
+struct SupervisorInfo {
   std::string id = {}, started = {};
   std::time_t begin = 0;  ///< of the first start
-  int full_workers = 0;
+  int full_worker_count = 0;
 };
 
 /// Folders for files that the launcher leaves behind when it is killed; on one node only, so that they can be removed.
@@ -53,7 +53,7 @@ struct Folders {
 
 /// `ranks` on all hosts but the lost ones. `flag_variables`: the names of variables that ranks on other hosts get.
 LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& options, int ranks, const Hosts& lost,
-                             const Introduction& introduction, const Folders& folders, const Environment& environment,
-                             const std::vector<std::string>& flag_variables = {});
+                             const SupervisorInfo& supervisor_info, const Folders& folders,
+                             const Environment& environment, const std::vector<std::string>& flag_variables = {});
 
 }  // namespace muster::detail::supervise

@@ -77,7 +77,7 @@ bool may_be_ours(std::string_view begun) {
   if (erase_line.starts_with(begun)) return true;
   if (begun.starts_with(erase_line)) begun.remove_prefix(erase_line.size());
   const auto may_begin = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
-  return may_begin(launch::telling) || may_begin(error_prefix) ||
+  return may_begin(launch::message_prefix) || may_begin(error_prefix) ||
          std::any_of(slurm_prefixes.begin(), slurm_prefixes.end(), may_begin) ||
          std::any_of(ssh_failures.begin(), ssh_failures.end(), may_begin) || may_begin("mpirun: ") ||
          may_begin("mpiexec: ") || may_be_dashes(begun) || begun.front() == '[' ||
@@ -106,7 +106,7 @@ std::string first_sentences(const std::string& block) {
 std::string LauncherOutput::take(std::string_view bytes) {
   std::string shown;
   for (const char c : bytes) {
-    if (showing_ && c != launch::telling.front()) {
+    if (showing_ && c != launch::message_prefix.front()) {
       shown += c;
       showing_ = c != '\n' && c != '\r';
       in_block_ = c == '\n' && is_rule(dashes_);
@@ -169,32 +169,32 @@ std::string LauncherOutput::shown_of(const std::string& line) {
 /// Reads a finished line; returns true if it was meant for us and is not shown.
 bool LauncherOutput::keep(std::string_view line) {
   if (line.starts_with(erase_line)) line.remove_prefix(erase_line.size());
-  if (line.starts_with(launch::telling)) {
-    line.remove_prefix(launch::telling.size());
+  if (line.starts_with(launch::message_prefix)) {
+    line.remove_prefix(launch::message_prefix.size());
     const auto space = line.find(' ');
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
-    words_.loaded = true;
-    if (what == launch::telling_starting) words_.starting = true;
-    if (what == launch::telling_up) words_.up = true;
-    if (what == telling_leaving && !words_.leaving) words_.leaving = std::atoi(text.c_str());
-    if (what == telling_silent && !words_.silent) words_.silent = text;
-    if (what == launch::telling_run) words_.run = text;
-    if (what == launch::telling_least) words_.least = std::atoi(text.c_str());
-    if (what == launch::telling_needed) words_.needed = std::atoi(text.c_str());
-    if (what == launch::telling_stopped) words_.stopped = true;
-    if (what == launch::telling_cause) words_.cause_kept = true;
-    if (what == launch::telling_ended) words_.ended = std::atoi(text.c_str());
+    report_.loaded = true;
+    if (what == launch::message_starting) report_.starting = true;
+    if (what == launch::message_up) report_.up = true;
+    if (what == message_leaving && !report_.leaving) report_.leaving = std::atoi(text.c_str());
+    if (what == message_silent && !report_.silent) report_.silent = text;
+    if (what == launch::message_run) report_.run = text;
+    if (what == launch::message_min_workers) report_.min_workers = std::atoi(text.c_str());
+    if (what == launch::message_ranks_needed) report_.required_ranks = std::atoi(text.c_str());
+    if (what == launch::message_stopped) report_.stopped = true;
+    if (what == launch::message_cause) report_.has_error_file = true;
+    if (what == launch::message_ended) report_.agreed_exit_code = std::atoi(text.c_str());
     return true;
   }
   if (line.starts_with(error_prefix)) {
-    if (words_.error.empty()) words_.error = line.substr(error_prefix.size());
+    if (report_.error.empty()) report_.error = line.substr(error_prefix.size());
     return true;
   }
   if (has_any(line, ignored_phrases)) return true;
   keep_unreachable(line);
   if (!begins_with_any(line, slurm_prefixes)) return false;
-  if (has_any(line, preemption_phrases)) words_.preempted = true;
+  if (has_any(line, preemption_phrases)) report_.preempted = true;
   std::array<char, 256> host{};
   int rank = 0, end = 0;
   const std::string text(line);
@@ -204,22 +204,22 @@ bool LauncherOutput::keep(std::string_view line) {
     if (fact == std::string::npos) return true;
     const int signal = signal_named(std::string_view(text).substr(fact + 2));
     // The first failure counts, except that srun sends SIGTERM to all others when one task has failed.
-    const bool replaces = words_.lost && words_.lost->signal == SIGTERM && signal != SIGTERM;
-    if (words_.failed_rank && !replaces) return true;
-    words_.failed_rank = rank;
-    words_.lost.reset();
-    if (signal != 0) words_.lost = {rank, host.data(), signal};
+    const bool replaces = report_.lost_rank && report_.lost_rank->signal == SIGTERM && signal != SIGTERM;
+    if (report_.failed_rank && !replaces) return true;
+    report_.failed_rank = rank;
+    report_.lost_rank.reset();
+    if (signal != 0) report_.lost_rank = {rank, host.data(), signal};
     int code = 0;
-    words_.exit_code.reset();
-    if (std::sscanf(text.c_str() + fact, ": Exited with exit code %d", &code) == 1) words_.exit_code = code;
+    report_.exit_code.reset();
+    if (std::sscanf(text.c_str() + fact, ": Exited with exit code %d", &code) == 1) report_.exit_code = code;
   } else if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
-    words_.host = host.data();
-    if (words_.launcher.empty()) words_.launcher = "Slurm has lost the node " + *words_.host;
+    report_.lost_host = host.data();
+    if (report_.launcher_error.empty()) report_.launcher_error = "Slurm has lost the node " + *report_.lost_host;
   } else if (text.starts_with(no_step)) {
-    if (words_.launcher.empty())
-      words_.launcher = "Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size()));
+    if (report_.launcher_error.empty())
+      report_.launcher_error = "Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size()));
   } else if (!has_any(line, step_end_phrases)) {
-    words_.slurm = text;
+    report_.slurm = text;
     return !shown_of_slurm_.insert(text).second;
   }
   return true;
@@ -239,19 +239,19 @@ void LauncherOutput::keep_block() {
   int rank = 0, pid = 0, signal = 0;
   if (std::sscanf(block_.c_str(), "%*s noticed that process rank %d with PID %d on node %255s exited on signal %d",
                   &rank, &pid, host.data(), &signal) == 4) {
-    if (!words_.lost) words_.lost = {rank, host.data(), signal};
+    if (!report_.lost_rank) report_.lost_rank = {rank, host.data(), signal};
     return;
   }
-  if (const auto name = block_.find("Process name: [["); name != std::string::npos && !words_.failed_rank) {
+  if (const auto name = block_.find("Process name: [["); name != std::string::npos && !report_.failed_rank) {
     int family = 0, job = 0;
     if (std::sscanf(block_.c_str() + name, "Process name: [[%d,%d],%d]", &family, &job, &rank) == 3)
-      words_.failed_rank = rank;
+      report_.failed_rank = rank;
   }
   if (!is_trouble(block_.substr(0, block_.find('\n')))) return;
   if (const auto remote = block_.find("Remote daemon"); remote != std::string::npos)
     if (const auto node = block_.find(" on node ", remote); node != std::string::npos)
-      words_.host = block_.substr(node + 9, block_.find('\n', node) - node - 9);
-  if (!words_.launcher.empty()) return;
+      report_.lost_host = block_.substr(node + 9, block_.find('\n', node) - node - 9);
+  if (!report_.launcher_error.empty()) return;
   if (block_.starts_with(execve_failure)) {
     const auto value_of = [&](std::string_view name) {
       const auto at = block_.find(name);
@@ -259,17 +259,17 @@ void LauncherOutput::keep_block() {
       const auto begin = block_.find_first_not_of(' ', at + name.size());
       return block_.substr(begin, block_.find('\n', begin) - begin);
     };
-    words_.no_program = true;
-    words_.launcher = "starting " + value_of("Application name:") + ": " + value_of("Error:");
-    words_.launcher.erase(words_.launcher.find_last_not_of(" .") + 1);
+    report_.no_program = true;
+    report_.launcher_error = "starting " + value_of("Application name:") + ": " + value_of("Error:");
+    report_.launcher_error.erase(report_.launcher_error.find_last_not_of(" .") + 1);
     return;
   }
-  if (unreachable_ && !words_.host) {
-    words_.host = unreachable_->host;
-    words_.launcher = unreachable_->said;
+  if (unreachable_ && !report_.lost_host) {
+    report_.lost_host = unreachable_->host;
+    report_.launcher_error = unreachable_->said;
     return;
   }
-  words_.launcher = first_sentences(block_) + (words_.host ? ", on " + *words_.host : "");
+  report_.launcher_error = first_sentences(block_) + (report_.lost_host ? ", on " + *report_.lost_host : "");
 }
 
 }  // namespace muster::detail::supervise

@@ -17,27 +17,27 @@ struct LostRank {
 };
 
 /// What was learned from the output of one start.
-struct Words {
-  bool loaded = false;                     ///< a rank has loaded muster's library
-  bool starting = false;                   ///< a rank initialises MPI, and waits for the others there
-  bool up = false;                         ///< the ranks have come together
-  std::optional<int> leaving = {};         ///< the exit code with which the first rank has ended the job
-  std::optional<std::string> silent = {};  ///< a host on which no rank has answered the others
-  std::string run = {};                    ///< the folder of the run
-  std::optional<int> least = {};           ///< the workers that are enough
-  std::optional<int> needed = {};          ///< the ranks that the saved state takes, which were others
-  bool preempted = false;                  ///< Slurm says that it has taken the place for others, or lost it
-  std::string error = {};                  ///< the first error that a rank has printed
-  bool cause_kept = false;                 ///< the ranks have written error.txt into the run's folder
-  std::optional<int> ended = {};           ///< every rank was through its work, and the job was to end with that code
-  bool stopped = false;                    ///< on request, and there was nothing to save
-  std::optional<LostRank> lost = {};       ///< the first one
-  std::optional<int> failed_rank = {};     ///< the first one that ended with a code other than 0
-  std::optional<int> exit_code = {};       ///< of that rank, where the launcher says it
-  std::string launcher = {};               ///< why the launcher could not start the ranks, or lost them
-  std::optional<std::string> host = {};    ///< that it has lost or could not reach
-  std::string slurm = {};                  ///< the last line of Slurm's that is about something else
-  bool no_program = false;                 ///< the system cannot execute the program, at any start
+struct LauncherReport {
+  bool loaded = false;                       ///< a rank has loaded muster's library
+  bool starting = false;                     ///< a rank initialises MPI, and waits for the others there
+  bool up = false;                           ///< the ranks have come together
+  std::optional<int> leaving = {};           ///< the exit code with which the first rank has ended the job
+  std::optional<std::string> silent = {};    ///< a host on which no rank has answered the others
+  std::string run = {};                      ///< the folder of the run
+  std::optional<int> min_workers = {};       ///< the workers that are enough
+  std::optional<int> required_ranks = {};    ///< the ranks that the saved state takes, which were others
+  bool preempted = false;                    ///< Slurm says that it has taken the place for others, or lost it
+  std::string error = {};                    ///< the first error that a rank has printed
+  bool has_error_file = false;               ///< the ranks have written error.txt into the run's folder
+  std::optional<int> agreed_exit_code = {};  ///< every rank was through its work, and the job was to end with that code
+  bool stopped = false;                      ///< on request, and there was nothing to save
+  std::optional<LostRank> lost_rank = {};    ///< the first one
+  std::optional<int> failed_rank = {};       ///< the first one that ended with a code other than 0
+  std::optional<int> exit_code = {};         ///< of that rank, where the launcher says it
+  std::string launcher_error = {};           ///< why the launcher could not start the ranks, or lost them
+  std::optional<std::string> lost_host = {};  ///< that it has lost or could not reach
+  std::string slurm = {};                     ///< the last line of Slurm's that is about something else
+  bool no_program = false;                    ///< the system cannot execute the program, at any start
 };
 
 class LauncherOutput {
@@ -47,7 +47,7 @@ class LauncherOutput {
   /// Returns what is left to show at the end.
   std::string finish();
 
-  const Words& words() const noexcept { return words_; }
+  const LauncherReport& report() const noexcept { return report_; }
 
  private:
   std::string take_line(const std::string& line);
@@ -62,7 +62,7 @@ class LauncherOutput {
     std::string host, said;
   };
 
-  Words words_;
+  LauncherReport report_;
   std::optional<Unreachable> unreachable_;
   std::set<std::string> shown_of_slurm_;  ///< lines of Slurm's, which repeats some
   std::string line_;                      ///< the unfinished line, not shown yet

@@ -35,7 +35,7 @@ Signals::Signals() {
     if (handled[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) ::sigaction(SIGHUP, &before_[i], nullptr);
   }
   // Until now the handler of muster's library has had them.
-  stop_wished_ = launch::stop_signal::came();
+  stop_requested_ = launch::stop_signal::is_requested();
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);
@@ -60,7 +60,7 @@ void Signals::take() {
     for (ssize_t i = 0; i < count; ++i) {
       const int signal = came[static_cast<std::size_t>(i)];
       interrupts_ += signal == SIGINT;
-      stop_wished_ = stop_wished_ || signal != SIGCHLD;
+      stop_requested_ = stop_requested_ || signal != SIGCHLD;
     }
 }
 

@@ -21,11 +21,11 @@ class Signals {
   int descriptor() const noexcept;
   void take();
 
-  bool stop_wished() const noexcept { return stop_wished_; }
+  bool stop_requested() const noexcept { return stop_requested_; }
   /// Acts as if a signal had come.
-  void wish_to_stop() noexcept { stop_wished_ = true; }
+  void request_stop() noexcept { stop_requested_ = true; }
   /// True after a second SIGINT.
-  bool at_once() const noexcept { return interrupts_ > 1; }
+  bool stop_immediately() const noexcept { return interrupts_ > 1; }
 
  private:
   static constexpr std::array<int, 6> handled{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD};
@@ -33,7 +33,7 @@ class Signals {
   std::array<struct sigaction, handled.size()> before_{};
   struct sigaction pipe_before_ {};
   sigset_t blocked_before_{};
-  bool stop_wished_ = false;
+  bool stop_requested_ = false;
   int interrupts_ = 0;
 };
 

@@ -8,11 +8,11 @@
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
 #include "muster/error.hpp"
+#include "supervise/decision.hpp"
 #include "supervise/job.hpp"
-#include "supervise/own_folders.hpp"
 #include "supervise/signals.hpp"
 #include "supervise/slurm_steps.hpp"
-#include "supervise/verdict.hpp"
+#include "supervise/temporary_folders.hpp"
 #include "sweep/progress.hpp"
 #include "train/failures.hpp"
 
@@ -82,7 +82,7 @@ bool has_input() {
   return S_ISFIFO(input.st_mode) && ::ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 && bytes > 0;
 }
 
-Introduction introduce(const SuperviseOptions& options, int ranks) {
+SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) {
   std::random_device random;
   const std::time_t now = std::time(nullptr);
   std::tm local{};
@@ -92,16 +92,16 @@ Introduction introduce(const SuperviseOptions& options, int ranks) {
   return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
           .started = started.data(),
           .begin = now,
-          .full_workers = options.min_workers ? ranks : 0};
+          .full_worker_count = options.min_workers ? ranks : 0};
 }
 
 /// How long the launcher may take to end once the ranks have said how the job ends, or one has failed; empty before
 /// that. It may wait for a daemon on a node that does not answer, or for a rank that does not end.
-std::optional<std::chrono::seconds> patience_with(const Words& words, Launcher::Kind kind) {
-  if (words.ended) return std::chrono::seconds(60);
+std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, Launcher::Kind kind) {
+  if (report.agreed_exit_code) return std::chrono::seconds(60);
   // srun lets the other ranks go on. They cannot, but may have more to say.
-  if (words.failed_rank && kind == Launcher::Kind::srun) return std::chrono::seconds(1);
-  if (words.leaving || words.lost) return std::chrono::seconds(10);
+  if (report.failed_rank && kind == Launcher::Kind::srun) return std::chrono::seconds(1);
+  if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
   return {};
 }
 
@@ -110,7 +110,7 @@ std::string in_seconds(std::chrono::milliseconds time) {
 }
 
 /// One start, to its end: nothing of it is left then.
-End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOptions& options) {
+JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOptions& options) {
   LauncherOutput output;
   const auto show = [&](const std::string& text) { std::cerr << text << std::flush; };
   bool told = false;
@@ -121,33 +121,33 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
   bool warned = false;
   // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
   std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
-  End end;
-  while (!job.ended() && !signals.at_once()) {
-    if (signals.stop_wished() && !deadline) {
+  JobEnd end;
+  while (!job.ended() && !signals.stop_immediately()) {
+    if (signals.stop_requested() && !deadline) {
       deadline = Clock::now() + options.grace;
       log::info("stopping; the ranks have " + in_seconds(options.grace) +
                 " to save their state. A second Ctrl-C ends them at once");
     }
     // Over several hosts mpirun starts its daemons first, and a signal ends it meanwhile.
-    const bool may_ask = options.hosts.empty() || output.words().loaded;
+    const bool may_ask = options.hosts.empty() || output.report().loaded;
     if (deadline && !told && may_ask) told = job.ask_to_stop();
     if (deadline && Clock::now() >= *deadline) {
-      end.grace_over = true;
+      end.exceeded_grace = true;
       break;
     }
-    const auto& words = output.words();
-    if (!words.loaded && !warned && Clock::now() >= load_limit) {
+    const auto& report = output.report();
+    if (!report.loaded && !warned && Clock::now() >= load_limit) {
       warned = true;
       log::warn("no rank has started within " + in_seconds(options.start_limit) + ": " +
-                (words.slurm.empty() ? "the launcher may wait for a host (ssh), the program for a file system"
-                                     : "the last that Slurm has said is \"" + words.slurm + "\""));
+                (report.slurm.empty() ? "the launcher may wait for a host (ssh), the program for a file system"
+                                      : "the last that Slurm has said is \"" + report.slurm + "\""));
     }
-    if (words.starting && !start_limit) start_limit = Clock::now() + options.start_limit;
-    if (start_limit && !words.up && Clock::now() >= *start_limit) {
+    if (report.starting && !start_limit) start_limit = Clock::now() + options.start_limit;
+    if (start_limit && !report.up && Clock::now() >= *start_limit) {
       end.not_up = true;
       break;
     }
-    if (const auto now = patience_with(words, kind); now && now != patience) {
+    if (const auto now = patience_with(report, kind); now && now != patience) {
       patience = now;
       end_of_patience = Clock::now() + *patience;
     }
@@ -166,34 +166,35 @@ End watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOption
       if ((events & POLLNVAL) != 0) continue;  // it was closed before this process was started
       log::warn(std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
                 " any more, to which the ranks write");
-      signals.wish_to_stop();
+      signals.request_stop();
     }
     show(output.take(job.read()));
   }
   end.code = job.code();
   end.launcher_signal = job.signal();
-  end.stop_wished = signals.stop_wished();
+  end.stop_requested = signals.stop_requested();
   const bool ended_by_itself = job.ended();
   job.end();
   show(output.take(job.read()) + output.finish());
-  end.words = output.words();
-  if (end.words.exit_code) end.code = *end.words.exit_code;  // srun's own may be another rank's
-  if (!ended_by_itself && end.words.leaving) end.code = *end.words.leaving;
-  if (!ended_by_itself && end.words.ended) end.code = *end.words.ended;
+  end.report = output.report();
+  if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
+  if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
+  if (!ended_by_itself && end.report.agreed_exit_code) end.code = *end.report.agreed_exit_code;
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
-  if (end.words.silent && !end.words.host && (end.words.leaving || !ended_by_itself)) {
-    end.words.host = end.words.silent;
-    if (end.words.launcher.empty()) end.words.launcher = "the node " + *end.words.silent + " does not answer";
+  if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
+    end.report.lost_host = end.report.silent;
+    if (end.report.launcher_error.empty())
+      end.report.launcher_error = "the node " + *end.report.silent + " does not answer";
   }
   return end;
 }
 
 /// The contents of the error.txt that the ranks of this start have written. They tell us when they have written it;
 /// file times cannot be used, since they come from another machine's clock.
-std::string read_kept_cause(const Words& words) {
-  if (words.run.empty() || !words.cause_kept) return {};
+std::string read_kept_cause(const LauncherReport& report) {
+  if (report.run.empty() || !report.has_error_file) return {};
   try {
-    auto text = read_file(fs::path(words.run) / "error.txt", 1 << 20);
+    auto text = read_file(fs::path(report.run) / "error.txt", 1 << 20);
     while (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
   } catch (const Error& error) {
@@ -224,7 +225,7 @@ int max_failures(const fs::path& run, int code) {
 /// Waits before the next start; returns false if a signal has ended the wait.
 bool wait(Signals& signals, std::chrono::seconds time) {
   const auto until = Clock::now() + time;
-  while (!signals.stop_wished()) {
+  while (!signals.stop_requested()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     if (left <= 0) return true;
     pollfd source{signals.descriptor(), POLLIN, 0};
@@ -240,10 +241,10 @@ class Supervision {
   explicit Supervision(const SuperviseOptions& options)
       : options_(options),
         launcher_(find_launcher(launcher_kind(options, environment))),
-        demand_{.ranks = wanted_ranks(options, environment, own_cpus()), .max_failures = 0} {
-    check(options, demand_.ranks, environment);
-    demand_.min_workers = options.min_workers.value_or(demand_.ranks);
-    introduction_ = introduce(options, demand_.ranks);
+        requirements_{.ranks = wanted_ranks(options, environment, own_cpus()), .max_failures = 0} {
+    check(options, requirements_.ranks, environment);
+    requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
+    supervisor_info_ = make_supervisor_info(options, requirements_.ranks);
     if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&
         find_program("rsh").empty())
       throw Error(ExitCode::missing_package, "starting the ranks on " + options.hosts, "there is no ssh in PATH",
@@ -260,34 +261,34 @@ class Supervision {
   }
 
   int run() {
-    for (int ranks = demand_.ranks;;) {
+    for (int ranks = requirements_.ranks;;) {
       auto end = start(ranks);
-      if (signals_.at_once()) return interrupted();
-      if (!end.words.run.empty()) run_ = end.words.run;
-      if (end.words.least) set_min_workers(*end.words.least);
+      if (signals_.stop_immediately()) return interrupted();
+      if (!end.report.run.empty()) run_ = end.report.run;
+      if (end.report.min_workers) set_min_workers(*end.report.min_workers);
       leave_out_lost_host(end);
-      const int code = code_of(end);
-      if (end.stop_wished && !end.words.loaded && !end.words.no_program) return stopped_between_starts();
+      const int code = exit_code_of(end);
+      if (end.stop_requested && !end.report.loaded && !end.report.no_program) return stopped_between_starts();
       if (code == 0) return finish_successfully(end);
-      const auto cause = cause_of(end, read_kept_cause(end.words));
-      if (is_failure(end, signals_.stop_wished())) is_preemption(end) ? count_preemption() : count(code);
-      auto next = what_next(end, counted_failures(end), demand_, ranks, signals_.stop_wished());
-      if (end.words.host) next.ranks = ranks_without(lost_hosts_, options_, demand_.ranks, environment);
+      const auto cause = cause_of(end, read_kept_cause(end.report));
+      if (is_failure(end, signals_.stop_requested())) is_preemption(end) ? count_preemption() : count(code);
+      auto next = decide(end, counted_failures(end), requirements_, ranks, signals_.stop_requested());
+      if (end.report.lost_host) next.ranks = ranks_without(lost_hosts_, options_, requirements_.ranks, environment);
       // A killed rank cannot write its cause itself.
-      if (end.words.lost || end.launcher_signal != 0 || end.grace_over) cause_to_keep_ = cause;
+      if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) cause_to_keep_ = cause;
       if (!next.again) return give_up(end, cause, next.code);
       announce_next_start(end, cause, next);
-      if (end.words.needed) wait_for_ranks(next.ranks);
+      if (end.report.required_ranks) wait_for_ranks(next.ranks);
       if (!wait(signals_, next.wait)) return stopped_between_starts();
       ranks = next.ranks;
     }
   }
 
  private:
-  End start(int ranks) {
-    End end;
-    auto command = launch_command(launcher_, options_, ranks, lost_hosts_, introduction_, folders_.paths(), environment,
-                                  flag_variables());
+  JobEnd start(int ranks) {
+    JobEnd end;
+    auto command = launch_command(launcher_, options_, ranks, lost_hosts_, supervisor_info_, folders_.paths(),
+                                  environment, flag_variables());
     // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
     if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
     {
@@ -303,39 +304,39 @@ class Supervision {
   /// Uses the program's least number of workers, unless --min-workers was given.
   void set_min_workers(int least) {
     if (options_.min_workers) return;
-    demand_.min_workers = std::clamp(least, 1, demand_.ranks);
-    introduction_.full_workers = demand_.ranks;
+    requirements_.min_workers = std::clamp(least, 1, requirements_.ranks);
+    supervisor_info_.full_worker_count = requirements_.ranks;
   }
 
   /// From now on, starts exactly as many ranks as the saved state requires.
   void wait_for_ranks(int ranks) {
     waits_for_ranks_ = true;
-    demand_.ranks = demand_.min_workers = ranks;
+    requirements_.ranks = requirements_.min_workers = ranks;
   }
 
   /// The counted failures of the same kind as `end`.
-  const train::Failures& counted_failures(const End& end) const {
+  const train::Failures& counted_failures(const JobEnd& end) const {
     return is_preemption(end) ? preemptions_ : failures_;
   }
 
   void count_preemption() {
-    demand_.max_preemptions = configured_limit(run_, "max_preemption_failures");
-    preemptions_ = train::one_more(preemptions_, run_, sweep::progress);
+    requirements_.max_preemptions = configured_limit(run_, "max_preemption_failures");
+    preemptions_ = train::add_failure(preemptions_, run_, sweep::progress);
   }
 
   /// Counts one more failure; the job may have counted some itself.
   void count(int code) {
-    demand_.max_failures = options_.max_failures ? *options_.max_failures : max_failures(run_, code);
+    requirements_.max_failures = options_.max_failures ? *options_.max_failures : max_failures(run_, code);
     if (run_.empty()) {
-      failures_ = failures_.after({});
+      failures_ = failures_.with_one_more({});
       return;
     }
-    auto before = train::read_failures(run_, introduction_.id).value_or(failures_);
+    auto before = train::read_failures(run_, supervisor_info_.id).value_or(failures_);
     auto known = failures_.furthest;  // a run that follows a sweep knows of no trials
     before.furthest.merge(known);
-    failures_ = train::one_more(before, run_, sweep::progress);
+    failures_ = train::add_failure(before, run_, sweep::progress);
     try {
-      train::write_failures(run_, introduction_.id, failures_);
+      train::write_failures(run_, supervisor_info_.id, failures_);
     } catch (const std::exception& error) {
       log::warn(std::string("the number of failures is not kept in the run's folder: ") + error.what());
     }
@@ -353,41 +354,45 @@ class Supervision {
 
   /// Leaves out the host that the launcher says it has lost, if enough ranks fit on the others. After a start without
   /// host problems, all hosts are tried again.
-  void leave_out_lost_host(End& end) {
-    if (end.words.launcher.empty()) lost_hosts_.clear();
-    if (!end.words.host) return;
-    lost_hosts_.insert(*end.words.host);
-    const bool enough = ranks_without(lost_hosts_, options_, demand_.ranks, environment) >= demand_.min_workers;
+  void leave_out_lost_host(JobEnd& end) {
+    if (end.report.launcher_error.empty()) lost_hosts_.clear();
+    if (!end.report.lost_host) return;
+    lost_hosts_.insert(*end.report.lost_host);
+    const bool enough =
+        ranks_without(lost_hosts_, options_, requirements_.ranks, environment) >= requirements_.min_workers;
     end.host_is_excused = enough || waits_for_ranks_;
     if (!enough) lost_hosts_.clear();
   }
 
-  int give_up(const End& end, const std::string& cause, int code) {
+  int give_up(const JobEnd& end, const std::string& cause, int code) {
     keep_cause();
     auto text = cause;
-    if (is_failure(end, signals_.stop_wished())) {
+    if (is_failure(end, signals_.stop_requested())) {
       if (is_preemption(end))
         text += ". It is not started again: " + std::to_string(preemptions_.count) +
                 " preemptions since the last progress, and max_preemption_failures is " +
-                std::to_string(demand_.max_preemptions);
-      else if (demand_.max_failures > 0)
+                std::to_string(requirements_.max_preemptions);
+      else if (requirements_.max_failures > 0)
         text += ". It is not started again: " + std::to_string(failures_.count) +
-                " failures since the last progress, and --max-failures is " + std::to_string(demand_.max_failures);
-      if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
+                " failures since the last progress, and --max-failures is " +
+                std::to_string(requirements_.max_failures);
+      if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
     }
     log::error(text);
     return code;
   }
 
-  void announce_next_start(const End& end, const std::string& cause, const Next& next) const {
+  void announce_next_start(const JobEnd& end, const std::string& cause, const NextStart& next) const {
     auto text = cause;
-    if (const auto where = where_to_look(end); !where.empty()) text += ". " + where;
+    if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
     text += ". Starting again";
-    if (next.ranks != demand_.ranks || end.words.needed) text += " with " + detail::counted(next.ranks, "rank");
+    if (next.ranks != requirements_.ranks || end.report.required_ranks)
+      text += " with " + detail::counted(next.ranks, "rank");
     if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
-    if (end.words.needed) return log::warn(text + ", as its saved state requires, once that many are available");
+    if (end.report.required_ranks)
+      return log::warn(text + ", as its saved state requires, once that many are available");
     const auto& failures = counted_failures(end);
-    const int most = is_preemption(end) ? demand_.max_preemptions : demand_.max_failures;
+    const int most = is_preemption(end) ? requirements_.max_preemptions : requirements_.max_failures;
     text += failures.furthest.empty() ? "" : " from the newest checkpoint";
     text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
     if (most > 0) text += " of " + std::to_string(most);
@@ -395,11 +400,11 @@ class Supervision {
   }
 
   /// The ranks had finished their work; reports what happened after it.
-  static int finish_successfully(const End& end) {
+  static int finish_successfully(const JobEnd& end) {
     if (end.code != 0 || end.launcher_signal != 0)
       log::warn("the work is done; after that " + cause_of(end, ""));
-    else if (!end.words.error.empty())  // printed by a program that went on and ended with code 0
-      log::error(end.words.error);
+    else if (!end.report.error.empty())  // printed by a program that went on and ended with code 0
+      log::error(end.report.error);
     return 0;
   }
 
@@ -410,7 +415,7 @@ class Supervision {
 
   int stopped_between_starts() {
     keep_cause();
-    if (signals_.at_once()) return interrupted();
+    if (signals_.stop_immediately()) return interrupted();
     const bool saved = !failures_.furthest.empty() || !preemptions_.furthest.empty();
     log::error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
                : run_.empty() ? "stopped on request before the ranks had started"
@@ -420,10 +425,10 @@ class Supervision {
 
   const SuperviseOptions& options_;
   Launcher launcher_;
-  Demand demand_;
-  Introduction introduction_;
+  JobRequirements requirements_;
+  SupervisorInfo supervisor_info_;
   Signals signals_;
-  OwnFolders folders_;
+  TemporaryFolders folders_;
   train::Failures failures_;      ///< of this muster run, without preemptions
   train::Failures preemptions_;   ///< of this muster run
   Hosts lost_hosts_;              ///< hosts that the next start leaves out

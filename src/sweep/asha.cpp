@@ -27,7 +27,7 @@ std::optional<std::size_t> rung_at(const std::vector<std::int64_t>& rungs, std::
   return last;
 }
 
-bool goes_on(double own, const std::vector<double>& all, int reduction_factor) {
+bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor) {
   const auto factor = static_cast<std::size_t>(reduction_factor);
   const auto better = std::ranges::count_if(all, [&](double other) { return other > own; });
   return static_cast<std::size_t>(better) < (all.size() + factor - 1) / factor;

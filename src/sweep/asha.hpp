@@ -26,6 +26,6 @@ std::vector<std::int64_t> rungs_of(const Asha& scheduler);
 std::optional<std::size_t> rung_at(const std::vector<std::int64_t>& rungs, std::size_t next, std::int64_t iteration);
 
 /// True if a trial with the score `own` continues after a rung. `all`: the scores at this rung so far, with its own.
-bool goes_on(double own, const std::vector<double>& all, int reduction_factor);
+bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor);
 
 }  // namespace muster::detail::sweep

@@ -77,29 +77,31 @@ train::RunPoints progress_of(const std::filesystem::path& trial) {
   return std::filesystem::exists(status_of(trial)) ? train::progress_of(trial) : train::RunPoints();
 }
 
-void write_row(const Trial& trial, const Losses& losses) {
+void write_trial(const Trial& trial, const LostStarts& lost_starts) {
   make_directories(trial.path);
   require_own_directory(trial.path);
   auto row = to_json(trial);
-  row["losses"] = {{"count", losses.count}, {"furthest", to_json(losses.furthest)}, {"alone", losses.alone}};
+  row["losses"] = {
+      {"count", lost_starts.count}, {"furthest", to_json(lost_starts.furthest)}, {"alone", lost_starts.alone}};
   write_file(file_of(trial.path), dumped(row));
 }
 
-Losses read_losses(const std::filesystem::path& trial) {
+LostStarts read_lost_starts(const std::filesystem::path& trial) {
   const auto file = file_of(trial);
   if (!std::filesystem::exists(status_of(file))) return {};
   const auto row = read_json(file);
   if (!row.is_object() || !row.contains("losses")) return {};  // written by an older version
   try {
-    const auto& losses = row.at("losses");
-    return {losses.at("count"), train::points_from(losses.value("furthest", Json::object())), losses.at("alone")};
+    const auto& lost_starts = row.at("losses");
+    return {lost_starts.at("count"), train::points_from(lost_starts.value("furthest", Json::object())),
+            lost_starts.at("alone")};
   } catch (const Json::exception& error) {
     throw Error(ExitCode::data, "reading " + file.string(), error.what(),
                 "Remove it: the trial goes on from its newest checkpoint");
   }
 }
 
-std::optional<Trial> read_row(const std::filesystem::path& trial) {
+std::optional<Trial> read_trial(const std::filesystem::path& trial) {
   const auto file = file_of(trial);
   if (!std::filesystem::exists(status_of(file))) return {};
   return trial_of(read_json(file), trial, "reading " + file.string());

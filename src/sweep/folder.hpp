@@ -31,25 +31,25 @@ Json to_json(const Trial& trial);
 Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::string& doing);
 
 /// A trial's starts that ended because a rank was lost. Kept in trial.json.
-struct Losses {
+struct LostStarts {
   int count = 0;                   ///< starts in a row that were lost while it ran, in which it made no progress
   train::RunPoints furthest = {};  ///< how far it had come when it began to run
   bool alone = false;              ///< no other trial ran at the same time, so the lost rank was its own
 
   /// After this many losses, with the last one alone, it has failed for good.
-  static constexpr int most = 2;
-  bool are_final() const noexcept { return count >= most && alone; }
+  static constexpr int max_lost_starts = 2;
+  bool are_final() const noexcept { return count >= max_lost_starts && alone; }
 };
 
 /// Returns how far the trial has come; nothing if it has no folder.
 train::RunPoints progress_of(const std::filesystem::path& trial);
 
 /// Replaces trial.json in the trial's folder, which is created if necessary. Called by one rank.
-void write_row(const Trial& trial, const Losses& losses = {});
+void write_trial(const Trial& trial, const LostStarts& lost_starts = {});
 /// The losses in trial.json; zero if it has none.
-Losses read_losses(const std::filesystem::path& trial);
+LostStarts read_lost_starts(const std::filesystem::path& trial);
 /// The trial in trial.json; empty if there is no such file. An Error (ExitCode::data) if the file is invalid.
-std::optional<Trial> read_row(const std::filesystem::path& trial);
+std::optional<Trial> read_trial(const std::filesystem::path& trial);
 
 /// Replaces sweep.csv, and sweep.json, which has the trials' rows in addition to `about`. Called by one rank.
 void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& trials, Json about);

@@ -24,30 +24,30 @@ namespace {
 class Comparison final : public Callback {
  public:
   /// `looks_for_metric` is set to false after the first report was checked for the metric.
-  Comparison(const Task& task, Board& board, int trial, bool decides, bool& looks_for_metric)
-      : task_(task), board_(board), trial_(trial), decides_(decides), looks_for_metric_(looks_for_metric) {
-    for (const auto& scores : task.scores) compared_.push_back(scores.contains(trial));
+  Comparison(const SweepWork& work, TrialQueue& queue, int trial, bool decides, bool& looks_for_metric)
+      : work_(work), queue_(queue), trial_(trial), decides_(decides), looks_for_metric_(looks_for_metric) {
+    for (const auto& scores : work.scores) compared_.push_back(scores.contains(trial));
   }
 
   void on_report(const Json& row) override {
-    const auto& scheduler = task_.options.scheduler;
+    const auto& scheduler = work_.options.scheduler;
     if (decides_ && std::exchange(looks_for_metric_, false)) look_for_metric(row);
     if (!decides_ || !scheduler) return;
     const auto iteration = row.at("training_iteration").get<std::int64_t>();
     over_ = over_ || iteration >= scheduler->max_t;
-    const auto score = score_of(row, task_.options);
+    const auto score = score_of(row, work_.options);
     // Not again at a rung where it was compared, unless the report is repeated: a trial that failed at that report must
     // not go on without a comparison.
     std::size_t next = 0;
     for (std::size_t rung = 0; rung < compared_.size(); ++rung)
-      if (compared_[rung] && task_.rungs[rung] < iteration) next = rung + 1;
-    const auto rung = rung_at(task_.rungs, next, iteration);
+      if (compared_[rung] && work_.rungs[rung] < iteration) next = rung + 1;
+    const auto rung = rung_at(work_.rungs, next, iteration);
     if (!score || !rung) return;
     compared_[*rung] = true;
     try {
       std::vector<double> all;
-      for (const auto& [trial, theirs] : board_.add(*rung, trial_, *score)) all.push_back(theirs);
-      stopped_ = !goes_on(*score, all, scheduler->reduction_factor);
+      for (const auto& [trial, theirs] : queue_.add_score(*rung, trial_, *score)) all.push_back(theirs);
+      stopped_ = !continues_after_rung(*score, all, scheduler->reduction_factor);
     } catch (const RemoteError&) {
       cut_off_ = true;
     }
@@ -70,19 +70,19 @@ class Comparison final : public Callback {
  private:
   /// Warns if the metric is missing. Not an error, since a later report may have it.
   void look_for_metric(const Json& row) const {
-    const auto& metric = task_.options.metric;
+    const auto& metric = work_.options.metric;
     if (metric.empty() || row.contains(metric)) return;
     std::string names;
     for (const auto& [name, value] : row.items())
       if (value.is_number() && !observe::is_reserved(name)) names += (names.empty() ? "" : ", ") + name;
     const log::Scope log;
-    log::start(0, log::level());  // the message goes to the sweep's log; a trial's messages go only to its own
+    log::configure(0, log::level());  // the message goes to the sweep's log; a trial's messages go only to its own
     log::warn("comparing the trials: the first report of " + name_of(trial_) + " has no \"" + metric + "\"" +
               (names.empty() ? "" : ", but " + names) + ". SweepOptions::metric names a metric of session.report()");
   }
 
-  const Task& task_;
-  Board& board_;
+  const SweepWork& work_;
+  TrialQueue& queue_;
   const int trial_;
   const bool decides_;
   bool& looks_for_metric_;
@@ -92,45 +92,46 @@ class Comparison final : public Callback {
 
 class Group {
  public:
-  Group(const Task& task, Board& board, const Communicator& ranks) : task_(task), board_(board), ranks_(ranks) {
+  Group(const SweepWork& work, TrialQueue& queue, const Communicator& ranks)
+      : work_(work), queue_(queue), ranks_(ranks) {
     if (!leads()) return;
-    stop_ = train::StopFile(task.folder / "stop");
-    stopping_ = train::StopFile(task.folder / stopping_file);
+    stop_ = train::StopFile(work.folder / "stop");
+    stopping_ = train::StopFile(work.folder / stopping_file);
   }
 
   void run() {
     const log::Scope log;
-    log::start(leads() ? 0 : 1, log::level());  // only the group's first rank logs
+    log::configure(leads() ? 0 : 1, log::level());  // only the group's first rank logs
     while (const auto trial = next())
       if (!run(*trial)) return;
   }
 
  private:
   bool leads() const noexcept { return ranks_.rank() == 0; }
-  bool asked_to_stop() { return task_.launch.stop_requested() || stop_.is_there() || stopping_.is_there(); }
+  bool asked_to_stop() { return work_.launch.stop_requested() || stop_.exists() || stopping_.exists(); }
   void stop_all() const noexcept {
-    if (leads()) ask_others_to_stop(task_.folder);
+    if (leads()) ask_others_to_stop(work_.folder);
   }
 
   std::optional<int> next() {
     if (ranks_.all_reduce(std::int64_t{asked_to_stop()}, ReduceOp::max) != 0) return stop_all(), std::nullopt;
-    const auto none = task_.to_do.size();
-    const auto place = std::stoul(comm::on_root(ranks_, [&] {
+    const auto none = work_.to_do.size();
+    const auto place = std::stoul(comm::run_on_root(ranks_, [&] {
       try {
-        return std::to_string(std::min(board_.next(), none));
+        return std::to_string(std::min(queue_.next_index(), none));
       } catch (const RemoteError&) {  // an error of the whole launch, which this group's ranks do not receive
         return std::to_string(none);
       }
     }));
-    return place < none ? std::optional(task_.to_do[place]) : std::nullopt;
+    return place < none ? std::optional(work_.to_do[place]) : std::nullopt;
   }
 
   LaunchFlags flags_of(int number) const {
-    auto flags = task_.launch.flags();
-    flags.storage = task_.folder;
+    auto flags = work_.launch.flags();
+    flags.storage = work_.folder;
     flags.name = name_of(number);
     flags.resume = Resume::automatic;
-    flags.seed += static_cast<std::uint64_t>(task_.points[static_cast<std::size_t>(number)].sample);
+    flags.seed += static_cast<std::uint64_t>(work_.trial_settings[static_cast<std::size_t>(number)].sample);
     flags.workers.reset();
     flags.progress = Progress::none;
     return flags;
@@ -138,42 +139,42 @@ class Group {
 
   /// Runs one trial; returns false if the sweep should stop.
   bool run(int number) {
-    auto trial = task_.trials[static_cast<std::size_t>(number)];
+    auto trial = work_.trials[static_cast<std::size_t>(number)];
     trial.status = TrialStatus::running;
     trial.error.reset();
-    auto losses = task_.losses[static_cast<std::size_t>(number)];
-    comm::on_root(ranks_, [&] {
-      losses.furthest = progress_of(trial.path);
-      losses.alone = task_.alone;
-      save_row(trial, losses);
+    auto lost_starts = work_.lost_starts[static_cast<std::size_t>(number)];
+    comm::run_on_root(ranks_, [&] {
+      lost_starts.furthest = progress_of(trial.path);
+      lost_starts.alone = work_.one_at_a_time;
+      save_row(trial, lost_starts);
     });
-    log::keep(trial.name + " begins: " + trial.config.dump());
+    log::write_to_file_only(trial.name + " begins: " + trial.config.dump());
 
-    const auto comparison = std::make_shared<Comparison>(task_, board_, number, leads(), looks_for_metric_);
+    const auto comparison = std::make_shared<Comparison>(work_, queue_, number, leads(), looks_for_metric_);
     std::optional<Result> result;
     std::optional<Error> error;
     bool stopped = false, ended = false;
     try {
       const log::Scope log;
-      log::start(1, log::level());  // a trial logs only to its own file
-      const launch::Unsupervised unsupervised;
-      Launch launch(task_.launch, {.ranks = ranks_,
+      log::configure(1, log::level());  // a trial logs only to its own file
+      const launch::UnsupervisedScope unsupervised;
+      Launch launch(work_.launch, {.ranks = ranks_,
                                    .flags = flags_of(number),
                                    .asked_to_stop = [&] { return asked_to_stop() || comparison->cut_off(); },
                                    .callbacks = {comparison}});
       const auto limit = comm::time_limit(ranks_);
       error = comm::attempt_on_all(ranks_, {.done = limit, .failed = limit},
-                                   [&] { result = task_.trainable(launch, trial.config); });
+                                   [&] { result = work_.trainable(launch, trial.config); });
       ended = error && error->code() == ExitCode::done;  // an operator's training that the comparison has ended
       if (ended) error.reset();
       if (!error && !ended) error = result->error;
       stopped = unsupervised.stopped_without_state();
-    } catch (const comm::Lost& lost) {
-      throw comm::Lost(Error(lost.code(), trial.name + ": " + lost.what()), lost.turn());
+    } catch (const comm::RanksMissing& lost) {
+      throw comm::RanksMissing(Error(lost.code(), trial.name + ": " + lost.what()), lost.report_delay());
     }
 
     // The group's first rank determines the outcome.
-    const auto ends = comm::on_root(ranks_, [&] {
+    const auto ends = comm::run_on_root(ranks_, [&] {
       stopped = stopped || (error && error->code() == ExitCode::stopped);
       trial.status = stopped                 ? TrialStatus::waiting
                      : error                 ? TrialStatus::failed
@@ -193,18 +194,18 @@ class Group {
     return ends.empty();
   }
 
-  void save_row(const Trial& trial, const Losses& losses = {}) const {
-    write_row(trial, losses);
-    if (task_.launch.rank() == 0) task_.refresh();
+  void save_row(const Trial& trial, const LostStarts& lost_starts = {}) const {
+    write_trial(trial, lost_starts);
+    if (work_.launch.rank() == 0) work_.refresh();
   }
 
   void log_outcome(const Trial& trial) const {
-    const auto text = one_line(trial, task_.options.metric);
+    const auto text = one_line(trial, work_.options.metric);
     trial.status == TrialStatus::failed ? log::warn(text) : log::info(text);
   }
 
-  const Task& task_;
-  Board& board_;
+  const SweepWork& work_;
+  TrialQueue& queue_;
   Communicator ranks_;
   train::StopFile stop_, stopping_;
   bool looks_for_metric_ = true;  ///< true until the group's first report
@@ -220,6 +221,8 @@ void ask_others_to_stop(const std::filesystem::path& folder) noexcept {
   }
 }
 
-void run_trials(const Task& task, Board& board, const Communicator& ranks) { Group(task, board, ranks).run(); }
+void run_trials(const SweepWork& work, TrialQueue& queue, const Communicator& ranks) {
+  Group(work, queue, ranks).run();
+}
 
 }  // namespace muster::detail::sweep

@@ -13,7 +13,7 @@ train::RunPoints progress(const std::filesystem::path& folder) {
     const auto name = entry.path().filename().string();
     if (!name.starts_with(trial_prefix)) continue;
     if (const auto point = train::point_of(entry.path())) made.emplace(name, *point);
-    if (const auto row = read_row(entry.path()); row && has_ended_well(row->status))
+    if (const auto row = read_trial(entry.path()); row && has_ended_well(row->status))
       made.emplace(name + " ended", train::RunPoint{});
   }
   return made;

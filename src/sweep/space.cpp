@@ -83,15 +83,15 @@ bool is_kept_by_json(const Json& value) {
 
 }  // namespace
 
-std::vector<Point> points_of(const Space& space, int num_samples, std::uint64_t seed) {
+std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std::uint64_t seed) {
   check_names(space);
   std::uint64_t combinations = 1;
   for (const auto& [name, domain] : space)
     if (domain.kind() == Domain::Kind::grid) combinations *= domain.values().size();
-  std::vector<Point> points;
+  std::vector<TrialSettings> points;
   for (int sample = 0; sample < num_samples; ++sample)
     for (std::uint64_t combination = 0; combination < combinations; ++combination) {
-      Point point{.sample = sample};
+      TrialSettings point{.sample = sample};
       auto left = combination, of_grids = combinations;
       for (const auto& [name, domain] : space) {
         if (domain.kind() == Domain::Kind::grid) {

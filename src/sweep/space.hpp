@@ -9,7 +9,7 @@
 namespace muster::detail::sweep {
 
 /// The settings of one trial, and the number of its sample.
-struct Point {
+struct TrialSettings {
   Config config = Config::object();
   int sample = 0;
 };
@@ -17,6 +17,6 @@ struct Point {
 /// All points, in the order of trials. An Error (ExitCode::usage) if a setting has no name, or two settings have the
 /// same name or one is inside the other. A trial's settings depend only on the seed, its number and the settings'
 /// names.
-std::vector<Point> points_of(const Space& space, int num_samples, std::uint64_t seed);
+std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std::uint64_t seed);
 
 }  // namespace muster::detail::sweep

@@ -39,10 +39,9 @@ void check(const SweepOptions& options, const Launch& launch) {
   const auto count = [](auto number) { return std::to_string(number); };
   require(options.num_samples >= 1, "num_samples is " + count(options.num_samples), "Give it 1 or more");
   require(options.ranks_per_trial >= 1, "ranks_per_trial is " + count(options.ranks_per_trial), "Give it 1 or more");
-  require(
-      options.ranks_per_trial <= launch.size(),
-      "a trial needs " + counted(options.ranks_per_trial, "rank") + " and the launch has " + count(launch.size()),
-      "Start it with as many ranks, or give ranks_per_trial fewer");
+  require(options.ranks_per_trial <= launch.size(),
+          "a trial needs " + counted(options.ranks_per_trial, "rank") + " and the launch has " + count(launch.size()),
+          "Start it with as many ranks, or give ranks_per_trial fewer");
   require(!launch.flags().workers, "--workers is set", "ranks_per_trial says how many ranks train together");
   require(launch.flags().resume != Resume::path, "--resume names a path", "A sweep is continued by its --name");
   require(comm::threads_may_call_mpi(), "MPI was initialised without MPI_THREAD_MULTIPLE",
@@ -138,12 +137,12 @@ std::vector<Trial> trials_in(const Json& rows, const std::filesystem::path& fold
 }
 
 /// Reads the trials from their folders.
-std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<Point>& points) {
+std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<TrialSettings>& points) {
   std::vector<Trial> trials;
   for (std::size_t i = 0; i < points.size(); ++i) {
     const auto name = name_of(static_cast<int>(i));
     Trial trial{.name = name, .config = points[i].config, .path = folder / name};
-    if (const auto row = read_row(trial.path)) {
+    if (const auto row = read_trial(trial.path)) {
       if (row->config != trial.config)
         throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
                     name + " had the settings " + row->config.dump() + " and would now have " + trial.config.dump(),
@@ -156,13 +155,13 @@ std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::v
 }
 
 /// The scores at the rungs, from the reports that trials have made in earlier starts.
-std::vector<Scores> read_scores(const Task& task) {
-  std::vector<Scores> scores(task.rungs.size());
-  for (std::size_t i = 0; !scores.empty() && i < task.trials.size(); ++i) try {
+std::vector<Scores> read_scores(const SweepWork& work) {
+  std::vector<Scores> scores(work.rungs.size());
+  for (std::size_t i = 0; !scores.empty() && i < work.trials.size(); ++i) try {
       std::size_t next = 0;
-      for (const auto& row : observe::History::read(task.trials[i].path)) {
-        const auto score = score_of(row, task.options);
-        const auto rung = rung_at(task.rungs, next, row.value("training_iteration", std::int64_t{0}));
+      for (const auto& row : observe::History::read(work.trials[i].path)) {
+        const auto score = score_of(row, work.options);
+        const auto rung = rung_at(work.rungs, next, row.value("training_iteration", std::int64_t{0}));
         if (!score || !rung) continue;
         scores[*rung][static_cast<int>(i)] = *score;
         next = *rung + 1;
@@ -175,16 +174,16 @@ std::vector<Scores> read_scores(const Task& task) {
 
 /// The settings that all trials share: those of the trainer, overridden by those of --config and --set; for another
 /// Trainable only the latter are known.
-Json common_settings(const Task& task) {
-  const auto& flags = task.launch.flags();
+Json common_settings(const SweepWork& work) {
+  const auto& flags = work.launch.flags();
   Json settings = Json::object();
-  if (const auto* trainer = task.trainable.target<train::TrainerTrial>()) {
-    settings = launch::resolve(trainer->defaults(), flags.config_file, flags.set);
+  if (const auto* trainer = work.trainable.target<train::TrainerTrainable>()) {
+    settings = launch::resolve(trainer->default_config(), flags.config_file, flags.set);
   } else {
     if (flags.config_file) settings = read_config(*flags.config_file);
     for (const auto& set : flags.set) settings.update(settings_in(set), /*merge_objects=*/true);
   }
-  for (const auto& [name, domain] : task.options.space) remove_setting(settings, name);
+  for (const auto& [name, domain] : work.options.space) remove_setting(settings, name);
   return settings;
 }
 
@@ -209,15 +208,15 @@ void require_same_start(const Json& before, const Json& now, const std::filesyst
         refuse("the setting \"" + name + "\"", value(was, name), value(is, name));
 }
 
-Json about(const Task& task) {
-  const auto& options = task.options;
+Json about(const SweepWork& work) {
+  const auto& options = work.options;
   return {{"muster_version", MUSTER_VERSION},
-          {"program", task.launch.program()},
-          {"seed", task.launch.flags().seed},
-          {"settings", task.settings},
+          {"program", work.launch.program()},
+          {"seed", work.launch.flags().seed},
+          {"settings", work.settings},
           {"num_samples", options.num_samples},
           {"ranks_per_trial", options.ranks_per_trial},
-          {"num_ranks", task.launch.size()},
+          {"num_ranks", work.launch.size()},
           {"metric", options.metric},
           {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
 }
@@ -235,20 +234,20 @@ void read_run(Trial& trial) {
 
 /// Finds the trials that were lost: since this launch holds the run's lock, a trial that is marked as running is not.
 /// Each of them waits again or has failed for good. Returns every trial's losses.
-std::vector<Losses> find_lost_trials(std::vector<Trial>& trials) {
-  std::vector<Losses> all;
+std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials) {
+  std::vector<LostStarts> all;
   for (auto& trial : trials) {
-    auto& losses = all.emplace_back(read_losses(trial.path));
+    auto& lost_starts = all.emplace_back(read_lost_starts(trial.path));
     if (trial.status != TrialStatus::running) continue;
-    losses.count = train::is_progress(progress_of(trial.path), losses.furthest) ? 0 : losses.count + 1;
-    trial.status = losses.are_final() ? TrialStatus::failed : TrialStatus::waiting;
+    lost_starts.count = train::is_progress(progress_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
+    trial.status = lost_starts.are_final() ? TrialStatus::failed : TrialStatus::waiting;
     read_run(trial);
-    if (losses.are_final())
+    if (lost_starts.are_final())
       trial.error = Error(ExitCode::user_error, "running " + trial.name,
-                          "a rank was lost in " + counted(losses.count, "start") + " without progress",
+                          "a rank was lost in " + counted(lost_starts.count, "start") + " without progress",
                           "Look into its logs; remove " + (trial.path / "trial.json").string() + " to try it again");
-    write_row(trial, losses);
-    if (losses.count > 0)
+    write_trial(trial, lost_starts);
+    if (lost_starts.count > 0)
       log::warn(trial.error ? std::string(trial.error->what())
                             : trial.name + " ran when a rank was lost, and had made no progress; it goes last");
   }
@@ -258,76 +257,76 @@ std::vector<Losses> find_lost_trials(std::vector<Trial>& trials) {
 /// The order in which trials are run: those that have begun, then new ones, then lost ones.
 enum Priority { begun, fresh, lost, lost_again };
 
-std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<Losses>& losses) {
+std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<LostStarts>& lost_starts) {
   const auto priority_of = [&](std::size_t i) {
-    if (losses[i].count > 0) return losses[i].count < Losses::most ? lost : lost_again;
+    if (lost_starts[i].count > 0) return lost_starts[i].count < LostStarts::max_lost_starts ? lost : lost_again;
     return trials[i].status != TrialStatus::waiting || trials[i].checkpoint ? begun : fresh;
   };
   std::vector<int> numbers;
   for (const auto priority : {begun, fresh, lost, lost_again})
     for (std::size_t i = 0; i < trials.size(); ++i) {
       const bool ended =
-          has_ended_well(trials[i].status) || (trials[i].status == TrialStatus::failed && losses[i].are_final());
+          has_ended_well(trials[i].status) || (trials[i].status == TrialStatus::failed && lost_starts[i].are_final());
       if (!ended && priority_of(i) == priority) numbers.push_back(static_cast<int>(i));
     }
   return numbers;
 }
 
 /// Determines on rank 0 what exists already and what is left to do. Collective.
-void prepare(Task& task, const Communicator& world, bool may_go_on) {
-  const auto found = Json::parse(comm::on_root(world, [&] {
-    const bool there = std::filesystem::exists(task.folder / table_file);
-    const auto resume = task.launch.flags().resume;
+void prepare(SweepWork& work, const Communicator& world, bool may_go_on) {
+  const auto found = Json::parse(comm::run_on_root(world, [&] {
+    const bool there = std::filesystem::exists(work.folder / table_file);
+    const auto resume = work.launch.flags().resume;
     if (there && !may_go_on)
-      throw Error(ExitCode::usage, "starting the sweep " + task.folder.string(),
+      throw Error(ExitCode::usage, "starting the sweep " + work.folder.string(),
                   "--resume never is set and it has trials", "Choose another --name, or remove that folder");
     if (!there && resume == Resume::must)
-      throw Error(ExitCode::data, "resuming the sweep " + task.folder.string(), "it has not been started yet",
+      throw Error(ExitCode::data, "resuming the sweep " + work.folder.string(), "it has not been started yet",
                   "Use --resume auto to start afresh");
-    task.settings = common_settings(task);
+    work.settings = common_settings(work);
     if (there) {
-      const auto before = read_json(task.folder / table_file);
-      if (before.is_object()) require_same_start(before, about(task), task.folder);
+      const auto before = read_json(work.folder / table_file);
+      if (before.is_object()) require_same_start(before, about(work), work.folder);
     }
-    std::filesystem::remove(task.folder / stopping_file);
-    task.trials = read_trials(task.folder, task.points);
-    const auto losses = find_lost_trials(task.trials);
-    write_tables(task.folder, task.trials, about(task));
+    std::filesystem::remove(work.folder / stopping_file);
+    work.trials = read_trials(work.folder, work.trial_settings);
+    const auto lost_starts = find_lost_trials(work.trials);
+    write_tables(work.folder, work.trials, about(work));
     Json scores = Json::array();
-    for (const auto& rung : read_scores(task)) {
+    for (const auto& rung : read_scores(work)) {
       auto& entries = scores.emplace_back(Json::array());
       for (const auto& [trial, score] : rung) entries.push_back({trial, Json::to_cbor(score)});
     }
     Json counts = Json::array();
-    for (const auto& of_trial : losses) counts.push_back(of_trial.count);
-    return Json{rows_of(task.trials), scores, left_to_do(task.trials, losses), counts}.dump(
+    for (const auto& of_trial : lost_starts) counts.push_back(of_trial.count);
+    return Json{rows_of(work.trials), scores, left_to_do(work.trials, lost_starts), counts}.dump(
         -1, ' ', false, Json::error_handler_t::replace);
   }));
-  task.trials = trials_in(found[0], task.folder);
+  work.trials = trials_in(found[0], work.folder);
   for (const auto& entries : found[1]) {
-    auto& rung = task.scores.emplace_back();
+    auto& rung = work.scores.emplace_back();
     for (const auto& entry : entries)
       rung[entry[0]] = Json::from_cbor(entry[1].get<std::vector<std::uint8_t>>()).get<double>();
   }
-  task.to_do = found[2].get<std::vector<int>>();
-  for (const auto& count : found[3]) task.losses.push_back({.count = count.get<int>()});
+  work.to_do = found[2].get<std::vector<int>>();
+  for (const auto& count : found[3]) work.lost_starts.push_back({.count = count.get<int>()});
 }
 
 /// Runs the trials of to_do on `groups` groups. Collective over the launch.
-void run_on_groups(const Task& task, const Communicator& world, int groups) {
-  const int group = world.rank() / task.options.ranks_per_trial;
+void run_on_groups(const SweepWork& work, const Communicator& world, int groups) {
+  const int group = world.rank() / work.options.ranks_per_trial;
   const auto limit = comm::time_limit(world);
-  Board board(world, task.scores, limit);
-  const auto ranks = comm::make_world_apart(world.split(std::min(group, groups)));
+  TrialQueue queue(world, work.scores, limit);
+  const auto ranks = comm::make_separate_world(world.split(std::min(group, groups)));
   comm::set_final_grace(ranks, limit);  // a failed trial must not end the others
   const auto error = comm::attempt_on_all(world, {.done = no_limit, .failed = limit}, [&] {
     if (group >= groups) return;  // ranks that are left over
     try {
-      run_trials(task, board, ranks);
-    } catch (const comm::Lost&) {
+      run_trials(work, queue, ranks);
+    } catch (const comm::RanksMissing&) {
       throw;
     } catch (...) {
-      if (ranks.rank() == 0) ask_others_to_stop(task.folder);
+      if (ranks.rank() == 0) ask_others_to_stop(work.folder);
       throw;
     }
   });
@@ -336,18 +335,19 @@ void run_on_groups(const Task& task, const Communicator& world, int groups) {
 
 /// Runs all trials on all groups. Trials that were lost again run one at a time, to find out whose ranks are lost.
 /// Collective over the launch.
-void run_all(Task& task, const Communicator& world) {
-  const auto again = std::ranges::find_if(
-      task.to_do, [&](int trial) { return task.losses[static_cast<std::size_t>(trial)].count >= Losses::most; });
-  const std::vector<int> suspects(again, task.to_do.end());
-  task.to_do.erase(again, task.to_do.end());
-  const int groups = world.size() / task.options.ranks_per_trial;
-  task.alone = groups == 1;
-  if (!task.to_do.empty()) run_on_groups(task, world, groups);
+void run_all(SweepWork& work, const Communicator& world) {
+  const auto again = std::ranges::find_if(work.to_do, [&](int trial) {
+    return work.lost_starts[static_cast<std::size_t>(trial)].count >= LostStarts::max_lost_starts;
+  });
+  const std::vector<int> suspects(again, work.to_do.end());
+  work.to_do.erase(again, work.to_do.end());
+  const int groups = world.size() / work.options.ranks_per_trial;
+  work.one_at_a_time = groups == 1;
+  if (!work.to_do.empty()) run_on_groups(work, world, groups);
   if (suspects.empty()) return;
-  task.to_do = suspects;
-  task.alone = true;
-  run_on_groups(task, world, 1);
+  work.to_do = suspects;
+  work.one_at_a_time = true;
+  run_on_groups(work, world, 1);
 }
 
 std::ptrdiff_t waiting_in(const SweepResult& sweep) {
@@ -407,46 +407,47 @@ SweepResult Sweep::fit() {
   namespace comm = detail::comm;
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
-  Task task{.launch = launch_, .trainable = trainable_, .options = options_};
+  SweepWork work{.launch = launch_, .trainable = trainable_, .options = options_};
   comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)}, [&] {
     check(options_, launch_);
-    task.points = points_of(options_.space, options_.num_samples, flags.seed);
+    work.trial_settings = sample_space(options_.space, options_.num_samples, flags.seed);
   });
-  comm::on_root(world, [&] { check_settings(options_.space, flags); });
-  if (options_.scheduler) task.rungs = rungs_of(*options_.scheduler);
+  comm::run_on_root(world, [&] { check_settings(options_.space, flags); });
+  if (options_.scheduler) work.rungs = rungs_of(*options_.scheduler);
 
   const detail::train::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path});
-  task.folder = run.path();
-  prepare(task, world, flags.resume != Resume::never || run.started_again());
-  task.refresh = [&] { write_tables(task.folder, read_trials(task.folder, task.points), about(task)); };
+  work.folder = run.path();
+  prepare(work, world, flags.resume != Resume::never || run.is_restart());
+  work.refresh = [&] { write_tables(work.folder, read_trials(work.folder, work.trial_settings), about(work)); };
   if (world.rank() == 0)
-    detail::log::info("sweep " + task.folder.string() + ": " + detail::counted(task.trials.size(), "trial") + ", " +
-                      (task.to_do.empty()
+    detail::log::info("sweep " + work.folder.string() + ": " + detail::counted(work.trials.size(), "trial") + ", " +
+                      (work.to_do.empty()
                            ? "all of them done; choose another --name to begin a new one"
-                           : std::to_string(task.to_do.size()) + " to do, " +
+                           : std::to_string(work.to_do.size()) + " to do, " +
                                  std::to_string(world.size() / options_.ranks_per_trial) + " at a time"));
-  if (!task.to_do.empty()) try {
-      run_all(task, world);
+  if (!work.to_do.empty()) try {
+      run_all(work, world);
     } catch (const Error& error) {
       if (world.rank() == 0 && error.agreed()) run.write_error(error.what());
       throw;
     }
 
-  SweepResult result{.path = task.folder, .metric = options_.metric, .mode = order_of(options_)};
-  result.trials = trials_in(
-      Json::parse(comm::on_root(
-          world,
-          [&] {
-            task.refresh();
-            for (const char* file : {"stop", stopping_file}) detail::train::StopFile(task.folder / file).remove();
-            return rows_of(read_trials(task.folder, task.points)).dump(-1, ' ', false, Json::error_handler_t::replace);
-          })),
-      task.folder);
+  SweepResult result{.path = work.folder, .metric = options_.metric, .mode = order_of(options_)};
+  result.trials =
+      trials_in(Json::parse(comm::run_on_root(world,
+                                              [&] {
+                                                work.refresh();
+                                                for (const char* file : {"stop", stopping_file})
+                                                  detail::train::StopFile(work.folder / file).remove();
+                                                return rows_of(read_trials(work.folder, work.trial_settings))
+                                                    .dump(-1, ' ', false, Json::error_handler_t::replace);
+                                              })),
+                work.folder);
   result.error = error_of(result, run.name());
   if (world.rank() != 0) return result;
   if (flags.progress != Progress::none) std::fputs(table_of(result).c_str(), stderr);
   if (result.error && result.error->code() == ExitCode::retry && waiting_in(result) > 0)
-    detail::launch::tell_supervisor(detail::launch::telling_stopped, task.folder.string());
+    detail::launch::tell_supervisor(detail::launch::message_stopped, work.folder.string());
   return result;
 }
 

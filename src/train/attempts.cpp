@@ -17,45 +17,45 @@ constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
 /// How an attempt has ended on this worker.
 struct AttemptEnd {
-  Json returned = {};    ///< the training function's return value
-  bool stopped = false;  ///< on request
+  Json return_value = {};  ///< the training function's return value
+  bool stopped = false;    ///< on request
   /// The bad step for which training goes back to the newest checkpoint.
-  std::optional<BadSteps::Place> goes_back = {};
+  std::optional<BadSteps::OptimizerStepId> rollback_step = {};
 };
 
 /// Runs one attempt on one worker. On an exception, raises the alarm on all ranks at once, shuts down backend and
 /// sinks, and throws it on. Collective over the workers.
-void attempt(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
-             at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps, Validation& validation,
-             AttemptEnd& end) {
-  OpenSession session(plan, run, workers, control, device, bad_steps);
-  if (validation.possible()) session.state().validation = &validation;
+void attempt(const ResolvedOptions& resolved, const RunFolder& run, const Communicator& workers,
+             const Communicator& control, at::Device device, const TrainLoop& train_loop, BadSteps& bad_steps,
+             Validation& validation, AttemptEnd& end) {
+  OpenSession session(resolved, run, workers, control, device, bad_steps);
+  if (validation.is_configured()) session.state().validation = &validation;
   try {
     session.open();
     try {
-      session.state().end_if_known_done();
-      end.returned = train_loop(session.view(), plan.options.train_loop_config);
-    } catch (const TrainingEnded&) {
+      session.state().end_if_already_done();
+      end.return_value = train_loop(session.user_session(), resolved.options.train_loop_config);
+    } catch (const TrainingEndedByCallback&) {
     }
     session.close();
     if (workers.rank() == 0) validation.training_has_ended();
   } catch (...) {
     // Before the session closes connections on which other ranks may be waiting.
-    const auto cause = comm::caught(plan.world());
-    comm::raise_alarm(plan.world(), cause);
+    const auto cause = comm::current_outcome(resolved.world());
+    comm::raise_alarm(resolved.world(), cause);
     session.fail(cause);
     const auto& ended = session.state();
-    end.stopped = ended.stop.stopped;
-    if (ended.numbers) end.goes_back = ended.numbers->goes_back();
+    end.stopped = ended.stop.was_stopped;
+    if (ended.bad_numbers_watch) end.rollback_step = ended.bad_numbers_watch->rollback_step();
     throw;
   }
 }
 
 /// Waits before the next attempt. Returns false as soon as any rank has been asked to stop. Collective.
-bool pause(const Plan& plan, std::chrono::seconds time) {
+bool pause(const ResolvedOptions& resolved, std::chrono::seconds time) {
   constexpr std::chrono::milliseconds slice{100};
   const auto asked_to_stop = [&] {
-    return plan.world().all_reduce(std::int64_t{plan.launch.stop_requested()}, ReduceOp::max) != 0;
+    return resolved.world().all_reduce(std::int64_t{resolved.launch.stop_requested()}, ReduceOp::max) != 0;
   };
   for (std::chrono::milliseconds waited{}; !asked_to_stop(); waited += slice) {
     if (waited >= time) return true;
@@ -65,10 +65,10 @@ bool pause(const Plan& plan, std::chrono::seconds time) {
 }
 
 /// The end of a run that is asked to stop between two attempts: its newest checkpoint has the state. Collective.
-Error stopped_between_attempts(const Plan& plan, const RunFolder& run) {
-  const bool is_saved = std::stoi(comm::on_root(plan.world(), [&] {
-                          const bool has_checkpoint = newest_index(run.path()) >= 0;
-                          if (!has_checkpoint) launch::tell_supervisor(launch::telling_stopped, run.path().string());
+Error stopped_between_attempts(const ResolvedOptions& resolved, const RunFolder& run) {
+  const bool is_saved = std::stoi(comm::run_on_root(resolved.world(), [&] {
+                          const bool has_checkpoint = newest_checkpoint_index(run.path()) >= 0;
+                          if (!has_checkpoint) launch::tell_supervisor(launch::message_stopped, run.path().string());
                           return std::string(has_checkpoint ? "1" : "0");
                         })) != 0;
   const auto remedy = "Start it again with --name " + run.name() + " to go on";
@@ -79,11 +79,11 @@ Error stopped_between_attempts(const Plan& plan, const RunFolder& run) {
 }
 
 /// Tells the callbacks that an attempt has failed; `errors` are the errors by rank.
-void tell_callbacks(const Plan& plan, std::map<int, std::string> errors) noexcept {
-  if (!plan.works()) return;
-  errors.erase(errors.lower_bound(plan.workers), errors.end());  // ranks that do not train
-  observe::tell_quietly(plan.options.run_config.callbacks,
-                        [&](Callback& callback) { callback.after_exception(errors); });
+void tell_callbacks(const ResolvedOptions& resolved, std::map<int, std::string> errors) noexcept {
+  if (!resolved.is_worker()) return;
+  errors.erase(errors.lower_bound(resolved.worker_count), errors.end());  // ranks that do not train
+  observe::tell_and_log_errors(resolved.options.run_config.callbacks,
+                               [&](Callback& callback) { callback.after_exception(errors); });
 }
 
 /// Counts the failures of this run in this process and, under `muster run`, in the processes before it. Rank 0 counts.
@@ -97,7 +97,7 @@ class FailureCount {
   /// Adds a failure. True if this process may try again. Collective.
   bool add(int max_failures) {
     do_on_root([&] {
-      failures_ = one_more(failures_, run_.path());
+      failures_ = add_failure(failures_, run_.path());
       if (!supervisor_ || !failures_.may_retry(max_failures)) return;  // if the job fails, its supervisor counts that
       try {
         write_failures(run_.path(), supervisor_->id, failures_);
@@ -112,7 +112,7 @@ class FailureCount {
  private:
   template <class Work>
   void do_on_root(Work&& work) {
-    failures_.count = std::stoi(comm::on_root(world_, [&] { return work(), std::to_string(failures_.count); }));
+    failures_.count = std::stoi(comm::run_on_root(world_, [&] { return work(), std::to_string(failures_.count); }));
   }
 
   const Communicator& world_;
@@ -123,21 +123,22 @@ class FailureCount {
 
 }  // namespace
 
-Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop,
-                         Validation& validation) {
-  const auto& world = plan.world();
+TrainingOutcome train_with_retries(const ResolvedOptions& resolved, const RunFolder& run, at::Device device,
+                                   const TrainLoop& train_loop, Validation& validation) {
+  const auto& world = resolved.world();
   const auto supervisor = launch::supervisor();
-  const int max_failures = supervisor && supervisor->max_failures ? *supervisor->max_failures
-                                                                  : plan.options.run_config.failure_config.max_failures;
-  const bool rolls_back = plan.options.run_config.failure_config.bad_numbers == BadNumbers::roll_back;
+  const int max_failures = supervisor && supervisor->max_failures
+                               ? *supervisor->max_failures
+                               : resolved.options.run_config.failure_config.max_failures;
+  const bool rolls_back = resolved.options.run_config.failure_config.bad_numbers == BadNumbers::roll_back;
   BadSteps bad_steps;
   for (FailureCount count(world, run);;) {
-    const bool last = !count.failures().after({}).may_retry(max_failures);
-    comm::WaitLimits limits{.done = plan.wait_limit, .failed = plan.wait_limit};
-    if (!plan.works()) limits.done = as_long_as_it_takes;
+    const bool last = !count.failures().with_one_more({}).may_retry(max_failures);
+    comm::WaitLimits limits{.done = resolved.wait_limit, .failed = resolved.wait_limit};
+    if (!resolved.is_worker()) limits.done = as_long_as_it_takes;
     if (last) limits.failed = comm::final_grace(world);
     // A failed attempt leaves collectives unfinished, so each attempt has channels of its own.
-    const auto workers = world.split(plan.works() ? 0 : 1);
+    const auto workers = world.split(resolved.is_worker() ? 0 : 1);
     const auto control = workers.duplicate();
     AttemptEnd end;
     std::map<int, std::string> errors;
@@ -145,14 +146,14 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
     const auto error = comm::attempt_on_all(
         world, limits,
         [&] {
-          if (plan.works())
-            attempt(plan, run, workers, control, device, train_loop, bad_steps, validation, end);
+          if (resolved.is_worker())
+            attempt(resolved, run, workers, control, device, train_loop, bad_steps, validation, end);
           else
             validation.serve();
         },
         &errors);
-    if (!error) return {.returned = std::move(end.returned)};
-    if (rolls_back && bad_steps.go_back(world, end.goes_back)) {
+    if (!error) return {.return_value = std::move(end.return_value)};
+    if (rolls_back && bad_steps.agree_to_roll_back(world, end.rollback_step)) {
       if (world.rank() == 0) log::warn(error->what());
       continue;
     }
@@ -163,21 +164,21 @@ Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device devi
     }
     // The run was stopped and nothing could be saved. Ranks that do not train do not know that.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
-      if (world.rank() == 0) launch::tell_supervisor(launch::telling_stopped, run.path().string());
+      if (world.rank() == 0) launch::tell_supervisor(launch::message_stopped, run.path().string());
       return {.error = error};
     }
-    tell_callbacks(plan, std::move(errors));
-    if (!may_help(error->code()) || !count.add(max_failures)) return {.error = error};
-    const auto time = back_off(count.failures());
+    tell_callbacks(resolved, std::move(errors));
+    if (!is_worth_retrying(error->code()) || !count.add(max_failures)) return {.error = error};
+    const auto time = retry_delay(count.failures());
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint" +
                 (time.count() > 0 ? " in " + std::to_string(time.count()) + " s" : "") + " (failure " +
                 std::to_string(count.failures().count) +
                 (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
-    if (!pause(plan, time)) {
+    if (!pause(resolved, time)) {
       // An attempt that could not save its state, for example, has not stopped well.
       if (error->code() == ExitCode::retry) return {.error = error};
-      return {.error = stopped_between_attempts(plan, run)};
+      return {.error = stopped_between_attempts(resolved, run)};
     }
   }
 }

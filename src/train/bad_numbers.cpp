@@ -21,13 +21,13 @@ std::string counted_steps(int count) { return std::to_string(count) + (count == 
 
 }  // namespace
 
-bool BadSteps::go_back(const Communicator& world, const std::optional<Place>& here) {
-  const auto of_rank = here.value_or(Place{-1, -1, -1});
-  std::array<std::int64_t, 3> place{of_rank.global_step, of_rank.optimizer, of_rank.call};
-  world.all_reduce(std::span(place), ReduceOp::max);
-  if (place[1] < 0) return false;
-  left_out.insert({place[0], static_cast<int>(place[1]), place[2]});
-  ++gone_back;
+bool BadSteps::agree_to_roll_back(const Communicator& world, const std::optional<OptimizerStepId>& here) {
+  const auto of_rank = here.value_or(OptimizerStepId{-1, -1, -1});
+  std::array<std::int64_t, 3> step_id{of_rank.global_step, of_rank.optimizer, of_rank.step_in_global_step};
+  world.all_reduce(std::span(step_id), ReduceOp::max);
+  if (step_id[1] < 0) return false;
+  skipped.insert({step_id[0], static_cast<int>(step_id[1]), step_id[2]});
+  ++rollback_count;
   return true;
 }
 
@@ -40,17 +40,18 @@ BadNumbersWatch::BadNumbersWatch(const FailureConfig& config, Communicator contr
       record_(record) {}
 
 bool BadNumbersWatch::begin_step(int optimizer) {
-  if (std::exchange(global_step_, steps_->global_step) != steps_->global_step) calls_.clear();
-  current_ = {global_step_, optimizer, calls_[optimizer]++};
-  if (!record_.left_out.contains(current_)) return true;
-  ++left_out_;
-  last_left_out_ = "step " + std::to_string(global_step_) + ", for which training has gone back";
+  if (std::exchange(global_step_, steps_->global_step) != steps_->global_step) step_counts_.clear();
+  current_ = {global_step_, optimizer, step_counts_[optimizer]++};
+  if (!record_.skipped.contains(current_)) return true;
+  ++skipped_;
+  last_skipped_ = "step " + std::to_string(global_step_) + ", for which training has gone back";
   return false;
 }
 
 bool BadNumbersWatch::any_rank(bool bad) const { return control_.all_reduce(std::int64_t{bad}, ReduceOp::max) != 0; }
 
-void BadNumbersWatch::bad(int optimizer, const std::string& where, const std::string& own, bool together) {
+void BadNumbersWatch::note_bad_gradient(int optimizer, const std::string& where, const std::string& own,
+                                        bool together) {
   std::string fact;
   if (together) {
     const auto owns = control_.all_gather(own);
@@ -64,7 +65,7 @@ void BadNumbersWatch::bad(int optimizer, const std::string& where, const std::st
   } else {
     fact = "the averaged gradient of parameter " + where;
   }
-  last_left_out_ = "step " + std::to_string(global_step_) + ": " + fact;
+  last_skipped_ = "step " + std::to_string(global_step_) + ": " + fact;
   fact += " is NaN or infinite in step " + std::to_string(global_step_);
   const auto end = [&](const char* remedy) {
     const Error error(ExitCode::user_error, "stepping an optimizer", fact, remedy);
@@ -73,20 +74,20 @@ void BadNumbersWatch::bad(int optimizer, const std::string& where, const std::st
   constexpr const char* look = "Look at the data of that step, the learning rate and what the loss divides by";
   if (policy_ == BadNumbers::stop) end(look);
   if (policy_ == BadNumbers::skip) {
-    ++left_out_;
+    ++skipped_;
     if (++in_a_row_[optimizer] <= limit_ || limit_ < 0) return;
     fact += ", as in the " + std::to_string(limit_) + " before it, which were left out";
     end(look);
   }
-  if (limit_ >= 0 && record_.gone_back >= limit_) {
+  if (limit_ >= 0 && record_.rollback_count >= limit_) {
     fact += ", and training has gone back " + std::to_string(limit_) + " times since the last checkpoint";
     end(look);
   }
-  goes_back_ = current_;
+  rollback_step_ = current_;
   end("Going back to the newest checkpoint, to leave that step out");
 }
 
-int BadNumbersWatch::watch(const torch::optim::Optimizer& optimizer) {
+int BadNumbersWatch::add_optimizer(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) watched_.insert(parameter.unsafeGetTensorImpl());
   return optimizers_++;
@@ -96,7 +97,7 @@ void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradient
   for (; required_ < models.size(); ++required_) {
     const auto reducer = models[required_]->reducer();
     if (!reducer) continue;
-    if (reducer->passes() == 0) return;
+    if (reducer->averaged_pass_count() == 0) return;
     if (std::ranges::none_of(models[required_]->module()->parameters(), [&](const at::Tensor& parameter) {
           return watched_.contains(parameter.unsafeGetTensorImpl());
         }))
@@ -105,16 +106,16 @@ void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradient
   }
 }
 
-void BadNumbersWatch::saved() {
-  calls_.clear();
+void BadNumbersWatch::note_checkpoint() {
+  step_counts_.clear();
   record_ = {};
 }
 
-void BadNumbersWatch::warn() {
-  const int count = std::exchange(left_out_, 0);
+void BadNumbersWatch::warn_of_skipped_steps() {
+  const int count = std::exchange(skipped_, 0);
   if (count > 0 && control_.rank() == 0)
     log::warn(counted_steps(count) +
-              " left out since the last report, as gradients were NaN or infinite; the last one: " + last_left_out_);
+              " left out since the last report, as gradients were NaN or infinite; the last one: " + last_skipped_);
 }
 
 }  // namespace muster::detail::train

@@ -16,7 +16,7 @@ at::Device choose_device(bool use_gpu, const Launch& launch) {
                 "use_gpu is set and host " + hosts[static_cast<std::size_t>(launch.rank())] +
                     " has no GPU that this libtorch can use",
                 "Set use_gpu to false, or run where there is a GPU with a CUDA build of libtorch");
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(launch.place_on_node() % gpus));
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(launch.local_process_index() % gpus));
 }
 
 }  // namespace muster::detail::train

@@ -58,7 +58,7 @@ bool is_progress(const RunPoints& now, const RunPoints& before) noexcept {
   });
 }
 
-Failures Failures::after(const RunPoints& now) const {
+Failures Failures::with_one_more(const RunPoints& now) const {
   Failures next{.count = is_progress(now, furthest) ? 1 : count + 1, .furthest = furthest};
   for (const auto& [name, point] : now) {
     const auto [at, is_new] = next.furthest.try_emplace(name, point);
@@ -74,18 +74,18 @@ Failures Failures::after(const RunPoints& now) const {
   return next;
 }
 
-bool may_help(ExitCode code) noexcept {
+bool is_worth_retrying(ExitCode code) noexcept {
   using enum ExitCode;
   constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};
   return std::ranges::find(final_ones, code) == final_ones.end();
 }
 
-std::chrono::seconds back_off(const Failures& failures) noexcept {
+std::chrono::seconds retry_delay(const Failures& failures) noexcept {
   if (failures.count < 2) return {};
   return std::min(longest_wait, std::chrono::seconds(1) * (1 << std::min(failures.count - 2, 30)));
 }
 
-int newest_index(const std::filesystem::path& run) {
+int newest_checkpoint_index(const std::filesystem::path& run) {
   const auto published = checkpoint::Tier(run).list().published;
   return published.empty() ? -1 : published.rbegin()->first;
 }
@@ -113,12 +113,12 @@ RunPoints progress_of(const std::filesystem::path& run) {
   return progress;
 }
 
-Failures one_more(const Failures& before, const std::filesystem::path& run,
-                  RunPoints (*progress)(const std::filesystem::path&)) {
+Failures add_failure(const Failures& before, const std::filesystem::path& run,
+                     RunPoints (*progress)(const std::filesystem::path&)) {
   try {
-    return before.after(progress(run));
+    return before.with_one_more(progress(run));
   } catch (const std::exception&) {  // ignored, so that the failure itself is reported
-    return before.after({});
+    return before.with_one_more({});
   }
 }
 

@@ -44,19 +44,19 @@ struct Failures {
   RunPoints furthest = {};  ///< the furthest points at any failure so far; empty if there was no checkpoint
 
   /// Counts one more failure, when the runs have come as far as `now`.
-  Failures after(const RunPoints& now) const;
+  Failures with_one_more(const RunPoints& now) const;
   /// True if FailureConfig::max_failures, or --max-failures, allows another try. -1 always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
 
 /// True if trying again may help. False if the same flags, files and data would end in the same way.
-bool may_help(ExitCode code) noexcept;
+bool is_worth_retrying(ExitCode code) noexcept;
 
 /// How long to wait before the next try: 0 s after the first failure, then 1, 2, 4 … s, at most a minute.
-std::chrono::seconds back_off(const Failures& failures) noexcept;
+std::chrono::seconds retry_delay(const Failures& failures) noexcept;
 
 /// The index of the newest checkpoint in the run's folder; -1 if there is none.
-int newest_index(const std::filesystem::path& run);
+int newest_checkpoint_index(const std::filesystem::path& run);
 
 /// Returns the point of the newest checkpoint in the run's folder that can be read and is not rolled back; none if
 /// there is none.
@@ -66,8 +66,8 @@ RunPoints progress_of(const std::filesystem::path& run);
 
 /// Counts one more failure than `before`, by the progress in the run's folder. If the folder cannot be read, there was
 /// no progress.
-Failures one_more(const Failures& before, const std::filesystem::path& run,
-                  RunPoints (*progress)(const std::filesystem::path&) = progress_of);
+Failures add_failure(const Failures& before, const std::filesystem::path& run,
+                     RunPoints (*progress)(const std::filesystem::path&) = progress_of);
 
 /// The failures in `.failures.json` of the run's folder; none if the `muster run` with the id `supervisor` did not
 /// write it.

@@ -17,31 +17,31 @@ namespace muster::detail::train {
 
 /// Checks that this rank has its device and its data, and that all ranks have the same data. Returns the device. A rank
 /// that neither trains nor validates needs neither.
-at::Device check_together(const Plan& plan);
+at::Device check_device_and_data(const ResolvedOptions& resolved);
 
 /// The backend of TorchTrainer.
 std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
 /// Writes params.json and logs what begins. Returns false, with a message, if the run is finished already and has the
 /// same configuration; then it removes unfinished checkpoints of an interrupted job.
-bool start(const Plan& plan, RunFolder& run);
+bool begin_run(const ResolvedOptions& resolved, RunFolder& run);
 
 /// How training has ended.
-struct Ended {
+struct TrainingOutcome {
   std::optional<Error> error = {};  ///< the same on all ranks; none on success
-  Json returned = {};               ///< the training function's return value on this rank; null if it did not return
+  Json return_value = {};           ///< the training function's return value on this rank; null if it did not return
 };
 
 /// Trains, again after each failure, until an attempt succeeds or FailureConfig allows no more. Each attempt goes on
 /// from the newest checkpoint. Ranks that do not train validate meanwhile. Returns how the last attempt has ended.
-Ended train_with_retries(const Plan& plan, const RunFolder& run, at::Device device, const TrainLoop& train_loop,
-                         Validation& validation);
+TrainingOutcome train_with_retries(const ResolvedOptions& resolved, const RunFolder& run, at::Device device,
+                                   const TrainLoop& train_loop, Validation& validation);
 
 /// Marks the run as finished in its folder, unless training has ended with an error, and reads the result, the same on
 /// every rank. If training has failed and the result cannot be read, the returned error is training's.
-Result finish(const Plan& plan, RunFolder& run, const Ended& ended);
+Result finish_run(const ResolvedOptions& resolved, RunFolder& run, const TrainingOutcome& ended);
 
 /// Reads the result from the folder of a run that is finished already.
-Result read_result(const Plan& plan, const RunFolder& run);
+Result read_result(const ResolvedOptions& resolved, const RunFolder& run);
 
 }  // namespace muster::detail::train

@@ -15,8 +15,8 @@ namespace muster::detail::train {
 class OpenSession {
  public:
   /// `workers` is for the training function's use; `control` has the same ranks over another channel.
-  OpenSession(const Plan& plan, const RunFolder& run, const Communicator& workers, const Communicator& control,
-              at::Device device, BadSteps& bad_steps);
+  OpenSession(const ResolvedOptions& resolved, const RunFolder& run, const Communicator& workers,
+              const Communicator& control, at::Device device, BadSteps& bad_steps);
 
   /// Sets threads and random generators, resumes from a checkpoint, starts backend and callbacks, and then the clock.
   /// Collective.
@@ -24,17 +24,17 @@ class OpenSession {
   /// Call when training has succeeded. Collective.
   void close();
   /// Call when training has thrown and the other ranks have been told. Waits for no other rank.
-  void fail(const comm::Outcome& cause) noexcept { leave(Error(cause.code, cause.text)); }
+  void fail(const comm::Outcome& cause) noexcept { end(Error(cause.code, cause.text)); }
   /// Call when training is over on this worker, with an error or without. Waits for no other rank.
-  void leave(const std::optional<Error>& error) noexcept;
+  void end(const std::optional<Error>& error) noexcept;
 
   SessionState& state() noexcept { return state_; }
   /// The user's session.
-  Session& view() noexcept { return view_; }
+  Session& user_session() noexcept { return user_session_; }
 
  private:
   SessionState state_;
-  Session view_;
+  Session user_session_;
   c10::DeviceGuard device_;  ///< so that the user's at::kCUDA without an index is this device
 };
 

@@ -5,7 +5,7 @@
 #include "muster/error.hpp"
 #include "optim/step_count.hpp"
 #include "train/operator_loss.hpp"
-#include "train/operator_parts.hpp"
+#include "train/operator_registry.hpp"
 #include "train/same_data.hpp"
 
 #include <torch/torch.h>
@@ -26,7 +26,7 @@ std::string name_of(const char* kind, std::size_t number, std::size_t all) {
 std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
 
 /// Splits a batch of `passes` into features and target. Logs which columns they are, once.
-std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorParts& parts, Passes* passes,
+std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorRegistry& parts, Passes* passes,
                                                      const Batch& batch) {
   std::vector<at::Tensor> features;
   std::vector<std::string> names;
@@ -47,7 +47,7 @@ std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, Operator
   const auto target_name = names.back();
   names.pop_back();
   const auto told = "the target is the column " + target_name + ", the features are " + data::joined(names);
-  if (std::exchange(parts.told_columns, told) != told && parts.session.world_rank() == 0) log::info(told);
+  if (std::exchange(parts.logged_columns, told) != told && parts.session.world_rank() == 0) log::info(told);
   return {std::move(features), std::move(target)};
 }
 
@@ -87,7 +87,7 @@ std::vector<std::string> column_names(const BatchColumns& columns, data::Source&
   return names;
 }
 
-void require_one_of_each(const OperatorParts& parts, const char* doing, const char* method) {
+void require_one_of_each(const OperatorRegistry& parts, const char* doing, const char* method) {
   const auto remedy = std::string("Override ") + method;
   if (parts.models.empty())
     throw Error(ExitCode::user_error, doing, "the operator has no model",
@@ -102,8 +102,8 @@ void require_one_of_each(const OperatorParts& parts, const char* doing, const ch
 
 }  // namespace
 
-OperatorParts::OperatorParts(SessionState& state_, Session& session_, const OperatorTrainerOptions& options_,
-                             Config config_)
+OperatorRegistry::OperatorRegistry(SessionState& state_, Session& session_, const OperatorTrainerOptions& options_,
+                                   Config config_)
     : state(state_),
       session(session_),
       options(options_),
@@ -112,7 +112,7 @@ OperatorParts::OperatorParts(SessionState& state_, Session& session_, const Oper
       scaler(new GradScaler(session.grad_scaler({.enabled = fp16 && session.get_device().is_cuda()}))),
       train(state) {}
 
-StateEntries OperatorParts::entries(TrainingOperator& its) {
+StateEntries OperatorRegistry::state_entries(TrainingOperator& its) {
   StateEntries all;
   const auto add = [&](const char* kind, const auto& objects, auto&& entry) {
     for (std::size_t i = 0; i < objects.size(); ++i)
@@ -126,19 +126,19 @@ StateEntries OperatorParts::entries(TrainingOperator& its) {
   if (scaler->is_enabled()) all.emplace_back("scaler", *scaler);
   all.emplace_back("operator", StateEntry([&its] { return its.state_dict(); },
                                           [&its](const StateDict& saved) { its.load_state_dict(saved); }));
-  all.emplace_back("progress",
-                   StateEntry(
-                       [this, &its] {
-                         return StateDict{.values = {{"epochs", train.epochs()}, {"global_step", its.global_step}}};
-                       },
-                       [this, &its](const StateDict& saved) {
-                         train.go_to(saved.values.at("epochs"));
-                         its.global_step = saved.values.at("global_step");
-                       }));
+  all.emplace_back(
+      "progress", StateEntry(
+                      [this, &its] {
+                        return StateDict{.values = {{"epochs", train.epoch_count()}, {"global_step", its.global_step}}};
+                      },
+                      [this, &its](const StateDict& saved) {
+                        train.set_epoch_count(saved.values.at("epochs"));
+                        its.global_step = saved.values.at("global_step");
+                      }));
   return all;
 }
 
-const Session& session_of(const OperatorParts& parts) { return parts.session; }
+const Session& session_of(const OperatorRegistry& parts) { return parts.session; }
 
 void refuse_divided_loader() {
   throw Error(ExitCode::usage, "registering data",
@@ -159,14 +159,15 @@ void refuse_features(std::size_t number) {
 
 }  // namespace detail::train
 
-using detail::train::OperatorParts;
+using detail::train::OperatorRegistry;
 
 OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColumns columns)
-    : make_([dataset, options, columns](OperatorParts& parts, const detail::train::PassesOptions& of) {
+    : make_([dataset, options, columns](OperatorRegistry& parts, const detail::train::PassesOptions& of) {
         const std::string name = of.training ? "train" : "validation";
         auto workers = parts.state.workers;
         auto& data = parts.state.data;
-        detail::train::require_same_data(workers.control, workers.size(), {{name, detail::data::source_of(dataset)->fingerprint()}});
+        detail::train::require_same_data(workers.control, workers.size(),
+                                         {{name, detail::data::source_of(dataset)->fingerprint()}});
         auto names = detail::train::column_names(columns, *detail::data::source_of(dataset));
         data.datasets.insert_or_assign(name, dataset);
         data.shards.erase(name);
@@ -181,16 +182,16 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
             given.global_batch_size.reset();
           }
           workers.share = {};
-          workers.full = 0;
+          workers.full_worker_count = 0;
         }
-        return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given, detail::data::source_of(dataset),
-                                          std::move(names));
+        return detail::train::passes_over(DatasetShard(data.shard(name, workers)), given,
+                                          detail::data::source_of(dataset), std::move(names));
       }) {}
 
 TrainingOperator::TrainingOperator() = default;
 TrainingOperator::~TrainingOperator() = default;
 
-OperatorParts& TrainingOperator::parts() const {
+OperatorRegistry& TrainingOperator::parts() const {
   if (!parts_)
     throw Error(ExitCode::user_error, "using an operator", "it belongs to no trainer yet",
                 "Use it in setup() or later, not in the constructor");
@@ -228,7 +229,7 @@ Metrics TrainingOperator::train_batch(Batch& batch, const BatchInfo&) {
   {
     const auto time = timers.record("fwd");
     const auto cast = autocast();
-    loss = detail::train::loss_of("training a batch", its, its.forward(features), target);
+    loss = detail::train::compute_loss("training a batch", its, its.forward(features), target);
   }
   {
     const auto time = timers.record("grad");
@@ -263,7 +264,7 @@ Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
     const auto time = timers.record("eval_fwd");
     const auto cast = autocast();
     output = its.forward(features);
-    loss = detail::train::loss_of("validating a batch", its, output, target);
+    loss = detail::train::compute_loss("validating a batch", its, output, target);
   }
   double accuracy = std::nan("");
   if (at::isIntegralType(target.scalar_type(), /*includeBool=*/true) && output.dim() == target.dim() + 1 &&
@@ -275,10 +276,9 @@ Metrics TrainingOperator::validate_batch(Batch& batch, const BatchInfo&) {
 void TrainingOperator::register_data(OperatorLoader train_loader, std::optional<OperatorLoader> validation_loader) {
   auto& its = parts();
   const bool split = its.options.add_dist_sampler;
-  ++its.registrations;
+  ++its.data_registration_count;
   its.train.set_passes(train_loader.make_(its, {.training = true, .split = split}));
-  if (validation_loader)
-    its.validation.set_passes(validation_loader->make_(its, {.training = false, .split = split}));
+  if (validation_loader) its.validation.set_passes(validation_loader->make_(its, {.training = false, .split = split}));
 }
 
 void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_args) const {

@@ -1,6 +1,6 @@
 #include "train/operator_batches.hpp"
 
-#include "data/passes/cursors.hpp"
+#include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
 #include "step/batch_weight.hpp"
 
@@ -92,7 +92,7 @@ Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples, step:
   return Batch({{"data", std::move(data)}, {"target", std::move(target)}}, samples, everywhere, std::move(step));
 }
 
-void TrainFeed::set_passes(std::unique_ptr<Passes> passes) {
+void TrainBatches::set_passes(std::unique_ptr<Passes> passes) {
   require_between_calls(in_call_, "train()");
   if (passes_) passes_->end();
   open_ = false;
@@ -100,16 +100,16 @@ void TrainFeed::set_passes(std::unique_ptr<Passes> passes) {
   passes_ = std::move(passes);
 }
 
-void TrainFeed::check_call(std::optional<std::int64_t> limit, bool has_model) const {
+void TrainBatches::check_call(std::optional<std::int64_t> limit, bool has_model) const {
   check_steps("training", limit);
   require_loader("training", passes_, "train_loader", has_model);
 }
 
-void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
-  session_.data.cursors->enter_loop();
+void TrainBatches::begin_call(std::optional<std::int64_t> limit) {
+  session_.data.pass_positions->enter_loop();
   limit_ = limit;
   in_call_ = true;
-  session_.stop.at_end_of_pass = limit.has_value();
+  session_.stop.pass_end_is_boundary = limit.has_value();
   // A first batch that the call before has not asked for is the first of this call.
   if (first_ && *first_ != nullptr)
     ++taken_;
@@ -117,16 +117,16 @@ void TrainFeed::begin_call(std::optional<std::int64_t> limit) {
     first_ = take();
 }
 
-void TrainFeed::end_call() {
-  session_.stop.at_end_of_pass = true;
-  session_.data.cursors->leave_loop();
+void TrainBatches::end_call() {
+  session_.stop.pass_end_is_boundary = true;
+  session_.data.pass_positions->leave_loop();
   in_call_ = false;
   taken_ = 0;
 }
 
-Batch* TrainFeed::next() { return first_ ? *std::exchange(first_, std::nullopt) : take(); }
+Batch* TrainBatches::next() { return first_ ? *std::exchange(first_, std::nullopt) : take(); }
 
-Batch* TrainFeed::take() {
+Batch* TrainBatches::take() {
   if (limit_ ? taken_ >= *limit_ : taken_ > 0 && !open_ && !resumes_) return nullptr;
   for (bool fresh = false;;) {
     if (open_) {
@@ -138,7 +138,7 @@ Batch* TrainFeed::take() {
       if (!std::exchange(resumes_, false)) {
         fresh = true;
         ++epochs_;
-        session_.data.cursors->begin_epoch(epochs_ - 1);
+        session_.data.pass_positions->begin_epoch(epochs_ - 1);
       }
       open_ = true;
       passes_->begin(epochs_ - 1);
@@ -150,43 +150,43 @@ Batch* TrainFeed::take() {
   }
 }
 
-void TrainFeed::go_to(std::int64_t epochs) {
+void TrainBatches::set_epoch_count(std::int64_t epochs) {
   if (passes_) passes_->end();
   first_.reset();
   open_ = resumes_ = false;
   epochs_ = epochs;
   const auto before = std::max<std::int64_t>(0, epochs - 1);
-  session_.data.cursors->begin_epoch(before + 1);  // so that the epoch begins anew even if it is the current one
-  session_.data.cursors->begin_epoch(before);
+  session_.data.pass_positions->begin_epoch(before + 1);  // so that the epoch begins anew even if it is the current one
+  session_.data.pass_positions->begin_epoch(before);
 }
 
-void ValidationFeed::set_passes(std::unique_ptr<Passes> passes) {
+void ValidationBatches::set_passes(std::unique_ptr<Passes> passes) {
   require_between_calls(in_call_, "validate()");
   passes_ = std::move(passes);
 }
 
-void ValidationFeed::check_call(std::optional<std::int64_t> limit, bool has_model) const {
+void ValidationBatches::check_call(std::optional<std::int64_t> limit, bool has_model) const {
   check_steps("validating", limit);
   require_loader("validating", passes_, "validation_loader", has_model);
 }
 
-void ValidationFeed::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch) {
+void ValidationBatches::begin_call(std::optional<std::int64_t> limit, std::int64_t epoch) {
   limit_ = limit;
   epoch_ = epoch;
   in_call_ = true;
 }
 
-void ValidationFeed::end_call() {
+void ValidationBatches::end_call() {
   end_pass();
   in_call_ = false;
 }
 
-void ValidationFeed::end_pass() {
+void ValidationBatches::end_pass() {
   passes_->end();
   open_ = false;
 }
 
-Batch* ValidationFeed::first() {
+Batch* ValidationBatches::first() {
   end_pass();
   passes_->begin(epoch_);
   open_ = true;
@@ -194,7 +194,7 @@ Batch* ValidationFeed::first() {
   return in_hand();
 }
 
-Batch* ValidationFeed::next() {
+Batch* ValidationBatches::next() {
   if (!open_) return nullptr;
   if (limit_ && taken_ >= *limit_) return end_pass(), nullptr;
   passes_->advance();
@@ -202,7 +202,7 @@ Batch* ValidationFeed::next() {
   return in_hand();
 }
 
-Batch* ValidationFeed::in_hand() {
+Batch* ValidationBatches::in_hand() {
   auto* const batch = passes_->current();
   if (batch == nullptr) end_pass();
   return batch;

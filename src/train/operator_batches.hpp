@@ -19,9 +19,9 @@ std::unique_ptr<Passes> passes_over(const DatasetShard& shard, const BatchOption
                                     const std::shared_ptr<data::Source>& source, std::vector<std::string> columns);
 
 /// The batches of train(). A call goes on where the one before has ended.
-class TrainFeed final : public Feed {
+class TrainBatches final : public BatchSource {
  public:
-  explicit TrainFeed(SessionState& session) : session_(session) {}
+  explicit TrainBatches(SessionState& session) : session_(session) {}
 
   /// Replaces the passes; an open pass ends. Throws an Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
@@ -35,19 +35,19 @@ class TrainFeed final : public Feed {
   Batch* next() override;
 
   /// The number of passes that have begun.
-  std::int64_t epochs() const noexcept { return epochs_; }
+  std::int64_t epoch_count() const noexcept { return epochs_; }
   /// Sets that number. The next batch begins a new pass.
-  void go_to(std::int64_t epochs);
+  void set_epoch_count(std::int64_t epochs);
 
   /// The position for a checkpoint in the middle of a call: true if a pass is open, and the batches taken in the call.
-  bool open() const noexcept { return open_; }
-  std::int64_t taken() const noexcept { return taken_; }
-  /// Restores them, after go_to().
+  bool has_open_pass() const noexcept { return open_; }
+  std::int64_t batches_taken() const noexcept { return taken_; }
+  /// Restores them, after set_epoch_count().
   void restore(bool open, std::int64_t taken) {
     resumes_ = open;
     taken_ = taken;
   }
-  bool resumes() const noexcept { return resumes_; }
+  bool resumes_open_pass() const noexcept { return resumes_; }
 
  private:
   Batch* take();
@@ -64,12 +64,12 @@ class TrainFeed final : public Feed {
 };
 
 /// The batches of validate(). Each call, and each iteration in it, starts at the beginning of the data.
-class ValidationFeed final : public Feed {
+class ValidationBatches final : public BatchSource {
  public:
   /// Replaces the passes. Throws an Error inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// See TrainFeed.
+  /// See TrainBatches.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
   void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
   void end_call();

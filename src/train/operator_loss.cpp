@@ -127,7 +127,8 @@ bool is_elementwise(const torch::nn::Module* criterion) {
                    KLDivLossImpl, PoissonNLLLossImpl, SoftMarginLossImpl>(criterion);
 }
 
-at::Tensor loss_of(const char* doing, const OperatorParts& parts, const at::Tensor& output, const at::Tensor& target) {
+at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const at::Tensor& output,
+                        const at::Tensor& target) {
   if (parts.elementwise && output.sizes() != target.sizes()) refuse(doing, output, target);
   if (!would_grow(output.sizes(), target.sizes())) return parts.criterion(output, target);
   // A criterion of the user's own may bring both to the same shape itself.

@@ -1,7 +1,7 @@
 // The loss of a batch in the default train_batch() and validate_batch().
 #pragma once
 
-#include "train/operator_parts.hpp"
+#include "train/operator_registry.hpp"
 
 namespace torch::nn {
 class Module;
@@ -15,6 +15,7 @@ bool is_elementwise(const torch::nn::Module* criterion);
 
 /// The loss by the registered criterion. Throws an Error (ExitCode::user_error) if the criterion broadcasts output and
 /// target against each other.
-at::Tensor loss_of(const char* doing, const OperatorParts& parts, const at::Tensor& output, const at::Tensor& target);
+at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const at::Tensor& output,
+                        const at::Tensor& target);
 
 }  // namespace muster::detail::train

@@ -63,19 +63,19 @@ Json finite_or_null(const Json& value) {
 
 }  // namespace
 
-Json with_weights(const Metrics& metrics) {
+Json to_weighted_json(const Metrics& metrics) {
   const auto samples = samples_in(metrics).value_or(1);
   Json all = Json::object();
   for (const auto& [name, metric] : metrics) {
     observe::require_value(name, metric);
     const auto weight = name == batch_count ? 1 : metric.weight() < 0 ? samples : metric.weight();
     auto& values = all[name] = Json::array({metric.value(), weight});
-    if (!metric.tally().is_null()) values.push_back(metric.tally());
+    if (!metric.accumulator().is_null()) values.push_back(metric.accumulator());
   }
   return all;
 }
 
-Json reduced(const std::vector<Json>& of_workers) {
+Json reduce_over_workers(const std::vector<Json>& of_workers) {
   auto result = observe::mean_over_ranks(of_workers);
   std::int64_t sum = 0;
   for (const auto& worker : of_workers)
@@ -85,7 +85,7 @@ Json reduced(const std::vector<Json>& of_workers) {
   return result;
 }
 
-Json listed(const std::vector<Json>& of_workers) {
+Json list_over_workers(const std::vector<Json>& of_workers) {
   Json all = Json::array();
   for (const auto& worker : of_workers) {
     Json values = Json::object();

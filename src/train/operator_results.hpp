@@ -7,13 +7,13 @@
 
 namespace muster::detail::train {
 
-/// A worker's metrics as {name: [value, weight, tally]}; the tally only if the metric has one. Weights are in samples;
-/// a metric without a weight gets the worker's num_samples, or 1.
-Json with_weights(const Metrics& metrics);
-/// One value per name: num_samples is the sum; batch_count the plain mean; a metric with tallies is computed from all
-/// workers' tallies; other numbers are the weighted mean; anything else is the first worker's value.
-Json reduced(const std::vector<Json>& of_workers);
+/// A worker's metrics as {name: [value, weight, accumulator]}; the accumulator only if the metric has one. Weights are
+/// in samples; a metric without a weight gets the worker's num_samples, or 1.
+Json to_weighted_json(const Metrics& metrics);
+/// One value per name: num_samples is the sum; batch_count the plain mean; a metric with accumulators is computed from
+/// all workers' accumulators; other numbers are the weighted mean; anything else is the first worker's value.
+Json reduce_over_workers(const std::vector<Json>& of_workers);
 /// A list of each worker's values.
-Json listed(const std::vector<Json>& of_workers);
+Json list_over_workers(const std::vector<Json>& of_workers);
 
 }  // namespace muster::detail::train

@@ -3,9 +3,9 @@
 
 #include "comm/world.hpp"
 #include "muster/operator.hpp"
+#include "train/call_history.hpp"
 #include "train/open_session.hpp"
-#include "train/operator_calls.hpp"
-#include "train/operator_parts.hpp"
+#include "train/operator_registry.hpp"
 
 #include <functional>
 #include <memory>
@@ -42,7 +42,7 @@ class OperatorRun {
   TrainingOperator& local_operator();
 
  private:
-  Plan make_plan();
+  ResolvedOptions resolve_options();
   /// Opens the session and restores the run's checkpoint, if there is one. Collective over the workers.
   void open(const Make& make);
   void require_open() const;
@@ -84,17 +84,17 @@ class OperatorRun {
   const OperatorTrainerOptions options_;
   bool saves_checkpoints_ = false;  ///< saves checkpoints, so that another process can resume the run
   bool keeps_folder_ = true;        ///< keeps the run's folder even if nothing was saved in it
-  const Plan plan_;
+  const ResolvedOptions resolved_;
   RunFolder run_;
   const comm::TimeLimit everywhere_;
   at::Device device_;
   BadSteps bad_steps_;
   std::unique_ptr<OpenSession> session_;  ///< null if this rank does not train
   std::unique_ptr<TrainingOperator> operator_;
-  OperatorParts* parts_ = nullptr;
+  OperatorRegistry* parts_ = nullptr;
   StateEntries entries_;                             ///< the entries of state_dict()
   std::shared_ptr<const StateEntries> run_entries_;  ///< entries_ and the calls: the entries of the run's checkpoints
-  OperatorCalls history_;       ///< calls that are over: in this process and, if resumed, before it
+  CallHistory history_;         ///< calls that are over: in this process and, if resumed, before it
   std::size_t call_count_ = 0;  ///< calls of main in this process
   bool changed_ = false;        ///< a call other than train() has changed the state since it was saved
   bool of_trial_ = false;       ///< a trial of a sweep: reports its steps instead of its calls

@@ -47,11 +47,11 @@ bool choose_gpu(UseGpu option, const Communicator& world) {
 }
 
 /// The configuration of one worker: BATCH_SIZE, the size of a step, is divided by the number of workers.
-Config divide_batch_size(Config config, const Plan& plan) {
+Config divide_batch_size(Config config, const ResolvedOptions& resolved) {
   const auto found = config.find(BATCH_SIZE);
   if (found == config.end()) return config;
   const std::string doing = std::string("dividing ") + BATCH_SIZE;
-  const int workers = plan.full_workers > 0 ? plan.full_workers : plan.workers;
+  const int workers = resolved.full_worker_count > 0 ? resolved.full_worker_count : resolved.worker_count;
   if (!found->is_number_integer() || found->get<std::int64_t>() < workers)
     throw Error(ExitCode::usage, doing,
                 "it is " + found->dump() + ", and " + std::to_string(workers) +
@@ -59,7 +59,7 @@ Config divide_batch_size(Config config, const Plan& plan) {
                 "It is the number of samples of a step over all workers");
   const auto all = found->get<std::int64_t>();
   const auto each = all / workers;
-  if (each * workers != all && plan.world().rank() == 0)
+  if (each * workers != all && resolved.world().rank() == 0)
     log::warn(doing + ": " + std::to_string(all) + " is no multiple of " + std::to_string(workers) +
               " workers; each takes " + std::to_string(each) + ", a step " + std::to_string(each * workers));
   *found = each;
@@ -78,7 +78,7 @@ void require_replaceable(const fs::path& path) {
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
-    if (checkpoint::trainer_state_from_json(checkpoint::read_manifest(path).progress).of_a_run)
+    if (checkpoint::trainer_state_from_json(checkpoint::read_manifest(path).progress).is_from_run)
       fact = "the checkpoint there is a run's";
   }
   if (!fact.empty())
@@ -95,7 +95,7 @@ std::string to_line(const Json& json) { return json.dump(-1, ' ', false, Json::e
 
 }  // namespace
 
-Plan OperatorRun::make_plan() {
+ResolvedOptions OperatorRun::resolve_options() {
   const auto& world = launch_.communicator();
   if (options_.initialization_hook)
     comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)},
@@ -103,51 +103,51 @@ Plan OperatorRun::make_plan() {
   const bool named = launch_.flags().name.has_value();
   saves_checkpoints_ = named || launch::supervisor();
   keeps_folder_ = saves_checkpoints_ || launch_.flags().storage;
-  auto plan = resolve(launch_,
-                      {.train_loop_config = options_.config,
-                       .torch_config = {.backend = options_.backend, .timeout = options_.timeout},
-                       .scaling_config = {.num_workers = options_.num_workers.most() ? options_.num_workers : 1,
-                                          .use_gpu = choose_gpu(options_.use_gpu, world),
-                                          .threads_per_worker = options_.num_cpus_per_worker},
-                       .dataset_config = {.datasets_to_split = std::vector<std::string>()},  // see OperatorLoader
-                       .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = saves_checkpoints_}}},
-                      torch_backend({.backend = options_.backend, .timeout = options_.timeout}));
-  if (!options_.use_tqdm) plan.progress = Progress::none;
-  plan.first_epoch = 1;
-  const int waiting = launch_.size() - plan.workers;
+  auto resolved = resolve(launch_,
+                          {.train_loop_config = options_.config,
+                           .torch_config = {.backend = options_.backend, .timeout = options_.timeout},
+                           .scaling_config = {.num_workers = options_.num_workers.most() ? options_.num_workers : 1,
+                                              .use_gpu = choose_gpu(options_.use_gpu, world),
+                                              .threads_per_worker = options_.num_cpus_per_worker},
+                           .dataset_config = {.datasets_to_split = std::vector<std::string>()},  // see OperatorLoader
+                           .run_config = {.checkpoint_config = {.num_to_keep = 2, .async_save = saves_checkpoints_}}},
+                          torch_backend({.backend = options_.backend, .timeout = options_.timeout}));
+  if (!options_.use_tqdm) resolved.progress = Progress::none;
+  resolved.first_epoch = 1;
+  const int waiting = launch_.size() - resolved.worker_count;
   if (!options_.num_workers.most() && !launch_.flags().workers && waiting > 0 && launch_.rank() == 0)
     log::warn("one rank trains and " + std::to_string(waiting) + (waiting == 1 ? " waits" : " wait") +
               ": num_workers is 1 unless given. Write .num_workers = launch.size() to train on all");
-  return plan;
+  return resolved;
 }
 
 OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOptions options)
     : launch_(launch),
       options_(std::move(options)),
-      plan_(make_plan()),
-      run_(launch.communicator(), launch, plan_.options.run_config, launch.number_trainer()),
-      everywhere_(launch.communicator(), plan_.wait_limit),
-      device_(check_together(plan_)),
+      resolved_(resolve_options()),
+      run_(launch.communicator(), launch, resolved_.options.run_config, launch.next_trainer_number()),
+      everywhere_(launch.communicator(), resolved_.wait_limit),
+      device_(check_device_and_data(resolved_)),
       exceptions_(std::uncaught_exceptions()) {
-  const auto& world = plan_.world();
+  const auto& world = resolved_.world();
   const auto params_before = run_.params();
   const auto config_before = params_before.is_object() ? params_before.value("train_loop_config", Json()) : Json();
-  start(plan_, run_);
+  begin_run(resolved_, run_);
   update_params(TrainOptions{}.max_retries);
-  const auto workers = world.split(plan_.works() ? 0 : 1);
+  const auto workers = world.split(resolved_.is_worker() ? 0 : 1);
   open_ = true;
   try {
     history_.restore(run_on_all([&] {
-      session_ = std::make_unique<OpenSession>(plan_, run_, workers, workers.duplicate(), device_, bad_steps_);
+      session_ = std::make_unique<OpenSession>(resolved_, run_, workers, workers.duplicate(), device_, bad_steps_);
       open(make);
       return history_.text();
     }));
   } catch (const Error& error) {
     const bool is_refusal = error.code() == ExitCode::data || error.code() == ExitCode::usage;
-    if (is_refusal && params_before.is_object() && world.rank() == 0) run_.put_back(params_before);
+    if (is_refusal && params_before.is_object() && world.rank() == 0) run_.restore_params(params_before);
     throw;
   }
-  if (!history_.empty() && !config_before.is_null() && config_before != plan_.options.train_loop_config &&
+  if (!history_.empty() && !config_before.is_null() && config_before != resolved_.options.train_loop_config &&
       world.rank() == 0)
     log::warn("the run " + run_.path().string() + " goes on with another configuration: the first " +
               std::to_string(history_.size()) +
@@ -158,43 +158,43 @@ OperatorRun::~OperatorRun() {
   if (open_) try {
       shutdown(std::uncaught_exceptions() > exceptions_);
     } catch (const std::exception& error) {
-      if (plan_.world().rank() == 0) log::error(error.what());
+      if (resolved_.world().rank() == 0) log::error(error.what());
     }
 }
 
 void OperatorRun::open(const Make& make) {
-  session_->state().stop.in_calls = true;
+  session_->state().stop.is_operator_run = true;
   session_->open();
-  session_->state().end_if_known_done();
+  session_->state().end_if_already_done();
   operator_ = make();
-  auto parts = std::make_unique<OperatorParts>(session_->state(), session_->view(), options_,
-                                               divide_batch_size(plan_.options.train_loop_config, plan_));
+  auto parts = std::make_unique<OperatorRegistry>(session_->state(), session_->user_session(), options_,
+                                                  divide_batch_size(resolved_.options.train_loop_config, resolved_));
   parts_ = parts.get();
-  OperatorParts::attach(*operator_, std::move(parts));
+  OperatorRegistry::attach(*operator_, std::move(parts));
   operator_->setup(parts_->config);
-  entries_ = parts_->entries(*operator_);
+  entries_ = parts_->state_entries(*operator_);
   auto all = entries_;
-  all.emplace_back("calls",
-                   StateEntry(
-                       [this] {
-                         const auto& feed = parts_->train;
-                         return StateDict{
-                             .tensors = {{"done", history_.bytes()}},
-                             .values = {{"open", feed.open()}, {"taken", feed.taken()}, {"training", training_}}};
-                       },
-                       [this](const StateDict& saved) {
-                         const auto done = saved.tensors.find("done");
-                         if (done == saved.tensors.end())
-                           throw Error(ExitCode::data, "restoring the calls of an operator's trainer",
-                                       "the checkpoint has none", "Choose another --name to begin anew");
-                         history_.restore(done->second);
-                         parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
-                         training_ = saved.values.value("training", false);
-                       }));
+  all.emplace_back("calls", StateEntry(
+                                [this] {
+                                  const auto& source = parts_->train;
+                                  return StateDict{.tensors = {{"done", history_.bytes()}},
+                                                   .values = {{"open", source.has_open_pass()},
+                                                              {"taken", source.batches_taken()},
+                                                              {"training", training_}}};
+                                },
+                                [this](const StateDict& saved) {
+                                  const auto done = saved.tensors.find("done");
+                                  if (done == saved.tensors.end())
+                                    throw Error(ExitCode::data, "restoring the calls of an operator's trainer",
+                                                "the checkpoint has none", "Choose another --name to begin anew");
+                                  history_.restore(done->second);
+                                  parts_->train.restore(saved.values.at("open"), saved.values.at("taken"));
+                                  training_ = saved.values.value("training", false);
+                                }));
   run_entries_ = std::make_shared<const StateEntries>(std::move(all));
   if (!session_->state().restore(run_entries_)) return;
-  // The cursors' epoch is that of the last pass, as it was when the calls were made.
-  if (auto& feed = parts_->train; !feed.resumes()) feed.go_to(feed.epochs());
+  // The pass positions' epoch is that of the last pass, as it was when the calls were made.
+  if (auto& source = parts_->train; !source.resumes_open_pass()) source.set_epoch_count(source.epoch_count());
   random_state_ = generator_state(device_);
 }
 
@@ -209,18 +209,19 @@ void OperatorRun::require_open() const {
 }
 
 comm::WaitLimits OperatorRun::limits() const {
-  return {.done = plan_.works() ? plan_.wait_limit : no_limit, .failed = comm::final_grace(plan_.world())};
+  return {.done = resolved_.is_worker() ? resolved_.wait_limit : no_limit,
+          .failed = comm::final_grace(resolved_.world())};
 }
 
 void OperatorRun::require_on_all(const std::function<void()>& check) {
   require_open();
-  const auto& world = plan_.world();
+  const auto& world = resolved_.world();
   try {
     const auto error = comm::attempt_on_all(world, limits(), [&] {
-      if (plan_.works()) check();
+      if (resolved_.is_worker()) check();
     });
     if (error) throw *error;
-  } catch (const comm::Lost& lost) {
+  } catch (const comm::RanksMissing& lost) {
     open_ = false;
     run_.write_error(world, lost);
     throw;
@@ -229,15 +230,15 @@ void OperatorRun::require_on_all(const std::function<void()>& check) {
 
 std::string OperatorRun::run_on_all(const std::function<std::string()>& work) {
   require_open();
-  const auto& world = plan_.world();
+  const auto& world = resolved_.world();
   std::string result;
   try {
     const auto error = comm::attempt_on_all(world, limits(), [&] {
-      if (plan_.works()) try {
+      if (resolved_.is_worker()) try {
           result = work();
         } catch (...) {
           // Before the session closes connections on which other ranks may be waiting.
-          const auto cause = comm::caught(world);
+          const auto cause = comm::current_outcome(world);
           comm::raise_alarm(world, cause);
           if (session_) session_->fail(cause);
           throw;
@@ -248,8 +249,8 @@ std::string OperatorRun::run_on_all(const std::function<std::string()>& work) {
       if (world.rank() == 0 && error->code() != ExitCode::stopped) run_.write_error(error->what());
       throw *error;
     }
-    return plan_.workers < world.size() ? world.broadcast(result) : result;
-  } catch (const comm::Lost& lost) {
+    return resolved_.worker_count < world.size() ? world.broadcast(result) : result;
+  } catch (const comm::RanksMissing& lost) {
     open_ = false;
     run_.write_error(world, lost);
     throw;
@@ -264,7 +265,7 @@ Json OperatorRun::run_or_replay(const char* name, const std::function<void()>& c
     // Random numbers that main draws between the last replayed call and the next call must be the same as in a run that
     // was not interrupted.
     if (call_count_ == history_.size() && !training_) restore_random_state();
-    if (before.name == name && before.refused) throw *before.refused;
+    if (before.name == name && before.refusal) throw *before.refusal;
     if (before.name == name) return before.result;
     throw Error(ExitCode::usage, "resuming the run " + run_.path().string(),
                 "call " + std::to_string(call_count_) + " of the trainer is " + name + "() and was " + before.name +
@@ -275,7 +276,7 @@ Json OperatorRun::run_or_replay(const char* name, const std::function<void()>& c
     require_on_all(check);
   } catch (const Error& refused) {
     if (open_) {
-      history_.add({.name = name, .refused = Error(refused.code(), refused.what())});
+      history_.add({.name = name, .refusal = Error(refused.code(), refused.what())});
       ++call_count_;
     }
     throw;
@@ -287,13 +288,13 @@ Json OperatorRun::run_or_replay(const char* name, const std::function<void()>& c
       auto result = work();
       if (history_.size() == call_count_) history_.add({.name = name, .result = result});
       return to_line(result);
-    } catch (const TrainingEnded&) {
+    } catch (const TrainingEndedByCallback&) {
       return {};
     }
   });
   if (text.empty()) {
     ended_ = true;
-    throw TrainingEnded();
+    throw TrainingEndedByCallback();
   }
   const auto result = Json::parse(text);
   if (history_.size() == call_count_) history_.add({.name = name, .result = result});
@@ -308,17 +309,17 @@ Metrics OperatorRun::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
     if (!value.is_object() && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
-  metrics.emplace("epoch", parts_->train.epochs());  // the user's own wins
+  metrics.emplace("epoch", parts_->train.epoch_count());  // the user's own wins
   return metrics;
 }
 
 Json OperatorRun::finish_call(const char* name, const Metrics& own, bool reduce, bool saves) {
-  auto& view = session_->view();
+  auto& view = session_->user_session();
   std::vector<Json> of_workers;
-  for (const auto& bytes : session_->state().workers.control.all_gather(to_bytes(with_weights(own))))
+  for (const auto& bytes : session_->state().workers.control.all_gather(to_bytes(to_weighted_json(own))))
     of_workers.push_back(Json::from_cbor(bytes));
-  const auto mean = reduced(of_workers);
-  auto result = reduce ? mean : listed(of_workers);
+  const auto mean = reduce_over_workers(of_workers);
+  auto result = reduce ? mean : list_over_workers(of_workers);
   training_ = false;
   history_.add({.name = name, .result = Json::parse(to_line(result))});
   if (of_trial_) return result;
@@ -337,29 +338,29 @@ Json OperatorRun::train(const TrainOptions& options) {
     parts_->train.check_call(options.num_steps, !parts_->models.empty());
   };
   return run_or_replay("train", check, [&] {
-    const watch::During training("train");
+    const watch::ScopedCallName training("train");
     auto& state = session_->state();
-    auto& feed = parts_->train;
+    auto& source = parts_->train;
     auto& timers = operator_->timers;
-    if (state.stop.ended) throw TrainingEnded();
+    if (state.stop.ended_by_callback) throw TrainingEndedByCallback();
     update_params(options.max_retries, /*trains=*/true);
     if (std::exchange(training_, true)) restore_random_state();
     if (std::exchange(changed_, false) && saves_checkpoints_) {
       for (const auto& prepared : state.models) prepared->synchronise_buffers();
-      state.outputs.settle();
+      state.outputs.wait_for_save();
       state.save(run_entries_.get(), {}, /*any_files=*/false, Json::object());
     }
-    feed.begin_call(options.num_steps);
+    source.begin_call(options.num_steps);
     timers.enable(options.profile);
     Metrics own;
     {
       const auto time = timers.record("train_epoch");
-      OperatorBatches batches(feed);
+      OperatorBatches batches(source);
       own = operator_->train_epoch(
-          batches, {.epoch_idx = feed.epochs() - 1, .num_steps = options.num_steps, .info = options.info});
+          batches, {.epoch_idx = source.epoch_count() - 1, .num_steps = options.num_steps, .info = options.info});
     }
-    feed.end_call();
-    own.insert_or_assign("epoch", feed.epochs());
+    source.end_call();
+    own.insert_or_assign("epoch", source.epoch_count());
     if (options.profile) own.insert_or_assign("profile", timers.stats());
     timers.enable(false);
     return finish_call("train", own, options.reduce_results, saves_checkpoints_);
@@ -369,22 +370,23 @@ Json OperatorRun::train(const TrainOptions& options) {
 Json OperatorRun::validate(const ValidateOptions& options) {
   const auto check = [&] { parts_->validation.check_call(options.num_steps, !parts_->models.empty()); };
   return run_or_replay("validate", check, [&] {
-    const watch::During validating("validate");
-    auto& feed = parts_->validation;
+    const watch::ScopedCallName validating("validate");
+    auto& source = parts_->validation;
     auto& timers = operator_->timers;
-    const auto epoch = std::max<std::int64_t>(0, parts_->train.epochs() - 1);
-    feed.begin_call(options.num_steps, epoch);
+    const auto epoch = std::max<std::int64_t>(0, parts_->train.epoch_count() - 1);
+    source.begin_call(options.num_steps, epoch);
     timers.enable(options.profile);
     Metrics own;
     {
       const at::NoGradGuard no_grad;
       std::vector<std::unique_ptr<Evaluation>> modes;
-      for (const auto& model : parts_->models) modes.emplace_back(new Evaluation(session_->view().evaluation(model)));
+      for (const auto& model : parts_->models)
+        modes.emplace_back(new Evaluation(session_->user_session().evaluation(model)));
       const auto time = timers.record("validation");
-      OperatorBatches batches(feed);
+      OperatorBatches batches(source);
       own = operator_->validate(batches, {.epoch_idx = epoch, .num_steps = options.num_steps, .info = options.info});
     }
-    feed.end_call();
+    source.end_call();
     if (options.profile) own.insert_or_assign("profile", timers.stats());
     timers.enable(false);
     return finish_call("validate", own, options.reduce_results, false);
@@ -392,7 +394,7 @@ Json OperatorRun::validate(const ValidateOptions& options) {
 }
 
 bool OperatorRun::has_ended() {
-  return !run_on_all([&] { return std::string(session_->state().stop.ended ? "ended" : ""); }).empty();
+  return !run_on_all([&] { return std::string(session_->state().stop.ended_by_callback ? "ended" : ""); }).empty();
 }
 
 void OperatorRun::report_step(const std::function<Json()>& step) {
@@ -423,7 +425,7 @@ Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<J
     });
   }
   shutdown(false);
-  return read_result(plan_, run_);
+  return read_result(resolved_, run_);
 }
 
 Json OperatorRun::gather(const Json& own) const {
@@ -442,9 +444,9 @@ Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) 
   return run_or_replay(
       "apply_all_operators", [] {},
       [&] {
-        const auto before = parts_->registrations;
+        const auto before = parts_->data_registration_count;
         auto result = gather(function(*operator_));
-        if (parts_->registrations != before)
+        if (parts_->data_registration_count != before)
           history_.add({.name = "apply_all_operators", .result = result, .registers_data = true});
         return result;
       });
@@ -480,10 +482,10 @@ StateDict OperatorRun::state_dict() {
     state = checkpoint::collect(entries_);
     for (auto& [path, tensor] : state.tensors)
       tensor = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
-    if (call_count_ < history_.size() || parts_->train.taken() > 0) state.values["progress"][stale_key] = true;
+    if (call_count_ < history_.size() || parts_->train.batches_taken() > 0) state.values["progress"][stale_key] = true;
     return std::string();
   });
-  if (plan_.workers < plan_.world().size()) state = checkpoint::broadcast(plan_.world(), state);
+  if (resolved_.worker_count < resolved_.world().size()) state = checkpoint::broadcast(resolved_.world(), state);
   return state;
 }
 
@@ -494,7 +496,7 @@ void OperatorRun::require_fit(const StateDict& saved) const {
 
 void OperatorRun::restore(const StateDict& saved) {
   const auto& workers = session_->state().workers;
-  comm::on_all(workers.control, [&] {
+  comm::run_on_all(workers.control, [&] {
     checkpoint::restore(entries_, saved, {workers.rank(), workers.size()});
     return std::string();
   });
@@ -515,9 +517,9 @@ void OperatorRun::save(const fs::path& path) {
   // save() changes nothing in the trainer. So it runs as the check: if it fails, the trainer stays open.
   const auto save = [&] {
     for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
-    comm::on_root(session_->state().workers.control, [&] {
-      const auto whole = whole_path(path);
-      take_back_directory(whole);
+    comm::run_on_root(session_->state().workers.control, [&] {
+      const auto whole = absolute_path(path);
+      restore_directory(whole);
       require_replaceable(whole);
       // It replaces the old one only when it is complete.
       const auto unfinished = whole.parent_path() / ("." + whole.filename().string() + ".saving");
@@ -539,9 +541,9 @@ void OperatorRun::load(const fs::path& path) {
   StateDict saved;
   const auto check = [&] {
     const auto& control = session_->state().workers.control;
-    comm::on_root(control, [&] {
-      const auto whole = whole_path(path);
-      take_back_directory(whole);
+    comm::run_on_root(control, [&] {
+      const auto whole = absolute_path(path);
+      restore_directory(whole);
       saved = Checkpoint::from_directory(whole).to_dict();
     });
     saved = checkpoint::broadcast(control, saved);
@@ -551,7 +553,7 @@ void OperatorRun::load(const fs::path& path) {
 }
 
 void OperatorRun::update_params(int max_retries, bool trains) {
-  if (plan_.world().rank() != 0) return;
+  if (resolved_.world().rank() != 0) return;
   auto params = run_.params();
   if (trains) params.erase("finished"), params.erase("return_value");
   if (launch::supervisor()) params["run_config"]["max_retries"] = max_retries;
@@ -569,11 +571,11 @@ void OperatorRun::shutdown(bool force) {
   if (!force) {
     run_on_all([&] { return session_->close(), std::string(); });
   } else if (session_) {
-    session_->leave(ended_ ? std::nullopt : std::optional(Error(ExitCode::user_error, "shut down by force")));
+    session_->end(ended_ ? std::nullopt : std::optional(Error(ExitCode::user_error, "shut down by force")));
   }
-  if ((!force || ended_) && plan_.world().rank() == 0) run_.mark_finished({});
+  if ((!force || ended_) && resolved_.world().rank() == 0) run_.mark_finished({});
   open_ = false;
-  if (!force && !keeps_folder_) run_.remove_unless_it_holds_more(plan_.world());
+  if (!force && !keeps_folder_) run_.remove_if_unused(resolved_.world());
 }
 
 TrainingOperator& OperatorRun::local_operator() {
@@ -603,7 +605,7 @@ Result OperatorTrainerBase::run_trial(std::int64_t num_iterations, const std::fu
 
 OperatorTrainerOptions OperatorTrainerBase::of_trial(OperatorTrainerOptions options, const Launch& launch,
                                                      const Config& settings) {
-  options.config = detail::launch::overlaid(options.config, settings, "choosing the settings of a trial");
+  options.config = detail::launch::override_defaults(options.config, settings, "choosing the settings of a trial");
   if (!options.num_workers.most()) options.num_workers = launch.size();
   return options;
 }
@@ -617,7 +619,7 @@ void OperatorTrainerBase::shutdown(bool force) { run_->shutdown(force); }
 TrainingOperator& OperatorTrainerBase::local_operator() { return run_->local_operator(); }
 
 std::shared_ptr<torch::nn::Module> OperatorTrainerBase::model_of(bool to_cpu, std::size_t number) {
-  const auto& models = detail::train::OperatorParts::of(run_->local_operator()).models;
+  const auto& models = detail::train::OperatorRegistry::of(run_->local_operator()).models;
   if (number >= models.size())
     throw Error(ExitCode::usage, "asking for model " + std::to_string(number),
                 "the operator has registered " + std::to_string(models.size()), "Numbers begin with 0");

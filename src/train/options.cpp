@@ -82,16 +82,16 @@ Json to(const ColumnTypes& types) { return types.all() ? to(*types.all()) : to(t
 template <class T>
 void from(const Json& json, T& value) {
   if constexpr (std::is_same_v<T, bool>) {
-    require(json.is_boolean(), "is neither true nor false");
+    require_valid(json.is_boolean(), "is neither true nor false");
   } else if constexpr (std::is_integral_v<T>) {
-    require(json.is_number_integer(), "is not a whole number");
-    require(json.is_number_unsigned() ? std::in_range<T>(json.get<std::uint64_t>())
-                                      : std::in_range<T>(json.get<std::int64_t>()),
-            "is out of range");
+    require_valid(json.is_number_integer(), "is not a whole number");
+    require_valid(json.is_number_unsigned() ? std::in_range<T>(json.get<std::uint64_t>())
+                                            : std::in_range<T>(json.get<std::int64_t>()),
+                  "is out of range");
   } else if constexpr (std::is_floating_point_v<T>) {
-    require(json.is_number(), "is not a number");
+    require_valid(json.is_number(), "is not a number");
   } else if constexpr (std::is_same_v<T, std::string>) {
-    require(json.is_string(), "is not a text");
+    require_valid(json.is_string(), "is not a text");
   }
   json.get_to(value);
 }
@@ -102,11 +102,11 @@ void from(const Json& json, T& value) {
   const auto names = names_of(T{});
   for (const std::string name : names) all += (all.empty() ? "" : ", ") + name;
   const auto name = std::find(names.begin(), names.end(), json);
-  require(name != names.end(), "is none of " + all);
+  require_valid(name != names.end(), "is none of " + all);
   value = static_cast<T>(name - names.begin());
 }
 void from(const Json& json, std::filesystem::path& path) {
-  require(json.is_string(), "is not a path");
+  require_valid(json.is_string(), "is not a path");
   path = json.get<std::string>();
 }
 void from(const Json& json, milliseconds& duration) {
@@ -117,7 +117,7 @@ void from(const Json& json, milliseconds& duration) {
 void from(const Json& json, at::ScalarType& type) {
   const auto& types = c10::getStringToDtypeMap();
   const auto found = types.find(json.is_string() ? json.get<std::string>() : "");
-  require(found != types.end(), "is not a type of tensors, as float32");
+  require_valid(found != types.end(), "is not a type of tensors, as float32");
   type = found->second;
 }
 void from(const Json& json, std::optional<at::Device>& device) {
@@ -128,7 +128,7 @@ void from(const Json& json, std::optional<at::Device>& device) {
   } catch (const std::exception&) {  // torch's exception, or one of a number that is too large
   }
   // Compared, since torch wraps an index of 300 around.
-  require(device && device->str() == json.get<std::string>(), "is not a device, as cuda:0");
+  require_valid(device && device->str() == json.get<std::string>(), "is not a device, as cuda:0");
 }
 template <class T>
 void from(const Json& json, std::optional<T>& value) {
@@ -137,10 +137,10 @@ void from(const Json& json, std::optional<T>& value) {
 }
 template <class T>
 void from(const Json& json, std::map<std::string, T>& values) {
-  require(json.is_object(), "is not an object");
+  require_valid(json.is_object(), "is not an object");
   values.clear();
   for (const auto& [key, value] : json.items())
-    under(key, [&, &key = key, &value = value] { from(value, values[key]); });
+    with_parent_key(key, [&, &key = key, &value = value] { from(value, values[key]); });
 }
 void from(const Json& json, ColumnTypes& types) {
   if (json.is_string()) {
@@ -154,8 +154,8 @@ void from(const Json& json, ColumnTypes& types) {
   }
 }
 void from(const Json& json, std::vector<std::string>& names) {
-  require(json.is_array() && std::ranges::all_of(json, [](const Json& name) { return name.is_string(); }),
-          "is not a list of names");
+  require_valid(json.is_array() && std::ranges::all_of(json, [](const Json& name) { return name.is_string(); }),
+                "is not a list of names");
   json.get_to(names);
 }
 void from(const Json& json, NumWorkers& workers) {
@@ -163,7 +163,7 @@ void from(const Json& json, NumWorkers& workers) {
   if (json.is_null()) {
     workers = {};
   } else if (json.is_array()) {
-    require(json.size() == 2, "is not a number, or the least and the most");
+    require_valid(json.size() == 2, "is not a number, or the least and the most");
     from(json[0], least);
     from(json[1], most);
     workers = {least, most};
@@ -185,7 +185,8 @@ void from(const Json& json, std::vector<std::pair<std::string, double>>& shares)
   const auto is_share = [](const Json& pair) {
     return pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_number();
   };
-  require(json.is_array() && std::ranges::all_of(json, is_share), "is not a list of shares, as [[\"train\", 0.9]]");
+  require_valid(json.is_array() && std::ranges::all_of(json, is_share),
+                "is not a list of shares, as [[\"train\", 0.9]]");
   json.get_to(shares);
 }
 
@@ -209,18 +210,19 @@ void write(Json& json, std::string_view names, const Fields&... fields) {
 
 template <class... Fields>
 void read(const Json& json, std::string_view names, Fields&... fields) {
-  require(json.is_object(), "is not an object");
+  require_valid(json.is_object(), "is not an object");
   std::vector<std::string> known;
   const auto take = [&]<class T>(T& field) {
     const auto key = take_key<T>(names);
     if constexpr (is_data<T>) {
       known.push_back(key);
-      if (const auto found = json.find(key); found != json.end()) under(key, [&] { from(*found, field); });
+      if (const auto found = json.find(key); found != json.end()) with_parent_key(key, [&] { from(*found, field); });
     }
   };
   (take(fields), ...);
   for (const auto& [key, value] : json.items())
-    under(key, [&, &key = key] { require(std::ranges::find(known, key) != known.end(), "is no option"); });
+    with_parent_key(key,
+                    [&, &key = key] { require_valid(std::ranges::find(known, key) != known.end(), "is no option"); });
 }
 
 }  // namespace
@@ -264,7 +266,7 @@ MUSTER_OPTIONS(ProcessGroupOptions, backend, timeout, chunk)
 MUSTER_OPTIONS(EarlyStoppingOptions, metric, mode, patience, min_delta)
 MUSTER_OPTIONS(PlateauOptions, metric)
 MUSTER_OPTIONS(LearningRateMonitorOptions, name)
-MUSTER_OPTIONS(ReportOptions, reduce, checkpoint_dir_name, validation)
+MUSTER_OPTIONS(ReportOptions, reduce, checkpoint_name, validation)
 MUSTER_OPTIONS(PredictorOptions, feature_columns, dtypes, use_gpu, preprocessor)
 MUSTER_OPTIONS(BatchPredictorOptions, batch_size, keep_columns)
 MUSTER_OPTIONS(LinearWarmupOptions, warmup_steps, start_factor)

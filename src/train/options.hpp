@@ -17,13 +17,13 @@ struct InvalidOption : Error {
   std::string fact;
 };
 
-inline void require(bool holds, const std::string& fact) {
+inline void require_valid(bool holds, const std::string& fact) {
   if (!holds) throw InvalidOption("", fact);
 }
 
 /// Calls `read`, and adds `key` as a parent to the key of an InvalidOption.
 template <class Read>
-void under(const std::string& key, const Read& read) {
+void with_parent_key(const std::string& key, const Read& read) {
   try {
     read();
   } catch (const InvalidOption& error) {

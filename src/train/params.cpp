@@ -35,7 +35,7 @@ Json merged(const Json& given, const Json& plain, const Json& saved) {
 
 }  // namespace
 
-Json params_of(const TrainerOptions& options) {
+Json params_from_options(const TrainerOptions& options) {
   Json params = options;
   auto& run = params["run_config"];
   for (const char* part : {"checkpoint_config", "failure_config"}) {
@@ -46,16 +46,18 @@ Json params_of(const TrainerOptions& options) {
   return params;
 }
 
-TrainerOptions options_in(const Json& params, const std::filesystem::path& file) try {
+TrainerOptions options_from_params(const Json& params, const std::filesystem::path& file) try {
   if (!params.is_object()) throw InvalidOption("it", "is not an object");
   for (const char* key : {"train_loop_config", "metadata", "scaling_config", "run_config"})
-    under(key, [&] { require(params.contains(key), "is missing"); });
-  under("finished", [&] { require(params.value("finished", Json(false)).is_boolean(), "is neither true nor false"); });
+    with_parent_key(key, [&] { require_valid(params.contains(key), "is missing"); });
+  with_parent_key("finished", [&] {
+    require_valid(params.value("finished", Json(false)).is_boolean(), "is neither true nor false");
+  });
   TrainerOptions options;
   auto rest = known(params, options);
   rest.erase("run_config");
   rest.get_to(options);
-  under("run_config", [&, &run = options.run_config] {
+  with_parent_key("run_config", [&, &run = options.run_config] {
     const auto& saved = params.at("run_config");
     known(saved, run).get_to(run);
     known(saved, run.checkpoint_config).get_to(run.checkpoint_config);
@@ -72,8 +74,8 @@ TrainerOptions saved_options(const std::filesystem::path& run) {
   const auto file = run / "params.json";
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
-  auto options = options_in(read_json(file), file);
-  if (!checkpoint::newest_whole(run) && !checkpoint::may_have_more(checkpoint::Tier(run)))
+  auto options = options_from_params(read_json(file), file);
+  if (!checkpoint::newest_intact(run) && !checkpoint::may_hold_newer(checkpoint::Tier(run)))
     throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
   return options;
 }

@@ -8,10 +8,10 @@
 namespace muster::detail::train {
 
 /// The options as in params.json, where the fields of checkpoint_config and failure_config lie directly in run_config.
-Json params_of(const TrainerOptions& options);
+Json params_from_options(const TrainerOptions& options);
 /// The options in params.json. Throws an Error (ExitCode::data) that names a missing key or an invalid value in `file`.
 /// Ignores unknown keys. Keys that earlier versions did not write may be missing.
-TrainerOptions options_in(const Json& params, const std::filesystem::path& file);
+TrainerOptions options_from_params(const Json& params, const std::filesystem::path& file);
 
 /// The options that the run in that folder was started with. Throws an Error (ExitCode::data) unless the run can be
 /// restored, that is, has a params.json and a whole checkpoint.

@@ -66,7 +66,7 @@ MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, int first, int co
   set_generator_state(rank_state_, device);
 }
 
-void MicroBatchGenerators::change_to(int micro_batch) {
+void MicroBatchGenerators::switch_to(int micro_batch) {
   if (micro_batch == current_) return;
   current() = generator_state(device_);
   current_ = micro_batch;
@@ -81,7 +81,7 @@ std::string MicroBatchGenerators::state() {
 }
 
 void MicroBatchGenerators::restore(const std::string& state) {
-  change_to(-1);
+  switch_to(-1);
   const auto size = micro_batch_states_.front().size();
   for (std::size_t s = 0; s < micro_batch_states_.size(); ++s) micro_batch_states_[s] = state.substr(s * size, size);
 }

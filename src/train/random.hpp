@@ -26,7 +26,7 @@ class MicroBatchGenerators {
   MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device);
 
   /// Switches torch's generators to the state of a micro-batch (counted on this rank from 0), or of the rank (-1).
-  void change_to(int micro_batch);
+  void switch_to(int micro_batch);
 
   /// The states of all micro-batches, concatenated.
   std::string state();

@@ -11,9 +11,9 @@
 namespace muster::detail::train {
 namespace {
 
-/// Returns the number of workers. `full` is, before, the number of ranks of a full launch, or 0 if none may be missing;
-/// afterwards the number of workers of a full launch, or 0.
-int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full) {
+/// Returns the number of workers. `full_worker_count` is, before, the number of ranks of a full launch, or 0 if none
+/// may be missing; afterwards the number of workers of a full launch, or 0.
+int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full_worker_count) {
   const auto& asked = scaling.num_workers;
   const bool range = asked.is_range() && !launch.flags().workers;
   if (range && (*asked.least() < 1 || *asked.least() > *asked.most()))
@@ -21,11 +21,11 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full)
         ExitCode::usage, "choosing the workers",
         "{" + std::to_string(*asked.least()) + ", " + std::to_string(*asked.most()) + "} is not a range of workers",
         "Ask for {least, most}, from 1 on");
-  const int there = std::max(launch.size(), full);
+  const int there = std::max(launch.size(), full_worker_count);
   int workers = launch.flags().workers.value_or(asked.most().value_or(there));
-  if (range) workers = full = std::min(workers, there);
-  if (full > 0 && workers <= full) {
-    full = workers;
+  if (range) workers = full_worker_count = std::min(workers, there);
+  if (full_worker_count > 0 && workers <= full_worker_count) {
+    full_worker_count = workers;
     workers = std::min(workers, launch.size());
   }
   if (range && workers < *asked.least())
@@ -55,44 +55,47 @@ std::chrono::milliseconds choose_wait_limit(const Launch& launch, const BackendC
 
 }  // namespace
 
-step::Share Plan::share(int worker) const {
+step::MicroBatchShare ResolvedOptions::share_of(int worker) const {
   const auto& virtual_workers = options.scaling_config.virtual_workers;
-  if (!virtual_workers) return {.total = workers, .first = worker, .count = 1};
-  if (*virtual_workers < 1 || *virtual_workers % workers != 0)
-    throw Error(
-        ExitCode::usage, "choosing the workers",
-        std::to_string(*virtual_workers) + " virtual workers cannot be divided evenly among " + std::to_string(workers),
-        "Start as many workers as divide them; 12 goes with 1, 2, 3, 4, 6 and 12");
-  const int count = *virtual_workers / workers;
+  if (!virtual_workers) return {.total = worker_count, .first = worker, .count = 1};
+  if (*virtual_workers < 1 || *virtual_workers % worker_count != 0)
+    throw Error(ExitCode::usage, "choosing the workers",
+                std::to_string(*virtual_workers) + " virtual workers cannot be divided evenly among " +
+                    std::to_string(worker_count),
+                "Start as many workers as divide them; 12 goes with 1, 2, 3, 4, 6 and 12");
+  const int count = *virtual_workers / worker_count;
   return {.total = *virtual_workers, .first = worker * count, .count = count, .fixed = true};
 }
 
-Plan resolve(const Launch& launch, const TrainerOptions& options, std::shared_ptr<const BackendConfig> backend) {
+ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
+                        std::shared_ptr<const BackendConfig> backend) {
   const auto& flags = launch.flags();
   const auto& scaling = options.scaling_config;
   const auto supervisor = launch::supervisor();
-  int full = supervisor ? supervisor->full_workers : 0;
-  const int workers = count_workers(launch, scaling, full);
+  int full_worker_count = supervisor ? supervisor->full_worker_count : 0;
+  const int workers = count_workers(launch, scaling, full_worker_count);
   if (scaling.num_workers.is_range() && !flags.workers && launch.rank() == 0)
-    launch::tell_supervisor(launch::telling_least, std::to_string(*scaling.num_workers.least()));
-  Plan plan{.launch = launch,
-            .options = options,
-            .backend = std::move(backend),
-            .workers = workers,
-            .full_workers = full,
-            .threads = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank())),
-            .progress = flags.progress};
-  static_cast<void>(plan.share(0));
-  plan.options.train_loop_config = Json::parse(comm::on_root(
-      plan.world(), [&] { return launch::resolve(options.train_loop_config, flags.config_file, flags.set).dump(); }));
-  auto& callbacks = plan.options.run_config.callbacks;
+    launch::tell_supervisor(launch::message_min_workers, std::to_string(*scaling.num_workers.least()));
+  ResolvedOptions resolved{
+      .launch = launch,
+      .options = options,
+      .backend = std::move(backend),
+      .worker_count = workers,
+      .full_worker_count = full_worker_count,
+      .threads_per_worker = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank())),
+      .progress = flags.progress};
+  static_cast<void>(resolved.share_of(0));
+  resolved.options.train_loop_config = Json::parse(comm::run_on_root(resolved.world(), [&] {
+    return launch::resolve(options.train_loop_config, flags.config_file, flags.set).dump();
+  }));
+  auto& callbacks = resolved.options.run_config.callbacks;
   callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());
-  plan.wait_limit = choose_wait_limit(launch, plan.backend.get());
+  resolved.wait_limit = choose_wait_limit(launch, resolved.backend.get());
   if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
     throw Error(ExitCode::usage, "choosing how long a validation may take",
                 std::to_string(validation.timeout.count()) + " ms is not a time limit",
                 "Give ValidationConfig::timeout more than 0");
-  return plan;
+  return resolved;
 }
 
 }  // namespace muster::detail::train

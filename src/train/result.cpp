@@ -24,7 +24,7 @@ double score_of(const Json& metrics, const std::string& attribute, ScoreOrder or
 
 /// The run's checkpoints, without those that it has gone back from: best score first, or newest first without a score.
 std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
-  auto all = checkpoint::reported(run, checkpoint::read_rollbacks(run));
+  auto all = checkpoint::intact_checkpoints(run, checkpoint::read_rollbacks(run));
   std::reverse(all.begin(), all.end());
   const auto& attribute = config.checkpoint_score_attribute;
   if (attribute.empty()) return all;
@@ -62,11 +62,11 @@ Result result_of(const std::filesystem::path& run, const Json& content) {
 
 }  // namespace
 
-Result finish(const Plan& plan, RunFolder& run, const Ended& ended) {
-  if (!ended.error && plan.world().rank() == 0) run.mark_finished(ended.returned);
+Result finish_run(const ResolvedOptions& resolved, RunFolder& run, const TrainingOutcome& ended) {
+  if (!ended.error && resolved.world().rank() == 0) run.mark_finished(ended.return_value);
   Result result;
   try {
-    result = read_result(plan, run);
+    result = read_result(resolved, run);
   } catch (const Error& unreadable) {
     if (!ended.error) throw;
     log::warn(unreadable.what());  // a warning, since the result's error is the cause
@@ -76,9 +76,9 @@ Result finish(const Plan& plan, RunFolder& run, const Ended& ended) {
   return result;
 }
 
-Result read_result(const Plan& plan, const RunFolder& run) {
-  const auto content = Json::parse(comm::on_root(plan.world(), [&] {
-    return content_of(run.path(), plan.options.run_config.checkpoint_config, run.params()).dump();
+Result read_result(const ResolvedOptions& resolved, const RunFolder& run) {
+  const auto content = Json::parse(comm::run_on_root(resolved.world(), [&] {
+    return content_of(run.path(), resolved.options.run_config.checkpoint_config, run.params()).dump();
   }));
   return result_of(run.path(), content);
 }
@@ -87,13 +87,13 @@ Result read_result(const Plan& plan, const RunFolder& run) {
 
 Result Result::from_path(const std::filesystem::path& path) {
   using namespace detail;
-  const auto run = train::whole_path(path);
+  const auto run = train::absolute_path(path);
   const auto file = run / "params.json", cause = run / "error.txt";
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, "reading the result of " + run.string(), "it has no params.json",
                 "Name the folder of a run");
   const auto params = read_json(file);
-  const auto options = train::options_in(params, file);
+  const auto options = train::options_from_params(params, file);
   const auto read = [&] {
     for (int tries_left = 100;; --tries_left) try {
         return train::result_of(run, train::content_of(run, options.run_config.checkpoint_config, params));

@@ -27,9 +27,9 @@ namespace {
 
 /// The checkpoint that --resume PATH names: PATH itself, or the newest whole checkpoint of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& control) {
-  return Checkpoint::from_directory(comm::on_root(control, [&] {
+  return Checkpoint::from_directory(comm::run_on_root(control, [&] {
     if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
-    const auto newest = checkpoint::newest_whole(path);
+    const auto newest = checkpoint::newest_intact(path);
     if (!newest)
       throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
                   "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
@@ -56,9 +56,9 @@ struct OwnCheckpoint {
 
 /// Collective.
 OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const RunFolder& run, const Communicator& control,
-                             const checkpoint::Store& store) {
+                             const checkpoint::CheckpointStore& store) {
   namespace fs = std::filesystem;
-  const auto found = Json::parse(comm::on_root(control, [&]() -> std::string {
+  const auto found = Json::parse(comm::run_on_root(control, [&]() -> std::string {
     std::error_code ignored;  // the path may not exist
     const auto is_in_run = [&](const fs::path& one) {
       return one.parent_path() == run.path() || fs::equivalent(one.parent_path(), run.path(), ignored);
@@ -80,27 +80,27 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const RunFolder&
 
 /// The checkpoint to go on from: the run's own newest, else --resume PATH, else resume_from_checkpoint. Goes back to an
 /// older one of the run first if --resume PATH names it. Collective.
-std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& run, const Communicator& control,
-                                            checkpoint::Store& store) {
-  const auto& flags = plan.launch.flags();
-  const auto path = flags.resume == Resume::path ? whole_path(flags.resume_path) : std::filesystem::path();
-  const auto is_meant = [&] { return std::string(run.is_of_an_earlier_trainer(path) ? "" : "yes"); };
-  const bool named = !path.empty() && !comm::on_root(control, is_meant).empty();
+std::optional<Checkpoint> choose_checkpoint(const ResolvedOptions& resolved, const RunFolder& run,
+                                            const Communicator& control, checkpoint::CheckpointStore& store) {
+  const auto& flags = resolved.launch.flags();
+  const auto path = flags.resume == Resume::path ? absolute_path(flags.resume_path) : std::filesystem::path();
+  const auto is_meant = [&] { return std::string(run.is_in_run_of_earlier_trainer(path) ? "" : "yes"); };
+  const bool named = !path.empty() && !comm::run_on_root(control, is_meant).empty();
   // A checkpoint of this run means to go back to it. Any other is only for a run that has no checkpoint yet.
   const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
   if (own.index) store.roll_back(*own.index, own.name);
   if (auto newest = store.newest()) {
-    if (named && !own.is_own && run.is_first()) say_not_taken(path, newest->path());
+    if (named && !own.is_own && run.is_first_trainer()) say_not_taken(path, newest->path());
     return newest;
   }
-  const auto resolved = [&](const Checkpoint& seed) {
+  const auto with_real_path = [&](const Checkpoint& seed) {
     std::optional<Checkpoint> found;
-    comm::on_all(control, [&] { return found = checkpoint::Store::resolved(seed), std::string(); });
+    comm::run_on_all(control, [&] { return found = checkpoint::CheckpointStore::resolved(seed), std::string(); });
     return found;
   };
-  if (named) return resolved(checkpoint_at(path, control));
-  const auto& given = plan.options.resume_from_checkpoint;
-  if (flags.resume == Resume::must && !given && run.is_first())
+  if (named) return with_real_path(checkpoint_at(path, control));
+  const auto& given = resolved.options.resume_from_checkpoint;
+  if (flags.resume == Resume::must && !given && run.is_first_trainer())
     throw Error(ExitCode::data, "resuming the run " + run.path().string(), "it has no checkpoint",
                 "Use --resume auto to start afresh");
   const auto all = control.all_reduce(std::int64_t{given.has_value()});
@@ -108,8 +108,8 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
     throw Error(ExitCode::usage, "starting the run " + run.path().string(),
                 "some ranks give resume_from_checkpoint and others do not", "Give it on every rank");
   if (!given) return {};
-  const auto seed = resolved(*given);
-  comm::on_root(control, [&] {
+  const auto seed = with_real_path(*given);
+  comm::run_on_root(control, [&] {
     if (!std::filesystem::exists(status_of(seed->path() / "manifest.json")) &&
         !checkpoint::Tier(seed->path()).list().published.empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
@@ -120,19 +120,19 @@ std::optional<Checkpoint> choose_checkpoint(const Plan& plan, const RunFolder& r
 }
 
 /// Tells the history which earlier checkpoints led to this one, from which the run goes on.
-void set_course(observe::Start& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
+void set_course(observe::AttemptStart& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
   moment.was_given_up = std::ranges::any_of(
-      rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.over; });
-  moment.led_here = [rollbacks = std::move(rollbacks), index](const std::string& name) {
+      rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.last_index; });
+  moment.is_ancestor = [rollbacks = std::move(rollbacks), index](const std::string& name) {
     const auto other = checkpoint::Tier::index_of(name);
-    return other && *other <= index && !checkpoint::rolled_back(rollbacks, *other);
+    return other && *other <= index && !checkpoint::is_rolled_back(rollbacks, *other);
   };
 }
 
 /// Loads entries from a checkpoint that no run has saved. Warns of entries that it does not hold. True if it loaded
 /// any.
-bool restore_what_is_there(const StateEntries& entries, const checkpoint::Restored& content,
-                           const std::filesystem::path& path, const Workers& workers) {
+bool restore_what_is_there(const StateEntries& entries, const checkpoint::RestoredCheckpoint& content,
+                           const std::filesystem::path& path, const WorkerContext& workers) {
   StateEntries there;
   StateDict saved;
   std::string missing;
@@ -142,7 +142,7 @@ bool restore_what_is_there(const StateEntries& entries, const checkpoint::Restor
       continue;
     }
     there.emplace_back(name, entry);
-    auto part = checkpoint::only(content.state, name);
+    auto part = checkpoint::select_entry(content.state, name);
     saved.tensors.merge(part.tensors);
     saved.values.update(part.values);
   }
@@ -164,39 +164,39 @@ double bytes_of(const StateEntries& entries) {
 }  // namespace
 
 void SessionState::resume() {
-  const watch::During resume("resuming");
-  start.from = choose_checkpoint(plan, run, workers.control, *outputs.store);
-  outputs.newest = start.from;
-  observe::Start moment;
+  const watch::ScopedCallName resume("resuming");
+  start.checkpoint = choose_checkpoint(resolved, run, workers.control, *outputs.store);
+  outputs.newest = start.checkpoint;
+  observe::AttemptStart moment;
   Json preprocessor;
-  const bool own = start.from && start.from->path().parent_path() == run.path();
-  if (start.from) {
-    start.content = outputs.store->read(*start.from);
+  const bool own = start.checkpoint && start.checkpoint->path().parent_path() == run.path();
+  if (start.checkpoint) {
+    start.content = outputs.store->read(*start.checkpoint);
     start.manifest_crc32 = start.content->manifest_crc32;
     const auto& progress = start.content->trainer;
-    const auto& path = start.from->path();
+    const auto& path = start.checkpoint->path();
     preprocessor = progress.preprocessor;
     auto row = start.content->metrics;
     outputs.score_reported = row.contains(outputs.config.checkpoint_score_attribute);
     // Another run's reports and training time do not count for this run.
     if (own) {
       counters.training_iteration = progress.training_iteration;
-      counters.seconds_before = progress.time_total_s;
+      counters.seconds_in_earlier_jobs = progress.time_total_s;
       // A checkpoint that was saved between two reports has no row.
       if (row.contains("training_iteration"))
         row["checkpoint_dir_name"] = path.filename().string();
       else
         row = nullptr;
       moment = {.training_iteration = progress.training_iteration, .last_row = std::move(row)};
-      comm::on_root(workers.control, [&] {
-        moment.last_row = checkpoint::measured(path, std::move(moment.last_row));
+      comm::run_on_root(workers.control, [&] {
+        moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
         if (const auto index = checkpoint::Tier::index_of(path.filename()))
           set_course(moment, *index, outputs.store->rollbacks());
       });
       start.callbacks = progress.callbacks;
       // A job that was killed after the save may not have made the link.
       if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
-          name.is_string() && !wrong_with_name(name))
+          name.is_string() && !problem_with_name(name))
         start.name = name;
     }
   }
@@ -204,26 +204,27 @@ void SessionState::resume() {
   if (validation != nullptr) {
     outputs.score_reported = true;  // a validation may give it
     if (workers.is_first())
-      outputs.store->keep_while([owing = validation](std::int64_t report) { return owing->owes(report); });
+      outputs.store->set_keep_predicate(
+          [owing = validation](std::int64_t report) { return owing->awaits_result(report); });
   }
-  if (start.from && workers.is_first()) {
+  if (start.checkpoint && workers.is_first()) {
     const auto& progress = start.content->trainer;
-    const auto path = start.from->path().string();
-    if (progress.of_a_run)
+    const auto path = start.checkpoint->path().string();
+    if (progress.is_from_run)
       log::info("resuming from " + path + " (report " + std::to_string(progress.training_iteration) + ", epoch " +
                 std::to_string(progress.epoch + 1) + (progress.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
   }
-  data.preprocess(preprocessor, own, workers.control);
+  data.prepare_preprocessor(preprocessor, own, workers.control);
 }
 
 void SessionState::take_up() {
-  if (start.taken_up || !start.from) return;                    // a run that starts anew has nothing to confirm
-  comm::on_all(workers.control, [] { return std::string(); });  // no rank has refused the start
+  if (start.taken_up || !start.checkpoint) return;                  // a run that starts anew has nothing to confirm
+  comm::run_on_all(workers.control, [] { return std::string(); });  // no rank has refused the start
   outputs.store->confirm_rollback();
-  comm::on_root(workers.control, [&] {
-    if (!start.name.empty()) give_name(start.from->path(), start.name);
+  comm::run_on_root(workers.control, [&] {
+    if (!start.name.empty()) link_name(start.checkpoint->path(), start.name);
     if (validation != nullptr)
       validation->resume(
           [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); },
@@ -234,25 +235,26 @@ void SessionState::take_up() {
 
 std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
   require_training("looking for the run's checkpoints");
-  static_cast<void>(outputs.newest_of_all());  // waits for the checkpoint that is being written
-  const auto all = Json::parse(comm::on_root(workers.control, [&] {
+  static_cast<void>(outputs.wait_for_newest());  // waits for the checkpoint that is being written
+  const auto all = Json::parse(comm::run_on_root(workers.control, [&] {
     Json found = Json::array();
-    for (const auto& info : checkpoint::reported(run.path(), outputs.store->rollbacks()))
+    for (const auto& info : checkpoint::intact_checkpoints(run.path(), outputs.store->rollbacks()))
       found.push_back({info.path.string(), info.metrics});
     return found.dump();
   }));
   std::vector<ReportedCheckpoint> reported;
   for (const auto& one : all)
     reported.push_back({outputs.store->as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1],
-                        checkpoint::status_in(one[1])});
+                        checkpoint::status_from(one[1])});
   return reported;
 }
 
-checkpoint::Restored SessionState::read_again() {
-  auto content = outputs.store->read(*start.from);
-  comm::on_all(workers.control, [&] {
+checkpoint::RestoredCheckpoint SessionState::read_again() {
+  auto content = outputs.store->read(*start.checkpoint);
+  comm::run_on_all(workers.control, [&] {
     if (content.manifest_crc32 != start.manifest_crc32)
-      throw Error(ExitCode::retry, "restoring a state again", start.from->path().string() + " has changed meanwhile",
+      throw Error(ExitCode::retry, "restoring a state again",
+                  start.checkpoint->path().string() + " has changed meanwhile",
                   "Start again, from a checkpoint that stays as it is");
     return std::string();
   });
@@ -261,44 +263,44 @@ checkpoint::Restored SessionState::read_again() {
 
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   require_training("restoring a state");
-  const auto& newest = outputs.behind ? outputs.behind : outputs.newest;
-  if (newest && (!start.from || newest->path() != start.from->path()))
+  const auto& newest = outputs.async_checkpoint ? outputs.async_checkpoint : outputs.newest;
+  if (newest && (!start.checkpoint || newest->path() != start.checkpoint->path()))
     throw Error(
         ExitCode::usage, "restoring a state",
         "a report has saved " + newest->path().filename().string() + " since the run was started",
         "Restore before the first report; later, load entries with session.get_checkpoint()->load(name, object)");
-  start.loss_reported = true;
+  start.has_warned = true;
   stop.last_state = entries;
-  stop.reserve.expect(bytes_of(*entries));
-  if (!start.from) return false;
+  stop.shutdown_budget.expect_save_bytes(bytes_of(*entries));
+  if (!start.checkpoint) return false;
   // Released at the end of this function: its tensors are views of a file that may be pruned later.
   const auto saved = start.content ? *std::exchange(start.content, {}) : read_again();
   const auto& progress = saved.trainer;
-  if (!progress.of_a_run) return restore_what_is_there(*entries, saved, start.from->path(), workers);
+  if (!progress.is_from_run) return restore_what_is_there(*entries, saved, start.checkpoint->path(), workers);
   try {
     checkpoint::restore(*entries, saved.state, {workers.rank(), workers.size()}, saved.per_rank);
   } catch (const checkpoint::WrongNumberOfRanks& error) {
-    launch::tell_supervisor(launch::telling_needed, std::to_string(error.needed()));
+    launch::tell_supervisor(launch::message_ranks_needed, std::to_string(error.needed()));
     throw;
   }
   counters.steps->global_step = progress.global_step;
   counters.steps->samples_since_report = progress.samples_since_report;
-  counters.own_data.several[1] = progress.several_reports;
-  counters.steps->uncounted_before = !progress.epoch_counted;
+  counters.unknown_data.reports_within_epoch[1] = progress.several_reports;
+  counters.steps->resumed_without_epochs = !progress.epoch_counted;
   const bool complete = progress.epoch_complete;
-  data.cursors->resume_epoch(progress.epoch + (complete ? 1 : 0));
-  for (const auto& [name, position] : progress.positions) data.cursors->restore(name, position, complete);
+  data.pass_positions->resume_epoch(progress.epoch + (complete ? 1 : 0));
+  for (const auto& [name, position] : progress.positions) data.pass_positions->restore(name, position, complete);
   workers.restore_random_state(saved, progress.training_iteration);
   take_up();
   return true;
 }
 
-void SessionState::warn_of_what_begins_again(bool reports_state) {
-  if (!start.from || start.loss_reported || !(start.handed_out || reports_state)) return;
-  start.loss_reported = true;
+void SessionState::warn_of_unrestored_state(bool reports_state) {
+  if (!start.checkpoint || start.has_warned || !(start.was_given_to_user || reports_state)) return;
+  start.has_warned = true;
   if (!workers.is_first()) return;
-  const auto name = start.from->path().filename().string();
-  if (!start.handed_out)
+  const auto name = start.checkpoint->path().filename().string();
+  if (!start.was_given_to_user)
     log::warn("the run goes on from " + name +
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   else if (counters.training_iteration > 0)

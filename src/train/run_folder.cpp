@@ -4,7 +4,7 @@
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/whereabouts.hpp"
+#include "comm/rank_status.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "train/failures.hpp"
@@ -133,7 +133,7 @@ void check_run_name(const std::string& name) {
                 "Choose another --name; --storage says where the run lies");
 }
 
-std::filesystem::path whole_path(const std::filesystem::path& path) {
+std::filesystem::path absolute_path(const std::filesystem::path& path) {
   const auto whole = std::filesystem::absolute(path).lexically_normal();
   return whole.has_filename() ? whole : whole.parent_path();
 }
@@ -149,7 +149,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     lock_.emplace(path_, is_root, RunLock::default_patience, announce_wait);
     comm::keep_alive(world, std::chrono::milliseconds(0));
   };
-  const auto chosen = comm::on_root(world, [&] {
+  const auto chosen = comm::run_on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
     if (storage.string().find("://") != std::string::npos)
@@ -173,30 +173,30 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     take_lock(/*is_root=*/true);
     if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
       params_ = read_json(file);
-      options_in(params_, file);
+      options_from_params(params_, file);
       if (flags.name) require_same_program(params_, launch.program(), path_);
     }
     const auto supervisor = launch::supervisor();
-    started_again_ = supervisor && read_failures(path_, supervisor->id);
-    if (flags.resume == Resume::never && !started_again_ &&
-        (newest_index(path_) >= 0 || checkpoint::may_have_more(checkpoint::Tier(path_))))
+    is_restart_ = supervisor && read_failures(path_, supervisor->id);
+    if (flags.resume == Resume::never && !is_restart_ &&
+        (newest_checkpoint_index(path_) >= 0 || checkpoint::may_hold_newer(checkpoint::Tier(path_))))
       throw Error(ExitCode::usage, "starting the run " + path_.string(), "--resume never is set and it has checkpoints",
                   "Choose another --name, or remove that folder");
-    if (supervisor && !started_again_) write_failures(path_, supervisor->id, {});
-    launch::tell_supervisor(launch::telling_run, path_.string());
-    return Json{path_.string(), name_, params_, started_again_}.dump();
+    if (supervisor && !is_restart_) write_failures(path_, supervisor->id, {});
+    launch::tell_supervisor(launch::message_run, path_.string());
+    return Json{path_.string(), name_, params_, is_restart_}.dump();
   });
   const auto decided = Json::parse(chosen);
   path_ = decided[0].get<std::string>();
   name_ = decided[1];
   params_ = decided[2];
-  started_again_ = decided[3];
+  is_restart_ = decided[3];
   if (numbered)
     for (int i = 1; i < trainer; ++i) earlier_runs_.push_back(path_.parent_path() / numbered_name(*flags.name, i));
   check_shared(world);
 
   // If a rank cannot open its log, all ranks throw here.
-  const auto ranks = comm::on_all(world, [&] {
+  const auto ranks = comm::run_on_all(world, [&] {
     char file[32];
     std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
     log::set_level(log::level_from_name(flags.log_level.value_or(level)));
@@ -204,9 +204,9 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
     log::write_to(keeps ? path_ / "logs" / file : std::filesystem::path());
     if (world.rank() != 0) take_lock(/*is_root=*/false);
-    return Json{lock_->holds(), RunLock::this_process()}.dump();
+    return Json{lock_->sees_root_lock(), RunLock::this_process()}.dump();
   });
-  comm::on_root(world, [&] {
+  comm::run_on_root(world, [&] {
     bool holds = true;
     std::vector<std::string> processes;
     for (const auto& rank : ranks) {
@@ -222,7 +222,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
   });
 }
 
-void RunFolder::require_own() const {
+void RunFolder::require_not_replaced() const {
   if (!lock_) return;
   const auto doing = "writing into the run " + path_.string();
   if (lock_->is_replaced())
@@ -233,7 +233,7 @@ void RunFolder::require_own() const {
                 "Wait for that job, or start again with another --name");
 }
 
-bool RunFolder::is_of_an_earlier_trainer(const std::filesystem::path& path) const {
+bool RunFolder::is_in_run_of_earlier_trainer(const std::filesystem::path& path) const {
   return std::ranges::any_of(earlier_runs_, [&](const auto& run) {
     std::error_code ignored;  // the path may not exist
     return path == run || path.parent_path() == run || std::filesystem::equivalent(path, run, ignored) ||
@@ -241,7 +241,7 @@ bool RunFolder::is_of_an_earlier_trainer(const std::filesystem::path& path) cons
   });
 }
 
-void RunFolder::remove_unless_it_holds_more(const Communicator& world) {
+void RunFolder::remove_if_unused(const Communicator& world) {
   if (log::path().parent_path() == path_ / "logs") log::write_to({});
   lock_.reset();
   world.barrier();
@@ -257,7 +257,7 @@ void RunFolder::remove_unless_it_holds_more(const Communicator& world) {
 void RunFolder::check_shared(const Communicator& world) const {
   if (world.topology().num_nodes == 1) return;
   const auto file = path_ / ".token";
-  const auto token = comm::on_root(world, [&] {
+  const auto token = comm::run_on_root(world, [&] {
     const auto value = std::to_string(std::random_device{}()) + std::to_string(::getpid());
     write_file(file, value);
     return value;
@@ -300,7 +300,7 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
   }
 }
 
-void RunFolder::put_back(Json params) noexcept {
+void RunFolder::restore_params(Json params) noexcept {
   if (params.value("finished", false)) clear_error();
   if (params == params_) return;
   try {
@@ -318,14 +318,14 @@ void RunFolder::clear_error() const noexcept {
 void RunFolder::write_error(const std::string& text) const noexcept {
   try {
     write_file(path_ / "error.txt", text + "\n");
-    launch::tell_supervisor(launch::telling_cause, path_.string());
+    launch::tell_supervisor(launch::message_cause, path_.string());
   } catch (const std::exception& error) {
     log::warn(std::string("error.txt, with the cause of the failure, could not be written: ") + error.what());
   }
 }
 
-void RunFolder::write_error(const Communicator& world, const comm::Lost& lost) const noexcept {
-  std::this_thread::sleep_for(lost.turn());
+void RunFolder::write_error(const Communicator& world, const comm::RanksMissing& lost) const noexcept {
+  std::this_thread::sleep_for(lost.report_delay());
   write_error("rank " + std::to_string(world.rank()) + " (" +
               world.topology().hosts[static_cast<std::size_t>(world.rank())] + "): " + lost.what());
 }

@@ -258,8 +258,8 @@ void RunLock::wait(bool for_earlier_start, const std::string& holder, const std:
 void RunLock::lock_exclusive() {
   const auto path = folder_ / ".lock";
   const auto taken = lock_byte(*file_, F_OFD_SETLK, F_WRLCK, byte_of_root);
-  holds_ = taken.has_value();
-  if (!holds_) return static_cast<void>(require_free());
+  sees_root_lock_ = taken.has_value();
+  if (!sees_root_lock_) return static_cast<void>(require_free());
   const auto before = read_record(path);
   if (*taken != F_UNLCK && !before.earlier_start) refuse(folder_, before);
   wait(before.earlier_start, before.holder,
@@ -277,9 +277,9 @@ void RunLock::lock_shared() {
     throw Error(ExitCode::usage, "opening the run " + folder_.string(), "another job has taken it from this one",
                 "Find out why rank 0 has ended");
   if (is_root_) return;
-  holds_ = lock_byte(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
+  sees_root_lock_ = lock_byte(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
   // Rank 0 is on another node and cannot see whether processes of this node have ended.
-  if (const auto leases = leases_in(folder_); !holds_ && !leases.empty())
+  if (const auto leases = leases_in(folder_); !sees_root_lock_ && !leases.empty())
     wait_for_earlier_start(lease_of(folder_, leases.back()));
 }
 
@@ -300,7 +300,7 @@ std::vector<int> RunLock::require_free() const {
                  path.string());
   };
   // If locks work only within a node, another node has written .lock.
-  if (!holds_ && file_->size() > 0) check(folder_ / ".lock");
+  if (!sees_root_lock_ && file_->size() > 0) check(folder_ / ".lock");
   const auto leases = leases_in(folder_);
   if (!leases.empty()) check(lease_of(folder_, leases.back()));
   return leases;
@@ -329,7 +329,7 @@ RunLock::~RunLock() {
   try {
     // The last lease stays, empty, so that its number is never used twice.
     if (!lease_.empty()) write_file(lease_, "{\"processes\": []}\n");
-    if (is_root_ && file_ && holds_) file_->truncate(0);
+    if (is_root_ && file_ && sees_root_lock_) file_->truncate(0);
   } catch (const std::exception& error) {
     log::warn("releasing the run " + folder_.string() + ": " + error.what());
   }

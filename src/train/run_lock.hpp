@@ -42,13 +42,14 @@ class RunLock {
   ~RunLock();
 
   /// True if this rank sees rank 0's lock; false on a file system whose locks do not work between the two.
-  bool holds() const noexcept { return holds_; }
+  bool sees_root_lock() const noexcept { return sees_root_lock_; }
   /// True if another folder is at the path of the locked one now. False if there is none; then the next write fails.
   bool is_replaced() const noexcept;
   /// True if another .lock than the locked one is in the folder now: somebody has removed it, and another job may have
   /// taken the folder. False if there is none.
   bool is_lock_replaced() const noexcept;
-  /// Takes the lease for these processes, or throws an Error as above. On rank 0, if holds() is false on any rank.
+  /// Takes the lease for these processes, or throws an Error as above. On rank 0, if sees_root_lock() is false on any
+  /// rank.
   void take_lease(const std::vector<std::string>& processes);
   /// The name of this process in a lease: kernel boot, process namespace, process number and start time.
   static std::string this_process();
@@ -70,7 +71,7 @@ class RunLock {
   std::pair<std::uint64_t, std::uint64_t> identity_ = identity();
   std::chrono::milliseconds patience_;
   std::function<void(std::chrono::milliseconds)> on_wait_;
-  bool is_root_, holds_ = false;
+  bool is_root_, sees_root_lock_ = false;
   std::optional<File> file_ = {};
 };
 

@@ -5,7 +5,8 @@
 
 namespace muster::detail::train {
 
-void require_same_data(const Communicator& world, int workers, const std::map<std::string, data::Fingerprint>& mine) {
+void require_same_data(const Communicator& world, int workers,
+                       const std::map<std::string, data::DatasetFingerprint>& mine) {
   Json prints = Json::object();
   for (const auto& [name, print] : mine) prints[name] = print.to_json();
   const auto of_rank = world.all_gather(prints.dump(-1, ' ', false, Json::error_handler_t::replace));
@@ -22,8 +23,8 @@ void require_same_data(const Communicator& world, int workers, const std::map<st
     const auto other = Json::parse(of_rank[rank]);
     for (const auto& [name, print] : first.items()) {
       if (!other.contains(name)) refuse(name, where(rank) + " has none of that name, and " + where(0) + " has");
-      if (const auto fact = data::difference(data::Fingerprint::from_json(print), where(0),
-                                             data::Fingerprint::from_json(other.at(name)), where(rank)))
+      if (const auto fact = data::difference(data::DatasetFingerprint::from_json(print), where(0),
+                                             data::DatasetFingerprint::from_json(other.at(name)), where(rank)))
         refuse(name, *fact);
     }
     for (const auto& [name, print] : other.items())

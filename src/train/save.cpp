@@ -28,31 +28,31 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
   take_up();
   const auto& steps = *counters.steps;
   const auto kept = [](Json state, const std::string& of) {
-    require_kept(state, of, "Let its state() keep it as null");
+    require_json_lossless(state, of, "Let its state() keep it as null");
     return state;
   };
   const checkpoint::TrainerState progress{
-      .of_a_run = true,
+      .is_from_run = true,
       .training_iteration = counters.training_iteration,
       .epoch = steps.epoch,
-      .epoch_complete = epoch_complete(),
-      .epoch_counted = steps.counted,
-      .several_reports = counters.own_data.several[1],
+      .epoch_complete = is_epoch_complete(),
+      .epoch_counted = steps.counts_epochs,
+      .several_reports = counters.unknown_data.reports_within_epoch[1],
       .global_step = steps.global_step,
       .samples_since_report = row.empty() ? steps.samples_since_report : 0,  // a report has already counted them
       .time_total_s = counters.total_seconds(),
       .seed = workers.seed,
-      .positions = data.cursors->positions().get<std::map<std::string, Json>>(),
+      .positions = data.pass_positions->positions().get<std::map<std::string, Json>>(),
       .preprocessor = data.preprocessor ? kept(data.preprocessor->state(), "the preprocessor") : Json(nullptr),
       .callbacks = kept(outputs.callbacks.state(), "the callback")};
-  comm::on_root(workers.control, [&] { run.require_own(); });
+  comm::run_on_root(workers.control, [&] { run.require_not_replaced(); });
   if (progress.epoch_complete) counters.steps->complete_epoch = steps.epoch;
-  checkpoint::Contents contents{.state = {},
-                                .random_state = workers.random_state(),
-                                .directory = {},
-                                .progress = to_json(progress),
-                                .metrics = row,
-                                .metadata = plan.options.metadata};
+  checkpoint::CheckpointContents contents{.state = {},
+                                          .random_state = workers.random_state(),
+                                          .directory = {},
+                                          .progress = to_json(progress),
+                                          .metrics = row,
+                                          .metadata = resolved.options.metadata};
   if (entries != nullptr) {
     require_own_weights(*entries);
     contents.state = checkpoint::collect(*entries);
@@ -69,14 +69,14 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
         continue;
       }
       contents.state.values[name] = value;
-      contents.state.tensors.merge(checkpoint::only(given, name).tensors);
+      contents.state.tensors.merge(checkpoint::select_entry(given, name).tensors);
     }
   }
-  using When = checkpoint::Store::When;
-  if (!outputs.config.async_save || stop.request.known()) return outputs.commit(std::move(contents), When::now);
-  for (auto* const step : *freezables)
-    if (auto frozen = step->freeze()) contents.frozen.push_back(std::move(*frozen));
-  return outputs.commit(std::move(contents), When::behind);
+  using Mode = checkpoint::CheckpointStore::Mode;
+  if (!outputs.config.async_save || stop.request.is_known()) return outputs.commit(std::move(contents), Mode::sync);
+  for (auto* const step : *snapshot_sources)
+    if (auto snapshot = step->take_snapshot()) contents.snapshots.push_back(std::move(*snapshot));
+  return outputs.commit(std::move(contents), Mode::async);
 }
 
 }  // namespace muster::detail::train

@@ -3,7 +3,7 @@
 #include "base/file.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
-#include "comm/whereabouts.hpp"
+#include "comm/rank_status.hpp"
 #include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
 #include "optim/optimizer_step.hpp"
@@ -31,29 +31,29 @@ struct detail::train::ProcessGroups {
 };
 
 using detail::train::SessionState;
-using detail::watch::During;
+using detail::watch::ScopedCallName;
 
 State::State(SessionState& session, StateEntries entries)
     : session_(&session), entries_(std::make_shared<const StateEntries>(std::move(entries))) {}
 
 bool State::restore() {
-  const During restore("restore");
+  const ScopedCallName restore("restore");
   return session_->restore(entries_);
 }
 
 Epochs::iterator Epochs::begin() const {
   const auto& steps = *session_->counters.steps;
-  const bool again = steps.epoch == steps.last_over;
-  const bool first = steps.uncounted_before && !steps.counted;
+  const bool again = steps.epoch == steps.last_loop_end;
+  const bool first = steps.resumed_without_epochs && !steps.counts_epochs;
   const auto epoch = first ? 0 : steps.epoch + (again ? 1 : 0);
-  session_->counters.epochs = count_;
+  session_->counters.epoch_count = count_;
   if (again && epoch >= count_ && session_->workers.is_first())
     detail::log::warn("session.epochs(" + std::to_string(count_) +
                       ") has no epoch left: an earlier loop has ended after " + detail::counted(epoch, "epoch") +
                       ". Epochs are counted over the whole run; for n more, loop over session.epochs(" +
                       std::to_string(epoch) + " + n)");
   if (epoch < count_) {
-    session_->data.cursors->enter_loop();
+    session_->data.pass_positions->enter_loop();
     session_->begin_epoch(epoch);
   } else {
     session_->counters.steps->after_loop = true;
@@ -64,37 +64,38 @@ Epochs::iterator Epochs::begin() const {
 Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
-  if (const auto name = session_->data.cursors->not_taken_up(/*in_loop=*/true); !name.empty())
+  if (const auto name = session_->data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/true); !name.empty())
     throw Error(ExitCode::user_error, "resuming the pass over \"" + name + "\"",
                 "the run was saved in the middle of it, but epoch " + std::to_string(epoch_) +
                     " has ended without it: the passes that were finished before it are empty now, and no other pass "
                     "has begun",
                 "Make the same passes in an epoch at every start. Passes that only a fresh start makes belong before "
                 "the loop over session.epochs(), or under torch::NoGradGuard");
-  if (const auto name = session_->data.cursors->not_taken(); !name.empty() && session_->workers.is_first())
+  if (const auto name = session_->data.pass_positions->name_of_unused_position();
+      !name.empty() && session_->workers.is_first())
     detail::log::warn("data \"" + name + "\": the run was saved in the middle of epoch " + std::to_string(epoch_) +
                       ", and since the start the epoch has ended without a pass over these data. If they have another "
                       "name now, the epoch has trained on a part of them twice: names stay the same between starts");
-  auto& rest = session_->counters.rest_left;
-  if (!rest.of.empty() && rest.step == session_->counters.steps->global_step && !std::exchange(rest.warned, true) &&
-      session_->workers.is_first())
+  auto& rest = session_->counters.unfinished_pass;
+  if (!rest.dataset.empty() && rest.step == session_->counters.steps->global_step &&
+      !std::exchange(rest.warned, true) && session_->workers.is_first())
     detail::log::warn(
-        "dataset \"" + rest.of + "\": the last State of epoch " + std::to_string(epoch_) +
+        "dataset \"" + rest.dataset + "\": the last State of epoch " + std::to_string(epoch_) +
         " was reported in the middle of a pass that the epoch then left, so a run that goes on from there "
         "makes the rest of the pass. Put the range and its iterators into a scope of their own, which ends before "
         "the report");
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
-  if (epoch_ + 1 >= session_->counters.epochs) {
-    session_->counters.steps->last_over = epoch_++;
+  if (epoch_ + 1 >= session_->counters.epoch_count) {
+    session_->counters.steps->last_loop_end = epoch_++;
     session_->counters.steps->after_loop = true;
-    session_->data.cursors->leave_loop();
+    session_->data.pass_positions->leave_loop();
     return *this;
   }
   ++epoch_;
-  session_->counters.epoch_over = true;
+  session_->counters.is_between_epochs = true;
   session_->stop_if_asked();
-  session_->counters.epoch_over = false;
+  session_->counters.is_between_epochs = false;
   session_->begin_epoch(epoch_);
   return *this;
 }
@@ -121,20 +122,20 @@ int Session::node_rank() const noexcept { return communicator().topology().node_
 int Session::num_nodes() const noexcept { return communicator().topology().num_nodes; }
 const std::string& Session::trial_name() const noexcept { return state_->run.name(); }
 const std::string& Session::experiment_name() const noexcept { return state_->run.name(); }
-const Json& Session::metadata() const noexcept { return state_->plan.options.metadata; }
+const Json& Session::metadata() const noexcept { return state_->resolved.options.metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
 std::int64_t Session::global_step() const noexcept { return state_->counters.steps->global_step; }
-bool Session::step_complete() const noexcept { return state_->counters.steps->complete(); }
+bool Session::step_complete() const noexcept { return state_->counters.steps->is_step_complete(); }
 at::Device Session::get_device() const { return state_->workers.device; }
-const Communicator& Session::communicator() const noexcept { return state_->workers.own; }
+const Communicator& Session::communicator() const noexcept { return state_->workers.communicator; }
 void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }
 void Session::barrier() const { communicator().barrier(); }
 
 c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
-  if (!state_->groups)
+  if (!state_->process_groups)
     throw Error(ExitCode::user_error, "taking the process group", "this trainer's backend made none",
                 "Use TorchTrainer, or give the session one in Backend::on_start");
-  return state_->groups->own;
+  return state_->process_groups->own;
 }
 
 at::Tensor Session::mean(const at::Tensor& value) const {
@@ -153,30 +154,30 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
-  const During prepare("prepare_model");
+  const ScopedCallName prepare("prepare_model");
   // A user who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
-  const bool spare_core = state_->plan.launch.cpus_per_rank() > at::get_num_threads();
-  state_->models.push_back(
-      detail::gradients::DataParallel::prepare(module,
-                                               {.communicator = communicator(),
-                                                .new_group = state_->groups->make,
-                                                .steps = state_->counters.steps,
-                                                .no_sync_depth = state_->no_sync_depth,
-                                                .stop_requested = [state = state_] { return state->asked_to_stop(); },
-                                                .device = get_device(),
-                                                .share_memory = share_memory,
-                                                .spare_core = spare_core,
-                                                .share = state_->workers.share},
-                                               options));
+  const bool spare_core = state_->resolved.launch.cpus_per_rank() > at::get_num_threads();
+  state_->models.push_back(detail::gradients::DataParallel::prepare(
+      module,
+      {.communicator = communicator(),
+       .new_group = state_->process_groups->make,
+       .steps = state_->counters.steps,
+       .no_sync_depth = state_->no_sync_depth,
+       .stop_requested = [state = state_] { return state->is_asked_to_stop(); },
+       .device = get_device(),
+       .share_memory = share_memory,
+       .spare_core = spare_core,
+       .share = state_->workers.share},
+      options));
 }
 
-detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer,
-                                                                    const OptimizerOptions& options) {
-  const auto& numbers = state_->numbers;
-  return detail::optim::make_optimizer_step(
-      optimizer, state_->models, options,
-      {.numbers = numbers, .number = numbers ? numbers->watch(optimizer) : 0, .freezables = state_->freezables});
+detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
+  const auto& numbers = state_->bad_numbers_watch;
+  return detail::optim::make_optimizer_step(optimizer, state_->models, options,
+                                            {.numbers = numbers,
+                                             .optimizer_number = numbers ? numbers->add_optimizer(optimizer) : 0,
+                                             .snapshot_sources = state_->snapshot_sources});
 }
 
 StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
@@ -226,10 +227,10 @@ detail::data::Worker detail::data::worker_of(const Session& session) {
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
   return {.rank = workers.rank(),
           .world = workers.size(),
-          .full = workers.full,
+          .full_worker_count = workers.full_worker_count,
           .seed = workers.seed,
           .device = workers.device,
-          .cursors = session.state_->data.cursors};
+          .pass_positions = session.state_->data.pass_positions};
 }
 
 DatasetShard Session::get_dataset_shard(const std::string& name) const {
@@ -245,9 +246,9 @@ Epochs Session::epochs(std::int64_t count) const {
   return Epochs(*state_, count);
 }
 std::optional<Checkpoint> Session::get_checkpoint() const {
-  state_->start.handed_out = true;
+  state_->start.was_given_to_user = true;
   const auto& outputs = state_->outputs;
-  const auto newest = outputs.newest_of_all();
+  const auto newest = outputs.wait_for_newest();
   if (!newest || !outputs.store) return newest;
   return outputs.store->as_this_rank(*newest);
 }
@@ -255,16 +256,16 @@ std::optional<Checkpoint> Session::get_checkpoint() const {
 void Session::add_callback(std::shared_ptr<Callback> callback) { state_->add_callback(std::move(callback)); }
 
 bool Session::should_stop() {
-  const During ask("should_stop");
+  const ScopedCallName ask("should_stop");
   return state_->should_stop();
 }
 Preemption Session::preemption() {
-  const During ask("preemption");
+  const ScopedCallName ask("preemption");
   return state_->preemption();
 }
 
 std::vector<ReportedCheckpoint> Session::get_all_reported_checkpoints() const {
-  const During list("get_all_reported_checkpoints");
+  const ScopedCallName list("get_all_reported_checkpoints");
   return state_->reported_checkpoints();
 }
 
@@ -281,31 +282,31 @@ std::filesystem::path Session::artifacts() const {
   return folder;
 }
 
-const LaunchFlags& Session::flags() const noexcept { return state_->plan.launch.flags(); }
+const LaunchFlags& Session::flags() const noexcept { return state_->resolved.launch.flags(); }
 
 void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {
   auto own = make();
-  state_->groups = std::make_shared<detail::train::ProcessGroups>(
+  state_->process_groups = std::make_shared<detail::train::ProcessGroups>(
       detail::train::ProcessGroups{.make = std::move(make), .own = std::move(own)});
 }
 
-bool Session::failed() const noexcept { return state_->failed; }
+bool Session::failed() const noexcept { return state_->has_failed; }
 
 void Session::report(const Metrics& metrics, const ReportOptions& options) {
-  const During report("report");
+  const ScopedCallName report("report");
   state_->report(metrics, nullptr, std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const State& state, const ReportOptions& options) {
-  const During report("report");
+  const ScopedCallName report("report");
   state_->report(metrics, state.entries_, std::nullopt, options);
 }
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
-  const During report("report");
+  const ScopedCallName report("report");
   state_->report(metrics, nullptr, checkpoint, options);
 }
 void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
                      const ReportOptions& options) {
-  const During report("report");
+  const ScopedCallName report("report");
   state_->report(metrics, state.entries_, checkpoint, options);
 }
 

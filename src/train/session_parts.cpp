@@ -11,7 +11,7 @@
 
 namespace muster::detail::train {
 
-std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, const Workers& workers) {
+std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, const WorkerContext& workers) {
   if (const auto found = shards.find(name); found != shards.end()) return found->second;
   const auto dataset = datasets.find(name);
   if (dataset == datasets.end()) {
@@ -24,20 +24,20 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   const auto& split = config.datasets_to_split.names();
   const bool is_split = config.split_all.value_or(false) || std::find(split.begin(), split.end(), name) != split.end();
   const bool is_stream = data::source_of(dataset->second)->is_stream();
-  auto state = std::make_shared<data::ShardState>(data::CursorOptions{.name = name,
-                                                                      .share = workers.share,
-                                                                      .full = workers.full,
-                                                                      .split = is_split,
-                                                                      .seed = workers.seed,
-                                                                      .resumable = !is_stream,
-                                                                      .stream = is_stream},
-                                                  dataset->second, workers.device,
-                                                  is_stream ? std::optional(workers.control) : std::nullopt);
-  cursors->add(state);
+  auto state = std::make_shared<data::ShardState>(
+      data::PassPositionOptions{.name = name,
+                                .share = workers.share,
+                                .full_worker_count = workers.full_worker_count,
+                                .split = is_split,
+                                .seed = workers.seed,
+                                .resumable = !is_stream,
+                                .stream = is_stream},
+      dataset->second, workers.device, is_stream ? std::optional(workers.control) : std::nullopt);
+  pass_positions->add(state);
   return shards.emplace(name, state).first->second;
 }
 
-void SessionData::preprocess(const Json& saved, bool own, const Communicator& control) {
+void SessionData::prepare_preprocessor(const Json& saved, bool own, const Communicator& control) {
   if (!preprocessor) {
     if (saved.is_null()) return;
     const char* const fact = "the checkpoint was saved with one, and the trainer has none";
@@ -67,7 +67,7 @@ void SessionData::preprocess(const Json& saved, bool own, const Communicator& co
   for (auto& [name, dataset] : datasets) dataset = dataset.transform(preprocessor);
 }
 
-std::optional<std::string> wrong_with_name(const std::string& name) {
+std::optional<std::string> problem_with_name(const std::string& name) {
   static const std::set<std::string> reserved_names{"params.json",    "result.json", "progress.csv", "error.txt",
                                                     "logs",           "stop",        "artifacts",    "steps_back.json",
                                                     "fast_tier.json", "trial.json",  "sweep.json",   "sweep.csv",
@@ -79,43 +79,45 @@ std::optional<std::string> wrong_with_name(const std::string& name) {
   return "a name has 1 to 200 bytes, no '/', no control characters, and no '.' or \"checkpoint_\" at its beginning";
 }
 
-void give_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept {
+void link_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept {
   if (name.empty()) return;
   try {
-    checkpoint::Tier(checkpoint.parent_path()).give_name(checkpoint.filename(), name);
+    checkpoint::Tier(checkpoint.parent_path()).link_name(checkpoint.filename(), name);
   } catch (const std::exception& error) {
     log::warn(std::string("the checkpoint could not be named: ") + error.what());
   }
 }
 
-Checkpoint Outputs::commit(checkpoint::Contents contents, checkpoint::Store::When when) {
-  name_of_behind = contents.metrics.value("checkpoint_name", "");
-  auto made = store->commit(std::move(contents), when);
-  behind = made;
-  if (when == checkpoint::Store::When::now && config.fast_tier.empty()) settle();
+Checkpoint Outputs::commit(checkpoint::CheckpointContents contents, checkpoint::CheckpointStore::Mode mode) {
+  async_checkpoint_name = contents.metrics.value("checkpoint_name", "");
+  auto made = store->commit(std::move(contents), mode);
+  async_checkpoint = made;
+  if (mode == checkpoint::CheckpointStore::Mode::sync && config.fast_tier.empty()) wait_for_save();
   return made;
 }
 
-void Outputs::settle() {
-  if (!behind) return;
-  const auto written = *std::exchange(behind, std::nullopt);
+void Outputs::wait_for_save() {
+  if (!async_checkpoint) return;
+  const auto written = *std::exchange(async_checkpoint, std::nullopt);
   if (const auto error = store->finish()) {
-    sinks.tell(&observe::Sink::lost, written);
+    sinks.tell(&observe::Sink::checkpoint_lost, written);
     throw *error;
   }
   newest = written;
-  if (first_worker) give_name(written.path(), name_of_behind);
+  if (is_first_worker) link_name(written.path(), async_checkpoint_name);
   sinks.tell(&observe::Sink::checkpoint, *newest);
   callbacks.tell(&Callback::on_checkpoint, *newest);
 }
 
-std::optional<Checkpoint> Outputs::newest_of_all() const { return behind && store->ends_well() ? behind : newest; }
+std::optional<Checkpoint> Outputs::wait_for_newest() const {
+  return async_checkpoint && store->wait_for_success() ? async_checkpoint : newest;
+}
 
-void Outputs::settle_quietly() noexcept {
+void Outputs::wait_for_save_and_warn() noexcept {
   try {
-    settle();
+    wait_for_save();
   } catch (...) {
-    if (first_worker) log::warn("a checkpoint is lost: " + comm::caught().text);
+    if (is_first_worker) log::warn("a checkpoint is lost: " + comm::current_outcome().text);
   }
 }
 
@@ -134,7 +136,7 @@ void Outputs::check_score(const Json& row, bool saves, bool epoch_complete) {
     throw Error(ExitCode::usage, doing, "no such metric is reported",
                 "Choose one of " + names + ", or report it with every checkpoint, as NaN where it is not known");
   }
-  if (!std::exchange(score_missed, true) && first_worker)
+  if (!std::exchange(has_warned_of_missing_score, true) && is_first_worker)
     log::warn(doing + ": it is not reported with this checkpoint, which counts as the worst");
 }
 

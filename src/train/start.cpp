@@ -13,24 +13,24 @@
 namespace muster::detail::train {
 namespace {
 
-Json describe(const Plan& plan, const RunFolder& run) {
-  auto options = plan.options;
+Json describe(const ResolvedOptions& resolved, const RunFolder& run) {
+  auto options = resolved.options;
   options.run_config.name = run.name();
   options.run_config.storage_path = run.path().parent_path();
   Json datasets = Json::object();
-  if (plan.works())
+  if (resolved.is_worker())
     for (const auto& [name, dataset] : options.datasets)
       datasets[name] = {{"samples", data::source_of(dataset)->is_stream() ? Json() : Json(dataset.count())}};
-  auto params = params_of(options);
+  auto params = params_from_options(options);
   params.update({
       {"muster_version", MUSTER_VERSION},
-      {"program", plan.launch.program()},
+      {"program", resolved.launch.program()},
       {"name", run.name()},
-      {"hosts", plan.world().topology().hosts},
-      {"num_ranks", plan.launch.size()},
-      {"world_size", plan.workers},
-      {"seed", plan.launch.flags().seed},
-      {"threads_per_worker", plan.threads},
+      {"hosts", resolved.world().topology().hosts},
+      {"num_ranks", resolved.launch.size()},
+      {"world_size", resolved.worker_count},
+      {"seed", resolved.launch.flags().seed},
+      {"threads_per_worker", resolved.threads_per_worker},
       {"datasets", datasets},
   });
   return params;
@@ -38,26 +38,27 @@ Json describe(const Plan& plan, const RunFolder& run) {
 
 }  // namespace
 
-bool start(const Plan& plan, RunFolder& run) {
-  const auto& world = plan.world();
-  const Json params = describe(plan, run);
+bool begin_run(const ResolvedOptions& resolved, RunFolder& run) {
+  const auto& world = resolved.world();
+  const Json params = describe(resolved, run);
   const auto& previous = run.params();
-  if (plan.launch.flags().resume == Resume::automatic && previous.is_object() && previous.value("finished", false) &&
+  if (resolved.launch.flags().resume == Resume::automatic && previous.is_object() &&
+      previous.value("finished", false) &&
       previous.value("train_loop_config", Json()) == params.at("train_loop_config")) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
-    comm::on_root(world, [&] { checkpoint::Tier(run.path()).remove_unfinished(); });
+    comm::run_on_root(world, [&] { checkpoint::Tier(run.path()).remove_unfinished(); });
     return false;
   }
-  comm::on_root(world, [&] {
+  comm::run_on_root(world, [&] {
     if (previous != params) run.write_params(params);
     run.clear_error();
   });
 
   const auto& nodes = world.topology().node_of_rank;
-  const auto used_nodes = std::set<int>(nodes.begin(), nodes.begin() + plan.workers).size();
+  const auto used_nodes = std::set<int>(nodes.begin(), nodes.begin() + resolved.worker_count).size();
   if (world.rank() == 0)
-    log::info("run " + run.path().string() + ": " + counted(plan.workers, "worker") + " on " +
-              counted(used_nodes, "node") + ", " + counted(plan.threads, "thread") + " each");
+    log::info("run " + run.path().string() + ": " + counted(resolved.worker_count, "worker") + " on " +
+              counted(used_nodes, "node") + ", " + counted(resolved.threads_per_worker, "thread") + " each");
   return true;
 }
 

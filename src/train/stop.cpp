@@ -2,8 +2,8 @@
 
 #include "base/log.hpp"
 #include "checkpoint/state/stateful.hpp"
-#include "gradients/fingerprint.hpp"
 #include "gradients/reducer.hpp"
+#include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "train/session_state.hpp"
 
@@ -32,7 +32,7 @@ constexpr int longest_accumulation = 1000;
 
 bool is_joined(const std::shared_ptr<gradients::DataParallel>& model) {
   const auto reducer = model->reducer();
-  return reducer && reducer->joined();
+  return reducer && reducer->is_joined();
 }
 
 std::size_t hash_of(const at::Tensor& tensor) {
@@ -46,7 +46,7 @@ std::size_t hash_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-void StopRequest::learn(bool any_asked) noexcept {
+void StopRequest::merge(bool any_asked) noexcept {
   known_ = known_ || any_asked;
   boundaries_ = 0;
   exchanged_ = {};
@@ -73,7 +73,7 @@ bool StopRequest::exchange(const Communicator& communicator, bool asked_here) {
   return true;
 }
 
-bool StopFile::is_there() {
+bool StopFile::exists() {
   if (seen_ || path_.empty()) return seen_;
   const auto now = Clock::now();
   if (now - looked_ < std::chrono::seconds(1)) return false;
@@ -93,20 +93,21 @@ void StopFile::remove() noexcept {
               ". Remove it, since it stops the next start, too");
 }
 
-void Reserve::come() noexcept {
+void ShutdownBudget::reached_boundary() noexcept {
   if (left_ != Clock::time_point{}) longest_interval_ = std::max(longest_interval_, Clock::now() - left_);
 }
 
-std::chrono::nanoseconds Reserve::length(std::optional<Clock::duration> under_way) const noexcept {
+std::chrono::nanoseconds ShutdownBudget::full_budget(std::optional<Clock::duration> under_way) const noexcept {
   return longest_interval_ + saves_take(2, under_way) + std::chrono::seconds(1);
 }
 
-std::chrono::nanoseconds Reserve::least(std::optional<Clock::duration> under_way) const noexcept {
+std::chrono::nanoseconds ShutdownBudget::least_budget(std::optional<Clock::duration> under_way) const noexcept {
   return longest_interval_ + saves_take(1, under_way);
 }
 
 /// How long `count` saves take, after the one that is in progress.
-std::chrono::nanoseconds Reserve::saves_take(int count, std::optional<Clock::duration> under_way) const noexcept {
+std::chrono::nanoseconds ShutdownBudget::saves_take(int count,
+                                                    std::optional<Clock::duration> under_way) const noexcept {
   const auto save = std::max(slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)),
                              under_way.value_or(Clock::duration{}));
   return (under_way ? count + 1 : count) * save;
@@ -136,98 +137,100 @@ bool AccumulatedGradients::any(const std::vector<std::vector<at::Tensor>>& model
   return any;
 }
 
-bool SessionState::asked_to_stop() {
-  if (plan.launch.stop_requested() || stop.file.is_there()) return true;
-  const auto left = plan.launch.time_left();
-  return left && outputs.store && *left < stop.reserve.length(outputs.store->under_way());
+bool SessionState::is_asked_to_stop() {
+  if (resolved.launch.stop_requested() || stop.file.exists()) return true;
+  const auto left = resolved.launch.time_left();
+  return left && outputs.store && *left < stop.shutdown_budget.full_budget(outputs.store->current_save_duration());
 }
 
 void SessionState::stop_if_asked() {
-  if (numbers) numbers->require_watched(models);
+  if (bad_numbers_watch) bad_numbers_watch->require_watched(models);
   // Inside join() the other workers may be at another boundary.
   if (std::any_of(models.begin(), models.end(), is_joined)) return;
   for (const auto& prepared : models)
-    if (const auto reducer = prepared->reducer()) reducer->recover();
+    if (const auto reducer = prepared->reducer()) reducer->finish_abandoned_passes();
   std::int64_t averaged = 0;
   bool asked = false;
   for (const auto& prepared : models)
     if (const auto reducer = prepared->reducer()) {
-      averaged += reducer->passes();
+      averaged += reducer->averaged_pass_count();
       asked = asked || reducer->any_stop_requested();
     }
   bool exchanged = true;
-  if (std::exchange(stop.averaging_passes, averaged) != averaged)
-    stop.request.learn(asked);
+  if (std::exchange(stop.average_count, averaged) != averaged)
+    stop.request.merge(asked);
   else
-    exchanged = stop.request.exchange(workers.control, asked_to_stop());
+    exchanged = stop.request.exchange(workers.control, is_asked_to_stop());
   if (exchanged) {
-    stop.reserve.come();
-    stop.reserve.leave();
+    stop.shutdown_budget.reached_boundary();
+    stop.shutdown_budget.left_boundary();
   }
-  if (stop.request.known()) save_and_stop(false);
+  if (stop.request.is_known()) save_and_stop(false);
 }
 
-void SessionState::stop_after_report(bool saved) {
-  if (!stop.request.known()) return;
+void SessionState::stop_if_asked_after_report(bool saved) {
+  if (!stop.request.is_known()) return;
   if (!saved) return save_and_stop(true);
-  outputs.settle();
+  outputs.wait_for_save();
   throw_stopped(true);
 }
 
 bool SessionState::should_stop() {
   require_training("asking whether to stop");
-  stop.reserve.come();
-  if (!stop.request.known())
-    stop.request.learn(workers.control.all_reduce(std::int64_t{asked_to_stop()}, ReduceOp::max) != 0);
-  stop.reserve.leave();
-  return stop.told = stop.request.known();
+  stop.shutdown_budget.reached_boundary();
+  if (!stop.request.is_known())
+    stop.request.merge(workers.control.all_reduce(std::int64_t{is_asked_to_stop()}, ReduceOp::max) != 0);
+  stop.shutdown_budget.left_boundary();
+  return stop.user_was_told = stop.request.is_known();
 }
 
 Preemption SessionState::preemption() {
   require_training("asking for a preemption");
-  stop.reserve.come();
+  stop.shutdown_budget.reached_boundary();
   constexpr auto never = std::numeric_limits<std::int64_t>::max();
-  const auto left = plan.launch.time_left();
-  std::array<std::int64_t, 2> words{!(stop.request.known() || asked_to_stop()), left ? std::chrono::round<std::chrono::nanoseconds>(*left).count() : never};
+  const auto left = resolved.launch.time_left();
+  std::array<std::int64_t, 2> words{!(stop.request.is_known() || is_asked_to_stop()),
+                                    left ? std::chrono::round<std::chrono::nanoseconds>(*left).count() : never};
   workers.control.all_reduce(std::span(words), ReduceOp::min);
-  stop.request.learn(words[0] == 0);
-  stop.reserve.leave();
-  stop.told = stop.request.known();
-  return {.asked = stop.told,
+  stop.request.merge(words[0] == 0);
+  stop.shutdown_budget.left_boundary();
+  stop.user_was_told = stop.request.is_known();
+  return {.asked = stop.user_was_told,
           .time_left = words[1] == never ? std::nullopt : std::optional(std::chrono::nanoseconds(words[1]))};
 }
 
 void SessionState::end_if_callbacks_ask() {
-  if (!stop.ended) {
-    stop.ended = workers.control.all_reduce(std::int64_t{outputs.callbacks.should_stop()}, ReduceOp::max) != 0;
-    if (!stop.ended) return;
+  if (!stop.ended_by_callback) {
+    stop.ended_by_callback =
+        workers.control.all_reduce(std::int64_t{outputs.callbacks.should_stop()}, ReduceOp::max) != 0;
+    if (!stop.ended_by_callback) return;
     if (workers.is_first())
       log::info("training ends after report " + std::to_string(counters.training_iteration) +
                 ", as a callback has asked");
   }
-  if (!stop.in_calls) throw TrainingEnded();
+  if (!stop.is_operator_run) throw TrainingEndedByCallback();
 }
 
 void SessionState::add_callback(std::shared_ptr<Callback> callback) {
   require_training("adding a callback");
   Session view(*this);
   outputs.callbacks.add(std::move(callback), view);
-  end_if_known_done();
+  end_if_already_done();
 }
 
-void SessionState::end_if_known_done() {
-  if (start.from) end_if_callbacks_ask();
+void SessionState::end_if_already_done() {
+  if (start.checkpoint) end_if_callbacks_ask();
 }
 
 void SessionState::end_training() {
-  outputs.settle();
-  const auto& begun_from = start.from;
+  outputs.wait_for_save();
+  const auto& begun_from = start.checkpoint;
   const auto& newest = outputs.newest;
   stop.file.remove();
-  if (numbers) numbers->warn();
-  if (stop.told) throw_stopped(newest && (!begun_from || newest->path() != begun_from->path()));
-  if (stop.ended || counters.steps->counted || counters.epochs > 0) return;
-  if (const auto name = data.cursors->not_taken_up(/*in_loop=*/false); !name.empty())
+  if (bad_numbers_watch) bad_numbers_watch->warn_of_skipped_steps();
+  if (stop.user_was_told) throw_stopped(newest && (!begun_from || newest->path() != begun_from->path()));
+  if (stop.ended_by_callback || counters.steps->counts_epochs || counters.epoch_count > 0) return;
+  if (const auto name = data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/false); !name.empty())
     throw Error(
         ExitCode::user_error, "resuming the pass over \"" + name + "\"",
         "the run was saved in the middle of it, but the training function has ended without it: the session does not "
@@ -236,10 +239,10 @@ void SessionState::end_training() {
 }
 
 void SessionState::save_and_stop(bool in_report) {
-  outputs.settle_quietly();
+  outputs.wait_for_save_and_warn();
   const auto entries = stop.last_state.lock();
   const bool none_accumulated = has_no_accumulated_gradients(entries.get());
-  std::array<std::int64_t, 5> everywhere{entries != nullptr, !stop.files_reported, has_position(), none_accumulated,
+  std::array<std::int64_t, 5> everywhere{entries != nullptr, !stop.has_reported_files, has_position(), none_accumulated,
                                          may_wait_for_a_step()};
   workers.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [has_state, no_files, all_have_position, none_anywhere, all_may_wait] = everywhere;
@@ -249,20 +252,20 @@ void SessionState::save_and_stop(bool in_report) {
     log::warn("accumulated gradients are not saved: no optimizer has stepped with them in the time that was left");
   for (const auto& prepared : models) prepared->synchronise_buffers();
   save(entries.get(), std::nullopt, false, Json::object());
-  outputs.settle();
+  outputs.wait_for_save();
   throw_stopped(true);
 }
 
 /// True if a checkpoint can hold the position in the data.
 bool SessionState::has_position() const {
-  if (counters.steps->without_position() != nullptr) return false;
-  return counters.epoch_over || counters.steps->left_out() == nullptr;
+  if (counters.steps->find_unresumable_pass() != nullptr) return false;
+  return counters.is_between_epochs || counters.steps->find_unsaved_pass() == nullptr;
 }
 
 bool SessionState::may_wait_for_a_step() const {
   if (stop.boundaries_with_gradients > longest_accumulation) return false;
-  const auto left = plan.launch.time_left();
-  return !left || !outputs.store || *left > stop.reserve.least(outputs.store->under_way());
+  const auto left = resolved.launch.time_left();
+  return !left || !outputs.store || *left > stop.shutdown_budget.least_budget(outputs.store->current_save_duration());
 }
 
 bool SessionState::has_no_accumulated_gradients(const StateEntries* entries) {
@@ -272,7 +275,7 @@ bool SessionState::has_no_accumulated_gradients(const StateEntries* entries) {
     const auto reducer = prepared->reducer();
     if (!reducer) continue;
     // Not short-circuited: each reducer must see this boundary.
-    none_accumulated = reducer->stepped() && none_accumulated;
+    none_accumulated = reducer->has_no_gradient_to_save() && none_accumulated;
     for (const auto& tensor : prepared->module()->parameters()) known.insert(tensor.unsafeGetTensorImpl());
   }
   std::vector<std::vector<at::Tensor>> others;
@@ -288,7 +291,7 @@ bool SessionState::has_no_accumulated_gradients(const StateEntries* entries) {
 }
 
 void SessionState::throw_stopped(bool saved) {
-  stop.stopped = true;
+  stop.was_stopped = true;
   stop.file.remove();
   const auto& newest = outputs.newest;
   const auto remedy = "Start it again with --name " + run.name() + " to go on";

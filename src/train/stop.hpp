@@ -26,9 +26,9 @@ namespace muster::detail::train {
 class StopRequest {
  public:
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
-  bool known() const noexcept { return known_; }
+  bool is_known() const noexcept { return known_; }
   /// Merges an answer that the workers have exchanged in another collective, which delays the next exchange().
-  void learn(bool any_asked) noexcept;
+  void merge(bool any_asked) noexcept;
   /// Call at every boundary. Asks the other workers, but only often enough to take at most 1% of the time between
   /// boundaries. True if it has asked them now. Collective.
   bool exchange(const Communicator& communicator, bool asked_here);
@@ -51,7 +51,7 @@ class StopFile {
   StopFile() = default;
   explicit StopFile(std::filesystem::path path) : path_(std::move(path)) {}
   /// True if the file exists. Looks at most once a second.
-  bool is_there();
+  bool exists();
   /// Call when the run has stopped or ended.
   void remove() noexcept;
 
@@ -66,20 +66,20 @@ class StopFile {
 /// The time that a run needs for an orderly end. It is the sum of: the longest time between two boundaries at which the
 /// workers exchanged stop requests, twice the slowest save of this job, once more that save if one is in progress, and
 /// one second.
-class Reserve {
+class ShutdownBudget {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Training has reached such a boundary. The time until leave() does not count as time between boundaries.
-  void come() noexcept;
-  void leave() noexcept { left_ = Clock::now(); }
+  /// Training has reached such a boundary. The time until left_boundary() does not count as time between boundaries.
+  void reached_boundary() noexcept;
+  void left_boundary() noexcept { left_ = Clock::now(); }
   /// Sets the estimate that is used until the first save: `bytes` at 100 MB/s.
-  void expect(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
-  void saved(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
+  void expect_save_bytes(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
+  void note_save_duration(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
   /// The whole time. `under_way`: how long an asynchronous save has been in progress.
-  std::chrono::nanoseconds length(std::optional<Clock::duration> under_way) const noexcept;
-  /// The minimum, shorter than length(): enough to reach the next boundary and save there.
-  std::chrono::nanoseconds least(std::optional<Clock::duration> under_way) const noexcept;
+  std::chrono::nanoseconds full_budget(std::optional<Clock::duration> under_way) const noexcept;
+  /// The minimum, shorter than full_budget(): enough to reach the next boundary and save there.
+  std::chrono::nanoseconds least_budget(std::optional<Clock::duration> under_way) const noexcept;
 
  private:
   std::chrono::nanoseconds saves_take(int count, std::optional<Clock::duration> under_way) const noexcept;
@@ -108,26 +108,27 @@ class AccumulatedGradients {
 };
 
 /// A session's state of stopping: who has asked for it, and how training has ended.
-struct Stopping {
+struct StopState {
   StopRequest request = {};
   StopFile file = {};
-  Reserve reserve = {};
-  std::int64_t averaging_passes = 0;  ///< summed over all models, at the last boundary
+  ShutdownBudget shutdown_budget = {};
+  std::int64_t average_count = 0;  ///< summed over all models, at the last boundary
   AccumulatedGradients accumulated = {};
   int boundaries_with_gradients = 0;                  ///< in a row, since the request is known
   std::weak_ptr<const StateEntries> last_state = {};  ///< the one last restored or reported
-  bool files_reported = false;                        ///< a report has saved files of the user's own
-  bool told = false;                                  ///< should_stop() or preemption() has told the user to stop
-  bool stopped = false;                               ///< training has ended on request
-  bool ended = false;                                 ///< a callback has ended training
-  bool in_calls = false;       ///< an operator trainer's: each call runs to its end and then checks `ended` itself
-  bool at_end_of_pass = true;  ///< the end of a pass is a boundary; false if a call ends there, with a report
+  bool has_reported_files = false;                    ///< a report has saved files of the user's own
+  bool user_was_told = false;                         ///< should_stop() or preemption() has told the user to stop
+  bool was_stopped = false;                           ///< training has ended on request
+  bool ended_by_callback = false;                     ///< a callback has ended training
+  bool is_operator_run =
+      false;  ///< an operator trainer's: each call runs to its end and then checks `ended_by_callback` itself
+  bool pass_end_is_boundary = true;  ///< the end of a pass is a boundary; false if a call ends there, with a report
 };
 
 /// Thrown to leave the training function when a callback has ended training.
-class TrainingEnded final : public Error {
+class TrainingEndedByCallback final : public Error {
  public:
-  TrainingEnded() : Error(ExitCode::done, "training ends here, as a callback has asked") {}
+  TrainingEndedByCallback() : Error(ExitCode::done, "training ends here, as a callback has asked") {}
 };
 
 }  // namespace muster::detail::train

@@ -8,9 +8,9 @@
 namespace muster::detail::train {
 
 /// A Trainable that also has the default settings, over which each trial lays its own.
-struct TrainerTrial {
+struct TrainerTrainable {
   std::function<Result(Launch& launch, const Config& config)> fit;
-  std::function<Config()> defaults;
+  std::function<Config()> default_config;
 
   Result operator()(Launch& launch, const Config& config) const { return fit(launch, config); }
 };

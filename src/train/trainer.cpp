@@ -46,7 +46,7 @@ struct RunContent {
 RunContent content_of(const detail::train::RunFolder& run) noexcept {
   RunContent content;
   try {
-    content.newest = detail::train::newest_index(run.path());
+    content.newest = detail::train::newest_checkpoint_index(run.path());
     content.rollbacks = detail::checkpoint::read_rollbacks(run.path()).size();
   } catch (const std::exception&) {
   }
@@ -72,9 +72,9 @@ Json saved_preprocessor(const std::filesystem::path& run) {
 /// Returns the state of rank 0's preprocessor on every rank; null if there is no preprocessor. If rank 0's is not
 /// fitted, `otherwise` returns the state, on rank 0. Collective.
 template <class Otherwise>
-Json preprocessor_of_first_rank(const detail::train::Plan& plan, Otherwise&& otherwise) {
-  const auto bytes = detail::comm::on_root(plan.world(), [&] {
-    const auto& preprocessor = plan.options.preprocessor;
+Json preprocessor_of_first_rank(const detail::train::ResolvedOptions& resolved, Otherwise&& otherwise) {
+  const auto bytes = detail::comm::run_on_root(resolved.world(), [&] {
+    const auto& preprocessor = resolved.options.preprocessor;
     const auto packed = Json::to_cbor(!preprocessor            ? Json()
                                       : preprocessor->fitted() ? preprocessor->state()
                                                                : otherwise());
@@ -86,26 +86,27 @@ Json preprocessor_of_first_rank(const detail::train::Plan& plan, Otherwise&& oth
 /// Loads the preprocessor, unless it is fitted, from the checkpoint of a run that is finished already. So a later
 /// trainer finds it fitted, as after training. If the state does not fit it, it stays unfitted, with a warning: this
 /// run does not need it any more. Collective.
-void restore_preprocessor(const detail::train::Plan& plan, const detail::train::RunFolder& run) {
-  const auto state = preprocessor_of_first_rank(plan, [&] { return saved_preprocessor(run.path()); });
-  const auto& preprocessor = plan.options.preprocessor;
+void restore_preprocessor(const detail::train::ResolvedOptions& resolved, const detail::train::RunFolder& run) {
+  const auto state = preprocessor_of_first_rank(resolved, [&] { return saved_preprocessor(run.path()); });
+  const auto& preprocessor = resolved.options.preprocessor;
   if (!preprocessor || preprocessor->fitted() || state.is_null()) return;
   try {
     preprocessor->load_state(state);
   } catch (const std::exception& error) {
-    if (plan.world().rank() == 0)
+    if (resolved.world().rank() == 0)
       detail::log::warn("the preprocessor is not that of the finished run " + run.path().string() + ": " +
                         error.what());
   }
 }
 
 /// After training: gives the ranks that did not train the state of the preprocessor of those that did. Collective.
-void share_preprocessor(const detail::train::Plan& plan) {
-  if (plan.workers == plan.world().size()) return;
-  const auto state = preprocessor_of_first_rank(plan, [&] { return plan.options.preprocessor->state(); });
-  detail::comm::on_all(plan.world(), [&] {
-    const auto& preprocessor = plan.options.preprocessor;
-    if (preprocessor && !plan.works() && !preprocessor->fitted() && !state.is_null()) preprocessor->load_state(state);
+void share_preprocessor(const detail::train::ResolvedOptions& resolved) {
+  if (resolved.worker_count == resolved.world().size()) return;
+  const auto state = preprocessor_of_first_rank(resolved, [&] { return resolved.options.preprocessor->state(); });
+  detail::comm::run_on_all(resolved.world(), [&] {
+    const auto& preprocessor = resolved.options.preprocessor;
+    if (preprocessor && !resolved.is_worker() && !preprocessor->fitted() && !state.is_null())
+      preprocessor->load_state(state);
     return std::string();
   });
 }
@@ -125,7 +126,7 @@ class TorchBackendConfig final : public BackendConfig {
 void TorchBackend::on_start(Session& session) {
   const bool on_gpu = session.get_device().is_cuda();
   ProcessGroupOptions options{.backend = session.flags().backend.value_or(config_.backend)};
-  if (on_gpu) options.backend = detail::group::on_gpus(options.backend, has_backend("nccl"));
+  if (on_gpu) options.backend = detail::group::backends_for_gpus(options.backend, has_backend("nccl"));
   if (on_gpu && session.world_rank() == 0 && options.backend == "auto")
     detail::log::warn("this muster has no NCCL backend, so tensors go from GPU to GPU through the CPU and MPI");
   session.set_process_group(
@@ -144,7 +145,7 @@ DataParallelTrainer::DataParallelTrainer(Launch& launch, TrainLoop train_loop, T
 
 bool DataParallelTrainer::can_restore(const std::filesystem::path& path) {
   try {
-    detail::train::saved_options(detail::train::whole_path(path));
+    detail::train::saved_options(detail::train::absolute_path(path));
     return true;
   } catch (const Error& error) {
     if (error.code() != ExitCode::data) throw;
@@ -162,10 +163,11 @@ Trainable DataParallelTrainer::as_trainable() {
     launch_ = &trial;
     number_ = 0;
     options_.train_loop_config =
-        detail::launch::overlaid(options_.train_loop_config, config, "choosing the settings of a trial");
+        detail::launch::override_defaults(options_.train_loop_config, config, "choosing the settings of a trial");
     return fit();
   };
-  return detail::train::TrainerTrial{.fit = fit_one, .defaults = [this] { return options_.train_loop_config; }};
+  return detail::train::TrainerTrainable{.fit = fit_one,
+                                         .default_config = [this] { return options_.train_loop_config; }};
 }
 
 std::shared_ptr<const BackendConfig> DataParallelTrainer::backend_config() const {
@@ -183,34 +185,34 @@ Result DataParallelTrainer::fit() {
     setup();
     backend = backend_config();
   });
-  if (number_ == 0) number_ = launch().number_trainer();
+  if (number_ == 0) number_ = launch().next_trainer_number();
   auto options = options_;
   options.dataset_config = get_dataset_config();
   // Shared, since a validation that does not end keeps it.
-  const auto plan = std::make_shared<const Plan>(resolve(launch(), options, std::move(backend)));
-  const auto run = std::make_shared<RunFolder>(world, launch(), plan->options.run_config, number_);
+  const auto resolved = std::make_shared<const ResolvedOptions>(resolve(launch(), options, std::move(backend)));
+  const auto run = std::make_shared<RunFolder>(world, launch(), resolved->options.run_config, number_);
   const auto release = c10::make_scope_exit([&] { run->release(); });
   try {
-    const comm::TimeLimit everywhere(world, plan->wait_limit);
-    const auto device = check_together(*plan);
-    Validation validation(plan, run, device);
+    const comm::TimeLimit everywhere(world, resolved->wait_limit);
+    const auto device = check_device_and_data(*resolved);
+    Validation validation(resolved, run, device);
     const auto before = run->params();
     const auto content_before = content_of(*run);
-    if (!start(*plan, *run)) {
+    if (!begin_run(*resolved, *run)) {
       validation.finish({}, /*has_trained=*/false);
-      restore_preprocessor(*plan, *run);
-      return read_result(*plan, *run);
+      restore_preprocessor(*resolved, *run);
+      return read_result(*resolved, *run);
     }
-    const auto ended = train_with_retries(*plan, *run, device, train_loop_, validation);
+    const auto ended = train_with_retries(*resolved, *run, device, train_loop_, validation);
     validation.finish(ended.error);
     const auto refused = [](ExitCode code) { return code == ExitCode::data || code == ExitCode::usage; };
     if (before.is_object() && ended.error && refused(ended.error->code()) && world.rank() == 0 &&
         !content_of(*run).is_new_since(content_before))
-      run->put_back(before);
-    auto result = finish(*plan, *run, ended);
-    if (!ended.error) share_preprocessor(*plan);
+      run->restore_params(before);
+    auto result = finish_run(*resolved, *run, ended);
+    if (!ended.error) share_preprocessor(*resolved);
     return result;
-  } catch (const comm::Lost& lost) {
+  } catch (const comm::RanksMissing& lost) {
     run->write_error(world, lost);
     throw;
   }
@@ -225,7 +227,7 @@ DataConfig DataParallelTrainer::get_dataset_config() const {
 }
 
 TrainerOptions restored_options(const std::filesystem::path& path, TrainerOptions given) {
-  return detail::train::restored_options(detail::train::whole_path(path), std::move(given));
+  return detail::train::restored_options(detail::train::absolute_path(path), std::move(given));
 }
 
 std::shared_ptr<const BackendConfig> detail::train::torch_backend(const TorchConfig& config) {
@@ -243,8 +245,8 @@ TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& 
   auto restored = restored_options(path, std::move(options));
   if (own_backend) restored.torch_config = {};  // the saved one was for another backend
   const auto& run = restored.run_config;
-  const auto named = detail::train::whole_path(launch.flags().storage.value_or(run.storage_path) /
-                                               launch.flags().name.value_or(run.name));
+  const auto named = detail::train::absolute_path(launch.flags().storage.value_or(run.storage_path) /
+                                                  launch.flags().name.value_or(run.name));
   std::error_code ignored;  // the folder may not exist
   if (named != run.storage_path / run.name && !std::filesystem::equivalent(named, run.storage_path / run.name, ignored))
     throw Error(ExitCode::usage, "restoring the run " + (run.storage_path / run.name).string(),

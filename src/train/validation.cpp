@@ -8,8 +8,8 @@
 #include "checkpoint/tier.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/rank_status.hpp"
 #include "comm/wait.hpp"
-#include "comm/whereabouts.hpp"
 #include "comm/world.hpp"
 #include "observe/history.hpp"
 
@@ -57,20 +57,21 @@ Validation::ValidationResult Validation::ValidationResult::from_text(const std::
           .warning = json.at("warning").get<std::string>()};
 }
 
-Validation::Validation(std::shared_ptr<const Plan> plan, std::shared_ptr<const RunFolder> run, at::Device device)
-    : plan_(std::move(plan)), run_(std::move(run)), device_(device) {
-  const auto& world = plan_->world();
-  if (!possible() || plan_->workers == world.size() || !comm::threads_may_call_mpi()) return;
-  leader_ = plan_->workers;
+Validation::Validation(std::shared_ptr<const ResolvedOptions> resolved, std::shared_ptr<const RunFolder> run,
+                       at::Device device)
+    : resolved_(std::move(resolved)), run_(std::move(run)), device_(device) {
+  const auto& world = resolved_->world();
+  if (!is_configured() || resolved_->worker_count == world.size() || !comm::threads_may_call_mpi()) return;
+  leader_ = resolved_->worker_count;
   mailbox_.emplace(world);
-  const auto group = world.split(plan_->works() ? 0 : 1);
-  if (!plan_->works()) context_ = make_context(group);
+  const auto group = world.split(resolved_->is_worker() ? 0 : 1);
+  if (!resolved_->is_worker()) context_ = make_context(group);
 }
 
-std::shared_ptr<const ValidationGround> Validation::make_context(const Communicator& ranks) const {
-  const auto own_world = comm::make_world_apart(ranks);
-  if (comm::threads_may_call_mpi()) comm::set_time_limit(own_world, plan_->options.validation.timeout);
-  return std::make_shared<ValidationGround>(ValidationGround{plan_, run_, device_, own_world});
+std::shared_ptr<const ValidationContext> Validation::make_context(const Communicator& ranks) const {
+  const auto own_world = comm::make_separate_world(ranks);
+  if (comm::threads_may_call_mpi()) comm::set_time_limit(own_world, resolved_->options.validation.timeout);
+  return std::make_shared<ValidationContext>(ValidationContext{resolved_, run_, device_, own_world});
 }
 
 std::filesystem::path Validation::path_of(int index) const { return Tier(run_->path()).published(index); }
@@ -79,9 +80,9 @@ std::vector<Validation::Pending> Validation::pending(const UpdateRow& update_row
                                                      const std::vector<checkpoint::Rollback>& rollbacks) const {
   std::vector<Pending> pending;
   for (const auto& [index, path] : Tier(run_->path()).list().published) try {
-      if (checkpoint::rolled_back(rollbacks, index)) continue;  // another report has its row now
+      if (checkpoint::is_rolled_back(rollbacks, index)) continue;  // another report has its row now
       const auto reported = checkpoint::read_manifest(path).metrics;
-      if (checkpoint::status_in(reported) != CheckpointStatus::pending_validation) continue;
+      if (checkpoint::status_from(reported) != CheckpointStatus::pending_validation) continue;
       const auto iteration = reported.value("training_iteration", std::int64_t{0});
       if (const auto found = checkpoint::read_validation(path))
         update_row(iteration, *found);
@@ -111,7 +112,7 @@ void Validation::request(const Checkpoint& checkpoint, std::int64_t training_ite
   mailbox_->send(leader_, Json{{"validate", *index}, {"training_iteration", training_iteration}}.dump());
 }
 
-bool Validation::owes(std::int64_t training_iteration) const {
+bool Validation::awaits_result(std::int64_t training_iteration) const {
   const std::lock_guard lock(rows_mutex_);
   return waiting_rows_.contains(training_iteration);
 }
@@ -122,7 +123,7 @@ void Validation::settle_row(std::int64_t training_iteration, const Json& fields,
   waiting_rows_.erase(training_iteration);
 }
 
-void Validation::take(const UpdateRow& update_row) {
+void Validation::poll_results(const UpdateRow& update_row) {
   if (!mailbox_) return;
   while (const auto text = mailbox_->receive()) accept(ValidationResult::from_text(*text), update_row);
 }
@@ -141,14 +142,14 @@ void Validation::training_has_ended() {
 
 void Validation::serve() {
   if (!context_) return;
-  const auto& world = plan_->world();
+  const auto& world = resolved_->world();
   ending_ = false;
   const auto served = [&] {
     while (const auto text = mailbox_->receive()) handle(Json::parse(*text));
     if (is_leader()) lead();
     return ending_ && !job_;
   };
-  comm::wait_until(served, as_long_as_it_takes, [&] { comm::hear_alarm(world); });
+  comm::wait_until(served, as_long_as_it_takes, [&] { comm::throw_if_alarm_raised(world); });
 }
 
 void Validation::handle(const Json& message) {
@@ -168,12 +169,12 @@ void Validation::handle(const Json& message) {
   } else if (message.at("end") == attempt_) {
     ending_ = true;
     // From here on the workers wait for this validation.
-    if (job_) comm::keep_alive(plan_->world(), plan_->options.validation.timeout + end_allowance);
+    if (job_) comm::keep_alive(resolved_->world(), resolved_->options.validation.timeout + end_allowance);
   }
 }
 
 void Validation::send_to_followers(const Json& message) {
-  for (int rank = leader_ + 1; rank < plan_->world().size(); ++rank) mailbox_->send(rank, message.dump());
+  for (int rank = leader_ + 1; rank < resolved_->world().size(); ++rank) mailbox_->send(rank, message.dump());
 }
 
 void Validation::lead() {
@@ -181,7 +182,7 @@ void Validation::lead() {
     const auto decision = decide(ending_);
     if (decision == Decision::keep_running) return;
     end_job(decision);
-    comm::keep_alive(plan_->world(), 0ms);
+    comm::keep_alive(resolved_->world(), 0ms);
   }
   if (ending_)
     send_to_followers({{"end", attempt_}});
@@ -191,7 +192,7 @@ void Validation::lead() {
 
 void Validation::end_job(Decision decision) {
   const auto found = write_result(*std::exchange(current_, std::nullopt), decision);
-  stuck_ = decision != Decision::finished || !job_->finding().together;
+  stuck_ = decision != Decision::finished || !job_->outcome().is_in_step;
   send_to_followers({{"leave", stuck_}});
   job_.reset();
   mailbox_->send(0, found.to_text());
@@ -213,17 +214,17 @@ void Validation::begin_next() {
 }
 
 Validation::Decision Validation::decide(bool at_the_end) const {
-  if (job_->over()) return Decision::finished;
-  if (job_->taken() >= plan_->options.validation.timeout) return Decision::timed_out;
+  if (job_->is_over()) return Decision::finished;
+  if (job_->elapsed() >= resolved_->options.validation.timeout) return Decision::timed_out;
   if (!at_the_end) return Decision::keep_running;
-  const auto left = plan_->launch.time_left();
-  return (left ? *left < time_reserve : plan_->launch.stop_requested()) ? Decision::out_of_time
-                                                                        : Decision::keep_running;
+  const auto left = resolved_->launch.time_left();
+  return (left ? *left < time_reserve : resolved_->launch.stop_requested()) ? Decision::out_of_time
+                                                                            : Decision::keep_running;
 }
 
 bool Validation::may_begin(bool asked_to_stop) const {
-  const auto left = plan_->launch.time_left();
-  if (!left) return !asked_to_stop && !plan_->launch.stop_requested();
+  const auto left = resolved_->launch.time_left();
+  if (!left) return !asked_to_stop && !resolved_->launch.stop_requested();
   return *left > slowest_ + time_reserve && (!asked_to_stop || slowest_ > Clock::duration{});
 }
 
@@ -235,19 +236,19 @@ Validation::ValidationResult Validation::write_result(const Pending& of, Decisio
     found.warning = name + " is not validated yet; started again, the run does it";
     return found;
   }
-  const auto& timeout = plan_->options.validation.timeout;
+  const auto& timeout = resolved_->options.validation.timeout;
   try {
     Json fields = Json::object();
     auto status = CheckpointStatus::validated;
-    if (decision == Decision::finished && !job_->finding().error) {
-      fields = job_->finding().metrics;
-      slowest_ = std::max(slowest_, job_->taken());
+    if (decision == Decision::finished && !job_->outcome().error) {
+      fields = job_->outcome().metrics;
+      slowest_ = std::max(slowest_, job_->elapsed());
     } else {
-      const bool timed_out = job_->taken() >= timeout;
+      const bool timed_out = job_->elapsed() >= timeout;
       status = timed_out ? CheckpointStatus::validation_timeout : CheckpointStatus::validation_failed;
       found.warning = "validating " + name + ": ";
       if (decision == Decision::finished)
-        found.warning += job_->finding().error->what();
+        found.warning += job_->outcome().error->what();
       else
         found.warning += "given up after " + std::to_string(timeout.count()) +
                          " ms (ValidationConfig::timeout); its ranks validate nothing more in this job";
@@ -267,10 +268,10 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
   // Results are exchanged, since a file that another node has just written may not be visible here yet.
   Json known = Json::array();
   if (mailbox_) {
-    if (is_leader() && job_) end_job(job_->over() ? Decision::finished : Decision::out_of_time);
+    if (is_leader() && job_) end_job(job_->is_over() ? Decision::finished : Decision::out_of_time);
     for (const auto& [index, found] : results_) known.push_back(found.to_text());
     const auto from_leader =
-        Json::parse(plan_->world().broadcast(Json{known, slowest_.count(), stuck_}.dump(), leader_));
+        Json::parse(resolved_->world().broadcast(Json{known, slowest_.count(), stuck_}.dump(), leader_));
     known = from_leader[0];
     slowest_ = std::max(slowest_, Clock::duration(from_leader[1].get<Clock::rep>()));
     if (context_) {
@@ -278,25 +279,25 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
       job_.reset();
     }
   }
-  return Json::parse(comm::on_root(plan_->world(), [&] {
-    auto history = observe::History::of_all(run_->path());
+  return Json::parse(comm::run_on_root(resolved_->world(), [&] {
+    auto history = observe::History::load(run_->path());
     const UpdateRow update_row = [&](std::int64_t iteration, const Json& fields) {
       history.validated(iteration, fields);
     };
-    take(update_row);
+    poll_results(update_row);
     for (const auto& text : known) accept(ValidationResult::from_text(text.get<std::string>()), update_row);
     Json left = Json::array();
     for (const auto& of : pending(update_row, checkpoint::read_rollbacks(run_->path())))
       if (!accepted_.contains(of.index)) left.push_back({of.index, of.training_iteration});
     if ((error && !stopped) || !may_begin(stopped)) left.clear();
-    if (left.empty() && prunes) checkpoint::prune(Tier(run_->path()), plan_->options.run_config.checkpoint_config);
+    if (left.empty() && prunes) checkpoint::prune(Tier(run_->path()), resolved_->options.run_config.checkpoint_config);
     return left.dump();
   }));
 }
 
 void Validation::finish(const std::optional<Error>& error, bool has_trained) {
-  if (!possible()) return;
-  const auto& world = plan_->world();
+  if (!is_configured()) return;
+  const auto& world = resolved_->world();
   const bool first = world.rank() == 0;
   const bool stopped = error && error->code() == ExitCode::stopped;
   // A start that does not train, or was refused, removes no checkpoint.
@@ -307,20 +308,20 @@ void Validation::finish(const std::optional<Error>& error, bool has_trained) {
   if (stuck_) return;
   const auto all = make_context(group);
   for (const auto& entry : left) {
-    if (comm::on_root(group, [&] { return std::string(may_begin(stopped) ? "begin" : "end"); }) == "end") break;
-    comm::keep_alive(world, plan_->options.validation.timeout + end_allowance);
+    if (comm::run_on_root(group, [&] { return std::string(may_begin(stopped) ? "begin" : "end"); }) == "end") break;
+    comm::keep_alive(world, resolved_->options.validation.timeout + end_allowance);
     const Pending of{entry[0].get<int>(), entry[1].get<std::int64_t>()};
     job_.emplace(all, path_of(of.index));
     auto decision = Decision::keep_running;
     if (first)
       comm::wait_until([&] { return (decision = decide(true)) != Decision::keep_running; }, as_long_as_it_takes,
-                       [&] { comm::hear_alarm(world); });
+                       [&] { comm::throw_if_alarm_raised(world); });
     // The first rank decides. Another rank may have waited too long for it, and is out of step.
     const bool given_up = first && decision != Decision::finished,
-               out_of_step = job_->over() && !job_->finding().together;
+               out_of_step = job_->is_over() && !job_->outcome().is_in_step;
     stuck_ = group.all_reduce(std::int64_t{given_up || out_of_step}, ReduceOp::max) != 0;
     if (first) {
-      auto history = observe::History::of_all(run_->path());
+      auto history = observe::History::load(run_->path());
       accept(write_result(of, decision),
              [&](std::int64_t iteration, const Json& fields) { history.validated(iteration, fields); });
     }
@@ -328,7 +329,7 @@ void Validation::finish(const std::optional<Error>& error, bool has_trained) {
     if (stuck_) break;
   }
   comm::keep_alive(world, 0ms);
-  if (first && prunes) checkpoint::prune(Tier(run_->path()), plan_->options.run_config.checkpoint_config);
+  if (first && prunes) checkpoint::prune(Tier(run_->path()), resolved_->options.run_config.checkpoint_config);
 }
 
 }  // namespace muster::detail::train

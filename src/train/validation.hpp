@@ -27,10 +27,10 @@ namespace muster::detail::train {
 class Validation {
  public:
   /// Collective over the world.
-  Validation(std::shared_ptr<const Plan> plan, std::shared_ptr<const RunFolder> run, at::Device device);
+  Validation(std::shared_ptr<const ResolvedOptions> resolved, std::shared_ptr<const RunFolder> run, at::Device device);
 
   /// True if the trainer has a validation function.
-  bool possible() const noexcept { return static_cast<bool>(plan_->options.validation.function); }
+  bool is_configured() const noexcept { return static_cast<bool>(resolved_->options.validation.function); }
 
   /// Call on every rank when another attempt begins.
   void begin_attempt() noexcept { ++attempt_; }
@@ -44,10 +44,10 @@ class Validation {
   /// Requests a validation. The checkpoint may still be being written.
   void request(const Checkpoint& checkpoint, std::int64_t training_iteration);
   /// Updates the rows of the validations that have ended since the last call.
-  void take(const UpdateRow& update_row);
+  void poll_results(const UpdateRow& update_row);
   void training_has_ended();
   /// True if the row of that report waits for a result; until then its checkpoint is not pruned. From any thread.
-  bool owes(std::int64_t training_iteration) const;
+  bool awaits_result(std::int64_t training_iteration) const;
 
   // On the ranks that do not train.
 
@@ -79,8 +79,8 @@ class Validation {
   };
   enum class Decision { keep_running, finished, timed_out, out_of_time };
 
-  bool is_leader() const noexcept { return plan_->launch.rank() == leader_; }
-  std::shared_ptr<const ValidationGround> make_context(const Communicator& ranks) const;
+  bool is_leader() const noexcept { return resolved_->launch.rank() == leader_; }
+  std::shared_ptr<const ValidationContext> make_context(const Communicator& ranks) const;
   std::filesystem::path path_of(int index) const;
   /// The pending validations on disk. Updates the rows of those that are done.
   std::vector<Pending> pending(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks) const;
@@ -104,7 +104,7 @@ class Validation {
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes);
   void send_to_followers(const Json& message);
 
-  std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<const ResolvedOptions> resolved_;
   std::shared_ptr<const RunFolder> run_;
   at::Device device_;
   int attempt_ = 0;
@@ -114,8 +114,8 @@ class Validation {
   // Validation during training. Unused if all ranks train, or if only one thread may call MPI.
   int leader_ = -1;
   std::optional<comm::Mailbox> mailbox_ = {};
-  std::shared_ptr<const ValidationGround> context_ = {};  ///< set on the ranks that do not train
-  std::map<int, Pending> queue_ = {};                     ///< on the leader; by index of the checkpoint
+  std::shared_ptr<const ValidationContext> context_ = {};  ///< set on the ranks that do not train
+  std::map<int, Pending> queue_ = {};                      ///< on the leader; by index of the checkpoint
   std::optional<Pending> current_ = {};
   std::optional<ValidationJob> job_ = {};
   Clock::time_point last_look_{};

@@ -41,31 +41,32 @@ using namespace std::chrono_literals;
 constexpr auto moment = 1s;
 
 /// Calls the user's function. Collective over the ranks.
-Json measure(const ValidationGround& ground, const std::filesystem::path& path) {
-  const auto& plan = *ground.plan;
-  at::set_num_threads(plan.threads);
-  const c10::DeviceGuard device(ground.device);
+Json measure(const ValidationContext& context, const std::filesystem::path& path) {
+  const auto& resolved = *context.resolved;
+  at::set_num_threads(resolved.threads_per_worker);
+  const c10::DeviceGuard device(context.device);
   const at::NoGradGuard no_gradients;
   const auto checkpoint = Checkpoint::from_directory(path);
-  SessionState state(plan, *ground.run, ground.ranks, ground.device, checkpoint);
+  SessionState state(resolved, *context.run, context.ranks, context.device, checkpoint);
   state.workers.seed_generators();
-  state.data.preprocess(checkpoint::preprocessor_state(path), true, state.workers.control);
+  state.data.prepare_preprocessor(checkpoint::preprocessor_state(path), true, state.workers.control);
   Session session(state);
-  const std::shared_ptr<Backend> backend = plan.backend ? plan.backend->make_backend() : std::make_unique<Backend>();
+  const std::shared_ptr<Backend> backend =
+      resolved.backend ? resolved.backend->make_backend() : std::make_unique<Backend>();
   backend->on_start(session);
   std::vector<Json> of_ranks;
   try {
-    const auto mine = Json::to_cbor(observe::to_json(plan.options.validation.function(session, checkpoint)));
+    const auto mine = Json::to_cbor(observe::to_json(resolved.options.validation.function(session, checkpoint)));
     for (const auto& bytes : state.workers.control.all_gather({mine.begin(), mine.end()}))
       of_ranks.push_back(Json::from_cbor(bytes));
   } catch (...) {
     // Before the backend shuts down and closes connections on which other ranks may be waiting.
-    comm::raise_alarm(ground.ranks, comm::caught(ground.ranks));
-    state.failed = true;
+    comm::raise_alarm(context.ranks, comm::current_outcome(context.ranks));
+    state.has_failed = true;
     try {
       backend->on_shutdown(session);
     } catch (...) {
-      log::warn("shutting down the backend after a validation: " + comm::caught().text);
+      log::warn("shutting down the backend after a validation: " + comm::current_outcome().text);
     }
     throw;
   }
@@ -73,19 +74,19 @@ Json measure(const ValidationGround& ground, const std::filesystem::path& path) 
   return observe::mean_over_ranks(of_ranks);
 }
 
-ValidationJob::Finding validate(const ValidationGround& ground, const std::filesystem::path& checkpoint) {
-  ValidationJob::Finding finding;
+ValidationJob::Outcome validate(const ValidationContext& context, const std::filesystem::path& checkpoint) {
+  ValidationJob::Outcome outcome;
   try {
-    const auto limit = comm::time_limit(ground.ranks);
+    const auto limit = comm::time_limit(context.ranks);
     // If one rank has failed, the others go on until their next collective.
-    finding.error = comm::attempt_on_all(ground.ranks, {.done = limit, .failed = limit},
-                                         [&] { finding.metrics = measure(ground, checkpoint); });
+    outcome.error = comm::attempt_on_all(context.ranks, {.done = limit, .failed = limit},
+                                         [&] { outcome.metrics = measure(context, checkpoint); });
   } catch (...) {
-    const auto lost = comm::caught();
-    finding.error = Error(lost.code, lost.text);
-    finding.together = false;
+    const auto lost = comm::current_outcome();
+    outcome.error = Error(lost.code, lost.text);
+    outcome.is_in_step = false;
   }
-  return finding;
+  return outcome;
 }
 
 /// A detached thread may still run when main has returned. So the process exits with main's exit code before objects
@@ -103,10 +104,10 @@ void leave_without_destructors() noexcept {
 
 }  // namespace
 
-ValidationJob::ValidationJob(std::shared_ptr<const ValidationGround> ground, const std::filesystem::path& checkpoint)
-    : ground_(std::move(ground)) {
-  std::packaged_task<Finding()> task([ground = ground_, checkpoint] { return validate(*ground, checkpoint); });
-  finding_ = task.get_future().share();
+ValidationJob::ValidationJob(std::shared_ptr<const ValidationContext> context, const std::filesystem::path& checkpoint)
+    : context_(std::move(context)) {
+  std::packaged_task<Outcome()> task([context = context_, checkpoint] { return validate(*context, checkpoint); });
+  outcome_ = task.get_future().share();
   if (comm::threads_may_call_mpi())
     thread_ = std::thread(std::move(task));
   else
@@ -115,19 +116,19 @@ ValidationJob::ValidationJob(std::shared_ptr<const ValidationGround> ground, con
 
 ValidationJob::~ValidationJob() {
   // If the job is over on another rank, only its last message is still missing here.
-  if (finding_.wait_for(moment) != std::future_status::ready) give_up();
+  if (outcome_.wait_for(moment) != std::future_status::ready) give_up();
   if (thread_.joinable()) thread_.join();
 }
 
 void ValidationJob::give_up() noexcept {
   try {
-    comm::raise_alarm(ground_->ranks, {.kind = comm::Outcome::Kind::failed,
-                                       .code = ExitCode::retry,
-                                       .text = "the validation was given up",
-                                       .stalled = true});
-    if (finding_.wait_for(2 * moment) == std::future_status::ready) return;
+    comm::raise_alarm(context_->ranks, {.kind = comm::Outcome::Kind::failed,
+                                        .code = ExitCode::retry,
+                                        .text = "the validation was given up",
+                                        .stalled = true});
+    if (outcome_.wait_for(2 * moment) == std::future_status::ready) return;
   } catch (...) {
-    log::warn("giving up a validation: " + comm::caught().text);
+    log::warn("giving up a validation: " + comm::current_outcome().text);
   }
   leave_without_destructors();
   thread_.detach();

@@ -18,8 +18,8 @@
 namespace muster::detail::train {
 
 /// What a validation uses. Shared, since a validation function that does not end keeps it after fit() has returned.
-struct ValidationGround {
-  std::shared_ptr<const Plan> plan;
+struct ValidationContext {
+  std::shared_ptr<const ResolvedOptions> resolved;
   std::shared_ptr<const RunFolder> run;
   at::Device device;
   Communicator ranks;  ///< those that validate, in a world of their own whose time limit is the validation's time-out
@@ -31,31 +31,31 @@ class ValidationJob {
  public:
   using Clock = std::chrono::steady_clock;
 
-  struct Finding {
+  struct Outcome {
     Json metrics = Json::object();    ///< reduced over the ranks
     std::optional<Error> error = {};  ///< why there are no metrics; the same on all ranks
-    bool together = true;             ///< all ranks have reached the end, so they can run the next validation
+    bool is_in_step = true;           ///< all ranks have reached the end, so they can run the next validation
   };
 
-  /// Begins. Collective over `ground->ranks`; each of them keeps the job until it is over, or gives it up.
-  ValidationJob(std::shared_ptr<const ValidationGround> ground, const std::filesystem::path& checkpoint);
+  /// Begins. Collective over `context->ranks`; each of them keeps the job until it is over, or gives it up.
+  ValidationJob(std::shared_ptr<const ValidationContext> context, const std::filesystem::path& checkpoint);
   ValidationJob(const ValidationJob&) = delete;
   ValidationJob& operator=(const ValidationJob&) = delete;
   /// Gives the validation up, unless it is over.
   ~ValidationJob();
 
-  bool over() const { return finding_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  bool is_over() const { return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
   /// The time since it has begun.
-  Clock::duration taken() const noexcept { return Clock::now() - begun_; }
-  /// The result. Only after over().
-  const Finding& finding() const { return finding_.get(); }
+  Clock::duration elapsed() const noexcept { return Clock::now() - begun_; }
+  /// The result. Only after is_over().
+  const Outcome& outcome() const { return outcome_.get(); }
 
  private:
   void give_up() noexcept;
 
-  std::shared_ptr<const ValidationGround> ground_;
+  std::shared_ptr<const ValidationContext> context_;
   Clock::time_point begun_ = Clock::now();
-  std::shared_future<Finding> finding_;
+  std::shared_future<Outcome> outcome_;
   std::thread thread_;
 };
 

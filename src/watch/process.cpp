@@ -81,7 +81,7 @@ std::string name_of(void* address) {
 
 }  // namespace
 
-std::int64_t start_of(pid_t process) noexcept try {
+std::int64_t start_time_of(pid_t process) noexcept try {
   std::istringstream fields(stat_after_name(process));
   std::string field;
   constexpr int of_start = 20;  // after the name, from 1
@@ -96,7 +96,7 @@ std::string state_of(pid_t process, std::int64_t started) {
   std::istringstream fields(stat_after_name(process));
   std::string state;
   fields >> state;
-  if (state.empty() || start_of(process) != started) return "its process " + std::to_string(process) + " is gone";
+  if (state.empty() || start_time_of(process) != started) return "its process " + std::to_string(process) + " is gone";
   const auto where = first_word("/proc/" + std::to_string(process) + "/wchan");
   const auto in = where.empty() || where == "0" ? "" : ", in " + where;
   switch (state.front()) {
@@ -115,7 +115,7 @@ std::string state_of(pid_t process, std::int64_t started) {
   }
 }
 
-MainStack::MainStack() {
+MainThreadStack::MainThreadStack() {
   main_thread = ::pthread_self();
   main_id = static_cast<pid_t>(::syscall(SYS_gettid));
   void* first = nullptr;
@@ -126,13 +126,13 @@ MainStack::MainStack() {
   ::sigaction(signal_number(), &action, &before_);
 }
 
-MainStack::~MainStack() {
+MainThreadStack::~MainThreadStack() {
   // A signal that comes after this must not end the process.
   if (before_.sa_handler == SIG_DFL) before_.sa_handler = SIG_IGN;
   ::sigaction(signal_number(), &before_, nullptr);
 }
 
-std::string MainStack::take() const {
+std::string MainThreadStack::take() const {
   using namespace std::chrono_literals;
   const std::lock_guard one_at_a_time(taking);
   taken.store(false, std::memory_order_release);

@@ -22,9 +22,9 @@ using node::Call;
 std::chrono::nanoseconds now() noexcept;
 
 /// A recorded call.
-struct Entry {
-  std::uint64_t channel = 0;  ///< id of the communicator, the same on all of its ranks
-  std::uint64_t turn = 0;     ///< number among the collective calls of the channel, from 1; 0 for messages
+struct CallEntry {
+  std::uint64_t channel = 0;      ///< id of the communicator, the same on all of its ranks
+  std::uint64_t call_number = 0;  ///< number among the collective calls of the channel, from 1; 0 for messages
   Call call;
   std::string name;  ///< the caller's name for it; may be empty
   std::chrono::nanoseconds begun{0};
@@ -35,54 +35,55 @@ struct Entry {
 };
 
 /// The last calls of a rank. Any thread of its process writes; any process that maps the memory reads.
-class Calls {
+class CallLog {
  public:
   using Ticket = std::uint64_t;
   static constexpr std::size_t slots = 128;
 
-  Ticket begin(std::uint64_t channel, std::uint64_t turn, const Call& call, const char* name) noexcept;
+  Ticket begin(std::uint64_t channel, std::uint64_t call_number, const Call& call, const char* name) noexcept;
   void end(Ticket ticket) noexcept;
   /// Returns up to `most` of the last calls, the oldest first. Entries that are being written are left out.
-  std::vector<Entry> last(std::size_t most = slots) const;
-  /// Returns the call of that turn on the channel, if it is still recorded.
-  std::optional<Entry> find(std::uint64_t channel, std::uint64_t turn) const;
+  std::vector<CallEntry> last(std::size_t most = slots) const;
+  /// Returns the call of that call number on the channel, if it is still recorded.
+  std::optional<CallEntry> find(std::uint64_t channel, std::uint64_t call_number) const;
 
  private:
   static constexpr std::size_t name_words = 4;
   struct alignas(128) Slot {
     std::atomic<std::uint64_t> version;  ///< 2 * ticket if the entry is complete, 2 * ticket - 1 while it is written
-    std::atomic<std::uint64_t> channel, turn, call;
+    std::atomic<std::uint64_t> channel, call_number, call;
     std::atomic<std::int64_t> begun, ended;
     std::array<std::atomic<std::uint64_t>, name_words> name;
   };
   /// Copies the entry of that ticket. False if its slot does not hold it, or not completely.
-  bool read(Ticket ticket, Entry& entry) const;
+  bool read(Ticket ticket, CallEntry& entry) const;
 
   std::atomic<Ticket> newest_;
   std::array<Slot, slots> slots_;
 };
 
 /// The number of collective calls that this rank has begun on each of the channels that it opened last.
-class Turns {
+class CallCounts {
  public:
   static constexpr std::size_t slots = 64;
 
   /// Registers the channel and returns its slot for begin().
   std::size_t open(std::uint64_t channel) noexcept;
-  void begin(std::size_t slot, std::uint64_t channel, std::uint64_t turn) noexcept;
-  /// Returns the last turn that has begun on the channel, 0 if none has. Empty if the channel is not known (any more).
+  void begin(std::size_t slot, std::uint64_t channel, std::uint64_t call_number) noexcept;
+  /// Returns the last call number that has begun on the channel, 0 if none has. Empty if the channel is not known (any
+  /// more).
   std::optional<std::uint64_t> begun(std::uint64_t channel) const noexcept;
 
  private:
   struct Slot {
-    std::atomic<std::uint64_t> channel, turn;
+    std::atomic<std::uint64_t> channel, call_number;
   };
   std::atomic<std::size_t> opened_;
   std::array<Slot, slots> slots_;
 };
 
 /// A text that one process writes and others read.
-class Text {
+class SharedText {
  public:
   static constexpr std::size_t longest = 6 * 1024;
   void write(const std::string& text) noexcept;
@@ -96,28 +97,28 @@ class Text {
 /// The record of one rank.
 struct Record {
   std::atomic<std::int32_t> process;  ///< process id
-  std::atomic<std::int64_t> started;  ///< start_of(process), since the id may be reused by another process
+  std::atomic<std::int64_t> started;  ///< start_time_of(process), since the id may be reused by another process
   std::atomic<std::int64_t> step, epoch;
   std::atomic<std::int64_t> busy_until;  ///< announced by keep_alive(); in nanoseconds of now()
-  /// The call that its main thread has waited in for some time; turn 0 if it has not.
-  std::atomic<std::uint64_t> waits_channel, waits_turn;
-  /// Another rank increments `asked` to ask for the main thread's stack. The rank writes `stack` and then sets
-  /// `answered` to the value of `asked`. Both are futexes.
-  std::atomic<std::uint32_t> asked, answered;
-  std::atomic<bool> answers;  ///< true if a thread of the rank answers
-  Text stack;
-  Turns turns;
-  Calls calls;
+  /// The call that its main thread has waited in for some time; call number 0 if it has not.
+  std::atomic<std::uint64_t> waits_channel, waits_call_number;
+  /// Another rank increments `stack_requests` to ask for the main thread's stack. The rank writes `stack` and then sets
+  /// `stack_replies` to the value of `stack_requests`. Both are futexes.
+  std::atomic<std::uint32_t> stack_requests, stack_replies;
+  std::atomic<bool> is_answering;  ///< true if a thread of the rank answers
+  SharedText stack;
+  CallCounts call_counts;
+  CallLog calls;
 };
 
 /// While it lives, calls of this thread without a name of their own are recorded under `name`.
-class During {
+class ScopedCallName {
  public:
   /// `name` must have static storage.
-  explicit During(const char* name) noexcept;
-  ~During();
-  During(const During&) = delete;
-  During& operator=(const During&) = delete;
+  explicit ScopedCallName(const char* name) noexcept;
+  ~ScopedCallName();
+  ScopedCallName(const ScopedCallName&) = delete;
+  ScopedCallName& operator=(const ScopedCallName&) = delete;
 
   static const char* name() noexcept;
 

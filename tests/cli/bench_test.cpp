@@ -67,7 +67,7 @@ TEST(Rows, RatiosAreMediansOfTheRoundsRatios) {
   ASSERT_EQ(row.comparisons.size(), 1U);
   EXPECT_EQ(row.comparisons[0].peer, "mpi");
   EXPECT_EQ(row.comparisons[0].ratio, 0.5);
-  EXPECT_EQ(row.aa, 1);
+  EXPECT_EQ(row.twin_ratio, 1);
   EXPECT_TRUE(row.valid());
 }
 

@@ -28,7 +28,7 @@
 namespace {
 
 namespace fs = std::filesystem;
-using muster::detail::checkpoint::Store;
+using muster::detail::checkpoint::CheckpointStore;
 
 constexpr int rounds = 25;
 constexpr std::size_t kept = 2;
@@ -41,7 +41,7 @@ at::Tensor values_of(std::int64_t number) { return at::arange(200'000, at::kDoub
 }
 
 /// The number of the newest checkpoint, or −1; ends the process if anything is not as it must be.
-std::int64_t check(const fs::path& run, Store& store, std::int64_t committed) {
+std::int64_t check(const fs::path& run, CheckpointStore& store, std::int64_t committed) {
   for (const auto& entry : fs::directory_iterator(run)) {
     const auto name = entry.path().filename().string();
     if (!name.starts_with("checkpoint_") && name != "fast_tier.json") wrong(name + " is left behind");
@@ -61,8 +61,8 @@ std::int64_t check(const fs::path& run, Store& store, std::int64_t committed) {
 
 void live(const fs::path& run, const fs::path& fast, bool behind, std::int64_t committed, int out) {
   const muster::detail::comm::MpiScope environment;
-  Store store(environment.world(), run,
-              {.num_to_keep = static_cast<int>(kept), .async_save = behind, .fast_tier = fast});
+  CheckpointStore store(environment.world(), run,
+                        {.num_to_keep = static_cast<int>(kept), .async_save = behind, .fast_tier = fast});
   auto number = check(run, store, committed);
   const auto tell = [&] {
     if (::write(out, &number, sizeof number) != sizeof number) wrong("the parent is gone");
@@ -74,10 +74,10 @@ void live(const fs::path& run, const fs::path& fast, bool behind, std::int64_t c
     tell();
     finish();
     ++number;
-    muster::detail::checkpoint::Contents contents;
+    muster::detail::checkpoint::CheckpointContents contents;
     contents.state.tensors.emplace("w", values_of(number));
     contents.progress = {{"number", number}};
-    store.commit(contents, behind ? Store::When::behind : Store::When::now);
+    store.commit(contents, behind ? CheckpointStore::Mode::async : CheckpointStore::Mode::sync);
     if (!fast.empty()) continue;
     finish();
     // A kill between publishing and pruning leaves one more each time; the next commit that ends prunes them all.

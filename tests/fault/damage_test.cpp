@@ -24,17 +24,17 @@ namespace muster {
 namespace {
 
 namespace fs = std::filesystem;
-using detail::checkpoint::Contents;
-using detail::checkpoint::Store;
-using detail::comm::on_root;
+using detail::checkpoint::CheckpointContents;
+using detail::checkpoint::CheckpointStore;
+using detail::comm::run_on_root;
 using test::world;
 
 void by_root(const std::function<void()>& work) {
-  on_root(world(), [&] { return work(), std::string(); });
+  run_on_root(world(), [&] { return work(), std::string(); });
 }
 
 /// A small checkpoint's, with a file of the user's in a folder.
-Contents contents_of(int value, const fs::path& users) {
+CheckpointContents contents_of(int value, const fs::path& users) {
   return {.state = {.tensors = {{"model/w", at::arange(100, at::kFloat).add(value)},
                                 {"model/nothing", at::empty({0})},
                                 {"best", at::full({}, value, at::kLong)}},
@@ -61,7 +61,7 @@ TEST(Damage, OfAnyRegionIsSeenAndTheOneBeforeIsTaken) {
     put(users / "notes/a.txt", "the user's own words");
   });
   {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     store.commit(contents_of(1, users));
     store.commit(contents_of(2, users));
   }
@@ -74,7 +74,7 @@ TEST(Damage, OfAnyRegionIsSeenAndTheOneBeforeIsTaken) {
   const auto expect_seen = [&](const std::string& name, const std::string& what) {
     by_root([&] { put(log, ""); });
     if (world().rank() == 0) detail::log::write_to(log);
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     const auto taken = store.newest();
     detail::log::flush();
     if (world().rank() == 0) detail::log::write_to({});
@@ -113,7 +113,7 @@ TEST(Damage, OfAnyRegionIsSeenAndTheOneBeforeIsTaken) {
     expect_seen(name, name + " deleted");
   }
   EXPECT_GT(tried, 500);
-  const auto last = Store(world(), run, {}).newest();
+  const auto last = CheckpointStore(world(), run, {}).newest();
   ASSERT_TRUE(last);
   EXPECT_EQ(last->path(), newest) << "it is whole again";
 }
@@ -227,7 +227,7 @@ TEST(Names, ThatLeadElsewhereAreRefused) {
 TEST(SickWrites, InterruptedAndShortOnesAreGoneOnWith) {
   const auto run = test::shared_folder(), users = test::shared_folder();
   by_root([&] { put(users / "a.txt", std::string(100'000, 'x')); });
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   for (const char* name : {"state.h5", "manifest.json", "a.txt"}) {
     auto contents = contents_of(1, users);
     contents.state.tensors["large"] = at::arange(100'000, at::kDouble);
@@ -244,7 +244,7 @@ TEST(SickWrites, InterruptedAndShortOnesAreGoneOnWith) {
 TEST(SickWrites, AFullQuotaOrADiskThatOnlyReadsIsEverybodysError) {
   const auto run = test::shared_folder(), users = test::shared_folder();
   by_root([&] { put(users / "a.txt", "text"); });
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   store.commit(contents_of(1, users));
   const struct {
     int error;
@@ -264,7 +264,7 @@ TEST(SickWrites, AFullQuotaOrADiskThatOnlyReadsIsEverybodysError) {
       }
       for (const auto* part : {fault.fact, fault.remedy, name}) EXPECT_NE(said.find(part), std::string::npos) << said;
       for (const auto& other : world().all_gather(said)) EXPECT_EQ(other, said) << "the same on all ranks";
-      const auto left = Store(world(), run, {}).newest();
+      const auto left = CheckpointStore(world(), run, {}).newest();
       ASSERT_TRUE(left);
       EXPECT_EQ(left->path(), run / "checkpoint_000000") << name;
     }

@@ -167,13 +167,13 @@ class Disk final : public muster::test::FileWatcher {
 
 namespace {
 
-using muster::detail::checkpoint::Contents;
-using muster::detail::checkpoint::Store;
+using muster::detail::checkpoint::CheckpointContents;
+using muster::detail::checkpoint::CheckpointStore;
 
 at::Tensor values_of(int number) { return at::arange(20'000, at::kDouble).add(number); }
 
 /// The number of the newest checkpoint; none is −1.
-int newest(Store& store) {
+int newest(CheckpointStore& store) {
   const auto found = store.newest();
   if (!found) return -1;
   const auto w = store.read(*found).state.tensors.at("w");
@@ -193,12 +193,12 @@ struct Trial {
   bool may_be_damaged = false;
 
   void start_counting() const { disk.start(folder.path(), changes); }
-  void commit(Store& store, int number) {
+  void commit(CheckpointStore& store, int number) {
     const muster::test::Folder files;
     fs::create_directories(files / "notes");
     std::ofstream(files / "notes/a.txt") << "the user's own";
     may_be_found.insert(number);
-    Contents contents;
+    CheckpointContents contents;
     contents.state.tensors.emplace("w", values_of(number));
     contents.progress = {{"number", number}};
     contents.directory = files;
@@ -208,7 +208,7 @@ struct Trial {
 };
 
 void save_and_prune(Trial& trial) {
-  Store store(trial.world, trial.run, trial.config);
+  CheckpointStore store(trial.world, trial.run, trial.config);
   trial.commit(store, 1);
   trial.start_counting();
   trial.commit(store, 2);
@@ -233,14 +233,14 @@ void set_aside(Trial& trial) {
   trial.config.num_to_keep = 3;
   trial.may_be_damaged = true;
   {
-    Store store(trial.world, trial.run, trial.config);
+    CheckpointStore store(trial.world, trial.run, trial.config);
     trial.commit(store, 1);
     trial.commit(store, 2);
     fs::resize_file(muster::list_checkpoints(trial.run).back().path / "state.h5", 5000);
   }
   trial.may_be_found = {1};
   trial.start_counting();
-  Store store(trial.world, trial.run, trial.config);
+  CheckpointStore store(trial.world, trial.run, trial.config);
   newest(store);
   trial.commit(store, 3);
 }
@@ -249,21 +249,21 @@ void take_back(Trial& trial) {
   trial.config.num_to_keep = 3;
   trial.may_be_damaged = true;
   {
-    Store store(trial.world, trial.run, trial.config);
+    CheckpointStore store(trial.world, trial.run, trial.config);
     trial.commit(store, 1);
     trial.commit(store, 2);
     const auto path = muster::list_checkpoints(trial.run).back().path;
     fs::rename(path, fs::path(path) += ".damaged");
   }
   trial.start_counting();
-  Store store(trial.world, trial.run, trial.config);
+  CheckpointStore store(trial.world, trial.run, trial.config);
   newest(store);
   trial.commit(store, 3);
 }
 
 void roll_back(Trial& trial) {
   trial.config.num_to_keep = 3;
-  Store store(trial.world, trial.run, trial.config);
+  CheckpointStore store(trial.world, trial.run, trial.config);
   trial.commit(store, 1);
   const auto first = store.newest()->path();
   trial.commit(store, 2);
@@ -289,7 +289,7 @@ bool lose_power(const muster::Communicator& world, void (*act)(Trial&), int chan
   const auto allowed = trial.may_be_found;
   if (!failed && allowed.size() != 1) throw std::runtime_error("it fails by itself");
   if (!fs::exists(trial.run) && allowed.contains(-1)) return failed;
-  Store store(world, trial.run, trial.config);
+  CheckpointStore store(world, trial.run, trial.config);
   if (const int found = newest(store); !allowed.contains(found))
     throw std::runtime_error("number " + std::to_string(*allowed.rbegin()) + " was saved, and " +
                              std::to_string(found) + " is found");

@@ -491,19 +491,19 @@ TEST(AsyncSave, StoresRank0sOfAModelThatHasDrifted) {
 
 // ---- The fast tier, where a job has ended between its two commits.
 
-using detail::checkpoint::Contents;
-using detail::checkpoint::may_have_more;
-using detail::checkpoint::Store;
+using detail::checkpoint::CheckpointContents;
+using detail::checkpoint::CheckpointStore;
+using detail::checkpoint::may_hold_newer;
 using detail::checkpoint::Tier;
 
-Contents contents_of(int value) {
+CheckpointContents contents_of(int value) {
   return {.state = {.tensors = {{"model/w", at::full({3'200'000}, value, at::kDouble)}}, .values = {{"model", Json()}}},
           .random_state = "rank " + std::to_string(world().rank()),
           .directory = {},
           .progress = {{"training_iteration", value}, {"epoch", value}}};
 }
 
-double value_in(const Store& store, const Checkpoint& checkpoint) {
+double value_in(const CheckpointStore& store, const Checkpoint& checkpoint) {
   return store.read(checkpoint).state.tensors.at("model/w").mean().item<double>();
 }
 
@@ -548,9 +548,9 @@ class Tiers : public testing::TestWithParam<int> {
     Started started;
     {
       const detail::log::Scope as_before;
-      detail::log::start(world().rank(), detail::log::Level::info);
+      detail::log::configure(world().rank(), detail::log::Level::info);
       if (world().rank() == 0) detail::log::write_to(log);
-      Store store(job, run, std::move(config));
+      CheckpointStore store(job, run, std::move(config));
       if (const auto newest = store.newest()) started.value = value_in(store, *newest);
     }
     world().barrier();
@@ -565,7 +565,7 @@ class Tiers : public testing::TestWithParam<int> {
   }
   /// Two saves, of which the second does not come to the run's folder.
   void save_two() {
-    Store store(communicator, folder, {.fast_tier = fast});
+    CheckpointStore store(communicator, folder, {.fast_tier = fast});
     store.commit(contents_of(1));
     EXPECT_FALSE(store.finish());
     const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
@@ -581,7 +581,7 @@ INSTANTIATE_TEST_SUITE_P(FastTier, Tiers, testing::Values(1, 2));
 
 TEST_P(Tiers, WhatWasNotCopiedIsCopiedAtTheNextStart) {
   save_two();
-  Store store(communicator, folder, {});  // though no fast tier is wanted any more
+  CheckpointStore store(communicator, folder, {});  // though no fast tier is wanted any more
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), folder / "checkpoint_000001");
@@ -604,7 +604,7 @@ TEST_P(Tiers, OfARunAreNotThoseOfItsCopy) {
     EXPECT_EQ(nodes_in(fast), there);
     world().barrier();
     if (!in_use) continue;
-    Store store(communicator, copy, {.fast_tier = fast});
+    CheckpointStore store(communicator, copy, {.fast_tier = fast});
     store.commit(contents_of(3));
     EXPECT_FALSE(store.finish());
   }
@@ -617,7 +617,7 @@ TEST_P(Tiers, OfARunAreNotThoseOfItsCopy) {
 TEST_P(Tiers, ACopyTakesWhatWasThereWhenItWasMade) {
   const auto early = test::shared_folder() / "early", late = early.parent_path() / "late";
   {
-    Store store(communicator, folder, {.fast_tier = fast});
+    CheckpointStore store(communicator, folder, {.fast_tier = fast});
     const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
     for (int number = 1; number < 3; ++number) {
       store.commit(contents_of(number));
@@ -651,11 +651,11 @@ TEST_P(Tiers, WhatIsGivenUpIsRemovedWhenItsNodeIsBack) {
   const auto away = test::shared_folder();
   move_all(fast, away);
   {
-    Store store(ranks("other"), folder, {});
+    CheckpointStore store(ranks("other"), folder, {});
     store.commit(contents_of(3));
   }
   world().barrier();
-  EXPECT_FALSE(may_have_more(Tier(folder)));
+  EXPECT_FALSE(may_hold_newer(Tier(folder)));
   move_all(away, fast);
   EXPECT_EQ(start(communicator).value, 3);
   world().barrier();
@@ -670,7 +670,7 @@ TEST_P(Tiers, WhatIsInTheRunsFolderInPartIsCopiedAgain) {
     fs::copy(folder / "checkpoint_000000" / "manifest.json", folder / "checkpoint_000001");
   }
   world().barrier();
-  Store store(communicator, folder, {.fast_tier = fast});
+  CheckpointStore store(communicator, folder, {.fast_tier = fast});
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), folder / "checkpoint_000001");
@@ -685,7 +685,7 @@ TEST_P(Tiers, WithoutOneOfTheNodesTheRunGoesOnFromItsFolder) {
       if (entry.path().string().ends_with(communicator.topology().hosts[static_cast<std::size_t>(last)]))
         fs::remove_all(entry.path());
   world().barrier();
-  Store store(communicator, folder, {.fast_tier = fast});
+  CheckpointStore store(communicator, folder, {.fast_tier = fast});
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), folder / "checkpoint_000000");
@@ -699,7 +699,7 @@ TEST_P(Tiers, WithoutOneOfTheNodesTheRunGoesOnFromItsFolder) {
 
 TEST_P(Tiers, WhatCannotBeCopiedDoesNotPileUp) {
   {
-    Store store(communicator, folder, {.fast_tier = fast});
+    CheckpointStore store(communicator, folder, {.fast_tier = fast});
     const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
     for (int number = 1; number < 4; ++number) {
       store.commit(contents_of(number));
@@ -709,14 +709,14 @@ TEST_P(Tiers, WhatCannotBeCopiedDoesNotPileUp) {
       world().barrier();
     }
   }
-  Store store(communicator, folder, {.fast_tier = fast});
+  CheckpointStore store(communicator, folder, {.fast_tier = fast});
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(value_in(store, *newest), 3);
 }
 
 TEST_P(Tiers, WhatOneNodeCannotPublishIsOnNone) {
-  Store store(communicator, folder, {.fast_tier = fast});
+  CheckpointStore store(communicator, folder, {.fast_tier = fast});
   store.commit(contents_of(1));
   EXPECT_FALSE(store.finish());
   const auto last = static_cast<std::size_t>(world().size() - 1);
@@ -739,7 +739,7 @@ TEST_P(Tiers, WhatOneNodeCannotPublishIsOnNone) {
 
 TEST_P(Tiers, WhatOneNodeCannotRemoveIsNotInTheWayOfTheNextSave) {
   if (GetParam() == 1 || world().size() == 1) GTEST_SKIP() << "there is one node";
-  Store store(communicator, folder, {.fast_tier = fast});
+  CheckpointStore store(communicator, folder, {.fast_tier = fast});
   store.commit(contents_of(1));
   EXPECT_FALSE(store.finish());
   by_rank_0([&] {
@@ -792,7 +792,7 @@ TEST_P(Tiers, WhatANewerMusterHasWrittenStays) {
 
 TEST_P(Tiers, NodesThatComeBackAreAskedAgain) {
   save_two();
-  EXPECT_TRUE(may_have_more(Tier(folder)));
+  EXPECT_TRUE(may_hold_newer(Tier(folder)));
   const auto away = test::shared_folder();
   move_all(fast, away);
   for (const auto& config : {CheckpointConfig{}, CheckpointConfig{.fast_tier = fast}}) {
@@ -815,7 +815,7 @@ TEST_P(Tiers, ANewerCheckpointInTheRunsFolderEndsTheWaitForNodes) {
     const auto away = test::shared_folder();
     move_all(fast, away);
     {
-      Store store(communicator, folder, {.fast_tier = through_a_tier ? fast : fs::path()});
+      CheckpointStore store(communicator, folder, {.fast_tier = through_a_tier ? fast : fs::path()});
       // Whether it has as many reports as the lost one does not matter: the run has gone on without it.
       store.commit(contents_of(3));
       EXPECT_FALSE(store.finish());
@@ -837,7 +837,7 @@ TEST_P(Tiers, WhatWasRolledBackIsNotTakenAfterAKill) {
   const auto note = detail::read_file(folder / "fast_tier.json");
   move_all(fast, away);
   {
-    Store store(communicator, folder, {});
+    CheckpointStore store(communicator, folder, {});
     EXPECT_TRUE(store.newest());
     store.roll_back(0);
     store.confirm_rollback();
@@ -861,7 +861,7 @@ TEST_P(Tiers, AHostMayHaveAnotherNameNextTime) {
 TEST_P(Tiers, HostsOfOneNameMayShareTheFolder) {
   const auto job = ranks("localhost", /*numbered=*/false);
   {
-    Store store(job, folder, {.fast_tier = fast});
+    CheckpointStore store(job, folder, {.fast_tier = fast});
     const auto gate = gate_on_rank_0(folder.filename().string() + "/.checkpoint", EIO);
     store.commit(contents_of(1));
     EXPECT_TRUE(store.finish());
@@ -873,11 +873,11 @@ TEST_P(Tiers, HostsOfOneNameMayShareTheFolder) {
 
 TEST_P(Tiers, WhatIsCopiedIsNotMissedOnOtherNodes) {
   {
-    Store store(communicator, folder, {.fast_tier = fast});
-    EXPECT_FALSE(may_have_more(Tier(folder)));
+    CheckpointStore store(communicator, folder, {.fast_tier = fast});
+    EXPECT_FALSE(may_hold_newer(Tier(folder)));
     store.commit(contents_of(1));
     EXPECT_FALSE(store.finish());
-    EXPECT_FALSE(may_have_more(Tier(folder)));
+    EXPECT_FALSE(may_hold_newer(Tier(folder)));
     EXPECT_TRUE(fs::exists(folder / "fast_tier.json"));
     struct stat status {};
     ASSERT_EQ(::stat((folder / "fast_tier.json").c_str(), &status), 0);
@@ -925,9 +925,9 @@ TEST_P(Tiers, ANoteOfAnotherUserIsLeftAlone) {
   const auto started = start(communicator, {.fast_tier = fast});
   EXPECT_EQ(started.value, 1);
   expect_said(started, {"fast_tier.json belongs to user 54321", "checkpoint_000000"});
-  EXPECT_FALSE(may_have_more(Tier(folder)));
+  EXPECT_FALSE(may_hold_newer(Tier(folder)));
   {
-    Store store(communicator, folder, {.fast_tier = fast});
+    CheckpointStore store(communicator, folder, {.fast_tier = fast});
     EXPECT_EQ(store.commit(contents_of(3)).path(), folder / "checkpoint_000001");
     EXPECT_FALSE(store.finish());
   }
@@ -973,7 +973,7 @@ TEST_P(Tiers, AnOlderOneIsTakenWhereTheNewestIsNotOnAllNodes) {
       if (node.path().string().ends_with("host0"))
         fs::copy(node.path() / "checkpoint_000001", node.path() / "checkpoint_000002");
   world().barrier();
-  Store store(communicator, folder, {.fast_tier = fast});
+  CheckpointStore store(communicator, folder, {.fast_tier = fast});
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), folder / "checkpoint_000001");
@@ -1025,7 +1025,7 @@ TEST_P(Tiers, WhatIsDamagedThereIsGivenUp) {
       file.write_at(zeroes, 0);
     }
   world().barrier();
-  Store store(communicator, folder, {});
+  CheckpointStore store(communicator, folder, {});
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(value_in(store, *newest), 1);

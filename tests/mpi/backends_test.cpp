@@ -1,6 +1,6 @@
 // The store over MPI, and torch's own backends over it.
 #include "comm/agreement.hpp"
-#include "group/store.hpp"
+#include "group/mpi_store.hpp"
 #include "group_tensors.hpp"
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -23,7 +23,7 @@ using detail::group::Bytes;
 using Tensors = std::vector<at::Tensor>;
 
 c10::intrusive_ptr<c10d::Store> make_store(std::chrono::milliseconds timeout = 30s) {
-  return c10::make_intrusive<detail::group::Store>(world().duplicate(), timeout);
+  return c10::make_intrusive<detail::group::MpiStore>(world().duplicate(), timeout);
 }
 
 TEST(Store, GivesWhatAnotherRankSetsLater) {
@@ -127,7 +127,7 @@ TEST(Store, AWaitHearsOfAnotherRanksFailure) {
     mine = {detail::comm::Outcome::Kind::failed, ExitCode::user_error, false, "it broke"};
   } else {
     EXPECT_THROW(store->get("what the last rank would give"), RemoteError);
-    mine.kind = detail::comm::Outcome::Kind::left;
+    mine.kind = detail::comm::Outcome::Kind::interrupted;
   }
   detail::comm::raise_alarm(world(), mine);
   detail::comm::agree(world(), mine, 30s);

@@ -27,8 +27,8 @@
 
 namespace muster::detail::checkpoint::checkpoint_test {
 
-using comm::on_all;
-using comm::on_root;
+using comm::run_on_all;
+using comm::run_on_root;
 namespace {
 
 namespace fs = std::filesystem;
@@ -42,7 +42,7 @@ StateDict state_of(int value) {
           .values = {{"model", Json::object()}, {"best", value}}};
 }
 
-Contents contents_of(int value) {
+CheckpointContents contents_of(int value) {
   return {.state = state_of(value),
           .random_state = "rank " + std::to_string(world().rank()),
           .progress = {{"training_iteration", value}, {"epoch", value}},
@@ -58,7 +58,7 @@ void expect_state(const StateDict& state, int value) {
 
 /// The names in the run's directory, as rank 0 sees them.
 std::set<std::string> names_in(const fs::path& run) {
-  const auto text = on_root(world(), [&] {
+  const auto text = run_on_root(world(), [&] {
     auto names = Json::array();
     for (const auto& entry : fs::directory_iterator(run)) names.push_back(entry.path().filename().string());
     return names.dump();
@@ -67,7 +67,7 @@ std::set<std::string> names_in(const fs::path& run) {
 }
 
 void flip_a_byte(const fs::path& file, std::uint64_t at) {
-  on_root(world(), [&] {
+  run_on_root(world(), [&] {
     File out(file, File::Mode::write);
     std::byte byte{};
     out.read_at({&byte, 1}, at);
@@ -92,13 +92,13 @@ std::string error_of(const std::function<void()>& call, ExitCode code) {
 
 TEST(Store, GivesBackWhatWasCommitted) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   EXPECT_FALSE(store.newest());
   EXPECT_EQ(store.commit(contents_of(1)).path(), run / "checkpoint_000000");
   EXPECT_EQ(store.commit(contents_of(2)).path(), run / "checkpoint_000001");
   EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001"}));
 
-  Store again(world(), run, {});
+  CheckpointStore again(world(), run, {});
   const auto newest = again.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), run / "checkpoint_000001");
@@ -121,7 +121,7 @@ TEST(Store, GivesBackWhatWasCommitted) {
 TEST(Store, TheDirectoryHasTheModeOfTheUmask) {
   const auto run = test::shared_folder();
   const auto before = ::umask(027);
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto checkpoint = store.commit(contents_of(1));
   ::umask(before);
   struct stat status {};
@@ -131,9 +131,9 @@ TEST(Store, TheDirectoryHasTheModeOfTheUmask) {
 
 TEST(Store, AnotherWorldSizeReadsTheSame) {
   const auto run = test::shared_folder();
-  Store(world(), run, {}).commit(contents_of(3));
+  CheckpointStore(world(), run, {}).commit(contents_of(3));
   const auto alone = world().split(world().rank(), 0);
-  Store store(alone, run, {});
+  CheckpointStore store(alone, run, {});
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   const auto restored = store.read(*newest);
@@ -149,12 +149,12 @@ TEST(Store, AnyNumberOfRanksReadsWhatTwoHaveSaved) {
   contents.state.tensors["large"] = at::arange(3'000'000, at::kDouble);
   const bool saves = world().rank() < 2;
   const auto pair = world().split(saves ? 0 : 1, world().rank());
-  if (saves) Store(pair, run, {}).commit(contents);
+  if (saves) CheckpointStore(pair, run, {}).commit(contents);
   world().barrier();
   for (int ranks = 1; ranks <= world().size(); ++ranks) {
     const auto some = world().split(world().rank() < ranks ? 0 : 1, world().rank());
     if (world().rank() < ranks) {
-      Store store(some, run, {});
+      CheckpointStore store(some, run, {});
       auto restored = store.read(*store.newest());
       EXPECT_TRUE(at::equal(restored.state.tensors.extract("large").mapped(), contents.state.tensors.at("large")));
       expect_state(restored.state, 3);
@@ -177,13 +177,13 @@ TEST(Store, ANodeReadsEachByteOnce) {
   const auto run = test::shared_folder();
   auto contents = contents_of(3);
   contents.state.tensors["large"] = at::arange(3'000'000, at::kDouble);
-  const auto checkpoint = Store(world(), run, {}).commit(contents);
-  on_root(world(), [&] {
+  const auto checkpoint = CheckpointStore(world(), run, {}).commit(contents);
+  run_on_root(world(), [&] {
     const File file(checkpoint.path() / "state.h5", File::Mode::read);
     ::posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);
     return std::string();
   });
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto before = bytes_read();
   const auto restored = store.read(*store.newest());
   EXPECT_TRUE(at::equal(restored.state.tensors.at("large"), contents.state.tensors.at("large")));
@@ -191,7 +191,7 @@ TEST(Store, ANodeReadsEachByteOnce) {
 }
 
 /// The state in which each rank has its own.
-Contents own_contents(int value) {
+CheckpointContents own_contents(int value) {
   const int rank = world().rank();
   auto contents = contents_of(value);
   contents.state.tensors["seen"] = at::full({2, 3}, 10 * value + rank, at::kFloat);
@@ -214,7 +214,7 @@ TEST(Store, LargeRowsAreWrittenByWhoHasThem) {
   contents.state.values["rows"] = contents.state.values["other"] = Json::object();
   contents.replication["rows"] = contents.replication["other"] = Replication::per_rank;
   contents.replication["model"] = Replication::averaged;
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto checkpoint = store.commit(contents);
   EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
   const auto state = checkpoint.to_dict();
@@ -227,7 +227,7 @@ TEST(Store, LargeRowsAreWrittenByWhoHasThem) {
 
 TEST(Store, EmptyStateAndNoRandomState) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto restored = store.read(store.commit({}));
   EXPECT_TRUE(restored.state.tensors.empty());
   EXPECT_FALSE(restored.random_state);
@@ -236,7 +236,7 @@ TEST(Store, EmptyStateAndNoRandomState) {
 TEST(Store, EachRankGetsItsOwnBack) {
   const auto run = test::shared_folder();
   const int rank = world().rank(), ranks = world().size();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto checkpoint = store.commit(own_contents(4));
   EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
   const auto all = checkpoint.to_dict();
@@ -256,15 +256,15 @@ TEST(Store, EachRankGetsItsOwnBack) {
     EXPECT_TRUE(seen.eq(40 + rank).all().item<bool>());
   }
   const auto saved = store.read(checkpoint).state;
-  restore({{"mark", per_rank(mark)}}, only(saved, "mark"), {rank, ranks});
-  restore({{"where", per_rank(where)}}, only(saved, "where"), {rank, ranks});
+  restore({{"mark", per_rank(mark)}}, select_entry(saved, "mark"), {rank, ranks});
+  restore({{"where", per_rank(where)}}, select_entry(saved, "where"), {rank, ranks});
   EXPECT_EQ(mark.item<std::int64_t>(), rank);
   EXPECT_EQ(where.at("rank"), rank);
 
   // Another number of ranks is refused, and changes nothing.
   seen.fill_(-1);
   const auto alone = world().split(rank, 0);
-  Store other(alone, run, {});
+  CheckpointStore other(alone, run, {});
   if (ranks > 1) {
     EXPECT_THROW(other.newest()->load("seen", per_rank(seen)), Error);
     EXPECT_TRUE(seen.eq(-1).all().item<bool>());
@@ -274,7 +274,7 @@ TEST(Store, EachRankGetsItsOwnBack) {
 TEST(Store, WhatIsEachRanksOwnHasOneShape) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const bool last = world().rank() == world().size() - 1;
   auto contents = own_contents(1);
   if (last) contents.state.tensors["seen"] = at::zeros({5, 3});
@@ -295,10 +295,10 @@ TEST(Store, WhatIsEachRanksOwnHasOneShape) {
 TEST(Store, WhatIsTheUsersOwnAndDiffersIsNotWritten) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   store.commit(contents_of(1));
   const int last = world().size() - 1;
-  const auto refused = [&](const std::function<void(Contents&)>& change, const std::string& named) {
+  const auto refused = [&](const std::function<void(CheckpointContents&)>& change, const std::string& named) {
     auto contents = contents_of(2);
     if (world().rank() == last) change(contents);
     const auto what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
@@ -306,10 +306,15 @@ TEST(Store, WhatIsTheUsersOwnAndDiffersIsNotWritten) {
       EXPECT_NE(what.find(part), std::string::npos) << what;
     EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
   };
-  refused([](Contents& c) { c.state.tensors["model/w"][59'999].add_(1e-9); }, "saving model/w:");
-  refused([](Contents& c) { c.state.tensors["optimizer/model/w/step"].add_(1); }, "saving optimizer/model/w/step:");
-  refused([](Contents& c) { c.state.values["best"] = 2.0; }, "saving best (2 on rank 0, 2.0 on rank");
-  refused([](Contents& c) { c.state.values["model"] = {{"deep", {1, 2}}}; }, "saving model/deep (nothing on rank 0");
+  refused([](CheckpointContents& c) { c.state.tensors["model/w"][59'999].add_(1e-9); }, "saving model/w:");
+  refused([](CheckpointContents& c) { c.state.tensors["optimizer/model/w/step"].add_(1); },
+          "saving optimizer/model/w/step:");
+  refused([](CheckpointContents& c) { c.state.values["best"] = 2.0; }, "saving best (2 on rank 0, 2.0 on rank");
+  refused(
+      [](CheckpointContents& c) {
+        c.state.values["model"] = {{"deep", {1, 2}}};
+      },
+      "saving model/deep (nothing on rank 0");
   if (last >= 2) {
     auto contents = contents_of(2);
     if (world().rank() > 0) contents.state.tensors["model/b.bias"].fill_(world().rank());
@@ -324,7 +329,7 @@ TEST(Store, WhatIsTheUsersOwnAndDiffersIsNotWritten) {
 
 TEST(Store, WhatHasDriftedIsRank0sWhole) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   auto contents = contents_of(3);
   contents.replication = {{"model", Replication::averaged}, {"optimizer", Replication::averaged}};
   contents.state.tensors["large"] = at::arange(100'000, at::kDouble);  // it is shared out as ever
@@ -349,7 +354,7 @@ TEST(Store, UnitesTheUsersFiles) {
   std::ofstream(mine / "deep/common") << "of rank " << rank;
   auto contents = contents_of(1);
   contents.directory = mine;
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto checkpoint = store.commit(contents);
   world().barrier();
   for (int r = 0; r < world().size(); ++r)
@@ -366,10 +371,10 @@ TEST(Store, UnitesTheUsersFiles) {
 
 TEST(Store, OneRanksFailureIsEverybodysAndLeavesTheOldOne) {
   const auto run = test::shared_folder(), user = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   store.commit(contents_of(1));
   const int last = world().size() - 1;
-  const auto failing = [&](const std::function<void(Contents&)>& spoil, ExitCode code, const char* fact) {
+  const auto failing = [&](const std::function<void(CheckpointContents&)>& spoil, ExitCode code, const char* fact) {
     auto contents = contents_of(2);
     if (world().rank() == last) spoil(contents);
     const auto what = error_of([&] { store.commit(contents); }, code);
@@ -378,24 +383,25 @@ TEST(Store, OneRanksFailureIsEverybodysAndLeavesTheOldOne) {
     EXPECT_NE(what.find(fact), std::string::npos) << what;
     EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
   };
-  failing([&](Contents& c) { c.directory = user / "vanished"; }, ExitCode::data, "vanished");
+  failing([&](CheckpointContents& c) { c.directory = user / "vanished"; }, ExitCode::data, "vanished");
   failing(
-      [&](Contents& c) {
+      [&](CheckpointContents& c) {
         c.directory = user / "linked";
         fs::create_directories(*c.directory);
         fs::create_symlink("/etc/hostname", *c.directory / "link");
       },
       ExitCode::data, "symbolic link");
   failing(
-      [&](Contents& c) {
+      [&](CheckpointContents& c) {
         c.directory = user / "ours";
         fs::create_directories(*c.directory);
         std::ofstream(*c.directory / "state.h5") << "mine";
       },
       ExitCode::usage, "a name that muster uses");
   if (world().size() > 1) {
-    failing([](Contents& c) { c.state.tensors.erase("model/w"); }, ExitCode::usage, "saving model/w");
-    failing([](Contents& c) { c.state.tensors["model/b.bias"] = at::full({4}, 1.0); }, ExitCode::usage, "model/b.bias");
+    failing([](CheckpointContents& c) { c.state.tensors.erase("model/w"); }, ExitCode::usage, "saving model/w");
+    failing([](CheckpointContents& c) { c.state.tensors["model/b.bias"] = at::full({4}, 1.0); }, ExitCode::usage,
+            "model/b.bias");
   }
   EXPECT_EQ(store.commit(contents_of(5)).path(), run / "checkpoint_000001") << "and it goes on";
   expect_state(store.read(*store.newest()).state, 5);
@@ -422,7 +428,7 @@ class SmallFiles {
 
 TEST(Store, ADiskThatTakesNoMoreOnOneRankIsEverybodysError) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {.num_to_keep = 1});
+  CheckpointStore store(world(), run, {.num_to_keep = 1});
   store.commit(contents_of(1));
   auto large = contents_of(2);  // every rank writes some of it
   large.state.tensors["large"] = at::full({5'000'000}, 2.0, at::kDouble);
@@ -440,9 +446,9 @@ TEST(Store, ADiskThatTakesNoMoreOnOneRankIsEverybodysError) {
 
 TEST(Store, ADiskThatTakesTheValuesButNotTheStructureIsAnErrorToo) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {.num_to_keep = 1});
+  CheckpointStore store(world(), run, {.num_to_keep = 1});
   store.commit(contents_of(1));
-  Contents few;  // HDF5's own bytes around these go past the limit, wherever HDF5 writes them
+  CheckpointContents few;  // HDF5's own bytes around these go past the limit, wherever HDF5 writes them
   for (int i = 0; i < 20; ++i) few.state.tensors["t" + std::to_string(i)] = at::full({2}, i, at::kFloat);
   for (const rlim_t bytes : {200, 1000, 5000}) {
     std::optional<SmallFiles> limit;
@@ -457,7 +463,7 @@ TEST(Store, ADiskThatTakesTheValuesButNotTheStructureIsAnErrorToo) {
 TEST(Store, RandomStatesMustBeOfOneLength) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   auto contents = contents_of(1);
   contents.random_state.resize(static_cast<std::size_t>(world().rank()));
   const auto what = error_of([&] { store.commit(contents); }, ExitCode::usage);
@@ -467,26 +473,26 @@ TEST(Store, RandomStatesMustBeOfOneLength) {
 
 TEST(Store, KeepsTheNewestOrTheBest) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {.num_to_keep = 2});
+  CheckpointStore store(world(), run, {.num_to_keep = 2});
   for (int value = 0; value < 4; ++value) store.commit(contents_of(value));
   EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000002", "checkpoint_000003"}));
 
   const auto other = test::shared_folder();
-  Store best(world(), other, {.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"});
+  CheckpointStore best(world(), other, {.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"});
   for (int value = 0; value < 4; ++value) best.commit(contents_of(value));
   EXPECT_EQ(names_in(other), (std::set<std::string>{"checkpoint_000002", "checkpoint_000003"}));
-  EXPECT_THROW(Store(world(), other, {.num_to_keep = 0}), Error);
+  EXPECT_THROW(CheckpointStore(world(), other, {.num_to_keep = 0}), Error);
 }
 
 TEST(Store, WalksBackOverDamage) {
   const auto run = test::shared_folder();
   {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     for (int value = 0; value < 4; ++value) store.commit(contents_of(value));
   }
   flip_a_byte(run / "checkpoint_000003/state.h5", 400'000);
-  on_root(world(), [&] { return fs::remove(run / "checkpoint_000002/manifest.json"), std::string(); });
-  Store store(world(), run, {});
+  run_on_root(world(), [&] { return fs::remove(run / "checkpoint_000002/manifest.json"), std::string(); });
+  CheckpointStore store(world(), run, {});
   const auto newest = store.newest();
   ASSERT_TRUE(newest);
   expect_state(store.read(*newest).state, 1);
@@ -498,15 +504,15 @@ TEST(Store, WalksBackOverDamage) {
 TEST(Store, ACopyUnderAnotherNameIsPassedOver) {
   const auto run = test::shared_folder();
   {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     for (int value = 0; value < 3; ++value) store.commit(contents_of(value));
   }
-  on_root(world(), [&] {
+  run_on_root(world(), [&] {
     fs::copy(run / "checkpoint_000001", run / "checkpoint_20261125", fs::copy_options::recursive);
     fs::copy(run / "checkpoint_000002", run / "checkpoint_000004", fs::copy_options::recursive);
   });
   {
-    Store store(world(), run, {.num_to_keep = 2});
+    CheckpointStore store(world(), run, {.num_to_keep = 2});
     const auto newest = store.newest();
     ASSERT_TRUE(newest);
     EXPECT_EQ(newest->path(), run / "checkpoint_000002");
@@ -517,7 +523,7 @@ TEST(Store, ACopyUnderAnotherNameIsPassedOver) {
   }
   EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000003", "checkpoint_000004", "checkpoint_000005",
                                                   "checkpoint_20261125"}));
-  const auto newest = Store(world(), run, {}).newest();
+  const auto newest = CheckpointStore(world(), run, {}).newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), run / "checkpoint_000005");
   EXPECT_NE(list_checkpoints(run).back().problem.find("a copy of the checkpoint 1"), std::string::npos);
@@ -526,32 +532,32 @@ TEST(Store, ACopyUnderAnotherNameIsPassedOver) {
 TEST(Store, AnAbsurdNumberInANameIsNotCountedOnFrom) {
   const auto run = test::shared_folder();
   {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     store.commit(contents_of(0));
     store.commit(contents_of(1));
   }
-  on_root(world(), [&] {
+  run_on_root(world(), [&] {
     fs::create_directory(run / "checkpoint_999999999");
     fs::create_directory(run / "checkpoint_000007.damaged");
   });
   for (int next = 8; next < 10; ++next) {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     ASSERT_TRUE(store.newest());
     EXPECT_EQ(store.commit(contents_of(next)).path(), run / ("checkpoint_00000" + std::to_string(next)));
   }
-  on_root(world(), [&] { write_file(run / "steps_back.json", R"([{"to": 9, "over": 999999999}])"); });
-  const auto what = error_of([&] { Store(world(), run, {}); }, ExitCode::data);
+  run_on_root(world(), [&] { write_file(run / "steps_back.json", R"([{"to": 9, "over": 999999999}])"); });
+  const auto what = error_of([&] { CheckpointStore(world(), run, {}); }, ExitCode::data);
   EXPECT_NE(what.find("the highest index is 999999999"), std::string::npos) << what;
 }
 
 TEST(Store, ANameMovesWhenItsCheckpointIsPruned) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"});
+  CheckpointStore store(world(), run, {.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"});
   const auto report = [&](int value, const std::string& name) {
     auto contents = contents_of(value);
     contents.metrics["checkpoint_name"] = name;
     const auto checkpoint = store.commit(contents).path().filename().string();
-    if (!name.empty()) on_root(world(), [&] { Tier(run).give_name(checkpoint, name); });
+    if (!name.empty()) run_on_root(world(), [&] { Tier(run).link_name(checkpoint, name); });
     world().barrier();
   };
   report(2, "best");  // the best score
@@ -565,14 +571,14 @@ TEST(Store, ANameMovesWhenItsCheckpointIsPruned) {
 
 TEST(Store, WhatIsRolledBackLosesItsNames) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const Tier tier(run);
   const std::pair<int, const char*> reports[] = {{1, "best"}, {2, ""}, {3, "best"}, {4, "last"}};
   for (const auto& [value, name] : reports) {
     auto contents = contents_of(value);
     contents.metrics["checkpoint_name"] = name;
     const auto checkpoint = store.commit(contents).path().filename().string();
-    if (*name != 0) on_root(world(), [&] { tier.give_name(checkpoint, name); });
+    if (*name != 0) run_on_root(world(), [&] { tier.link_name(checkpoint, name); });
   }
   store.roll_back(1);
   EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000002") << "it may yet be refused";
@@ -582,7 +588,7 @@ TEST(Store, WhatIsRolledBackLosesItsNames) {
   EXPECT_FALSE(fs::exists(fs::symlink_status(run / "last")));
   world().barrier();
   // As if the job had been killed before that.
-  on_root(world(), [&] {
+  run_on_root(world(), [&] {
     fs::remove(run / "best");
     fs::create_symlink("checkpoint_000002", run / "best");
   });
@@ -592,7 +598,7 @@ TEST(Store, WhatIsRolledBackLosesItsNames) {
 
 TEST(Store, APageThatCannotBeReadIsAnErrorAndNoSignal) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto checkpoint = store.commit(contents_of(1)).path();
   const auto manifest = read_manifest(checkpoint);
   const auto mapped = MappedState::open(checkpoint, manifest.state_file());
@@ -607,7 +613,7 @@ TEST(Store, APageThatCannotBeReadIsAnErrorAndNoSignal) {
 
 TEST(Store, AnErrorOfReadingCondemnsNothing) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   store.commit(contents_of(1));
   store.commit(contents_of(2));
   const struct {
@@ -643,7 +649,7 @@ TEST(Store, AnErrorOfReadingCondemnsNothing) {
 
 TEST(Store, TooManyOpenFilesCondemnNothing) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   store.commit(contents_of(1));
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
@@ -660,7 +666,7 @@ TEST(Store, TooManyOpenFilesCondemnNothing) {
 TEST(Store, WhatOnlySomeRanksMissCondemnsNothing) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   store.commit(contents_of(1));
   for (const char* name : {"manifest.json", "state.h5"}) {
     std::optional<test::IoError> blind;
@@ -674,16 +680,16 @@ TEST(Store, WhatOnlySomeRanksMissCondemnsNothing) {
 TEST(Store, WhatIsWholeAgainIsTakenBack) {
   const auto run = test::shared_folder();
   {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     for (int value = 0; value < 4; ++value) store.commit(contents_of(value));
   }
-  on_root(world(), [&] {
+  run_on_root(world(), [&] {
     for (const char* name : {"checkpoint_000002", "checkpoint_000003"})
       fs::rename(run / name, run / name += ".damaged");
     return std::string();
   });
   flip_a_byte(run / "checkpoint_000003.damaged/state.h5", 400'000);
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   auto newest = store.newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), run / "checkpoint_000002");
@@ -692,7 +698,7 @@ TEST(Store, WhatIsWholeAgainIsTakenBack) {
   // After a newer one has been saved it is not the run's past any more.
   store.commit(contents_of(4));
   flip_a_byte(run / "checkpoint_000003.damaged/state.h5", 400'000);
-  newest = Store(world(), run, {}).newest();
+  newest = CheckpointStore(world(), run, {}).newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), run / "checkpoint_000004");
 }
@@ -700,16 +706,16 @@ TEST(Store, WhatIsWholeAgainIsTakenBack) {
 TEST(Store, AllDamagedAreTakenBackWhenWhole) {
   const auto run = test::shared_folder();
   {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     store.commit(contents_of(1));
     store.commit(contents_of(2));
   }
-  on_root(world(), [&] {
+  run_on_root(world(), [&] {
     for (const char* name : {"checkpoint_000000", "checkpoint_000001"})
       fs::rename(run / name, run / name += ".damaged");
     return std::string();
   });
-  const auto newest = Store(world(), run, {}).newest();
+  const auto newest = CheckpointStore(world(), run, {}).newest();
   ASSERT_TRUE(newest);
   EXPECT_EQ(newest->path(), run / "checkpoint_000001");
   EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001"}));
@@ -717,20 +723,20 @@ TEST(Store, AllDamagedAreTakenBackWhenWhole) {
 
 TEST(Store, AllDamagedIsRefusedAgainAndAgain) {
   const auto run = test::shared_folder();
-  Store(world(), run, {}).commit(contents_of(1));
-  on_root(world(), [&] { return fs::resize_file(run / "checkpoint_000000/state.h5", 5000), std::string(); });
+  CheckpointStore(world(), run, {}).commit(contents_of(1));
+  run_on_root(world(), [&] { return fs::resize_file(run / "checkpoint_000000/state.h5", 5000), std::string(); });
   for (int attempt = 0; attempt < 2; ++attempt) {
-    Store store(world(), run, {});
+    CheckpointStore store(world(), run, {});
     const auto what = error_of([&] { store.newest(); }, ExitCode::data);
     EXPECT_NE(what.find("all that are there are damaged"), std::string::npos) << what;
     EXPECT_EQ(what.find("remove"), std::string::npos) << "nobody is told to destroy them: " << what;
   }
-  EXPECT_EQ(Store(world(), run, {}).commit(contents_of(2)).path(), run / "checkpoint_000001");
+  EXPECT_EQ(CheckpointStore(world(), run, {}).commit(contents_of(2)).path(), run / "checkpoint_000001");
 }
 
 TEST(Store, ReadingDamageIsTheSameErrorOnAll) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   const auto checkpoint = store.commit(contents_of(1));
   flip_a_byte(checkpoint.path() / "state.h5", 400'000);
   const auto what = error_of([&] { store.read(checkpoint); }, ExitCode::data);
@@ -739,14 +745,14 @@ TEST(Store, ReadingDamageIsTheSameErrorOnAll) {
 
 TEST(Store, LeftoversGoAndCountForTheIndex) {
   const auto run = test::shared_folder();
-  on_root(world(), [&] {
+  run_on_root(world(), [&] {
     fs::create_directories(run / ".checkpoint_000007.saving/sub");
     std::ofstream(run / ".checkpoint_000007.saving/sub/file") << "half";
     fs::create_directories(run / ".checkpoint_000003.pruning");
     fs::create_directories(run / ".checkpoint_of_mine");
     return std::string();
   });
-  Store store(world(), run, {});
+  CheckpointStore store(world(), run, {});
   EXPECT_EQ(names_in(run), std::set<std::string>{".checkpoint_of_mine"});
   EXPECT_FALSE(store.newest());
   EXPECT_EQ(store.commit(contents_of(1)).path(), run / "checkpoint_000008");
@@ -754,8 +760,8 @@ TEST(Store, LeftoversGoAndCountForTheIndex) {
 
 TEST(Store, ANameInTheWayIsNotReplaced) {
   const auto run = test::shared_folder();
-  Store store(world(), run, {});
-  on_root(world(), [&] { return std::ofstream(run / "checkpoint_000000") << "somebody's file", std::string(); });
+  CheckpointStore store(world(), run, {});
+  run_on_root(world(), [&] { return std::ofstream(run / "checkpoint_000000") << "somebody's file", std::string(); });
   error_of([&] { store.commit(contents_of(1)); }, ExitCode::retry);
   EXPECT_EQ(names_in(run), std::set<std::string>{"checkpoint_000000"});
 }

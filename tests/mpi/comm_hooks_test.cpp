@@ -137,10 +137,10 @@ TEST(PowerSgd, RecoversAGradientOfItsRank) {
 }
 
 TEST(PowerSgd, LeavesAloneWhatWouldNotGain) {
-  EXPECT_TRUE(detail::gradients::gains(100, 100, 1, 2));
-  EXPECT_FALSE(detail::gradients::gains(4, 4, 1, 2)) << "8 numbers for 16 is not more than a factor of 2";
-  EXPECT_FALSE(detail::gradients::gains(100, 1, 1, 1));
-  EXPECT_FALSE(detail::gradients::gains(0, 0, 0, 1));
+  EXPECT_TRUE(detail::gradients::saves_traffic(100, 100, 1, 2));
+  EXPECT_FALSE(detail::gradients::saves_traffic(4, 4, 1, 2)) << "8 numbers for 16 is not more than a factor of 2";
+  EXPECT_FALSE(detail::gradients::saves_traffic(100, 1, 1, 1));
+  EXPECT_FALSE(detail::gradients::saves_traffic(0, 0, 0, 1));
   const auto hook = powersgd_hook({.start_iteration = 0});
   const auto small = values({4, 4}, 1), empty = values({0, 5}, 1), scalar = values({}, 4);
   const auto have = BucketOf(Shapes{{4, 4}, {0, 5}, {}}).average(hook, {small, empty, scalar});

@@ -191,10 +191,10 @@ TEST(Communicator, ASumThatTimesOutLeavesTheCallersMemory) {
 
 TEST(OnRanks, EveryoneHearsTheValueOrTheError) {
   int calls = 0;
-  EXPECT_EQ(on_root(world(), [&] { return ++calls, std::string("yes"); }), "yes");
+  EXPECT_EQ(run_on_root(world(), [&] { return ++calls, std::string("yes"); }), "yes");
   EXPECT_EQ(calls, world().rank() == 0 ? 1 : 0);
   try {
-    on_root(world(), []() -> std::string { throw Error(ExitCode::data, "opening a", "it is not there", "Look"); });
+    run_on_root(world(), []() -> std::string { throw Error(ExitCode::data, "opening a", "it is not there", "Look"); });
     FAIL() << "no Error was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::data);
@@ -204,10 +204,10 @@ TEST(OnRanks, EveryoneHearsTheValueOrTheError) {
 
 TEST(OnRanks, OneRanksErrorIsEverybodys) {
   const int bad = world().size() - 1;
-  const auto values = on_all(world(), [] { return "from " + std::to_string(world().rank()); });
+  const auto values = run_on_all(world(), [] { return "from " + std::to_string(world().rank()); });
   for (int r = 0; r < world().size(); ++r) EXPECT_EQ(values[static_cast<std::size_t>(r)], "from " + std::to_string(r));
   try {
-    on_all(world(), [&]() -> std::string {
+    run_on_all(world(), [&]() -> std::string {
       if (world().rank() == bad) throw Error(ExitCode::retry, "writing a", "the disk is full");
       return {};
     });
@@ -247,8 +247,8 @@ TEST(Agreement, AnErrorOnOneRankFreesTheOthers) {
         EXPECT_EQ(error.code(), ExitCode::data);
         EXPECT_NE(std::string(error.what()).find("bad sample " + std::to_string(attempt)), std::string::npos);
         EXPECT_THROW(channel.barrier(), RemoteError) << "it stays raised until all have agreed";
-        mine = caught();
-        EXPECT_EQ(mine.kind, Outcome::Kind::left);
+        mine = current_outcome();
+        EXPECT_EQ(mine.kind, Outcome::Kind::interrupted);
       }
     }
     const auto outcomes = agree(world(), mine, 30s);
@@ -349,15 +349,15 @@ TEST(Agreement, ARankThatHasRaisedStaysACause) {
   try {
     throw Error(ExitCode::data, text);
   } catch (...) {
-    first = caught(world());
+    first = current_outcome(world());
     finish(Collectives(channel).barrier());
     raise_alarm(world(), first);
     EXPECT_THROW(hear_of_another(channel), RemoteError);
-    second = caught(world());
+    second = current_outcome(world());
   }
   EXPECT_EQ(second.kind, Outcome::Kind::failed);
   EXPECT_EQ(second.text, text);
-  const auto outcomes = agree(world(), {Outcome::Kind::left, ExitCode::data, false, "of another"}, 30s);
+  const auto outcomes = agree(world(), {Outcome::Kind::interrupted, ExitCode::data, false, "of another"}, 30s);
   for (int r = 0; r < world().size(); ++r) {
     const auto& outcome = outcomes[static_cast<std::size_t>(r)];
     EXPECT_EQ(outcome.kind, Outcome::Kind::failed);
@@ -394,7 +394,7 @@ TEST(Agreement, AFailureIsHeardWhereCommunicatorsAreMade) {
           ADD_FAILURE() << "rank " << bad << " has not come";
         } catch (const RemoteError& error) {
           EXPECT_EQ(error.rank(), bad);
-          mine = caught();
+          mine = current_outcome();
         }
       }
       agree(world(), mine, 30s);
@@ -403,12 +403,12 @@ TEST(Agreement, AFailureIsHeardWhereCommunicatorsAreMade) {
 }
 
 /// Is busy until another rank fails.
-Outcome hear_alarm(const Communicator& alone) {
+Outcome wait_for_alarm(const Communicator& alone) {
   try {
     wait_on(
         alone, [] { return false; }, [] { return std::string("listening"); }, 60s);
   } catch (const RemoteError&) {
-    return caught();
+    return current_outcome();
   }
   return {};
 }
@@ -425,11 +425,11 @@ TEST(Agreement, WhereCommunicatorsAreMadeNobodyWaitsForGood) {
           ADD_FAILURE() << "rank " << absent << " has not come";
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ExitCode::retry);
-          mine = caught();
+          mine = current_outcome();
           raise_alarm(world(), mine);
         }
       else
-        mine = hear_alarm(alone);  // not gone, which is another mistake
+        mine = wait_for_alarm(alone);  // not gone, which is another mistake
       agree(world(), mine, 60s);
       EXPECT_EQ(world().duplicate().all_reduce(std::int64_t{1}), world().size());
     }
@@ -449,7 +449,7 @@ TEST(Agreement, WhereCommunicatorsAreMadeItIsSeenWhoHasReturned) {
           EXPECT_EQ(error.code(), ExitCode::user_error);
           EXPECT_NE(std::string(error.what()).find("rank " + std::to_string(absent) + " "), std::string::npos)
               << error.what();
-          mine = caught();
+          mine = current_outcome();
           raise_alarm(world(), mine);
         }
       agree(world(), mine, 60s);
@@ -472,7 +472,7 @@ TEST(Agreement, AFailureElsewhereDividesNobody) {
       try {
         for (;;) members.duplicate();
       } catch (const RemoteError&) {
-        mine = caught();
+        mine = current_outcome();
       }
     }
     agree(world(), mine, 30s);
@@ -489,7 +489,7 @@ TEST(Agreement, TheWorldIsInStepAgain) {
   } else {
     EXPECT_THROW(world().all_gather("stale"), RemoteError);
     EXPECT_THROW(world().barrier(), RemoteError);
-    mine.kind = Outcome::Kind::left;
+    mine.kind = Outcome::Kind::interrupted;
   }
   agree(world(), mine, 30s);
   const auto values = world().all_gather(std::to_string(world().rank()));
@@ -515,7 +515,7 @@ TEST(Agreement, MemoryThatIsMadeWhenARankFailsGoesWithItsUsers) {
     raise_alarm(world(), mine);
   } else {
     EXPECT_THROW(channel.shared_memory(1'000'000), RemoteError);
-    mine.kind = Outcome::Kind::left;
+    mine.kind = Outcome::Kind::interrupted;
   }
   agree(world(), mine, 30s);
   // Other programs on this machine make and unmake theirs at the same time.
@@ -530,7 +530,7 @@ TEST(Agreement, MemoryThatIsMadeWhenARankFailsGoesWithItsUsers) {
 }
 
 TEST(Agreement, RanksThatLeftWithoutACauseAreAnError) {
-  const Outcome left{Outcome::Kind::left, ExitCode::retry, false, "rank 1 failed: lost"};
+  const Outcome left{Outcome::Kind::interrupted, ExitCode::retry, false, "rank 1 failed: lost"};
   const auto cause = root_cause({{}, left}, {"here", "there"});
   ASSERT_TRUE(cause);
   EXPECT_EQ(cause->code(), ExitCode::retry);

@@ -70,12 +70,13 @@ struct Training {
   Net net;
   test::Preparation prepare;
   std::shared_ptr<detail::gradients::DataParallel> prepared = prepare(net.ptr());
-  std::shared_ptr<detail::optim::Freezables> freezables = std::make_shared<detail::optim::Freezables>();
+  std::shared_ptr<detail::optim::SnapshotSources> snapshot_sources = std::make_shared<detail::optim::SnapshotSources>();
   std::unique_ptr<PreparedOptimizer<torch::optim::Adam>> optimizer;
 
   explicit Training(Fuse fuse) {
     torch::optim::Adam own(net->parameters(), torch::optim::AdamOptions(1e-2));
-    auto step = detail::optim::make_optimizer_step(own, {prepared}, {.fuse = fuse}, {.freezables = freezables});
+    auto step =
+        detail::optim::make_optimizer_step(own, {prepared}, {.fuse = fuse}, {.snapshot_sources = snapshot_sources});
     optimizer = std::make_unique<PreparedOptimizer<torch::optim::Adam>>(std::move(own), std::move(step));
   }
   void backward(int step) {
@@ -121,7 +122,7 @@ TEST(EMA, AScopeLeavesTrainingAsItIs) {
       const auto* const memory = looking.net->middle->weight.const_data_ptr();
       if (step % 3 == 0)  // as a save behind training does
         for (auto* training : {&looking, &straight})
-          for (auto* one : *training->freezables) one->freeze();
+          for (auto* one : *training->snapshot_sources) one->take_snapshot();
       try {
         const auto scope = ema.apply();
         EXPECT_EQ(at::equal(looking.net->middle->weight, own.at("middle.weight")), step == 0);

@@ -30,13 +30,13 @@ void average(Exchange& exchange, const std::vector<at::Tensor>& parameters) {
     exchange.begin(Arrival::in_backward, flagged && world().rank() == 0 ? 2 : 0);
     for (std::size_t i = parameters.size(); i-- > 0;)
       if (cut_off && i < 4)
-        exchange.add(i, {}, Use::abandoned);
+        exchange.add(i, {}, ParameterUse::abandoned);
       else
-        exchange.add(i, at::full_like(parameters[i], value(world().rank(), i)), Use::used);
+        exchange.add(i, at::full_like(parameters[i], value(world().rank(), i)), ParameterUse::used);
     exchange.finish();
     EXPECT_EQ(exchange.flags(), flagged ? 2U : 0U);
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      EXPECT_EQ(exchange.users(i), cut_off && i < 4 ? -1 : world().size());
+      EXPECT_EQ(exchange.user_count(i), cut_off && i < 4 ? -1 : world().size());
       if (cut_off) continue;
       at::Tensor have;
       exchange.fetch(i, have);

@@ -190,7 +190,7 @@ TEST(Work, EndsWithWhatAnotherRankRaised) {
       ADD_FAILURE() << "the barrier cannot finish";
     } catch (const RemoteError& error) {
       EXPECT_EQ(error.rank(), 0);
-      mine = detail::comm::caught();
+      mine = detail::comm::current_outcome();
     }
     EXPECT_TRUE(work->isCompleted());
     EXPECT_FALSE(work->isSuccess());

@@ -268,7 +268,7 @@ TEST_F(Joining, AnExceptionEndsTheScopeWithoutAWord) {
         throw std::domain_error("boom");
       },
       std::domain_error);
-  EXPECT_FALSE(prepared_->reducer()->joined());
+  EXPECT_FALSE(prepared_->reducer()->is_joined());
   train(1);
 }
 
@@ -301,7 +301,7 @@ TEST_F(Joining, AnErrorAtItsEndIsRaisedByTheNextBackward) {
         {
           const Join join({prepared_}, {});
           EXPECT_THROW(loss_of(net_, 0, 0).backward(), std::domain_error);
-          prepared_->reducer()->recover();
+          prepared_->reducer()->finish_abandoned_passes();
           throw std::domain_error("out of the scope");
         },
         std::domain_error);
@@ -309,7 +309,7 @@ TEST_F(Joining, AnErrorAtItsEndIsRaisedByTheNextBackward) {
     { const Join join({prepared_}, {}); }
     EXPECT_THROW(loss_of(net_, world().rank(), 0).backward(), Error);
   }
-  EXPECT_FALSE(prepared_->reducer()->joined());
+  EXPECT_FALSE(prepared_->reducer()->is_joined());
   train(1);
   for (const auto& p : net_->parameters()) expect_same_bits_everywhere(p, "a parameter");
 }

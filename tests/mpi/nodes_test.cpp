@@ -1,8 +1,8 @@
 // Collectives over several nodes, on one machine: worlds of the test's ranks that believe that they are on others.
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
+#include "comm/rank_status.hpp"
 #include "comm/shared_memory.hpp"
-#include "comm/whereabouts.hpp"
 #include "comm/world.hpp"
 #include "support/world.hpp"
 
@@ -208,9 +208,9 @@ TEST(Nodes, DuplicatesAndPartsKeepThem) {
 TEST(Nodes, RanksOfOneNodeShareMemory) {
   const auto nodes = on_nodes({0, 0, 1, 1});
   const auto memory = nodes.shared_memory(1000 * sizeof(double));
-  EXPECT_FALSE(reaches_beyond_this_call(nodes, memory.data(), memory.size())) << "a region of its node";
+  EXPECT_FALSE(may_be_written_later(nodes, memory.data(), memory.size())) << "a region of its node";
   std::vector<double> own(1000);
-  EXPECT_TRUE(reaches_beyond_this_call(nodes, own.data(), memory.size())) << "between nodes MPI may write there";
+  EXPECT_TRUE(may_be_written_later(nodes, own.data(), memory.size())) << "between nodes MPI may write there";
 }
 
 TEST(Nodes, AFailureIsHeardOnOtherNodesAndTheWorldIsInStepAgain) {
@@ -222,7 +222,7 @@ TEST(Nodes, AFailureIsHeardOnOtherNodesAndTheWorldIsInStepAgain) {
   } else {
     std::vector<double> values(100'003);
     EXPECT_THROW(nodes.all_reduce(std::span(values)), RemoteError);
-    mine.kind = Outcome::Kind::left;
+    mine.kind = Outcome::Kind::interrupted;
   }
   const auto cause = root_cause(agree(nodes, mine, 30s), nodes.topology().hosts);
   ASSERT_TRUE(cause);
@@ -236,7 +236,7 @@ TEST(Nodes, AFailureIsHeardOnOtherNodesAndTheWorldIsInStepAgain) {
 TEST(Watch, SaysWhoIsLateOnWhicheverNode) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 2, 3}}) {
     const auto ranks = on_nodes(nodes);
-    const Answering answering(ranks);
+    const AnsweringThread answering(ranks);
     note_step(ranks, 41, 2);
     world().barrier();
     if (world().rank() != 3) try {
@@ -267,15 +267,15 @@ TEST(Watch, OneSpeaksWhereSeveralHaveWaitedTooLong) {
         const TimeLimit brief(ranks, 200ms);
         ranks.barrier();
       } catch (const Error&) {
-        mine = caught();
+        mine = current_outcome();
         raise_alarm(ranks, mine);
       }
       try {
         agree(ranks, mine, 30s);
         ADD_FAILURE() << "rank 3 has not come";
-      } catch (const Lost& lost) {
+      } catch (const RanksMissing& lost) {
         EXPECT_EQ(lost.code(), ExitCode::retry);
-        speak = lost.turn() == 0ms;
+        speak = lost.report_delay() == 0ms;
       }
     }
     EXPECT_EQ(world().all_reduce(speak), 1);
@@ -285,7 +285,7 @@ TEST(Watch, OneSpeaksWhereSeveralHaveWaitedTooLong) {
 TEST(Watch, WaitsForAnnouncedWork) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}}) {
     const auto ranks = on_nodes(nodes);
-    const Answering answering(ranks);
+    const AnsweringThread answering(ranks);
     const TimeLimit brief(ranks, 200ms);
     if (world().rank() == 3) keep_alive(ranks, 30s);
     world().barrier();
@@ -308,7 +308,7 @@ TEST(Watch, SaysThatRanksWaitForEachOtherInDifferentCalls) {
       other.barrier();
     ADD_FAILURE() << "not all ranks are there";
   } catch (...) {
-    mine = caught();
+    mine = current_outcome();
     raise_alarm(ranks, mine);
   }
   const auto cause = root_cause(agree(ranks, mine, 30s), ranks.topology().hosts);
@@ -322,7 +322,7 @@ TEST(Watch, SaysThatRanksWaitForEachOtherInDifferentCalls) {
 TEST(Watch, SaysAtTheLimitThatRanksOfOtherNodesAreInDifferentCalls) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 2, 3}}) {
     const auto ranks = on_nodes(nodes);
-    const Answering answering(ranks);
+    const AnsweringThread answering(ranks);
     const auto one = ranks.duplicate();
     world().barrier();
     Outcome mine;
@@ -335,7 +335,7 @@ TEST(Watch, SaysAtTheLimitThatRanksOfOtherNodesAreInDifferentCalls) {
         one.all_reduce(std::span(values), ReduceOp::max);
       ADD_FAILURE() << "they differ";
     } catch (...) {
-      mine = caught();
+      mine = current_outcome();
       raise_alarm(ranks, mine);
     }
     const auto cause = root_cause(agree(ranks, mine, 30s), ranks.topology().hosts);
@@ -355,11 +355,11 @@ TEST(Watch, SaysThatARankHasReturned) {
       channel.barrier();
       ADD_FAILURE() << "rank 1 has not come";
     } catch (const RemoteError&) {
-      mine = caught();
+      mine = current_outcome();
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("rank 1 (0) has returned from its work"), std::string::npos)
           << error.what();
-      mine = caught();
+      mine = current_outcome();
       raise_alarm(ranks, mine);
     }
   const auto cause = root_cause(agree(ranks, mine, 30s), ranks.topology().hosts);

@@ -1,6 +1,6 @@
 // Prepared optimizers: fused with the averaging, they do what torch's own do.
 #include "checkpoint/state/stateful.hpp"
-#include "gradients/fingerprint.hpp"
+#include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "muster/mixed_precision.hpp"
 #include "muster/state.hpp"
@@ -64,9 +64,9 @@ struct Training {
 
   template <class Options>
   Training(const Options& options, const OptimizerOptions& how,
-           const std::shared_ptr<Freezables>& freezables = nullptr) {
+           const std::shared_ptr<SnapshotSources>& snapshot_sources = nullptr) {
     O own(net->parameters(), options);
-    auto step = make_optimizer_step(own, {prepared}, how, {.freezables = freezables});
+    auto step = make_optimizer_step(own, {prepared}, how, {.snapshot_sources = snapshot_sources});
     optimizer = std::make_unique<PreparedOptimizer<O>>(std::move(own), std::move(step));
   }
 
@@ -367,19 +367,19 @@ TEST(DirtyPages, AreKnownByTheKernelAndByComparison) {
   auto segment = node::SharedSegment::create(8 * page);
   segment.unlink();
   segment.reserve(0, 8 * page);
-  for (const auto by : {DirtyPages::By::kernel, DirtyPages::By::comparison}) {
+  for (const auto by : {DirtyPages::Method::kernel, DirtyPages::Method::comparison}) {
     const auto view = segment.private_view(0, 8 * page);
     const DirtyPages written(view.get(), segment.data(), 8 * page, by);
     segment.data()[3 * page] = std::byte{7};
     EXPECT_EQ(view.get()[3 * page], std::byte{7});
-    EXPECT_FALSE(written.any(0, 8 * page)) << "what is read, or written by others, is not";
+    EXPECT_FALSE(written.any_written(0, 8 * page)) << "what is read, or written by others, is not";
     view.get()[5 * page + 9] = std::byte{1};
-    EXPECT_TRUE(written.any(0, 8 * page));
-    EXPECT_TRUE(written.any(5 * page, page));
-    EXPECT_FALSE(written.any(0, 5 * page));
-    EXPECT_FALSE(written.any(6 * page, 2 * page));
+    EXPECT_TRUE(written.any_written(0, 8 * page));
+    EXPECT_TRUE(written.any_written(5 * page, page));
+    EXPECT_FALSE(written.any_written(0, 5 * page));
+    EXPECT_FALSE(written.any_written(6 * page, 2 * page));
     node::SharedSegment::drop_private_pages(view.get() + 5 * page, page);
-    EXPECT_FALSE(written.any(0, 8 * page));
+    EXPECT_FALSE(written.any_written(0, 8 * page));
   }
 }
 
@@ -1512,10 +1512,10 @@ TEST(PreparedOptimizer, ScalesNoGradientsBetweenEvaluations) {
   }));
 }
 
-TEST(FrozenMemory, StaysAsItWasWhileStepsGoOn) {
+TEST(MemorySnapshot, StaysAsItWasWhileStepsGoOn) {
   if (world().size() == 1) GTEST_SKIP() << "one rank is not fused";
-  const auto freezables = std::make_shared<Freezables>();
-  Training<torch::optim::Adam> fused(torch::optim::AdamOptions(0.01), {.fuse = Fuse::always}, freezables);
+  const auto snapshot_sources = std::make_shared<SnapshotSources>();
+  Training<torch::optim::Adam> fused(torch::optim::AdamOptions(0.01), {.fuse = Fuse::always}, snapshot_sources);
   Training<torch::optim::Adam> plain(torch::optim::AdamOptions(0.01), {.fuse = Fuse::never});
   int number = 0;
   const auto step = [&](bool use_extra) {
@@ -1524,18 +1524,18 @@ TEST(FrozenMemory, StaysAsItWasWhileStepsGoOn) {
     plain.step(number, use_extra);
   };
   step(true);
-  ASSERT_EQ(freezables->size(), 1u);
+  ASSERT_EQ(snapshot_sources->size(), 1u);
   for (int save = 0; save < 3; ++save) {
-    const auto frozen = freezables->front()->freeze();
+    const auto frozen = snapshot_sources->front()->take_snapshot();
     ASSERT_TRUE(frozen);
     const auto& weight = fused.net->middle->weight;
     const auto* const data = static_cast<const std::byte*>(weight.const_data_ptr());
-    ASSERT_TRUE(data >= frozen->seen && data < frozen->seen + frozen->bytes);
-    const std::vector<std::byte> before(frozen->kept.get(), frozen->kept.get() + frozen->bytes);
-    EXPECT_TRUE(std::equal(before.begin(), before.end(), frozen->seen));
+    ASSERT_TRUE(data >= frozen->live_data && data < frozen->live_data + frozen->bytes);
+    const std::vector<std::byte> before(frozen->snapshot_data.get(), frozen->snapshot_data.get() + frozen->bytes);
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), frozen->live_data));
     step(save != 1);  // what is not stepped is taken along
     step(true);
-    EXPECT_TRUE(std::equal(before.begin(), before.end(), frozen->kept.get())) << "after save " << save;
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), frozen->snapshot_data.get())) << "after save " << save;
     world().barrier();
     fused.expect_same_as(plain, "save " + std::to_string(save));
   }
@@ -1543,7 +1543,7 @@ TEST(FrozenMemory, StaysAsItWasWhileStepsGoOn) {
     const at::NoGradGuard no_grad;
     for (auto* const net : {&fused.net, &plain.net}) (*net)->in->weight.mul_(0.5);
   }
-  EXPECT_FALSE(freezables->front()->freeze()) << "what was written to by hand is not in the shared copy";
+  EXPECT_FALSE(snapshot_sources->front()->take_snapshot()) << "what was written to by hand is not in the shared copy";
   step(true);
   fused.expect_same_as(plain, "after a change by hand");
 }

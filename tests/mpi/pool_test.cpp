@@ -81,7 +81,7 @@ TEST(Pool, DuplicatesAndPartsUseThemAgain) {
 
 TEST(Pool, WorldsAndMailboxesUseThemAgain) {
   expect_none_made(30, [](int round) {
-    const auto apart = make_world_apart(world().split(world().rank() % 2));
+    const auto apart = make_separate_world(world().split(world().rank() % 2));
     Mailbox mailbox(world());
     const auto word = "round " + std::to_string(round);
     mailbox.send(next(), word);
@@ -89,7 +89,7 @@ TEST(Pool, WorldsAndMailboxesUseThemAgain) {
     std::optional<std::string> heard;
     EXPECT_TRUE(wait_until([&] { return (heard = mailbox.receive()).has_value(); }, 30s));
     EXPECT_EQ(heard, word);
-    const auto inner = make_world_apart(apart);
+    const auto inner = make_separate_world(apart);
     expect_that_it_works(inner.duplicate());
   });
 }
@@ -101,7 +101,7 @@ TEST(Pool, WorldsFromMpiUseThemAgain) {
 TEST(Pool, AnOperationThatNobodyWaitsForHoldsThemOnlyUntilItsEnd) {
   expect_none_made(20, [](int round) {
     {
-      const auto apart = make_world_apart(world());
+      const auto apart = make_separate_world(world());
       const auto values = std::make_shared<std::vector<double>>(50'000, 1.0);
       auto sum = Collectives(apart).all_reduce(values->data(), values->size(), Dtype::f64, ReduceOp::sum);
       sum.keep(values);
@@ -252,7 +252,7 @@ void fail_again_and_again(const Communicator& ranks, int rounds) {
   });
 }
 
-TEST(Pool, FailedAttemptsUseThemAgain) { fail_again_and_again(make_world_apart(world()), 6); }
+TEST(Pool, FailedAttemptsUseThemAgain) { fail_again_and_again(make_separate_world(world()), 6); }
 
 TEST(Pool, FailedAttemptsOverNodesUseThemAgain) { fail_again_and_again(apart_on_nodes(), 6); }
 
@@ -281,7 +281,7 @@ class MpiCommunicatorTest : public testing::Test {
       begin(*taken);
     }
     const auto again = take();
-    Handshake(*again, "testing").all(true);
+    Handshake(*again, "testing").all_true(true);
     return again->id == id;
   }
 

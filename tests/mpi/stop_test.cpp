@@ -84,7 +84,7 @@ std::size_t saved(const std::filesystem::path& run) { return list_checkpoints(ru
 std::pair<int, std::optional<Result>> run_until(const bool& asked, const test::Job& job,
                                                 const std::function<void(Session&, const Config&)>& loop) {
   return test::launch(job, [&](Launch& whole) {
-    Launch launch(whole, {.ranks = detail::comm::make_world_apart(whole.communicator()),
+    Launch launch(whole, {.ranks = detail::comm::make_separate_world(whole.communicator()),
                           .flags = whole.flags(),
                           .asked_to_stop = [&] { return asked; }});
     return TorchTrainer(launch, loop, job.options).fit();

@@ -1529,7 +1529,7 @@ TEST(Train, ARefusedStartLeavesTheRunAsItWas) {
   run({storage, {}, options(1)}, [](Session& session, const Config&) {
     double value = 1;
     const auto state = session.state({{"value", value}});
-    for (const char* name : {"best", "", "best"}) session.report({{"a", 1}}, state, {.checkpoint_dir_name = name});
+    for (const char* name : {"best", "", "best"}) session.report({{"a", 1}}, state, {.checkpoint_name = name});
     session.report({{"a", 1}});
     throw std::runtime_error("not done");
   });
@@ -1680,7 +1680,7 @@ TEST(Train, AStepBackByANameIsNotTakenAgainWhenTheNameLeadsElsewhere) {
                  double value = 1;
                  const auto state = session.state({{"value", value}});
                  if (began_with.size() > 1) return;
-                 if (saves) session.report({{"loss", 1}}, state, {.checkpoint_dir_name = "best"});
+                 if (saves) session.report({{"loss", 1}}, state, {.checkpoint_name = "best"});
                  if (saves) session.report({{"loss", 2}}, state);
                  throw std::runtime_error("a passing trouble");
                })
@@ -1702,7 +1702,7 @@ TEST(Train, ANameOfADamagedCheckpointGoesToTheOneBeforeAndALinkIsNoCheckpoint) {
                [&](Session& session, const Config&) {
                  double value = 1;
                  const auto state = session.state({{"value", value}});
-                 for (int i = 0; i < reports; ++i) session.report({{"a", 1}}, state, {.checkpoint_dir_name = "good"});
+                 for (int i = 0; i < reports; ++i) session.report({{"a", 1}}, state, {.checkpoint_name = "good"});
                  if (!ends) throw std::runtime_error("not yet");
                })
         .first;

@@ -194,11 +194,13 @@ TEST(Validation, PendingIsPinned) {
 }
 
 TEST(Validation, PinnedOnesStayBesideThoseThatAreKept) {
-  using detail::checkpoint::Scored, detail::checkpoint::surplus;
-  const std::vector<Scored> all{{0, 3.0}, {.index = 1, .score = {}, .pinned = true}, {2, 9.0}, {3, 1.0}, {4, 2.0}};
-  EXPECT_EQ(surplus(all, {.num_to_keep = 2}), (std::vector<int>{0, 2}));
-  EXPECT_EQ(surplus(all, {.num_to_keep = 1, .checkpoint_score_attribute = "score"}), (std::vector<int>{0, 3}));
-  EXPECT_EQ(surplus({{0, {}}, {.index = 1, .score = {}, .pinned = true}}, {.num_to_keep = 1}), std::vector<int>{})
+  using detail::checkpoint::ScoredCheckpoint, detail::checkpoint::indices_to_prune;
+  const std::vector<ScoredCheckpoint> all{
+      {0, 3.0}, {.index = 1, .score = {}, .pinned = true}, {2, 9.0}, {3, 1.0}, {4, 2.0}};
+  EXPECT_EQ(indices_to_prune(all, {.num_to_keep = 2}), (std::vector<int>{0, 2}));
+  EXPECT_EQ(indices_to_prune(all, {.num_to_keep = 1, .checkpoint_score_attribute = "score"}), (std::vector<int>{0, 3}));
+  EXPECT_EQ(indices_to_prune({{0, {}}, {.index = 1, .score = {}, .pinned = true}}, {.num_to_keep = 1}),
+            std::vector<int>{})
       << "whose newest waits";
 }
 

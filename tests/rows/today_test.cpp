@@ -2,7 +2,7 @@
 #include "support/job.hpp"
 
 #include "base/file.hpp"
-#include "supervise/verdict.hpp"
+#include "supervise/decision.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -360,13 +360,13 @@ TEST(TodayRow, CheckpointDirName) {
     const auto train = [&](Session& session, const Config&) {
       std::int64_t epoch = 0;
       auto state = session.state({{"epoch", epoch}});
-      session.report({{"a", 1}}, state, {.checkpoint_dir_name = "best"});
-      session.report({{"a", 2}}, state, {.checkpoint_dir_name = "best"});
-      session.report({{"a", 3}}, state, {.checkpoint_dir_name = "last"});
+      session.report({{"a", 1}}, state, {.checkpoint_name = "best"});
+      session.report({{"a", 2}}, state, {.checkpoint_name = "best"});
+      session.report({{"a", 3}}, state, {.checkpoint_name = "last"});
       for (const std::string name : {"a/b", ".hidden", "checkpoint_000009", "checkpoint_best", "result.json", "logs",
                                      "artifacts", "stop", "trial.json", "sweep.json", "a\nb"})
         try {
-          session.report({{"a", 3}}, state, {.checkpoint_dir_name = name});
+          session.report({{"a", 3}}, state, {.checkpoint_name = name});
           ADD_FAILURE() << name;
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
@@ -394,7 +394,7 @@ TEST(TodayRow, ANamedCheckpointIsGoneBackTo) {
     if (config.at("looks")) EXPECT_EQ(epoch, 1);
     for (; epoch < 3 && !config.at("looks");) {
       ++epoch;
-      session.report({{"at", epoch}}, state, {.checkpoint_dir_name = epoch == 1 ? "best" : ""});
+      session.report({{"at", epoch}}, state, {.checkpoint_name = epoch == 1 ? "best" : ""});
     }
   };
   auto options = named("back");
@@ -407,7 +407,7 @@ TEST(TodayRow, ANamedCheckpointIsGoneBackTo) {
   const auto code = run({storage, {}, taken}, [](Session& session, const Config&) {
                       fs::create_directories(session.artifacts().parent_path() / "mine");
                       session.barrier();
-                      session.report({{"a", 1}}, session.state({}), {.checkpoint_dir_name = "mine"});
+                      session.report({{"a", 1}}, session.state({}), {.checkpoint_name = "mine"});
                     }).first;
   EXPECT_EQ(code, 0);
   EXPECT_TRUE(fs::is_directory(fs::symlink_status(storage / "taken/mine")));
@@ -415,11 +415,10 @@ TEST(TodayRow, ANamedCheckpointIsGoneBackTo) {
   // Different names are refused.
   if (world().size() == 1) return;
   const auto different = run({storage, {}, named("different")}, [](Session& session, const Config&) {
-    session.report({{"a", 1}}, session.state({}),
-                   {.checkpoint_dir_name = "of_" + std::to_string(session.world_rank())});
+    session.report({{"a", 1}}, session.state({}), {.checkpoint_name = "of_" + std::to_string(session.world_rank())});
   });
   EXPECT_EQ(different.first, 1);
-  EXPECT_NE(std::string(different.second->error->what()).find("checkpoint_dir_name"), std::string::npos);
+  EXPECT_NE(std::string(different.second->error->what()).find("checkpoint_name"), std::string::npos);
 }
 
 TEST(TodayRow, ANameIsMendedAfterAKill) {
@@ -428,7 +427,7 @@ TEST(TodayRow, ANameIsMendedAfterAKill) {
     return [breaks](Session& session, const Config&) {
       std::int64_t epoch = 0;
       auto state = session.state({{"epoch", epoch}});
-      if (!state.restore()) session.report({{"a", 1}}, state, {.checkpoint_dir_name = "best"});
+      if (!state.restore()) session.report({{"a", 1}}, state, {.checkpoint_name = "best"});
       if (breaks) throw std::runtime_error("broken");
     };
   };
@@ -566,17 +565,17 @@ TEST(TodayRow, MaxPreemptionFailures) {
   const auto [code, result] = run({shared_folder(), {}, options}, [](Session&, const Config&) {});
   EXPECT_EQ(code, 0);
   const auto limits = Json::parse(detail::read_file(result->path / "params.json")).at("run_config");
-  const Demand demand{.ranks = 2,
-                      .min_workers = 2,
-                      .max_failures = limits.at("max_failures"),
-                      .max_preemptions = limits.at("max_preemption_failures")};
-  const End preempted{.code = 1, .words = {.run = result->path, .preempted = true}};
-  const End failed{.code = static_cast<int>(ExitCode::retry), .words = {.run = result->path}};
+  const JobRequirements requirements{.ranks = 2,
+                                     .min_workers = 2,
+                                     .max_failures = limits.at("max_failures"),
+                                     .max_preemptions = limits.at("max_preemption_failures")};
+  const JobEnd preempted{.code = 1, .report = {.run = result->path, .preempted = true}};
+  const JobEnd failed{.code = static_cast<int>(ExitCode::retry), .report = {.run = result->path}};
   ASSERT_TRUE(is_preemption(preempted));
   ASSERT_FALSE(is_preemption(failed));
   for (int count = 1; count <= 3; ++count) {
-    EXPECT_EQ(what_next(preempted, {.count = count}, demand, 2, false).again, count <= 2) << count;
-    EXPECT_EQ(what_next(failed, {.count = count}, demand, 2, false).again, count <= 1) << count;
+    EXPECT_EQ(decide(preempted, {.count = count}, requirements, 2, false).again, count <= 2) << count;
+    EXPECT_EQ(decide(failed, {.count = count}, requirements, 2, false).again, count <= 1) << count;
   }
 }
 

@@ -344,7 +344,7 @@ void write_hdf5(const Program& program, const std::string& path, Layout layout, 
     const auto values = tensor.contiguous();
     std::vector<hsize_t> shape;
     for (const auto size : values.sizes()) shape.push_back(static_cast<hsize_t>(size));
-    const auto type = detail::hdf5::type_of(values.scalar_type());
+    const auto type = detail::hdf5::memory_type_of(values.scalar_type());
     test::Layout how;
     if (layout == Layout::chunked || layout == Layout::compressed) how.chunk = std::min<hsize_t>(shape.front(), 7);
     if (layout == Layout::compressed) how.deflate = 3;

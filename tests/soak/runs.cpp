@@ -41,8 +41,8 @@ namespace muster::soak {
 namespace {
 
 namespace fs = std::filesystem;
-using detail::checkpoint::Contents;
-using detail::checkpoint::Store;
+using detail::checkpoint::CheckpointContents;
+using detail::checkpoint::CheckpointStore;
 using detail::checkpoint::Tier;
 
 /// Changes of files whose path begins with `watched` are counted; from a drawn one on they fail.
@@ -151,7 +151,7 @@ class Sequence {
     std::map<int, Saved> all;
     const auto rollbacks = detail::checkpoint::read_rollbacks(run_);
     for (const auto& [index, path] : Tier(run_).list().published) {
-      if (!rolled_back_too && detail::checkpoint::rolled_back(rollbacks, index)) continue;
+      if (!rolled_back_too && detail::checkpoint::is_rolled_back(rollbacks, index)) continue;
       const auto manifest = detail::checkpoint::read_manifest(path);
       all[index] = {manifest.progress.at("number"), manifest.metrics.at("score"),
                     manifest.metrics.value("checkpoint_name", "")};
@@ -195,7 +195,7 @@ class Sequence {
     }
     for (;;) {
       try {
-        store_ = std::make_unique<Store>(world_, run_, config_);
+        store_ = std::make_unique<CheckpointStore>(world_, run_, config_);
         const int found = newest();
         if (!may_be_found_.contains(found))
           throw Wrong("a start finds " + std::to_string(found) + " and not " + text_of(may_be_found_));
@@ -234,7 +234,7 @@ class Sequence {
   void commit() {
     if (!store_) return;
     const int number = ++last_number_;
-    Contents contents;
+    CheckpointContents contents;
     contents.state.tensors.emplace("w", values_of(number));
     contents.progress = {{"number", number}};
     contents.metrics = {{"score", dice_.below(5)}, {"checkpoint_name", dice_.chance(0.3) ? "best" : ""}};
@@ -251,7 +251,7 @@ class Sequence {
     std::optional<Error> of_commit, of_finish;
     std::optional<Checkpoint> made;
     try {
-      made = store_->commit(std::move(contents), behind ? Store::When::behind : Store::When::now);
+      made = store_->commit(std::move(contents), behind ? CheckpointStore::Mode::async : CheckpointStore::Mode::sync);
       of_finish = store_->finish();
     } catch (const Error& error) {
       of_commit = error;
@@ -275,7 +275,7 @@ class Sequence {
     }
     disk.disarm();
     if (of_commit || of_finish) return;
-    if (!name.empty()) Tier(run_).give_name(made->path().filename(), name);
+    if (!name.empty()) Tier(run_).link_name(made->path().filename(), name);
     if (const int found = newest(); found != number)
       throw Wrong("after a save of " + std::to_string(number) + " it finds " + std::to_string(found));
     if (!hit) check_retention(before);
@@ -388,7 +388,7 @@ class Sequence {
   bool aloud_;
   fs::path run_, fast_, away_;
   CheckpointConfig config_;
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<CheckpointStore> store_;
   int last_number_ = 0;
   std::set<int> may_be_found_{-1};  ///< numbers of which a start finds one
   std::set<int> lost_;              ///< those that a start finds when the nodes are back
@@ -407,7 +407,7 @@ int main(int argc, char** argv) {
   return soak::drive(argc, argv, "runs", [](const Communicator& world) {
     return [&world](const soak::Round& round) {
       const detail::log::Scope as_before;
-      detail::log::start(0, round.aloud ? detail::log::Level::warn : detail::log::Level::off);
+      detail::log::configure(0, round.aloud ? detail::log::Level::warn : detail::log::Level::off);
       try {
         soak::Sequence(world, round).play();
       } catch (const std::exception& error) {

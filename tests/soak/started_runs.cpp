@@ -188,7 +188,7 @@ Checkpoints live_in(const fs::path& run) {
   if (!fs::exists(run)) return live;
   const auto rollbacks = detail::checkpoint::read_rollbacks(run);
   for (const auto& [index, path] : Tier(run).list().published) {
-    if (detail::checkpoint::rolled_back(rollbacks, index)) continue;
+    if (detail::checkpoint::is_rolled_back(rollbacks, index)) continue;
     std::int64_t number = 0;
     Checkpoint::from_directory(path).load("number", number);
     const CheckpointId id{number, !detail::checkpoint::read_manifest(path).metrics.contains("score")};
@@ -328,7 +328,7 @@ class StartedRun {
       const Metrics metrics{
           {"number", number}, {"score", score_of(plan_, number)}, {"loss", plan_.takes(number) ? loss.take() : loss}};
       if (plan_.saves(number))
-        session.report(metrics, state, {.checkpoint_dir_name = plan_.names(number) ? "best" : ""});
+        session.report(metrics, state, {.checkpoint_name = plan_.names(number) ? "best" : ""});
       else
         session.report(metrics);
       if (plan_.saves(number)) note(session, drawn_.async_save ? "saving" : "saved", number);

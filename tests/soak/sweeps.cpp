@@ -242,7 +242,7 @@ class Start {
         folder_(*launch.flags().storage / *launch.flags().name),
         ending_(std::move(ending)),
         journal_(*launch.flags().storage / "journal"),
-        points_(detail::sweep::points_of(plan.space, plan.samples(start), launch.flags().seed)) {}
+        points_(detail::sweep::sample_space(plan.space, plan.samples(start), launch.flags().seed)) {}
 
   /// The sweep's result, after it was found right. Collective.
   SweepResult run() {
@@ -642,7 +642,7 @@ class Start {
   const Circumstances drawn_;
   const fs::path folder_, ending_;
   const Journal journal_;
-  const std::vector<detail::sweep::Point> points_;
+  const std::vector<detail::sweep::TrialSettings> points_;
   std::map<int, int> attempts_;  ///< [trial], in this start
 };
 

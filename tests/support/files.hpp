@@ -91,7 +91,7 @@ std::vector<Number> values(const std::filesystem::path& path, const std::string&
   std::int64_t count = 1;
   for (const auto size : detail::hdf5::shape(dataset.get())) count *= size;
   std::vector<Number> all(static_cast<std::size_t>(count));
-  const auto type = detail::hdf5::type_of(c10::CppTypeToScalarType<Number>::value);
+  const auto type = detail::hdf5::memory_type_of(c10::CppTypeToScalarType<Number>::value);
   detail::hdf5::check(H5Dread(dataset.get(), type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, all.data()), "reading back");
   return all;
 }

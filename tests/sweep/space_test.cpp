@@ -27,7 +27,7 @@ using namespace detail::sweep;
 
 std::vector<Json> configs_of(const Space& space, int num_samples = 1, std::uint64_t seed = 0) {
   std::vector<Json> configs;
-  for (const auto& point : points_of(space, num_samples, seed)) configs.push_back(point.config);
+  for (const auto& point : sample_space(space, num_samples, seed)) configs.push_back(point.config);
   return configs;
 }
 
@@ -48,7 +48,7 @@ TEST(Space, EachSampleHasEveryCombinationOfTheGrids) {
   auto twice = once;
   twice.insert(twice.end(), once.begin(), once.end());
   EXPECT_EQ(configs_of(space, 2), twice);
-  const auto points = points_of(space, 2, 0);
+  const auto points = sample_space(space, 2, 0);
   EXPECT_EQ(points[5].sample, 0);
   EXPECT_EQ(points[6].sample, 1);
   EXPECT_EQ(configs_of({}), std::vector<Json>{Json::object()}) << "an empty space has one trial";
@@ -127,7 +127,7 @@ TEST(Space, WhatCannotBeIsRefused) {
                                               {{"a", grid({1})}, {"a", grid({2})}},
                                               {{"a", grid({1})}, {"a.b", grid({2})}},
                                               {{"a.b.c", grid({1})}, {"a.b", grid({2})}}})
-    EXPECT_EQ(code_of([&] { points_of(space, 1, 0); }), ExitCode::usage);
+    EXPECT_EQ(code_of([&] { sample_space(space, 1, 0); }), ExitCode::usage);
 }
 
 TEST(Scheduler, RungsGrowByTheFactorAndEndBeforeTheLast) {
@@ -145,14 +145,14 @@ TEST(Scheduler, RungsGrowByTheFactorAndEndBeforeTheLast) {
 }
 
 TEST(Scheduler, TheFirstPartGoesOn) {
-  EXPECT_TRUE(goes_on(1, {1}, 3)) << "the first to come";
-  EXPECT_FALSE(goes_on(1, {1, 2}, 3));
-  EXPECT_TRUE(goes_on(2, {1, 2}, 3));
-  EXPECT_FALSE(goes_on(2, {1, 2, 3}, 3));
-  EXPECT_TRUE(goes_on(2, {0, 1, 2, 3}, 3)) << "two of four, rounded up";
-  EXPECT_TRUE(goes_on(1, {1, 1, 1, 1}, 2)) << "who is as good as the best goes on";
+  EXPECT_TRUE(continues_after_rung(1, {1}, 3)) << "the first to come";
+  EXPECT_FALSE(continues_after_rung(1, {1, 2}, 3));
+  EXPECT_TRUE(continues_after_rung(2, {1, 2}, 3));
+  EXPECT_FALSE(continues_after_rung(2, {1, 2, 3}, 3));
+  EXPECT_TRUE(continues_after_rung(2, {0, 1, 2, 3}, 3)) << "two of four, rounded up";
+  EXPECT_TRUE(continues_after_rung(1, {1, 1, 1, 1}, 2)) << "who is as good as the best goes on";
   const double worst = -std::numeric_limits<double>::infinity();
-  EXPECT_FALSE(goes_on(worst, {worst, -1e300}, 2));
+  EXPECT_FALSE(continues_after_rung(worst, {worst, -1e300}, 2));
 }
 
 TEST(Scheduler, MoreIsBetterWhateverTheMode) {
@@ -255,9 +255,9 @@ TEST(Rows, ComeBackAsTheyWere) {
   auto written = trial(3, TrialStatus::failed, {{"loss", 0.1}, {"note", "a \"b\", c"}}, {{"o", {{"lr", 0.1}}}});
   written.path = folder.path() / written.name;
   written.error = Error(ExitCode::data, std::string("rank 1 (n2): it is \xff broken"));
-  EXPECT_FALSE(read_row(written.path));
-  write_row(written);
-  const auto read = read_row(written.path);
+  EXPECT_FALSE(read_trial(written.path));
+  write_trial(written);
+  const auto read = read_trial(written.path);
   ASSERT_TRUE(read);
   EXPECT_EQ(read->config, written.config);
   EXPECT_EQ(read->metrics, written.metrics);
@@ -282,14 +282,14 @@ TEST(Rows, GoWithoutACheckpointThatIsGone) {
   const auto checkpoint = row.path / "checkpoint_000000";
   std::filesystem::create_directories(checkpoint);
   row.checkpoint = Checkpoint::from_directory(checkpoint);
-  write_row(row);
-  EXPECT_EQ(read_row(row.path)->checkpoint->path(), checkpoint);
+  write_trial(row);
+  EXPECT_EQ(read_trial(row.path)->checkpoint->path(), checkpoint);
   const auto moved = folder.path() / "elsewhere";
   std::filesystem::create_directory(moved);
   std::filesystem::rename(row.path, moved / row.name);
-  EXPECT_EQ(read_row(moved / row.name)->checkpoint->path(), moved / row.name / "checkpoint_000000");
+  EXPECT_EQ(read_trial(moved / row.name)->checkpoint->path(), moved / row.name / "checkpoint_000000");
   std::filesystem::remove(moved / row.name / "checkpoint_000000");
-  EXPECT_FALSE(read_row(moved / row.name)->checkpoint);
+  EXPECT_FALSE(read_trial(moved / row.name)->checkpoint);
 }
 
 TEST(Rows, AMetricMayBeCalledAsTheirColumns) {
@@ -314,7 +314,7 @@ TEST(Rows, OfOthersMakingAreRefused) {
         R"({"trial":"t","status":"so so","config":{},"metrics":null,"checkpoint":null,"error":null})",
         R"({"trial":"t","status":"done","config":{},"metrics":null,"checkpoint":7,"error":null})"}) {
     std::ofstream(path / "trial.json") << text;
-    EXPECT_EQ(code_of([&] { read_row(path); }), ExitCode::data) << text;
+    EXPECT_EQ(code_of([&] { read_trial(path); }), ExitCode::data) << text;
   }
 }
 
@@ -330,10 +330,10 @@ TEST(Progress, OfASweepIsThatOfItsTrials) {
   for (int i = 0; i < 2; ++i) {
     auto row = trial(i, TrialStatus::running, nullptr);
     row.path = sweep / row.name;
-    write_row(row);
+    write_trial(row);
     EXPECT_FALSE(detail::train::is_progress(progress(sweep), before)) << "a trial that has only begun";
     row.status = i == 0 ? TrialStatus::done : TrialStatus::stopped;
-    write_row(row);
+    write_trial(row);
     EXPECT_TRUE(detail::train::is_progress(progress(sweep), before)) << "a trial that has ended well";
     before = progress(sweep);
     EXPECT_EQ(before.size(), static_cast<std::size_t>(i + 1));

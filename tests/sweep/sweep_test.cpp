@@ -538,7 +538,7 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
   std::vector<std::int64_t> places;
   const auto fit = [&](Launch& launch, const Config& config) -> Result {
     EXPECT_EQ(launch.size(), 1);
-    EXPECT_EQ(launch.place_on_node(), world().topology().local_rank) << "which GPU it has";
+    EXPECT_EQ(launch.local_process_index(), world().topology().local_rank) << "which GPU it has";
     if (config.at("value") == 1 && launch.rank() == 0) throw std::runtime_error("not this one");
     return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
   };

@@ -72,9 +72,9 @@ TEST_F(FileTest, NamesMissingAndTruncatedFiles) {
 
 TEST_F(FileTest, OnlyWhatStandsThereIsAnErrorOfData) {
   for (const int error : {ENOENT, ENOTDIR, EISDIR, ELOOP, ENAMETOOLONG})
-    EXPECT_EQ(detail::code_of_reading(error), ExitCode::data) << std::strerror(error);
+    EXPECT_EQ(detail::read_error_code(error), ExitCode::data) << std::strerror(error);
   for (const int error : {EIO, ESTALE, EMFILE, ENFILE, EACCES, EPERM, ENOMEM, EAGAIN, ETIMEDOUT, ENODEV, EREMOTEIO})
-    EXPECT_EQ(detail::code_of_reading(error), ExitCode::retry) << std::strerror(error);
+    EXPECT_EQ(detail::read_error_code(error), ExitCode::retry) << std::strerror(error);
   message([&] { detail::read_file(folder); }, ExitCode::data);
   message([&] { detail::read_file(folder / std::string(300, 'x')); }, ExitCode::data);
   rlimit before{};
@@ -162,11 +162,11 @@ TEST_F(FileTest, AFolderTakesThePlaceOfAnother) {
   EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
   // A kill between the two renames.
   std::filesystem::rename(folder / "it", folder / "it.replaced");
-  detail::take_back_directory(folder / "it");
+  detail::restore_directory(folder / "it");
   EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
   make("new", "4");
   make("it.replaced", "of a user");
-  detail::take_back_directory(folder / "it");
+  detail::restore_directory(folder / "it");
   detail::replace_directory(folder / "new", folder / "it");
   EXPECT_EQ(detail::read_file(folder / "it" / "file"), "4");
   EXPECT_EQ(detail::read_file(folder / "it.replaced" / "file"), "of a user");
@@ -232,7 +232,7 @@ TEST(File, FullDiskIsARetryableError) {
 }
 
 TEST(Number, FitsOrIsRefused) {
-  EXPECT_EQ(detail::checked<std::int64_t>(std::uint64_t{7}, "reading", "a size"), 7);
+  EXPECT_EQ(detail::checked_cast<std::int64_t>(std::uint64_t{7}, "reading", "a size"), 7);
   EXPECT_EQ(detail::checked_product(std::int64_t{1} << 31, std::int64_t{1} << 31, "reading", "it"),
             std::int64_t{1} << 62);
   const auto refused = [](auto action) {
@@ -245,10 +245,10 @@ TEST(Number, FitsOrIsRefused) {
     return std::string();
   };
   EXPECT_EQ(
-      refused([] { detail::checked<std::int64_t>(std::uint64_t{1} << 63, "reading x", "a dimension"); }),
+      refused([] { detail::checked_cast<std::int64_t>(std::uint64_t{1} << 63, "reading x", "a dimension"); }),
       "reading x: a dimension is 9223372036854775808, more than 9223372036854775807. Give another, or make the file "
       "anew");
-  EXPECT_NE(refused([] { detail::checked<std::uint32_t>(-1, "reading x", "a size"); }).find("less than 0"),
+  EXPECT_NE(refused([] { detail::checked_cast<std::uint32_t>(-1, "reading x", "a size"); }).find("less than 0"),
             std::string::npos);
   EXPECT_NE(refused([] { detail::checked_product(std::int64_t{1} << 32, std::int64_t{1} << 31, "reading x", "it"); }),
             "");

@@ -1,5 +1,5 @@
 #include "data/passes/batches.hpp"
-#include "data/passes/cursors.hpp"
+#include "data/passes/pass_positions.hpp"
 #include "data/passes/shard.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
@@ -35,21 +35,21 @@ Dataset numbers(std::int64_t n) {
 struct World {
   World(std::int64_t samples, int size, bool split = true, std::uint64_t seed = 0) {
     for (int rank = 0; rank < size; ++rank) {
-      cursors.push_back(std::make_shared<Cursors>());
+      pass_positions.push_back(std::make_shared<PassPositions>());
       states.push_back(add("train", samples, rank, size, split, seed));
     }
   }
   std::shared_ptr<ShardState> add(const std::string& name, std::int64_t samples, int rank = 0, int size = 1,
                                   bool split = true, std::uint64_t seed = 0) {
     auto state = std::make_shared<ShardState>(
-        CursorOptions{.name = name, .share = {.total = size, .first = rank}, .split = split, .seed = seed},
+        PassPositionOptions{.name = name, .share = {.total = size, .first = rank}, .split = split, .seed = seed},
         numbers(samples));
-    cursors[static_cast<std::size_t>(rank)]->add(state);
+    pass_positions[static_cast<std::size_t>(rank)]->add(state);
     return state;
   }
   DatasetShard shard(std::size_t rank = 0) const { return DatasetShard(states[rank]); }
-  const step::BatchWeight& weight(std::size_t rank = 0) const { return cursors[rank]->steps->batch(); }
-  std::vector<std::shared_ptr<Cursors>> cursors;
+  const step::BatchWeight& weight(std::size_t rank = 0) const { return pass_positions[rank]->steps->batch(); }
+  std::vector<std::shared_ptr<PassPositions>> pass_positions;
   std::vector<std::shared_ptr<ShardState>> states;
 };
 
@@ -124,7 +124,7 @@ TEST(Batches, ReferencesStayGoodWhenColumnsAreAdded) {
 }
 
 TEST(Batches, MayBeReplacedByTheProgram) {
-  struct Counting : step::Moments {
+  struct Counting : step::StepListener {
     void micro_batch_changed(int) override {}
     void batch_begun(const step::OpenPass&) override {}
     void between_batches() override { ++between; }
@@ -133,15 +133,15 @@ TEST(Batches, MayBeReplacedByTheProgram) {
   };
   for (const bool replaced : {false, true}) {
     const World world(10, 1);
-    const auto moments = std::make_shared<Counting>();
-    world.cursors.front()->steps->moments = moments;
+    const auto listener = std::make_shared<Counting>();
+    world.pass_positions.front()->steps->listener = listener;
     std::int64_t taken = 0;
     for (auto& batch : world.shard().iter_torch_batches({.batch_size = 4})) {
       taken += batch.size();
       if (replaced) batch = Batch({{"other", at::arange(3)}});
       EXPECT_EQ(world.states.front()->position().at("consumed"), taken);
     }
-    EXPECT_EQ(moments->between, 3) << "a run that is asked to stop stops there";
+    EXPECT_EQ(listener->between, 3) << "a run that is asked to stop stops there";
   }
 }
 
@@ -441,8 +441,8 @@ TEST(Position, AnotherGlobalBatchIsSaidBetweenEpochsToo) {
   run(World(100, 4), {.batch_size = 8}, 1000, &position);
   const auto said = [&](int ranks, const BatchOptions& options) {
     const World later(100, ranks);
-    later.cursors[0]->begin_epoch(1);
-    later.cursors[0]->restore("train", position, /*complete=*/true);
+    later.pass_positions[0]->begin_epoch(1);
+    later.pass_positions[0]->restore("train", position, /*complete=*/true);
     testing::internal::CaptureStderr();
     for (int pass = 0; pass < 2; ++pass) later.shard().iter_batches(options).begin();
     return testing::internal::GetCapturedStderr();
@@ -477,7 +477,7 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
     auto b = two.b.begin();
     if (!alike) {
       try {
-        world.cursors[0]->steps->weight();
+        world.pass_positions[0]->steps->weight();
         ADD_FAILURE() << options.batch_size;
       } catch (const Error& error) {
         const std::string text = error.what();
@@ -485,29 +485,29 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
         for (const char* part : {"\"train\"", "\"other\"", "session.step(batch)"})
           EXPECT_NE(text.find(part), std::string::npos) << text;
       }
-      const auto scope = world.cursors[0]->steps->enter_scope(step_weight_of(*b));
+      const auto scope = world.pass_positions[0]->steps->enter_scope(step_weight_of(*b));
       EXPECT_EQ(world.weight().local, b->size());
-      world.cursors[0]->steps->leave_scope(scope);
-      EXPECT_THROW(world.cursors[0]->steps->weight(), Error);
+      world.pass_positions[0]->steps->leave_scope(scope);
+      EXPECT_THROW(world.pass_positions[0]->steps->weight(), Error);
       continue;
     }
-    for (; a != two.a.end(); ++a, ++b) EXPECT_EQ(world.cursors[0]->steps->weight(), 1.0);
+    for (; a != two.a.end(); ++a, ++b) EXPECT_EQ(world.pass_positions[0]->steps->weight(), 1.0);
   }
   World world(10, 1);
   Two two(world);
   auto a = two.a.begin();
   auto b = two.b.begin();
-  EXPECT_NO_THROW(world.cursors[0]->steps->weight());
+  EXPECT_NO_THROW(world.pass_positions[0]->steps->weight());
   ++b;
-  EXPECT_THROW(world.cursors[0]->steps->weight(), Error) << "one is further";
+  EXPECT_THROW(world.pass_positions[0]->steps->weight(), Error) << "one is further";
   ++a;
-  EXPECT_NO_THROW(world.cursors[0]->steps->weight());
+  EXPECT_NO_THROW(world.pass_positions[0]->steps->weight());
 }
 
 TEST(Weight, IsThatOfTheTrainingPassInHand) {
   World world(7, 3);
   const auto other = world.add("other", 5, 2, 3);
-  const auto weight = [&] { return world.cursors[2]->steps->weight(); };
+  const auto weight = [&] { return world.pass_positions[2]->steps->weight(); };
   std::optional<Batch> kept;
   for (const auto& batch : world.shard(2).iter_batches({.batch_size = 2})) {
     const double mine = batch.global_size() == 6 ? 1.0 : 0.0;
@@ -528,13 +528,13 @@ TEST(Weight, IsThatOfTheTrainingPassInHand) {
   }
   EXPECT_EQ(weight(), 1.0);
   EXPECT_EQ(kept->weight(), 0.0) << "a batch keeps its weight";
-  const auto outer = world.cursors[2]->steps->enter_scope(step_weight_of(*kept));
+  const auto outer = world.pass_positions[2]->steps->enter_scope(step_weight_of(*kept));
   EXPECT_EQ(weight(), 0.0);
-  const auto inner = world.cursors[2]->steps->enter_scope(step_weight_of(Batch()));
+  const auto inner = world.pass_positions[2]->steps->enter_scope(step_weight_of(Batch()));
   EXPECT_EQ(weight(), 1.0) << "all ranks count the same";
-  world.cursors[2]->steps->leave_scope(inner);
+  world.pass_positions[2]->steps->leave_scope(inner);
   EXPECT_EQ(weight(), 0.0);
-  world.cursors[2]->steps->leave_scope(outer);
+  world.pass_positions[2]->steps->leave_scope(outer);
   EXPECT_EQ(weight(), 1.0);
 }
 
@@ -599,7 +599,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
     const auto told = [&](std::int64_t stop, const Json& from, Json* until) {
       std::string seen;
       World world(12, 1);
-      for (const auto& [name, position] : from.items()) world.cursors[0]->restore(name, position, false);
+      for (const auto& [name, position] : from.items()) world.pass_positions[0]->restore(name, position, false);
       const auto other = world.add("other", 6);
       std::int64_t trained = 0;
       struct Stop {};
@@ -607,7 +607,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
         program.epoch(world, other, [&](char name, const Batch& batch) {
           seen += name + std::to_string(batch["y"][0].item<std::int64_t>()) + " ";
           if (name != 't' || ++trained != stop) return;
-          *until = world.cursors[0]->positions();
+          *until = world.pass_positions[0]->positions();
           throw Stop();
         });
       } catch (Stop) {
@@ -641,14 +641,14 @@ TEST(Position, OfWhatComesAfterTheRestore) {
   Json position;
   run(world, {.batch_size = 2}, 2, &position);
   World later(10, 1);
-  later.cursors[0]->restore("late", position, false);
-  EXPECT_EQ(later.cursors[0]->positions().at("late"), position) << "kept until it comes";
-  EXPECT_EQ(later.cursors[0]->of_epoch(), Cursors::Passes::under_way);
+  later.pass_positions[0]->restore("late", position, false);
+  EXPECT_EQ(later.pass_positions[0]->positions().at("late"), position) << "kept until it comes";
+  EXPECT_EQ(later.pass_positions[0]->epoch_progress(), PassPositions::EpochProgress::under_way);
   const auto late = later.add("late", 10);
   EXPECT_EQ(DatasetShard(late).iter_batches({.batch_size = 2}).num_batches(), 3);
-  later.cursors[0]->restore("never", position, false);
-  later.cursors[0]->begin_epoch(1);
-  EXPECT_FALSE(later.cursors[0]->positions().contains("never")) << "of another epoch";
+  later.pass_positions[0]->restore("never", position, false);
+  later.pass_positions[0]->begin_epoch(1);
+  EXPECT_FALSE(later.pass_positions[0]->positions().contains("never")) << "of another epoch";
 }
 
 TEST(Position, OfAnOldCheckpointIsTakenUpInsideTheLoopAndWithoutOne) {
@@ -659,9 +659,9 @@ TEST(Position, OfAnOldCheckpointIsTakenUpInsideTheLoopAndWithoutOne) {
   for (const bool loops : {false, true})
     for (const bool late : {false, true}) {
       World later(10, 1);
-      if (loops && late) later.cursors[0]->enter_loop();
+      if (loops && late) later.pass_positions[0]->enter_loop();
       later.states[0]->restore(position);
-      if (loops && !late) later.cursors[0]->enter_loop();
+      if (loops && !late) later.pass_positions[0]->enter_loop();
       EXPECT_EQ(later.shard().iter_batches({.batch_size = 2}).num_batches(), 3) << loops << late;
     }
 }
@@ -672,7 +672,8 @@ TEST(Position, ValidationCompletesNoEpoch) {
   for (int pass = 0; pass < 2; ++pass) {
     for ([[maybe_unused]] const auto& batch : DatasetShard(other).iter_batches({.batch_size = 3, .training = false})) {
       EXPECT_FALSE(other->unfinished());
-      EXPECT_EQ(world.cursors[0]->of_epoch(), pass == 1 ? Cursors::Passes::over : Cursors::Passes::none);
+      EXPECT_EQ(world.pass_positions[0]->epoch_progress(),
+                pass == 1 ? PassPositions::EpochProgress::over : PassPositions::EpochProgress::none);
     }
     EXPECT_EQ(other->position().at("passes"), 0);
     all_of(world.shard().iter_batches());

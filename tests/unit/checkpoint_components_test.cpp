@@ -420,7 +420,7 @@ TEST(Components, WhatIsEachRanksOwnIsTakenByRank) {
   EXPECT_EQ(taken(), (Json{0, 0.5, {{"a", 1}}}));
   restore(entries, saved, {2, 3});
   EXPECT_EQ(taken(), (Json{6, 1.5, {1, 2}}));
-  for (const Rank here : {Rank{0, 1}, Rank{1, 2}, Rank{3, 4}, Rank{0, 0}}) {
+  for (const RankInGroup here : {RankInGroup{0, 1}, RankInGroup{1, 2}, RankInGroup{3, 4}, RankInGroup{0, 0}}) {
     const auto what = error_of([&] { restore(entries, saved, here); });
     for (const char* entry : {"row: each of 3 ranks had its own", "number: each of 3 ranks", "json: each of 3 ranks"})
       EXPECT_SAYS(what, entry);
@@ -429,13 +429,13 @@ TEST(Components, WhatIsEachRanksOwnIsTakenByRank) {
 
   auto wide = at::zeros({2, 3}, at::kFloat);
   EXPECT_SAYS(error_of([&] {
-                restore({{"row", per_rank(wide)}}, only(saved, "row"), {0, 3});
+                restore({{"row", per_rank(wide)}}, select_entry(saved, "row"), {0, 3});
               }),
               "row: shape [3] in the checkpoint, [2, 3] here");
   auto one = at::zeros({3}, at::kFloat);
   const auto for_all = collect({{"one", one}});
   EXPECT_SAYS(error_of([&] { restore({{"one", per_rank(one)}}, for_all, {0, 1}); }), "one: each rank's own here");
-  EXPECT_SAYS(error_of([&] { restore({{"row", one}}, only(saved, "row"), {0, 3}); }), "row: shape [3, 3]");
+  EXPECT_SAYS(error_of([&] { restore({{"row", one}}, select_entry(saved, "row"), {0, 3}); }), "row: shape [3, 3]");
 }
 
 TEST(Components, WhatIsEachRanksOwnGoesThroughACheckpointOfOne) {

@@ -76,11 +76,11 @@ Tensors sample() {
 /// A checkpoint with those tensors and a file of the user's.
 fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts = 1) {
   fs::create_directories(path);
-  const auto layout = lay_out(tensors);
+  const auto layout = make_layout(tensors);
   create_state_file(path / state_name, layout);
   const auto writers =
       plan_writers(layout.bytes, piece_owners(layout, 1), std::vector(static_cast<std::size_t>(parts), 0),
-                   {.writers_of_a_node = parts, .least_share = 1});
+                   {.max_writers_per_node = parts, .min_share_bytes = 1});
   FileEntry state{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
   for (int part = 0; part < parts; ++part)
     for (const auto checksum : StateWriter().write(path / state_name, layout, tensors, pieces_of(writers, part)))
@@ -104,7 +104,7 @@ TEST(Share, DividesAnyCountAmongAnyParts) {
     for (int parts = 1; parts < 9; ++parts) {
       std::uint64_t at = 0;
       for (int index = 0; index < parts; ++index) {
-        const auto range = share(count, {index, parts});
+        const auto range = share_of(count, {index, parts});
         EXPECT_EQ(range.begin, at);
         EXPECT_GE(range.end - range.begin, count / parts);
         EXPECT_LE(range.end - range.begin, count / parts + 1);
@@ -169,7 +169,7 @@ TEST(StateFile, RefusesWhatCannotBeStored) {
 
 TEST(StateFile, RanksMustSaveTheSame) {
   const Tensors mine{{"a", at::full({2}, 1.0)}, {"b", at::full({2}, 1.0)}};
-  const auto layout = unpack_layout(pack(lay_out(mine)));
+  const auto layout = unpack_layout(pack(make_layout(mine)));
   const auto checking = [&](const Tensors& other) { return error_of([&] { check_layout(layout, other); }); };
   EXPECT_EQ(checking(mine), "no error");
   EXPECT_SAYS(checking({{"a", at::full({2}, 1.0)}}), "saving b: this rank does not have it");
@@ -252,7 +252,7 @@ Json progress() {
 
 TEST(TrainerState, IsReadIntoAStruct) {
   const auto read = trainer_state_from_json(progress());
-  EXPECT_TRUE(read.of_a_run);
+  EXPECT_TRUE(read.is_from_run);
   EXPECT_EQ(read.training_iteration, 5);
   EXPECT_EQ(read.epoch, 2);
   EXPECT_FALSE(read.epoch_complete);
@@ -268,7 +268,7 @@ TEST(TrainerState, IsReadIntoAStruct) {
   known["several_reports"] = false;
   EXPECT_EQ(to_json(read), known);
   const auto none = trainer_state_from_json(Json::object());
-  EXPECT_FALSE(none.of_a_run);
+  EXPECT_FALSE(none.is_from_run);
   EXPECT_EQ(none.epoch, 0);
 }
 
@@ -624,7 +624,7 @@ TEST(Tier, OnlyOursAreFound) {
   EXPECT_EQ(found.others.size(), 2u);
   EXPECT_EQ(*found.indices.rbegin(), 51) << "their numbers are taken";
   fs::create_directory(run / "checkpoint_000002.damaged");
-  EXPECT_EQ(tier.set_aside(2).filename(), "checkpoint_000002.damaged.1");
+  EXPECT_EQ(tier.quarantine(2).filename(), "checkpoint_000002.damaged.1");
   EXPECT_EQ(tier.list().damaged.size(), 3u);
 }
 
@@ -634,18 +634,18 @@ TEST(Rollbacks, TakeBackWhatCameBetween) {
     std::vector<int> kept;
     const auto steps = read_rollbacks(run.path());
     for (int index = 0; index < count; ++index)
-      if (!rolled_back(steps, index)) kept.push_back(index);
+      if (!is_rolled_back(steps, index)) kept.push_back(index);
     return kept;
   };
   EXPECT_EQ(line(3), (std::vector<int>{0, 1, 2}));
-  add_rollback(run.path(), {.to = 2, .over = 4});
+  add_rollback(run.path(), {.to = 2, .last_index = 4});
   EXPECT_EQ(line(5), (std::vector<int>{0, 1, 2}));
   EXPECT_EQ(line(8), (std::vector<int>{0, 1, 2, 5, 6, 7}));
-  add_rollback(run.path(), {.to = 6, .over = 7});
+  add_rollback(run.path(), {.to = 6, .last_index = 7});
   EXPECT_EQ(line(9), (std::vector<int>{0, 1, 2, 5, 6, 8}));
-  add_rollback(run.path(), {.to = 4, .over = 8});
+  add_rollback(run.path(), {.to = 4, .last_index = 8});
   EXPECT_EQ(line(10), (std::vector<int>{0, 1, 2, 3, 4, 9})) << "one that was given up leads on again";
-  add_rollback(run.path(), {.to = 1, .over = 9});
+  add_rollback(run.path(), {.to = 1, .last_index = 9});
   EXPECT_EQ(line(11), (std::vector<int>{0, 1, 10}));
   for (const char* text :
        {"{}", "3", "[3]", R"([{"to": 1}])", R"([{"to": 3, "over": 2}])", R"([{"to": -1, "over": 2}])",
@@ -656,29 +656,29 @@ TEST(Rollbacks, TakeBackWhatCameBetween) {
 }
 
 TEST(Retention, WhatWasRolledBackGoesFirst) {
-  const std::vector<Scored> all{{0, {}}, {1, {}}, {.index = 2, .score = {}, .rolled_back = true}, {3, {}}};
-  EXPECT_EQ(surplus(all, {.num_to_keep = 2}), (std::vector<int>{0, 2}));
-  EXPECT_EQ(surplus(all, {.num_to_keep = 3}), (std::vector<int>{2}));
-  const std::vector<Scored> scored{{.index = 0, .score = 9, .rolled_back = true}, {1, 1.0}, {2, 2.0}};
+  const std::vector<ScoredCheckpoint> all{{0, {}}, {1, {}}, {.index = 2, .score = {}, .rolled_back = true}, {3, {}}};
+  EXPECT_EQ(indices_to_prune(all, {.num_to_keep = 2}), (std::vector<int>{0, 2}));
+  EXPECT_EQ(indices_to_prune(all, {.num_to_keep = 3}), (std::vector<int>{2}));
+  const std::vector<ScoredCheckpoint> scored{{.index = 0, .score = 9, .rolled_back = true}, {1, 1.0}, {2, 2.0}};
   const CheckpointConfig best{.num_to_keep = 2, .checkpoint_score_attribute = "accuracy"};
-  EXPECT_EQ(surplus(scored, best), std::vector<int>{0}) << "it takes no place, however good it was";
-  const std::vector<Scored> last{{0, {}}, {1, {}}, {.index = 2, .score = {}, .rolled_back = true}};
-  EXPECT_EQ(surplus(last, {.num_to_keep = 1}), (std::vector<int>{0, 2})) << "it is not the newest of the run";
+  EXPECT_EQ(indices_to_prune(scored, best), std::vector<int>{0}) << "it takes no place, however good it was";
+  const std::vector<ScoredCheckpoint> last{{0, {}}, {1, {}}, {.index = 2, .score = {}, .rolled_back = true}};
+  EXPECT_EQ(indices_to_prune(last, {.num_to_keep = 1}), (std::vector<int>{0, 2})) << "it is not the newest of the run";
 }
 
 TEST(Retention, KeepsTheNewestOrTheBest) {
-  const std::vector<Scored> all{{0, 3.0}, {1, 9.0}, {2, std::nan("")}, {3, {}}, {4, 9.0}, {5, 1.0}};
-  EXPECT_EQ(surplus(all, {}), std::vector<int>{});
-  EXPECT_EQ(surplus(all, {.num_to_keep = 6}), std::vector<int>{});
-  EXPECT_EQ(surplus(all, {.num_to_keep = 2}), (std::vector<int>{0, 1, 2, 3}));
-  EXPECT_EQ(surplus(all, {.num_to_keep = 1}), (std::vector<int>{0, 1, 2, 3, 4}));
+  const std::vector<ScoredCheckpoint> all{{0, 3.0}, {1, 9.0}, {2, std::nan("")}, {3, {}}, {4, 9.0}, {5, 1.0}};
+  EXPECT_EQ(indices_to_prune(all, {}), std::vector<int>{});
+  EXPECT_EQ(indices_to_prune(all, {.num_to_keep = 6}), std::vector<int>{});
+  EXPECT_EQ(indices_to_prune(all, {.num_to_keep = 2}), (std::vector<int>{0, 1, 2, 3}));
+  EXPECT_EQ(indices_to_prune(all, {.num_to_keep = 1}), (std::vector<int>{0, 1, 2, 3, 4}));
   CheckpointConfig best{.num_to_keep = 1, .checkpoint_score_attribute = "accuracy"};
-  EXPECT_EQ(surplus(all, best), (std::vector<int>{0, 1, 2, 3})) << "the newer of the best, and the newest";
+  EXPECT_EQ(indices_to_prune(all, best), (std::vector<int>{0, 1, 2, 3})) << "the newer of the best, and the newest";
   best.num_to_keep = 3;
-  EXPECT_EQ(surplus(all, best), (std::vector<int>{2, 3}));
+  EXPECT_EQ(indices_to_prune(all, best), (std::vector<int>{2, 3}));
   best.checkpoint_score_order = ScoreOrder::min;
-  EXPECT_EQ(surplus(all, best), (std::vector<int>{1, 2, 3}));
-  EXPECT_EQ(surplus({}, best), std::vector<int>{});
+  EXPECT_EQ(indices_to_prune(all, best), (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(indices_to_prune({}, best), std::vector<int>{});
   EXPECT_EQ(score_of({{"loss", 2}}, "loss"), 2.0);
   EXPECT_EQ(score_of({{"loss", nullptr}}, "loss"), std::nullopt);
   EXPECT_EQ(score_of({}, "loss"), std::nullopt);

@@ -1,6 +1,6 @@
 #include "muster/data_loader.hpp"
 
-#include "data/passes/cursors.hpp"
+#include "data/passes/pass_positions.hpp"
 
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ auto numbers(std::int64_t n) {
 }
 
 detail::data::Worker worker(int rank, int world) {
-  return {.rank = rank, .world = world, .seed = 3, .cursors = std::make_shared<detail::data::Cursors>()};
+  return {.rank = rank, .world = world, .seed = 3, .pass_positions = std::make_shared<detail::data::PassPositions>()};
 }
 
 /// Without a session.
@@ -91,13 +91,13 @@ TEST(DataLoader, WeighsStepsByTheirSamples) {
   std::vector<std::pair<std::int64_t, std::int64_t>> weights;
   Samples sizes;
   for (const auto& batch : *loader) {
-    weights.emplace_back(self.cursors->steps->batch().local, self.cursors->steps->batch().global);
+    weights.emplace_back(self.pass_positions->steps->batch().local, self.pass_positions->steps->batch().global);
     sizes.push_back(batch.data.size(0));
-    EXPECT_EQ(loader->batch_samples(), self.cursors->steps->batch().local);
+    EXPECT_EQ(loader->batch_samples(), self.pass_positions->steps->batch().local);
   }
   EXPECT_EQ(weights, (std::vector<std::pair<std::int64_t, std::int64_t>>{{2, 6}, {0, 1}}));
   EXPECT_EQ(sizes, (Samples{2, 1}));
-  EXPECT_EQ(self.cursors->steps->batch().global, 0);
+  EXPECT_EQ(self.pass_positions->steps->batch().global, 0);
 }
 
 struct Broken : torch::data::datasets::Dataset<Broken> {
@@ -116,7 +116,7 @@ TEST(DataLoader, AfterAnExceptionItStandsStill) {
     auto batch = loader->begin();
     ++batch;
     for (int i = 0; i < 3; ++i) EXPECT_THROW(++batch, std::exception) << i;
-    EXPECT_EQ(self.cursors->steps->global_step, 2);
+    EXPECT_EQ(self.pass_positions->steps->global_step, 2);
   }
 }
 
@@ -128,7 +128,7 @@ TEST(DataLoader, APassMayBeLeftEarly) {
       EXPECT_EQ(batch.data[1].item<int>(), 1);
       break;
     }
-    EXPECT_EQ(self.cursors->steps->batch().global, 0);
+    EXPECT_EQ(self.pass_positions->steps->batch().global, 0);
     EXPECT_EQ(pass(*loader), indices(100));
   }
 }
@@ -138,9 +138,9 @@ TEST(DataLoader, AnIteratorThatIsReplacedEndsItsOwnPassOnly) {
   const auto loader = prepare_data_loader(self, numbers(7), {.batch_size = 2});
   auto batch = loader->begin();
   batch = loader->begin();
-  EXPECT_EQ(self.cursors->steps->batch().global, 6);
+  EXPECT_EQ(self.pass_positions->steps->batch().global, 6);
   ++batch;
-  EXPECT_EQ(self.cursors->steps->weight(), 0.0);
+  EXPECT_EQ(self.pass_positions->steps->weight(), 0.0);
   EXPECT_EQ(step_weight_of(*loader)->relative(), 0.0);
 }
 
@@ -154,17 +154,17 @@ TEST(DataLoader, GoesOnWhereItWasSaved) {
     for (const auto& batch : *loader) {
       for (int i = 0; i < 2; ++i) samples.push_back(batch.data[i].item<std::int64_t>());
       if (samples.size() < 6) continue;
-      positions = self.cursors->positions();
+      positions = self.pass_positions->positions();
       break;
     }
     EXPECT_EQ(positions.at("train_loader").at("consumed"), 6) << "what was taken, not what was read ahead";
     const auto later = worker(0, 1);
-    later.cursors->restore("train_loader", positions.at("train_loader"), false);
+    later.pass_positions->restore("train_loader", positions.at("train_loader"), false);
     const auto rest =
         pass(*prepare_data_loader(later, numbers(20), {.batch_size = 2, .shuffle = true, .workers = threads}));
     samples.insert(samples.end(), rest.begin(), rest.end());
     EXPECT_EQ(samples, undisturbed);
-    EXPECT_EQ(later.cursors->of_epoch(), detail::data::Cursors::Passes::over);
+    EXPECT_EQ(later.pass_positions->epoch_progress(), detail::data::PassPositions::EpochProgress::over);
   }
 }
 
@@ -199,7 +199,7 @@ TEST(DataLoader, OneThatDoesNotTrainLeavesTheEpochOfAnotherOfItsName) {
   for ([[maybe_unused]] const auto& batch : *loader) {
     aside->set_epoch(0);
     EXPECT_EQ(pass(*aside), indices(4));
-    const auto position = self.cursors->positions().at("train_loader");
+    const auto position = self.pass_positions->positions().at("train_loader");
     EXPECT_EQ(position.at("epoch"), 3);
     EXPECT_EQ(position.at("consumed"), 2 * ++steps);
   }
@@ -220,7 +220,7 @@ TEST(DataLoader, KeepsADistributedSampler) {
   const auto loader = prepare_data_loader(self, numbers(10), {.batch_size = 2},
                                           DistributedSequentialSampler(10, /*num_replicas=*/2, /*rank=*/1));
   for (int repeat = 0; repeat < 2; ++repeat) EXPECT_EQ(pass(*loader), (Samples{5, 6, 7, 8, 9}));
-  for (const auto& batch : *loader) EXPECT_EQ(self.cursors->steps->batch().global, 0) << batch.data;
+  for (const auto& batch : *loader) EXPECT_EQ(self.pass_positions->steps->batch().global, 0) << batch.data;
   for (const DataLoaderOptions& options : {DataLoaderOptions{.global_batch_size = 4}, {.shuffle = true}})
     EXPECT_THROW(prepare_data_loader(self, numbers(10), options, DistributedSequentialSampler(10, 2, 1)), Error)
         << "the sampler decides that";
@@ -228,10 +228,10 @@ TEST(DataLoader, KeepsADistributedSampler) {
     const auto other = prepare_data_loader(self, numbers(6), {.name = "other", .batch_size = 2},
                                            DistributedSequentialSampler(6, 2, 1));
     const auto first = loader->begin(), second = other->begin();
-    EXPECT_EQ(self.cursors->steps->weight(), 1.0) << "of two such loaders too";
-    EXPECT_NE(self.cursors->steps->without_position(), nullptr);
+    EXPECT_EQ(self.pass_positions->steps->weight(), 1.0) << "of two such loaders too";
+    EXPECT_NE(self.pass_positions->steps->find_unresumable_pass(), nullptr);
   }
-  EXPECT_EQ(self.cursors->steps->without_position(), nullptr);
+  EXPECT_EQ(self.pass_positions->steps->find_unresumable_pass(), nullptr);
   const auto even = prepare_data_loader(self, numbers(10), {.batch_size = 2, .drop_last = true},
                                         DistributedSequentialSampler(10, 2, 1));
   EXPECT_EQ(pass(*even).size(), 4u);

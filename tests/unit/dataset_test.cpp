@@ -149,8 +149,8 @@ TEST(Hdf5, StoredTypesAreKept) {
   const auto ints = counting<std::int32_t>(6);
   const auto floats = counting<float>(6);
   const std::uint8_t flags[] = {0, 1, 1, 0, 1, 0};
-  const auto half = detail::hdf5::type_of(at::kHalf), bf16 = detail::hdf5::type_of(at::kBFloat16),
-             boolean = detail::hdf5::type_of(at::kBool);
+  const auto half = detail::hdf5::memory_type_of(at::kHalf), bf16 = detail::hdf5::memory_type_of(at::kBFloat16),
+             boolean = detail::hdf5::memory_type_of(at::kBool);
   {
     H5File file(folder.file("a.h5"));
     file.dataset("u8", {6}, H5T_STD_U8LE, H5T_NATIVE_UINT8, bytes.data());
@@ -201,7 +201,7 @@ TEST(Hdf5, AnUnsignedNumberThatNoTensorHoldsIsAnError) {
 TEST(Hdf5, ABoolIsZeroOrOneWhateverIsStored) {
   const Folder folder;
   const std::uint8_t flags[] = {0, 1, 2, 255};
-  const auto boolean = detail::hdf5::type_of(at::kBool);
+  const auto boolean = detail::hdf5::memory_type_of(at::kBool);
   H5File(folder.file("a.h5")).dataset("x", {4}, boolean.get(), boolean.get(), flags);
   const auto x = Dataset(folder.file("a.h5")).read(Samples{0, 1, 2, 3})["x"];
   const auto* values = static_cast<const std::uint8_t*>(x.const_data_ptr());

@@ -18,23 +18,23 @@ TEST(FlatLayout, PutsTheMembersOfABucketOneBehindTheOther) {
   const FlatLayout layout({at::zeros({2, 3}), at::zeros({4}), at::zeros({})}, {{2, 0}, {1}});
   ASSERT_EQ(layout.buckets.size(), 2U);
   EXPECT_EQ(layout.buckets[0].members, (std::vector<std::size_t>{2, 0}));
-  EXPECT_EQ(layout.buckets[0].count, 7U);
-  EXPECT_EQ(layout.buckets[1].count, 4U);
+  EXPECT_EQ(layout.buckets[0].element_count, 7U);
+  EXPECT_EQ(layout.buckets[1].element_count, 4U);
   const std::size_t expected[][4] = {{0, 1, 1, 6}, {1, 0, 0, 4}, {0, 0, 0, 1}};
   for (std::size_t i = 0; i < 3; ++i) {
-    const auto& range = layout.ranges[i];
-    EXPECT_EQ(range.bucket, expected[i][0]) << "parameter " << i;
-    EXPECT_EQ(range.number, expected[i][1]) << "parameter " << i;
-    EXPECT_EQ(range.first, expected[i][2]) << "parameter " << i;
-    EXPECT_EQ(range.count, expected[i][3]) << "parameter " << i;
+    const auto& slice = layout.slices[i];
+    EXPECT_EQ(slice.bucket, expected[i][0]) << "parameter " << i;
+    EXPECT_EQ(slice.index_in_bucket, expected[i][1]) << "parameter " << i;
+    EXPECT_EQ(slice.first_element, expected[i][2]) << "parameter " << i;
+    EXPECT_EQ(slice.element_count, expected[i][3]) << "parameter " << i;
   }
 }
 
 TEST(FlatLayout, MayHoldNothing) {
   EXPECT_TRUE(FlatLayout({}, {}).buckets.empty());
   const FlatLayout layout({at::zeros({0}), at::zeros({5})}, {{0, 1}});
-  EXPECT_EQ(layout.ranges[0].count, 0U);
-  EXPECT_EQ(layout.ranges[1].first, 0U);
+  EXPECT_EQ(layout.slices[0].element_count, 0U);
+  EXPECT_EQ(layout.slices[1].first_element, 0U);
 }
 
 TEST(FlatLayout, PartsTypesAndKeepsTheOrder) {
@@ -57,9 +57,10 @@ TEST(FlatLayout, ShowsABucketInTheParametersOrderOfMemory) {
 }
 
 TEST(UseSums, TellHowManyRanksHaveUsedAParameter) {
-  EXPECT_EQ(users_of(summand_of(Use::used) + summand_of(Use::unused) + summand_of(Use::used)), 2);
-  EXPECT_EQ(users_of(summand_of(Use::unused)), 0);
-  EXPECT_EQ(users_of(summand_of(Use::used) + summand_of(Use::abandoned)), -1);
+  EXPECT_EQ(
+      users_of(summand_of(ParameterUse::used) + summand_of(ParameterUse::unused) + summand_of(ParameterUse::used)), 2);
+  EXPECT_EQ(users_of(summand_of(ParameterUse::unused)), 0);
+  EXPECT_EQ(users_of(summand_of(ParameterUse::used) + summand_of(ParameterUse::abandoned)), -1);
 }
 
 TEST(UseSums, TellWhichFlagsAnyRankHasSet) {

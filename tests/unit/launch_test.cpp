@@ -60,7 +60,7 @@ TEST(Settings, NearestCountsEdits) {
                                                                      {"TIMELIMIT", "TIME_LIMIT"},
                                                                      {"X", ""},
                                                                      {"", ""}})
-    EXPECT_EQ(nearest(word, words), near) << word;
+    EXPECT_EQ(nearest_match(word, words), near) << word;
 }
 
 TEST(Settings, RefuseAnotherKind) {

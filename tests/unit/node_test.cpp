@@ -35,9 +35,9 @@ namespace {
 using muster::Error;
 using muster::ExitCode;
 using muster::ReduceOp;
-using muster::detail::node::Communicator;
 using muster::detail::node::Dtype;
 using muster::detail::node::Isa;
+using muster::detail::node::NodeCommunicator;
 using muster::detail::node::Reduction;
 using muster::detail::node::Region;
 using muster::detail::node::size_of;
@@ -162,7 +162,7 @@ TEST(Kernels, EveryTypeAndOperationOnEveryInstructionSet) {
     if (isa > muster::detail::node::best_isa()) continue;
     for (const auto type : all_types)
       for (const auto op : all_ops) {
-        if (!muster::detail::node::reducible(type, op)) continue;
+        if (!muster::detail::node::is_reducible(type, op)) continue;
         for (const std::size_t count : {std::size_t{1}, std::size_t{7}, std::size_t{1024}, std::size_t{2051}}) {
           constexpr int ranks = 3;
           std::vector<Bytes> data(ranks, Bytes(count * size_of(type)));
@@ -183,9 +183,9 @@ TEST(Kernels, EveryTypeAndOperationOnEveryInstructionSet) {
 }
 
 TEST(Kernels, RefuseWhatHasNoMeaning) {
-  EXPECT_FALSE(muster::detail::node::reducible(Dtype::f32, ReduceOp::bit_and));
-  EXPECT_FALSE(muster::detail::node::reducible(Dtype::c64, ReduceOp::max));
-  EXPECT_TRUE(muster::detail::node::reducible(Dtype::boolean, ReduceOp::bit_xor));
+  EXPECT_FALSE(muster::detail::node::is_reducible(Dtype::f32, ReduceOp::bit_and));
+  EXPECT_FALSE(muster::detail::node::is_reducible(Dtype::c64, ReduceOp::max));
+  EXPECT_TRUE(muster::detail::node::is_reducible(Dtype::boolean, ReduceOp::bit_xor));
 }
 
 /// Adds 0 to every pattern, so that it goes through float and back.
@@ -259,7 +259,7 @@ void check_collectives(int ranks, Dtype type, ReduceOp op, std::size_t count,
                        const std::function<bool(int)>& registered) {
   const auto bytes = count * size_of(type);
   const std::size_t odd = size_of(type);  // data begin one element into the memory
-  on_ranks(ranks, bytes + odd + 64, [&](Communicator& local, const Region& region) {
+  on_ranks(ranks, bytes + odd + 64, [&](NodeCommunicator& local, const Region& region) {
     Bytes own(bytes + odd);
     std::byte* data = (registered(local.rank()) ? region.of(local.rank()) : own.data()) + odd;
     fill(data, count, type, op, local.rank());
@@ -278,7 +278,7 @@ void check_collectives(int ranks, Dtype type, ReduceOp op, std::size_t count,
     for (int owners = 1; owners <= ranks; owners += ranks) {
       fill(data, count, type, op, local.rank());
       wait(local, local.reduce_scatter(data, count, owners, {type, op}));
-      const auto shared = local.all_gather(data, count, owners, type, Communicator::Start::closed);
+      const auto shared = local.all_gather(data, count, owners, type, NodeCommunicator::Start::closed);
       EXPECT_FALSE(local.done(shared));
       local.open(shared);
       wait(local, shared);
@@ -291,7 +291,7 @@ TEST(NodeCommunicator, EveryCollectiveOfEveryTypeAndOperation) {
   for (int ranks = 1; ranks <= (brief ? 3 : 5); ++ranks)
     for (const auto type : all_types)
       for (const auto op : all_ops) {
-        if (!muster::detail::node::reducible(type, op)) continue;
+        if (!muster::detail::node::is_reducible(type, op)) continue;
         for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1001}, std::size_t{9001}}) {
           if (brief && count > 5000) continue;
           check_collectives(ranks, type, op, count, [](int) { return false; });
@@ -324,7 +324,7 @@ TEST(NodeCommunicator, SameBitsOnEveryRankOnEveryPathAndCloseToASumInDouble) {
         return std::sin(static_cast<float>(i) + 1.7f * static_cast<float>(rank)) * 1e3f;
       };
       std::vector<std::vector<float>> results(static_cast<std::size_t>(2 * ranks));
-      on_ranks(ranks, count * 4, [&](Communicator& local, const Region& region) {
+      on_ranks(ranks, count * 4, [&](NodeCommunicator& local, const Region& region) {
         std::vector<float> own(count);
         float* registered = reinterpret_cast<float*>(region.of(local.rank()));
         for (std::size_t i = 0; i < count; ++i) own[i] = registered[i] = value(i, local.rank());
@@ -346,21 +346,21 @@ TEST(NodeCommunicator, SameBitsOnEveryRankOnEveryPathAndCloseToASumInDouble) {
 TEST(NodeCommunicator, AClosedOperationHoldsUpThoseBehindIt) {
   constexpr int ranks = 3;
   constexpr std::size_t count = 1000;
-  on_ranks(ranks, 1, [&](Communicator& local, const Region&) {
+  on_ranks(ranks, 1, [&](NodeCommunicator& local, const Region&) {
     Bytes data(count * 4), other(count * 4);
     fill(data.data(), count, Dtype::f32, ReduceOp::sum, local.rank());
     fill(other.data(), count, Dtype::f32, ReduceOp::sum, local.rank());
     wait(local, local.reduce_scatter(data.data(), count, 2, {}));
     const bool owner = local.rank() < 2;
     const auto shared = local.all_gather(data.data(), count, 2, Dtype::f32,
-                                         owner ? Communicator::Start::closed : Communicator::Start::open);
+                                         owner ? NodeCommunicator::Start::closed : NodeCommunicator::Start::open);
     const auto behind = local.all_reduce(other.data(), count, {});
     if (owner) {
       for (int i = 0; i < 100; ++i) ASSERT_FALSE(local.done(behind));
       local.open(shared);
     }
     wait(local, behind);
-    EXPECT_TRUE(local.finished(shared));
+    EXPECT_TRUE(local.is_finished(shared));
     for (const auto* sum : {&data, &other})
       EXPECT_EQ(first_wrong(sum->data(), count, Dtype::f32, ReduceOp::sum, ranks), count);
   });
@@ -371,11 +371,11 @@ TEST(NodeCommunicator, AThousandRandomOperations) {
   for (int ranks = 1; ranks <= 4; ++ranks) {
     constexpr std::size_t most = 40'000;
     constexpr std::size_t places = 4;
-    on_ranks(ranks, places * most * 8, [&](Communicator& local, const Region& region) {
+    on_ranks(ranks, places * most * 8, [&](NodeCommunicator& local, const Region& region) {
       std::mt19937 same(7);  // what all ranks do alike
       std::mt19937 mine(static_cast<unsigned>(local.rank()));
       struct Running {
-        Communicator::Ticket ticket;
+        NodeCommunicator::Ticket ticket;
         std::function<void()> check;
       };
       std::deque<Running> running;
@@ -434,8 +434,9 @@ TEST(BucketReduction, SumsEveryRoundAndCarriesTheWords) {
       {70'000, Dtype::f32}, {1, Dtype::f32}, {0, Dtype::f32}, {300'001, Dtype::f32}, {513, Dtype::bf16}};
   const std::size_t bytes = 400'000 * 4;
   for (int ranks = 1; ranks <= 5; ++ranks) {
-    const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), buckets.size()));
-    on_ranks(ranks, 2 * bytes, [&](Communicator& local, const Region& region) {
+    const auto control =
+        muster::test::shared_bytes(BucketReduction::memory_bytes(ranks, buckets.size(), buckets.size()));
+    on_ranks(ranks, 2 * bytes, [&](NodeCommunicator& local, const Region& region) {
       BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, buckets.size());
       const auto sum = muster::detail::node::in_place_sum(buckets, 1.0);
       for (int round = 0; round < (brief ? 5 : 20); ++round) {
@@ -467,9 +468,9 @@ TEST(BucketReduction, WithASecondThreadPerRankAndAnotherOrder) {
   const std::vector<std::vector<std::size_t>> orders{{0, 1, 2}, {2, 0, 1}, {1, 2, 0}};
   const std::size_t bytes = 400'000 * 4;
   for (int ranks = 1; ranks <= 3; ++ranks) {
-    const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), 0));
+    const auto control = muster::test::shared_bytes(BucketReduction::memory_bytes(ranks, buckets.size(), 0));
     std::atomic<int> chunks{0};
-    on_ranks(ranks, bytes, [&](Communicator& local, const Region& region) {
+    on_ranks(ranks, bytes, [&](NodeCommunicator& local, const Region& region) {
       BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 0);
       const auto sum = muster::detail::node::in_place_sum(buckets, 1.0);
       const auto count = [&chunks](BucketReduction::OnChunk work) -> BucketReduction::OnChunk {
@@ -510,9 +511,9 @@ TEST(BucketReduction, WithASecondThreadPerRankAndAnotherOrder) {
 TEST(BucketReduction, EveryChunkIsWorkedOnOnce) {
   constexpr int ranks = 3;
   const std::vector<BucketReduction::Bucket> buckets{{200'000, Dtype::f32}, {5, Dtype::f32}, {100'000, Dtype::f64}};
-  const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), buckets.size()));
+  const auto control = muster::test::shared_bytes(BucketReduction::memory_bytes(ranks, buckets.size(), buckets.size()));
   std::vector<std::atomic<int>> touched(300'005);
-  on_ranks(ranks, 4096, [&](Communicator& local, const Region& region) {
+  on_ranks(ranks, 4096, [&](NodeCommunicator& local, const Region& region) {
     BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 0);
     const BucketReduction::OnChunk touch = [&](const BucketReduction::Chunk& chunk, std::span<std::byte* const> data) {
       ASSERT_EQ(data.size(), static_cast<std::size_t>(ranks));
@@ -646,14 +647,14 @@ TEST(SharedSegment, OnlyWhatADeadProcessHasLeftIsRemoved) {
   EXPECT_FALSE(std::filesystem::exists(living.path));
 }
 
-TEST(Communicator, SaysThatRanksAreInDifferentCalls) {
+TEST(NodeCommunicator, SaysThatRanksAreInDifferentCalls) {
   for (int size = 2; size <= 4; ++size)
     for (int other = 0; other < size; ++other) {
       std::atomic<int> seen{0};
-      on_ranks(size, 0, [&](Communicator& local, const Region&) {
-        local.number(16);
+      on_ranks(size, 0, [&](NodeCommunicator& local, const Region&) {
+        local.set_call_number(16);
         wait(local, local.barrier());
-        local.number(17);
+        local.set_call_number(17);
         float values[1024] = {};
         try {
           wait(local, local.rank() == other ? local.barrier() : local.all_reduce(values, 1024, {}));
@@ -671,9 +672,9 @@ TEST(Communicator, SaysThatRanksAreInDifferentCalls) {
     }
 }
 
-TEST(Communicator, SaysThatLengthsDiffer) {
+TEST(NodeCommunicator, SaysThatLengthsDiffer) {
   std::atomic<int> seen{0};
-  on_ranks(2, 0, [&](Communicator& local, const Region&) {
+  on_ranks(2, 0, [&](NodeCommunicator& local, const Region&) {
     std::vector<float> values(100'000 + static_cast<std::size_t>(local.rank()));
     try {
       wait(local, local.all_reduce(values.data(), values.size(), {}));

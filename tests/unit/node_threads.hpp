@@ -30,15 +30,15 @@ void wait_for(Ready&& ready) {
     if (spin > 20) ::sched_yield();
 }
 
-inline void wait(detail::node::Communicator& local, detail::node::Communicator::Ticket ticket) {
+inline void wait(detail::node::NodeCommunicator& local, detail::node::NodeCommunicator::Ticket ticket) {
   wait_for([&] { return local.done(ticket); });
 }
 
 /// Runs body(local) on `size` threads, each a rank; `region_bytes` of registered memory per rank in `region`.
 inline void on_ranks(
     int size, std::size_t region_bytes,
-    const std::function<void(detail::node::Communicator& local, const detail::node::Region& region)>& body) {
-  const auto memory = shared_bytes(detail::node::Communicator::memory(size));
+    const std::function<void(detail::node::NodeCommunicator& local, const detail::node::Region& region)>& body) {
+  const auto memory = shared_bytes(detail::node::NodeCommunicator::memory_bytes(size));
   const auto registered = shared_bytes(std::max<std::size_t>(1, region_bytes * static_cast<std::size_t>(size)));
   const detail::node::Region region{registered.get(), region_bytes};
   std::vector<std::thread> ranks;
@@ -46,8 +46,8 @@ inline void on_ranks(
   for (int r = 0; r < size; ++r)
     ranks.emplace_back([&, r] {
       try {
-        detail::node::Communicator local(memory.get(), r, size);
-        local.add(region);
+        detail::node::NodeCommunicator local(memory.get(), r, size);
+        local.register_region(region);
         body(local, region);
       } catch (...) {
         failures[static_cast<std::size_t>(r)] = std::current_exception();

@@ -129,7 +129,7 @@ TEST_F(HistoryTest, ARowNamesNoCheckpointThatIsLost) {
   saved["checkpoint_name"] = "best";
   saved["checkpoint_status"] = "pending_validation";
   history.append(saved);
-  history.lost(Checkpoint::from_directory(folder.path()));
+  history.checkpoint_lost(Checkpoint::from_directory(folder.path()));
   EXPECT_EQ(History::read(folder), std::vector{row(1, 0.5)});
 }
 
@@ -155,12 +155,14 @@ Json with_checkpoint(Json row, int checkpoint) {
 }
 
 /// A start from a checkpoint to which the checkpoints with these numbers led.
-Start start_from(std::int64_t training_iteration, const Json& last_row, std::set<std::string> led_here,
-                 bool was_given_up = false) {
+AttemptStart start_from(std::int64_t training_iteration, const Json& last_row, std::set<std::string> is_ancestor,
+                        bool was_given_up = false) {
   return {.training_iteration = training_iteration,
           .last_row = last_row,
           .was_given_up = was_given_up,
-          .led_here = [led_here = std::move(led_here)](const std::string& name) { return led_here.contains(name); }};
+          .is_ancestor = [is_ancestor = std::move(is_ancestor)](const std::string& name) {
+            return is_ancestor.contains(name);
+          }};
 }
 
 TEST_F(HistoryTest, OfAnotherCourseOfTrainingIsCutBackToTheLastCommonReport) {
@@ -272,7 +274,7 @@ class Recorder final : public Sink {
  public:
   explicit Recorder(std::vector<std::string>& moments, std::string broken = {})
       : moments_(moments), broken_(std::move(broken)) {}
-  void start(const Start& start) override { note("start", start.training_iteration); }
+  void start(const AttemptStart& start) override { note("start", start.training_iteration); }
   void epoch(std::int64_t epoch) override { note("epoch", epoch); }
   void report(const Json& row, std::int64_t epochs) override { note("report", row.at("n").get<int>() + epochs); }
   void checkpoint(const Checkpoint&) override { note("checkpoint", 0); }
@@ -297,7 +299,7 @@ TEST(Sinks, AreToldOfEveryMoment) {
     return Sinks(std::move(sinks));
   };
   auto sinks = recorders("");
-  sinks.tell(&Sink::start, Start{.training_iteration = 2});
+  sinks.tell(&Sink::start, AttemptStart{.training_iteration = 2});
   sinks.tell(&Sink::epoch, std::int64_t{1});
   sinks.tell(&Sink::report, Json{{"n", 3}}, std::int64_t{10});
   sinks.finish({});
@@ -321,7 +323,7 @@ TEST(Sinks, AreMadeWhereTheyRun) {
   for (const bool first_worker : {false, true}) {
     Sinks sinks(first_worker, folder.path(), muster::Progress::none, 0);
     Callbacks callbacks({counter});
-    sinks.tell(&Sink::start, Start{});
+    sinks.tell(&Sink::start, AttemptStart{});
     callbacks.tell(&Callback::on_report, Json{{"training_iteration", 1}});
     sinks.tell(&Sink::report, Json{{"training_iteration", 1}}, std::int64_t{0});
     EXPECT_EQ(std::filesystem::exists(folder / "result.json"), first_worker);

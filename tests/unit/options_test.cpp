@@ -269,8 +269,8 @@ TEST(Options, OfASessionAreJson) {
       {{"init_scale", 2}, {"growth_factor", 3}, {"backoff_factor", 0.25}, {"growth_interval", 4}, {"enabled", false}});
   check(ProcessGroupOptions{.backend = "nccl", .timeout = milliseconds(6), .chunk = 7},
         {{"backend", "nccl"}, {"timeout_ms", 6}, {"chunk", 7}});
-  check(ReportOptions{.reduce = false, .checkpoint_dir_name = "best", .validation = true},
-        {{"reduce", false}, {"checkpoint_dir_name", "best"}, {"validation", true}});
+  check(ReportOptions{.reduce = false, .checkpoint_name = "best", .validation = true},
+        {{"reduce", false}, {"checkpoint_name", "best"}, {"validation", true}});
   check(PredictorOptions{.feature_columns = {"x"}, .dtypes = {{"x", at::kHalf}}, .use_gpu = true},
         {{"feature_columns", {"x"}}, {"dtypes", {{"x", "float16"}}}, {"use_gpu", true}});
   check(PredictorOptions{.feature_columns = {"x"}, .dtypes = at::kHalf, .use_gpu = true},

@@ -28,21 +28,21 @@ TrainerOptions sample() {
 }
 
 TEST(Params, ComeBackAsTheyWere) {
-  const auto json = params_of(sample());
-  const auto back = options_in(json, "it");
+  const auto json = params_from_options(sample());
+  const auto back = options_from_params(json, "it");
   EXPECT_EQ(Json(back), Json(sample()));
   EXPECT_EQ(back.torch_config.timeout, std::chrono::hours(1000));
   EXPECT_FALSE(json.contains("finished"));
-  EXPECT_EQ(Json(options_in(params_of({}), "it")), Json(TrainerOptions{}));
+  EXPECT_EQ(Json(options_from_params(params_from_options({}), "it")), Json(TrainerOptions{}));
 }
 
 TEST(Params, ThoseOfOlderVersionsAreRead) {
-  auto json = params_of(sample());
+  auto json = params_from_options(sample());
   for (const char* key : {"torch_config", "dataset_config"}) json.erase(key);
   json["scaling_config"].erase("virtual_workers");
   json["something new"] = {1, 2};
   json["scaling_config"]["something new"] = 1;
-  const auto back = options_in(json, "it");
+  const auto back = options_from_params(json, "it");
   EXPECT_EQ(back.torch_config.backend, "auto");
   EXPECT_EQ(back.dataset_config.datasets_to_split, std::vector<std::string>{"train"});
 }
@@ -71,8 +71,8 @@ TEST(Params, KeepTheirPlaces) {
   auto was = sample();
   was.run_config.name.clear();
   was.run_config.storage_path.clear();
-  EXPECT_EQ(Json(options_in(file, "it")), Json(was));
-  const auto now = params_of(sample()).flatten();
+  EXPECT_EQ(Json(options_from_params(file, "it")), Json(was));
+  const auto now = params_from_options(sample()).flatten();
   for (const char* part :
        {"dataset_config", "metadata", "run_config", "scaling_config", "torch_config", "train_loop_config"}) {
     const auto then = Json{{part, file.at(part)}}.flatten();
@@ -108,13 +108,13 @@ TEST(Params, WhatCannotBeIsNamed) {
   };
   for (const auto& [pointer, values] : absurd)
     for (const auto& value : values) {
-      auto json = params_of(sample());
+      auto json = params_from_options(sample());
       json[Json::json_pointer(pointer)] = value;
       const std::string path(pointer);
       refused(json.dump(), path.ends_with("/0") ? "names" : path.substr(path.rfind('/') + 1));
     }
   for (const char* key : {"train_loop_config", "metadata", "scaling_config", "run_config"}) {
-    auto json = params_of(sample());
+    auto json = params_from_options(sample());
     json.erase(key);
     refused(json.dump(), key);
   }

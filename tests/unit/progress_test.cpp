@@ -15,8 +15,8 @@ namespace {
 
 using muster::detail::gradients::ProgressThread;
 using muster::detail::node::BucketReduction;
-using muster::detail::node::Communicator;
 using muster::detail::node::Dtype;
+using muster::detail::node::NodeCommunicator;
 using muster::detail::node::Region;
 using muster::test::on_ranks;
 
@@ -29,8 +29,8 @@ TEST(ProgressThread, AveragesBesideARankThatPublishes) {
     return static_cast<double>(i % 13) * (rank + 1) + round;
   };
   for (int ranks = 1; ranks <= 3; ++ranks) {
-    const auto control = muster::test::shared_bytes(BucketReduction::memory(ranks, buckets.size(), 1));
-    on_ranks(ranks, elements * sizeof(double), [&](Communicator& local, const Region& region) {
+    const auto control = muster::test::shared_bytes(BucketReduction::memory_bytes(ranks, buckets.size(), 1));
+    on_ranks(ranks, elements * sizeof(double), [&](NodeCommunicator& local, const Region& region) {
       BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 1);
       const auto average = muster::detail::node::in_place_sum(buckets, 1.0 / ranks);
       ProgressThread thread([&reduction, own = average] { return reduction.progress(own); });
@@ -74,7 +74,7 @@ TEST(ProgressThread, AdvancesWhatItsOwnerAddsToUnderTheLock) {
     issued = ended = 0;
     thread.start();
     for (int i = 0; i < 100; ++i) {
-      const auto lock = thread.hold();
+      const auto lock = thread.pause();
       ++issued;
     }
     thread.stop();
@@ -95,7 +95,7 @@ TEST(ProgressThread, IsLeftInTheMiddle) {
         return ++ended % 2 == 0;
       });
       thread.start();
-      const auto lock = thread.hold();
+      const auto lock = thread.pause();
       EXPECT_EQ(begun, ended) << "called while the lock is held";
     }
     EXPECT_EQ(begun, ended) << "called after its end";

@@ -117,7 +117,7 @@ TEST(RunLock, ASecondJobHearsWhoHasTheFolder) {
                            std::string("Slurm job 4711"), std::string("choose another --name")})
     EXPECT_SAYS(text, part);
   root.kill();
-  EXPECT_TRUE(RunLock(folder, true).holds()) << "a crash leaves no lock";
+  EXPECT_TRUE(RunLock(folder, true).sees_root_lock()) << "a crash leaves no lock";
   EXPECT_EQ(read_file(folder / ".lock"), "") << "who ends by himself leaves no name";
 }
 
@@ -180,9 +180,10 @@ TEST(RunLock, AChildOfForkHoldsNothing) {
         if (!is_killed) delete lock;
       });
       child = std::stoi(read_file(folder / "child"));
-      if (!is_killed) EXPECT_TRUE(RunLock(folder, true).holds()) << "the child keeps what its parent has given up";
+      if (!is_killed)
+        EXPECT_TRUE(RunLock(folder, true).sees_root_lock()) << "the child keeps what its parent has given up";
     }
-    EXPECT_TRUE(RunLock(folder, true).holds()) << "the child keeps what its killed parent had";
+    EXPECT_TRUE(RunLock(folder, true).sees_root_lock()) << "the child keeps what its killed parent had";
     ::kill(child, SIGKILL);
   }
 }
@@ -198,7 +199,7 @@ TEST(RunLock, AWaitIsAnnounced) {
   EXPECT_EQ(announced, std::vector{20ms});
   root.kill();
   announced.clear();
-  EXPECT_TRUE(RunLock(folder, true, 20ms, note).holds());
+  EXPECT_TRUE(RunLock(folder, true, 20ms, note).sees_root_lock());
   EXPECT_TRUE(announced.empty());
 }
 
@@ -239,7 +240,7 @@ TEST(RunLease, StandsInWhereNoLocksAreKept) {
   const Folder folder;
   const auto take = [&] {
     auto lock = std::make_unique<RunLock>(folder, true);
-    EXPECT_FALSE(lock->holds());
+    EXPECT_FALSE(lock->sees_root_lock());
     lock->take_lease({RunLock::this_process()});
     return lock;
   };
@@ -364,9 +365,9 @@ TEST(RunLease, OfTwoJobsThatWantItOneGetsIt) {
 TEST(RunLease, StandsInWhereLocksEndAtTheNode) {
   const Folder folder;
   const RunLock root(folder, true);
-  EXPECT_TRUE(RunLock(folder, false).holds());
+  EXPECT_TRUE(RunLock(folder, false).sees_root_lock());
   locks = Locks::not_seen;
-  EXPECT_FALSE(RunLock(folder, false).holds());
+  EXPECT_FALSE(RunLock(folder, false).sees_root_lock());
   locks = Locks::kept;
 }
 

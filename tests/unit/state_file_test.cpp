@@ -133,10 +133,10 @@ Tensors large() {
 Manifest write(const fs::path& folder, const Tensors& tensors, int parts) {
   fs::create_directories(folder);
   const auto path = folder / state_name;
-  const auto layout = unpack_layout(pack(lay_out(tensors)));
+  const auto layout = unpack_layout(pack(make_layout(tensors)));
   create_state_file(path, layout);
   const auto writers = plan_writers(layout.bytes, piece_owners(layout, 1), nodes_of(parts, parts),
-                                    {.writers_of_a_node = parts, .least_share = 1});
+                                    {.max_writers_per_node = parts, .min_share_bytes = 1});
   FileEntry entry{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
   StateWriter writer;  // one for all: what it holds is used again
   for (int part = 0; part < parts; ++part)
@@ -233,10 +233,11 @@ TEST(StateFile, WhatIsWrittenToATensorStaysHere) {
 TEST(StateFile, PiecesWithATensorAreThoseThatHoldAByteOfIt) {
   Tensors tensors{{"a", at::full({50'000}, 1.0)}, {"b", at::full({50'000}, 2.0)}};
   tensors["c"] = tensors["b"];
-  const auto layout = lay_out(tensors);
+  const auto layout = make_layout(tensors);
   for (const char* name : {"a", "b", "c"}) {
     const auto& place = layout.tensors[*name == 'a' ? 0 : 1];
-    const auto pieces = pieces_with(layout.tensors, layout.bytes, [&](const auto& other) { return other == name; });
+    const auto pieces =
+        pieces_of_tensors(layout.tensors, layout.bytes, [&](const auto& other) { return other == name; });
     for (std::uint64_t piece = 0; piece < piece_count(layout.bytes, 65'536); ++piece) {
       const auto range = piece_range(layout.bytes, 65'536, piece);
       const bool holds = range.begin < place.offset + place.bytes && place.offset < range.end;
@@ -299,19 +300,19 @@ TEST(Layout, FitsWhatWouldBeLaidOutSo) {
     changed[name] = tensor;
     return changed;
   };
-  const auto layout = lay_out(tensors, {"d"}, 2);
-  EXPECT_TRUE(fits(layout, tensors, {"d"}, 2));
-  EXPECT_TRUE(fits(layout, with("d", at::full({4}, 7, at::kLong)), {"d"}, 2)) << "other numbers";
-  EXPECT_FALSE(fits({}, tensors, {"d"}, 2));
-  EXPECT_FALSE(fits(layout, tensors, {}, 2));
-  EXPECT_FALSE(fits(layout, tensors, {"d"}, 3));
-  EXPECT_FALSE(fits(layout, with("b", shared.clone()), {"d"}, 2)) << "no longer one memory";
-  EXPECT_FALSE(fits(layout, with("b", shared.view({2, 3})), {"d"}, 2));
-  EXPECT_FALSE(fits(layout, with("d", at::arange(4, at::kInt)), {"d"}, 2));
-  EXPECT_FALSE(fits(layout, with("e", at::arange(4)), {"d"}, 2));
+  const auto layout = make_layout(tensors, {"d"}, 2);
+  EXPECT_TRUE(layout_fits(layout, tensors, {"d"}, 2));
+  EXPECT_TRUE(layout_fits(layout, with("d", at::full({4}, 7, at::kLong)), {"d"}, 2)) << "other numbers";
+  EXPECT_FALSE(layout_fits({}, tensors, {"d"}, 2));
+  EXPECT_FALSE(layout_fits(layout, tensors, {}, 2));
+  EXPECT_FALSE(layout_fits(layout, tensors, {"d"}, 3));
+  EXPECT_FALSE(layout_fits(layout, with("b", shared.clone()), {"d"}, 2)) << "no longer one memory";
+  EXPECT_FALSE(layout_fits(layout, with("b", shared.view({2, 3})), {"d"}, 2));
+  EXPECT_FALSE(layout_fits(layout, with("d", at::arange(4, at::kInt)), {"d"}, 2));
+  EXPECT_FALSE(layout_fits(layout, with("e", at::arange(4)), {"d"}, 2));
   auto fewer = tensors;
   fewer.erase("c");
-  EXPECT_FALSE(fits(layout, fewer, {"d"}, 2));
+  EXPECT_FALSE(layout_fits(layout, fewer, {"d"}, 2));
 }
 
 TEST(ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {

@@ -1,8 +1,8 @@
 // What muster run reads and decides, without a process.
 #include "muster/error.hpp"
+#include "supervise/decision.hpp"
 #include "supervise/launch_command.hpp"
-#include "supervise/own_folders.hpp"
-#include "supervise/verdict.hpp"
+#include "supervise/temporary_folders.hpp"
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using train::Failures;
 
 const std::string dashes(74, '-');
 
-TEST(OwnFolders, OnlyThoseOfDeadProcessesAreRemoved) {
+TEST(TemporaryFolders, OnlyThoseOfDeadProcessesAreRemoved) {
   namespace fs = std::filesystem;
   char parent[] = "/tmp/own_folders_XXXXXX";
   ASSERT_NE(::mkdtemp(parent), nullptr);
@@ -36,7 +36,7 @@ TEST(OwnFolders, OnlyThoseOfDeadProcessesAreRemoved) {
   const char* const before = std::getenv("TMPDIR");
   const std::optional<std::string> kept = before ? std::optional<std::string>(before) : std::nullopt;
   ::setenv("TMPDIR", parent, 1);
-  { const OwnFolders own; }
+  { const TemporaryFolders own; }
   kept ? ::setenv("TMPDIR", kept->c_str(), 1) : ::unsetenv("TMPDIR");
   EXPECT_FALSE(fs::exists(fs::path(parent) / dead));
   for (const auto& name : others) EXPECT_TRUE(fs::exists(fs::path(parent) / name / "runs")) << name;
@@ -55,7 +55,7 @@ TEST(LauncherOutput, PassesOnWhatRanksWrite) {
   EXPECT_EQ(output.take("warning: slow\n"), "muster: warning: slow\n");
   EXPECT_EQ(output.take("12 of 13"), "");
   EXPECT_EQ(output.finish(), "12 of 13");
-  EXPECT_EQ(output.words().error, "");
+  EXPECT_EQ(output.report().error, "");
 }
 
 TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
@@ -63,38 +63,38 @@ TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
   EXPECT_EQ(output.take("one\n\x1emuster run /runs/demo\nmuster: error: rank 1 (n1): full\nmuster: error: later\n"),
             "one\n");
   EXPECT_EQ(output.take("\r 10%\r\033[Kmuster: error: third\n\x1emuster ended 65\n"), "\r 10%\r\033[K");
-  EXPECT_EQ(output.words().run, "/runs/demo");
-  EXPECT_EQ(output.words().error, "rank 1 (n1): full");
-  EXPECT_EQ(output.words().ended, 65);
+  EXPECT_EQ(output.report().run, "/runs/demo");
+  EXPECT_EQ(output.report().error, "rank 1 (n1): full");
+  EXPECT_EQ(output.report().agreed_exit_code, 65);
 }
 
 TEST(LauncherOutput, KeepsWhatIsEnoughAndWhoTookThePlace) {
   LauncherOutput output;
-  EXPECT_FALSE(output.words().cause_kept) << "an error.txt that is there is of an earlier start";
+  EXPECT_FALSE(output.report().has_error_file) << "an error.txt that is there is of an earlier start";
   EXPECT_EQ(output.take("\x1emuster cause /runs/demo\n"), "");
-  EXPECT_TRUE(output.words().cause_kept);
+  EXPECT_TRUE(output.report().has_error_file);
   EXPECT_EQ(output.take("\x1emuster least 2\n"), "");
-  EXPECT_EQ(output.words().least, 2);
-  EXPECT_FALSE(output.words().preempted);
+  EXPECT_EQ(output.report().min_workers, 2);
+  EXPECT_FALSE(output.report().preempted);
   output.take("slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n");
-  EXPECT_FALSE(output.words().preempted);
+  EXPECT_FALSE(output.report().preempted);
   output.take("slurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***\n");
-  EXPECT_TRUE(output.words().preempted);
+  EXPECT_TRUE(output.report().preempted);
 }
 
 TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
   LauncherOutput output;
-  EXPECT_FALSE(output.words().loaded);
+  EXPECT_FALSE(output.report().loaded);
   EXPECT_EQ(output.take("\x1emuster loaded \n"), "");
-  EXPECT_TRUE(output.words().loaded);
-  EXPECT_FALSE(output.words().starting);
+  EXPECT_TRUE(output.report().loaded);
+  EXPECT_FALSE(output.report().starting);
   EXPECT_EQ(output.take("\x1emuster starting \n\x1emuster up 4\n"), "");
-  EXPECT_TRUE(output.words().starting);
-  EXPECT_TRUE(output.words().up);
+  EXPECT_TRUE(output.report().starting);
+  EXPECT_TRUE(output.report().up);
   EXPECT_EQ(output.take("\x1emuster silent n2\n\x1emuster silent n3\n\x1emuster leaving 75\n\x1emuster leaving 1\n"),
             "");
-  EXPECT_EQ(output.words().silent, "n2") << "the first one that was seen";
-  EXPECT_EQ(output.words().leaving, 75);
+  EXPECT_EQ(output.report().silent, "n2") << "the first one that was seen";
+  EXPECT_EQ(output.report().leaving, 75);
 }
 
 TEST(LauncherOutput, KeepsBannersOfOtherEndsAway) {
@@ -110,14 +110,14 @@ TEST(LauncherOutput, KeepsBannersOfOtherEndsAway) {
 TEST(LauncherOutput, HearsWhatComesBehindALineThatHasNotEnded) {
   LauncherOutput output;
   EXPECT_EQ(output.take("loading ...\x1emuster run /runs/demo\ndone\n"), "loading ...done\n");
-  EXPECT_EQ(output.words().run, "/runs/demo");
+  EXPECT_EQ(output.report().run, "/runs/demo");
   EXPECT_EQ(output.take("\r 10%" + dashes +
                         "\nmpirun noticed that process rank 3 with PID 0 on node n2 exited on signal 9 "
                         "(Killed).\n" +
                         dashes + "\nafter\n"),
             "\r 10%" + dashes + "\nafter\n");
-  ASSERT_TRUE(output.words().lost);
-  EXPECT_EQ(output.words().lost->rank, 3);
+  ASSERT_TRUE(output.report().lost_rank);
+  EXPECT_EQ(output.report().lost_rank->rank, 3);
   EXPECT_EQ(output.take("a title " + dashes + "\nx | y\n"), "a title " + dashes + "\nx | y\n");
   EXPECT_EQ(output.take("one\x1etwo\n"), "one\x1etwo\n");
   EXPECT_EQ(output.finish(), "");
@@ -137,7 +137,7 @@ TEST(LauncherOutput, WhatTheProgramWasUnableToDoIsNotTheLaunchers) {
   auto shown = output.take(table);
   shown += output.finish();
   EXPECT_EQ(shown, table);
-  EXPECT_EQ(output.words().launcher, "");
+  EXPECT_EQ(output.report().launcher_error, "");
 }
 
 TEST(LauncherOutput, KeepsTheBannersOfMpirun) {
@@ -150,19 +150,19 @@ TEST(LauncherOutput, KeepsTheBannersOfMpirun) {
                         "fault).\n" +
                         dashes + "\nafter\n"),
             "after\n");
-  ASSERT_TRUE(output.words().lost);
-  EXPECT_EQ(output.words().lost->rank, 3);
-  EXPECT_EQ(output.words().lost->host, "n2");
-  EXPECT_EQ(output.words().lost->signal, 11);
-  EXPECT_EQ(output.words().launcher, "");
+  ASSERT_TRUE(output.report().lost_rank);
+  EXPECT_EQ(output.report().lost_rank->rank, 3);
+  EXPECT_EQ(output.report().lost_rank->host, "n2");
+  EXPECT_EQ(output.report().lost_rank->signal, 11);
+  EXPECT_EQ(output.report().launcher_error, "");
 
   LauncherOutput exits;
   exits.take(dashes +
              "\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be "
              "terminated. The first process to do so was:\n\n  Process name: [[26155,1],1]\n  Exit code:    3\n" +
              dashes + "\n");
-  EXPECT_EQ(exits.words().failed_rank, 1);
-  EXPECT_FALSE(exits.words().lost);
+  EXPECT_EQ(exits.report().failed_rank, 1);
+  EXPECT_FALSE(exits.report().lost_rank);
 }
 
 TEST(LauncherOutput, KeepsWhyThereAreNoRanks) {
@@ -172,8 +172,8 @@ TEST(LauncherOutput, KeepsWhyThereAreNoRanks) {
                         "n1\n  Remote daemon: [[1,0],1] on node n2\n\nThis is usually due to a failure.\n" +
                         dashes + "\n"),
             "");
-  EXPECT_EQ(output.words().host, "n2");
-  EXPECT_EQ(output.words().launcher, "ORTE has lost communication with a remote daemon, on n2");
+  EXPECT_EQ(output.report().lost_host, "n2");
+  EXPECT_EQ(output.report().launcher_error, "ORTE has lost communication with a remote daemon, on n2");
 }
 
 TEST(LauncherOutput, NamesTheHostThatCannotBeReached) {
@@ -186,17 +186,18 @@ TEST(LauncherOutput, NamesTheHostThatCannotBeReached) {
                                  "ssh: Could not resolve hostname n2.cluster: Name or service not known"}) {
     LauncherOutput output;
     EXPECT_EQ(output.take(said + "\r\n" + unable), said + "\r\n") << "a program may use ssh as well";
-    EXPECT_EQ(output.words().host, "n2.cluster");
-    EXPECT_EQ(output.words().launcher, said);
+    EXPECT_EQ(output.report().lost_host, "n2.cluster");
+    EXPECT_EQ(output.report().launcher_error, said);
   }
   LauncherOutput of_the_program;
   of_the_program.take("ssh: connect to host n2 port 22: No route to host\n");
-  EXPECT_FALSE(of_the_program.words().host);
+  EXPECT_FALSE(of_the_program.report().lost_host);
 
   LauncherOutput unknown;
   unknown.take(unable);
-  EXPECT_EQ(unknown.words().launcher, "ORTE was unable to reliably start one or more daemons") << "no half sentence";
-  EXPECT_FALSE(unknown.words().host);
+  EXPECT_EQ(unknown.report().launcher_error, "ORTE was unable to reliably start one or more daemons")
+      << "no half sentence";
+  EXPECT_FALSE(unknown.report().lost_host);
 }
 
 TEST(LauncherOutput, KeepsTheWordsOfSrun) {
@@ -206,117 +207,121 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
                 "ON n1 CANCELLED AT 2026-11-22T11:00:00 ***\nslurmstepd-n1: error:  mpi/pmix_v4: _errhandler: n1 [0]: "
                 "pmixp_client_v2.c:211: Error handler invoked: status = -61, source = [slurm.pmix.1.0:1]\nhere\n"),
             "here\n");
-  ASSERT_TRUE(output.words().lost);
-  EXPECT_EQ(output.words().lost->rank, 3);
-  EXPECT_EQ(output.words().lost->signal, 9);
+  ASSERT_TRUE(output.report().lost_rank);
+  EXPECT_EQ(output.report().lost_rank->rank, 3);
+  EXPECT_EQ(output.report().lost_rank->signal, 9);
   LauncherOutput exits;
   exits.take("srun: error: n1: task 1: Exited with exit code 3\n");
-  EXPECT_EQ(exits.words().failed_rank, 1);
-  EXPECT_EQ(exits.words().exit_code, 3);
-  EXPECT_FALSE(exits.words().lost);
+  EXPECT_EQ(exits.report().failed_rank, 1);
+  EXPECT_EQ(exits.report().exit_code, 3);
+  EXPECT_FALSE(exits.report().lost_rank);
   for (const char* text :
        {"srun: error: n1: task 1: Exited with exit code 65\nsrun: error: n2: task 3: Terminated\n",
         "srun: error: n2: task 3: Terminated\nsrun: error: n1: task 1: Exited with exit code 65\n"}) {
     LauncherOutput ended;
     ended.take(text);
-    EXPECT_EQ(ended.words().failed_rank, 1) << text;
-    EXPECT_FALSE(ended.words().lost) << text;
+    EXPECT_EQ(ended.report().failed_rank, 1) << text;
+    EXPECT_FALSE(ended.report().lost_rank) << text;
   }
   for (const char* text : {"srun: error: n2: task 3: Killed\nsrun: error: n1: task 1: Terminated\n",
                            "srun: error: n1: task 1: Terminated\nsrun: error: n2: task 3: Killed\n",
                            "srun: error: n2: tasks 3-4: Killed\nsrun: error: n1: task 1: Exited with exit code 75\n"}) {
     LauncherOutput killed;
     killed.take(text);
-    ASSERT_TRUE(killed.words().lost) << text;
-    EXPECT_EQ(killed.words().lost->rank, 3) << text;
-    EXPECT_EQ(killed.words().lost->signal, 9) << text;
-    EXPECT_FALSE(killed.words().exit_code) << text;
+    ASSERT_TRUE(killed.report().lost_rank) << text;
+    EXPECT_EQ(killed.report().lost_rank->rank, 3) << text;
+    EXPECT_EQ(killed.report().lost_rank->signal, 9) << text;
+    EXPECT_FALSE(killed.report().exit_code) << text;
   }
   LauncherOutput busy;
   const std::string retrying = "srun: Job 6 step creation temporarily disabled, retrying (Requested nodes are busy)\n";
   EXPECT_EQ(busy.take(retrying), retrying) << "it says why nothing starts";
   EXPECT_EQ(busy.take(retrying), "") << "once";
-  EXPECT_EQ(busy.words().slurm + "\n", retrying);
+  EXPECT_EQ(busy.report().slurm + "\n", retrying);
   LauncherOutput too_many;
   EXPECT_EQ(too_many.take("srun: error: Unable to create step for job 6: More processors requested than permitted\n"),
             "");
-  EXPECT_EQ(too_many.words().launcher, "Slurm cannot start the ranks: More processors requested than permitted");
+  EXPECT_EQ(too_many.report().launcher_error, "Slurm cannot start the ranks: More processors requested than permitted");
   LauncherOutput node;
   EXPECT_EQ(node.take("srun: error: Node failure on n2\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED ***\n"), "");
-  EXPECT_EQ(node.words().host, "n2");
-  EXPECT_EQ(node.words().launcher, "Slurm has lost the node n2");
+  EXPECT_EQ(node.report().lost_host, "n2");
+  EXPECT_EQ(node.report().launcher_error, "Slurm has lost the node n2");
 }
 
-End lost_rank() { return {.code = 137, .words = {.lost = LostRank{1, "n1", 9}}}; }
+JobEnd lost_rank() { return {.code = 137, .report = {.lost_rank = LostRank{1, "n1", 9}}}; }
 
 TEST(Verdict, CodesComeThrough) {
-  for (const int code : {0, 1, 7, 64, 65, 69, 75, 85, 130, 200}) EXPECT_EQ(code_of({.code = code}), code);
-  EXPECT_EQ(code_of(lost_rank()), 75);
-  EXPECT_EQ(code_of({.launcher_signal = 9}), 75);
-  EXPECT_EQ(code_of({.code = 137}), 75);
-  EXPECT_EQ(code_of({.grace_over = true}), 75);
-  EXPECT_EQ(code_of({.code = 1, .words = {.launcher = "There are not enough slots"}}), 75);
-  EXPECT_EQ(code_of({.code = 0, .words = {.launcher = "fit was unable to say goodbye"}}), 0);
+  for (const int code : {0, 1, 7, 64, 65, 69, 75, 85, 130, 200}) EXPECT_EQ(exit_code_of({.code = code}), code);
+  EXPECT_EQ(exit_code_of(lost_rank()), 75);
+  EXPECT_EQ(exit_code_of({.launcher_signal = 9}), 75);
+  EXPECT_EQ(exit_code_of({.code = 137}), 75);
+  EXPECT_EQ(exit_code_of({.exceeded_grace = true}), 75);
+  EXPECT_EQ(exit_code_of({.code = 1, .report = {.launcher_error = "There are not enough slots"}}), 75);
+  EXPECT_EQ(exit_code_of({.code = 0, .report = {.launcher_error = "fit was unable to say goodbye"}}), 0);
 }
 
 TEST(Verdict, AFinishedJobNeverEndsAsFailed) {
   auto end = lost_rank();
-  end.words.ended = 0;
-  EXPECT_EQ(code_of(end), 0);
-  EXPECT_EQ(code_of({.launcher_signal = 9, .words = {.ended = 0}}), 0);
-  EXPECT_EQ(code_of({.code = 137, .words = {.ended = 65}}), 65);
-  EXPECT_EQ(code_of({.code = 3, .words = {.ended = 0}}), 3);  // the program's own, after that
+  end.report.agreed_exit_code = 0;
+  EXPECT_EQ(exit_code_of(end), 0);
+  EXPECT_EQ(exit_code_of({.launcher_signal = 9, .report = {.agreed_exit_code = 0}}), 0);
+  EXPECT_EQ(exit_code_of({.code = 137, .report = {.agreed_exit_code = 65}}), 65);
+  EXPECT_EQ(exit_code_of({.code = 3, .report = {.agreed_exit_code = 0}}), 3);  // the program's own, after that
 }
 
 TEST(Verdict, NothingThatDidNotRunIsDone) {
-  EXPECT_EQ(code_of({.code = 0, .stop_wished = true}), 75) << "stopped before a rank was there";
-  EXPECT_EQ(code_of({.code = 0, .words = {.loaded = true}, .stop_wished = true}), 0) << "a program without a run";
-  EXPECT_EQ(code_of({.code = 0, .not_up = true}), 75);
+  EXPECT_EQ(exit_code_of({.code = 0, .stop_requested = true}), 75) << "stopped before a rank was there";
+  EXPECT_EQ(exit_code_of({.code = 0, .report = {.loaded = true}, .stop_requested = true}), 0)
+      << "a program without a run";
+  EXPECT_EQ(exit_code_of({.code = 0, .not_up = true}), 75);
   EXPECT_NE(cause_of({.not_up = true}, "").find("did not come together"), std::string::npos);
 }
 
 TEST(Verdict, WhatIsTriedAgain) {
-  const Demand demand{.ranks = 2, .min_workers = 2, .max_failures = 3};
+  const JobRequirements requirements{.ranks = 2, .min_workers = 2, .max_failures = 3};
   const Failures first{.count = 1};
-  for (const int code : {64, 65, 69, 85, 130}) EXPECT_FALSE(what_next({.code = code}, first, demand, 2, false).again);
-  for (const int code : {1, 7, 75}) EXPECT_TRUE(what_next({.code = code}, first, demand, 2, false).again);
-  EXPECT_TRUE(what_next(lost_rank(), first, demand, 2, false).again);
-  EXPECT_FALSE(what_next(lost_rank(), first, demand, 2, /*stop_wished=*/true).again);
-  EXPECT_FALSE(what_next({.code = 75, .words = {.stopped = true}}, first, demand, 2, false).again);
-  EXPECT_TRUE(what_next(lost_rank(), {.count = 3}, demand, 2, false).again);
-  const auto last = what_next(lost_rank(), {.count = 4}, demand, 2, false);
+  for (const int code : {64, 65, 69, 85, 130})
+    EXPECT_FALSE(decide({.code = code}, first, requirements, 2, false).again);
+  for (const int code : {1, 7, 75}) EXPECT_TRUE(decide({.code = code}, first, requirements, 2, false).again);
+  EXPECT_TRUE(decide(lost_rank(), first, requirements, 2, false).again);
+  EXPECT_FALSE(decide(lost_rank(), first, requirements, 2, /*stop_wished=*/true).again);
+  EXPECT_FALSE(decide({.code = 75, .report = {.stopped = true}}, first, requirements, 2, false).again);
+  EXPECT_TRUE(decide(lost_rank(), {.count = 3}, requirements, 2, false).again);
+  const auto last = decide(lost_rank(), {.count = 4}, requirements, 2, false);
   EXPECT_FALSE(last.again);
   EXPECT_EQ(last.code, 75);
 }
 
 TEST(Verdict, PreemptionsAreCountedApart) {
   auto sigterm = lost_rank();
-  sigterm.words.run = "/runs/demo";
+  sigterm.report.run = "/runs/demo";
   EXPECT_FALSE(is_preemption(sigterm)) << "signal 9 may be anything's";
-  sigterm.words.lost->signal = SIGTERM;
+  sigterm.report.lost_rank->signal = SIGTERM;
   EXPECT_TRUE(is_preemption(sigterm));
-  const End node{.code = 1, .words = {.run = "/runs/demo", .launcher = "Slurm has lost the node n2", .host = "n2"}};
+  const JobEnd node{.code = 1,
+                    .report = {.run = "/runs/demo", .launcher_error = "Slurm has lost the node n2", .lost_host = "n2"}};
   EXPECT_TRUE(is_preemption(node));
-  EXPECT_TRUE(is_preemption({.code = 1, .words = {.run = "/runs/demo", .preempted = true}}));
-  EXPECT_TRUE(is_preemption({.launcher_signal = SIGTERM, .words = {.run = "/runs/demo"}}));
-  EXPECT_FALSE(is_preemption({.code = 1, .words = {.run = "/runs/demo"}})) << "an exception";
+  EXPECT_TRUE(is_preemption({.code = 1, .report = {.run = "/runs/demo", .preempted = true}}));
+  EXPECT_TRUE(is_preemption({.launcher_signal = SIGTERM, .report = {.run = "/runs/demo"}}));
+  EXPECT_FALSE(is_preemption({.code = 1, .report = {.run = "/runs/demo"}})) << "an exception";
   auto never_ran = node;
-  never_ran.words.run.clear();
+  never_ran.report.run.clear();
   EXPECT_FALSE(is_preemption(never_ran)) << "a node that is never there would be tried for ever";
 
   never_ran.host_is_excused = true;
   EXPECT_TRUE(is_preemption(never_ran)) << "the job goes on without it";
 
-  const Demand demand{.ranks = 2, .min_workers = 2, .max_failures = 0, .max_preemptions = 2};
+  const JobRequirements requirements{.ranks = 2, .min_workers = 2, .max_failures = 0, .max_preemptions = 2};
   for (const auto& end : {sigterm, node}) {
-    EXPECT_TRUE(what_next(end, {.count = 2}, demand, 2, false).again) << "though no failure is";
-    EXPECT_FALSE(what_next(end, {.count = 3}, demand, 2, false).again);
-    EXPECT_TRUE(what_next(end, {.count = 1000}, {.ranks = 2, .max_preemptions = -1}, 2, false).again);
-    EXPECT_FALSE(what_next(end, {.count = 1}, demand, 2, /*stop_wished=*/true).again);
+    EXPECT_TRUE(decide(end, {.count = 2}, requirements, 2, false).again) << "though no failure is";
+    EXPECT_FALSE(decide(end, {.count = 3}, requirements, 2, false).again);
+    EXPECT_TRUE(decide(end, {.count = 1000}, {.ranks = 2, .max_preemptions = -1}, 2, false).again);
+    EXPECT_FALSE(decide(end, {.count = 1}, requirements, 2, /*stop_wished=*/true).again);
   }
-  EXPECT_EQ(what_next(sigterm, {.count = 1}, demand, 2, false).wait.count(), 1) << "it may be meant for the whole job";
-  EXPECT_EQ(what_next(node, {.count = 1}, demand, 2, false).wait.count(), 0);
-  EXPECT_FALSE(what_next({.code = 1}, {.count = 1}, demand, 2, false).again);
+  EXPECT_EQ(decide(sigterm, {.count = 1}, requirements, 2, false).wait.count(), 1)
+      << "it may be meant for the whole job";
+  EXPECT_EQ(decide(node, {.count = 1}, requirements, 2, false).wait.count(), 0);
+  EXPECT_FALSE(decide({.code = 1}, {.count = 1}, requirements, 2, false).again);
 }
 
 /// The progress of a run whose newest checkpoint is of this step; none for -1.
@@ -331,8 +336,8 @@ std::vector<int> starts(int max_failures, const std::vector<int>& steps) {
   std::vector<int> times{0};
   Failures failures;
   for (const int step : steps) {
-    failures = failures.after(at_step(step));
-    const auto next = what_next(lost_rank(), failures, {.ranks = 2, .max_failures = max_failures}, 2, false);
+    failures = failures.with_one_more(at_step(step));
+    const auto next = decide(lost_rank(), failures, {.ranks = 2, .max_failures = max_failures}, 2, false);
     if (!next.again) break;
     times.push_back(times.back() + static_cast<int>(next.wait.count()));
   }
@@ -343,11 +348,11 @@ TEST(Verdict, AlwaysCrashing) {
   EXPECT_EQ(starts(0, std::vector(20, -1)), (std::vector{0}));
   EXPECT_EQ(starts(4, std::vector(20, -1)), (std::vector{0, 0, 1, 3, 7}));
   EXPECT_EQ(starts(-1, std::vector(10, -1)), (std::vector{0, 0, 1, 3, 7, 15, 31, 63, 123, 183, 243}));
-  EXPECT_EQ(train::back_off({.count = 1'000'000}).count(), 60);
+  EXPECT_EQ(train::retry_delay({.count = 1'000'000}).count(), 60);
 }
 
 TEST(Verdict, AFolderThatCannotBeReadIsNoProgress) {
-  const auto failures = train::one_more({.count = 2, .furthest = at_step(5)}, "/no/such/run");
+  const auto failures = train::add_failure({.count = 2, .furthest = at_step(5)}, "/no/such/run");
   EXPECT_EQ(failures.count, 3);
   EXPECT_EQ(failures.furthest.at("").global_step, 6);
 }
@@ -361,7 +366,7 @@ TEST(Verdict, ProgressResetsTheCount) {
 
 TEST(Verdict, WhatIsProgress) {
   const auto count_after = [](train::RunPoint before, train::RunPoint now) {
-    return Failures{.count = 2, .furthest = {{"", before}}}.after({{"", now}}).count;
+    return Failures{.count = 2, .furthest = {{"", before}}}.with_one_more({{"", now}}).count;
   };
   EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {2, 1, 4, 0, "b"}), 3) << "another report after the same batch";
   EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {3, 1, 4, 0, "a"}), 1) << "a later batch";
@@ -371,50 +376,51 @@ TEST(Verdict, WhatIsProgress) {
   EXPECT_EQ(count_after({0, 0, 3, 0, ""}, {0, 0, 4, 0, ""}), 1) << "the program saves no state";
   EXPECT_EQ(count_after({9, 5, 9, 0, "a"}, {3, 1, 4, 1, "b"}), 1) << "the user has rolled it back";
   const Failures trials{.count = 2, .furthest = {{"trial_00000", {.global_step = 5}}}};
-  EXPECT_EQ(trials.after({{"trial_00000", {.global_step = 5}}, {"trial_00001", {}}}).count, 1);
-  EXPECT_EQ(trials.after({{"trial_00000", {.global_step = 4}}}).count, 3);
+  EXPECT_EQ(trials.with_one_more({{"trial_00000", {.global_step = 5}}, {"trial_00001", {}}}).count, 1);
+  EXPECT_EQ(trials.with_one_more({{"trial_00000", {.global_step = 4}}}).count, 3);
 }
 
 TEST(Verdict, FewerRanksWhereThereAreNoMore) {
-  const Demand demand{.ranks = 8, .min_workers = 3, .max_failures = -1};
-  const End none{.code = 1, .words = {.launcher = "There are not enough slots"}};
-  EXPECT_EQ(what_next(none, {.count = 1}, demand, 8, false).ranks, 4);
-  EXPECT_EQ(what_next(none, {.count = 2}, demand, 4, false).ranks, 3);
-  EXPECT_EQ(what_next(lost_rank(), {.count = 1}, demand, 3, false).ranks, 8);
+  const JobRequirements requirements{.ranks = 8, .min_workers = 3, .max_failures = -1};
+  const JobEnd none{.code = 1, .report = {.launcher_error = "There are not enough slots"}};
+  EXPECT_EQ(decide(none, {.count = 1}, requirements, 8, false).ranks, 4);
+  EXPECT_EQ(decide(none, {.count = 2}, requirements, 4, false).ranks, 3);
+  EXPECT_EQ(decide(lost_rank(), {.count = 1}, requirements, 3, false).ranks, 8);
 }
 
 TEST(Verdict, AsManyRanksAsTheStateTakes) {
-  const Demand demand{.ranks = 4, .min_workers = 2, .max_failures = 0};
-  const End end{.code = 65, .words = {.needed = 3}};
+  const JobRequirements requirements{.ranks = 4, .min_workers = 2, .max_failures = 0};
+  const JobEnd end{.code = 65, .report = {.required_ranks = 3}};
   for (const int ranks : {2, 4}) {
-    const auto next = what_next(end, {}, demand, ranks, false);
+    const auto next = decide(end, {}, requirements, ranks, false);
     EXPECT_TRUE(next.again);
     EXPECT_EQ(next.ranks, 3);
-    EXPECT_FALSE(what_next(end, {}, demand, ranks, /*stop_wished=*/true).again);
+    EXPECT_FALSE(decide(end, {}, requirements, ranks, /*stop_wished=*/true).again);
   }
-  EXPECT_FALSE(what_next(end, {}, demand, 3, false).again);
-  EXPECT_FALSE(what_next(end, {}, {.ranks = 2, .min_workers = 2}, 2, false).again) << "there can never be so many";
+  EXPECT_FALSE(decide(end, {}, requirements, 3, false).again);
+  EXPECT_FALSE(decide(end, {}, {.ranks = 2, .min_workers = 2}, 2, false).again) << "there can never be so many";
 }
 
 TEST(Verdict, OneRootCause) {
   auto end = lost_rank();
-  end.words.error = "rank 0 (n1): waiting for rank 1";
+  end.report.error = "rank 0 (n1): waiting for rank 1";
   EXPECT_TRUE(cause_of(end, "").starts_with("rank 1 (n1) was ended by signal 9 (Killed)"));
-  EXPECT_EQ(cause_of({.code = 65, .words = {.error = "opening x.h5"}}, "older"), "opening x.h5");
+  EXPECT_EQ(cause_of({.code = 65, .report = {.error = "opening x.h5"}}, "older"), "opening x.h5");
   EXPECT_EQ(cause_of({.code = 75}, "rank 1 (n1): stuck"), "rank 1 (n1): stuck");
-  EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
-  EXPECT_EQ(cause_of({.code = 1, .words = {.slurm = "srun: error: No route"}}, ""),
+  EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
+  EXPECT_EQ(cause_of({.code = 1, .report = {.slurm = "srun: error: No route"}}, ""),
             "no rank has started: srun: error: No route");
-  EXPECT_EQ(cause_of({.code = 7, .words = {.failed_rank = 1, .slurm = "srun: error: No route"}}, ""),
+  EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1, .slurm = "srun: error: No route"}}, ""),
             "rank 1 ended with exit code 7");
-  end.words.run = "/runs/demo";
-  EXPECT_EQ(where_to_look(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
+  end.report.run = "/runs/demo";
+  EXPECT_EQ(log_hint(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
   const auto stopped = static_cast<int>(ExitCode::stopped);
-  EXPECT_EQ(cause_of({.code = stopped, .words = {.error = "state saved", .lost = LostRank{2, "n2", 15}}}, ""),
+  EXPECT_EQ(cause_of({.code = stopped, .report = {.error = "state saved", .lost_rank = LostRank{2, "n2", 15}}}, ""),
             "state saved");
-  EXPECT_EQ(
-      cause_of({.code = 137, .words = {.lost = LostRank{2, "n2", 9}, .launcher = "n2 is lost", .host = "n2"}}, ""),
-      "n2 is lost");
+  EXPECT_EQ(cause_of({.code = 137,
+                      .report = {.lost_rank = LostRank{2, "n2", 9}, .launcher_error = "n2 is lost", .lost_host = "n2"}},
+                     ""),
+            "n2 is lost");
 }
 
 class LaunchCommandTest : public testing::Test {
@@ -425,7 +431,7 @@ class LaunchCommandTest : public testing::Test {
   };
   LaunchCommand command(Launcher::Kind kind, int ranks, const Hosts& lost = {}) {
     return launch_command({kind, "/bin/launcher"}, options, ranks, lost,
-                          {.id = "7", .started = "now", .full_workers = 4}, {"/tmp/t", "/dev/shm/s"}, environment);
+                          {.id = "7", .started = "now", .full_worker_count = 4}, {"/tmp/t", "/dev/shm/s"}, environment);
   }
   static std::string value(const LaunchCommand& command, const std::string& name) {
     for (const auto& [key, text] : command.environment)

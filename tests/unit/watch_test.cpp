@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 Call sum(std::size_t count) { return {.kind = Call::Kind::all_reduce, .type = node::Dtype::f32, .count = count}; }
 
 /// Zeroes, as the shared memory is.
-std::unique_ptr<Calls> calls() { return std::make_unique<Calls>(); }
+std::unique_ptr<CallLog> calls() { return std::make_unique<CallLog>(); }
 
 TEST(Call, IsWhatItsWordSays) {
   for (const auto& call :
@@ -32,16 +32,16 @@ TEST(Call, IsWhatItsWordSays) {
         Call{.kind = Call::Kind::broadcast, .root = 70'000, .count = 3},
         Call{.kind = Call::Kind::reduce, .type = node::Dtype::boolean, .op = ReduceOp::bit_xor, .root = 0, .count = 5},
         Call{.kind = Call::Kind::receive, .type = node::Dtype::c128, .root = -1, .count = 2}}) {
-    const auto again = Call::of(call.word());
+    const auto again = Call::decode(call.encode());
     EXPECT_EQ(again.text(), call.text());
-    EXPECT_EQ(again.word(), call.word());
+    EXPECT_EQ(again.encode(), call.encode());
     EXPECT_EQ(again.needs_all(), call.needs_all());
-    EXPECT_NE(call.word(), 0U);
+    EXPECT_NE(call.encode(), 0U);
   }
   EXPECT_EQ(sum(1024).text(), "all_reduce(float32 [1024], sum)");
   EXPECT_EQ((Call{.kind = Call::Kind::barrier}).text(), "barrier()");
   EXPECT_EQ((Call{.kind = Call::Kind::receive, .count = 7}).text(), "receive(uint8 [7], any rank)");
-  EXPECT_NE(sum(1024).word(), sum(1025).word());
+  EXPECT_NE(sum(1024).encode(), sum(1025).encode());
 }
 
 TEST(Call, IsCountedInWords) {
@@ -51,7 +51,7 @@ TEST(Call, IsCountedInWords) {
   for (const auto& [number, text] : cases) EXPECT_EQ(node::nth(number), text);
 }
 
-TEST(Calls, KeepsTheLastOnes) {
+TEST(CallLog, KeepsTheLastOnes) {
   const auto record = calls();
   EXPECT_TRUE(record->last().empty());
   for (std::uint64_t i = 1; i <= 200; ++i) {
@@ -61,38 +61,38 @@ TEST(Calls, KeepsTheLastOnes) {
   }
   const auto last = record->last(3);
   ASSERT_EQ(last.size(), 3U);
-  EXPECT_EQ(last[0].turn, 198U);
-  EXPECT_EQ(last[2].turn, 200U);
+  EXPECT_EQ(last[0].call_number, 198U);
+  EXPECT_EQ(last[2].call_number, 200U);
   EXPECT_EQ(last[2].call.count, 200U);
   EXPECT_EQ(last[2].ended, 0ns);
   EXPECT_GT(last[1].ended, 0ns);
   EXPECT_EQ(last[1].text(), "all_reduce(float32 [199], sum)");
   EXPECT_TRUE(last[2].text().starts_with("muster:allreduce_of_a_very_long_")) << last[2].text();
-  EXPECT_EQ(record->last().size(), Calls::slots);
-  EXPECT_TRUE(record->find(7, 200 - Calls::slots + 1));
-  EXPECT_FALSE(record->find(7, 200 - Calls::slots));
+  EXPECT_EQ(record->last().size(), CallLog::slots);
+  EXPECT_TRUE(record->find(7, 200 - CallLog::slots + 1));
+  EXPECT_FALSE(record->find(7, 200 - CallLog::slots));
   EXPECT_FALSE(record->find(8, 200));
 }
 
-TEST(Turns, SayHowFarARankIs) {
-  const auto turns = std::make_unique<Turns>();
+TEST(CallCounts, SayHowFarARankIs) {
+  const auto turns = std::make_unique<CallCounts>();
   EXPECT_FALSE(turns->begun(7));
   const auto slot = turns->open(7);
   EXPECT_EQ(turns->begun(7), 0U);
   turns->begin(slot, 7, 3);
   EXPECT_EQ(turns->begun(7), 3U);
-  for (std::uint64_t channel = 8; channel < 8 + Turns::slots; ++channel) turns->open(channel);
+  for (std::uint64_t channel = 8; channel < 8 + CallCounts::slots; ++channel) turns->open(channel);
   EXPECT_FALSE(turns->begun(7)) << "others have taken its place";
   turns->begin(slot, 7, 4);
-  EXPECT_EQ(turns->begun(7 + Turns::slots), 0U);
+  EXPECT_EQ(turns->begun(7 + CallCounts::slots), 0U);
 }
 
-TEST(Calls, AreNamedByWhatGoesOn) {
+TEST(CallLog, AreNamedByWhatGoesOn) {
   const auto record = calls();
   {
-    const During report("report");
+    const ScopedCallName report("report");
     {
-      const During save("save");
+      const ScopedCallName save("save");
       record->begin(1, 1, sum(1), nullptr);
     }
     record->begin(1, 2, sum(1), nullptr);
@@ -105,7 +105,7 @@ TEST(Calls, AreNamedByWhatGoesOn) {
 }
 
 // Every field of an entry says the same number, so that a torn one is seen.
-TEST(Calls, AreReadWholeWhileOthersAreWritten) {
+TEST(CallLog, AreReadWholeWhileOthersAreWritten) {
   const auto record = calls();
   std::atomic<bool> over{false};
   std::vector<std::thread> writers;
@@ -118,8 +118,8 @@ TEST(Calls, AreReadWholeWhileOthersAreWritten) {
   while (std::chrono::steady_clock::now() < end)
     for (const auto& entry : record->last()) {
       ++read;
-      ASSERT_EQ(entry.channel, entry.turn);
-      ASSERT_EQ(entry.call.count, entry.turn);
+      ASSERT_EQ(entry.channel, entry.call_number);
+      ASSERT_EQ(entry.call.count, entry.call_number);
       ASSERT_TRUE(entry.name.empty() || entry.name == "a name") << entry.name;
     }
   over = true;
@@ -128,11 +128,11 @@ TEST(Calls, AreReadWholeWhileOthersAreWritten) {
 }
 
 TEST(Process, SaysWhenItIsStoppedOrGone) {
-  EXPECT_EQ(state_of(::getpid(), start_of(::getpid())), "");
+  EXPECT_EQ(state_of(::getpid(), start_time_of(::getpid())), "");
   const pid_t child = ::fork();
   if (child == 0)
     for (;;) ::pause();
-  const auto started = start_of(child);
+  const auto started = start_time_of(child);
   EXPECT_GT(started, 0);
   ::kill(child, SIGSTOP);
   int status = 0;
@@ -147,8 +147,8 @@ TEST(Process, SaysWhenItIsStoppedOrGone) {
   while (!over) ::usleep(1000);
 }
 
-TEST(MainStack, IsTakenByAnotherThread) {
-  const MainStack main;
+TEST(MainThreadStack, IsTakenByAnotherThread) {
+  const MainThreadStack main;
   std::atomic<bool> over{false};
   std::string text;
   std::thread other([&] {
@@ -162,8 +162,8 @@ TEST(MainStack, IsTakenByAnotherThread) {
   EXPECT_NE(text.find("sleep"), std::string::npos) << text;
 }
 
-TEST(MainStack, SaysWhenTheThreadHeedsNoSignal) {
-  const MainStack main;
+TEST(MainThreadStack, SaysWhenTheThreadHeedsNoSignal) {
+  const MainThreadStack main;
   std::string text;
   sigset_t all, before;
   ::sigfillset(&all);

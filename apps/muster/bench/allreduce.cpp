@@ -160,7 +160,7 @@ std::vector<Row> measure_sizes(Launch& launch, const Options& options) {
 Benchmark allreduce() {
   Benchmark benchmark{.name = "allreduce", .description = "Sum fp32 values over the ranks in place, against MPI"};
   for (const auto& entry : cases) benchmark.cases.emplace_back(entry.name);
-  benchmark.inside = measure_sizes;
+  benchmark.measure_in_process = measure_sizes;
   return benchmark;
 }
 

@@ -43,7 +43,7 @@ void measure_each(Options options, bool speaks, bool judges, RowsOf&& rows_of) {
   std::vector<std::string> noisy;
   {
     std::optional<RowWriter> out;
-    if (speaks) out.emplace(options.json || options.for_starter);
+    if (speaks) out.emplace(options.json || options.for_parent);
     for (const auto& name : std::exchange(options.cases, {})) {
       options.cases = {name};
       for (const auto& row : rows_of(options)) {
@@ -68,18 +68,18 @@ std::vector<Row> measured(Measure&& measure) {
 
 /// Runs the benchmark in this process, which is one of the ranks.
 void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ranks_given) {
-  if (!benchmark.inside || options.with_peers)
+  if (!benchmark.measure_in_process || options.with_peers)
     throw Error(ExitCode::usage, "comparing whole processes", "a launcher has started this program",
                 "Start it without mpirun or srun; it starts its ranks itself");
-  launched([&](Launch& launch) {
+  run_in_launch([&](Launch& launch) {
     if (ranks_given && launch.size() != options.ranks)
       throw Error(ExitCode::usage, "reading -n",
                   "it asks for " + std::to_string(options.ranks) + (options.ranks == 1 ? " rank" : " ranks") +
                       " and the launcher has started " + std::to_string(launch.size()),
                   "Leave it out");
-    measure_each(options, launch.rank() == 0, !options.for_starter, [&](const Options& one) {
-      const auto measure = [&] { return benchmark.inside(launch, one); };
-      return options.for_starter ? measure() : measured(measure);
+    measure_each(options, launch.rank() == 0, !options.for_parent, [&](const Options& one) {
+      const auto measure = [&] { return benchmark.measure_in_process(launch, one); };
+      return options.for_parent ? measure() : measured(measure);
     });
   });
 }
@@ -104,14 +104,14 @@ void measure(const Benchmark& benchmark, const Options& options) {
   const ScratchFolder folder;
   ::setenv(folder_variable, folder.path().c_str(), 1);
   measure_each(options, true, true, [&](const Options& one) {
-    if (!benchmark.inside)
+    if (!benchmark.measure_in_process)
       return measured([&] {
         std::vector<Row> rows;
-        benchmark.processes(rows, one);
+        benchmark.measure_processes(rows, one);
         return rows;
       });
     auto rows = measured([&] { return rows_from_ranks(benchmark, one); });
-    if (benchmark.processes) benchmark.processes(rows, one);
+    if (benchmark.measure_processes) benchmark.measure_processes(rows, one);
     return rows;
   });
 }
@@ -128,7 +128,7 @@ void add(CLI::App& parent, const Benchmark& benchmark) {
       ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
       ->option_text("R");
   command->add_option("--case", options->cases, "Only these cases")->option_text("NAME...");
-  command->add_flag("--for-starter", options->for_starter)->group("");
+  command->add_flag("--for-starter", options->for_parent)->group("");
   command->add_flag("--progress", options->progress)->group("");
   std::string cases;
   for (const auto& name : benchmark.cases) cases += "  " + name + "\n";
@@ -155,7 +155,7 @@ Rounds rounds_of_processes(const Options& options, std::size_t programs) {
   return {11, budget * static_cast<int>(programs)};
 }
 
-void launched(const std::function<void(Launch&)>& body) {
+void run_in_launch(const std::function<void(Launch&)>& body) {
   // Variables for the user's own runs, which must not affect a benchmark.
   for (const auto* name : {"MUSTER_STORAGE", "MUSTER_NAME", "MUSTER_CONFIG", "MUSTER_RESUME", "MUSTER_WORKERS",
                            "MUSTER_TIME_LIMIT", "MUSTER_SEED"})

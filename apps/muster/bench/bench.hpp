@@ -19,8 +19,8 @@ struct Options {
   int rounds = 0;  ///< 0: as many as fit a minute, up to a maximum
   bool json = false;
   bool with_peers = false;
-  bool for_starter = false;  ///< print rows as JSON for the program that has started the ranks, which evaluates them
-  bool progress = false;     ///< show progress even if stderr is not a terminal
+  bool for_parent = false;  ///< print rows as JSON for the program that has started the ranks, which evaluates them
+  bool progress = false;    ///< show progress even if stderr is not a terminal
 };
 
 /// Rounds for candidates inside one program: about a minute, unless options ask for a number.
@@ -33,9 +33,9 @@ struct Benchmark {
   std::string description = {};
   std::vector<std::string> cases = {};
   /// Measures candidates inside one program. Called on every rank; returns the same rows on each. Empty: none.
-  std::function<std::vector<Row>(Launch&, const Options&)> inside = {};
+  std::function<std::vector<Row>(Launch&, const Options&)> measure_in_process = {};
   /// Measures whole processes, outside of any launch; makes rows or adds to them. Empty: none.
-  std::function<void(std::vector<Row>&, const Options&)> processes = {};
+  std::function<void(std::vector<Row>&, const Options&)> measure_processes = {};
 };
 
 Benchmark allreduce();
@@ -52,6 +52,6 @@ void run_job(const std::string& name, const std::vector<std::string>& arguments)
 void time_checkpoints(Session& session, const std::string& which);
 
 /// Calls `body` in a launch on this rank. If it fails, the message is printed, and CLI::RuntimeError has the exit code.
-void launched(const std::function<void(Launch&)>& body);
+void run_in_launch(const std::function<void(Launch&)>& body);
 
 }  // namespace muster::bench

@@ -204,8 +204,8 @@ Benchmark checkpoint() {
   return {.name = "checkpoint",
           .description = "Save 420 MB until durable, and restore them, against the disk and torch",
           .cases = {save_case, restore_case, stall_case, fused_stall_case},
-          .inside = measure_checkpoints,
-          .processes = add_checkpoint_peers};
+          .measure_in_process = measure_checkpoints,
+          .measure_processes = add_checkpoint_peers};
 }
 
 }  // namespace muster::bench

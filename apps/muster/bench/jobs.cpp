@@ -107,7 +107,7 @@ void load() {
 
 void run_job(const std::string& name, const std::vector<std::string>& arguments) {
   if (name == "load") return load();
-  launched([&](Launch& launch) {
+  run_in_launch([&](Launch& launch) {
     if (name == "recovery") return recover(launch);
     in_session(launch, name, [&](Session& session) {
       if (name == "first-step") return first_step(session);

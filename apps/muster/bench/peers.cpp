@@ -31,11 +31,11 @@ Timings alternate(const std::vector<Program>& programs, const Options& options, 
   Timings timings;
   for (const auto& program : programs) timings.candidates.push_back(program.name);
   timings.ms.resize(programs.size());
-  Pace pace(rounds_of_processes(options, programs.size()));
-  for (int round = 0; pace.another(); ++round)
+  RoundTimer timer(rounds_of_processes(options, programs.size()));
+  for (int round = 0; timer.has_next(); ++round)
     for (const auto index : rotation(round, programs.size())) {
       const auto& [name, command] = programs[index];
-      line.show(what + ": " + name + ", " + pace.text());
+      line.show(what + ": " + name + ", " + timer.text());
       const auto finished = run(command);
       timings.ms[index].push_back(read(finished, result_of("running " + name, finished)));
     }

@@ -61,7 +61,7 @@ Benchmark recovery() {
   return {.name = "recovery",
           .description = "SIGKILL of a rank to the end of the next step, whole jobs",
           .cases = {"kill to step"},
-          .processes = measure_kill_to_step};
+          .measure_processes = measure_kill_to_step};
 }
 
 }  // namespace muster::bench

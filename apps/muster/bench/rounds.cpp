@@ -13,18 +13,18 @@ constexpr int least_rounds = 5;
 
 }  // namespace
 
-double Pace::seconds() const {
+double RoundTimer::seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-bool Pace::another() {
+bool RoundTimer::has_next() {
   const bool in_time = !rounds_.budget || seconds() < static_cast<double>(rounds_.budget->count());
   if (begun_ >= rounds_.most || (begun_ >= least_rounds && !in_time)) return false;
   ++begun_;
   return true;
 }
 
-std::string Pace::text() const {
+std::string RoundTimer::text() const {
   auto text =
       "round " + std::to_string(begun_) + (rounds_.budget ? " of at most " : " of ") + std::to_string(rounds_.most);
   if (begun_ < 2) return text;
@@ -34,8 +34,8 @@ std::string Pace::text() const {
   return text + ", about " + std::to_string(std::lround(std::max(1.0, all - taken))) + " s left";
 }
 
-bool another(Pace& pace, const Communicator& communicator) {
-  const std::int64_t mine = communicator.rank() == 0 ? pace.another() : 0;
+bool has_next_round(RoundTimer& timer, const Communicator& communicator) {
+  const std::int64_t mine = communicator.rank() == 0 ? timer.has_next() : 0;
   return communicator.all_reduce(mine, ReduceOp::max) != 0;
 }
 
@@ -52,9 +52,9 @@ Timings measure(const Communicator& communicator, const std::vector<Candidate>& 
   Timings timings;
   for (const auto& candidate : candidates) timings.candidates.push_back(candidate.name);
   timings.ms.resize(candidates.size());
-  Pace pace(rounds);
-  for (int round = 0; another(pace, communicator); ++round) {
-    progress(pace.text());
+  RoundTimer timer(rounds);
+  for (int round = 0; has_next_round(timer, communicator); ++round) {
+    progress(timer.text());
     for (const auto index : rotation(round, candidates.size())) {
       const auto& candidate = candidates[index];
       candidate.before();

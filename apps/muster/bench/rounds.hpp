@@ -21,11 +21,11 @@ struct Rounds {
 };
 
 /// Counts the rounds of a case, from its construction on.
-class Pace {
+class RoundTimer {
  public:
-  explicit Pace(const Rounds& rounds) : rounds_(rounds) {}
+  explicit RoundTimer(const Rounds& rounds) : rounds_(rounds) {}
   /// True if there is another round; must be called once before each round.
-  bool another();
+  bool has_next();
   /// "round 3 of at most 31, about 40 s left"; the time is shown from the second round on.
   std::string text() const;
 
@@ -37,7 +37,7 @@ class Pace {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Called for each round with Pace::text().
+/// Called for each round with RoundTimer::text().
 using Progress = std::function<void(const std::string& round)>;
 
 struct Candidate {
@@ -53,7 +53,7 @@ Timings measure(const Communicator& communicator, const std::vector<Candidate>& 
                 const Progress& progress);
 
 /// True if rank 0's pace has another round. Collective.
-bool another(Pace& pace, const Communicator& communicator);
+bool has_next_round(RoundTimer& timer, const Communicator& communicator);
 
 /// Runs `work` after a barrier; returns the time of the slowest rank in milliseconds. Collective.
 double timed(const Communicator& communicator, const std::function<void()>& work);

@@ -41,7 +41,7 @@ Row make_row(std::string name, const Timings& timings) {
   row.name = std::move(name);
   row.rounds = static_cast<int>(of(timings, ours).size());
   row.median_ms.emplace_back(ours, median(of(timings, ours)));
-  row.aa = median(ratios(of(timings, ours), of(timings, twin)));
+  row.twin_ratio = median(ratios(of(timings, ours), of(timings, twin)));
   add_peers(row, timings);
   return row;
 }
@@ -62,15 +62,15 @@ void to_json(nlohmann::ordered_json& json, const Row& row) {
     ratio[comparison.peer] = comparison.ratio;
     interval[comparison.peer] = {comparison.interval.low, comparison.interval.high};
   }
-  json = {{"case", row.name}, {"median_ms", median_ms}, {"ratio", ratio},      {"interval", interval},
-          {"aa", row.aa},     {"rounds", row.rounds},   {"void", !row.valid()}};
+  json = {{"case", row.name},     {"median_ms", median_ms}, {"ratio", ratio},      {"interval", interval},
+          {"aa", row.twin_ratio}, {"rounds", row.rounds},   {"void", !row.valid()}};
   if (!row.notes.empty()) json["notes"] = row.notes;
 }
 
 void from_json(const nlohmann::ordered_json& json, Row& row) {
   row.name = json.at("case");
   row.rounds = json.at("rounds");
-  row.aa = json.at("aa");
+  row.twin_ratio = json.at("aa");
   row.notes = json.value("notes", std::vector<std::string>());
   for (const auto& [candidate, ms] : json.at("median_ms").items()) row.median_ms.emplace_back(candidate, ms);
   for (const auto& [peer, ratio] : json.at("ratio").items()) {
@@ -92,7 +92,7 @@ std::string row_text(const Row& row, bool first) {
       }
     table.rows.push_back(std::move(cells));
   }
-  table.rows.push_back({"", "A/A", "", number("%.3f", row.aa), row.valid() ? "" : "void"});
+  table.rows.push_back({"", "A/A", "", number("%.3f", row.twin_ratio), row.valid() ? "" : "void"});
   return tool::to_text(table, first);
 }
 

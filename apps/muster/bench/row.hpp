@@ -33,12 +33,12 @@ struct Row {
   int rounds = 0;
   std::vector<std::pair<std::string, double>> median_ms;  ///< for each candidate except the twin
   std::vector<Comparison> comparisons;
-  double aa = 0;  ///< median over the rounds of muster / its twin
+  double twin_ratio = 0;  ///< median over the rounds of muster / its twin
   std::vector<std::string> notes;
 
   /// True if muster and its twin took the same time; otherwise the machine was too noisy, and no ratio of the row
   /// counts.
-  bool valid() const { return aa >= 0.95 && aa <= 1.05; }
+  bool valid() const { return twin_ratio >= 0.95 && twin_ratio <= 1.05; }
 };
 
 /// Makes a row from `timings`, which must contain muster and its twin.

@@ -112,8 +112,8 @@ Timings stall_of_fused_step(Session& session, const Rounds& rounds, const Progre
   };
   gradients();
   Timings timings{.candidates = {ours, "memcpy", twin}, .ms = {{}, {}, {}}};
-  for (Pace pace(rounds); another(pace, communicator);) {
-    progress(pace.text());
+  for (RoundTimer timer(rounds); has_next_round(timer, communicator);) {
+    progress(timer.text());
     timings.ms[0].push_back(stall());
     timings.ms[1].push_back(timed(communicator, [&] { copy(); }));
     timings.ms[2].push_back(stall());

@@ -55,7 +55,7 @@ Benchmark start() {
   return {.name = "start",
           .description = "Launch to the end of the first step, whole jobs",
           .cases = {"first step"},
-          .processes = measure_first_step};
+          .measure_processes = measure_first_step};
 }
 
 }  // namespace muster::bench

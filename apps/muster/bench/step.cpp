@@ -228,8 +228,8 @@ Benchmark step() {
   Benchmark benchmark{.name = "step", .description = "Train, against no communication, plain MPI and torch's DDP"};
   for (const auto& entry : step_cases) benchmark.cases.emplace_back(entry.name);
   benchmark.cases.emplace_back(adam_case);
-  benchmark.inside = measure_steps;
-  benchmark.processes = add_step_peers;
+  benchmark.measure_in_process = measure_steps;
+  benchmark.measure_processes = add_step_peers;
   return benchmark;
 }
 

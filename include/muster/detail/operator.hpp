@@ -35,7 +35,7 @@ Worker worker_of(const Session& session);
 namespace detail::train {
 
 class OperatorRun;
-struct OperatorParts;
+struct OperatorRegistry;
 using Forward = std::function<at::Tensor(const std::vector<at::Tensor>& features)>;
 using Criterion = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
@@ -63,12 +63,12 @@ struct PassesOptions {
   bool split = true;  ///< among the workers
 };
 /// Collective over the workers.
-using MakePasses = std::function<std::unique_ptr<Passes>(OperatorParts& parts, const PassesOptions& options)>;
+using MakePasses = std::function<std::unique_ptr<Passes>(OperatorRegistry& parts, const PassesOptions& options)>;
 
 /// The batches of one call of train() or validate().
-class Feed {
+class BatchSource {
  public:
-  virtual ~Feed() = default;
+  virtual ~BatchSource() = default;
   /// The next batch; null if the call has had all of its batches.
   virtual Batch* next() = 0;
   /// The first batch of an iteration over them.
@@ -78,7 +78,7 @@ class Feed {
 at::Tensor stacked(const std::vector<at::Tensor>& examples);
 Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples,
                  std::shared_ptr<const step::BatchWeight> step);
-const Session& session_of(const OperatorParts& parts);
+const Session& session_of(const OperatorRegistry& parts);
 
 /// Makes a batch from what a data loader returns: an example of tensors, or a vector of examples.
 template <class Examples>
@@ -137,7 +137,7 @@ template <class Loader>
 MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
   // std::function needs a copyable callable, so the loader is shared; it can be used only once.
   const auto owner = std::make_shared<std::unique_ptr<Loader>>(std::move(loader));
-  return [owner](OperatorParts&, const PassesOptions& options) -> std::unique_ptr<Passes> {
+  return [owner](OperatorRegistry&, const PassesOptions& options) -> std::unique_ptr<Passes> {
     if (!*owner) refuse_loader();
     if (!options.split && !(*owner)->has_own_sampler()) refuse_divided_loader();
     return std::make_unique<LoaderPasses<Loader>>(std::move(*owner));
@@ -147,7 +147,7 @@ MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
 /// `Options` is DataLoaderOptions, which is known where such a dataset is.
 template <class Dataset, class Options>
 MakePasses make_passes_of(Dataset dataset, const Options& given) {
-  return [dataset, given](OperatorParts& parts, const PassesOptions& options) -> std::unique_ptr<Passes> {
+  return [dataset, given](OperatorRegistry& parts, const PassesOptions& options) -> std::unique_ptr<Passes> {
     Options of_loader = given;
     of_loader.training = options.training;
     if (!options.training && of_loader.name == Options{}.name) of_loader.name = "validation_loader";
@@ -156,7 +156,7 @@ MakePasses make_passes_of(Dataset dataset, const Options& given) {
       if (const auto global = std::exchange(of_loader.global_batch_size, std::nullopt))
         of_loader.batch_size = *global / static_cast<std::size_t>(worker.world) +
                                (*global % static_cast<std::size_t>(worker.world) != 0 ? 1 : 0);
-      worker.rank = 0, worker.world = 1, worker.full = 0;
+      worker.rank = 0, worker.world = 1, worker.full_worker_count = 0;
     }
     return std::make_unique<LoaderPasses<DataLoader<Dataset>>>(
         make_loader<DataLoader<Dataset>>(worker, dataset, of_loader));

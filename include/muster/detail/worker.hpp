@@ -12,15 +12,16 @@ class Session;
 
 namespace detail::data {
 
-class Cursors;
+class PassPositions;
 
 struct Worker {
   int rank = 0;
   int world = 1;
-  int full = 0;                      ///< the job's number of ranks when none is missing; 0: `world`
-  std::uint64_t seed = 0;            ///< the run's seed
-  c10::Device device = c10::kCPU;    ///< the batches' device
-  std::shared_ptr<Cursors> cursors;  ///< where a loader counts the batches it hands out, and saves its position
+  int full_worker_count = 0;       ///< the job's number of ranks when none is missing; 0: `world`
+  std::uint64_t seed = 0;          ///< the run's seed
+  c10::Device device = c10::kCPU;  ///< the batches' device
+  std::shared_ptr<PassPositions>
+      pass_positions;  ///< where a loader counts the batches it hands out, and saves its position
 };
 
 /// Returns the session's worker; the session defines it. An Error with virtual workers, which loaders do not support.

@@ -69,16 +69,16 @@ std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) noex
   return ::crc32_gzip_refl(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
-void on_threads(std::uint64_t count, const std::function<void(Range)>& work) {
+void for_each_share(std::uint64_t count, const std::function<void(Range)>& work) {
   const auto threads = static_cast<int>(std::clamp<std::uint64_t>(count, 1, at::get_num_threads()));
   std::vector<std::future<void>> others;
   for (int thread = 1; thread < threads; ++thread)
-    others.push_back(std::async(std::launch::async, work, share(count, {thread, threads})));
-  work(share(count, {0, threads}));
+    others.push_back(std::async(std::launch::async, work, share_of(count, {thread, threads})));
+  work(share_of(count, {0, threads}));
   for (auto& other : others) other.get();
 }
 
-File open_whole(const fs::path& directory, const FileEntry& entry) {
+File open_with_size(const fs::path& directory, const FileEntry& entry) {
   File file(regular_file(directory, entry.name), File::Mode::read);
   if (file.size() != entry.bytes)
     refuse(file.path(),
@@ -98,7 +98,7 @@ std::vector<std::string> list_files(const fs::path& directory) {
     names.push_back(at->path().lexically_relative(directory).generic_string());
   }
   if (error)
-    throw Error(code_of_reading(error.value()), "reading " + directory.string(), error.message(),
+    throw Error(read_error_code(error.value()), "reading " + directory.string(), error.message(),
                 "Check the path and the permissions");
   std::ranges::sort(names);
   return names;
@@ -142,8 +142,8 @@ void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<co
                  const std::function<std::byte*(Range)>& place,
                  const std::function<void(Range, std::span<const std::byte>)>& use) {
   if (pieces.empty()) return;
-  const auto file = open_whole(directory, entry);
-  on_threads(pieces.size(), [&](Range mine) {
+  const auto file = open_with_size(directory, entry);
+  for_each_share(pieces.size(), [&](Range mine) {
     std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
     for (const auto piece : pieces.subspan(mine.begin, mine.end - mine.begin)) {
       const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
@@ -155,12 +155,12 @@ void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<co
   });
 }
 
-std::vector<std::uint64_t> whole_pieces(const fs::path& directory, const FileEntry& entry,
-                                        std::span<const std::uint64_t> pieces) {
+std::vector<std::uint64_t> intact_pieces(const fs::path& directory, const FileEntry& entry,
+                                         std::span<const std::uint64_t> pieces) {
   if (pieces.empty()) return {};
-  const auto file = open_whole(directory, entry);
+  const auto file = open_with_size(directory, entry);
   std::vector<char> is_whole(pieces.size());  // not vector<bool>: threads write to neighbouring elements
-  on_threads(pieces.size(), [&](Range mine) {
+  for_each_share(pieces.size(), [&](Range mine) {
     std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
     for (auto i = mine.begin; i < mine.end; ++i) {
       const auto range = piece_range(entry.bytes, entry.piece_bytes, pieces[i]);
@@ -180,18 +180,18 @@ void refuse_piece(const fs::path& path, Range range) {
 }
 
 void verify_sizes(const fs::path& directory, const Manifest& manifest) {
-  for (const auto& entry : manifest.files) open_whole(directory, entry);
+  for (const auto& entry : manifest.files) open_with_size(directory, entry);
 }
 
-void verify(const fs::path& directory, const Manifest& manifest, Rank in_world, Rank in_node,
+void verify(const fs::path& directory, const Manifest& manifest, RankInGroup in_world, RankInGroup in_node,
             const MappedState* state) {
-  const Places places(manifest.tensors);
+  const TensorIndex tensor_index(manifest.tensors);
   const auto needed_on_every_node = [&](const FileEntry& entry, std::uint64_t piece) {
     bool needed = false;
     if (entry.name == state_name)
-      places.each(piece_range(entry.bytes, entry.piece_bytes, piece), [&](Range, const TensorEntry* tensor) {
-        needed = needed || (tensor != nullptr && !tensor->per_rank);
-      });
+      tensor_index.for_each_segment(
+          piece_range(entry.bytes, entry.piece_bytes, piece),
+          [&](Range, const TensorEntry* tensor) { needed = needed || (tensor != nullptr && !tensor->per_rank); });
     return needed;
   };
   std::vector<std::pair<const FileEntry*, std::uint64_t>> of_node, of_world;
@@ -200,7 +200,7 @@ void verify(const fs::path& directory, const Manifest& manifest, Rank in_world, 
       (needed_on_every_node(entry, piece) ? of_node : of_world).emplace_back(&entry, piece);
   std::map<const FileEntry*, std::vector<std::uint64_t>> mine;
   for (const auto& [all, here] : {std::pair(&of_node, in_node), std::pair(&of_world, in_world)}) {
-    const auto part = share(all->size(), here);
+    const auto part = share_of(all->size(), here);
     for (auto i = part.begin; i < part.end; ++i) mine[(*all)[i].first].push_back((*all)[i].second);
   }
   for (const auto& entry : manifest.files)

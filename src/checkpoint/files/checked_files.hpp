@@ -33,10 +33,10 @@ void copy_file_unless_there(const std::filesystem::path& directory, const std::s
 FileEntry checksum_file(const std::filesystem::path& directory, const std::string& name);
 
 /// Divides `count` items among as many threads as torch has. Each thread calls work(range).
-void on_threads(std::uint64_t count, const std::function<void(Range)>& work);
+void for_each_share(std::uint64_t count, const std::function<void(Range)>& work);
 
 /// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if its size is not that of its entry.
-File open_whole(const std::filesystem::path& directory, const FileEntry& entry);
+File open_with_size(const std::filesystem::path& directory, const FileEntry& entry);
 
 /// Reads and verifies pieces of a checkpoint's file on as many threads as torch has, and passes each to `use` with its
 /// range in the file. If place(range) returns memory, the piece is read into it. Throws an Error (ExitCode::data) if
@@ -46,8 +46,8 @@ void read_pieces(const std::filesystem::path& directory, const FileEntry& entry,
                  const std::function<void(Range, std::span<const std::byte>)>& use = {});
 
 /// Returns the pieces whose checksums match the entry. Throws the same Errors as read_pieces(), except for checksums.
-std::vector<std::uint64_t> whole_pieces(const std::filesystem::path& directory, const FileEntry& entry,
-                                        std::span<const std::uint64_t> pieces);
+std::vector<std::uint64_t> intact_pieces(const std::filesystem::path& directory, const FileEntry& entry,
+                                         std::span<const std::uint64_t> pieces);
 
 /// Throws an Error (ExitCode::data) that names the first file that is missing or has another size than the manifest
 /// says.
@@ -55,8 +55,8 @@ void verify_sizes(const std::filesystem::path& directory, const Manifest& manife
 /// Verifies the checksums of this rank's share. Pieces that every node needs are divided among the ranks of each node,
 /// so they are in the node's page cache afterwards; all other pieces are divided among all ranks. With `state`,
 /// state.h5 is read through its mapping.
-void verify(const std::filesystem::path& directory, const Manifest& manifest, Rank in_world = {}, Rank in_node = {},
-            const MappedState* state = nullptr);
+void verify(const std::filesystem::path& directory, const Manifest& manifest, RankInGroup in_world = {},
+            RankInGroup in_node = {}, const MappedState* state = nullptr);
 
 /// Throws the Error for a piece with a wrong checksum.
 [[noreturn]] void refuse_piece(const std::filesystem::path& path, Range range);

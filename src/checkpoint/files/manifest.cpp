@@ -83,7 +83,7 @@ void check_name(const std::string& name) {
 }
 
 std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& shape) {
-  const auto bytes = claimed_bytes(type, shape);
+  const auto bytes = tensor_bytes(type, shape);
   if (!bytes) throw Invalid{"a shape is absurd"};
   return *bytes;
 }
@@ -299,7 +299,7 @@ Manifest read_manifest(const std::filesystem::path& directory) {
     throw Error(ExitCode::data, "reading " + path.string(),
                 std::filesystem::exists(status) ? "it is not a regular file" : "there is no such file",
                 "A directory without this file is not a checkpoint that muster wrote");
-  return from_text(read_file(path, longest_json), path.string());
+  return from_text(read_file(path, max_json_bytes), path.string());
 }
 
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest) {

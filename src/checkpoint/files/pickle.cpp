@@ -63,7 +63,7 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> storage_ty
 /// way, in cycles too.
 class Unpickler {
  public:
-  Unpickler(std::string_view pickle, const Storages& storages) : pickle_(pickle), storages_(storages) {}
+  Unpickler(std::string_view pickle, const StorageReader& storages) : pickle_(pickle), storages_(storages) {}
 
   const PickleValue& run() {
     for (;;) {
@@ -273,7 +273,7 @@ class Unpickler {
     const auto offset = as<std::int64_t>(*arguments[1], "a tensor's offset");
     const auto sizes = numbers(*arguments[2], "a tensor's shape"),
                strides = numbers(*arguments[3], "a tensor's strides");
-    const auto bytes = claimed_bytes(storage.type, sizes);
+    const auto bytes = tensor_bytes(storage.type, sizes);
     // A tensor may not be larger than its storage: an expanded one would take more memory as soon as it is used.
     const auto count = bytes.value_or(0) / c10::elementSize(storage.type);
     std::int64_t last = offset;  // index of the last value in the storage
@@ -289,7 +289,7 @@ class Unpickler {
   }
 
   std::string_view pickle_;
-  const Storages& storages_;
+  const StorageReader& storages_;
   std::deque<PickleValue> values_;
   std::vector<PickleValue*> stack_;
   std::vector<std::size_t> marks_;
@@ -305,8 +305,8 @@ class Flattened {
   /// Returns the value as JSON. Moves its tensors to `tensors`; returns a discarded value if it is itself a tensor.
   Json take(const PickleValue& value, const std::string& path, int depth) {
     spend(1 + path.size());
-    if (depth > deepest_json)
-      throw BadPickle("it is nested more than " + std::to_string(deepest_json) + " levels deep");
+    if (depth > max_json_depth)
+      throw BadPickle("it is nested more than " + std::to_string(max_json_depth) + " levels deep");
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       if (!tensors.emplace(path, *tensor).second) throw BadPickle("two tensors in it are called " + path);
       return Json(Json::value_t::discarded);
@@ -363,7 +363,7 @@ class Flattened {
 
 }  // namespace
 
-StateDict unpickle_state_dict(std::string_view pickle, const Storages& storages) {
+StateDict unpickle_state_dict(std::string_view pickle, const StorageReader& storages) {
   Unpickler unpickler(pickle, storages);
   const auto& root = unpickler.run();
   if (!std::holds_alternative<Dict>(root)) throw BadPickle("it holds something other than a dict of tensors");

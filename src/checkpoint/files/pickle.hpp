@@ -24,10 +24,10 @@ struct BadPickle : std::runtime_error {
 
 /// Returns the storage that the pickle refers to by `key`, as a one-dimensional tensor of `count` values. Returns the
 /// same tensor at each call for one key. Throws BadPickle if the storage does not have `count` values.
-using Storages = std::function<at::Tensor(const std::string& key, at::ScalarType type, std::int64_t count)>;
+using StorageReader = std::function<at::Tensor(const std::string& key, at::ScalarType type, std::int64_t count)>;
 
 /// Returns the dict in the pickle: tensors by path, where the keys of nested dicts are joined by "/", and all else as
 /// values. The memory that it uses is proportional to the length of the pickle.
-StateDict unpickle_state_dict(std::string_view pickle, const Storages& storages);
+StateDict unpickle_state_dict(std::string_view pickle, const StorageReader& storages);
 
 }  // namespace muster::detail::checkpoint

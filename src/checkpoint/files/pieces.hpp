@@ -10,7 +10,7 @@
 namespace muster::detail::checkpoint {
 
 /// A rank and the number of ranks: identifies a share of the work, or a rank's part of an entry.
-struct Rank {
+struct RankInGroup {
   int rank = 0;
   int size = 1;
 };
@@ -22,7 +22,7 @@ struct Range {
 };
 
 /// Returns this rank's share of `count` items: contiguous, in the order of ranks, sizes differing by at most one.
-inline Range share(std::uint64_t count, Rank of) noexcept {
+inline Range share_of(std::uint64_t count, RankInGroup of) noexcept {
   const auto ranks = static_cast<std::uint64_t>(of.size), rank = static_cast<std::uint64_t>(of.rank);
   const auto each = count / ranks, more = count % ranks;
   const auto begin = rank * each + std::min(rank, more);

@@ -60,24 +60,24 @@ struct Listed {
 Json parse_header(const std::string& text, const std::filesystem::path& path) {
   std::vector<std::set<std::string>> keys;
   const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
-    if (depth > max_header_depth) refuse_weights(path, "its header is nested deeper than any of this format");
+    if (depth > max_header_depth) throw_unreadable(path, "its header is nested deeper than any of this format");
     if (event == Json::parse_event_t::object_start) keys.emplace_back();
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
-      refuse_weights(path, "its header names " + value.dump() + " twice");
+      throw_unreadable(path, "its header names " + value.dump() + " twice");
     return true;
   };
   try {
     auto header = Json::parse(text, check);
-    if (!header.is_object()) refuse_weights(path, "its header is not a JSON object");
+    if (!header.is_object()) throw_unreadable(path, "its header is not a JSON object");
     return header;
   } catch (const Json::exception& error) {
-    refuse_weights(path, std::string("its header is not JSON: ") + error.what());
+    throw_unreadable(path, std::string("its header is not JSON: ") + error.what());
   }
 }
 
 Listed listed_from_json(const std::string& name, const Json& json, const std::filesystem::path& path) {
-  const auto fail = [&](const std::string& fact) { refuse_weights(path, "the tensor " + name + " " + fact); };
+  const auto fail = [&](const std::string& fact) { throw_unreadable(path, "the tensor " + name + " " + fact); };
   const auto numbers = [&](const char* key) {
     std::vector<std::int64_t> values;
     const auto at = json.find(key);
@@ -100,7 +100,7 @@ Listed listed_from_json(const std::string& name, const Json& json, const std::fi
                 .shape = numbers("shape"),
                 .begin = static_cast<std::uint64_t>(offsets[0]),
                 .end = static_cast<std::uint64_t>(offsets[1])};
-  if (claimed_bytes(listed.type, listed.shape) != listed.end - listed.begin)
+  if (tensor_bytes(listed.type, listed.shape) != listed.end - listed.begin)
     fail("has a shape that does not take the bytes between its \"data_offsets\"");
   return listed;
 }
@@ -112,13 +112,13 @@ void check_offsets(std::vector<Listed>& tensors, std::uint64_t bytes, const std:
   std::uint64_t end = 0;
   for (const auto& tensor : tensors) {
     if (tensor.begin != end)
-      refuse_weights(path,
-                     "the tensor " + tensor.name + (tensor.begin < end ? " overlaps another" : " comes after a gap"));
+      throw_unreadable(path,
+                       "the tensor " + tensor.name + (tensor.begin < end ? " overlaps another" : " comes after a gap"));
     end = tensor.end;
   }
   if (end != bytes)
-    refuse_weights(path, "its tensors take " + std::to_string(end) + " bytes, and there are " + std::to_string(bytes) +
-                             (end > bytes ? ": it is truncated" : ""));
+    throw_unreadable(path, "its tensors take " + std::to_string(end) + " bytes, and there are " +
+                               std::to_string(bytes) + (end > bytes ? ": it is truncated" : ""));
 }
 
 std::string header_text(const std::vector<Listed>& tensors) {
@@ -157,7 +157,7 @@ void save_safetensors(const StateDict& state, const std::filesystem::path& path,
     tensor.end = end += state.tensors.at(tensor.name).nbytes();
   }
   const auto header = header_text(tensors);
-  write_weights(path, options, sizeof(std::uint64_t) + header.size() + end, [&](const Sink& sink) {
+  write_weights(path, options, sizeof(std::uint64_t) + header.size() + end, [&](const ByteSink& sink) {
     const std::uint64_t length = header.size();
     sink({reinterpret_cast<const char*>(&length), sizeof length});
     sink(header);
@@ -169,12 +169,12 @@ StateDict load_safetensors(const std::filesystem::path& path) {
   const File file(path, File::Mode::read);
   std::uint64_t length = 0;
   const auto size = file.size();
-  if (size < sizeof length) refuse_weights(path, "it is too short for a .safetensors file");
+  if (size < sizeof length) throw_unreadable(path, "it is too short for a .safetensors file");
   file.read_at(std::as_writable_bytes(std::span(&length, 1)), 0);
   if (length > max_header_bytes || length > size - sizeof length)
-    refuse_weights(path,
-                   "it claims a header of " + std::to_string(length) + " bytes, in a file of " + std::to_string(size),
-                   "It is not a .safetensors file, or it is truncated");
+    throw_unreadable(path,
+                     "it claims a header of " + std::to_string(length) + " bytes, in a file of " + std::to_string(size),
+                     "It is not a .safetensors file, or it is truncated");
   std::string text(length, '\0');
   file.read_at(std::as_writable_bytes(std::span(text)), sizeof length);
   const auto header = parse_header(text, path);
@@ -187,7 +187,7 @@ StateDict load_safetensors(const std::filesystem::path& path) {
       continue;
     }
     if (!json.is_object() || !std::ranges::all_of(json, [](const Json& value) { return value.is_string(); }))
-      refuse_weights(path, "its metadata is not an object of strings");
+      throw_unreadable(path, "its metadata is not an object of strings");
     state.values = json;
   }
   check_offsets(tensors, size - sizeof length - length, path);

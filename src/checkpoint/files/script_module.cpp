@@ -124,7 +124,7 @@ void ScriptModuleImpl::save(const std::filesystem::path& file, const ExportOptio
     on_cpu = on_cpu && tensor.is_cpu();
   }
   const auto script = on_cpu ? program_->script : program_->script.deepcopy(at::kCPU);
-  write_weights(file, options, total, [&](const Sink& sink) {
+  write_weights(file, options, total, [&](const ByteSink& sink) {
     write_archive(sink, [&](const ArchiveSink& archive) { torch::jit::ExportModule(script, archive); });
   });
 }
@@ -141,8 +141,8 @@ ScriptModule load_script(const std::filesystem::path& file) {
   try {
     return ScriptModule(std::make_shared<ScriptModuleImpl>(torch::jit::load(file.string(), at::kCPU)));
   } catch (const std::exception& error) {
-    refuse_weights(file, "torch cannot load its program: " + first_line(error.what()),
-                   "Link the library that has its operators, or save it again with the torch version used here");
+    throw_unreadable(file, "torch cannot load its program: " + first_line(error.what()),
+                     "Link the library that has its operators, or save it again with the torch version used here");
   }
 }
 

@@ -28,12 +28,13 @@ std::shared_ptr<std::byte> reserve(std::uint64_t bytes) {
 }
 
 /// Returns the tensor's bytes in frozen memory; null if they are not in it.
-std::shared_ptr<const std::byte> find_frozen(const at::Tensor& tensor, std::span<const optim::FrozenMemory> frozen) {
+std::shared_ptr<const std::byte> find_in_snapshots(const at::Tensor& tensor,
+                                                   std::span<const optim::MemorySnapshot> memory_snapshots) {
   if (!tensor.is_cpu() || !tensor.is_contiguous()) return nullptr;
   const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
-  for (const auto& memory : frozen)
-    if (data >= memory.seen && data + tensor.nbytes() <= memory.seen + memory.bytes)
-      return {memory.kept, memory.kept.get() + (data - memory.seen)};
+  for (const auto& memory : memory_snapshots)
+    if (data >= memory.live_data && data + tensor.nbytes() <= memory.live_data + memory.bytes)
+      return {memory.snapshot_data, memory.snapshot_data.get() + (data - memory.live_data)};
   return nullptr;
 }
 
@@ -62,8 +63,8 @@ void copy_and_sum(TensorSlice& slice) {
 
 }  // namespace
 
-Snapshot::Taken Snapshot::take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
-                               std::span<const optim::FrozenMemory> frozen, bool compare) {
+Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
+                                std::span<const optim::MemorySnapshot> memory_snapshots, bool compare) {
   if (layout.bytes != bytes_ || pieces != pieces_) {
     memory_.reset();
     memory_ = reserve(layout.bytes);
@@ -73,7 +74,7 @@ Snapshot::Taken Snapshot::take(const Layout& layout, const Tensors& tensors, con
   const auto piece_bytes = piece_bytes_for(layout.bytes);
   const auto is_mine = [&](std::uint64_t offset) { return std::ranges::binary_search(pieces, offset / piece_bytes); };
 
-  Taken taken;
+  Result taken;
   std::vector<TensorSlice> slices;
   std::vector<Bytes> whole;            // owns the memory that slices point to
   std::vector<at::Tensor> on_devices;  // their checksums are computed on the device
@@ -83,7 +84,7 @@ Snapshot::Taken Snapshot::take(const Layout& layout, const Tensors& tensors, con
       taken.tensors.emplace(entry.name, taken.tensors.at(entry.same_as));
       continue;
     }
-    if (auto data = find_frozen(tensor, frozen)) {
+    if (auto data = find_in_snapshots(tensor, memory_snapshots)) {
       taken.tensors.emplace(entry.name, tensor_at(std::move(data), tensor));
       continue;
     }
@@ -105,7 +106,7 @@ Snapshot::Taken Snapshot::take(const Layout& layout, const Tensors& tensors, con
     }
     if (bytes) whole.push_back(std::move(*bytes));
   }
-  on_threads(slices.size(), [&](Range mine) {
+  for_each_share(slices.size(), [&](Range mine) {
     for (auto i = mine.begin; i < mine.end; ++i) copy_and_sum(slices[i]);
     node::stream_fence();
   });

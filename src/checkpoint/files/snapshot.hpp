@@ -2,7 +2,7 @@
 #pragma once
 
 #include "checkpoint/files/state_file.hpp"
-#include "optim/frozen.hpp"
+#include "optim/memory_snapshot.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace muster::detail::checkpoint {
 /// Owns the memory of the copies and uses it again for the next snapshot.
 class Snapshot {
  public:
-  struct Taken {
+  struct Result {
     Tensors tensors;                ///< only their bytes in `pieces` may be read, until the next snapshot
     std::uint64_t fingerprint = 0;  ///< over all replicated tensors, except frozen ones
   };
 
   /// Copies the bytes of these pieces of the file, past the processor's caches, on as many threads as torch has. Frozen
   /// memory is used in place. With `compare` it also computes the fingerprint, over all bytes of replicated tensors.
-  Taken take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
-             std::span<const optim::FrozenMemory> frozen, bool compare);
+  Result take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
+              std::span<const optim::MemorySnapshot> memory_snapshots, bool compare);
 
  private:
   std::shared_ptr<std::byte> memory_;  ///< laid out like the file; only pages that were written to take space

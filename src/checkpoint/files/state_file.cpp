@@ -25,7 +25,7 @@ std::int64_t check(std::int64_t status) { return hdf5::check(status, making, Exi
 
 /// Creates the tensor's dataset and returns the offset of its values in the file.
 std::uint64_t make_dataset(hid_t file, const TensorEntry& tensor, hid_t links) {
-  const auto type = hdf5::type_of(tensor.type);
+  const auto type = hdf5::memory_type_of(tensor.type);
   const auto space = hdf5::make_space(tensor.shape, making, ExitCode::retry);
   const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, making, ExitCode::retry);
   check(H5Pset_layout(creation.get(), H5D_CONTIGUOUS));
@@ -73,7 +73,7 @@ std::vector<TensorEntry> entries_for(const Tensors& tensors, const std::set<std:
 
 std::string pack(const Layout& layout) {
   auto structure = Json::array();
-  for (const auto& stretch : layout.structure) structure.push_back({stretch.offset, Json::binary(stretch.bytes)});
+  for (const auto& part : layout.structure) structure.push_back({part.offset, Json::binary(part.bytes)});
   const auto bytes =
       Json::to_cbor({{"tensors", layout.tensors}, {"bytes", layout.bytes}, {"structure", std::move(structure)}});
   return {bytes.begin(), bytes.end()};
@@ -82,7 +82,7 @@ std::string pack(const Layout& layout) {
 Layout unpack_layout(std::string_view packed) {
   const auto json = Json::from_cbor(packed);
   Layout layout{.tensors = json.at("tensors"), .bytes = json.at("bytes")};
-  for (const auto& stretch : json.at("structure")) layout.structure.push_back({stretch[0], stretch[1].get_binary()});
+  for (const auto& part : json.at("structure")) layout.structure.push_back({part[0], part[1].get_binary()});
   return layout;
 }
 
@@ -104,8 +104,8 @@ void check_storable(const Tensors& tensors) {
   }
 }
 
-Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
-  const auto memory = std::make_shared<hdf5::Medium>();
+Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
+  const auto memory = std::make_shared<hdf5::FileStorage>();
   Layout layout;
   {
     const hdf5::Lock lock;
@@ -124,25 +124,25 @@ Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank, in
   }
   // HDF5 knows the size of its own data and ignores padding after it.
   layout.bytes = (memory->size() + direct_alignment - 1) / direct_alignment * direct_alignment;
-  Places(layout.tensors).each({0, memory->size()}, [&](Range range, const TensorEntry* tensor) {
+  TensorIndex(layout.tensors).for_each_segment({0, memory->size()}, [&](Range range, const TensorEntry* tensor) {
     if (tensor != nullptr) return;
-    Stretch stretch{range.begin, std::vector<std::uint8_t>(range.end - range.begin)};
-    memory->read_at(std::as_writable_bytes(std::span(stretch.bytes)), range.begin);
-    if (std::ranges::any_of(stretch.bytes, [](auto byte) { return byte != 0; }))
-      layout.structure.push_back(std::move(stretch));
+    FileBytes part{range.begin, std::vector<std::uint8_t>(range.end - range.begin)};
+    memory->read_at(std::as_writable_bytes(std::span(part.bytes)), range.begin);
+    if (std::ranges::any_of(part.bytes, [](auto byte) { return byte != 0; }))
+      layout.structure.push_back(std::move(part));
   });
   return layout;
 }
 
-bool fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
+bool layout_fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
   const auto form = [](const TensorEntry& entry) {
     return std::tie(entry.name, entry.type, entry.shape, entry.bytes, entry.same_as, entry.per_rank);
   };
   return std::ranges::equal(layout.tensors, entries_for(tensors, per_rank, ranks), {}, form, form);
 }
 
-std::vector<std::uint64_t> pieces_with(const std::vector<TensorEntry>& tensors, std::uint64_t file_bytes,
-                                       const std::function<bool(const std::string&)>& wanted) {
+std::vector<std::uint64_t> pieces_of_tensors(const std::vector<TensorEntry>& tensors, std::uint64_t file_bytes,
+                                             const std::function<bool(const std::string&)>& wanted) {
   const auto piece_bytes = piece_bytes_for(file_bytes);
   std::set<std::uint64_t> pieces;
   std::map<std::string, const TensorEntry*> stored;

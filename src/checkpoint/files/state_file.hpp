@@ -21,7 +21,7 @@ namespace muster::detail::checkpoint {
 using Tensors = std::map<std::string, at::Tensor>;
 
 /// A range of bytes of a file, with their offset.
-struct Stretch {
+struct FileBytes {
   std::uint64_t offset = 0;
   std::vector<std::uint8_t> bytes = {};
 
@@ -31,8 +31,8 @@ struct Stretch {
 /// Where everything lies in a file.
 struct Layout {
   std::vector<TensorEntry> tensors;
-  std::uint64_t bytes = 0;              ///< size of the file, a multiple of the block size of direct writes
-  std::vector<Stretch> structure = {};  ///< HDF5's own bytes, in the order of the file; all other gaps are zero
+  std::uint64_t bytes = 0;                ///< size of the file, a multiple of the block size of direct writes
+  std::vector<FileBytes> structure = {};  ///< HDF5's own bytes, in the order of the file; all other gaps are zero
 };
 
 std::string pack(const Layout& layout);
@@ -45,21 +45,21 @@ void check_storable(const Tensors& tensors);
 /// Returns the layout of a file with one dataset per tensor. The parts of a tensor's name become groups. Tensors that
 /// share their memory become one dataset with several names. Tensors named in `per_rank` have one row for each of
 /// `ranks` ranks.
-Layout lay_out(const Tensors& tensors, const std::set<std::string>& per_rank = {}, int ranks = 1);
-/// True if lay_out() with these arguments would return this layout.
-bool fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks);
+Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank = {}, int ranks = 1);
+/// True if make_layout() with these arguments would return this layout.
+bool layout_fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks);
 
 /// Throws an Error (ExitCode::usage) if these are not the tensors that the file was laid out for.
 void check_layout(const Layout& layout, const Tensors& tensors);
 
 /// Returns the pieces of a file of `file_bytes` that hold bytes of wanted tensors, in ascending order.
-std::vector<std::uint64_t> pieces_with(const std::vector<TensorEntry>& tensors, std::uint64_t file_bytes,
-                                       const std::function<bool(const std::string&)>& wanted);
+std::vector<std::uint64_t> pieces_of_tensors(const std::vector<TensorEntry>& tensors, std::uint64_t file_bytes,
+                                             const std::function<bool(const std::string&)>& wanted);
 
 /// Finds the tensor at an offset of the file.
-class Places {
+class TensorIndex {
  public:
-  explicit Places(const std::vector<TensorEntry>& tensors) {
+  explicit TensorIndex(const std::vector<TensorEntry>& tensors) {
     for (const auto& tensor : tensors)
       if (tensor.bytes > 0) sorted_.push_back(&tensor);
     std::ranges::sort(sorted_, {}, &TensorEntry::offset);
@@ -67,7 +67,7 @@ class Places {
 
   /// Splits `range` at the borders of tensors and calls segment(range, tensor) for each part in order; `tensor` is null
   /// if no tensor lies there.
-  void each(Range range, auto&& segment) const {
+  void for_each_segment(Range range, auto&& segment) const {
     const TensorEntry* const none = nullptr;
     auto at = std::ranges::upper_bound(sorted_, range.begin, {},
                                        [](const TensorEntry* tensor) { return tensor->offset + tensor->bytes; });

@@ -54,14 +54,14 @@ Tensors read_tensors(const std::filesystem::path& directory, const Manifest& man
   });
   const auto& file = manifest.state_file();
   const auto pieces =
-      pieces_with(manifest.tensors, file.bytes, [&](const auto& name) { return needed.contains(name); });
+      pieces_of_tensors(manifest.tensors, file.bytes, [&](const auto& name) { return needed.contains(name); });
 
-  const Places places(manifest.tensors);
+  const TensorIndex tensor_index(manifest.tensors);
   read_pieces(
       directory, file, pieces,
       [&](Range range) {  // a piece that lies within one tensor is read straight into it
         std::byte* address = nullptr;
-        places.each(range, [&](Range segment, const TensorEntry* tensor) {
+        tensor_index.for_each_segment(range, [&](Range segment, const TensorEntry* tensor) {
           const auto at = memory.find(tensor);
           if (segment.end - segment.begin == range.end - range.begin && at != memory.end())
             address = at->second + (range.begin - tensor->offset);
@@ -69,7 +69,7 @@ Tensors read_tensors(const std::filesystem::path& directory, const Manifest& man
         return address;
       },
       [&](Range range, std::span<const std::byte> bytes) {
-        places.each(range, [&](Range segment, const TensorEntry* tensor) {
+        tensor_index.for_each_segment(range, [&](Range segment, const TensorEntry* tensor) {
           const auto at = memory.find(tensor);
           if (at == memory.end()) return;
           auto* const to = at->second + (segment.begin - tensor->offset);
@@ -82,7 +82,7 @@ Tensors read_tensors(const std::filesystem::path& directory, const Manifest& man
 }
 
 std::shared_ptr<const MappedState> MappedState::open(const std::filesystem::path& directory, const FileEntry& entry) {
-  const auto file = open_whole(directory, entry);
+  const auto file = open_with_size(directory, entry);
   void* const address =
       ::mmap(nullptr, entry.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.descriptor(), 0);
   if (address == MAP_FAILED) return nullptr;
@@ -106,7 +106,7 @@ bool MappedState::load(Range range) const {
 }
 
 void MappedState::verify(std::span<const std::uint64_t> pieces) const {
-  on_threads(pieces.size(), [&](Range mine) {
+  for_each_share(pieces.size(), [&](Range mine) {
     for (const auto piece : pieces.subspan(mine.begin, mine.end - mine.begin)) {
       const auto range = piece_range(entry_.bytes, entry_.piece_bytes, piece);
       load(range);

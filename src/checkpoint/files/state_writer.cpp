@@ -26,13 +26,13 @@ bool is_direct(const Layout& layout) { return layout.bytes >= min_direct_bytes; 
 /// Provides the bytes of the file from HDF5's structure, per-rank rows and tensors.
 class Source {
  public:
-  Source(const Layout& layout, const Tensors& tensors, const std::vector<Stretch>& rows)
-      : layout_(layout), tensors_(tensors), rows_(rows), places_(layout.tensors) {}
+  Source(const Layout& layout, const Tensors& tensors, const std::vector<FileBytes>& rows)
+      : layout_(layout), tensors_(tensors), rows_(rows), tensor_index_(layout.tensors) {}
 
   /// Calls use(bytes, zero_count) for consecutive parts of this range: either `bytes`, or an empty span and the number
   /// of zero bytes.
   void each(Range range, auto&& use) {
-    places_.each(range, [&](Range segment, const TensorEntry* tensor) {
+    tensor_index_.for_each_segment(range, [&](Range segment, const TensorEntry* tensor) {
       if (tensor == nullptr) return stored(layout_.structure, segment, use);
       if (tensor->per_rank && tensor->shape[0] > 1) return stored(rows_, segment, use);
       if (current_ != tensor) bytes_ = std::make_unique<const Bytes>(tensors_.at(tensor->name));
@@ -42,10 +42,10 @@ class Source {
   }
 
  private:
-  static void stored(const std::vector<Stretch>& stretches, Range range, auto& use) {
-    auto at = std::ranges::upper_bound(stretches, range.begin, {}, &Stretch::end);
+  static void stored(const std::vector<FileBytes>& parts, Range range, auto& use) {
+    auto at = std::ranges::upper_bound(parts, range.begin, {}, &FileBytes::end);
     while (range.begin < range.end) {
-      const bool none = at == stretches.end() || at->offset >= range.end;
+      const bool none = at == parts.end() || at->offset >= range.end;
       const auto next = none ? range.end : std::max(at->offset, range.begin);
       if (range.begin < next) use(std::span<const std::byte>(), next - range.begin);
       if (none) return;
@@ -58,8 +58,8 @@ class Source {
 
   const Layout& layout_;
   const Tensors& tensors_;
-  const std::vector<Stretch>& rows_;
-  const Places places_;
+  const std::vector<FileBytes>& rows_;
+  const TensorIndex tensor_index_;
   const TensorEntry* current_ = nullptr;
   std::unique_ptr<const Bytes> bytes_;  // of current_
 };
@@ -132,13 +132,13 @@ std::vector<std::uint64_t> pieces_of(const std::vector<int>& writers, int rank) 
   return pieces;
 }
 
-std::vector<Stretch> gather_rows(const Communicator& communicator, const Layout& layout, const Tensors& tensors,
-                                 const std::vector<int>& writers) {
+std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layout& layout, const Tensors& tensors,
+                                   const std::vector<int>& writers) {
   if (communicator.size() == 1) return {};
   const auto piece_bytes = piece_bytes_for(layout.bytes);
   struct Memory {
     std::vector<Bytes> mine;
-    std::vector<Stretch> gathered;
+    std::vector<FileBytes> gathered;
   };
   auto memory = std::make_shared<Memory>();
   std::vector<comm::Message> sends, receives;
@@ -158,7 +158,7 @@ std::vector<Stretch> gather_rows(const Communicator& communicator, const Layout&
   auto request = comm::Collectives(communicator).all_to_all(sends, receives, comm::Dtype::u8);
   request.keep(memory);
   request.wait();
-  std::ranges::sort(memory->gathered, {}, &Stretch::offset);
+  std::ranges::sort(memory->gathered, {}, &FileBytes::offset);
   return std::move(memory->gathered);
 }
 
@@ -174,7 +174,7 @@ std::span<std::byte> StateWriter::Buffer::take(std::size_t bytes) {
 
 std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path, const Layout& layout,
                                               const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
-                                              const std::vector<Stretch>& rows,
+                                              const std::vector<FileBytes>& rows,
                                               const std::function<bool()>& meanwhile) {
   if (pieces.empty()) return {};
   File file(path, File::Mode::write);

@@ -1,7 +1,7 @@
 // Writes state.h5. Each piece is written by one rank, past the page cache if the file system supports that. While
 // pieces are being written, the next ones are copied together and their checksums computed.
 //
-//   Layout layout = lay_out(tensors);                           // on one rank, which sends it to the others
+//   Layout layout = make_layout(tensors);                           // on one rank, which sends it to the others
 //   create_state_file(path, layout);                            // on the same rank
 //   auto writers = plan_writers(layout.bytes, piece_owners(layout, ranks), node_of_rank);
 //   auto rows = gather_rows(communicator, layout, tensors, writers);                      // collective
@@ -35,8 +35,8 @@ std::vector<std::uint64_t> pieces_of(const std::vector<int>& writers, int rank);
 
 /// Sends the rows of per-rank tensors to the ranks that write them. Returns the bytes of such rows in this rank's
 /// pieces, in the order of the file; nothing if there is only one rank. Collective.
-std::vector<Stretch> gather_rows(const Communicator& communicator, const Layout& layout, const Tensors& tensors,
-                                 const std::vector<int>& writers);
+std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layout& layout, const Tensors& tensors,
+                                   const std::vector<int>& writers);
 
 /// Writes pieces of state.h5. Keeps its buffers for the next save. Used by one thread at a time.
 class StateWriter {
@@ -45,7 +45,7 @@ class StateWriter {
   /// the result of gather_rows(). While it waits for the disk it calls `meanwhile`, which does a small step of other
   /// work and returns false when there is none left.
   std::vector<std::uint32_t> write(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
-                                   const std::vector<std::uint64_t>& pieces, const std::vector<Stretch>& rows = {},
+                                   const std::vector<std::uint64_t>& pieces, const std::vector<FileBytes>& rows = {},
                                    const std::function<bool()>& meanwhile = {});
 
  private:

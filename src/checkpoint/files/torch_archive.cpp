@@ -93,7 +93,7 @@ class TorchArchive {
 
   [[noreturn]] void refuse(const std::string& fact,
                            const std::string& remedy = "Use another file, or make it anew") const {
-    refuse_weights(file_.path(), fact, remedy);
+    throw_unreadable(file_.path(), fact, remedy);
   }
 
  private:
@@ -230,7 +230,7 @@ constexpr std::size_t root_class_bytes = 16;               // the root's class b
 
 }  // namespace
 
-void detail::checkpoint::write_archive(const Sink& sink, const std::function<void(const ArchiveSink&)>& write) {
+void detail::checkpoint::write_archive(const ByteSink& sink, const std::function<void(const ArchiveSink&)>& write) {
   std::exception_ptr failed;
   write([&](const void* data, std::size_t bytes) {
     if (!failed) try {
@@ -264,7 +264,7 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
   }
   std::uint64_t total = 0;
   for (const auto& [data, bytes] : storages) total += bytes;
-  write_weights(path, options, total, [&](const Sink& sink) {
+  write_weights(path, options, total, [&](const ByteSink& sink) {
     write_archive(sink, [&](const ArchiveSink& archive) { write_dict(dict, archive); });
   });
 }
@@ -288,7 +288,7 @@ StateDict load_torch(const std::filesystem::path& path) {
   std::map<std::string, at::Tensor> read;
   const auto storage = [&](const std::string& key, at::ScalarType type, std::int64_t count) {
     const auto name = folder + "data/" + key;
-    if (claimed_bytes(type, std::array{count}) != archive.bytes_in(name))
+    if (tensor_bytes(type, std::array{count}) != archive.bytes_in(name))
       throw BadPickle("the storage " + key + " in it is not as long as it says");
     const auto [at, is_new] = read.try_emplace(key);
     if (is_new) at->second = archive.values(name, type, count);

@@ -18,7 +18,7 @@ constexpr std::array names{"committed", "pending_validation", "validated", "vali
 
 const char* text_of(CheckpointStatus status) noexcept { return names[static_cast<std::size_t>(status)]; }
 
-CheckpointStatus status_in(const Json& fields) {
+CheckpointStatus status_from(const Json& fields) {
   const auto at = fields.is_object() ? fields.find(status_name) : fields.end();
   if (at == fields.end() || !at->is_string()) return CheckpointStatus::committed;
   const auto name = std::ranges::find(names, std::string_view(at->get_ref<const std::string&>()));
@@ -30,7 +30,7 @@ std::optional<Json> read_validation(const std::filesystem::path& checkpoint) {
   if (!std::filesystem::exists(status_of(file))) return {};
   try {
     auto fields = read_json(file);
-    if (status_in(fields) > CheckpointStatus::pending_validation) return fields;
+    if (status_from(fields) > CheckpointStatus::pending_validation) return fields;
   } catch (const Error& error) {
     if (error.code() != ExitCode::data) throw;
   }
@@ -43,8 +43,8 @@ void write_validation(const std::filesystem::path& checkpoint, const Json& field
   write_file(file, fields.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
-Json measured(const std::filesystem::path& checkpoint, Json metrics) {
-  if (status_in(metrics) != CheckpointStatus::pending_validation) return metrics;
+Json with_validation(const std::filesystem::path& checkpoint, Json metrics) {
+  if (status_from(metrics) != CheckpointStatus::pending_validation) return metrics;
   if (const auto found = read_validation(checkpoint)) metrics.update(*found);
   return metrics;
 }

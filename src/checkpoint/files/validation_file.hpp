@@ -21,7 +21,7 @@ inline constexpr const char* status_name = "checkpoint_status";
 /// Returns the name of the status, as in files and rows.
 const char* text_of(CheckpointStatus status) noexcept;
 /// Returns the status in the fields of a report; `committed` if they have none.
-CheckpointStatus status_in(const Json& fields);
+CheckpointStatus status_from(const Json& fields);
 
 /// Returns the fields of the file; none if it is missing or damaged.
 std::optional<Json> read_validation(const std::filesystem::path& checkpoint);
@@ -30,6 +30,6 @@ void write_validation(const std::filesystem::path& checkpoint, const Json& field
 
 /// Returns `metrics`, the metrics of a checkpoint's report, updated with the results of its validation if one was
 /// requested and has finished.
-Json measured(const std::filesystem::path& checkpoint, Json metrics);
+Json with_validation(const std::filesystem::path& checkpoint, Json metrics);
 
 }  // namespace muster::detail::checkpoint

@@ -20,7 +20,7 @@ void check_exportable(const StateDict& state) {
 }
 
 void write_weights(const std::filesystem::path& path, const ExportOptions& options, std::uint64_t total,
-                   const std::function<void(const Sink&)>& write) {
+                   const std::function<void(const ByteSink&)>& write) {
   require_output(path);
   if (!options.replace && std::filesystem::exists(status_of(path)))
     throw Error(ExitCode::usage, "writing " + path.string(), "it is there already",
@@ -44,11 +44,11 @@ void write_weights(const std::filesystem::path& path, const ExportOptions& optio
       options.replace);
 }
 
-void refuse_weights(const std::filesystem::path& path, const std::string& fact, const std::string& remedy) {
+void throw_unreadable(const std::filesystem::path& path, const std::string& fact, const std::string& remedy) {
   throw Error(ExitCode::data, "reading " + path.string(), fact, remedy);
 }
 
-std::optional<std::uint64_t> claimed_bytes(at::ScalarType type, std::span<const std::int64_t> shape) {
+std::optional<std::uint64_t> tensor_bytes(at::ScalarType type, std::span<const std::int64_t> shape) {
   constexpr std::size_t max_dimensions = 32;  // as in state.h5
   if (shape.size() > max_dimensions) return {};
   auto bytes = static_cast<std::int64_t>(c10::elementSize(type));

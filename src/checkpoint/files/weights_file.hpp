@@ -19,28 +19,28 @@ namespace muster::detail::checkpoint {
 void check_exportable(const StateDict& state);
 
 /// Takes the next bytes of the file.
-using Sink = std::function<void(std::string_view)>;
+using ByteSink = std::function<void(std::string_view)>;
 
 /// Creates the file with the bytes that `write` passes to the sink. `total`: about how many bytes, for the progress. If
 /// it throws, no file is left.
 void write_weights(const std::filesystem::path& path, const ExportOptions& options, std::uint64_t total,
-                   const std::function<void(const Sink&)>& write);
+                   const std::function<void(const ByteSink&)>& write);
 
 /// The sink that torch's archive writers take.
 using ArchiveSink = std::function<std::size_t(const void* data, std::size_t bytes)>;
 /// Runs `write`, which uses one of torch's archive writers, and passes its bytes to `sink`. Torch's writers end the
 /// process if a write fails. So they are told that every write succeeded, and the first failure is thrown afterwards.
-void write_archive(const Sink& sink, const std::function<void(const ArchiveSink&)>& write);
+void write_archive(const ByteSink& sink, const std::function<void(const ArchiveSink&)>& write);
 
 /// Throws an Error (ExitCode::data) for a file that is not an intact TorchScript archive.
 void check_script(const std::filesystem::path& path);
 
 /// Throws the Error (ExitCode::data) for a file that cannot be read.
-[[noreturn]] void refuse_weights(const std::filesystem::path& path, const std::string& fact,
-                                 const std::string& remedy = "Use another file, or make it anew");
+[[noreturn]] void throw_unreadable(const std::filesystem::path& path, const std::string& fact,
+                                   const std::string& remedy = "Use another file, or make it anew");
 
 /// Returns the size in bytes of a tensor of this type and shape; none if no tensor can have that shape.
-std::optional<std::uint64_t> claimed_bytes(at::ScalarType type, std::span<const std::int64_t> shape);
+std::optional<std::uint64_t> tensor_bytes(at::ScalarType type, std::span<const std::int64_t> shape);
 
 /// Reads a tensor from the file. Bytes of bool tensors other than 0 and 1 become 1.
 at::Tensor read_values(const File& file, std::uint64_t offset, at::ScalarType type,

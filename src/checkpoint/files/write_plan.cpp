@@ -10,11 +10,11 @@ namespace {
 
 /// Returns the ranks that may write: the first writer of each node, then the second of each, and so on. The writers of
 /// a node are spread evenly over its ranks.
-std::vector<int> candidates_of(const std::map<int, std::vector<int>>& nodes, int writers_of_a_node) {
+std::vector<int> candidates_of(const std::map<int, std::vector<int>>& nodes, int max_writers_per_node) {
   std::vector<int> candidates;
-  for (int i = 0; i < writers_of_a_node; ++i)
+  for (int i = 0; i < max_writers_per_node; ++i)
     for (const auto& [node, ranks] : nodes)
-      if (const auto writers = std::min(ranks.size(), static_cast<std::size_t>(writers_of_a_node));
+      if (const auto writers = std::min(ranks.size(), static_cast<std::size_t>(max_writers_per_node));
           static_cast<std::size_t>(i) < writers)
         candidates.push_back(ranks[static_cast<std::size_t>(i) * ranks.size() / writers]);
   return candidates;
@@ -31,8 +31,8 @@ std::vector<int> plan_writers(std::uint64_t file_bytes, const std::vector<int>& 
     return node == node_of_rank.front() ? -1 : node;
   };
   for (int rank = 0; rank < static_cast<int>(node_of_rank.size()); ++rank) nodes[node_of(rank)].push_back(rank);
-  auto writers = candidates_of(nodes, limits.writers_of_a_node);
-  writers.resize(std::clamp<std::uint64_t>(file_bytes / limits.least_share, 1, writers.size()));
+  auto writers = candidates_of(nodes, limits.max_writers_per_node);
+  writers.resize(std::clamp<std::uint64_t>(file_bytes / limits.min_share_bytes, 1, writers.size()));
   std::ranges::sort(writers);
   std::map<int, std::vector<int>> writers_on;
   for (const int writer : writers) writers_on[node_of(writer)].push_back(writer);
@@ -52,7 +52,7 @@ std::vector<int> plan_writers(std::uint64_t file_bytes, const std::vector<int>& 
   }
   const auto count = static_cast<int>(writers.size());
   for (int i = 0; i < count; ++i) {
-    const auto mine = share(shared.size(), {i, count});
+    const auto mine = share_of(shared.size(), {i, count});
     for (auto at = mine.begin; at < mine.end; ++at) plan[shared[at]] = writers[static_cast<std::size_t>(i)];
   }
   return plan;

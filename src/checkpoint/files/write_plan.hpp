@@ -25,8 +25,8 @@
 namespace muster::detail::checkpoint {
 
 struct WriteLimits {
-  int writers_of_a_node = 4;               ///< maximum; more do not write faster through one network card
-  std::uint64_t least_share = 8ull << 20;  ///< minimum bytes per writer, unless there is only one
+  int max_writers_per_node = 4;                ///< maximum; more do not write faster through one network card
+  std::uint64_t min_share_bytes = 8ull << 20;  ///< minimum bytes per writer, unless there is only one
 };
 
 /// Returns for each piece of a file the rank that writes it. `owners`: for each piece the rank that it belongs to, or

@@ -47,7 +47,7 @@ ParameterPaths parameter_paths(const StateEntries& entries) {
 /// Returns the entry's part of `state`, with paths relative to the entry; none if `state` does not have the entry.
 std::optional<StateDict> part_of(const StateDict& state, const std::string& name) {
   StateDict part{.values = state.values.value(name, Json::object())};
-  for (const auto& [path, tensor] : only(state, name).tensors)
+  for (const auto& [path, tensor] : select_entry(state, name).tensors)
     part.tensors.emplace(path == name ? "" : path.substr(name.size() + 1), tensor);
   if (part.tensors.empty() && !state.values.contains(name)) return {};
   return part;
@@ -63,8 +63,8 @@ std::size_t ranks_in(const StateDict& all) {
 
 /// Returns the part of rank `here` of a per-rank entry. If there is none, it adds the reason to `differences` and
 /// returns none; if the reason is a different number of ranks, it sets `needed` to the number that saved it.
-std::optional<StateDict> local_part(const StateDict& all, const Stateful& object, Rank here, Differences& differences,
-                                    std::size_t& needed) {
+std::optional<StateDict> local_part(const StateDict& all, const Stateful& object, RankInGroup here,
+                                    Differences& differences, std::size_t& needed) {
   const auto ranks = ranks_in(all), size = static_cast<std::size_t>(here.size);
   const auto refuse = [&](const std::string& fact) -> std::optional<StateDict> {
     return differences.push_back({"", fact}), std::nullopt;
@@ -76,7 +76,7 @@ std::optional<StateDict> local_part(const StateDict& all, const Stateful& object
                   " had its own, and a checkpoint opened by its path does not know which rank this is: use "
                   "State::restore(), Session::get_checkpoint(), or the rows of to_dict()");
   if (ranks != size) {
-    auto part = object.regroup(all, here);
+    auto part = object.redistribute(all, here);
     if (part) return part;
     needed = ranks;
     return refuse("each of " + count(ranks) + " had its own, and here it is " + count(size));
@@ -128,7 +128,7 @@ StateDict collect(const StateEntries& entries) {
                     "Give it a value before it is saved");
       state.tensors.emplace(join(name, path), tensor.detach());
     }
-    require_kept(part.values, name, "Keep it in a double that is an entry of its own, or as null");
+    require_json_lossless(part.values, name, "Keep it in a double that is an entry of its own, or as null");
     state.values[name] = std::move(part.values);
   }
   return state;
@@ -139,13 +139,13 @@ namespace {
 using Parts = std::vector<std::pair<Stateful*, StateDict>>;
 
 /// Returns each entry's object with its part of `saved`. Throws an Error that lists everything that does not fit.
-Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const ParameterPaths& parameters, Rank here,
-                    const std::map<std::string, bool>& per_rank) {
+Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const ParameterPaths& parameters,
+                    RankInGroup here, const std::map<std::string, bool>& per_rank) {
   check_names(entries);
   std::vector<std::string> lines;
   std::set<std::string> left_over;
   std::size_t needed = 0;
-  for (const auto& [path, tensor] : saved.tensors) left_over.insert(entry_of(path));
+  for (const auto& [path, tensor] : saved.tensors) left_over.insert(entry_name_of(path));
   for (const auto& [name, value] : saved.values.items()) left_over.insert(name);
 
   Parts parts;
@@ -179,26 +179,26 @@ Parts fitting_parts(const StateEntries& entries, const StateDict& saved, const P
 
 }  // namespace
 
-void require_fit(const StateEntries& entries, const StateDict& saved, Rank here,
+void require_fit(const StateEntries& entries, const StateDict& saved, RankInGroup here,
                  const std::map<std::string, bool>& per_rank) {
   fitting_parts(entries, saved, parameter_paths(entries), here, per_rank);
 }
 
-void restore(const StateEntries& entries, const StateDict& saved, Rank here,
+void restore(const StateEntries& entries, const StateDict& saved, RankInGroup here,
              const std::map<std::string, bool>& per_rank) {
   const auto parameters = parameter_paths(entries);
   auto parts = fitting_parts(entries, saved, parameters, here, per_rank);
-  std::ranges::stable_partition(parts, [](const auto& part) { return part.first->may_refuse(); });
+  std::ranges::stable_partition(parts, [](const auto& part) { return part.first->may_throw(); });
   for (const auto& [object, part] : parts) object->load(part, parameters);
 }
 
-std::string entry_of(const std::string& path) { return path.substr(0, path.find('/')); }
+std::string entry_name_of(const std::string& path) { return path.substr(0, path.find('/')); }
 
-StateDict only(const StateDict& state, const std::string& name) {
+StateDict select_entry(const StateDict& state, const std::string& name) {
   StateDict part;
   if (state.values.contains(name)) part.values[name] = state.values.at(name);
   for (const auto& [path, tensor] : state.tensors)
-    if (entry_of(path) == name) part.tensors.emplace(path, tensor);
+    if (entry_name_of(path) == name) part.tensors.emplace(path, tensor);
   return part;
 }
 

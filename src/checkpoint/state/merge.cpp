@@ -50,10 +50,11 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
   StateDict mine;
   std::vector<Json> of_rank;
   std::map<std::string, int> owner;  // for each entry, the lowest rank that has it
-  for (const auto& text : comm::on_all(communicator, [&] {
+  for (const auto& text : comm::run_on_all(communicator, [&] {
          if (given && is_checkpoint(given->path())) mine = given->to_dict();
          auto fingerprints = Json::object();
-         for (const auto& [name, value] : mine.values.items()) fingerprints[name] = fingerprint(only(mine, name));
+         for (const auto& [name, value] : mine.values.items())
+           fingerprints[name] = fingerprint(select_entry(mine, name));
          return fingerprints.dump();
        })) {
     of_rank.push_back(Json::parse(text));
@@ -71,7 +72,7 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
         log::warn("the entry " + name + " of the checkpoint that rank " + std::to_string(rank) +
                   " gives differs from that of rank " + std::to_string(root) + ", which is kept");
     }
-    auto entry = only(mine, name);
+    auto entry = select_entry(mine, name);
     if (!everywhere) entry = broadcast(communicator, entry, root);
     merged.tensors.merge(entry.tensors);
     merged.values.update(entry.values);

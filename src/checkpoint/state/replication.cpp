@@ -28,7 +28,7 @@ Replication kind_of(const EntryReplication& replication, const std::string& entr
 
 /// `path`: the name of an entry or the path of a tensor.
 bool is_per_rank(const EntryReplication& replication, const std::string& path) {
-  return kind_of(replication, entry_of(path)) == Replication::per_rank;
+  return kind_of(replication, entry_name_of(path)) == Replication::per_rank;
 }
 
 std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -105,7 +105,7 @@ std::string first_difference(const std::string& entry, const Json& first, const 
 std::vector<Disagreement> disagreements_of(const std::vector<Json>& ranks, const EntryReplication& replication) {
   std::vector<Disagreement> differences;
   const auto compare = [&](const std::string& name, bool is_tensor, auto&& differ) {
-    Disagreement difference{name, kind_of(replication, entry_of(name)), is_tensor};
+    Disagreement difference{name, kind_of(replication, entry_name_of(name)), is_tensor};
     for (std::size_t r = 1; r < ranks.size(); ++r)
       if (differ(r, difference)) difference.ranks.push_back(r);
     if (!difference.ranks.empty()) differences.push_back(std::move(difference));
@@ -153,7 +153,7 @@ EntryReplication replication_of(const StateEntries& entries) {
   return replication;
 }
 
-std::uint64_t outline(const StateDict& state, const EntryReplication& replication) {
+std::uint64_t structure_checksum(const StateDict& state, const EntryReplication& replication) {
   std::string text;
   const auto add = [&](const std::string& part) { text.append(part).push_back('\0'); };
   for (const auto& [name, tensor] : state.tensors) {
@@ -168,7 +168,7 @@ std::uint64_t outline(const StateDict& state, const EntryReplication& replicatio
   return checksum(text);
 }
 
-std::vector<at::Tensor> tensors_alike(const StateDict& state, const EntryReplication& replication) {
+std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryReplication& replication) {
   std::vector<at::Tensor> alike;
   for (const auto& [name, tensor] : state.tensors)
     if (!is_per_rank(replication, name)) alike.push_back(tensor);
@@ -178,7 +178,7 @@ std::vector<at::Tensor> tensors_alike(const StateDict& state, const EntryReplica
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,
                                  const EntryReplication& replication) {
   std::vector<Json> ranks;
-  for (const auto& rank : comm::on_all(communicator, [&] { return pack(describe(state, replication)); }))
+  for (const auto& rank : comm::run_on_all(communicator, [&] { return pack(describe(state, replication)); }))
     ranks.push_back(Json::from_cbor(rank));
   check_per_rank(ranks);
 

@@ -55,10 +55,10 @@ struct Stateful {
   virtual Replication replication() const { return Replication::equal; }
   /// For Replication::per_rank: returns the part for rank `here` of a state that another number of ranks saved; none if
   /// it cannot be divided anew.
-  virtual std::optional<StateDict> regroup(const StateDict&, Rank) const { return {}; }
+  virtual std::optional<StateDict> redistribute(const StateDict&, RankInGroup) const { return {}; }
 
   /// True if load() is the user's own code, which may throw for reasons that compare() cannot see.
-  virtual bool may_refuse() const { return false; }
+  virtual bool may_throw() const { return false; }
 };
 
 inline Replication replication_of(const StateEntry& entry) {

@@ -16,7 +16,7 @@ class StatefulAverage : public Stateful {
   explicit StatefulAverage(std::shared_ptr<detail::optim::WeightAverages> averages) : averages_(std::move(averages)) {}
 
   StateDict save(const ParameterPaths&) const override {
-    if (averages_->applied())
+    if (averages_->is_applied())
       throw Error(ExitCode::user_error, "saving an average of weights",
                   "averages are in the model, in place of the model's own weights",
                   "Let the scope of EMA::apply() end before the report");
@@ -24,7 +24,7 @@ class StatefulAverage : public Stateful {
   }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
-    if (averages_->applied()) differences.push_back({"", "a scope of EMA::apply() is alive"});
+    if (averages_->is_applied()) differences.push_back({"", "a scope of EMA::apply() is alive"});
     std::int64_t updates = -1;
     if (saved.values.is_object() && saved.values.contains("updates"))
       value_from_json(saved.values.at("updates"), updates);

@@ -268,10 +268,10 @@ std::shared_ptr<Stateful> make_object(torch::optim::Optimizer& optimizer) {
   const auto make = [&]<class Kind>(const Kind& kind) {
     made = std::make_shared<StatefulOptimizer<Kind>>(optimizer, kind.name);
   };
-  if (detail::optim::with_kind(optimizer, make)) return made;
+  if (detail::optim::with_optimizer_kind(optimizer, make)) return made;
   std::string names;
   const auto name = [&](const auto& kind) { names += (names.empty() ? "" : ", ") + std::string(kind.name); };
-  std::apply([&](const auto&... each) { (name(each), ...); }, detail::optim::kinds);
+  std::apply([&](const auto&... each) { (name(each), ...); }, detail::optim::optimizer_kinds);
   throw Error(ExitCode::usage, "taking an optimizer into the state", "its type is none of " + names,
               "Give its state by two functions, save and load");
 }

@@ -61,7 +61,7 @@ class StatefulFunctions : public Stateful {
   StateDict save(const ParameterPaths&) const override { return save_(); }
   void compare(const StateDict&, const ParameterPaths&, Differences&) const override {}
   void load(const StateDict& saved, const ParameterPaths&) override { load_(saved); }
-  bool may_refuse() const override { return true; }
+  bool may_throw() const override { return true; }
 
  private:
   std::function<StateDict()> save_;

@@ -73,7 +73,7 @@ Json to_json(const TrainerState& state) {
 
 TrainerState trainer_state_from_json(const Json& json) {
   if (!json.is_object()) refuse("it", "is not an object");
-  TrainerState state{.of_a_run = !json.empty()};
+  TrainerState state{.is_from_run = !json.empty()};
   state.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", max_count);
   state.epoch = number_at<std::int64_t>(json, "", "epoch", max_epochs);
   state.global_step = number_at<std::int64_t>(json, "", "global_step", max_count);

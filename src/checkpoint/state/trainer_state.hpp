@@ -11,7 +11,7 @@
 namespace muster::detail::checkpoint {
 
 struct TrainerState {
-  bool of_a_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
+  bool is_from_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
   std::int64_t training_iteration = 0;
   std::int64_t epoch = 0;
   bool epoch_complete = true;
@@ -21,7 +21,7 @@ struct TrainerState {
   std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports
   double time_total_s = 0;
   std::uint64_t seed = 0;
-  std::map<std::string, Json> positions = {};  ///< by name of the dataset or loader; see data/passes/cursors.hpp
+  std::map<std::string, Json> positions = {};  ///< by name of the dataset or loader; see data/passes/pass_positions.hpp
   Json preprocessor = {};
   Json callbacks = {};  ///< states of callbacks by name
 };

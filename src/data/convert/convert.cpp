@@ -117,16 +117,16 @@ void write_column(DatasetWriter& writer, const std::string& name, InputColumn& c
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
   const auto chunk = chunk_of(column, samples, options);
   const auto step = std::max<std::int64_t>(1, write_bytes / bytes / chunk.value_or(1)) * chunk.value_or(1);
-  const auto spelled = column.type().spelled();
+  const auto file_type = column.type().file_type();
   auto shape = column.shape();
   shape.front() = samples;
   std::vector<std::byte> values(static_cast<std::size_t>(std::min(step, samples) * bytes));
-  writer.begin_column(name, column.type().native().get(), shape, chunk, options.compress);
+  writer.begin_column(name, column.type().memory_type().get(), shape, chunk, options.compress);
   for (std::int64_t begin = 0; begin < samples; begin += step) {
     const auto count = std::min(step, samples - begin);
     const auto block = std::span(values).first(static_cast<std::size_t>(count * bytes));
     column.take(order.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), block);
-    writer.write(block, count, spelled.get());
+    writer.write(block, count, file_type.get());
     wrote(block.size());
   }
   writer.end_column();

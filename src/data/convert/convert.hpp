@@ -50,9 +50,9 @@ struct NumberType {
   bool big_endian = false;
 
   /// The HDF5 type, in the byte order of the input file.
-  hdf5::Handle spelled() const;
+  hdf5::Handle file_type() const;
   /// The HDF5 type, in this machine's byte order.
-  hdf5::Handle native() const;
+  hdf5::Handle memory_type() const;
 };
 
 /// A column of samples: still in its file, or held in memory.

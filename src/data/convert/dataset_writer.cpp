@@ -68,7 +68,7 @@ void DatasetWriter::write(std::span<const std::byte> values, std::int64_t count,
   auto shape = hdf5::shape(column_.get());
   shape.front() = count;
   const auto memory = hdf5::make_space(shape, doing(), ExitCode::retry);
-  const auto rows = hdf5::part_of(column_.get(), H5Dget_space, doing(), ExitCode::retry);
+  const auto rows = hdf5::dataset_property(column_.get(), H5Dget_space, doing(), ExitCode::retry);
   hdf5::select_rows(rows.get(), H5S_SELECT_SET, next_, count, doing(), ExitCode::retry);
   check(H5Dwrite(column_.get(), value_type, memory.get(), rows.get(), H5P_DEFAULT, values.data()));
   next_ += count;

@@ -65,13 +65,13 @@ void advise_on_chunks(const std::string& name, const std::vector<std::int64_t>& 
 Json describe_column(hid_t dataset, const std::string& name, const std::string& shown,
                      std::vector<std::string>& advice) {
   const std::string doing = "reading the layout of " + shown;
-  const auto type = hdf5::part_of(dataset, H5Dget_type, doing);
-  const auto creation = hdf5::part_of(dataset, H5Dget_create_plist, doing);
+  const auto type = hdf5::dataset_property(dataset, H5Dget_type, doing);
+  const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, doing);
   hdf5::scalar_type(type.get(), shown);
   const auto shape = hdf5::shape(dataset, shown);
-  const auto value_bytes = detail::checked<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
+  const auto value_bytes = detail::checked_cast<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
   const auto layout = H5Pget_layout(creation.get());
-  const auto stored = detail::checked<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
+  const auto stored = detail::checked_cast<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
 
   Json column{{"name", name}, {"dtype", number_name(type.get())}, {"shape", shape}, {"chunk", nullptr}};
   column["layout"] = layout == H5D_CHUNKED ? "chunked" : layout == H5D_COMPACT ? "compact" : "contiguous";
@@ -82,7 +82,7 @@ Json describe_column(hid_t dataset, const std::string& name, const std::string& 
     std::vector<hsize_t> sizes(shape.size());
     hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
     std::vector<std::int64_t> chunk;
-    for (const auto size : sizes) chunk.push_back(detail::checked<std::int64_t>(size, doing, "a chunk"));
+    for (const auto size : sizes) chunk.push_back(detail::checked_cast<std::int64_t>(size, doing, "a chunk"));
     column["chunk"] = chunk;
     advise_on_chunks(name, shape, chunk, value_bytes, advice);
   }
@@ -128,7 +128,7 @@ Json count_samples(const Json& columns, std::vector<std::string>& advice) {
 
 Json describe_dataset(const std::string& path) {
   const hdf5::Lock lock;
-  const hdf5::Place place(path);
+  const hdf5::GroupPath place(path);
   const auto file = hdf5::open_file(place.path);
   const auto group = hdf5::open_group(file.get(), place.group, path);
   Json columns = Json::array();

@@ -95,19 +95,19 @@ void InputFile::fail(const std::string& fact, const std::string& remedy) const {
   throw Error(ExitCode::data, "reading " + path_.string(), fact, remedy);
 }
 
-hdf5::Handle NumberType::native() const {
+hdf5::Handle NumberType::memory_type() const {
   const hdf5::Lock lock;
-  if (kind == 'b') return hdf5::type_of(at::kBool);
-  if (kind == 'f') return hdf5::type_of(size == 2 ? at::kHalf : size == 4 ? at::kFloat : at::kDouble);
-  if (kind == 'c') return hdf5::type_of(size == 8 ? at::kComplexFloat : at::kComplexDouble);
-  auto type = hdf5::type_of(size == 1 ? at::kChar : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong);
+  if (kind == 'b') return hdf5::memory_type_of(at::kBool);
+  if (kind == 'f') return hdf5::memory_type_of(size == 2 ? at::kHalf : size == 4 ? at::kFloat : at::kDouble);
+  if (kind == 'c') return hdf5::memory_type_of(size == 8 ? at::kComplexFloat : at::kComplexDouble);
+  auto type = hdf5::memory_type_of(size == 1 ? at::kChar : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong);
   if (kind == 'u') hdf5::check(H5Tset_sign(type.get(), H5T_SGN_NONE), "making a type");
   return type;
 }
 
-hdf5::Handle NumberType::spelled() const {
+hdf5::Handle NumberType::file_type() const {
   const hdf5::Lock lock;
-  auto type = native();
+  auto type = memory_type();
   if (kind != 'b' && size > 1)
     hdf5::check(H5Tset_order(type.get(), big_endian ? H5T_ORDER_BE : H5T_ORDER_LE), "making a type");
   return type;

@@ -41,7 +41,7 @@ struct StepReader {
       pass.position += step.samples;
       --steps_left;
     }
-    return finished(std::move(read), [options = options, step, weight = std::move(weight)](Batch& batch) {
+    return then_finish(std::move(read), [options = options, step, weight = std::move(weight)](Batch& batch) {
       batch = Batch(converted(batch, options), step.mine.count, step.samples, weight);
     });
   }
@@ -98,7 +98,7 @@ std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& optio
   return items;
 }
 
-ReadBatch finished(ReadBatch read, std::function<void(Batch&)> then) {
+ReadBatch then_finish(ReadBatch read, std::function<void(Batch&)> then) {
   if (!read.finish) {
     then(read.batch);
     return read;

@@ -21,9 +21,9 @@ namespace muster::detail::data {
 
 /// Given to Prefetch if `produce` reads a stream: a call of the user's reader may take long.
 struct SlowReader {
-  std::string dataset;                ///< the dataset's name, for errors
-  std::stop_source stop;              ///< stop is requested when no more batches are wanted
-  std::optional<Communicator> ranks;  ///< see that this rank waits; it polls for their failures while it waits
+  std::string dataset;                       ///< the dataset's name, for errors
+  std::stop_source stop;                     ///< stop is requested when no more batches are wanted
+  std::optional<Communicator> communicator;  ///< see that this rank waits; it polls for their failures while it waits
 };
 
 /// Calls `produce` until it returns none, on a thread of its own that is up to `ahead` batches ahead. If `ahead` is 0,
@@ -120,6 +120,6 @@ std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> sha
 std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options);
 /// Applies `then` to the batch after `read.finish`: at once if there is no `finish`, otherwise on the thread that calls
 /// `finish`.
-ReadBatch finished(ReadBatch read, std::function<void(Batch&)> then);
+ReadBatch then_finish(ReadBatch read, std::function<void(Batch&)> then);
 
 }  // namespace muster::detail::data

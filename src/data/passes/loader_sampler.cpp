@@ -1,5 +1,5 @@
 // The samplers of data loaders.
-#include "data/passes/cursors.hpp"
+#include "data/passes/pass_positions.hpp"
 #include "muster/data_loader.hpp"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ std::int64_t signed_size(std::size_t size) {
   return static_cast<std::int64_t>(std::min(size, std::size_t{std::numeric_limits<std::int64_t>::max()}));
 }
 
-/// Base of both samplers: begins and ends the passes in the session's cursor.
+/// Base of both samplers: begins and ends the passes in the session's pass position.
 class CountedSampler : public LoaderSampler {
  public:
   CountedSampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options, bool resumable)
@@ -26,37 +26,38 @@ class CountedSampler : public LoaderSampler {
       throw Error(ExitCode::usage, preparing, "the batch size is 0", "Give at least 1");
     options_.batch_size = signed_size(options.batch_size);
     if (options.global_batch_size) options_.global_batch_size = signed_size(*options.global_batch_size);
-    cursor_ = worker.cursors->find_loader(options.name);
-    if (!cursor_ || cursor_->options().resumable != resumable) {
-      cursor_ = std::make_shared<Cursor>(CursorOptions{.name = options.name,
-                                                       .share = {.total = worker.world, .first = worker.rank},
-                                                       .full = worker.full,
-                                                       .seed = worker.seed,
-                                                       .loader = true,
-                                                       .resumable = resumable});
-      worker.cursors->add(cursor_);
+    pass_position_ = worker.pass_positions->find_loader(options.name);
+    if (!pass_position_ || pass_position_->options().resumable != resumable) {
+      pass_position_ =
+          std::make_shared<PassPosition>(PassPositionOptions{.name = options.name,
+                                                             .share = {.total = worker.world, .first = worker.rank},
+                                                             .full_worker_count = worker.full_worker_count,
+                                                             .seed = worker.seed,
+                                                             .loader = true,
+                                                             .resumable = resumable});
+      worker.pass_positions->add(pass_position_);
     }
   }
 
   void set_epoch(std::int64_t epoch) override {
-    options_.training ? cursor_->set_epoch(epoch) : cursor_->set_epoch_aside(epoch);
+    options_.training ? pass_position_->set_epoch(epoch) : pass_position_->set_epoch_if_untrained(epoch);
   }
 
   std::int64_t begin_pass() override {
     end_pass(pass_.number);
-    pass_ = cursor_->begin_pass(options_, size_, self_);
+    pass_ = pass_position_->begin_pass(options_, size_, self_);
     batch_.reset();
     begin();
     return pass_.number;
   }
 
   void end_batch() override {
-    if (batch_) cursor_->end_batch(pass_);
+    if (batch_) pass_position_->end_batch(pass_);
   }
 
   void end_pass(std::int64_t pass) noexcept override {
     if (pass != pass_.number || pass == 0) return;
-    cursor_->end_pass(pass_);
+    pass_position_->end_pass(pass_);
     pass_.number = 0;
     batch_.reset();
   }
@@ -68,7 +69,7 @@ class CountedSampler : public LoaderSampler {
   /// Takes `batch` in hand; its step has `samples` samples over all ranks.
   void take(const step::BatchWeight& batch, std::int64_t samples) {
     batch_ = std::make_shared<step::BatchWeight>(batch);
-    cursor_->begin_batch(pass_, batch_, samples);
+    pass_position_->begin_batch(pass_, batch_, samples);
   }
 
   const Worker worker_;
@@ -77,7 +78,7 @@ class CountedSampler : public LoaderSampler {
  private:
   std::int64_t size_;
   BatchOptions options_;
-  std::shared_ptr<Cursor> cursor_;
+  std::shared_ptr<PassPosition> pass_position_;
   step::BatchWeightPtr batch_;
   std::shared_ptr<const void> self_ = std::make_shared<char>();
 };

@@ -1,5 +1,5 @@
 #include "comm/agreement.hpp"
-#include "comm/whereabouts.hpp"
+#include "comm/rank_status.hpp"
 #include "comm/world.hpp"
 #include "data/passes/batches.hpp"
 #include "muster/error.hpp"
@@ -30,22 +30,22 @@ Prefetch::~Prefetch() {
     leaving_ = true;
   }
   changed_.notify_all();
-  if (slow_ && slow_->ranks) leave_slow_reader();
+  if (slow_ && slow_->communicator) leave_slow_reader();
   thread_.join();
 }
 
 /// Waits until the thread has ended. It cannot be left running, since it may use objects that the program destroys
 /// next; after the time limit the job ends.
 void Prefetch::leave_slow_reader() {
-  const auto limit = comm::time_limit(*slow_->ranks);
+  const auto limit = comm::time_limit(*slow_->communicator);
   Lock lock(mutex_);
   const auto ended = [this] { return ended_; };
   if (changed_.wait_for(lock, std::min(limit, poll_interval), ended)) return;
-  const comm::WaitingForReader waiting(*slow_->ranks);
+  const comm::WaitingForReader waiting(*slow_->communicator);
   if (changed_.wait_for(lock, limit, ended)) return;
   const auto seconds = std::to_string(std::chrono::duration<double>(limit).count());
   comm::give_up(
-      *slow_->ranks,
+      *slow_->communicator,
       Error(ExitCode::retry, "leaving a pass over the stream \"" + slow_->dataset + "\"",
             "its reader has not returned within " + seconds.substr(0, seconds.find('.') + 2) + " s" +
                 (std::uncaught_exceptions() > 0 ? ", and an exception of the program is held up by that" : ""),
@@ -102,12 +102,12 @@ std::optional<ReadBatch> Prefetch::take() {
 
 void Prefetch::wait_for_batch(Lock& lock) {
   const auto there = [this] { return finished_ || !ready_.empty(); };
-  if (!slow_ || !slow_->ranks) return changed_.wait(lock, there);
+  if (!slow_ || !slow_->communicator) return changed_.wait(lock, there);
   if (changed_.wait_for(lock, poll_interval, there)) return;
-  const comm::WaitingForReader waiting(*slow_->ranks);
+  const comm::WaitingForReader waiting(*slow_->communicator);
   do {
     lock.unlock();
-    comm::hear_alarm(*slow_->ranks);
+    comm::throw_if_alarm_raised(*slow_->communicator);
     lock.lock();
   } while (!changed_.wait_for(lock, poll_interval, there));
 }

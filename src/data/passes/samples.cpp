@@ -28,7 +28,7 @@ std::uint64_t key_of(std::uint64_t seed, const OrderOptions& options, Purpose pu
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return scramble(scramble(a) ^ b); }
 
-Range share_of(std::int64_t count, int world, int rank) noexcept {
+SampleRange share_of(std::int64_t count, int world, int rank) noexcept {
   const std::int64_t each = count / world, more = count % world;
   return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
 }

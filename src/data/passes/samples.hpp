@@ -12,13 +12,13 @@
 namespace muster::detail::data {
 
 /// `count` consecutive items, from item `first`.
-struct Range {
+struct SampleRange {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
 /// The items that `rank` of `world` ranks gets out of `count`. If they do not divide evenly, the first ranks get one
 /// more.
-Range share_of(std::int64_t count, int world, int rank) noexcept;
+SampleRange share_of(std::int64_t count, int world, int rank) noexcept;
 
 /// A permutation of 0 … size − 1 drawn from `key`, evaluated at an index in constant memory; the same on every machine.
 ///
@@ -67,7 +67,7 @@ class Order {
 struct StepSamples {
   std::int64_t position = 0;  ///< position of the step's first sample
   std::int64_t samples = 0;   ///< samples that the step takes, over all ranks
-  Range mine;                 ///< positions of this rank; count 0 if it has none
+  SampleRange mine;           ///< positions of this rank; count 0 if it has none
 };
 /// The step that begins at `position` < size. It takes `global_batch` samples, or the rest if there are fewer.
 StepSamples step_at(std::int64_t position, std::int64_t size, std::int64_t global_batch, int world, int rank) noexcept;

@@ -1,7 +1,7 @@
 // A worker's view of one dataset, and the worker's position in it.
 #pragma once
 
-#include "data/passes/cursors.hpp"
+#include "data/passes/pass_positions.hpp"
 
 #include "muster/communicator.hpp"
 
@@ -13,9 +13,10 @@
 namespace muster::detail::data {
 
 /// One per dataset and session, shared by every DatasetShard and BatchRange over it.
-struct ShardState : Cursor {
-  ShardState(CursorOptions options, Dataset of, at::Device where = at::kCPU, std::optional<Communicator> among = {})
-      : Cursor(std::move(options)), dataset(std::move(of)), device(where), workers(std::move(among)) {}
+struct ShardState : PassPosition {
+  ShardState(PassPositionOptions options, Dataset of, at::Device where = at::kCPU,
+             std::optional<Communicator> among = {})
+      : PassPosition(std::move(options)), dataset(std::move(of)), device(where), workers(std::move(among)) {}
 
   Dataset dataset;
   at::Device device;

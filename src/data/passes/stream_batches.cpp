@@ -75,7 +75,7 @@ class StreamBatches final : public BatchStream {
     const auto prefetch = [&](Prefetch::Produce read, std::optional<SlowReader> slow = {}) {
       return std::make_unique<Prefetch>(std::move(read), options().prefetch_batches, std::move(slow));
     };
-    if (pass.was) return prefetch([]() -> std::optional<ReadBatch> { return {}; });
+    if (pass.is_already_finished) return prefetch([]() -> std::optional<ReadBatch> { return {}; });
     const bool split = shard().options().split;
     if (split && pass.plan.global_batch < pass.share.total)
       throw Error(ExitCode::usage, doing(),
@@ -84,7 +84,7 @@ class StreamBatches final : public BatchStream {
                       "), and each worker of a stream reads its own rows",
                   "Start fewer workers, or give a global_batch_size of at least " + std::to_string(pass.share.total));
     const auto rows = share_of(pass.plan.global_batch, pass.share.total, pass.share.first).count;
-    SlowReader slow{.dataset = shard().options().name, .stop = {}, .ranks = shard().workers};
+    SlowReader slow{.dataset = shard().options().name, .stop = {}, .communicator = shard().workers};
     StreamShard mine{.epoch = pass.epoch, .stop = slow.stop.get_token()};
     if (split) {
       mine.worker = pass.share.first;
@@ -97,7 +97,7 @@ class StreamBatches final : public BatchStream {
       const at::NoGradGuard no_grad;
       auto batch = next();
       if (!batch || (options.drop_last && batch->batch.size() < rows)) return {};
-      return finished(std::move(*batch), [options](Batch& all) {
+      return then_finish(std::move(*batch), [options](Batch& all) {
         // Throws an Error if a column is missing.
         for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);
         all = Batch(converted(all, options));
@@ -109,7 +109,7 @@ class StreamBatches final : public BatchStream {
   std::optional<Batch> take(Prefetch& batches) override {
     auto mine = batches.next();
     if (!shard().options().split) return mine;
-    const watch::During agree("agreeing on the next step of a stream");
+    const watch::ScopedCallName agree("agreeing on the next step of a stream");
     const auto& workers = shard().workers;
     if (number_ == 0) begin(mine);
     const auto rows = mine ? mine->size() : 0;
@@ -128,7 +128,7 @@ class StreamBatches final : public BatchStream {
     if (mine) padding_row_ = first_row(*mine);
     const auto& workers = shard().workers;
     if (!workers) return;
-    const auto columns = workers->all_gather(described(schema_of(Batch(padding_row_))));
+    const auto columns = workers->all_gather(schema_text(schema_of(Batch(padding_row_))));
     const auto has_rows = [](const std::string& text) { return !text.empty(); };
     const auto first = std::ranges::find_if(columns, has_rows);
     if (first == columns.end()) return;

@@ -31,8 +31,8 @@ void for_blocks(std::uint64_t units, std::uint64_t block, int blocks, Look&& loo
 
 }  // namespace
 
-Portion look_at(const File& file, int blocks) {
-  Portion portion{.name = file.path().filename().string(), .bytes = file.size()};
+FingerprintPart fingerprint_of(const File& file, int blocks) {
+  FingerprintPart portion{.name = file.path().filename().string(), .bytes = file.size()};
   std::vector<std::byte> bytes;
   for_blocks(portion.bytes, block_bytes, blocks, [&](std::uint64_t first, std::uint64_t count) {
     bytes.resize(count);
@@ -42,10 +42,10 @@ Portion look_at(const File& file, int blocks) {
   return portion;
 }
 
-Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks) {
+FingerprintPart fingerprint_of(const std::string& column, const at::Tensor& tensor, int blocks) {
   const at::NoGradGuard no_grad;
   const auto unit = static_cast<std::uint64_t>(tensor.element_size());
-  Portion portion{.name = column, .bytes = static_cast<std::uint64_t>(tensor.numel()) * unit};
+  FingerprintPart portion{.name = column, .bytes = static_cast<std::uint64_t>(tensor.numel()) * unit};
   if (tensor.numel() == 0 || tensor.is_meta() || tensor.layout() != at::kStrided) return portion;
   auto values = tensor;
   if (!values.is_contiguous()) {
@@ -68,19 +68,19 @@ Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks)
   return portion;
 }
 
-Json Fingerprint::to_json() const {
+Json DatasetFingerprint::to_json() const {
   Json all = Json::array();
-  for (const auto& portion : portions) all.push_back({portion.name, portion.bytes, portion.checksum});
+  for (const auto& portion : parts) all.push_back({portion.name, portion.bytes, portion.checksum});
   return {count, schema, all};
 }
 
-Fingerprint Fingerprint::from_json(const Json& json) {
-  Fingerprint print{.count = json[0], .schema = json[1]};
-  for (const auto& portion : json[2]) print.portions.push_back({portion[0], portion[1], portion[2]});
+DatasetFingerprint DatasetFingerprint::from_json(const Json& json) {
+  DatasetFingerprint print{.count = json[0], .schema = json[1]};
+  for (const auto& portion : json[2]) print.parts.push_back({portion[0], portion[1], portion[2]});
   return print;
 }
 
-std::optional<std::string> difference(const Fingerprint& a, const std::string& here, const Fingerprint& b,
+std::optional<std::string> difference(const DatasetFingerprint& a, const std::string& here, const DatasetFingerprint& b,
                                       const std::string& there) {
   const auto say = [&](const std::string& what, const std::string& of_a, const std::string& of_b) {
     return what + of_a + " on " + here + " and " + of_b + " on " + there;
@@ -88,11 +88,11 @@ std::optional<std::string> difference(const Fingerprint& a, const std::string& h
   const auto number = [](auto value) { return std::to_string(value); };
   if (a.count != b.count) return say("it has ", number(a.count) + " samples", number(b.count));
   if (a.schema != b.schema) return say("its columns are ", a.schema, b.schema);
-  if (a.portions.size() != b.portions.size())
-    return say("it is made of ", number(a.portions.size()) + " files", number(b.portions.size()));
-  for (std::size_t p = 0; p < a.portions.size(); ++p) {
-    const auto& mine = a.portions[p];
-    const auto& theirs = b.portions[p];
+  if (a.parts.size() != b.parts.size())
+    return say("it is made of ", number(a.parts.size()) + " files", number(b.parts.size()));
+  for (std::size_t p = 0; p < a.parts.size(); ++p) {
+    const auto& mine = a.parts[p];
+    const auto& theirs = b.parts[p];
     if (mine.bytes != theirs.bytes)
       return say(mine.name + " has ", number(mine.bytes) + " bytes", number(theirs.bytes));
     if (mine.checksum != theirs.checksum)

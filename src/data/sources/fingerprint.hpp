@@ -16,31 +16,31 @@
 namespace muster::detail::data {
 
 /// A file, or a tensor in memory.
-struct Portion {
+struct FingerprintPart {
   std::string name;
   std::uint64_t bytes = 0;
   std::uint32_t checksum = 0;  ///< CRC-32 of some blocks at fixed places
 };
 
-struct Fingerprint {
+struct DatasetFingerprint {
   std::int64_t count = 0;
   std::string schema;  ///< "x Float[3], y Long[]"
-  std::vector<Portion> portions = {};
+  std::vector<FingerprintPart> parts = {};
 
   Json to_json() const;
-  static Fingerprint from_json(const Json& json);
+  static DatasetFingerprint from_json(const Json& json);
 };
 
 /// Blocks read for a fingerprint, over all portions; at least two per portion.
-constexpr int blocks_of_dataset = 48;
+constexpr int max_fingerprint_blocks = 48;
 
 /// Make the fingerprint of one portion from about `blocks` of its blocks.
-Portion look_at(const File& file, int blocks);
-Portion look_at(const std::string& column, const at::Tensor& tensor, int blocks);
+FingerprintPart fingerprint_of(const File& file, int blocks);
+FingerprintPart fingerprint_of(const std::string& column, const at::Tensor& tensor, int blocks);
 
 /// Describes the first difference; none if there is none. `here` and `there` name the places of a and b:
 /// "it has 26 samples on rank 0 and 30 on rank 1".
-std::optional<std::string> difference(const Fingerprint& a, const std::string& here, const Fingerprint& b,
+std::optional<std::string> difference(const DatasetFingerprint& a, const std::string& here, const DatasetFingerprint& b,
                                       const std::string& there);
 
 }  // namespace muster::detail::data

@@ -23,7 +23,7 @@ void read_pieces(const File& file, std::vector<iovec>& pieces, std::int64_t offs
     const auto got = ::preadv(file.descriptor(), pieces.data() + next,
                               static_cast<int>(std::min(max_pieces, pieces.size() - next)), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw Error(code_of_reading(errno), "reading " + shown, std::strerror(errno), hdf5::retry_reading);
+    if (got < 0) throw Error(read_error_code(errno), "reading " + shown, std::strerror(errno), hdf5::retry_reading);
     if (got == 0)
       throw Error(ExitCode::data, "reading " + shown, "the file became shorter while it was in use",
                   "Do not change a dataset while it is read");
@@ -53,18 +53,18 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
   rows_ = shape.front();
   shape.erase(shape.begin());
 
-  const auto stored = hdf5::part_of(dataset_.get(), H5Dget_type, doing);
+  const auto stored = hdf5::dataset_property(dataset_.get(), H5Dget_type, doing);
   column_.dtype = hdf5::scalar_type(stored.get(), shown_);
   unsigned_ = column_.dtype == at::kLong && H5Tget_size(stored.get()) == 8 && H5Tget_sign(stored.get()) == H5T_SGN_NONE;
   // Read as unsigned: HDF5 would turn values above 2^63 − 1 into the largest signed value.
-  memory_type_ = unsigned_ ? hdf5::Handle(H5Tcopy(H5T_NATIVE_UINT64), H5Tclose) : hdf5::type_of(column_.dtype);
+  memory_type_ = unsigned_ ? hdf5::Handle(H5Tcopy(H5T_NATIVE_UINT64), H5Tclose) : hdf5::memory_type_of(column_.dtype);
   row_bytes_ = static_cast<std::int64_t>(c10::elementSize(column_.dtype));
   for (const auto size : shape) row_bytes_ = checked_product(row_bytes_, size, doing, "its shape");
   static_cast<void>(checked_product(row_bytes_, rows_, doing, "its shape"));
   if (row_bytes_ == 0)
     throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
 
-  const auto creation = hdf5::part_of(dataset_.get(), H5Dget_create_plist, doing);
+  const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, doing);
   for (const auto& filter : hdf5::filters(creation.get(), doing)) {
     if (H5Zfilter_avail(filter.id) > 0) continue;
     hdf5::last_error();
@@ -90,8 +90,8 @@ void Hdf5Column::locate(const File& bytes) {
   dataset_ = {};
 }
 
-void Hdf5Column::read(const File& bytes, std::span<const Wanted> wanted) {
-  if (direct()) {
+void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {
+  if (is_direct()) {
     read_direct(bytes, wanted);
   } else if (cached_) {
     read_whole();
@@ -115,7 +115,7 @@ void Hdf5Column::read(const File& bytes, std::span<const Wanted> wanted) {
       }
 }
 
-void Hdf5Column::read_direct(const File& bytes, std::span<const Wanted> wanted) const {
+void Hdf5Column::read_direct(const File& bytes, std::span<const RowDestination> wanted) const {
   const auto length = static_cast<std::size_t>(row_bytes_);
   const auto most_rows = static_cast<std::int64_t>(std::max<std::size_t>(1, max_read_bytes / length));
   std::vector<iovec> pieces;
@@ -132,14 +132,14 @@ void Hdf5Column::read_direct(const File& bytes, std::span<const Wanted> wanted) 
   }
 }
 
-void Hdf5Column::read_selected(std::span<const Wanted> wanted) const {
+void Hdf5Column::read_selected(std::span<const RowDestination> wanted) const {
   const std::string doing = "reading " + shown_;
   constexpr std::size_t most_runs = 256;  // a selection of many more runs costs HDF5 more than it saves
   const hdf5::Lock lock;
   auto shape = column_.shape;
   shape.insert(shape.begin(), 0);
   for (std::size_t begin = 0; begin < wanted.size();) {
-    const auto file_space = hdf5::part_of(dataset_.get(), H5Dget_space, doing);
+    const auto file_space = hdf5::dataset_property(dataset_.get(), H5Dget_space, doing);
     std::size_t end = begin, runs = 0;
     std::int64_t rows = 0, last = -1;
     for (; end < wanted.size() && runs < most_runs; ++runs) {

@@ -14,7 +14,7 @@
 namespace muster::detail::data {
 
 /// A row to read, and the memory that its values go to.
-struct Wanted {
+struct RowDestination {
   std::int64_t row = 0;
   std::byte* into = nullptr;
 };
@@ -33,17 +33,17 @@ class Hdf5Column {
   std::int64_t rows() const noexcept { return rows_; }
   std::int64_t row_bytes() const noexcept { return row_bytes_; }
   /// True if the values are read with preadv, without HDF5.
-  bool direct() const noexcept { return offset_ >= 0; }
-  /// Keeps the whole column in memory from the first read on. Only for a column that is not direct().
+  bool is_direct() const noexcept { return offset_ >= 0; }
+  /// Keeps the whole column in memory from the first read on. Only for a column that is not is_direct().
   void cache() noexcept { cached_ = true; }
 
   /// Reads rows in ascending order. Thread-safe.
-  void read(const File& bytes, std::span<const Wanted> wanted);
+  void read(const File& bytes, std::span<const RowDestination> wanted);
 
  private:
   void locate(const File& bytes);
-  void read_direct(const File& bytes, std::span<const Wanted> wanted) const;
-  void read_selected(std::span<const Wanted> wanted) const;
+  void read_direct(const File& bytes, std::span<const RowDestination> wanted) const;
+  void read_selected(std::span<const RowDestination> wanted) const;
   void read_whole();
 
   Column column_;

@@ -10,8 +10,8 @@ namespace muster::detail::data {
 namespace {
 
 /// One file of the dataset.
-struct SourceFile : hdf5::Place {
-  using Place::Place;
+struct SourceFile : hdf5::GroupPath {
+  using GroupPath::GroupPath;
   std::int64_t rows() const noexcept { return columns.front().rows(); }
 
   std::int64_t first = 0;  ///< its first sample in the dataset
@@ -59,7 +59,7 @@ void open(SourceFile& file, std::vector<std::string> names) {
         "Choose columns of the same length");
   if (file.rows() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Name a file that has some");
   // Closed if no column is read by HDF5.
-  if (std::ranges::all_of(file.columns, &Hdf5Column::direct)) file.handle = {};
+  if (std::ranges::all_of(file.columns, &Hdf5Column::is_direct)) file.handle = {};
 }
 
 class Hdf5Source final : public Source {
@@ -99,7 +99,7 @@ class Hdf5Source final : public Source {
     std::iota(slots.begin(), slots.end(), std::size_t{0});
     std::ranges::sort(slots, {}, [&](std::size_t slot) { return samples[slot]; });
 
-    std::vector<Wanted> wanted;
+    std::vector<RowDestination> wanted;
     auto file = files_.begin();
     for (auto next = slots.begin(); next != slots.end();) {
       while (samples[*next] >= file->first + file->rows()) ++file;
@@ -118,11 +118,11 @@ class Hdf5Source final : public Source {
     return Batch(std::move(items));
   }
 
-  Fingerprint fingerprint() override {
+  DatasetFingerprint fingerprint() override {
     ensure_open();
-    Fingerprint print{.count = count_, .schema = described(schema_)};
+    DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};
     for (const auto& file : files_)
-      print.portions.push_back(look_at(*file.bytes, blocks_of_dataset / static_cast<int>(files_.size())));
+      print.parts.push_back(fingerprint_of(*file.bytes, max_fingerprint_blocks / static_cast<int>(files_.size())));
     return print;
   }
 
@@ -148,7 +148,7 @@ class Hdf5Source final : public Source {
                     "Make them again");
       for (auto& column : file.columns) {
         const auto bytes = column.rows() * column.row_bytes();
-        if (column.direct() || bytes > budget) continue;
+        if (column.is_direct() || bytes > budget) continue;
         column.cache();
         budget -= bytes;
       }
@@ -165,8 +165,8 @@ class Hdf5Source final : public Source {
     for (std::size_t i = 0; i < schema.size(); ++i)
       if (schema[i] != schema_[i])
         throw Error(ExitCode::data, doing,
-                    "column \"" + schema[i].name + "\" is " + describe(schema[i]) + " there and " +
-                        describe(schema_[i]) + " in " + other,
+                    "column \"" + schema[i].name + "\" is " + column_text(schema[i]) + " there and " +
+                        column_text(schema_[i]) + " in " + other,
                     "Files of one dataset must agree; convert one of them");
   }
 

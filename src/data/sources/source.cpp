@@ -42,11 +42,11 @@ class MemorySource final : public Source {
   std::string shown() const override { return "the dataset in memory"; }
   bool has_column_order() const noexcept override { return ordered_; }
 
-  Fingerprint fingerprint() override {
-    Fingerprint print{.count = count(), .schema = described(schema_)};
+  DatasetFingerprint fingerprint() override {
+    DatasetFingerprint print{.count = count(), .schema = schema_text(schema_)};
     for (const auto& [name, tensor] : columns_)
-      print.portions.push_back(
-          look_at("column \"" + name + "\"", tensor, blocks_of_dataset / static_cast<int>(columns_.size())));
+      print.parts.push_back(fingerprint_of("column \"" + name + "\"", tensor,
+                                           max_fingerprint_blocks / static_cast<int>(columns_.size())));
     return print;
   }
 
@@ -87,7 +87,7 @@ class TransformedSource final : public Source {
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
-  Fingerprint fingerprint() override { return source_->fingerprint(); }  // equal input gives equal output
+  DatasetFingerprint fingerprint() override { return source_->fingerprint(); }  // equal input gives equal output
   bool is_stream() const noexcept override { return source_->is_stream(); }
 
   BatchReader open(const StreamShard& shard, const StreamPlan& plan) override {
@@ -182,13 +182,13 @@ Schema schema_of(const Batch& batch) {
   return schema;
 }
 
-std::string describe(const Column& column) {
+std::string column_text(const Column& column) {
   const auto sizes = joined(column.shape, [](std::int64_t size) { return std::to_string(size); });
   return std::string(c10::toString(column.dtype)) + "[" + sizes + "]";
 }
 
-std::string described(const Schema& schema) {
-  return joined(schema, [](const Column& column) { return column.name + " " + describe(column); });
+std::string schema_text(const Schema& schema) {
+  return joined(schema, [](const Column& column) { return column.name + " " + column_text(column); });
 }
 
 const Column& column_of(Source& source, const std::string& name, const std::string& doing) {

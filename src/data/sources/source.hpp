@@ -48,7 +48,7 @@ class Source {
   /// Like read(), but on a thread that reads ahead. Preprocessors draw their random numbers from `seed`.
   virtual ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t /*seed*/) { return read(samples); }
   /// Must be the same on all ranks.
-  virtual Fingerprint fingerprint() = 0;
+  virtual DatasetFingerprint fingerprint() = 0;
   /// The source's name in errors.
   virtual std::string shown() const = 0;
   /// True if the user has chosen the order of the columns. False if they are in the order of their names, as the
@@ -87,9 +87,9 @@ class TensorPool {
 /// The columns of a batch.
 Schema schema_of(const Batch& batch);
 /// "Float[3]", for errors.
-std::string describe(const Column& column);
+std::string column_text(const Column& column);
 /// "x Float[3], y Long[]".
-std::string described(const Schema& schema);
+std::string schema_text(const Schema& schema);
 /// "x, y": `text` applied to each item, joined by commas.
 template <class Items, class Text = std::identity>
 std::string joined(const Items& items, const Text& text = {}) {

@@ -80,8 +80,8 @@ class RowBatcher {
     if (schema != *schema_)
       throw Error(
           ExitCode::data, reading_stream,
-          "row " + std::to_string(row_count_) + " is " + described(schema) + ", but the rows before it are " +
-              described(*schema_),
+          "row " + std::to_string(row_count_) + " is " + schema_text(schema) + ", but the rows before it are " +
+              schema_text(*schema_),
           row != nullptr
               ? "Give the same columns and shapes in all rows. For a column of floats, give a float in the first row "
                 "(2.0 for 2), or name a floating type in BatchOptions::dtypes"
@@ -140,7 +140,7 @@ class StreamSource final : public Source {
   Batch read(std::span<const std::int64_t>) override { refuse_index("reading samples of a stream by their numbers"); }
   std::string shown() const override { return "a stream"; }
   bool has_column_order() const noexcept override { return !*seen_objects_; }
-  Fingerprint fingerprint() override { return {.schema = "a stream's"}; }  // each rank has its own rows
+  DatasetFingerprint fingerprint() override { return {.schema = "a stream's"}; }  // each rank has its own rows
 
  private:
   MakeStream make_;

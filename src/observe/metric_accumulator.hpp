@@ -9,29 +9,29 @@
 namespace muster::detail::observe {
 
 /// One rank's part of a metric.
-struct Tally {
+struct MetricAccumulator {
   Json kind = {};                 ///< {"metric": "F1", …options}
-  std::vector<double> sums = {};  ///< sums over samples; for the AUC a list of Scored
+  std::vector<double> sums = {};  ///< sums over samples; for the AUC a list of ScoreWeights
 };
 
 /// A score, and the sums of the weights of the samples with that score, of class 0 and of class 1.
-struct Scored {
+struct ScoreWeights {
   double score, zeros, ones;
 };
 
-Json to_json(const Tally& tally);
-/// Reads `json` into `tally`. Returns false if it is not a Tally.
-bool from_json(const Json& json, Tally& tally);
+Json to_json(const MetricAccumulator& accumulator);
+/// Reads `json` into `accumulator`. Returns false if it is not a MetricAccumulator.
+bool from_json(const Json& json, MetricAccumulator& accumulator);
 
 /// Adds up the parts of all ranks, as if one rank had seen all samples. Throws an Error (ExitCode::user_error) if their
 /// kinds differ.
-Tally merged(const std::vector<Tally>& tallies);
+MetricAccumulator merged(const std::vector<MetricAccumulator>& accumulators);
 
 /// The metric's value: a number or a list. NaN if it is undefined.
-Json value_of(const Tally& tally);
+Json value_of(const MetricAccumulator& accumulator);
 
 /// The number of samples of each class in a confusion matrix; empty for any other metric.
-std::vector<double> samples_by_class(const Tally& tally);
+std::vector<double> samples_by_class(const MetricAccumulator& accumulator);
 
 /// The metric of each class. `sums` are those of F1 and MeanIoU, three for each class: samples predicted correctly,
 /// samples predicted, samples with that target.

@@ -1,4 +1,4 @@
-#include "group/backend.hpp"
+#include "group/mpi_backend.hpp"
 
 #include "comm/world.hpp"
 #include "group/reduction.hpp"
@@ -18,7 +18,7 @@ namespace {
 using comm::Message;
 
 [[noreturn]] void refuse(const Work& work, const std::string& fact, std::string_view remedy) {
-  throw Error(ExitCode::usage, work.starting(), fact, remedy);
+  throw Error(ExitCode::usage, work.error_prefix(), fact, remedy);
 }
 
 /// Returns a text such as "3 ranks".
@@ -88,42 +88,42 @@ std::vector<Message> messages(const Buffer& buffer, const std::vector<std::size_
 
 }  // namespace
 
-Backend::Backend(Communicator communicator, const ProcessGroupOptions& options)
+MpiBackend::MpiBackend(Communicator communicator, const ProcessGroupOptions& options)
     : c10d::Backend(communicator.rank(), communicator.size()),
       collectives_(std::move(communicator), options.chunk),
       timeout_(options.timeout) {}
 
-Backend::Started Backend::start(Operation work) {
+MpiBackend::Started MpiBackend::start(Operation work) {
   work->start();
   return work;
 }
 
-Backend::Operation Backend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit) {
-  collectives_.name(title);
+MpiBackend::Operation MpiBackend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit) {
+  collectives_.set_name(title);
   auto own = timeout_;
   if (limit > kNoTimeout) own = limit;
   return c10::make_intrusive<Work>(rank_, type, title, own);
 }
 
-int Backend::checked_rank(const Work& work, int64_t rank) const {
+int MpiBackend::checked_rank(const Work& work, int64_t rank) const {
   if (rank < 0 || rank >= size_)
     refuse(work, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size_),
            "Give a rank of this group, counted from 0");
   return static_cast<int>(rank);
 }
 
-const Backend::Tensors& Backend::one_per_rank(const Work& work, const Tensors& tensors) const {
+const MpiBackend::Tensors& MpiBackend::one_per_rank(const Work& work, const Tensors& tensors) const {
   if (tensors.size() != static_cast<std::size_t>(size_))
     refuse(work, std::to_string(tensors.size()) + " tensors for " + num_ranks(size_), "Give one for each rank");
   return tensors;
 }
 
-std::vector<Message> Backend::messages_of(Work& work, const Tensors& tensors, Access access,
-                                          const Buffer& other) const {
+std::vector<Message> MpiBackend::messages_of(Work& work, const Tensors& tensors, Access access,
+                                             const Buffer& other) const {
   std::vector<Message> all;
   for (const auto& tensor : one_per_rank(work, tensors)) {
     const auto rank = static_cast<int>(all.size());
-    const auto& mine = work.hold(tensor, access);
+    const auto& mine = work.keep_buffer(tensor, access);
     const auto& out = access == Access::write ? mine : other;
     const auto& in = access == Access::write ? other : mine;
     check_same_type(work, out, in);
@@ -133,13 +133,13 @@ std::vector<Message> Backend::messages_of(Work& work, const Tensors& tensors, Ac
   return all;
 }
 
-std::vector<Message> Backend::to_all(const Buffer& buffer) const {
+std::vector<Message> MpiBackend::to_all(const Buffer& buffer) const {
   std::vector<Message> all;
   for (int r = 0; r < size_; ++r) all.push_back(buffer.message(r));
   return all;
 }
 
-at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+at::Tensor MpiBackend::allocateTensor(long size, at::TensorOptions options) {
   // supportsTensorAlloc() gets only an index, which does not tell a GPU from the CPU.
   if (!options.device().is_cpu()) return at::empty({size}, options);
   const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
@@ -148,10 +148,10 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
       memory.data(), {size}, [memory](void*) {}, options);
 }
 
-Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+MpiBackend::Started MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   auto work = begin(c10d::OpType::BROADCAST, "muster:broadcast", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
-  const auto& buffer = work->hold(only(*work, tensors), rank_ == root ? Access::read : Access::write);
+  const auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::read : Access::write);
   work->add([this, &buffer, root] {
     const auto message = buffer.message(root);
     return collectives_.broadcast(message.data, message.count, buffer.wire_type(), root);
@@ -162,42 +162,42 @@ Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 // Reductions.
 
 /// Applies what the reduction needs before the sum, and notes what it needs after it.
-void Backend::prepare(Buffer& buffer, const Reduction& reduction) const {
+void MpiBackend::prepare(Buffer& buffer, const Reduction& reduction) const {
   if (reduction.factor) buffer.scale(*reduction.factor);
   if (reduction.average) buffer.average_over(size_);
 }
 
-void Backend::all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  auto& buffer = work.hold(tensor, Access::update);
-  const auto reduction = reduction_of(op, buffer.scalar_type(), work.starting());
+void MpiBackend::all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  auto& buffer = work.keep_buffer(tensor, Access::update);
+  const auto reduction = reduction_of(op, buffer.scalar_type(), work.error_prefix());
   work.add([this, &buffer, reduction] {
     prepare(buffer, reduction);
     return collectives_.all_reduce(buffer.data(), buffer.count(), buffer.wire_type(), reduction.op);
   });
 }
 
-Backend::Started Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+MpiBackend::Started MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   auto work = begin(c10d::OpType::ALLREDUCE, "muster:allreduce", options.timeout);
   all_reduce(*work, only(*work, tensors), options.reduceOp);
   return start(std::move(work));
 }
 
-Backend::Started Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions& options) {
+MpiBackend::Started MpiBackend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions& options) {
   refuse(*begin(c10d::OpType::_ALLREDUCE_SPARSE, "muster:allreduce_sparse", options.timeout), "the tensor is sparse",
          "Only dense tensors are reduced; use to_dense()");
 }
 
-Backend::Started Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+MpiBackend::Started MpiBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:allreduce_coalesced", options.timeout);
   for (const auto& tensor : tensors) all_reduce(*work, tensor, options.reduceOp);
   return start(std::move(work));
 }
 
-Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+MpiBackend::Started MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   auto work = begin(c10d::OpType::REDUCE, "muster:reduce", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
-  auto& buffer = work->hold(only(*work, tensors), rank_ == root ? Access::update : Access::read);
-  const auto reduction = reduction_of(options.reduceOp, buffer.scalar_type(), work->starting());
+  auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::update : Access::read);
+  const auto reduction = reduction_of(options.reduceOp, buffer.scalar_type(), work->error_prefix());
   work->add([this, &buffer, reduction, root] {
     prepare(buffer, reduction);
     return collectives_.reduce(buffer.data(), buffer.count(), buffer.wire_type(), reduction.op, root);
@@ -205,8 +205,8 @@ Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   return start(std::move(work));
 }
 
-void Backend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blocks, const c10d::ReduceOp& op) {
-  const auto reduction = reduction_of(op, output.scalar_type(), work.starting());
+void MpiBackend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blocks, const c10d::ReduceOp& op) {
+  const auto reduction = reduction_of(op, output.scalar_type(), work.error_prefix());
   for (const auto* block : blocks) check_same_type(work, output, *block);
   const auto* mine = blocks[static_cast<std::size_t>(rank_)];
   check_count(work, output.count(), mine->count(), "the output");
@@ -223,38 +223,38 @@ void Backend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> blo
     });
 }
 
-Backend::Started Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                         const c10d::ReduceScatterOptions& options) {
+MpiBackend::Started MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                               const c10d::ReduceScatterOptions& options) {
   auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.timeout);
   const auto& tensors = one_per_rank(*work, only(*work, inputs));
-  auto& output = work->hold(only(*work, outputs), Access::write);
+  auto& output = work->keep_buffer(only(*work, outputs), Access::write);
   std::vector<Buffer*> blocks;
-  for (const auto& tensor : tensors) blocks.push_back(&work->hold(tensor, Access::read));
+  for (const auto& tensor : tensors) blocks.push_back(&work->keep_buffer(tensor, Access::read));
   reduce_blocks(*work, output, blocks, options.reduceOp);
   return start(std::move(work));
 }
 
-void Backend::reduce_scatter_even(Work& work, const at::Tensor& output, const at::Tensor& input,
-                                  const c10d::ReduceOp& op) {
-  auto& out = work.hold(output, Access::write);
-  const auto& in = work.hold(input, Access::read);
+void MpiBackend::reduce_scatter_even(Work& work, const at::Tensor& output, const at::Tensor& input,
+                                     const c10d::ReduceOp& op) {
+  auto& out = work.keep_buffer(output, Access::write);
+  const auto& in = work.keep_buffer(input, Access::read);
   check_count(work, in.count(), out.count() * static_cast<std::size_t>(size_), "the input");
   const auto flat = in.memory().view(-1);
   std::vector<Buffer*> blocks;
   for (int r = 0; r < size_; ++r)
-    blocks.push_back(&work.hold(flat.narrow(0, r * output.numel(), output.numel()), Access::read));
+    blocks.push_back(&work.keep_buffer(flat.narrow(0, r * output.numel(), output.numel()), Access::read));
   reduce_blocks(work, out, blocks, op);
 }
 
-Backend::Started Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                               const c10d::ReduceScatterOptions& options) {
+MpiBackend::Started MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                     const c10d::ReduceScatterOptions& options) {
   auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_base", options.timeout);
   reduce_scatter_even(*work, output, input, options.reduceOp);
   return start(std::move(work));
 }
 
-Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                          const c10d::ReduceScatterOptions& options) {
+MpiBackend::Started MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                const c10d::ReduceScatterOptions& options) {
   auto work =
       begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "muster:reduce_scatter_tensor_coalesced", options.timeout);
   check_same_length(*work, outputs.size(), inputs.size());
@@ -264,42 +264,42 @@ Backend::Started Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tens
 
 // Exchanges.
 
-void Backend::exchange(Work& work, std::vector<Message> sends, std::vector<Message> receives, comm::Dtype type) {
+void MpiBackend::exchange(Work& work, std::vector<Message> sends, std::vector<Message> receives, comm::Dtype type) {
   work.add([this, sends = std::move(sends), receives = std::move(receives), type] {
     return collectives_.all_to_all(sends, receives, type);
   });
 }
 
-void Backend::all_gather(Work& work, const Tensors& outputs, const at::Tensor& input) {
-  const auto& in = work.hold(input, Access::read);
+void MpiBackend::all_gather(Work& work, const Tensors& outputs, const at::Tensor& input) {
+  const auto& in = work.keep_buffer(input, Access::read);
   exchange(work, to_all(in), messages_of(work, outputs, Access::write, in), in.wire_type());
 }
 
-void Backend::all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input) {
-  const auto& out = work.hold(output, Access::write);
-  const auto& in = work.hold(input, Access::read);
+void MpiBackend::all_gather_even(Work& work, const at::Tensor& output, const at::Tensor& input) {
+  const auto& out = work.keep_buffer(output, Access::write);
+  const auto& in = work.keep_buffer(input, Access::read);
   check_same_type(work, out, in);
   check_count(work, out.count(), in.count() * static_cast<std::size_t>(size_), "the output");
   const std::vector<std::size_t> even(static_cast<std::size_t>(size_), in.count());
   exchange(work, to_all(in), messages(out, even), in.wire_type());
 }
 
-Backend::Started Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                    const c10d::AllgatherOptions& options) {
+MpiBackend::Started MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::ALLGATHER, "muster:allgather", options.timeout);
   all_gather(*work, only(*work, outputs), only(*work, inputs));
   return start(std::move(work));
 }
 
-Backend::Started Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                          const c10d::AllgatherOptions& options) {
+MpiBackend::Started MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::_ALLGATHER_BASE, "muster:allgather_base", options.timeout);
   all_gather_even(*work, output, input);
   return start(std::move(work));
 }
 
-Backend::Started Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                              const c10d::AllgatherOptions& options) {
+MpiBackend::Started MpiBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::ALLGATHER_COALESCED, "muster:allgather_coalesced", options.timeout);
   for (const auto& of_rank : outputs) check_same_length(*work, of_rank.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -310,43 +310,45 @@ Backend::Started Backend::allgather_coalesced(std::vector<Tensors>& outputs, Ten
   return start(std::move(work));
 }
 
-Backend::Started Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                          const c10d::AllgatherOptions& options) {
+MpiBackend::Started MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                const c10d::AllgatherOptions& options) {
   auto work = begin(c10d::OpType::COALESCED, "muster:allgather_into_tensor_coalesced", options.timeout);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) all_gather_even(*work, outputs[i], inputs[i]);
   return start(std::move(work));
 }
 
-Backend::Started Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+MpiBackend::Started MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                       const c10d::GatherOptions& options) {
   auto work = begin(c10d::OpType::GATHER, "muster:gather", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
-  const auto& in = work->hold(only(*work, inputs), Access::read);
+  const auto& in = work->keep_buffer(only(*work, inputs), Access::read);
   std::vector<Message> receives;
   if (rank_ == root) receives = messages_of(*work, only(*work, outputs), Access::write, in);
   exchange(*work, {in.message(root)}, receives, in.wire_type());
   return start(std::move(work));
 }
 
-Backend::Started Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+MpiBackend::Started MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                        const c10d::ScatterOptions& options) {
   auto work = begin(c10d::OpType::SCATTER, "muster:scatter", options.timeout);
   const int root = checked_rank(*work, options.rootRank);
-  const auto& out = work->hold(only(*work, outputs), Access::write);
+  const auto& out = work->keep_buffer(only(*work, outputs), Access::write);
   std::vector<Message> sends;
   if (rank_ == root) sends = messages_of(*work, only(*work, inputs), Access::read, out);
   exchange(*work, sends, {out.message(root)}, out.wire_type());
   return start(std::move(work));
 }
 
-Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+MpiBackend::Started MpiBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   auto work = begin(c10d::OpType::ALLTOALL, "muster:alltoall", options.timeout);
   one_per_rank(*work, outputs);
   one_per_rank(*work, inputs);
   std::vector<Message> sends, receives;
   const Buffer* first = nullptr;
   for (int r = 0; r < size_; ++r) {
-    const auto& in = work->hold(inputs[static_cast<std::size_t>(r)], Access::read);
-    const auto& out = work->hold(outputs[static_cast<std::size_t>(r)], Access::write);
+    const auto& in = work->keep_buffer(inputs[static_cast<std::size_t>(r)], Access::read);
+    const auto& out = work->keep_buffer(outputs[static_cast<std::size_t>(r)], Access::write);
     if (first == nullptr) first = &in;
     check_same_type(*work, *first, in);
     check_same_type(*work, *first, out);
@@ -358,11 +360,12 @@ Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
   return start(std::move(work));
 }
 
-Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+MpiBackend::Started MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                              std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                              const c10d::AllToAllOptions& options) {
   auto work = begin(c10d::OpType::ALLTOALL_BASE, "muster:alltoall_base", options.timeout);
-  const auto& out = work->hold(output, Access::write);
-  const auto& in = work->hold(input, Access::read);
+  const auto& out = work->keep_buffer(output, Access::write);
+  const auto& in = work->keep_buffer(input, Access::read);
   check_same_type(*work, out, in);
   const auto out_counts = split_counts(*work, out, output_splits, size_);
   const auto in_counts = split_counts(*work, in, input_splits, size_);
@@ -374,18 +377,18 @@ Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
 
 // Point to point.
 
-Backend::Started Backend::send(Tensors& tensors, int to, int tag) {
+MpiBackend::Started MpiBackend::send(Tensors& tensors, int to, int tag) {
   auto work = begin(c10d::OpType::SEND, "muster:send");
-  const auto& buffer = work->hold(only(*work, tensors), Access::read);
+  const auto& buffer = work->keep_buffer(only(*work, tensors), Access::read);
   const auto message = buffer.message(checked_rank(*work, to));
   work->add(
       [=, this, type = buffer.wire_type()] { return collectives_.send(message.data, message.count, type, to, tag); });
   return start(std::move(work));
 }
 
-Backend::Started Backend::recv(Tensors& tensors, int from, int tag) {
+MpiBackend::Started MpiBackend::recv(Tensors& tensors, int from, int tag) {
   auto work = begin(c10d::OpType::RECV, "muster:recv");
-  const auto& buffer = work->hold(only(*work, tensors), Access::write);
+  const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
   const auto message = buffer.message(checked_rank(*work, from));
   work->add([=, this, type = buffer.wire_type()] {
     return collectives_.receive(message.data, message.count, type, from, tag);
@@ -393,9 +396,9 @@ Backend::Started Backend::recv(Tensors& tensors, int from, int tag) {
   return start(std::move(work));
 }
 
-Backend::Started Backend::recvAnysource(Tensors& tensors, int tag) {
+MpiBackend::Started MpiBackend::recvAnysource(Tensors& tensors, int tag) {
   auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnysource");
-  const auto& buffer = work->hold(only(*work, tensors), Access::write);
+  const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
   const auto message = buffer.message(rank_);
   work->add([=, this, type = buffer.wire_type()] {
     return collectives_.receive_any(message.data, message.count, type, tag);
@@ -403,7 +406,7 @@ Backend::Started Backend::recvAnysource(Tensors& tensors, int tag) {
   return start(std::move(work));
 }
 
-Backend::Started Backend::barrier(const c10d::BarrierOptions& options) {
+MpiBackend::Started MpiBackend::barrier(const c10d::BarrierOptions& options) {
   auto work = begin(c10d::OpType::BARRIER, "muster:barrier", options.timeout);
   work->add([this] { return collectives_.barrier(); });
   return start(std::move(work));

@@ -1,4 +1,4 @@
-#include "train/operator_calls.hpp"
+#include "train/call_history.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,31 +9,31 @@
 namespace muster::detail::train::operator_calls_test {
 namespace {
 
-void expect_equal(const OperatorCalls& one, const OperatorCalls& other) {
+void expect_equal(const CallHistory& one, const CallHistory& other) {
   ASSERT_EQ(one.size(), other.size());
   for (std::size_t i = 0; i < one.size(); ++i) {
     EXPECT_EQ(one[i].name, other[i].name);
     EXPECT_EQ(one[i].result, other[i].result);
     EXPECT_EQ(one[i].registers_data, other[i].registers_data);
-    ASSERT_EQ(one[i].refused.has_value(), other[i].refused.has_value());
-    if (!one[i].refused) continue;
-    EXPECT_EQ(one[i].refused->code(), other[i].refused->code());
-    EXPECT_STREQ(one[i].refused->what(), other[i].refused->what());
+    ASSERT_EQ(one[i].refusal.has_value(), other[i].refusal.has_value());
+    if (!one[i].refusal) continue;
+    EXPECT_EQ(one[i].refusal->code(), other[i].refusal->code());
+    EXPECT_STREQ(one[i].refusal->what(), other[i].refusal->what());
   }
 }
 
-TEST(OperatorCalls, ComeBackFromTextAndFromBytes) {
-  OperatorCalls calls;
+TEST(CallHistory, ComeBackFromTextAndFromBytes) {
+  CallHistory calls;
   std::int64_t capacity = 0, grown = 0;
   for (int i = 0; i < 500; ++i) {
     if (i % 3 == 0) calls.add({.name = "train", .result = {{"loss", 0.1 * i}, {"text", "a\nb\\u00e9\0c"}}});
     if (i % 3 == 1) calls.add({.name = "apply_all_operators", .result = {1, nullptr}, .registers_data = true});
-    if (i % 3 == 2) calls.add({.name = "load", .refused = Error(ExitCode::data, "loading\nit: is not there")});
+    if (i % 3 == 2) calls.add({.name = "load", .refusal = Error(ExitCode::data, "loading\nit: is not there")});
     const auto now = calls.bytes().numel();
     EXPECT_TRUE(std::has_single_bit(static_cast<std::uint64_t>(now)));
     grown += std::exchange(capacity, now) != now ? 1 : 0;
     if (i % 100 != 0) continue;
-    OperatorCalls from_text, from_bytes;
+    CallHistory from_text, from_bytes;
     from_text.restore(calls.text());
     expect_equal(from_text, calls);
     from_bytes.restore(calls.bytes());
@@ -43,8 +43,8 @@ TEST(OperatorCalls, ComeBackFromTextAndFromBytes) {
   EXPECT_LT(grown, 8) << "most calls leave the layout of a checkpoint as it was";
 }
 
-TEST(OperatorCalls, ThatAreNoneAreDamage) {
-  OperatorCalls calls;
+TEST(CallHistory, ThatAreNoneAreDamage) {
+  CallHistory calls;
   EXPECT_TRUE(calls.empty());
   EXPECT_EQ(calls.text(), "");
   for (const char* const text : {"{}\n", "[1]\n", "train\n", R"({"name": 1, "result": 2})", R"({"name": "a"})"}) {

@@ -1,4 +1,4 @@
-#include "train/operator_calls.hpp"
+#include "train/call_history.hpp"
 
 #include "base/json.hpp"
 
@@ -17,20 +17,20 @@ namespace {
 constexpr std::int64_t least_bytes = 4096;
 constexpr const char* restoring = "restoring the calls of an operator's trainer";
 
-std::string line_of(const OperatorCall& call) {
+std::string line_of(const CallRecord& call) {
   Json json{{"name", call.name}, {"result", call.result}};
   if (call.registers_data) json["registers_data"] = true;
-  if (call.refused) json["refused"] = {static_cast<int>(call.refused->code()), call.refused->what()};
+  if (call.refusal) json["refused"] = {static_cast<int>(call.refusal->code()), call.refusal->what()};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-OperatorCall call_in(const std::string& line) {
+CallRecord call_in(const std::string& line) {
   const auto json = parse_json(line, restoring);
   try {
-    OperatorCall call{
+    CallRecord call{
         .name = json.at("name"), .result = json.at("result"), .registers_data = json.value("registers_data", false)};
     if (const auto refused = json.find("refused"); refused != json.end())
-      call.refused.emplace(static_cast<ExitCode>(refused->at(0).get<int>()), refused->at(1).get<std::string>());
+      call.refusal.emplace(static_cast<ExitCode>(refused->at(0).get<int>()), refused->at(1).get<std::string>());
     return call;
   } catch (const Json::exception& error) {
     throw Error(ExitCode::data, restoring, error.what(), "Resume from another checkpoint");
@@ -39,16 +39,16 @@ OperatorCall call_in(const std::string& line) {
 
 }  // namespace
 
-void OperatorCalls::add(OperatorCall call) {
+void CallHistory::add(CallRecord call) {
   append(line_of(call));
   calls_.push_back(std::move(call));
 }
 
-std::string OperatorCalls::text() const {
+std::string CallHistory::text() const {
   return {static_cast<const char*>(bytes_.const_data_ptr()), static_cast<std::size_t>(length_)};
 }
 
-void OperatorCalls::restore(const std::string& text) {
+void CallHistory::restore(const std::string& text) {
   calls_.clear();
   bytes_ = at::zeros({least_bytes}, at::kByte);
   length_ = 0;
@@ -57,13 +57,13 @@ void OperatorCalls::restore(const std::string& text) {
   append(text);
 }
 
-void OperatorCalls::restore(const at::Tensor& bytes) {
+void CallHistory::restore(const at::Tensor& bytes) {
   const auto plain = bytes.to(at::kCPU).contiguous();
   const std::string_view all(static_cast<const char*>(plain.const_data_ptr()), plain.nbytes());
   restore(std::string(all.substr(0, all.find('\0'))));
 }
 
-void OperatorCalls::append(const std::string& text) {
+void CallHistory::append(const std::string& text) {
   const auto needed = length_ + static_cast<std::int64_t>(text.size());
   if (needed > bytes_.numel()) {
     auto larger = at::zeros({static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(needed)))}, at::kByte);

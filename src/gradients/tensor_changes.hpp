@@ -13,9 +13,9 @@
 namespace muster::detail::gradients {
 
 /// A few elements of each parameter. Cheap to take, since it does not wait for a GPU.
-class Fingerprint {
+class ParameterSamples {
  public:
-  explicit Fingerprint(std::vector<at::Tensor> parameters);
+  explicit ParameterSamples(std::vector<at::Tensor> parameters);
   /// True if one of the elements has another value now.
   bool changed() const;
 

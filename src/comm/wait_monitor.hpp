@@ -27,31 +27,31 @@ namespace muster::detail::comm {
 /// A call that a rank waits in.
 struct WaitedFor {
   std::uint64_t channel = 0;
-  std::uint64_t turn = 0;
+  std::uint64_t call_number = 0;
   /// World ranks that take part in the call.
   const std::vector<int>& ranks;
 };
 
-class Watch {
+class WaitMonitor {
  public:
   /// Collective; all ranks must have come.
-  Watch(PooledCommunicator comm, const Placement& placement);
-  ~Watch();
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
+  WaitMonitor(PooledCommunicator comm, const Placement& placement);
+  ~WaitMonitor();
+  WaitMonitor(const WaitMonitor&) = delete;
+  WaitMonitor& operator=(const WaitMonitor&) = delete;
 
   /// This rank's record.
-  watch::Record& own() noexcept { return *records_[static_cast<std::size_t>(rank_)]; }
+  watch::Record& own_record() noexcept { return *records_[static_cast<std::size_t>(rank_)]; }
 
   /// ", in step 41 of epoch 2"; empty before the first step.
   std::string at_step() const { return at_step(*records_[static_cast<std::size_t>(rank_)]); }
 
   /// Starts the thread that answers questions about this rank. The caller is the rank's main thread.
-  void answer();
+  void start_answering();
   void end_answering();
 
   /// How long a wait that has reached its limit goes on, and what keeps it waiting.
-  struct Verdict {
+  struct Decision {
     std::chrono::milliseconds more{0};  ///< time that late ranks have announced by keep_alive(); 0: the wait is over
     std::string fact;                   ///< "rank 1 (node) has not come: it is stopped …"
     std::string details;                ///< lines that say where the late ranks are
@@ -59,12 +59,13 @@ class Watch {
   /// Called when a wait that began at `begun` has reached its limit. Inspects all ranks that take part and writes what
   /// each is doing to this rank's log. `late`: the late ranks if they are known. Throws an Error (ExitCode::user_error)
   /// if another rank is in a different call.
-  Verdict judge(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::milliseconds limit,
-                const std::vector<int>* late = nullptr);
-  /// Records the call that the main thread waits in; turn 0 if it waits in none. Ignored on other threads.
-  void note_wait(std::uint64_t channel, std::uint64_t turn) noexcept;
+  Decision decide(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::milliseconds limit,
+                  const std::vector<int>* late = nullptr);
+  /// Records the call that the main thread waits in; call number 0 if it waits in none. Ignored on other threads.
+  void note_wait(std::uint64_t channel, std::uint64_t call_number) noexcept;
   /// Throws an Error (ExitCode::user_error), before the limit of the wait, if another rank of the node has made a
-  /// different call in that turn, has ended the attempt without this call, or waits for this rank in another call.
+  /// different call with that call number, has ended the attempt without this call, or waits for this rank in another
+  /// call.
   void compare(const WaitedFor& call, std::int64_t attempt) const;
 
  private:
@@ -90,7 +91,7 @@ class Watch {
   bool has_remote_ranks_ = false;        ///< true if the records of some ranks cannot be read, so that they are asked
   std::mutex asking_;
   std::int64_t questions_ = 0;
-  std::optional<watch::MainStack> stack_;
+  std::optional<watch::MainThreadStack> stack_;
   std::atomic<bool> ending_{false};
   std::thread thread_;
 };

@@ -18,9 +18,9 @@ namespace muster::detail::group {
 using Bytes = std::vector<std::uint8_t>;
 
 /// A request to the table of keys.
-struct Question {
-  enum class Verb : std::uint8_t { get, set, add, compare_set, erase, count };
-  Verb verb = Verb::get;
+struct StoreRequest {
+  enum class Kind : std::uint8_t { get, set, add, compare_set, erase, count };
+  Kind kind = Kind::get;
   std::string key = {};
   Bytes value = {};     ///< for set and compare_set, the new value; for add, the number in decimal
   Bytes expected = {};  ///< for compare_set
@@ -28,7 +28,7 @@ struct Question {
 
 /// Carries out a request and returns the answer; nothing if there is no such key. Numbers are in decimal, as in c10d's
 /// other stores.
-std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question& question);
+std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequest& store_request);
 
 /// Keys and values that the ranks of a communicator share.
 ///
@@ -40,10 +40,10 @@ std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question&
 /// The constructor is collective; then each rank may use the store at any time, from any thread. It needs
 /// MPI_THREAD_MULTIPLE. The table lives as long as rank 0's store or a clone of it; these must be destroyed before MPI
 /// is finalised. The destructor is local.
-class Store final : public c10d::Store {
+class MpiStore final : public c10d::Store {
  public:
   /// `communicator` must serve this store only.
-  Store(Communicator communicator, std::chrono::milliseconds timeout);
+  MpiStore(Communicator communicator, std::chrono::milliseconds timeout);
 
   c10::intrusive_ptr<c10d::Store> clone() override;
   using c10d::Store::set;
@@ -62,7 +62,7 @@ class Store final : public c10d::Store {
 
  private:
   class Connection;
-  Store(std::shared_ptr<Connection> connection, std::chrono::milliseconds timeout);
+  MpiStore(std::shared_ptr<Connection> connection, std::chrono::milliseconds timeout);
   Bytes wait_for(const std::string& key, std::chrono::milliseconds timeout);
 
   std::shared_ptr<Connection> connection_;

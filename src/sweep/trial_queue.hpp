@@ -2,7 +2,7 @@
 // at the scheduler's rungs. No group waits for another.
 #pragma once
 
-#include "group/store.hpp"
+#include "group/mpi_store.hpp"
 #include "muster/communicator.hpp"
 
 #include <chrono>
@@ -15,18 +15,18 @@ namespace muster::detail::sweep {
 /// The scores at one rung, by trial number.
 using Scores = std::map<int, double>;
 
-class Board {
+class TrialQueue {
  public:
   /// `rungs`: the scores from earlier starts, the same on all ranks. Collective.
-  Board(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds limit);
+  TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds limit);
 
   /// Returns 0, 1, …: another number at each call of any rank.
-  std::size_t next();
+  std::size_t next_index();
   /// Adds a score, and returns all scores of that rung so far.
-  Scores add(std::size_t rung, int trial, double score);
+  Scores add_score(std::size_t rung, int trial, double score);
 
  private:
-  group::Store store_;
+  group::MpiStore store_;
 };
 
 }  // namespace muster::detail::sweep

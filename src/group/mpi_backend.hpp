@@ -26,13 +26,13 @@ namespace muster::detail::group {
 /// rounded on each node, or by MPI at every step. Their averages travel as float and are rounded once, since the sum
 /// may be too large for the type. For anything unsupported, the starting call throws an Error (ExitCode::usage) before
 /// anything is sent or written.
-class Backend final : public c10d::Backend {
+class MpiBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using Started = c10::intrusive_ptr<c10d::Work>;
 
   /// `communicator` must serve this backend only.
-  Backend(Communicator communicator, const ProcessGroupOptions& options);
+  MpiBackend(Communicator communicator, const ProcessGroupOptions& options);
 
   const std::string getBackendName() const override { return "muster"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }

@@ -1,4 +1,4 @@
-#include "hdf5/medium.hpp"
+#include "hdf5/file_storage.hpp"
 
 #include "hdf5/handle.hpp"
 
@@ -30,7 +30,7 @@ void each_page(std::uint64_t offset, std::size_t size, std::size_t page_bytes, a
 /// The driver's record of an open file. HDF5 requires that it begins with an H5FD_t.
 struct OpenFile {
   H5FD_t common{};
-  std::shared_ptr<Medium> medium;
+  std::shared_ptr<FileStorage> storage;
   haddr_t end_of_addresses = 0;
 };
 
@@ -45,10 +45,10 @@ herr_t push_error() {
 }
 
 H5FD_t* open(const char*, unsigned, hid_t access, haddr_t) {
-  const auto* medium = static_cast<const std::shared_ptr<Medium>* const*>(H5Pget_driver_info(access));
-  auto* file = medium == nullptr ? nullptr : new (std::nothrow) OpenFile;
+  const auto* storage = static_cast<const std::shared_ptr<FileStorage>* const*>(H5Pget_driver_info(access));
+  auto* file = storage == nullptr ? nullptr : new (std::nothrow) OpenFile;
   if (file == nullptr) return nullptr;
-  file->medium = **medium;
+  file->storage = **storage;
   return &file->common;
 }
 
@@ -69,18 +69,18 @@ herr_t set_end_of_addresses(H5FD_t* file, H5FD_mem_t, haddr_t address) {
   opened(file).end_of_addresses = address;
   return 0;
 }
-haddr_t end_of_file(const H5FD_t* file, H5FD_mem_t) { return opened(file).medium->size(); }
+haddr_t end_of_file(const H5FD_t* file, H5FD_mem_t) { return opened(file).storage->size(); }
 
 herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* into) {
-  return opened(file).medium->read_at({static_cast<std::byte*>(into), size}, address) ? 0 : push_error();
+  return opened(file).storage->read_at({static_cast<std::byte*>(into), size}, address) ? 0 : push_error();
 }
 herr_t write(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t size, const void* from) {
-  return opened(file).medium->write_at({static_cast<const std::byte*>(from), size}, address) ? 0 : push_error();
+  return opened(file).storage->write_at({static_cast<const std::byte*>(from), size}, address) ? 0 : push_error();
 }
 herr_t truncate(H5FD_t* file, hid_t, hbool_t) {
   auto& open = opened(file);
-  if (open.end_of_addresses == open.medium->size()) return 0;
-  return open.medium->truncate(open.end_of_addresses) ? 0 : push_error();
+  if (open.end_of_addresses == open.storage->size()) return 0;
+  return open.storage->truncate(open.end_of_addresses) ? 0 : push_error();
 }
 
 hid_t driver() {
@@ -93,7 +93,7 @@ hid_t driver() {
     driver.name = "muster";
     driver.maxaddr = static_cast<haddr_t>(std::numeric_limits<std::int64_t>::max());
     driver.fc_degree = H5F_CLOSE_STRONG;
-    driver.fapl_size = sizeof(const std::shared_ptr<Medium>*);
+    driver.fapl_size = sizeof(const std::shared_ptr<FileStorage>*);
     driver.open = open;
     driver.close = close;
     driver.query = query;
@@ -112,7 +112,7 @@ hid_t driver() {
 
 }  // namespace
 
-bool Medium::read_at(std::span<std::byte> into, std::uint64_t offset) const {
+bool FileStorage::read_at(std::span<std::byte> into, std::uint64_t offset) const {
   std::size_t have = 0;
   while (file_ && have < into.size()) {
     const auto got =
@@ -131,7 +131,7 @@ bool Medium::read_at(std::span<std::byte> into, std::uint64_t offset) const {
   return true;
 }
 
-void Medium::remember(std::span<const std::byte> from, std::uint64_t offset) {
+void FileStorage::remember(std::span<const std::byte> from, std::uint64_t offset) {
   each_page(offset, from.size(), page_bytes, [&](auto done, auto length, auto number, auto inside) {
     auto page = pages_.find(number);
     if (page == pages_.end()) {
@@ -143,7 +143,7 @@ void Medium::remember(std::span<const std::byte> from, std::uint64_t offset) {
   });
 }
 
-bool Medium::write_at(std::span<const std::byte> from, std::uint64_t offset) {
+bool FileStorage::write_at(std::span<const std::byte> from, std::uint64_t offset) {
   size_ = std::max(size_, offset + from.size());
   std::size_t done = 0;
   while (in_file() && done < from.size()) {
@@ -171,7 +171,7 @@ bool Medium::write_at(std::span<const std::byte> from, std::uint64_t offset) {
   return true;
 }
 
-bool Medium::truncate(std::uint64_t size) {
+bool FileStorage::truncate(std::uint64_t size) {
   size_ = size;
   while (in_file() && ::ftruncate(file_->descriptor(), static_cast<off_t>(size)) != 0)
     if (errno != EINTR) {
@@ -181,9 +181,9 @@ bool Medium::truncate(std::uint64_t size) {
   return true;
 }
 
-void set_medium(hid_t access, const std::shared_ptr<Medium>& medium) {
+void set_storage(hid_t access, const std::shared_ptr<FileStorage>& storage) {
   const Lock lock;
-  const auto* info = &medium;
+  const auto* info = &storage;
   check(H5Pset_driver(access, driver(), &info), "choosing where HDF5 writes", ExitCode::retry);
 }
 

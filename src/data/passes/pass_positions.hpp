@@ -16,18 +16,18 @@
 
 namespace muster::detail::data {
 
-class Cursors;
+class PassPositions;
 
 /// The parameters of one pass, fixed when it begins.
 struct Pass {
   Order order;
   std::int64_t position = 0;  ///< samples before the pass's first one; not 0 if it continues a pass after a resume
-  step::Plan plan = {};
-  step::Share share = {};
-  bool training = false;  ///< the pass counts: it has a position, and its batches weigh gradients
-  bool was = false;       ///< the pass was finished before the restart, and is empty now
-  bool in_loop = false;   ///< the pass began inside the loop over the epochs
-  bool whole = false;     ///< every rank sees all of the data, and step::Steps knows that the pass is open
+  step::StepPlan plan = {};
+  step::MicroBatchShare share = {};
+  bool training = false;             ///< the pass counts: it has a position, and its batches weigh gradients
+  bool is_already_finished = false;  ///< the pass was finished before the restart, and is empty now
+  bool in_loop = false;              ///< the pass began inside the loop over the epochs
+  bool is_unsplit = false;           ///< every rank sees all of the data, and step::Steps knows that the pass is open
   std::int64_t epoch = 0;
   std::int64_t number = 0;  ///< counts the passes of the session from 1; 0 until this one has begun
 
@@ -36,25 +36,26 @@ struct Pass {
   }
 };
 
-/// The dataset or data loader that a cursor belongs to.
-struct CursorOptions {
+/// The dataset or data loader that a pass position belongs to.
+struct PassPositionOptions {
   std::string name;
-  step::Share share = {};
-  int full = 0;       ///< a step takes `full` times batch_size, even if fewer workers run; 0: one batch_size per worker
-  bool split = true;  ///< false: every rank sees all samples, and there is no position
+  step::MicroBatchShare share = {};
+  int full_worker_count = 0;  ///< a step takes `full_worker_count` times batch_size, even if fewer workers run; 0: one
+                              ///< batch_size per worker
+  bool split = true;          ///< false: every rank sees all samples, and there is no position
   std::uint64_t seed = 0;
   bool loader = false;    ///< a data loader, not a dataset
   bool resumable = true;  ///< false for a stream, and for a loader whose samples the user's own sampler chooses
   bool stream = false;    ///< the number of samples is not known
 
-  int batches_in_step() const noexcept { return full > 0 ? full : share.total; }
+  int batches_in_step() const noexcept { return full_worker_count > 0 ? full_worker_count : share.total; }
   /// True if gradients are weighted by the number of samples in their batches.
   bool weighs() const noexcept { return resumable || stream; }
 };
 
-/// The position of the run in one dataset or data loader. There is one cursor per dataset or loader and session, shared
-/// by all ranges over it. It belongs to the thread that runs the training function, and works once Cursors::add() has
-/// registered it.
+/// The position of the run in one dataset or data loader. There is one pass position per dataset or loader and session,
+/// shared by all ranges over it. It belongs to the thread that runs the training function, and works once
+/// PassPositions::add() has registered it.
 ///
 /// An epoch is a sequence of passes. The following is about training passes. The last pass begun is under way until it
 /// reaches its end, its range is destroyed, or the next pass begins. The position is the number of passes that the
@@ -65,19 +66,19 @@ struct CursorOptions {
 ///
 /// Passes inside the loop over session.epochs() (for an operator: inside train()) are counted separately from passes
 /// outside of it. A resumed run runs the passes outside again, or leaves out those that only a fresh start runs.
-class Cursor {
+class PassPosition {
  public:
-  explicit Cursor(CursorOptions options) : options_(std::move(options)) {}
+  explicit PassPosition(PassPositionOptions options) : options_(std::move(options)) {}
 
-  const CursorOptions& options() const noexcept { return options_; }
+  const PassPositionOptions& options() const noexcept { return options_; }
 
   /// Makes `epoch` the current epoch. A position in another epoch is dropped.
   void begin_epoch(std::int64_t epoch);
-  /// Called when the training function sets the epoch: the session enters it, and so does every cursor whose epoch the
-  /// training function has not set itself.
+  /// Called when the training function sets the epoch: the session enters it, and so does every pass position whose
+  /// epoch the training function has not set itself.
   void set_epoch(std::int64_t epoch);
   /// Sets the epoch for a loader that does not train. No effect if another loader of the same name has trained.
-  void set_epoch_aside(std::int64_t epoch);
+  void set_epoch_if_untrained(std::int64_t epoch);
   /// Called when the training function enters the loop over the epochs.
   void enter_loop();
   /// True if a pass is under way, or was under way when the restored position was saved.
@@ -100,7 +101,7 @@ class Cursor {
   void end_pass(const Pass& pass);
 
  private:
-  friend class Cursors;
+  friend class PassPositions;
 
   /// An epoch and the counts of its training passes.
   struct Epoch {
@@ -181,8 +182,8 @@ class Cursor {
   void warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options);
   void warn_if_order_changed(const LastPass& last, const BatchOptions& options) const;
 
-  CursorOptions options_;
-  std::weak_ptr<Cursors> owner_;
+  PassPositionOptions options_;
+  std::weak_ptr<PassPositions> owner_;
   std::shared_ptr<step::Steps> steps_;
   std::weak_ptr<const void> trained_by_;  ///< the loader that began the last training pass
   PassGroup in_loop_, outside_;
@@ -191,18 +192,18 @@ class Cursor {
   bool loop_unknown_ = false;  ///< the restored position does not say if its passes were inside the loop
 };
 
-/// The cursors of a session, by the name of the dataset or loader. They belong to the thread that runs the training
-/// function.
-class Cursors : public std::enable_shared_from_this<Cursors> {
+/// The pass positions of a session, by the name of the dataset or loader. They belong to the thread that runs the
+/// training function.
+class PassPositions : public std::enable_shared_from_this<PassPositions> {
  public:
-  explicit Cursors(std::shared_ptr<step::Steps> of = std::make_shared<step::Steps>()) : steps(std::move(of)) {}
+  explicit PassPositions(std::shared_ptr<step::Steps> of = std::make_shared<step::Steps>()) : steps(std::move(of)) {}
 
   const std::shared_ptr<step::Steps> steps;  ///< counts the batches that the passes hand out
 
   /// Throws an Error if a dataset and a loader have the same name.
-  void add(const std::shared_ptr<Cursor>& cursor);
+  void add(const std::shared_ptr<PassPosition>& pass_position);
   /// Null if no loader has that name.
-  std::shared_ptr<Cursor> find_loader(const std::string& name) const;
+  std::shared_ptr<PassPosition> find_loader(const std::string& name) const;
   /// The training function enters the loop over the epochs.
   void enter_loop();
   /// The training function leaves the loop over the epochs.
@@ -211,25 +212,25 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   void begin_epoch(std::int64_t epoch);
   /// A resumed run is in `epoch`.
   void resume_epoch(std::int64_t epoch);
-  /// The training function has set the epoch of one of the cursors.
+  /// The training function has set the epoch of one of the pass positions.
   void set_epoch(std::int64_t epoch);
   /// The positions in this epoch, by name, as JSON.
   Json positions() const;
   /// Restores one position. The dataset or loader may be added before or after.
   void restore(const std::string& name, const Json& position, bool complete);
-  enum class Passes { unknown, none, under_way, over };
+  enum class EpochProgress { unknown, none, under_way, over };
   /// How far the training passes of this epoch are; unknown if no dataset is split.
-  Passes of_epoch() const;
+  EpochProgress epoch_progress() const;
   /// The name of a dataset whose training pass is under way and has samples left; empty if there is none.
-  std::string with_rest() const;
+  std::string name_of_unfinished_pass() const;
   /// The name of a dataset whose position inside a pass was restored, but whose program has not begun that pass again
   /// although it has gone through empty passes before it; empty if there is none. `in_loop`: which passes to look at.
-  std::string not_taken_up(bool in_loop) const;
+  std::string name_of_pass_not_resumed(bool in_loop) const;
   /// The name of a dataset that had passes in this epoch when the run was saved, and that the program has not asked
   /// for since the restart; empty if there is none.
-  std::string not_taken() const;
+  std::string name_of_unused_position() const;
   /// The section of an evaluation pass that would begin now, inside the loop over the epochs or outside.
-  Cursor::Section section(std::int64_t epoch, bool in_loop) const;
+  PassPosition::Section section(std::int64_t epoch, bool in_loop) const;
 
  private:
   struct Saved {
@@ -238,7 +239,7 @@ class Cursors : public std::enable_shared_from_this<Cursors> {
   };
   void enter_epoch(std::int64_t epoch);
 
-  std::map<std::string, std::shared_ptr<Cursor>> cursors_;
+  std::map<std::string, std::shared_ptr<PassPosition>> pass_positions_;
   std::map<std::string, Saved> waiting_;   ///< restored positions whose dataset or loader has not been added yet
   std::map<std::string, Saved> restored_;  ///< restored positions whose dataset or loader has been added
 };

@@ -19,12 +19,12 @@
 
 namespace muster::detail::hdf5 {
 
-class Medium {
+class FileStorage {
  public:
   /// Keeps everything in memory. Pages that are never written take no space.
-  Medium() = default;
+  FileStorage() = default;
   /// Makes a new file. Throws an Error (ExitCode::retry) if it cannot be made.
-  explicit Medium(const std::filesystem::path& path) : file_(std::in_place, path, File::Mode::create) {}
+  explicit FileStorage(const std::filesystem::path& path) : file_(std::in_place, path, File::Mode::create) {}
 
   std::uint64_t size() const noexcept { return size_; }
   /// Reads zeroes where nothing was written. Returns false if the file cannot be read; the reason is in errno.
@@ -46,8 +46,8 @@ class Medium {
   bool failed_ = false;
 };
 
-/// Makes HDF5 store the file that is created with the access properties `access` on `medium`. The shared_ptr itself
+/// Makes HDF5 store the file that is created with the access properties `access` on `storage`. The shared_ptr itself
 /// must live until the file has been created.
-void set_medium(hid_t access, const std::shared_ptr<Medium>& medium);
+void set_storage(hid_t access, const std::shared_ptr<FileStorage>& storage);
 
 }  // namespace muster::detail::hdf5

@@ -16,21 +16,21 @@
 namespace muster::detail::train {
 
 /// A call that is over, and its result.
-struct OperatorCall {
+struct CallRecord {
   std::string name;
   Json result = {};                   ///< null if the call was refused
   bool registers_data = false;        ///< a resumed run makes the call again, since no checkpoint holds data
-  std::optional<Error> refused = {};  ///< the error, if its check refused the call, which then changed nothing
+  std::optional<Error> refusal = {};  ///< the error, if its check refused the call, which then changed nothing
 };
 
-class OperatorCalls {
+class CallHistory {
  public:
-  OperatorCalls() { restore(std::string()); }
+  CallHistory() { restore(std::string()); }
 
   bool empty() const noexcept { return calls_.empty(); }
   std::size_t size() const noexcept { return calls_.size(); }
-  const OperatorCall& operator[](std::size_t number) const { return calls_.at(number); }
-  void add(OperatorCall call);
+  const CallRecord& operator[](std::size_t number) const { return calls_.at(number); }
+  void add(CallRecord call);
 
   /// All calls, one line of JSON each.
   std::string text() const;
@@ -44,7 +44,7 @@ class OperatorCalls {
  private:
   void append(const std::string& text);
 
-  std::vector<OperatorCall> calls_;
+  std::vector<CallRecord> calls_;
   at::Tensor bytes_;
   std::int64_t length_ = 0;  ///< of the text, in bytes
 };

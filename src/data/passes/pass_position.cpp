@@ -1,5 +1,5 @@
 #include "base/log.hpp"
-#include "data/passes/cursors.hpp"
+#include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -17,7 +17,7 @@ std::int64_t times(std::int64_t a, std::int64_t b) {
 }
 
 /// Samples in a window of the local shuffle; 0 without a local shuffle.
-std::int64_t window_of(const BatchOptions& options, const step::Share& share) {
+std::int64_t window_of(const BatchOptions& options, const step::MicroBatchShare& share) {
   return options.local_shuffle_buffer_size ? times(*options.local_shuffle_buffer_size, share.total) : 0;
 }
 
@@ -35,7 +35,7 @@ std::uint64_t hash_of(const std::string& name) noexcept {
 
 }  // namespace
 
-void Cursor::PassGroup::begin_epoch(std::int64_t number) {
+void PassPosition::PassGroup::begin_epoch(std::int64_t number) {
   if (number == epoch.number) return;
   epoch = {.number = number};
   resume_pending = false;
@@ -44,36 +44,37 @@ void Cursor::PassGroup::begin_epoch(std::int64_t number) {
   last.under_way = false;
 }
 
-void Cursor::begin_epoch(std::int64_t epoch) {
+void PassPosition::begin_epoch(std::int64_t epoch) {
   for (auto* const group : {&in_loop_, &outside_}) {
-    if (epoch != group->epoch.number && group->last.under_way && steps_) steps_->outlive_epoch(group->last.number);
+    if (epoch != group->epoch.number && group->last.under_way && steps_)
+      steps_->mark_of_earlier_epoch(group->last.number);
     group->begin_epoch(epoch);
   }
 }
 
-std::int64_t Cursor::Section::number_of(std::int64_t evaluation) const noexcept {
+std::int64_t PassPosition::Section::number_of(std::int64_t evaluation) const noexcept {
   const auto number = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
   constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
   return static_cast<std::int64_t>(
       mix(mix(number(finished), 2 * number(step) + (after_loop ? 1 : 0)), number(evaluation)) & most);
 }
 
-std::int64_t Cursor::PassGroup::number_of_evaluation(const Section& now) const noexcept {
+std::int64_t PassPosition::PassGroup::number_of_evaluation(const Section& now) const noexcept {
   return now.number_of(now == section ? evaluations : 0);
 }
 
-void Cursor::PassGroup::count_evaluation(const Section& now) noexcept {
+void PassPosition::PassGroup::count_evaluation(const Section& now) noexcept {
   if (std::exchange(section, now) != now) evaluations = 0;
   ++evaluations;
 }
 
-Cursor::Section Cursor::section() const {
+PassPosition::Section PassPosition::section() const {
   const auto epoch = passes(steps_->in_loop).epoch.number;
   const auto all = owner_.lock();
   return all ? all->section(epoch, steps_->in_loop) : Section{.epoch = epoch};
 }
 
-void Cursor::set_epoch(std::int64_t epoch) {
+void PassPosition::set_epoch(std::int64_t epoch) {
   if (steps_->in_loop && epoch != steps_->epoch)
     throw Error(ExitCode::usage, named() + "setting epoch " + std::to_string(epoch),
                 "the loop over session.epochs() is in epoch " + std::to_string(steps_->epoch),
@@ -83,25 +84,27 @@ void Cursor::set_epoch(std::int64_t epoch) {
   if (const auto all = owner_.lock()) all->set_epoch(epoch);
 }
 
-void Cursor::set_epoch_aside(std::int64_t epoch) {
+void PassPosition::set_epoch_if_untrained(std::int64_t epoch) {
   if (in_loop_.last.workers == 0 && outside_.last.workers == 0) begin_epoch(epoch);
 }
 
-void Cursor::enter_loop() {
+void PassPosition::enter_loop() {
   if (!std::exchange(loop_unknown_, false)) return;
   in_loop_ = std::exchange(outside_, {.epoch = {.number = outside_.epoch.number}});
 }
 
-bool Cursor::unfinished() const noexcept { return options_.split && (in_loop_.unfinished() || outside_.unfinished()); }
+bool PassPosition::unfinished() const noexcept {
+  return options_.split && (in_loop_.unfinished() || outside_.unfinished());
+}
 
 /// The number of passes that a resumed program begins again. A program may begin passes over one dataset again and
 /// again inside a pass over another. There the last finished pass is not counted: a resumed program calls begin() once
 /// and gets the pass that was under way.
-std::int64_t Cursor::PassGroup::repeated_passes() const noexcept {
+std::int64_t PassPosition::PassGroup::repeated_passes() const noexcept {
   return last.under_way && last.late && epoch.ended_in_other ? epoch.repeated - 1 : epoch.repeated;
 }
 
-Json Cursor::PassGroup::position(std::int64_t global_step) const {
+Json PassPosition::PassGroup::position(std::int64_t global_step) const {
   return {{"epoch", epoch.number},
           {"passes", epoch.passes},
           {"finished", repeated_passes()},
@@ -115,7 +118,7 @@ Json Cursor::PassGroup::position(std::int64_t global_step) const {
           {"samples", last.samples}};
 }
 
-Json Cursor::position() const {
+Json PassPosition::position() const {
   if (!options_.split) return nullptr;
   auto position = passes(steps_->looped).position(steps_->global_step);
   position["seed"] = options_.seed;
@@ -124,7 +127,7 @@ Json Cursor::position() const {
   return position;
 }
 
-void Cursor::PassGroup::restore(const Json& position) {
+void PassPosition::PassGroup::restore(const Json& position) {
   const std::int64_t number = position.at("epoch"), passes = position.at("passes"),
                      finished = position.value("finished", passes);
   // The program may have run finished passes again before it called restore().
@@ -147,7 +150,7 @@ void Cursor::PassGroup::restore(const Json& position) {
   last.under_way = false;
 }
 
-void Cursor::restore(const Json& position, bool complete) {
+void PassPosition::restore(const Json& position, bool complete) {
   if (position.is_null()) return;
   const auto take = [&](PassGroup& group, const Json& saved) {
     if (!complete) {
@@ -167,16 +170,16 @@ void Cursor::restore(const Json& position, bool complete) {
     take(group, position);
     if (const auto outside = position.find("outside"); outside != position.end() && !complete) take(outside_, *outside);
     if (!complete) options_.seed = position.at("seed");
-    auto& full = options_.full;
-    if (full > 0 && group.last.workers > 0) full = group.last.workers;
+    auto& full_worker_count = options_.full_worker_count;
+    if (full_worker_count > 0 && group.last.workers > 0) full_worker_count = group.last.workers;
   } catch (const Json::exception& error) {
     refuse_position(options_.name, error.what());
   }
 }
 
-Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
+Pass PassPosition::plan(const BatchOptions& options, std::int64_t count) const {
   const bool split = options_.split;
-  const auto share = split ? options_.share : step::Share{};
+  const auto share = split ? options_.share : step::MicroBatchShare{};
   const auto per_worker = split || !options.global_batch_size
                               ? options.batch_size
                               : (*options.global_batch_size - 1) / options_.share.total + 1;
@@ -186,7 +189,8 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
   const auto& epoch = group.epoch;
   const auto& last = group.last;
   // A pass after the loop has the next epoch's order, as it has in a run that is resumed after its last epoch.
-  const bool in_next_epoch = !steps_->in_loop && steps_->epoch == steps_->last_over && epoch.number == steps_->epoch;
+  const bool in_next_epoch =
+      !steps_->in_loop && steps_->epoch == steps_->last_loop_end && epoch.number == steps_->epoch;
   Pass pass{.order = Order(count, {}),
             .plan = {count, options_.weighs() ? batch : 0, options.drop_last},
             .share = share,
@@ -195,7 +199,7 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
             .epoch = epoch.number};
   if (pass.training && epoch.to_skip > 0) {
     pass.position = count;
-    pass.was = true;
+    pass.is_already_finished = true;
     return pass;
   }
   OrderOptions order{.shuffle = options.shuffle,
@@ -220,11 +224,11 @@ Pass Cursor::plan(const BatchOptions& options, std::int64_t count) const {
   return pass;
 }
 
-std::string Cursor::named() const {
+std::string PassPosition::named() const {
   return (options_.loader ? "data loader \"" : "dataset \"") + options_.name + "\": ";
 }
 
-void Cursor::warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options) {
+void PassPosition::warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options) {
   const auto& last = group.last;
   if (!std::exchange(group.restored, false) || last.global_batch == 0 || options.global_batch_size) return;
   const auto what = named();
@@ -241,7 +245,7 @@ void Cursor::warn_if_steps_changed(PassGroup& group, const Pass& pass, const Bat
             " before the restart; global_batch_size keeps it the same at any number of workers");
 }
 
-void Cursor::warn_if_order_changed(const LastPass& last, const BatchOptions& options) const {
+void PassPosition::warn_if_order_changed(const LastPass& last, const BatchOptions& options) const {
   const bool shuffle = last.shuffle.value_or(options.shuffle) != options.shuffle;
   const bool window = (last.window > 0) != options.local_shuffle_buffer_size.has_value();
   const auto seed = options.local_shuffle_seed.value_or(options_.seed);
@@ -253,7 +257,8 @@ void Cursor::warn_if_order_changed(const LastPass& last, const BatchOptions& opt
             "order that it began with, so that each sample comes once; the next pass has the new order");
 }
 
-Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader) {
+Pass PassPosition::begin_pass(const BatchOptions& options, std::int64_t count,
+                              const std::shared_ptr<const void>& loader) {
   Pass pass = plan(options, count);
   auto& group = passes(pass.in_loop);
   auto& last = group.last;
@@ -261,8 +266,8 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
     pass.number = steps_->next_number();
     group.count_evaluation(section());
     evaluated_ = true;
-    pass.whole = !options_.split && options.training && pass.in_loop && at::GradMode::is_enabled();
-    if (pass.whole)
+    pass.is_unsplit = !options_.split && options.training && pass.in_loop && at::GradMode::is_enabled();
+    if (pass.is_unsplit)
       steps_->begin_whole_pass({.number = pass.number,
                                 .source = this,
                                 .name = options_.name,
@@ -278,7 +283,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   trained_by_ = loader;
   pass.number = steps_->next_number();
   if (group.epoch.to_skip > 0) {
-    if (!std::exchange(group.skipped, true) && !steps_->counted)
+    if (!std::exchange(group.skipped, true) && !steps_->counts_epochs)
       log::warn(named() +
                 "a pass that was finished before the restart comes back empty. A loop that counts its own epochs and "
                 "starts again at the next one must call set_epoch(epoch), or be a loop over session.epochs(n)");
@@ -293,7 +298,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
               " samples over all workers, the data have only " + std::to_string(count) +
               ", and drop_last leaves out a step that is not full: nothing is trained");
   const bool counts = steps_->in_loop == steps_->looped;
-  if (counts && steps_->counted && std::exchange(steps_->complete_epoch, -1) == pass.epoch)
+  if (counts && steps_->counts_epochs && std::exchange(steps_->complete_epoch, -1) == pass.epoch)
     log::warn(named() +
               "this epoch was saved between two of its passes, so a run that resumes from there takes the epoch as "
               "over. Report a State at the end of the epoch, or inside a pass");
@@ -329,7 +334,7 @@ Pass Cursor::begin_pass(const BatchOptions& options, std::int64_t count, const s
   return pass;
 }
 
-void Cursor::begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples) {
+void PassPosition::begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples) {
   if (!pass.training) return;
   auto& last = passes(pass.in_loop).last;
   if (options_.resumable && batch->completes_step() && last.under_way && pass.number == last.number)
@@ -337,31 +342,31 @@ void Cursor::begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, st
   steps_->begin_batch(pass.number, batch, samples);
 }
 
-void Cursor::end_batch(const Pass& pass) {
+void PassPosition::end_batch(const Pass& pass) {
   const auto& last = passes(pass.in_loop).last;
   if (pass.training && options_.resumable && last.under_way && pass.number == last.number) steps_->end_batch();
 }
 
-void Cursor::end_pass(const Pass& pass) {
-  if (pass.whole) steps_->end_pass(pass.number);
+void PassPosition::end_pass(const Pass& pass) {
+  if (pass.is_unsplit) steps_->end_pass(pass.number);
   if (!pass.training) return;
   if (auto& group = passes(pass.in_loop); group.last.under_way && pass.number == group.last.number) finish(group);
   steps_->end_pass(pass.number);
 }
 
 /// Ends the pass under way. A resumed program begins it again unless it lay wholly inside one batch of another pass.
-void Cursor::finish(PassGroup& group) {
+void PassPosition::finish(PassGroup& group) {
   auto& epoch = group.epoch;
   auto& last = group.last;
   last.under_way = false;
   last.consumed = 0;
   ++epoch.passes;
   const bool in_one_batch =
-      !last.outside && std::ranges::any_of(last.others, [&](const auto& o) { return steps_->is_in_hand(o); });
+      !last.outside && std::ranges::any_of(last.others, [&](const auto& o) { return steps_->is_current(o); });
   if (in_one_batch || last.late) return;
   ++epoch.repeated;
   ++epoch.run_here;
-  epoch.ended_in_other = steps_->others_open(last.number, &group == &in_loop_);
+  epoch.ended_in_other = steps_->has_other_open_pass(last.number, &group == &in_loop_);
 }
 
 }  // namespace muster::detail::data

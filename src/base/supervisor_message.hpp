@@ -13,15 +13,15 @@ namespace muster::detail {
 inline constexpr const char* supervised_variable = "MUSTER_SUPERVISED";
 
 /// What such a line begins with. A word, a space and a text without line breaks follow.
-inline constexpr std::string_view telling = "\x1emuster ";
-inline constexpr std::string_view telling_loaded = "loaded";    ///< the library, in a rank or a program that it starts
-inline constexpr std::string_view telling_leaving = "leaving";  ///< the exit code: this rank ends the job now
-inline constexpr std::string_view telling_silent = "silent";    ///< a host on which no rank answers
+inline constexpr std::string_view message_prefix = "\x1emuster ";
+inline constexpr std::string_view message_loaded = "loaded";    ///< the library, in a rank or a program that it starts
+inline constexpr std::string_view message_leaving = "leaving";  ///< the exit code: this rank ends the job now
+inline constexpr std::string_view message_silent = "silent";    ///< a host on which no rank answers
 
 /// Writes the line, if a `muster run` reads it.
 inline void tell(std::string_view word, std::string_view text) noexcept {
   if (std::getenv(supervised_variable) == nullptr) return;
-  std::string line(telling);
+  std::string line(message_prefix);
   line.append(word).append(" ").append(text).append("\n");
   // One write, so that no other output comes between. A line may be lost; the supervisor does not rely on any.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());

@@ -1,4 +1,4 @@
-#include "group/store.hpp"
+#include "group/mpi_store.hpp"
 
 #include "comm/collectives.hpp"
 #include "comm/world.hpp"
@@ -50,43 +50,43 @@ Bytes take(const Bytes& message, std::size_t& at) {
   return {first, first + static_cast<std::ptrdiff_t>(length)};
 }
 
-Bytes pack(const Question& question) {
-  Bytes message{static_cast<std::uint8_t>(question.verb)};
-  append(message, question.key);
-  append(message, question.value);
-  append(message, question.expected);
+Bytes pack(const StoreRequest& store_request) {
+  Bytes message{static_cast<std::uint8_t>(store_request.kind)};
+  append(message, store_request.key);
+  append(message, store_request.value);
+  append(message, store_request.expected);
   return message;
 }
 
-Question unpack(const Bytes& message) {
+StoreRequest unpack(const Bytes& message) {
   std::size_t at = 1;
   const auto key = take(message, at);
   auto value = take(message, at);
-  return {static_cast<Question::Verb>(message[0]), std::string(key.begin(), key.end()), std::move(value),
+  return {static_cast<StoreRequest::Kind>(message[0]), std::string(key.begin(), key.end()), std::move(value),
           take(message, at)};
 }
 
 }  // namespace
 
-std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question& question) {
-  const auto found = table.find(question.key);
+std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequest& store_request) {
+  const auto found = table.find(store_request.key);
   const bool known = found != table.end();
-  switch (question.verb) {
-    case Question::Verb::get:
+  switch (store_request.kind) {
+    case StoreRequest::Kind::get:
       return known ? std::optional(found->second) : std::nullopt;
-    case Question::Verb::set:
-      return table[question.key] = question.value;
-    case Question::Verb::add:
-      return table[question.key] =
-                 bytes_of(std::to_string((known ? number_of(found->second) : 0) + number_of(question.value)));
-    case Question::Verb::compare_set:
+    case StoreRequest::Kind::set:
+      return table[store_request.key] = store_request.value;
+    case StoreRequest::Kind::add:
+      return table[store_request.key] =
+                 bytes_of(std::to_string((known ? number_of(found->second) : 0) + number_of(store_request.value)));
+    case StoreRequest::Kind::compare_set:
       // As in c10d, a missing key is set if the expected value is empty.
-      if (known ? found->second == question.expected : question.expected.empty())
-        return table[question.key] = question.value;
-      return known ? found->second : question.expected;
-    case Question::Verb::erase:
-      return table.erase(question.key) > 0 ? std::optional(Bytes()) : std::nullopt;
-    case Question::Verb::count:
+      if (known ? found->second == store_request.expected : store_request.expected.empty())
+        return table[store_request.key] = store_request.value;
+      return known ? found->second : store_request.expected;
+    case StoreRequest::Kind::erase:
+      return table.erase(store_request.key) > 0 ? std::optional(Bytes()) : std::nullopt;
+    case StoreRequest::Kind::count:
       return bytes_of(std::to_string(table.size()));
   }
   return std::nullopt;
@@ -94,7 +94,7 @@ std::optional<Bytes> answer(std::map<std::string, Bytes>& table, const Question&
 
 /// Sends requests to rank 0, also from rank 0 itself. Each request and its answer have their own tag, so that the
 /// answer to an abandoned request is not taken for the answer to another one.
-class Store::Connection {
+class MpiStore::Connection {
  public:
   explicit Connection(Communicator communicator) : collectives_(std::move(communicator)) {
     if (collectives_.communicator().rank() == 0)
@@ -107,25 +107,25 @@ class Store::Connection {
       });
   }
 
-  std::optional<Bytes> ask(const Question& question) {
+  std::optional<Bytes> ask(const StoreRequest& store_request) {
     struct Memory {
       Announcement announcement;
-      Bytes question;
+      Bytes store_request;
       std::int64_t length = absent;
       Bytes answer;
     };
     const std::lock_guard lock(mutex_);
     auto memory = std::make_shared<Memory>();
     tag_ = tag_ % last_tag + 1;
-    memory->question = pack(question);
-    memory->announcement = {static_cast<std::int64_t>(memory->question.size()), tag_};
+    memory->store_request = pack(store_request);
+    memory->announcement = {static_cast<std::int64_t>(memory->store_request.size()), tag_};
     const auto finish = [&](Request request) {
       request.keep(memory);
       request.wait();
     };
     finish(
         collectives_.send(memory->announcement.data(), memory->announcement.size(), Dtype::i64, 0, announcement_tag));
-    finish(collectives_.send(memory->question.data(), memory->question.size(), Dtype::u8, 0, tag_));
+    finish(collectives_.send(memory->store_request.data(), memory->store_request.size(), Dtype::u8, 0, tag_));
     finish(collectives_.receive(&memory->length, 1, Dtype::i64, 0, last_tag + tag_));
     if (memory->length == absent) return std::nullopt;
     memory->answer.resize(static_cast<std::size_t>(memory->length));
@@ -161,9 +161,10 @@ class Store::Connection {
       const int from = request.source();
       const auto [length, tag] = *announcement;
 
-      const auto question = std::make_shared<Bytes>(static_cast<std::size_t>(length));
-      request = collectives.receive(question->data(), question->size(), Dtype::u8, from, static_cast<int>(tag));
-      request.keep(question);
+      const auto store_request = std::make_shared<Bytes>(static_cast<std::size_t>(length));
+      request =
+          collectives.receive(store_request->data(), store_request->size(), Dtype::u8, from, static_cast<int>(tag));
+      request.keep(store_request);
       if (!finished(request)) return;
 
       struct Answer {
@@ -171,7 +172,7 @@ class Store::Connection {
         Bytes bytes;
       };
       const auto reply = std::make_shared<Answer>();
-      if (auto bytes = answer(table, unpack(*question)))
+      if (auto bytes = handle(table, unpack(*store_request)))
         *reply = {static_cast<std::int64_t>(bytes->size()), std::move(*bytes)};
       const int tagged = last_tag + static_cast<int>(tag);
       answers.push_back(collectives.send(&reply->length, 1, Dtype::i64, from, tagged));
@@ -191,34 +192,36 @@ class Store::Connection {
   std::jthread server_;  // on rank 0 only
 };
 
-Store::Store(Communicator communicator, std::chrono::milliseconds timeout) : c10d::Store(timeout) {
+MpiStore::MpiStore(Communicator communicator, std::chrono::milliseconds timeout) : c10d::Store(timeout) {
   if (!comm::threads_may_call_mpi())
     throw Error(ExitCode::usage, "starting the process group", "MPI was initialised without MPI_THREAD_MULTIPLE",
                 "Leave that to muster::Launch, or ask for it in MPI_Init_thread; or use --backend mpi");
   connection_ = std::make_shared<Connection>(std::move(communicator));
 }
 
-Store::Store(std::shared_ptr<Connection> connection, std::chrono::milliseconds timeout)
+MpiStore::MpiStore(std::shared_ptr<Connection> connection, std::chrono::milliseconds timeout)
     : c10d::Store(timeout), connection_(std::move(connection)) {}
 
-c10::intrusive_ptr<c10d::Store> Store::clone() {
-  return c10::intrusive_ptr<c10d::Store>::unsafe_steal_from_new(new Store(connection_, timeout_));
+c10::intrusive_ptr<c10d::Store> MpiStore::clone() {
+  return c10::intrusive_ptr<c10d::Store>::unsafe_steal_from_new(new MpiStore(connection_, timeout_));
 }
 
-void Store::set(const std::string& key, const Bytes& value) { connection_->ask({Question::Verb::set, key, value}); }
-
-Bytes Store::compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) {
-  return *connection_->ask({Question::Verb::compare_set, key, desired, expected});
+void MpiStore::set(const std::string& key, const Bytes& value) {
+  connection_->ask({StoreRequest::Kind::set, key, value});
 }
 
-Bytes Store::get(const std::string& key) { return wait_for(key, timeout_); }
+Bytes MpiStore::compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) {
+  return *connection_->ask({StoreRequest::Kind::compare_set, key, desired, expected});
+}
 
-Bytes Store::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
+Bytes MpiStore::get(const std::string& key) { return wait_for(key, timeout_); }
+
+Bytes MpiStore::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
   std::optional<Bytes> value;
   const auto end = Clock::now() + timeout;
   if (!poll_until(
           [&] {
-            return (value = connection_->ask({Question::Verb::get, key})).has_value();
+            return (value = connection_->ask({StoreRequest::Kind::get, key})).has_value();
           },
           [&] { return Clock::now() > end; }))
     throw Error(ExitCode::retry, "waiting for the other ranks' backend",
@@ -227,21 +230,23 @@ Bytes Store::wait_for(const std::string& key, std::chrono::milliseconds timeout)
   return std::move(*value);
 }
 
-std::int64_t Store::add(const std::string& key, std::int64_t value) {
-  return number_of(*connection_->ask({Question::Verb::add, key, bytes_of(std::to_string(value))}));
+std::int64_t MpiStore::add(const std::string& key, std::int64_t value) {
+  return number_of(*connection_->ask({StoreRequest::Kind::add, key, bytes_of(std::to_string(value))}));
 }
 
-bool Store::deleteKey(const std::string& key) { return connection_->ask({Question::Verb::erase, key}).has_value(); }
+bool MpiStore::deleteKey(const std::string& key) {
+  return connection_->ask({StoreRequest::Kind::erase, key}).has_value();
+}
 
-bool Store::check(const std::vector<std::string>& keys) {
+bool MpiStore::check(const std::vector<std::string>& keys) {
   return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) {
-    return connection_->ask({Question::Verb::get, key}).has_value();
+    return connection_->ask({StoreRequest::Kind::get, key}).has_value();
   });
 }
 
-std::int64_t Store::getNumKeys() { return number_of(*connection_->ask({Question::Verb::count})); }
+std::int64_t MpiStore::getNumKeys() { return number_of(*connection_->ask({StoreRequest::Kind::count})); }
 
-void Store::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
+void MpiStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   for (const auto& key : keys) wait_for(key, timeout);
 }
 

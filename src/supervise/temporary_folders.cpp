@@ -1,4 +1,4 @@
-#include "supervise/own_folders.hpp"
+#include "supervise/temporary_folders.hpp"
 
 #include "muster/error.hpp"
 
@@ -80,7 +80,7 @@ fs::path make_folder(const fs::path& parent, int& lock) {
 
 }  // namespace
 
-OwnFolders::OwnFolders() {
+TemporaryFolders::TemporaryFolders() {
   paths_.temporary = make_folder(temporary_parent(), locks_[0]);
   try {
     paths_.shared_memory = make_folder("/dev/shm", locks_[1]);
@@ -88,13 +88,13 @@ OwnFolders::OwnFolders() {
   }
 }
 
-OwnFolders::~OwnFolders() {
+TemporaryFolders::~TemporaryFolders() {
   std::error_code ignored;
   for (const auto& folder : {paths_.temporary, paths_.shared_memory}) fs::remove_all(folder, ignored);
   for (const int lock : locks_) ::close(lock);
 }
 
-void OwnFolders::empty() noexcept {
+void TemporaryFolders::empty() noexcept {
   std::error_code ignored;
   for (const auto& folder : {paths_.temporary, paths_.shared_memory})
     for (const auto& entry : fs::directory_iterator(folder, ignored)) fs::remove_all(entry.path(), ignored);

@@ -1,4 +1,4 @@
-#include "gradients/fingerprint.hpp"
+#include "gradients/tensor_changes.hpp"
 
 #include "node/finite.hpp"
 
@@ -70,7 +70,7 @@ bool all_finite(const at::Tensor& dense) {
 
 }  // namespace
 
-Fingerprint::Fingerprint(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+ParameterSamples::ParameterSamples(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> elsewhere;
   for (const auto& tensor : parameters_) {
@@ -89,8 +89,8 @@ Fingerprint::Fingerprint(std::vector<at::Tensor> parameters) : parameters_(std::
   if (!elsewhere.empty()) device_ = at::stack(elsewhere);
 }
 
-bool Fingerprint::changed() const {
-  const Fingerprint now(parameters_);
+bool ParameterSamples::changed() const {
+  const ParameterSamples now(parameters_);
   return now.host_ != host_ || now.device_.defined() != device_.defined() ||
          (device_.defined() && !at::equal(now.device_, device_));
 }

@@ -8,12 +8,12 @@ namespace muster::detail::supervise {
 
 /// New folders that only this user can read; removed with this object. If /dev/shm has no room for one, the launcher
 /// and MPI must do without it. Folders of a `muster run` that was killed are removed when the next one begins.
-class OwnFolders {
+class TemporaryFolders {
  public:
-  OwnFolders();
-  OwnFolders(const OwnFolders&) = delete;
-  OwnFolders& operator=(const OwnFolders&) = delete;
-  ~OwnFolders();
+  TemporaryFolders();
+  TemporaryFolders(const TemporaryFolders&) = delete;
+  TemporaryFolders& operator=(const TemporaryFolders&) = delete;
+  ~TemporaryFolders();
 
   const Folders& paths() const noexcept { return paths_; }
   void empty() noexcept;

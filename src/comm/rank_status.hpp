@@ -9,12 +9,12 @@
 namespace muster::detail::comm {
 
 /// While it lives, a thread of this rank answers questions about what the main thread, its creator, is doing.
-class Answering {
+class AnsweringThread {
  public:
-  explicit Answering(const Communicator& world);
-  Answering(const Answering&) = delete;
-  Answering& operator=(const Answering&) = delete;
-  ~Answering();
+  explicit AnsweringThread(const Communicator& world);
+  AnsweringThread(const AnsweringThread&) = delete;
+  AnsweringThread& operator=(const AnsweringThread&) = delete;
+  ~AnsweringThread();
 
  private:
   Communicator world_;

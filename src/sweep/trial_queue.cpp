@@ -1,4 +1,4 @@
-#include "sweep/board.hpp"
+#include "sweep/trial_queue.hpp"
 
 #include "comm/on_ranks.hpp"
 
@@ -35,16 +35,16 @@ Scores scores_in(const group::Bytes& bytes) {
 
 }  // namespace
 
-Board::Board(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds limit)
+TrialQueue::TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds limit)
     : store_(world.duplicate(), limit) {
-  comm::on_root(world, [&] {
+  comm::run_on_root(world, [&] {
     for (std::size_t rung = 0; rung < rungs.size(); ++rung) store_.set(key_of(rung), bytes_of(rungs[rung]));
   });
 }
 
-std::size_t Board::next() { return static_cast<std::size_t>(store_.add("next", 1) - 1); }
+std::size_t TrialQueue::next_index() { return static_cast<std::size_t>(store_.add("next", 1) - 1); }
 
-Scores Board::add(std::size_t rung, int trial, double score) {
+Scores TrialQueue::add_score(std::size_t rung, int trial, double score) {
   for (auto before = store_.get(key_of(rung));;) {
     auto scores = scores_in(before);
     scores[trial] = score;

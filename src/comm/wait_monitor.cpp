@@ -1,11 +1,11 @@
-#include "comm/watch.hpp"
+#include "comm/wait_monitor.hpp"
 
 #include "base/log.hpp"
-#include "base/telling.hpp"
+#include "base/supervisor_message.hpp"
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/whereabouts.hpp"
+#include "comm/rank_status.hpp"
 #include "muster/json.hpp"
 
 #include <linux/futex.h>
@@ -62,10 +62,12 @@ std::string indented(const std::string& lines) {
 /// ranks, and at the end of an attempt the outcomes.
 bool is_same_call(const Call& one, const Call& other) {
   if (one.kind != other.kind) return false;
-  return one.kind == Call::Kind::all_to_all || one.kind == Call::Kind::end || one.word() == other.word();
+  return one.kind == Call::Kind::all_to_all || one.kind == Call::Kind::end || one.encode() == other.encode();
 }
 
-std::string nth_call(const std::string& text, std::uint64_t turn) { return text + " as its " + node::nth(turn); }
+std::string nth_call(const std::string& text, std::uint64_t call_number) {
+  return text + " as its " + node::nth(call_number);
+}
 
 std::string first_lines(const std::string& lines, std::size_t most) {
   std::size_t end = 0;
@@ -80,14 +82,14 @@ std::string first_lines(const std::string& lines, std::size_t most) {
 }  // namespace
 
 /// What one rank is doing.
-struct Watch::Finding {
+struct WaitMonitor::Finding {
   int rank = 0;
   bool late = false;     ///< it has not come
   bool stopped = false;  ///< or dead
   bool silent = false;   ///< nobody on its node has answered; seen from here, so it is never sent
   std::int64_t busy_ms = 0;
   std::string where = {}, calls = {}, stack = {};
-  std::uint64_t word = 0;  ///< Call::word() of the call that it has begun in this turn; 0 if unknown
+  std::uint64_t word = 0;  ///< Call::encode() of the call that it has begun with this call number; 0 if unknown
   std::string text = {};
 
   Json pack() const { return {rank, late, stopped, busy_ms, where, calls, stack, word, text}; }
@@ -104,7 +106,7 @@ struct Watch::Finding {
   }
 };
 
-Watch::Watch(PooledCommunicator comm, const Placement& placement)
+WaitMonitor::WaitMonitor(PooledCommunicator comm, const Placement& placement)
     : comm_(std::move(comm)), rank_(rank_in(comm_)), placement_(placement), records_(placement.node_of_rank.size()) {
   const auto size = records_.size();
   const auto own = static_cast<std::size_t>(rank_);
@@ -116,7 +118,7 @@ Watch::Watch(PooledCommunicator comm, const Placement& placement)
   const std::set<int> nodes(placement_.node_of_rank.begin(), placement_.node_of_rank.end());
   if (nodes.size() < size) {
     const auto local = static_cast<std::size_t>(std::ranges::find(here, rank_) - here.begin());
-    segment = map_together(*comm_, here, stride * here.size(), stride * local, stride);
+    segment = map_node_segment(*comm_, here, stride * here.size(), stride * local, stride);
   }
   shares_memory_ = nodes.size() == size || segment != nullptr;
   if (segment) {
@@ -130,19 +132,19 @@ Watch::Watch(PooledCommunicator comm, const Placement& placement)
   }
   has_remote_ranks_ = std::ranges::count(records_, nullptr) > 0;
   auto& mine = *records_[own];
-  mine.started = watch::start_of(::getpid());
+  mine.started = watch::start_time_of(::getpid());
   mine.process = ::getpid();
 }
 
-Watch::~Watch() { end_answering(); }
+WaitMonitor::~WaitMonitor() { end_answering(); }
 
 // The thread.
 
-void Watch::answer() {
+void WaitMonitor::start_answering() {
   if (thread_.joinable()) return;
   stack_.emplace();
   ending_ = false;
-  own().answers = true;
+  own_record().is_answering = true;
   sigset_t all, before;  // the new thread blocks all signals; other threads receive them
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -151,39 +153,39 @@ void Watch::answer() {
   ::pthread_setname_np(thread_.native_handle(), "muster-watch");
 }
 
-void Watch::end_answering() {
+void WaitMonitor::end_answering() {
   if (!thread_.joinable()) return;
   ending_ = true;
-  own().answers = false;
-  ++own().asked;
-  futex_wake(own().asked);
+  own_record().is_answering = false;
+  ++own_record().stack_requests;
+  futex_wake(own_record().stack_requests);
   thread_.join();
   stack_.reset();
 }
 
-void Watch::run() {
-  auto& mine = own();
+void WaitMonitor::run() {
+  auto& mine = own_record();
   const bool serves = has_remote_ranks_ && threads_may_call_mpi();
   while (!ending_) {
-    const auto asked = mine.asked.load();
-    if (asked != mine.answered.load()) {
+    const auto asked = mine.stack_requests.load();
+    if (asked != mine.stack_replies.load()) {
       try {
         mine.stack.write(stack_->take());
       } catch (const std::exception& error) {  // for example out of memory
         mine.stack.write(error.what());
       }
-      mine.answered = asked;
-      futex_wake(mine.answered);
+      mine.stack_replies = asked;
+      futex_wake(mine.stack_replies);
     }
     if (serves) answer_questions();
     std::optional<std::chrono::milliseconds> limit;
     if (serves) limit = poll_interval;
-    if (!ending_) futex_wait(mine.asked, asked, limit);
+    if (!ending_) futex_wait(mine.stack_requests, asked, limit);
   }
 }
 
 /// Answers the questions that have come from ranks of other nodes.
-void Watch::answer_questions() try {
+void WaitMonitor::answer_questions() try {
   for (;;) {
     int flag = 0;
     MPI_Status status;
@@ -214,12 +216,12 @@ void Watch::answer_questions() try {
 
 // Findings.
 
-std::string Watch::at_step(const Record& record) {
+std::string WaitMonitor::at_step(const Record& record) {
   const auto step = record.step.load();
   return step == 0 ? "" : ", in step " + std::to_string(step) + " of epoch " + std::to_string(record.epoch);
 }
 
-std::string Watch::where(const Record& record) const {
+std::string WaitMonitor::where(const Record& record) const {
   const auto last = record.calls.last(1);
   std::string text;
   if (const auto state = watch::state_of(record.process, record.started); !state.empty()) text = state + "; ";
@@ -233,24 +235,24 @@ std::string Watch::where(const Record& record) const {
 }
 
 /// Inspects the ranks of this node among `ranks`.
-std::vector<Watch::Finding> Watch::inspect_node(const WaitedFor& call, const std::vector<int>& ranks,
-                                                const std::vector<int>* late) {
+std::vector<WaitMonitor::Finding> WaitMonitor::inspect_node(const WaitedFor& call, const std::vector<int>& ranks,
+                                                            const std::vector<int>* late) {
   std::vector<Finding> findings;
   for (const int r : ranks) {
     const auto* const record = records_[static_cast<std::size_t>(r)];
     if (record == nullptr) continue;
     Finding finding{.rank = r};
     const auto calls = record->calls.last(kept_calls);
-    const auto come = call.turn > 0 ? record->calls.find(call.channel, call.turn) : std::nullopt;
+    const auto come = call.call_number > 0 ? record->calls.find(call.channel, call.call_number) : std::nullopt;
     finding.late = late != nullptr ? std::ranges::count(*late, r) > 0
-                                   : record->turns.begun(call.channel).value_or(0) < call.turn && !come;
-    if (come) finding.word = come->call.word(), finding.text = nth_call(come->text(), call.turn);
+                                   : record->call_counts.begun(call.channel).value_or(0) < call.call_number && !come;
+    if (come) finding.word = come->call.encode(), finding.text = nth_call(come->text(), call.call_number);
     finding.stopped = !watch::state_of(record->process, record->started).empty();
     finding.busy_ms = (record->busy_until.load() - watch::now().count()) / 1'000'000;
     finding.where = where(*record);
     for (const auto& entry : calls) {
       finding.calls += (finding.calls.empty() ? "" : "\n") + seconds(watch::now() - entry.begun) + " ago";
-      if (entry.turn > 0) finding.calls += ", the " + node::nth(entry.turn) + " of its communicator";
+      if (entry.call_number > 0) finding.calls += ", the " + node::nth(entry.call_number) + " of its communicator";
       finding.calls += ": " + entry.text() + (entry.ended == 0ns ? ", under way" : "");
     }
     findings.push_back(std::move(finding));
@@ -259,37 +261,37 @@ std::vector<Watch::Finding> Watch::inspect_node(const WaitedFor& call, const std
 }
 
 /// Adds the stacks of the ranks of this node that are late or stopped.
-void Watch::add_stacks(std::span<Finding> findings) {
+void WaitMonitor::add_stacks(std::span<Finding> findings) {
   std::vector<std::pair<Finding*, std::uint32_t>> asked;
   for (auto& finding : findings) {
     auto& record = *records_[static_cast<std::size_t>(finding.rank)];
     if (!finding.late && !finding.stopped) continue;
-    if (!record.answers || asked.size() >= shown_ranks) continue;
+    if (!record.is_answering || asked.size() >= shown_ranks) continue;
     if (finding.rank == rank_) {  // only when this thread answers another node
       if (std::this_thread::get_id() == thread_.get_id()) finding.stack = stack_->take();
       continue;
     }
-    asked.emplace_back(&finding, record.asked.fetch_add(1) + 1);
-    futex_wake(record.asked);
+    asked.emplace_back(&finding, record.stack_requests.fetch_add(1) + 1);
+    futex_wake(record.stack_requests);
   }
   const auto end = std::chrono::steady_clock::now() + stack_timeout;
   for (auto& [finding, number] : asked) {
     auto& record = *records_[static_cast<std::size_t>(finding->rank)];
     for (;;) {
-      const auto answered = record.answered.load();
+      const auto answered = record.stack_replies.load();
       if (static_cast<std::int32_t>(answered - number) >= 0) {
         finding->stack = record.stack.read();
         break;
       }
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
       if (left <= 0ms) break;
-      futex_wait(record.answered, answered, left);
+      futex_wait(record.stack_replies, answered, left);
     }
   }
 }
 
 /// Asks one rank of each other node, which answers for all ranks of its node.
-std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const std::vector<int>* late) {
+std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& call, const std::vector<int>* late) {
   const std::lock_guard lock(asking_);
   std::map<int, std::vector<int>> of_node;
   for (const int r : call.ranks)
@@ -299,7 +301,7 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
   const auto number = ++questions_;
   for (const auto& [unused, ranks] : of_node) {
     const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(
-        Json{number, call.channel, call.turn, ranks, late ? *late : std::vector<int>(), late != nullptr}));
+        Json{number, call.channel, call.call_number, ranks, late ? *late : std::vector<int>(), late != nullptr}));
     MPI_Request request = MPI_REQUEST_NULL;
     check(
         MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks.front(), question_tag, comm_, &request),
@@ -329,7 +331,7 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
   }
   for (const auto& [unused, ranks] : of_node) {
     if (std::ranges::find(findings, ranks.front(), &Finding::rank) != findings.end()) continue;
-    tell(telling_silent, host(ranks.front()));
+    tell(message_silent, host(ranks.front()));
     for (const int r : ranks)
       findings.push_back({.rank = r,
                           .late = late != nullptr && std::ranges::count(*late, r) > 0,
@@ -339,13 +341,13 @@ std::vector<Watch::Finding> Watch::ask_other_nodes(const WaitedFor& call, const 
   return findings;
 }
 
-Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::milliseconds limit,
-                            const std::vector<int>* late) {
+WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::nanoseconds begun,
+                                          std::chrono::milliseconds limit, const std::vector<int>* late) {
   auto findings = inspect_node(call, call.ranks, late);
   const auto more = [&](std::span<const Finding> of) {
     auto longest = 0ms;
     for (const auto& finding : of) {
-      if (call.turn > 0 && !finding.late) continue;
+      if (call.call_number > 0 && !finding.late) continue;
       if (finding.busy_ms <= -limit.count()) continue;
       const auto end = watch::now() + std::chrono::milliseconds(finding.busy_ms) + limit;
       if (end > begun + limit)
@@ -361,11 +363,11 @@ Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begu
     return {.more = longer, .fact = {}, .details = {}};
   const auto mine = std::ranges::find(findings, rank_, &Finding::rank);
   for (const auto& theirs : findings)
-    if (mine->word != 0 && theirs.word != 0 && !is_same_call(Call::of(mine->word), Call::of(theirs.word)))
+    if (mine->word != 0 && theirs.word != 0 && !is_same_call(Call::decode(mine->word), Call::decode(theirs.word)))
       throw_mismatch(mine->text, theirs.rank, theirs.text);
   add_stacks(std::span(findings).first(static_cast<std::size_t>(here)));
 
-  Verdict verdict;
+  Decision decision;
   // Ranks that do not answer may have come or not. Where others are known to be late, those are the cause.
   const bool any_late = std::ranges::any_of(findings, &Finding::late);
   std::size_t shown = 0, all = 0;
@@ -377,98 +379,107 @@ Watch::Verdict Watch::judge(const WaitedFor& call, std::chrono::nanoseconds begu
     if (any_late ? !finding.late : !finding.stopped && !finding.silent) continue;
     if (++all > shown_ranks) continue;
     ++shown;
-    verdict.fact += (verdict.fact.empty() ? "" : "; ") + name +
-                    (finding.silent ? " does not answer: "
-                     : finding.late ? " has not come: "
-                                    : " has come and ") +
-                    finding.where;
+    decision.fact += (decision.fact.empty() ? "" : "; ") + name +
+                     (finding.silent ? " does not answer: "
+                      : finding.late ? " has not come: "
+                                     : " has come and ") +
+                     finding.where;
     if (!finding.stack.empty())
-      verdict.details +=
+      decision.details +=
           "\nRank " + std::to_string(finding.rank) + " stands in" + indented(first_lines(finding.stack, shown_frames));
   }
-  if (all > shown) verdict.fact += "; and " + std::to_string(all - shown) + " more";
-  if (verdict.fact.empty())
-    verdict.fact = call.turn > 0 ? "all ranks have come, but the call does not finish"
-                                 : "no rank that may send is stopped or gone";
-  log::keep("what the ranks do, as this one sees it:" + seen);
-  return verdict;
+  if (all > shown) decision.fact += "; and " + std::to_string(all - shown) + " more";
+  if (decision.fact.empty())
+    decision.fact = call.call_number > 0 ? "all ranks have come, but the call does not finish"
+                                         : "no rank that may send is stopped or gone";
+  log::write_to_file_only("what the ranks do, as this one sees it:" + seen);
+  return decision;
 }
 
-void Watch::compare(const WaitedFor& call, std::int64_t attempt) const {
+void WaitMonitor::compare(const WaitedFor& call, std::int64_t attempt) const {
   const auto& own_record = *records_[static_cast<std::size_t>(rank_)];
   const auto own_calls = own_record.calls.last();
-  const auto mine = std::ranges::find_if(
-      own_calls, [&](const watch::Entry& e) { return e.channel == call.channel && e.turn == call.turn; });
+  const auto mine = std::ranges::find_if(own_calls, [&](const watch::CallEntry& e) {
+    return e.channel == call.channel && e.call_number == call.call_number;
+  });
   if (mine == own_calls.end()) return;
-  const auto in = [](const watch::Entry& entry) { return nth_call(entry.text(), entry.turn); };
+  const auto in = [](const watch::CallEntry& entry) { return nth_call(entry.text(), entry.call_number); };
   for (const int r : call.ranks) {
     const auto* const record = records_[static_cast<std::size_t>(r)];
     if (record == nullptr || r == rank_) continue;
     const auto calls = record->calls.last();
-    const auto there = [&](const watch::Entry& e) { return e.channel == call.channel && e.turn == call.turn; };
+    const auto there = [&](const watch::CallEntry& e) {
+      return e.channel == call.channel && e.call_number == call.call_number;
+    };
     if (const auto theirs = std::ranges::find_if(calls, there); theirs != calls.end()) {
       if (is_same_call(mine->call, theirs->call)) continue;
       throw_mismatch(in(*mine), r, in(*theirs));
     }
-    const auto begun = record->turns.begun(call.channel);
-    if (calls.empty() || !begun || *begun >= call.turn) continue;
+    const auto begun = record->call_counts.begun(call.channel);
+    if (calls.empty() || !begun || *begun >= call.call_number) continue;
     const auto& last = calls.back();
     const bool has_ended = last.call.kind == Call::Kind::end && last.call.root == 0 && last.ended == 0ns &&
-                           last.turn == static_cast<std::uint64_t>(attempt);
+                           last.call_number == static_cast<std::uint64_t>(attempt);
     if (has_ended)
       throw Error(ExitCode::user_error, "waiting in " + mine->text(),
                   "rank " + std::to_string(r) + " (" + host(r) +
-                      ") has returned from its work without that call, this rank's " + node::nth(call.turn),
+                      ") has returned from its work without that call, this rank's " + node::nth(call.call_number),
                   "All ranks of a communicator make the same calls in the same order");
     // Two ranks may each wait for the other in a call that the other has not begun.
-    const std::uint64_t channel = record->waits_channel, turn = record->waits_turn;
-    const auto waits_in = std::ranges::find_if(
-        calls, [&](const watch::Entry& e) { return e.channel == channel && e.turn == turn && e.ended == 0ns; });
-    if (turn == 0 || waits_in == calls.end() || !mine->call.needs_all() || !waits_in->call.needs_all()) continue;
-    const auto begun_here = own_record.turns.begun(channel);  // empty if this rank does not belong to that channel
-    if (begun_here && *begun_here < turn && main_waits_in(call) && record->waits_turn == turn)
+    const std::uint64_t channel = record->waits_channel, call_number = record->waits_call_number;
+    const auto waits_in = std::ranges::find_if(calls, [&](const watch::CallEntry& e) {
+      return e.channel == channel && e.call_number == call_number && e.ended == 0ns;
+    });
+    if (call_number == 0 || waits_in == calls.end() || !mine->call.needs_all() || !waits_in->call.needs_all()) continue;
+    const auto begun_here =
+        own_record.call_counts.begun(channel);  // empty if this rank does not belong to that channel
+    if (begun_here && *begun_here < call_number && main_waits_in(call) && record->waits_call_number == call_number)
       throw_mismatch(in(*mine), r, in(*waits_in));
   }
 }
 
-void Watch::throw_mismatch(const std::string& mine, int other, const std::string& theirs) const {
+void WaitMonitor::throw_mismatch(const std::string& mine, int other, const std::string& theirs) const {
   if (other < rank_) throw node::mismatch(other, theirs, rank_, mine);
   throw node::mismatch(rank_, mine, other, theirs);
 }
 
-void Watch::note_wait(std::uint64_t channel, std::uint64_t turn) noexcept {
+void WaitMonitor::note_wait(std::uint64_t channel, std::uint64_t call_number) noexcept {
   if (std::this_thread::get_id() != main_thread_) return;
-  own().waits_turn = 0;
-  own().waits_channel = channel;
-  own().waits_turn = turn;
+  own_record().waits_call_number = 0;
+  own_record().waits_channel = channel;
+  own_record().waits_call_number = call_number;
 }
 
-bool Watch::main_waits_in(const WaitedFor& call) const {
+bool WaitMonitor::main_waits_in(const WaitedFor& call) const {
   const auto& mine = *records_[static_cast<std::size_t>(rank_)];
-  return mine.waits_channel == call.channel && mine.waits_turn == call.turn;
+  return mine.waits_channel == call.channel && mine.waits_call_number == call.call_number;
 }
 
-// Functions of whereabouts.hpp, which act on the Watch of a communicator's world.
+// Functions of rank_status.hpp, which act on the WaitMonitor of a communicator's world.
 
-Answering::Answering(const Communicator& world) : world_(world) { Channel::of(world_)->world->watch.answer(); }
-Answering::~Answering() { Channel::of(world_)->world->watch.end_answering(); }
+AnsweringThread::AnsweringThread(const Communicator& world) : world_(world) {
+  Channel::of(world_)->world->wait_monitor.start_answering();
+}
+AnsweringThread::~AnsweringThread() { Channel::of(world_)->world->wait_monitor.end_answering(); }
 
 WaitingForReader::WaitingForReader(const Communicator& communicator)
     : communicator_(communicator),
       ticket_(Channel::of(communicator)
-                  ->world->watch.own()
-                  .calls.begin(0, 0, {.kind = Call::Kind::read_stream}, watch::During::name())) {}
-WaitingForReader::~WaitingForReader() { Channel::of(communicator_)->world->watch.own().calls.end(ticket_); }
+                  ->world->wait_monitor.own_record()
+                  .calls.begin(0, 0, {.kind = Call::Kind::read_stream}, watch::ScopedCallName::name())) {}
+WaitingForReader::~WaitingForReader() {
+  Channel::of(communicator_)->world->wait_monitor.own_record().calls.end(ticket_);
+}
 
 void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch) {
-  auto& record = Channel::of(communicator)->world->watch.own();
+  auto& record = Channel::of(communicator)->world->wait_monitor.own_record();
   record.step.store(step, std::memory_order_relaxed);
   record.epoch.store(epoch, std::memory_order_relaxed);
 }
 
 void keep_alive(const Communicator& communicator, std::chrono::milliseconds time) {
   const auto end = watch::now() + std::clamp<std::chrono::milliseconds>(time, 0ms, std::chrono::years(100));
-  Channel::of(communicator)->world->watch.own().busy_until = end.count();
+  Channel::of(communicator)->world->wait_monitor.own_record().busy_until = end.count();
 }
 
 }  // namespace muster::detail::comm

@@ -1,4 +1,4 @@
-#include "observe/tally.hpp"
+#include "observe/metric_accumulator.hpp"
 
 #include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
@@ -12,7 +12,7 @@
 namespace muster::detail::observe {
 namespace {
 
-constexpr std::size_t per_score = 3;  ///< numbers in a Scored
+constexpr std::size_t per_score = 3;  ///< numbers in a ScoreWeights
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : std::nan(""); }
 
@@ -36,25 +36,25 @@ double mean_of(const std::vector<double>& values) {
   return ratio(sum, count);
 }
 
-Json f1(const Tally& tally) {
-  const auto of_class = f1_by_class(tally.sums);
-  const auto& average = tally.kind.at("average");
+Json f1(const MetricAccumulator& accumulator) {
+  const auto of_class = f1_by_class(accumulator.sums);
+  const auto& average = accumulator.kind.at("average");
   if (average == "none") return of_class;
   if (average == "binary") return of_class.at(1);
   if (average == "macro") return mean_of(of_class);
-  const auto right = tally.sums.begin(), predicted = right + static_cast<std::ptrdiff_t>(of_class.size());
+  const auto right = accumulator.sums.begin(), predicted = right + static_cast<std::ptrdiff_t>(of_class.size());
   const auto present = predicted + static_cast<std::ptrdiff_t>(of_class.size());
   // Each sample has one prediction and one target, so precision and recall are the same.
   return ratio(std::accumulate(right, predicted, 0.0), std::accumulate(predicted, present, 0.0));
 }
 
-Json confusion_matrix(const Tally& tally) {
-  const auto classes = tally.kind.at("num_classes").get<std::size_t>();
+Json confusion_matrix(const MetricAccumulator& accumulator) {
+  const auto classes = accumulator.kind.at("num_classes").get<std::size_t>();
   auto rows = Json::array();
   for (std::size_t r = 0; r < classes; ++r) {
     auto row = Json::array();
     for (std::size_t c = 0; c < classes; ++c) {
-      const double count = tally.sums[r * classes + c];
+      const double count = accumulator.sums[r * classes + c];
       const auto whole = static_cast<std::int64_t>(count);
       row.push_back(static_cast<double>(whole) == count ? Json(whole) : Json(count));
     }
@@ -64,12 +64,12 @@ Json confusion_matrix(const Tally& tally) {
 }
 
 /// Sorted by score, with equal scores added up. NaN comes last.
-std::vector<Scored> sorted(std::span<const double> sums) {
-  std::vector<Scored> all;
+std::vector<ScoreWeights> sorted(std::span<const double> sums) {
+  std::vector<ScoreWeights> all;
   for (std::size_t i = 0; i < sums.size(); i += per_score) all.push_back({sums[i], sums[i + 1], sums[i + 2]});
   std::ranges::sort(
-      all, [](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }, &Scored::score);
-  std::vector<Scored> once;
+      all, [](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }, &ScoreWeights::score);
+  std::vector<ScoreWeights> once;
   for (const auto& one : all) {
     if (once.empty() || once.back().score != one.score) {
       once.push_back(one);
@@ -94,25 +94,26 @@ double area_under_curve(std::span<const double> sums) {
 
 }  // namespace
 
-Json to_json(const Tally& tally) {
+Json to_json(const MetricAccumulator& accumulator) {
   auto sums = Json::array();
-  for (const double sum : tally.sums) sums.push_back(checkpoint::value_to_json(sum));
-  return {{"kind", tally.kind}, {"sums", std::move(sums)}};
+  for (const double sum : accumulator.sums) sums.push_back(checkpoint::value_to_json(sum));
+  return {{"kind", accumulator.kind}, {"sums", std::move(sums)}};
 }
 
-bool from_json(const Json& json, Tally& tally) {
+bool from_json(const Json& json, MetricAccumulator& accumulator) {
   if (!json.is_object() || !json.contains("kind") || !json.contains("sums") || !json.at("sums").is_array())
     return false;
-  tally = {.kind = json.at("kind")};
-  return std::ranges::all_of(
-      json.at("sums"), [&](const Json& sum) { return checkpoint::value_from_json(sum, tally.sums.emplace_back()); });
+  accumulator = {.kind = json.at("kind")};
+  return std::ranges::all_of(json.at("sums"), [&](const Json& sum) {
+    return checkpoint::value_from_json(sum, accumulator.sums.emplace_back());
+  });
 }
 
-Tally merged(const std::vector<Tally>& tallies) {
-  Tally all = tallies.front();
+MetricAccumulator merged(const std::vector<MetricAccumulator>& accumulators) {
+  MetricAccumulator all = accumulators.front();
   const bool lists = all.kind.at("metric") == "AUC";
-  for (std::size_t r = 1; r < tallies.size(); ++r) {
-    const auto& [kind, sums] = tallies[r];
+  for (std::size_t r = 1; r < accumulators.size(); ++r) {
+    const auto& [kind, sums] = accumulators[r];
     if (kind != all.kind || (!lists && sums.size() != all.sums.size()))
       throw Error(ExitCode::user_error, "merging the ranks' parts of a metric",
                   "it is " + all.kind.dump() + " on one rank and " + kind.dump() + " on another",
@@ -130,21 +131,21 @@ Tally merged(const std::vector<Tally>& tallies) {
   return all;
 }
 
-Json value_of(const Tally& tally) {
-  const auto& metric = tally.kind.at("metric");
-  if (metric == "AUC") return area_under_curve(tally.sums);
-  if (metric == "confusion matrix") return confusion_matrix(tally);
-  if (metric == "F1") return f1(tally);
-  if (metric == "mean IoU") return mean_of(iou_by_class(tally.sums));
-  const double mean = ratio(tally.sums.at(0), tally.sums.at(1));
+Json value_of(const MetricAccumulator& accumulator) {
+  const auto& metric = accumulator.kind.at("metric");
+  if (metric == "AUC") return area_under_curve(accumulator.sums);
+  if (metric == "confusion matrix") return confusion_matrix(accumulator);
+  if (metric == "F1") return f1(accumulator);
+  if (metric == "mean IoU") return mean_of(iou_by_class(accumulator.sums));
+  const double mean = ratio(accumulator.sums.at(0), accumulator.sums.at(1));
   return metric == "perplexity" ? std::exp(mean) : mean;
 }
 
-std::vector<double> samples_by_class(const Tally& tally) {
-  if (tally.kind.at("metric") != "confusion matrix") return {};
-  const auto classes = tally.kind.at("num_classes").get<std::size_t>();
+std::vector<double> samples_by_class(const MetricAccumulator& accumulator) {
+  if (accumulator.kind.at("metric") != "confusion matrix") return {};
+  const auto classes = accumulator.kind.at("num_classes").get<std::size_t>();
   std::vector<double> samples(classes);
-  for (std::size_t i = 0; i < tally.sums.size(); ++i) samples[i / classes] += tally.sums[i];
+  for (std::size_t i = 0; i < accumulator.sums.size(); ++i) samples[i / classes] += accumulator.sums[i];
   return samples;
 }
 

@@ -11,26 +11,26 @@
 namespace muster::detail::supervise {
 
 /// How one start of the job has ended.
-struct End {
+struct JobEnd {
   int code = 0;             ///< the launcher's exit code
   int launcher_signal = 0;  ///< or the signal that ended it
-  Words words = {};
-  bool grace_over = false;   ///< it did not heed the wish to stop, and was ended
-  bool not_up = false;       ///< its ranks did not come together within the time for that, and it was ended
-  bool stop_wished = false;  ///< while it ran
+  LauncherReport report = {};
+  bool exceeded_grace = false;  ///< it did not heed the wish to stop, and was ended
+  bool not_up = false;          ///< its ranks did not come together within the time for that, and it was ended
+  bool stop_requested = false;  ///< while it ran
   /// The job goes on without the host that was lost, or waits for it: then that is no failure of the program.
   bool host_is_excused = false;
 };
 
 /// The requirements on all starts.
-struct Demand {
+struct JobRequirements {
   int ranks = 1;
   int min_workers = 1;  ///< equals `ranks` if all are required
   int max_failures = 0;
   int max_preemptions = -1;
 };
 
-struct Next {
+struct NextStart {
   bool again = false;
   int code = 0;                    ///< the exit code, if the job is not started again
   std::chrono::seconds wait = {};  ///< the time before the next start
@@ -39,27 +39,28 @@ struct Next {
 
 /// The job's exit code. If the ranks had agreed on a code before they ended, that code holds, whatever happened
 /// afterwards to them or to the launcher. A signal means a lost rank: ExitCode::retry.
-int code_of(const End& end);
+int exit_code_of(const JobEnd& end);
 
 /// Decides what follows. `failures`: the preemptions or the other failures, including this end if it is one. `ranks`:
 /// of this start. If the launcher could not start that many, the next start has half of them, and after a start that
 /// ran all of them again. If the saved state requires another number of ranks, and the job may have that many, it is
 /// started at once with that number.
-Next what_next(const End& end, const train::Failures& failures, const Demand& demand, int ranks, bool stop_wished);
+NextStart decide(const JobEnd& end, const train::Failures& failures, const JobRequirements& requirements, int ranks,
+                 bool stop_requested);
 
 /// True if the failure is not the program's fault: a host could not be reached and there are enough others, or ranks
 /// whose run had begun lost their node, or were ended by SIGTERM or preempted by the scheduler.
-bool is_preemption(const End& end);
+bool is_preemption(const JobEnd& end);
 
 /// True if the end is a failure that counts: not a stop, however it was requested, and not an error that a new start
 /// cannot fix.
-bool is_failure(const End& end, bool stop_wished);
+bool is_failure(const JobEnd& end, bool stop_requested);
 
 /// The root cause, as far as the launcher and the ranks have reported it. `in_file`: the contents of the ranks'
 /// error.txt, or empty. Example: "rank 1 (n2) was ended by signal 9 (Killed)".
-std::string cause_of(const End& end, const std::string& in_file);
+std::string cause_of(const JobEnd& end, const std::string& in_file);
 
 /// Where to read more: "The log of rank 1 is RUN/logs/rank_00001.log"; empty if no run is known.
-std::string where_to_look(const End& end);
+std::string log_hint(const JobEnd& end);
 
 }  // namespace muster::detail::supervise

@@ -1,0 +1,136 @@
+#include "data/passes/pass_positions.hpp"
+
+#include "muster/error.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::detail::data {
+
+void PassPositions::add(const std::shared_ptr<PassPosition>& pass_position) {
+  const auto& options = pass_position->options();
+  const auto& name = options.name;
+  if (const auto found = pass_positions_.find(name); found != pass_positions_.end()) {
+    const auto& other = found->second->options();
+    const char* const remedy = "Give each a name of its own: DataLoaderOptions{.name = …}";
+    if (other.loader != options.loader)
+      throw Error(ExitCode::usage, "taking the data \"" + name + "\"", "a dataset and a data loader have that name",
+                  remedy);
+    if (options.loader && other.resumable != options.resumable)
+      throw Error(ExitCode::usage, "taking the data \"" + name + "\"",
+                  "two data loaders have that name, and only one of them has a sampler of its own", remedy);
+  }
+  pass_position->owner_ = weak_from_this();
+  pass_position->steps_ = steps;
+  pass_position->begin_epoch(steps->epoch);
+  const auto before = std::exchange(pass_positions_[name], pass_position);
+  // The name was registered before, and the restored position was not used there: this pass position takes it.
+  if (const auto saved = restored_.find(name); before && before->is_restored() && saved != restored_.end())
+    pass_position->restore(saved->second.position, saved->second.complete);
+  if (const auto saved = waiting_.extract(name)) restore(name, saved.mapped().position, saved.mapped().complete);
+}
+
+std::shared_ptr<PassPosition> PassPositions::find_loader(const std::string& name) const {
+  const auto found = pass_positions_.find(name);
+  return found != pass_positions_.end() && found->second->options().loader ? found->second : nullptr;
+}
+
+void PassPositions::enter_epoch(std::int64_t epoch) {
+  if (epoch != steps->epoch) {
+    for (auto& [name, saved] : waiting_) saved.complete = true;
+    steps->complete_epoch = -1;
+  }
+  steps->epoch = epoch;
+}
+
+void PassPositions::enter_loop() {
+  steps->in_loop = steps->looped = true;
+  for (auto& [name, pass_position] : pass_positions_) pass_position->enter_loop();
+}
+
+void PassPositions::begin_epoch(std::int64_t epoch) {
+  steps->counts_epochs = true;
+  resume_epoch(epoch);
+}
+
+void PassPositions::resume_epoch(std::int64_t epoch) {
+  enter_epoch(epoch);
+  for (auto& [name, pass_position] : pass_positions_) pass_position->begin_epoch(epoch);
+}
+
+void PassPositions::set_epoch(std::int64_t epoch) {
+  enter_epoch(epoch);
+  steps->epoch_set = steps->counts_epochs = true;
+  for (auto& [name, pass_position] : pass_positions_)
+    if (!pass_position->epoch_set_) pass_position->begin_epoch(epoch);
+}
+
+Json PassPositions::positions() const {
+  Json all = Json::object();
+  for (const auto& [name, saved] : waiting_)
+    if (!saved.complete) all[name] = saved.position;
+  for (const auto& [name, pass_position] : pass_positions_)
+    if (pass_position->options().split) all[name] = pass_position->position();
+  return all;
+}
+
+void PassPositions::restore(const std::string& name, const Json& position, bool complete) {
+  const auto pass_position = pass_positions_.find(name);
+  if (pass_position == pass_positions_.end())
+    waiting_[name] = {position, complete};
+  else
+    pass_position->second->restore(position, complete), restored_[name] = {position, complete};
+}
+
+PassPositions::EpochProgress PassPositions::epoch_progress() const {
+  bool data = false, unfinished = false;
+  bool passed = steps->looped && !steps->in_loop;  // the loop is over
+  for (const auto& [name, pass_position] : pass_positions_) {
+    if (!pass_position->options().split || pass_position->only_evaluated()) continue;
+    data = true;
+    passed = passed || pass_position->passes(steps->looped).epoch.passes > 0;
+    unfinished = unfinished || pass_position->unfinished();
+  }
+  for (const auto& [name, saved] : waiting_) {
+    if (saved.complete || !saved.position.is_object()) continue;
+    data = true;
+    passed = passed || saved.position.value("passes", 0) > 0;
+    unfinished = unfinished || saved.position.value("consumed", 0) > 0 || saved.position.contains("outside");
+  }
+  if (!data) return EpochProgress::unknown;
+  return unfinished ? EpochProgress::under_way : passed ? EpochProgress::over : EpochProgress::none;
+}
+
+std::string PassPositions::name_of_unfinished_pass() const {
+  for (const auto& [name, pass_position] : pass_positions_)
+    if (pass_position->options().split && pass_position->passes(steps->looped).has_rest()) return name;
+  return {};
+}
+
+std::string PassPositions::name_of_pass_not_resumed(bool in_loop) const {
+  for (const auto& [name, pass_position] : pass_positions_)
+    if (const auto& group = pass_position->passes(in_loop); group.resume_pending && group.skipped) return name;
+  return {};
+}
+
+std::string PassPositions::name_of_unused_position() const {
+  for (const auto& [name, saved] : waiting_)
+    if (!saved.complete && saved.position.is_object() &&
+        (saved.position.value("finished", 0) > 0 || saved.position.value("consumed", 0) > 0))
+      return name;
+  return {};
+}
+
+PassPosition::Section PassPositions::section(std::int64_t epoch, bool in_loop) const {
+  PassPosition::Section section{.epoch = epoch};
+  if (!in_loop) section.step = steps->call + 1, section.after_loop = steps->after_loop;
+  for (const auto& [name, pass_position] : pass_positions_) {
+    const auto& group = pass_position->passes(in_loop);
+    if (group.epoch.number != epoch) continue;
+    section.finished += group.repeated_passes() - group.epoch.to_skip;
+    if (group.last.under_way) section.step = std::max(section.step, 1 + steps->global_step - group.last.first_step);
+  }
+  return section;
+}
+
+}  // namespace muster::detail::data

@@ -1,0 +1,96 @@
+#include "supervise/decision.hpp"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+namespace muster::detail::supervise {
+namespace {
+
+std::string signal_text(int signal) {
+  return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")" +
+         (signal == SIGKILL   ? ", as the kernel does when memory runs out"
+          : signal == SIGUSR1 ? ", the request to stop, which the program does not handle (yet)"
+                              : "");
+}
+
+/// True if a rank was lost. Some launchers report this only by an exit code like a shell's, 128 + signal.
+bool lost_a_rank(const JobEnd& end) {
+  const bool as_in_shells = end.code > 128 && end.code < 160 && end.code != static_cast<int>(ExitCode::interrupted);
+  return end.report.lost_rank.has_value() || end.launcher_signal != 0 || as_in_shells;
+}
+
+bool ended_by_sigterm(const JobEnd& end) {
+  return (end.report.lost_rank && end.report.lost_rank->signal == SIGTERM) || end.launcher_signal == SIGTERM;
+}
+
+}  // namespace
+
+int exit_code_of(const JobEnd& end) {
+  if (end.report.no_program) return static_cast<int>(ExitCode::usage);
+  // mpirun that is told to stop before its ranks are there may end with 0.
+  const bool no_ranks =
+      (end.code != 0 && !end.report.launcher_error.empty()) || (end.stop_requested && !end.report.loaded);
+  const bool broken_off = lost_a_rank(end) || end.exceeded_grace || end.not_up || no_ranks;
+  if (!broken_off) return end.code;
+  return end.report.agreed_exit_code.value_or(static_cast<int>(ExitCode::retry));
+}
+
+bool is_failure(const JobEnd& end, bool stop_requested) {
+  return !stop_requested && !end.report.stopped && train::is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
+}
+
+bool is_preemption(const JobEnd& end) {
+  const auto& report = end.report;
+  if (report.lost_host && end.host_is_excused) return true;
+  return !report.run.empty() && (report.lost_host.has_value() || report.preempted || ended_by_sigterm(end));
+}
+
+NextStart decide(const JobEnd& end, const train::Failures& failures, const JobRequirements& requirements, int ranks,
+                 bool stop_requested) {
+  NextStart next{.code = exit_code_of(end), .ranks = requirements.ranks};
+  const int needed = end.report.required_ranks.value_or(ranks);
+  if (needed != ranks && needed <= requirements.ranks && !stop_requested) return {.again = true, .ranks = needed};
+  if (!is_failure(end, stop_requested) ||
+      !failures.may_retry(is_preemption(end) ? requirements.max_preemptions : requirements.max_failures))
+    return next;
+  next.again = true;
+  next.wait = train::retry_delay(failures);
+  // Whoever ends a whole job sends SIGTERM to this process too: it may be on its way.
+  if (ended_by_sigterm(end) || end.report.preempted) next.wait = std::max(next.wait, std::chrono::seconds(1));
+  if (!end.report.launcher_error.empty()) next.ranks = std::max(requirements.min_workers, ranks / 2);
+  return next;
+}
+
+std::string cause_of(const JobEnd& end, const std::string& in_file) {
+  const auto& report = end.report;
+  if (end.exceeded_grace) return "the ranks did not stop within the time that they were given, and were ended";
+  if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
+  if (end.code == static_cast<int>(ExitCode::stopped))
+    return report.error.empty() ? "stopped on request" : report.error;
+  if (report.lost_host && !report.launcher_error.empty())
+    return report.launcher_error;  // its ranks were lost with the host
+  if (const auto& lost = report.lost_rank)
+    return "rank " + std::to_string(lost->rank) + " (" + lost->host + ") was ended by " + signal_text(lost->signal);
+  if (!report.error.empty()) return report.error;
+  if (!in_file.empty()) return in_file;
+  if (!report.launcher_error.empty()) return report.launcher_error;
+  if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
+  if (!report.loaded && !report.failed_rank && !report.slurm.empty()) return "no rank has started: " + report.slurm;
+  return (report.failed_rank ? "rank " + std::to_string(*report.failed_rank) : "the program") +
+         " ended with exit code " + std::to_string(end.code);
+}
+
+std::string log_hint(const JobEnd& end) {
+  const auto& report = end.report;
+  if (report.run.empty()) return {};
+  const auto rank = report.lost_rank ? report.lost_rank->rank : report.failed_rank.value_or(-1);
+  if (rank < 0) return "The logs of the ranks are in " + report.run + "/logs";
+  std::array<char, 32> file{};
+  std::snprintf(file.data(), file.size(), "rank_%05d.log", rank);
+  return "The log of rank " + std::to_string(rank) + " is " + report.run + "/logs/" + file.data();
+}
+
+}  // namespace muster::detail::supervise
