@@ -47,7 +47,8 @@ class EarlyStopping final : public Callback {
       : options_(options), watched_("stopping early", options.metric) {
     if (!options.mode)
       throw Error(ExitCode::usage, "stopping early by \"" + options.metric + "\"",
-                  "EarlyStoppingOptions::mode is not set", "Give it ScoreOrder::min, as for a loss, or ScoreOrder::max");
+                  "EarlyStoppingOptions::mode is not set",
+                  "Give it ScoreOrder::min, as for a loss, or ScoreOrder::max");
     if (options.patience < 0 || !(options.min_delta >= 0))
       throw Error(ExitCode::usage, "stopping early", "patience and min_delta must be at least 0",
                   "Give other values, or leave them out");

@@ -84,9 +84,9 @@ void Steps::end_batch() {
 
 void Steps::end_pass(std::int64_t number) {
   const auto is_it = [&](const OpenPass& pass) { return pass.number == number; };
-  if (const auto listener = moments.lock())
+  if (const auto live = listener.lock())
     for (const auto* const passes : {&passes_, &replaced_})
-      if (const auto found = std::ranges::find_if(*passes, is_it); found != passes->end()) listener->pass_ended(*found);
+      if (const auto found = std::ranges::find_if(*passes, is_it); found != passes->end()) live->pass_ended(*found);
   std::erase_if(replaced_, is_it);
   std::erase_if(whole_, is_it);
   if (std::erase_if(passes_, is_it) > 0) choose_batch();
