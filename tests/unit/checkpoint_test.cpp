@@ -579,7 +579,7 @@ TEST(Checkpoint, AFolderWithTheNameOfAFileOfOursIsRefused) {
 
 TEST(Checkpoint, MetadataTravels) {
   const Folder folder;
-  const auto checkpoint = Checkpoint::from_directory(make_checkpoint(folder / "checkpoint", sample()));
+  auto checkpoint = Checkpoint::from_directory(make_checkpoint(folder / "checkpoint", sample()));
   EXPECT_EQ(checkpoint.get_metadata(), Json::object());
   checkpoint.set_metadata({{"by", "zoë"}});
   EXPECT_EQ(checkpoint.get_metadata(), (Json{{"by", "zoë"}}));
@@ -593,7 +593,7 @@ TEST(Checkpoint, MetadataTravels) {
 
   fs::create_directory(folder / "foreign");
   write_file(folder / "foreign/weights.bin", "abc");
-  const auto foreign = Checkpoint::from_directory(folder / "foreign");
+  auto foreign = Checkpoint::from_directory(folder / "foreign");
   EXPECT_EQ(foreign.get_metadata(), Json::object());
   for (const auto& unreadable : {deep, Json("\xff")})
     EXPECT_SAYS(error_of([&] { foreign.set_metadata(unreadable); }), "Nothing was changed");
