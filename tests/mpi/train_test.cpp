@@ -813,7 +813,7 @@ TEST(Train, TheUsersMetadataWinsOverTheTrainers) {
     const auto mine = storage / ("from_" + name);
     detail::make_directories(mine);
     detail::write_file(mine / "file", "hello");
-    const auto checkpoint = Checkpoint::from_directory(mine);
+    auto checkpoint = Checkpoint::from_directory(mine);
     checkpoint.set_metadata({{"who", "the user on rank " + name}, {"rank_" + name, true}});
     session.report({{"a", 1}}, checkpoint);
   });

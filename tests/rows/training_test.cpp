@@ -560,8 +560,10 @@ TEST(TrainRow, IterTorchBatches) {
     for (const auto& batch :
          shard.iter_torch_batches({.training = false, .dtypes = {{"x", at::kDouble}}, .device = at::kCPU}))
       EXPECT_EQ(batch["x"].scalar_type(), at::kDouble);
-    for (const auto& batch : shard.iter_batches({.training = false, .dtypes = {{"x", at::kDouble}}}))
+    for (const auto& batch : shard.iter_batches({.training = false}))
       EXPECT_EQ(batch["x"].scalar_type(), at::kLong) << "as stored";
+    for (const auto& batch : shard.iter_batches({.training = false, .dtypes = {{"x", at::kDouble}}}))
+      EXPECT_EQ(batch["x"].scalar_type(), at::kDouble);
   });
 }
 
@@ -569,7 +571,7 @@ TEST(TrainRow, Checkpoint) {
   const auto folder = shared_folder() / std::to_string(world().rank());
   double rate = 0.5;
   auto weights = torch::arange(3, torch::kFloat);
-  const auto made = Checkpoint::from_dict({{"rate", rate}, {"weights", weights}});
+  auto made = Checkpoint::from_dict({{"rate", rate}, {"weights", weights}});
   EXPECT_EQ(made.to_dict().values.at("rate"), 0.5);
   EXPECT_TRUE(made.to_dict().tensors.at("weights").equal(weights));
   EXPECT_EQ(made.get_metadata(), Json::object());

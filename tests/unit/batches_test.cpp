@@ -237,8 +237,14 @@ TEST(Batches, ConvertsAsAsked) {
     EXPECT_EQ(batch["x"].scalar_type(), at::kFloat);
     EXPECT_EQ(batch["y"].scalar_type(), at::kFloat) << "one type is for all columns";
   }
-  for (const auto& batch : world.shard().iter_batches({.dtypes = {{"x", at::kFloat}}, .device = at::kMeta}))
+  for (const auto& batch : world.shard().iter_batches()) {
     EXPECT_EQ(batch["x"].scalar_type(), at::kInt);
+    EXPECT_TRUE(batch["x"].is_cpu());
+  }
+  for (const auto& batch : world.shard().iter_batches({.dtypes = {{"x", at::kFloat}}, .device = at::kMeta})) {
+    EXPECT_EQ(batch["x"].scalar_type(), at::kFloat);
+    EXPECT_TRUE(batch["x"].is_meta());
+  }
 }
 
 TEST(Batches, RefusesBadOptions) {
