@@ -65,11 +65,13 @@ class DataLoader : public detail::data::Loader<Dataset> {
   std::int64_t batch_samples() const noexcept { return this->samples_; }
   /// True if it was given a sampler, which divides the samples among the workers.
   bool has_own_sampler() const noexcept { return this->sampler_->is_own(); }
+  /// The weight of the current batch.
+  const std::shared_ptr<const detail::step::BatchWeight>& step() const noexcept { return this->sampler_->batch(); }
 
  private:
   /// For session.step(*loader).
   friend const std::shared_ptr<const detail::step::BatchWeight>& step_weight_of(const DataLoader& loader) noexcept {
-    return loader.sampler_->batch();
+    return loader.step();
   }
 };
 

@@ -103,7 +103,7 @@ TEST(TodayRow, EarlyStopping) {
           .second;
   EXPECT_EQ(reports(other), 8u);
   EXPECT_THROW(early_stopping({}), Error);
-  EXPECT_SAYS(error_of([] { early_stopping({.metric = "loss"}); }), "mode is not set");
+  EXPECT_THROW(early_stopping({.metric = "loss", .patience = 1}), Error) << "it has no mode";
   EXPECT_THROW(early_stopping({.metric = "loss", .mode = ScoreOrder::min, .patience = -1}), Error);
   EXPECT_THROW(early_stopping({.metric = "loss", .mode = ScoreOrder::min, .min_delta = -1}), Error);
 }
