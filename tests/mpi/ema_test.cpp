@@ -227,9 +227,9 @@ TEST(EMA, RefusesWhatWouldMixUpWeightsAndAverages) {
   const auto saved = detail::checkpoint::collect({{"ema", ema}});
   {
     const auto scope = ema.apply();
-    EXPECT_SAYS(refusal([&] { ema.update(); }), "apply() end");
-    EXPECT_SAYS(refusal([&] { const auto other = ema.apply(); }), "apply() end");
-    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", ema}}); }), "apply() end");
+    EXPECT_SAYS(refusal([&] { ema.update(); }), "End the scope of EMA::apply()");
+    EXPECT_SAYS(refusal([&] { const auto other = ema.apply(); }), "End the scope of EMA::apply()");
+    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", ema}}); }), "End the scope of EMA::apply()");
     EXPECT_SAYS(refusal([&] { detail::checkpoint::restore({{"ema", ema}}, saved); }), "is alive");
   }
   ema.update();
@@ -349,7 +349,7 @@ TEST(EMA, AReportInsideItsScopeSavesNothing) {
     session.report({{"a", 1}}, state);
   });
   EXPECT_EQ(code, 1);
-  EXPECT_SAYS(std::string(result->error ? result->error->what() : "no error"), "apply() end");
+  EXPECT_SAYS(std::string(result->error ? result->error->what() : "no error"), "End the scope of EMA::apply()");
   EXPECT_FALSE(result->checkpoint);
 }
 
@@ -378,7 +378,7 @@ TEST(EMA, AveragesAreNotSavedAsTheModelsWeights) {
   EXPECT_EQ(code, 1);
   const std::string error = result->error ? result->error->what() : "no error";
   EXPECT_SAYS(error, "saving model/");
-  EXPECT_SAYS(error, "apply() end");
+  EXPECT_SAYS(error, "End the scope of EMA::apply()");
   ASSERT_TRUE(result->checkpoint);
   EXPECT_TRUE(at::equal(result->checkpoint->to_dict().tensors.at("model/weight"), at::full({1, 2}, 3.0)));
 }
@@ -415,9 +415,9 @@ TEST(EMA, AnotherOfTheSameWeightsWaitsToo) {
   {
     const auto scope = slow.apply();
     EXPECT_EQ(net->bias.item<float>(), 2);
-    EXPECT_SAYS(refusal([&] { fast.update(); }), "apply() end");
-    EXPECT_SAYS(refusal([&] { const auto other = fast.apply(); }), "apply() end");
-    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", fresh}}); }), "apply() end");
+    EXPECT_SAYS(refusal([&] { fast.update(); }), "End the scope of EMA::apply()");
+    EXPECT_SAYS(refusal([&] { const auto other = fast.apply(); }), "End the scope of EMA::apply()");
+    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", fresh}}); }), "End the scope of EMA::apply()");
   }
   const auto scope = fast.apply();
   EXPECT_EQ(net->bias.item<float>(), 4);
