@@ -528,7 +528,8 @@ TEST_F(Sweeps, AnUnknownSettingAndAMetricThatNobodyReportsAreErrors) {
   auto ended = run({test::shared_folder()}, loop, {{"value", 0}}, {.space = {{"valeu", grid({1, 2})}}});
   EXPECT_EQ(ended.code, 64);
   EXPECT_NE(ended.said.find("Did you mean \"value\""), std::string::npos) << ended.said;
-  ended = run({test::shared_folder()}, loop, {{"value", 0}}, {.space = {{"value", grid({1})}}, .metric = "valeu", .mode = ScoreOrder::max});
+  ended = run({test::shared_folder()}, loop, {{"value", 0}},
+              {.space = {{"value", grid({1})}}, .metric = "valeu", .mode = ScoreOrder::max});
   EXPECT_EQ(ended.code, 64);
   EXPECT_NE(ended.said.find("none has reported \"valeu\""), std::string::npos) << ended.said;
 }
