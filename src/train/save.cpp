@@ -18,7 +18,7 @@ void require_own_weights(const StateEntries& entries) {
       if (optim::is_average(parameter))
         throw Error(ExitCode::user_error, "saving " + name + (path.empty() ? "" : "/" + path),
                     "it has the average of an EMA instead of its own value",
-                    "Let the scope of EMA::apply() end before the report");
+                    "End the scope of EMA::apply() before the report");
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ class StatefulAverage : public Stateful {
     if (averages_->is_applied())
       throw Error(ExitCode::user_error, "saving an average of weights",
                   "averages are in the model, in place of the model's own weights",
-                  "Let the scope of EMA::apply() end before the report");
+                  "End the scope of EMA::apply() before the report");
     return {.tensors = tensors(), .values = {{"updates", averages_->updates()}}};
   }
 
