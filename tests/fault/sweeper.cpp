@@ -75,9 +75,11 @@ int main(int argc, char** argv) {
                                  },
                                  {.train_loop_config = {{"number", 0}, {"epochs", 3}},
                                   .run_config = {.failure_config = {.max_failures = retries}}});
-    auto result = muster::Sweep(launch, trainer.as_trainable(),
-                                {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = metric})
-                      .fit();
+    auto result =
+        muster::Sweep(
+            launch, trainer.as_trainable(),
+            {.space = {{"number", muster::grid({0, 1, 2, 3})}}, .metric = metric, .mode = muster::ScoreOrder::max})
+            .fit();
     if (then_fails)
       result.error = muster::TorchTrainer(launch, [](muster::Session&) { throw std::runtime_error("the tea is cold"); })
                          .fit()

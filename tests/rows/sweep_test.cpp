@@ -148,7 +148,8 @@ TEST(OperatorRow, AsTrainable) {
   EXPECT_LT(rows.back().at("val_loss").get<double>(), rows.front().at("val_loss").get<double>());
   torch::nn::Linear elsewhere(1, 1);
   best->checkpoint->load("model", elsewhere);
-  const auto unknown = sweep_over(shared_folder(), trainable, {.space = {{"rate", grid({1})}}, .metric = "val_loss"});
+  const auto unknown = sweep_over(shared_folder(), trainable,
+                                  {.space = {{"rate", grid({1})}}, .metric = "val_loss", .mode = ScoreOrder::min});
   EXPECT_NE(std::string(unknown->error->what()).find("rate"), std::string::npos);
 }
 
@@ -167,8 +168,10 @@ TEST(OperatorRow, AsTrainableWithAStepOfOnesOwn) {
         if (lr == 0.02) step["epoch"] = 100 + iteration;
         return step;
       });
-  const SweepOptions options{
-      .space = {{"lr", grid({0.01, 0.02})}}, .metric = "minus_lr", .scheduler = asha({.grace_period = 4, .max_t = 4})};
+  const SweepOptions options{.space = {{"lr", grid({0.01, 0.02})}},
+                             .metric = "minus_lr",
+                             .mode = ScoreOrder::max,
+                             .scheduler = asha({.grace_period = 4, .max_t = 4})};
   auto sweep = sweep_over(storage, trainable, options);
   ASSERT_TRUE(sweep);
   EXPECT_EQ(sweep->trials[0].status, TrialStatus::done);

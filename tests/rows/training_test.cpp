@@ -165,7 +165,7 @@ TEST(TrainRow, FailureConfig) {
   EXPECT_EQ(attempts(0, 1), 1) << "none unless said";
   EXPECT_EQ(attempts(2, 2), 3);
   EXPECT_EQ(attempts(2, 3), 3) << "not one more";
-  EXPECT_EQ(attempts(-1, 7), 8) << "without limit";
+  EXPECT_EQ(attempts(-1, 3), 4) << "without limit";
 }
 
 TEST(TrainRow, TorchConfig) {
