@@ -38,8 +38,6 @@ struct EarlyStoppingOptions {
   /// The least difference that counts as better.
   double min_delta = 0;
 };
-void to_json(Json& json, const EarlyStoppingOptions& options);
-void from_json(const Json& json, EarlyStoppingOptions& options);
 
 /// Ends training, as finished, when a metric no longer improves. A run that is continued keeps its count; with another
 /// metric or mode it begins anew, with a warning. A run that has ended this way is finished. It trains no more unless
@@ -50,8 +48,6 @@ struct PlateauOptions {
   /// A reported number.
   std::string metric = {};
 };
-void to_json(Json& json, const PlateauOptions& options);
-void from_json(const Json& json, PlateauOptions& options);
 
 /// Steps the scheduler with each report's metric, before the report's checkpoint is made: put the scheduler into the
 /// state. If a run continues with another metric, or the scheduler with another mode, the best value begins anew, with
@@ -62,8 +58,6 @@ struct LearningRateMonitorOptions {
   /// The metric's name; with several parameter groups: lr_0, lr_1, …
   std::string name = "lr";
 };
-void to_json(Json& json, const LearningRateMonitorOptions& options);
-void from_json(const Json& json, LearningRateMonitorOptions& options);
 
 /// Adds the learning rate to each report's row.
 std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,

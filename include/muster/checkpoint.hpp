@@ -43,10 +43,9 @@ class DictEntry {
  private:
   template <class T>
   static StateEntry copy_of(T value) {
-    auto copy =
-        std::make_shared<std::pair<T, std::shared_ptr<detail::checkpoint::Stateful>>>(std::move(value), nullptr);
+    auto copy = std::make_shared<std::pair<T, std::shared_ptr<detail::state::Stateful>>>(std::move(value), nullptr);
     copy->second = StateEntry(copy->first).object();
-    return StateEntry(std::shared_ptr<detail::checkpoint::Stateful>(copy, copy->second.get()));
+    return StateEntry(std::shared_ptr<detail::state::Stateful>(copy, copy->second.get()));
   }
 
   StateEntry entry_;

@@ -84,8 +84,6 @@ struct AccuracyOptions {
   /// larger.
   std::int64_t top_k = 1;
 };
-void to_json(Json& json, const AccuracyOptions& options);
-void from_json(const Json& json, AccuracyOptions& options);
 
 /// The fraction of the samples that are classified correctly. With `top_k` above 1, add() takes logits only.
 class Accuracy : public SampleMetric {
@@ -107,8 +105,6 @@ struct F1Options {
   std::int64_t num_classes = 2;
   Average average = Average::binary;
 };
-void to_json(Json& json, const F1Options& options);
-void from_json(const Json& json, F1Options& options);
 
 /// The harmonic mean of precision and recall, as scikit-learn's f1_score with zero_division = nan: a class that occurs
 /// neither in predictions nor in targets is undefined and left out of the mean.
@@ -125,8 +121,6 @@ class F1 : public SampleMetric {
 struct ConfusionMatrixOptions {
   std::int64_t num_classes = 2;
 };
-void to_json(Json& json, const ConfusionMatrixOptions& options);
-void from_json(const Json& json, ConfusionMatrixOptions& options);
 
 /// The number of samples by class (row) and predicted class (column). A list of rows in the report.
 class ConfusionMatrix : public SampleMetric {
@@ -141,8 +135,6 @@ class ConfusionMatrix : public SampleMetric {
 struct MeanIoUOptions {
   std::int64_t num_classes = 2;
 };
-void to_json(Json& json, const MeanIoUOptions& options);
-void from_json(const Json& json, MeanIoUOptions& options);
 
 /// Intersection over union of segmentations: for each class over all pixels of all samples, then the mean over the
 /// classes that occur in predictions or targets, as torchmetrics' JaccardIndex.

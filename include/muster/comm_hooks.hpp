@@ -71,8 +71,6 @@ struct PowerSgdOptions {
   /// The seed of the first approximation; the same on all ranks.
   std::uint64_t seed = 0;
 };
-void to_json(Json& json, const PowerSgdOptions& options);
-void from_json(const Json& json, PowerSgdOptions& options);
 
 /// PowerSGD (Vogels et al. 2019, arXiv 1905.13727): sends a gradient that is a matrix M as two thin matrices, P = M Q
 /// and Q = Mᵀ P with orthogonal P, and replaces it by P Qᵀ. A gradient of more than two dimensions is treated as a

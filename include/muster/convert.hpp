@@ -34,8 +34,6 @@ struct ConvertOptions {
   /// Called from time to time with the bytes written so far and in total; what it throws ends the conversion.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
-void to_json(Json& json, const ConvertOptions& options);
-void from_json(const Json& json, ConvertOptions& options);
 
 // Each function writes under a temporary name beside `output`, which must end in .h5 or .hdf5, and renames the file at
 // the end: a failure leaves no partial file, and an existing file is replaced only by a complete one. It returns the

@@ -48,8 +48,6 @@ struct DataLoaderOptions {
   /// How long to wait for these threads; empty: without limit.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
-void to_json(Json& json, const DataLoaderOptions& options);
-void from_json(const Json& json, DataLoaderOptions& options);
 
 /// Made by prepare_data_loader(), for the thread that runs the training function. begin() begins a pass; only one may
 /// be open, but a pass that is left early may be followed by another.

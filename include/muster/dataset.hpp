@@ -111,8 +111,6 @@ struct DatasetOptions {
   /// which is far slower in a random order. Contiguous columns need no cache: they are read directly from the file.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
-void to_json(Json& json, const DatasetOptions& options);
-void from_json(const Json& json, DatasetOptions& options);
 
 /// A worker's share of a stream: the rows of `worker`, 0 … workers − 1, which no other worker gets.
 struct StreamShard {
@@ -273,8 +271,6 @@ struct BatchOptions {
   /// The batches' device; empty: the session's device.
   std::optional<at::Device> device = {};
 };
-void to_json(Json& json, const BatchOptions& options);
-void from_json(const Json& json, BatchOptions& options);
 
 /// One pass over a shard. It begins with begin(), which may be called once, and ends after its last batch or with the
 /// range. Owns what it iterates over. An error in reading (muster::Error with ExitCode::data, or what a preprocessor

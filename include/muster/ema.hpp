@@ -37,8 +37,6 @@ struct EMAOptions {
   /// weights.
   bool warmup = false;
 };
-void to_json(Json& json, const EMAOptions& options);
-void from_json(const Json& json, EMAOptions& options);
 
 /// While it lives, the module's parameters have the averaged values. Made by EMA::apply().
 class EMAScope {

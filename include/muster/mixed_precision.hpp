@@ -38,8 +38,6 @@ struct AutocastOptions {
   /// False: the scope computes in the types of its tensors, even inside of another scope.
   bool enabled = true;
 };
-void to_json(Json& json, const AutocastOptions& options);
-void from_json(const Json& json, AutocastOptions& options);
 
 /// While it lives, torch's operations on this thread and this type of device cast as torch.autocast does: matrix
 /// products and convolutions to `dtype`, operations that need its range to float. Parameters keep their type. Scopes
@@ -69,8 +67,6 @@ struct GradScalerOptions {
   /// False: the loss is not scaled, and step() is the optimizer's step.
   bool enabled = true;
 };
-void to_json(Json& json, const GradScalerOptions& options);
-void from_json(const Json& json, GradScalerOptions& options);
 
 /// Scales the loss, so that gradients do not vanish in half precision, and skips steps in which a gradient is infinite
 /// or NaN. It is torch.amp.GradScaler for several ranks: all of them make the same decisions. Made by

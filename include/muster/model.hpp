@@ -44,8 +44,6 @@ struct ModelOptions {
   /// is an Error (ExitCode::usage) that names it, before anything is changed.
   bool sync_batch_norm = false;
 };
-void to_json(Json& json, const ModelOptions& options);
-void from_json(const Json& json, ModelOptions& options);
 
 /// While it lives, backward() accumulates gradients on this rank only; the first backward() after it averages the sum.
 /// Each gradient is weighted by the samples of its own batch when it is added, so batches may be uneven. Make the same
@@ -66,8 +64,6 @@ struct JoinOptions {
   /// batches.
   bool divide_by_initial_world_size = false;
 };
-void to_json(Json& json, const JoinOptions& options);
-void from_json(const Json& json, JoinOptions& options);
 
 /// A scope for loops in which ranks have different numbers of batches. Made by Session::join():
 ///

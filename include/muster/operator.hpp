@@ -153,17 +153,17 @@ class OperatorLoader {
   template <class TorchDataset>
   requires requires { typename TorchDataset::BatchType; }
   OperatorLoader(TorchDataset dataset, const DataLoaderOptions& options)
-      : make_(detail::train::make_passes_of(std::move(dataset), options)) {}
+      : make_(detail::operators::make_passes_of(std::move(dataset), options)) {}
   /// A loader that prepare_data_loader(session(), …) returned, for either train() or validate(). It is already divided
   /// among the workers, so with OperatorTrainerOptions::add_dist_sampler = false it is an Error, unless it has your own
   /// sampler.
   template <class Loader>
   requires requires(Loader& loader) { loader.batch_samples(); }
-  OperatorLoader(std::unique_ptr<Loader> loader) : make_(detail::train::make_passes_of(std::move(loader))) {}
+  OperatorLoader(std::unique_ptr<Loader> loader) : make_(detail::operators::make_passes_of(std::move(loader))) {}
 
  private:
   friend class TrainingOperator;
-  detail::train::MakePasses make_;
+  detail::operators::MakePasses make_;
 };
 
 /// The batches of one call of train() or validate(): for (auto& batch : batches) …
@@ -185,10 +185,10 @@ class OperatorBatches {
 
    private:
     friend class OperatorBatches;
-    detail::train::BatchSource* source_ = nullptr;
+    detail::operators::BatchSource* source_ = nullptr;
     Batch* batch_ = nullptr;
   };
-  explicit OperatorBatches(detail::train::BatchSource& source) : source_(&source) {}
+  explicit OperatorBatches(detail::operators::BatchSource& source) : source_(&source) {}
   /// A call of validate() may iterate over its batches several times, each time from the first one. A call of train()
   /// gets each of its batches once: begin() continues with those that are left.
   iterator begin() {
@@ -200,7 +200,7 @@ class OperatorBatches {
   std::default_sentinel_t end() const noexcept { return {}; }
 
  private:
-  detail::train::BatchSource* source_;
+  detail::operators::BatchSource* source_;
 };
 
 /// Defines what is trained and how; there is one on every worker. Derive your own, override setup(), and override other
@@ -298,19 +298,19 @@ class TrainingOperator {
   Timers timers;
 
  private:
-  friend struct detail::train::OperatorRegistry;
+  friend struct detail::operators::OperatorRegistry;
   template <class Models, class Optimizers, class Criterion, class Schedulers>
   auto register_components(Components<Models, Optimizers, Criterion, Schedulers> components);
   void add_model(const std::shared_ptr<torch::nn::Module>& module);
-  void set_forward(detail::train::Forward forward);
-  void set_criterion(detail::train::Criterion criterion, const std::shared_ptr<torch::nn::Module>& module);
+  void set_forward(detail::operators::Forward forward);
+  void set_criterion(detail::operators::Criterion criterion, const std::shared_ptr<torch::nn::Module>& module);
   void add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer);
   void add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler);
   void add_scheduler(std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler);
   void check_registration(bool has_schedulers, const Json& apex_args) const;
-  detail::train::OperatorRegistry& parts() const;
+  detail::operators::OperatorRegistry& parts() const;
 
-  std::unique_ptr<detail::train::OperatorRegistry> parts_;
+  std::unique_ptr<detail::operators::OperatorRegistry> parts_;
 };
 
 /// Whether an operator's workers compute on GPUs. If a node has more ranks than GPUs, they share them.
@@ -464,7 +464,7 @@ class OperatorTrainerBase {
  private:
   std::shared_ptr<torch::nn::Module> model_of(bool to_cpu, std::size_t number);
   [[noreturn]] static void refuse_type(std::size_t number);
-  std::unique_ptr<detail::train::OperatorRun> run_;
+  std::unique_ptr<detail::operators::OperatorRun> run_;
 };
 
 template <class Operator = TrainingOperator>
@@ -518,7 +518,7 @@ class OperatorTrainer : public OperatorTrainerBase {
 
 template <class Models, class Optimizers, class Criterion, class Schedulers>
 auto TrainingOperator::register_training(Components<Models, Optimizers, Criterion, Schedulers> components) {
-  using namespace detail::train;
+  using namespace detail::operators;
   static_assert(are_optimizers<decltype(as_tuple(std::move(components.optimizers)))>,
                 "Components::optimizers takes optimizers by value, as in .optimizers = torch::optim::SGD(...), and no "
                 "pointers to them: register_training() gives the shared_ptr.");
@@ -528,7 +528,7 @@ auto TrainingOperator::register_training(Components<Models, Optimizers, Criterio
 
 template <class Models, class Optimizers, class Criterion, class Schedulers>
 auto TrainingOperator::register_components(Components<Models, Optimizers, Criterion, Schedulers> components) {
-  using namespace detail::train;
+  using namespace detail::operators;
   auto models = as_tuple(std::move(components.models));
   auto given = as_tuple(std::move(components.optimizers));
   const auto makers = as_tuple(std::move(components.schedulers));

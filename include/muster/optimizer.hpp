@@ -75,8 +75,6 @@ struct OptimizerOptions {
   /// or double, on the CPUs of one node, if none of them shares its memory with another tensor.
   Fuse fuse = Fuse::automatic;
 };
-void to_json(Json& json, const OptimizerOptions& options);
-void from_json(const Json& json, OptimizerOptions& options);
 
 namespace detail::optim {
 

@@ -60,8 +60,6 @@ struct PredictorOptions {
   /// preprocessors are made from the checkpoint and need not be given. Without a checkpoint, it must be fitted.
   PreprocessorPtr preprocessor = {};
 };
-void to_json(Json& json, const PredictorOptions& options);
-void from_json(const Json& json, PredictorOptions& options);
 
 /// A model with its preprocessing, on one rank. Copies are cheap and share the model. Use it in one thread at a time.
 class TorchPredictor {
@@ -120,8 +118,6 @@ struct BatchPredictorOptions {
   /// Columns of the dataset that are written beside the predictions, as they are stored.
   std::vector<std::string> keep_columns = {};
 };
-void to_json(Json& json, const BatchPredictorOptions& options);
-void from_json(const Json& json, BatchPredictorOptions& options);
 
 /// Computes and writes predictions for a whole dataset, by all ranks of a launch.
 class BatchPredictor {

@@ -29,8 +29,6 @@ struct ProcessGroupOptions {
   /// The largest number of elements in one MPI call; only for mpi.
   std::size_t chunk = std::size_t{1} << 30;
 };
-void to_json(Json& json, const ProcessGroupOptions& options);
-void from_json(const Json& json, ProcessGroupOptions& options);
 
 /// True if this build has the backend "mpi" (always), "gloo" (if gloo's headers were found) or "nccl" (if libtorch has
 /// CUDA and NCCL).

@@ -56,8 +56,6 @@ struct LinearWarmupOptions {
   /// The initial fraction of the learning rate. With 0 the first step changes nothing.
   double start_factor = 0;
 };
-void to_json(Json& json, const LinearWarmupOptions& options);
-void from_json(const Json& json, LinearWarmupOptions& options);
 
 /// Increases the learning rate linearly from `start_factor` of it to all of it, as Python's LinearLR.
 class LinearWarmup final : public Schedule {
@@ -75,8 +73,6 @@ struct CosineWithWarmupOptions {
   /// See LinearWarmupOptions::start_factor.
   double start_factor = 0;
 };
-void to_json(Json& json, const CosineWithWarmupOptions& options);
-void from_json(const Json& json, CosineWithWarmupOptions& options);
 
 /// A linear warm-up, then half a cosine down to `min_lr` (Loshchilov and Hutter, https://arxiv.org/abs/1608.03983,
 /// without restarts).
@@ -106,8 +102,6 @@ struct OneCycleOptions {
   /// Falls for as many steps as it rose, then anneals to the final rate. Otherwise it falls during all remaining steps.
   bool three_phase = false;
 };
-void to_json(Json& json, const OneCycleOptions& options);
-void from_json(const Json& json, OneCycleOptions& options);
 
 /// Up to a large learning rate and down to a very small one (Smith and Topin, https://arxiv.org/abs/1708.07120).
 class OneCycle final : public Schedule {

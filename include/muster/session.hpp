@@ -32,7 +32,7 @@ class Callback;
 class Session;
 struct LaunchFlags;
 
-namespace detail::train {
+namespace detail::session {
 struct SessionState;
 }
 namespace detail::data {
@@ -60,8 +60,8 @@ class State {
 
  private:
   friend class Session;
-  State(detail::train::SessionState& session, StateEntries entries);
-  detail::train::SessionState* session_;
+  State(detail::session::SessionState& session, StateEntries entries);
+  detail::session::SessionState* session_;
   std::shared_ptr<const StateEntries> entries_;
 };
 
@@ -79,8 +79,6 @@ struct ReportOptions {
   /// if the trainer has no validation function, or if the report has nothing to save.
   bool validation = false;
 };
-void to_json(Json& json, const ReportOptions& options);
-void from_json(const Json& json, ReportOptions& options);
 
 /// A checkpoint and the metrics of its report.
 struct ReportedCheckpoint {
@@ -118,8 +116,8 @@ class Epochs {
 
    private:
     friend class Epochs;
-    iterator(detail::train::SessionState* session, std::int64_t epoch) : session_(session), epoch_(epoch) {}
-    detail::train::SessionState* session_;
+    iterator(detail::session::SessionState* session, std::int64_t epoch) : session_(session), epoch_(epoch) {}
+    detail::session::SessionState* session_;
     std::int64_t epoch_;
   };
   iterator begin() const;
@@ -127,8 +125,8 @@ class Epochs {
 
  private:
   friend class Session;
-  Epochs(detail::train::SessionState& session, std::int64_t count) : session_(&session), count_(count) {}
-  detail::train::SessionState* session_;
+  Epochs(detail::session::SessionState& session, std::int64_t count) : session_(&session), count_(count) {}
+  detail::session::SessionState* session_;
   std::int64_t count_;
 };
 
@@ -185,7 +183,7 @@ class StepScope {
 /// at 100 MB/s), plus one second. Where there is no boundary, as in a long validation, nothing stops.
 class Session {
  public:
-  explicit Session(detail::train::SessionState& state) : state_(&state) {}
+  explicit Session(detail::session::SessionState& state) : state_(&state) {}
 
   int world_size() const noexcept;
   int world_rank() const noexcept;
@@ -357,7 +355,7 @@ class Session {
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   detail::optim::Prepared prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options);
   StepScope step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const;
-  detail::train::SessionState* state_;
+  detail::session::SessionState* state_;
 };
 
 }  // namespace muster

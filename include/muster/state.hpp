@@ -38,7 +38,7 @@ class ReduceLROnPlateauScheduler;
 
 namespace muster {
 
-namespace detail::checkpoint {
+namespace detail::state {
 struct Stateful;
 }
 
@@ -78,13 +78,13 @@ class StateEntry {
   /// Anything else, by two functions.
   StateEntry(std::function<StateDict()> save, std::function<void(const StateDict&)> load);
 
-  explicit StateEntry(std::shared_ptr<detail::checkpoint::Stateful> object) : object_(std::move(object)) {}
-  const std::shared_ptr<detail::checkpoint::Stateful>& object() const noexcept { return object_; }
+  explicit StateEntry(std::shared_ptr<detail::state::Stateful> object) : object_(std::move(object)) {}
+  const std::shared_ptr<detail::state::Stateful>& object() const noexcept { return object_; }
   bool is_per_rank() const noexcept { return per_rank_; }
 
  private:
   friend StateEntry per_rank(StateEntry entry);
-  std::shared_ptr<detail::checkpoint::Stateful> object_;
+  std::shared_ptr<detail::state::Stateful> object_;
   bool per_rank_ = false;
 };
 

@@ -1,8 +1,12 @@
-# What `cmake --install` copies: libmuster, the public headers, the programs that were built with their data, and the
+# What `cmake --install` copies: the libraries, the public headers, the programs that were built with their data, and the
 # files by which find_package(muster) finds them.
+get_property(muster_libraries GLOBAL PROPERTY MUSTER_LIBRARIES)
 set(muster_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/muster")
 
 set(muster_installed muster)
+foreach(library IN LISTS muster_libraries)
+  list(APPEND muster_installed muster_${library})
+endforeach()
 if(BUILD_SHARED_LIBS)
   list(APPEND muster_installed muster_signals)
 else()

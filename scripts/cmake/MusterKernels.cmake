@@ -3,11 +3,11 @@
 # so that all of them give the same bits.
 function(muster_kernels ROOM NAME)
   set(options -O3 -ffp-contract=off -fno-math-errno)
-  target_sources(muster_${ROOM} PRIVATE ${NAME}_portable.cpp)
+  target_sources(muster_room_${ROOM} PRIVATE ${NAME}_portable.cpp)
   set_source_files_properties(${NAME}_portable.cpp PROPERTIES COMPILE_OPTIONS "${options}")
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    target_sources(muster_${ROOM} PRIVATE ${NAME}_avx2.cpp ${NAME}_avx512.cpp)
-    target_compile_definitions(muster_${ROOM} PRIVATE MUSTER_X86_KERNELS)
+    target_sources(muster_room_${ROOM} PRIVATE ${NAME}_avx2.cpp ${NAME}_avx512.cpp)
+    target_compile_definitions(muster_room_${ROOM} PRIVATE MUSTER_X86_KERNELS)
     set_source_files_properties(${NAME}_avx2.cpp PROPERTIES COMPILE_OPTIONS "${options};-mavx2;-mf16c")
     set_source_files_properties(${NAME}_avx512.cpp PROPERTIES
       COMPILE_OPTIONS "${options};-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mf16c;-mprefer-vector-width=512")

@@ -1,19 +1,38 @@
 # muster_room(NAME SOURCES file… [LINKS target…])
 #
-# A folder of src/ as a library of its own: it compiles with the include paths of what it LINKS and no others, which
-# is what keeps MPI, HDF5, spdlog and libtorch in the rooms where they belong. All rooms together are libmuster.
+# A folder of src/ compiles with the include paths of what it LINKS and no others, which is what keeps MPI, HDF5, spdlog
+# and libtorch in the rooms where they belong.
 function(muster_room NAME)
   cmake_parse_arguments(PARSE_ARGV 1 room "" "" "SOURCES;LINKS")
-  if(NOT room_SOURCES)
-    return()
-  endif()
-  add_library(muster_${NAME} OBJECT ${room_SOURCES})
-  target_include_directories(muster_${NAME} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
-  target_compile_options(muster_${NAME} PRIVATE -Wall -Wextra)
+  add_library(muster_room_${NAME} OBJECT ${room_SOURCES})
+  target_include_directories(muster_room_${NAME} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+  target_compile_options(muster_room_${NAME} PRIVATE -Wall -Wextra)
   # g++ 12 warns wrongly about "text" + std::string (its bug 105329).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(muster_${NAME} PRIVATE -Wno-restrict)
+    target_compile_options(muster_room_${NAME} PRIVATE -Wno-restrict)
   endif()
-  target_link_libraries(muster_${NAME} PRIVATE ${room_LINKS})
-  set_property(GLOBAL APPEND PROPERTY MUSTER_ROOMS ${NAME})
+  target_link_libraries(muster_room_${NAME} PRIVATE ${room_LINKS})
+endfunction()
+
+# muster_library(NAME ROOMS room… [LINKS target…])
+#
+# Rooms as one library, muster::NAME: a component of find_package(muster).
+function(muster_library NAME)
+  cmake_parse_arguments(PARSE_ARGV 1 library "" "" "ROOMS;LINKS")
+  add_library(muster_${NAME})
+  add_library(muster::${NAME} ALIAS muster_${NAME})
+  foreach(room IN LISTS library_ROOMS)
+    add_subdirectory(${room})
+    target_sources(muster_${NAME} PRIVATE $<TARGET_OBJECTS:muster_room_${room}>)
+  endforeach()
+  set_target_properties(muster_${NAME} PROPERTIES
+    EXPORT_NAME ${NAME} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+  target_link_libraries(muster_${NAME} PRIVATE ${library_LINKS})
+  set_property(GLOBAL APPEND PROPERTY MUSTER_LIBRARIES ${NAME})
+endfunction()
+
+# muster_addon(NAME [LINKS target…]): a room that stands on top of the core, as a library of its own.
+function(muster_addon NAME)
+  muster_library(${NAME} ROOMS ${NAME} ${ARGN})
+  target_link_libraries(muster_${NAME} PUBLIC muster_core)
 endfunction()

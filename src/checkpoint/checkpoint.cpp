@@ -7,10 +7,10 @@
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/write_plan.hpp"
-#include "checkpoint/state/collect.hpp"
-#include "checkpoint/state/replication.hpp"
 #include "checkpoint/tier.hpp"
 #include "muster/error.hpp"
+#include "state/collect.hpp"
+#include "state/replication.hpp"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -126,13 +126,13 @@ Checkpoint Checkpoint::from_directory(fs::path path) {
 
 Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
   const auto& entries = dict.entries();
-  const auto state = collect(entries);
-  const auto replication = replication_of(entries);
+  const auto state = detail::state::collect(entries);
+  const auto replication = detail::state::replication_of(entries);
   check_storable(state.tensors);
   const auto [path, owner] = make_temporary_folder();
   Checkpoint checkpoint(path, owner);
   checkpoint.ranks_ = 1;
-  const auto layout = make_layout(state.tensors, per_rank_tensors(state, replication));
+  const auto layout = make_layout(state.tensors, detail::state::per_rank_tensors(state, replication));
   create_state_file(path / state_name, layout);
   FileEntry file{.name = state_name,
                  .bytes = layout.bytes,
@@ -140,8 +140,8 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
                  .crc32 = StateWriter().write(path / state_name, layout, state.tensors,
                                               pieces_of(plan_writers(layout.bytes, piece_owners(layout, 1), {0}), 0))};
   write_manifest(path, {.time = time_now(),
-                        .values = gather_values(nullptr, state, replication),
-                        .per_rank = per_rank_entries(state.values, replication),
+                        .values = detail::state::gather_values(nullptr, state, replication),
+                        .per_rank = detail::state::per_rank_entries(state.values, replication),
                         .tensors = layout.tensors,
                         .files = {file}});
   return checkpoint;
@@ -163,7 +163,7 @@ StateDict Checkpoint::to_dict() const {
 void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
   const auto manifest = read_manifest(path_);
   verify_sizes(path_, manifest);
-  const auto wanted = [&](const std::string& path) { return entry_name_of(path) == name; };
+  const auto wanted = [&](const std::string& path) { return detail::state::entry_name_of(path) == name; };
   StateDict all{.tensors = {}, .values = manifest.values};
   if (const auto& file = manifest.state_file(); const auto mapped = MappedState::open(path_, file)) {
     mapped->verify(pieces_of_tensors(manifest.tensors, file.bytes, wanted));
@@ -171,7 +171,8 @@ void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
   } else {
     all.tensors = read_tensors(path_, manifest, wanted);
   }
-  restore({{name, entry}}, select_entry(all, name), RankInGroup{rank_, ranks_}, manifest.per_rank);
+  detail::state::restore({{name, entry}}, detail::state::select_entry(all, name),
+                         detail::state::RankInGroup{rank_, ranks_}, manifest.per_rank);
 }
 
 Json Checkpoint::get_metadata() const {

@@ -246,7 +246,7 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
 }
 
 /// Verifies this rank's share of a checkpoint and returns the pieces and files of it that are present and intact.
-CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, RankInGroup in_node) {
+CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, state::RankInGroup in_node) {
   CopySource part{.checkpoint = checkpoint};
   const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {

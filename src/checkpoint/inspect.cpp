@@ -4,9 +4,9 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
 #include "muster/checkpoint.hpp"
 

@@ -4,9 +4,9 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/write_plan.hpp"
-#include "checkpoint/state/replica_fingerprint.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
+#include "state/replica_fingerprint.hpp"
 
 #include <ATen/ops/empty.h>
 
@@ -45,7 +45,7 @@ Save::Save(CheckpointContents contents, int index, const Communicator& ranks, St
       ranks_(ranks.size()),
       writer_(writer),
       tensors_(contents_.state.tensors),
-      per_rank_(per_rank_tensors(contents_.state, contents_.replication)) {}
+      per_rank_(state::per_rank_tensors(contents_.state, contents_.replication)) {}
 
 void Save::compare(const Communicator& communicator) {
   std::vector<std::uint64_t> outlines;
@@ -56,7 +56,8 @@ void Save::compare(const Communicator& communicator) {
          if (tensors_.contains(random_name))
            throw Error(ExitCode::usage, "saving the state", "an entry is named \"random\", which muster uses itself",
                        "Give it another name");
-         return Json::array({mine.names, mine.metadata, structure_checksum(contents_.state, contents_.replication),
+         return Json::array({mine.names, mine.metadata,
+                             state::structure_checksum(contents_.state, contents_.replication),
                              contents_.random_state.size()})
              .dump();
        })) {
@@ -69,7 +70,7 @@ void Save::compare(const Communicator& communicator) {
   if (!all_equal(random_bytes))
     throw Error(ExitCode::usage, "saving the random state", "it is not as long on every rank",
                 "Give the same number of bytes on every rank");
-  values_ = gather_values(&communicator, contents_.state, contents_.replication);
+  values_ = state::gather_values(&communicator, contents_.state, contents_.replication);
   auto random = at::empty({static_cast<std::int64_t>(random_bytes.front())}, at::TensorOptions(at::kByte));
   std::ranges::copy(contents_.random_state, static_cast<char*>(random.mutable_data_ptr()));
   tensors_.emplace(random_name, std::move(random));
@@ -77,7 +78,7 @@ void Save::compare(const Communicator& communicator) {
 }
 
 void Save::find_drift(const Communicator& communicator) {
-  if (!drifted_) drifted_ = checkpoint::find_drift(communicator, contents_.state, contents_.replication);
+  if (!drifted_) drifted_ = state::find_drift(communicator, contents_.state, contents_.replication);
 }
 
 void Save::prepare(const Communicator& communicator, Layout& last) {
@@ -158,10 +159,10 @@ void Save::write(const Communicator& communicator, SaveTarget& target) {
   std::vector<std::uint64_t> fingerprints;
   std::vector<std::vector<std::uint32_t>> by_rank;
   for (const auto& text : run_on_all(communicator, [&] {
-         std::optional<ReplicaFingerprint> fingerprint;
+         std::optional<state::ReplicaFingerprint> fingerprint;
          std::function<bool()> meanwhile;
          if (!copied_ && ranks_ > 1) {
-           fingerprint.emplace(replicated_tensors(contents_.state, contents_.replication));
+           fingerprint.emplace(state::replicated_tensors(contents_.state, contents_.replication));
            meanwhile = [&] { return fingerprint->advance(); };
          }
          const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_, meanwhile);
@@ -215,7 +216,7 @@ Manifest Save::make_manifest() const {
           .metrics = contents_.metrics,
           .metadata = merge_metadata(contents_.metadata, files_),
           .values = values_,
-          .per_rank = per_rank_entries(values_, contents_.replication),
+          .per_rank = state::per_rank_entries(values_, contents_.replication),
           .tensors = layout_.tensors,
           .files = entries()};
 }

@@ -12,11 +12,11 @@
 #include "checkpoint/files/snapshot.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/user_files.hpp"
-#include "checkpoint/state/replication.hpp"
 #include "checkpoint/tier.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
 #include "optim/memory_snapshot.hpp"
+#include "state/replication.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 struct CheckpointContents {
   Clock::time_point began_at = Clock::now();            ///< when the save began
   StateDict state = {};                                 ///< same names and shapes on all ranks
-  EntryReplication replication = {};                    ///< which entries may differ between ranks
+  state::EntryReplication replication = {};             ///< which entries may differ between ranks
   std::string random_state = {};                        ///< this rank's, as bytes; same length on every rank
   std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
   Json progress = Json::object();  ///< training_iteration, epoch, position, seed …, set by the session

@@ -4,15 +4,15 @@
 
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
+#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/save.hpp"
-#include "checkpoint/state/replication.hpp"
-#include "checkpoint/state/trainer_state.hpp"
 #include "checkpoint/tier.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
 #include "muster/state.hpp"
+#include "state/replication.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -113,7 +113,7 @@ class CheckpointStore {
  private:
   /// Returns the index of the next save, which no folder in the run has in its name.
   int free_index();
-  RankInGroup here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
+  state::RankInGroup here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
   /// Returns what is wrong with the content of the checkpoint; empty if it is intact. Each rank verifies its share of
   /// the checksums; each node reads all data that every rank needs, so it is cached there. Throws an Error
   /// (ExitCode::retry) if the checkpoint cannot be read or ranks see different files.

@@ -10,9 +10,9 @@
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/state/merge.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
+#include "checkpoint/merge.hpp"
 
 #include <algorithm>
 #include <map>
@@ -43,7 +43,7 @@ std::string CheckpointStore::problem_of(const fs::path& checkpoint) const {
                 "The file system does not show the same files on all nodes; try again");
   }
   const auto& topology = communicator_.topology();
-  const RankInGroup in_node{topology.local_rank, topology.local_size};
+  const state::RankInGroup in_node{topology.local_rank, topology.local_size};
   for (auto& problem : run_on_all(communicator_, [&] {
          return data_problem([&] { verify(checkpoint, found.manifest, here(), in_node, found.state.get()); });
        }))

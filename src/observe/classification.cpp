@@ -1,10 +1,10 @@
 // Counts predictions against targets for the metrics, and puts the metrics into reports and states.
 #include "muster/classification.hpp"
 
-#include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
 #include "observe/metric_accumulator.hpp"
+#include "state/stateful.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -21,7 +21,7 @@
 namespace muster {
 namespace {
 
-using namespace detail::checkpoint;
+using namespace detail::state;
 using detail::observe::MetricAccumulator;
 
 /// The values that count for a metric, one row for each sample or pixel.

@@ -1,7 +1,7 @@
 // Mean, and its entry in a state.
-#include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
+#include "state/stateful.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/item.h>
@@ -10,7 +10,7 @@
 namespace muster {
 namespace {
 
-using namespace detail::checkpoint;
+using namespace detail::state;
 
 bool holds_mean(const Json& json) {
   double sum = 0;

@@ -1,7 +1,7 @@
 #include "observe/metric_accumulator.hpp"
 
-#include "checkpoint/state/stateful.hpp"
 #include "muster/error.hpp"
+#include "state/stateful.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -96,7 +96,7 @@ double area_under_curve(std::span<const double> sums) {
 
 Json to_json(const MetricAccumulator& accumulator) {
   auto sums = Json::array();
-  for (const double sum : accumulator.sums) sums.push_back(checkpoint::value_to_json(sum));
+  for (const double sum : accumulator.sums) sums.push_back(state::value_to_json(sum));
   return {{"kind", accumulator.kind}, {"sums", std::move(sums)}};
 }
 
@@ -104,9 +104,8 @@ bool from_json(const Json& json, MetricAccumulator& accumulator) {
   if (!json.is_object() || !json.contains("kind") || !json.contains("sums") || !json.at("sums").is_array())
     return false;
   accumulator = {.kind = json.at("kind")};
-  return std::ranges::all_of(json.at("sums"), [&](const Json& sum) {
-    return checkpoint::value_from_json(sum, accumulator.sums.emplace_back());
-  });
+  return std::ranges::all_of(
+      json.at("sums"), [&](const Json& sum) { return state::value_from_json(sum, accumulator.sums.emplace_back()); });
 }
 
 MetricAccumulator merged(const std::vector<MetricAccumulator>& accumulators) {

@@ -7,8 +7,8 @@
 #include "muster/launch.hpp"
 #include "muster/predictor.hpp"
 #include "predict/prediction_file.hpp"
-#include "train/device.hpp"
-#include "train/same_data.hpp"
+#include "run/device.hpp"
+#include "run/same_data.hpp"
 #include "watch/record.hpp"
 
 #include <ATen/Parallel.h>
@@ -62,10 +62,10 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     if (options.batch_size < 1)
       throw Error(ExitCode::usage, "predicting", "batch_size is less than 1", "Give at least 1");
     at::set_num_threads(launch.threads_per_rank());
-    const c10::DeviceGuard own(train::choose_device(predictor_.uses_gpu(), launch));
+    const c10::DeviceGuard own(run::choose_device(predictor_.uses_gpu(), launch));
     auto& source = *data::source_of(dataset);
     for (const auto& name : options.keep_columns) data::column_of(source, name, "keeping columns");
-    train::require_same_data(world, world.size(), {{"to predict", source.fingerprint()}});
+    run::require_same_data(world, world.size(), {{"to predict", source.fingerprint()}});
 
     const Blocks blocks{source.count(), options.batch_size};
     const auto mine = data::share_of(blocks.count(), world.size(), world.rank());

@@ -1,6 +1,6 @@
 #include "muster/predictor.hpp"
 
-#include "checkpoint/state/trainer_state.hpp"
+#include "checkpoint/files/trainer_state.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"

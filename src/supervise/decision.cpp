@@ -39,7 +39,7 @@ int exit_code_of(const JobEnd& end) {
 }
 
 bool is_failure(const JobEnd& end, bool stop_requested) {
-  return !stop_requested && !end.report.stopped && train::is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
+  return !stop_requested && !end.report.stopped && run::is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
 }
 
 bool is_preemption(const JobEnd& end) {
@@ -48,7 +48,7 @@ bool is_preemption(const JobEnd& end) {
   return !report.run.empty() && (report.lost_host.has_value() || report.preempted || ended_by_sigterm(end));
 }
 
-NextStart decide(const JobEnd& end, const train::Failures& failures, const JobRequirements& requirements, int ranks,
+NextStart decide(const JobEnd& end, const run::Failures& failures, const JobRequirements& requirements, int ranks,
                  bool stop_requested) {
   NextStart next{.code = exit_code_of(end), .ranks = requirements.ranks};
   const int needed = end.report.required_ranks.value_or(ranks);
@@ -57,7 +57,7 @@ NextStart decide(const JobEnd& end, const train::Failures& failures, const JobRe
       !failures.may_retry(is_preemption(end) ? requirements.max_preemptions : requirements.max_failures))
     return next;
   next.again = true;
-  next.wait = train::retry_delay(failures);
+  next.wait = run::retry_delay(failures);
   // Whoever ends a whole job sends SIGTERM to this process too: it may be on its way.
   if (ended_by_sigterm(end) || end.report.preempted) next.wait = std::max(next.wait, std::chrono::seconds(1));
   if (!end.report.launcher_error.empty()) next.ranks = std::max(requirements.min_workers, ranks / 2);

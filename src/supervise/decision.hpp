@@ -2,8 +2,8 @@
 #pragma once
 
 #include "muster/error.hpp"
+#include "run/failures.hpp"
 #include "supervise/launcher_output.hpp"
-#include "train/failures.hpp"
 
 #include <chrono>
 #include <string>
@@ -45,7 +45,7 @@ int exit_code_of(const JobEnd& end);
 /// of this start. If the launcher could not start that many, the next start has half of them, and after a start that
 /// ran all of them again. If the saved state requires another number of ranks, and the job may have that many, it is
 /// started at once with that number.
-NextStart decide(const JobEnd& end, const train::Failures& failures, const JobRequirements& requirements, int ranks,
+NextStart decide(const JobEnd& end, const run::Failures& failures, const JobRequirements& requirements, int ranks,
                  bool stop_requested);
 
 /// True if the failure is not the program's fault: a host could not be reached and there are enough others, or ranks

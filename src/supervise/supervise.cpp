@@ -8,13 +8,13 @@
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
 #include "muster/error.hpp"
+#include "run/failures.hpp"
 #include "supervise/decision.hpp"
 #include "supervise/job.hpp"
 #include "supervise/signals.hpp"
 #include "supervise/slurm_steps.hpp"
 #include "supervise/temporary_folders.hpp"
 #include "sweep/progress.hpp"
-#include "train/failures.hpp"
 
 #include <poll.h>
 #include <sched.h>
@@ -315,13 +315,13 @@ class Supervision {
   }
 
   /// The counted failures of the same kind as `end`.
-  const train::Failures& counted_failures(const JobEnd& end) const {
+  const run::Failures& counted_failures(const JobEnd& end) const {
     return is_preemption(end) ? preemptions_ : failures_;
   }
 
   void count_preemption() {
     requirements_.max_preemptions = configured_limit(run_, "max_preemption_failures");
-    preemptions_ = train::add_failure(preemptions_, run_, sweep::progress);
+    preemptions_ = run::add_failure(preemptions_, run_, sweep::progress);
   }
 
   /// Counts one more failure; the job may have counted some itself.
@@ -331,12 +331,12 @@ class Supervision {
       failures_ = failures_.with_one_more({});
       return;
     }
-    auto before = train::read_failures(run_, supervisor_info_.id).value_or(failures_);
+    auto before = run::read_failures(run_, supervisor_info_.id).value_or(failures_);
     auto known = failures_.furthest;  // a run that follows a sweep knows of no trials
     before.furthest.merge(known);
-    failures_ = train::add_failure(before, run_, sweep::progress);
+    failures_ = run::add_failure(before, run_, sweep::progress);
     try {
-      train::write_failures(run_, supervisor_info_.id, failures_);
+      run::write_failures(run_, supervisor_info_.id, failures_);
     } catch (const std::exception& error) {
       log::warn(std::string("the number of failures is not kept in the run's folder: ") + error.what());
     }
@@ -429,8 +429,8 @@ class Supervision {
   SupervisorInfo supervisor_info_;
   Signals signals_;
   TemporaryFolders folders_;
-  train::Failures failures_;      ///< of this muster run, without preemptions
-  train::Failures preemptions_;   ///< of this muster run
+  run::Failures failures_;        ///< of this muster run, without preemptions
+  run::Failures preemptions_;     ///< of this muster run
   Hosts lost_hosts_;              ///< hosts that the next start leaves out
   std::set<pid_t> sruns_;         ///< of all starts
   bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks

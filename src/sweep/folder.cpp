@@ -3,7 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "observe/csv.hpp"
-#include "train/failures.hpp"
+#include "run/failures.hpp"
 
 #include <algorithm>
 #include <array>
@@ -73,8 +73,8 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
   throw Error(ExitCode::data, doing, error.what(), "Remove it: the trial goes on from its newest checkpoint");
 }
 
-train::RunPoints progress_of(const std::filesystem::path& trial) {
-  return std::filesystem::exists(status_of(trial)) ? train::progress_of(trial) : train::RunPoints();
+run::RunPoints progress_of(const std::filesystem::path& trial) {
+  return std::filesystem::exists(status_of(trial)) ? run::progress_of(trial) : run::RunPoints();
 }
 
 void write_trial(const Trial& trial, const LostStarts& lost_starts) {
@@ -93,7 +93,7 @@ LostStarts read_lost_starts(const std::filesystem::path& trial) {
   if (!row.is_object() || !row.contains("losses")) return {};  // written by an older version
   try {
     const auto& lost_starts = row.at("losses");
-    return {lost_starts.at("count"), train::points_from(lost_starts.value("furthest", Json::object())),
+    return {lost_starts.at("count"), run::points_from(lost_starts.value("furthest", Json::object())),
             lost_starts.at("alone")};
   } catch (const Json::exception& error) {
     throw Error(ExitCode::data, "reading " + file.string(), error.what(),

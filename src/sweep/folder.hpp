@@ -3,7 +3,7 @@
 #pragma once
 
 #include "muster/sweep.hpp"
-#include "train/failures.hpp"
+#include "run/failures.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -32,9 +32,9 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
 
 /// A trial's starts that ended because a rank was lost. Kept in trial.json.
 struct LostStarts {
-  int count = 0;                   ///< starts in a row that were lost while it ran, in which it made no progress
-  train::RunPoints furthest = {};  ///< how far it had come when it began to run
-  bool alone = false;              ///< no other trial ran at the same time, so the lost rank was its own
+  int count = 0;                 ///< starts in a row that were lost while it ran, in which it made no progress
+  run::RunPoints furthest = {};  ///< how far it had come when it began to run
+  bool alone = false;            ///< no other trial ran at the same time, so the lost rank was its own
 
   /// After this many losses, with the last one alone, it has failed for good.
   static constexpr int max_lost_starts = 2;
@@ -42,7 +42,7 @@ struct LostStarts {
 };
 
 /// Returns how far the trial has come; nothing if it has no folder.
-train::RunPoints progress_of(const std::filesystem::path& trial);
+run::RunPoints progress_of(const std::filesystem::path& trial);
 
 /// Replaces trial.json in the trial's folder, which is created if necessary. Called by one rank.
 void write_trial(const Trial& trial, const LostStarts& lost_starts = {});

@@ -9,10 +9,10 @@
 #include "launch/supervised.hpp"
 #include "muster/callback.hpp"
 #include "observe/metrics.hpp"
+#include "session/stop.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
 #include "sweep/table.hpp"
-#include "train/stop.hpp"
 
 #include <ranges>
 #include <vector>
@@ -95,8 +95,8 @@ class Group {
   Group(const SweepWork& work, TrialQueue& queue, const Communicator& ranks)
       : work_(work), queue_(queue), ranks_(ranks) {
     if (!leads()) return;
-    stop_ = train::StopFile(work.folder / "stop");
-    stopping_ = train::StopFile(work.folder / stopping_file);
+    stop_ = session::StopFile(work.folder / "stop");
+    stopping_ = session::StopFile(work.folder / stopping_file);
   }
 
   void run() {
@@ -207,7 +207,7 @@ class Group {
   const SweepWork& work_;
   TrialQueue& queue_;
   Communicator ranks_;
-  train::StopFile stop_, stopping_;
+  session::StopFile stop_, stopping_;
   bool looks_for_metric_ = true;  ///< true until the group's first report
 };
 

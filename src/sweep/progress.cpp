@@ -1,20 +1,20 @@
 #include "sweep/progress.hpp"
 
 #include "base/file.hpp"
+#include "run/failures.hpp"
 #include "sweep/folder.hpp"
-#include "train/failures.hpp"
 
 namespace muster::detail::sweep {
 
-train::RunPoints progress(const std::filesystem::path& folder) {
-  auto made = train::progress_of(folder);  // a run of the sweep's name lies there too
+run::RunPoints progress(const std::filesystem::path& folder) {
+  auto made = run::progress_of(folder);  // a run of the sweep's name lies there too
   if (!std::filesystem::exists(status_of(folder / table_file))) return made;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     if (!name.starts_with(trial_prefix)) continue;
-    if (const auto point = train::point_of(entry.path())) made.emplace(name, *point);
+    if (const auto point = run::point_of(entry.path())) made.emplace(name, *point);
     if (const auto row = read_trial(entry.path()); row && has_ended_well(row->status))
-      made.emplace(name + " ended", train::RunPoint{});
+      made.emplace(name + " ended", run::RunPoint{});
   }
   return made;
 }

@@ -1,7 +1,7 @@
 // How far a sweep has progressed, for `muster run`, which counts failures since the last progress. Uses no torch.
 #pragma once
 
-#include "train/failures.hpp"
+#include "run/failures.hpp"
 
 #include <filesystem>
 
@@ -12,6 +12,6 @@ inline constexpr const char* first_trial = "trial_00000";
 
 /// Returns the points of the run of that folder and of the trials in it. A trial that has ended well has a second
 /// entry.
-train::RunPoints progress(const std::filesystem::path& folder);
+run::RunPoints progress(const std::filesystem::path& folder);
 
 }  // namespace muster::detail::sweep

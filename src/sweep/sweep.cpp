@@ -10,13 +10,13 @@
 #include "launch/supervised.hpp"
 #include "muster/version.hpp"
 #include "observe/history.hpp"
+#include "run/run_folder.hpp"
+#include "session/stop.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
 #include "sweep/group.hpp"
 #include "sweep/table.hpp"
-#include "train/run_folder.hpp"
-#include "train/stop.hpp"
-#include "train/trainable.hpp"
+#include "trainer/trainable.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -177,7 +177,7 @@ std::vector<Scores> read_scores(const SweepWork& work) {
 Json common_settings(const SweepWork& work) {
   const auto& flags = work.launch.flags();
   Json settings = Json::object();
-  if (const auto* trainer = work.trainable.target<train::TrainerTrainable>()) {
+  if (const auto* trainer = work.trainable.target<trainer::TrainerTrainable>()) {
     settings = launch::resolve(trainer->default_config(), flags.config_file, flags.set);
   } else {
     if (flags.config_file) settings = read_config(*flags.config_file);
@@ -239,7 +239,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials) {
   for (auto& trial : trials) {
     auto& lost_starts = all.emplace_back(read_lost_starts(trial.path));
     if (trial.status != TrialStatus::running) continue;
-    lost_starts.count = train::is_progress(progress_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
+    lost_starts.count = run::is_progress(progress_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
     trial.status = lost_starts.are_final() ? TrialStatus::failed : TrialStatus::waiting;
     read_run(trial);
     if (lost_starts.are_final())
@@ -415,7 +415,7 @@ SweepResult Sweep::fit() {
   comm::run_on_root(world, [&] { check_settings(options_.space, flags); });
   if (options_.scheduler) work.rungs = rungs_of(*options_.scheduler);
 
-  const detail::train::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path});
+  const detail::run::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path});
   work.folder = run.path();
   prepare(work, world, flags.resume != Resume::never || run.is_restart());
   work.refresh = [&] { write_tables(work.folder, read_trials(work.folder, work.trial_settings), about(work)); };
@@ -438,7 +438,7 @@ SweepResult Sweep::fit() {
                                               [&] {
                                                 work.refresh();
                                                 for (const char* file : {"stop", stopping_file})
-                                                  detail::train::StopFile(work.folder / file).remove();
+                                                  detail::session::StopFile(work.folder / file).remove();
                                                 return rows_of(read_trials(work.folder, work.trial_settings))
                                                     .dump(-1, ' ', false, Json::error_handler_t::replace);
                                               })),

@@ -1,9 +1,9 @@
 #include "base/file.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/state/collect.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
+#include "state/collect.hpp"
 #include "support/io_errors.hpp"
 #include "support/world.hpp"
 
@@ -198,8 +198,9 @@ CheckpointContents own_contents(int value) {
   contents.state.tensors["mark"] = at::full({}, rank, at::kLong);
   contents.state.values["seen"] = contents.state.values["mark"] = Json::object();
   contents.state.values["where"] = {{"rank", rank}};
-  contents.replication = {
-      {"seen", Replication::per_rank}, {"mark", Replication::per_rank}, {"where", Replication::per_rank}};
+  contents.replication = {{"seen", state::Replication::per_rank},
+                          {"mark", state::Replication::per_rank},
+                          {"where", state::Replication::per_rank}};
   return contents;
 }
 
@@ -212,8 +213,8 @@ TEST(Store, LargeRowsAreWrittenByWhoHasThem) {
   contents.state.tensors["other"] = at::full({333'333}, rank, at::kInt);
   contents.state.tensors["model/drifting"] = at::full({100'000}, rank, at::kFloat);
   contents.state.values["rows"] = contents.state.values["other"] = Json::object();
-  contents.replication["rows"] = contents.replication["other"] = Replication::per_rank;
-  contents.replication["model"] = Replication::averaged;
+  contents.replication["rows"] = contents.replication["other"] = state::Replication::per_rank;
+  contents.replication["model"] = state::Replication::averaged;
   CheckpointStore store(world(), run, {});
   const auto checkpoint = store.commit(contents);
   EXPECT_EQ(verify_checkpoint(checkpoint.path()).problem, "");
@@ -256,8 +257,8 @@ TEST(Store, EachRankGetsItsOwnBack) {
     EXPECT_TRUE(seen.eq(40 + rank).all().item<bool>());
   }
   const auto saved = store.read(checkpoint).state;
-  restore({{"mark", per_rank(mark)}}, select_entry(saved, "mark"), {rank, ranks});
-  restore({{"where", per_rank(where)}}, select_entry(saved, "where"), {rank, ranks});
+  state::restore({{"mark", per_rank(mark)}}, state::select_entry(saved, "mark"), {rank, ranks});
+  state::restore({{"where", per_rank(where)}}, state::select_entry(saved, "where"), {rank, ranks});
   EXPECT_EQ(mark.item<std::int64_t>(), rank);
   EXPECT_EQ(where.at("rank"), rank);
 
@@ -331,7 +332,7 @@ TEST(Store, WhatHasDriftedIsRank0sWhole) {
   const auto run = test::shared_folder();
   CheckpointStore store(world(), run, {});
   auto contents = contents_of(3);
-  contents.replication = {{"model", Replication::averaged}, {"optimizer", Replication::averaged}};
+  contents.replication = {{"model", state::Replication::averaged}, {"optimizer", state::Replication::averaged}};
   contents.state.tensors["large"] = at::arange(100'000, at::kDouble);  // it is shared out as ever
   if (world().rank() != 0) {
     contents.state.tensors["model/w"].add_(world().rank());

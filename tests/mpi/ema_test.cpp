@@ -1,9 +1,9 @@
 // Averages of weights: the formula, on every rank alike, under any optimizer; and nothing else is moved.
 #include "muster/ema.hpp"
-#include "checkpoint/state/collect.hpp"
 #include "muster/error.hpp"
 #include "muster/schedulers.hpp"
 #include "optim/optimizer_step.hpp"
+#include "state/collect.hpp"
 #include "support/job.hpp"
 #include "support/prepared.hpp"
 
@@ -202,7 +202,7 @@ TEST(EMA, OfAWeightUnderTwoNamesIsOne) {
   const auto before = first->weight.clone();
   first->weight.add_(1);
   ema.update();
-  const auto state = detail::checkpoint::collect({{"ema", ema}});
+  const auto state = detail::state::collect({{"ema", ema}});
   EXPECT_TRUE(at::allclose(state.tensors.at("ema/a.weight"), before + 0.5));
   EXPECT_EQ(state.tensors.at("ema/a.weight").const_data_ptr(), state.tensors.at("ema/b.weight").const_data_ptr());
 }
@@ -224,13 +224,13 @@ TEST(EMA, RefusesWhatWouldMixUpWeightsAndAverages) {
     EXPECT_SAYS(refusal([&] { EMA(net, {.decay = decay}); }), "decay");
   EMA ema(net);
   ema.update();
-  const auto saved = detail::checkpoint::collect({{"ema", ema}});
+  const auto saved = detail::state::collect({{"ema", ema}});
   {
     const auto scope = ema.apply();
     EXPECT_SAYS(refusal([&] { ema.update(); }), "End the scope of EMA::apply()");
     EXPECT_SAYS(refusal([&] { const auto other = ema.apply(); }), "End the scope of EMA::apply()");
-    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", ema}}); }), "End the scope of EMA::apply()");
-    EXPECT_SAYS(refusal([&] { detail::checkpoint::restore({{"ema", ema}}, saved); }), "is alive");
+    EXPECT_SAYS(refusal([&] { detail::state::collect({{"ema", ema}}); }), "End the scope of EMA::apply()");
+    EXPECT_SAYS(refusal([&] { detail::state::restore({{"ema", ema}}, saved); }), "is alive");
   }
   ema.update();
   auto wrong = saved;
@@ -238,7 +238,7 @@ TEST(EMA, RefusesWhatWouldMixUpWeightsAndAverages) {
   wrong.tensors["ema/more"] = at::zeros({1});
   wrong.tensors["ema/out.bias"] = at::zeros({3});
   wrong.values["ema"] = {{"updates", -1}};
-  const auto text = refusal([&] { detail::checkpoint::restore({{"ema", ema}}, wrong); });
+  const auto text = refusal([&] { detail::state::restore({{"ema", ema}}, wrong); });
   for (const char* part : {"in.weight: not in", "more: in the checkpoint", "out.bias: shape", "something else"})
     EXPECT_SAYS(text, part);
   EXPECT_EQ(ema.updates(), 2);
@@ -417,7 +417,7 @@ TEST(EMA, AnotherOfTheSameWeightsWaitsToo) {
     EXPECT_EQ(net->bias.item<float>(), 2);
     EXPECT_SAYS(refusal([&] { fast.update(); }), "End the scope of EMA::apply()");
     EXPECT_SAYS(refusal([&] { const auto other = fast.apply(); }), "End the scope of EMA::apply()");
-    EXPECT_SAYS(refusal([&] { detail::checkpoint::collect({{"ema", fresh}}); }), "End the scope of EMA::apply()");
+    EXPECT_SAYS(refusal([&] { detail::state::collect({{"ema", fresh}}); }), "End the scope of EMA::apply()");
   }
   const auto scope = fast.apply();
   EXPECT_EQ(net->bias.item<float>(), 4);
@@ -435,10 +435,10 @@ TEST(Schedulers, APlateauLowersTheRateOfAPreparedOptimizer) {
       plateau.step(1);
     }
     EXPECT_DOUBLE_EQ(lr(), 0.5e-2);
-    const auto saved = detail::checkpoint::collect({{"plateau", plateau}});
+    const auto saved = detail::state::collect({{"plateau", plateau}});
     for (int step = 0; step < 2; ++step) plateau.step(1);
     EXPECT_DOUBLE_EQ(lr(), 0.25e-2);
-    detail::checkpoint::restore({{"plateau", plateau}}, saved);
+    detail::state::restore({{"plateau", plateau}}, saved);
     const auto before = copies_of(*training.net);
     training.optimizer->param_groups()[0].options().set_lr(0);
     training.step(3);

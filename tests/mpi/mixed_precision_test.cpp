@@ -1,6 +1,6 @@
 // The gradient scaler over ranks, and training in 16 bits.
 #include "muster/mixed_precision.hpp"
-#include "checkpoint/state/collect.hpp"
+#include "state/collect.hpp"
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>
@@ -209,18 +209,18 @@ TEST(GradScaler, GoesOnWhereItWasSaved) {
   };
   const auto straight = make();
   for (const float gradient : {1.0F, inf, 1.0F, 1.0F, 1.0F}) step(*straight, gradient);
-  const auto saved = detail::checkpoint::collect({{"scaler", *straight}});
+  const auto saved = detail::state::collect({{"scaler", *straight}});
   const auto resumed = std::make_unique<GradScaler>(world().duplicate(), at::kCPU);
-  detail::checkpoint::restore({{"scaler", *resumed}}, saved);
+  detail::state::restore({{"scaler", *resumed}}, saved);
   EXPECT_EQ(resumed->get_scale(), 32);
   for (const float gradient : {1.0F, 1.0F, nan, 1.0F, 1.0F, 1.0F, 1.0F})
     EXPECT_EQ(step(*resumed, gradient), step(*straight, gradient));
   EXPECT_EQ(resumed->get_scale(), 64);
 
   GradScaler other(world().duplicate(), at::kCPU, {.enabled = false});
-  const auto none = detail::checkpoint::collect({{"scaler", other}});
-  EXPECT_EQ(refused([&] { detail::checkpoint::restore({{"scaler", *resumed}}, none); }), ExitCode::data);
-  detail::checkpoint::restore({{"scaler", other}}, saved);
+  const auto none = detail::state::collect({{"scaler", other}});
+  EXPECT_EQ(refused([&] { detail::state::restore({{"scaler", *resumed}}, none); }), ExitCode::data);
+  detail::state::restore({{"scaler", other}}, saved);
   EXPECT_FALSE(other.is_enabled());
 }
 

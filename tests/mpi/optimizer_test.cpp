@@ -1,5 +1,4 @@
 // Prepared optimizers: fused with the averaging, they do what torch's own do.
-#include "checkpoint/state/stateful.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "muster/mixed_precision.hpp"
@@ -7,6 +6,7 @@
 #include "node/shared_segment.hpp"
 #include "optim/dirty_pages.hpp"
 #include "optim/optimizer_step.hpp"
+#include "state/stateful.hpp"
 #include "support/io_errors.hpp"
 #include "support/prepared.hpp"
 
@@ -308,8 +308,8 @@ TEST(PreparedOptimizer, ChangesBetweenStepsStayRight) {
       "single ones");
 }
 
-checkpoint::ParameterPaths paths_of(const Net& net) {
-  checkpoint::ParameterPaths paths;
+state::ParameterPaths paths_of(const Net& net) {
+  state::ParameterPaths paths;
   for (const auto& p : net->named_parameters()) paths.emplace(p.value().unsafeGetTensorImpl(), p.key());
   return paths;
 }

@@ -4,7 +4,6 @@
 //   mpirun -n RANKS optimizers --seed SEED         one program, told act by act
 // The reference is this process alone, with torch's own optimizers, on the batches of all ranks. A program that a fused
 // optimizer cannot play right may end by an Error, the same on all ranks. Ends with 1 if any differs or ends otherwise.
-#include "checkpoint/state/stateful.hpp"
 #include "gradients/data_parallel.hpp"
 #include "muster/ema.hpp"
 #include "muster/error.hpp"
@@ -16,6 +15,7 @@
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"
 #include "soak/net.hpp"
+#include "state/stateful.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -586,7 +586,7 @@ class Together final : public Player {
   }
   void reload(int optimizer) override {
     const auto i = static_cast<std::size_t>(optimizer);
-    detail::checkpoint::ParameterPaths paths;
+    detail::state::ParameterPaths paths;
     for (const auto& p : net_->named_parameters()) paths.emplace(p.value().unsafeGetTensorImpl(), p.key());
     if (std::exchange(scaled_, false)) scaler_->update();
     auto saved = StateEntry(*optimizers_[i]).object()->save(paths);

@@ -326,18 +326,18 @@ TEST(Progress, OfASweepIsThatOfItsTrials) {
   const auto sweep = folder.path() / "sweep";
   std::filesystem::create_directory(sweep);
   write_tables(sweep, {}, Json::object());
-  detail::train::RunPoints before;
+  detail::run::RunPoints before;
   for (int i = 0; i < 2; ++i) {
     auto row = trial(i, TrialStatus::running, nullptr);
     row.path = sweep / row.name;
     write_trial(row);
-    EXPECT_FALSE(detail::train::is_progress(progress(sweep), before)) << "a trial that has only begun";
+    EXPECT_FALSE(detail::run::is_progress(progress(sweep), before)) << "a trial that has only begun";
     row.status = i == 0 ? TrialStatus::done : TrialStatus::stopped;
     write_trial(row);
-    EXPECT_TRUE(detail::train::is_progress(progress(sweep), before)) << "a trial that has ended well";
+    EXPECT_TRUE(detail::run::is_progress(progress(sweep), before)) << "a trial that has ended well";
     before = progress(sweep);
     EXPECT_EQ(before.size(), static_cast<std::size_t>(i + 1));
-    EXPECT_FALSE(detail::train::is_progress(progress(sweep), before)) << "the same again";
+    EXPECT_FALSE(detail::run::is_progress(progress(sweep), before)) << "the same again";
   }
 }
 

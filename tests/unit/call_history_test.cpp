@@ -1,4 +1,4 @@
-#include "train/call_history.hpp"
+#include "operators/call_history.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-namespace muster::detail::train::operator_calls_test {
+namespace muster::detail::operators::operator_calls_test {
 namespace {
 
 void expect_equal(const CallHistory& one, const CallHistory& other) {
@@ -58,4 +58,4 @@ TEST(CallHistory, ThatAreNoneAreDamage) {
 }
 
 }  // namespace
-}  // namespace muster::detail::train::operator_calls_test
+}  // namespace muster::detail::operators::operator_calls_test

@@ -1,8 +1,8 @@
-#include "checkpoint/state/checksum.hpp"
-#include "checkpoint/state/collect.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
+#include "state/checksum.hpp"
+#include "state/collect.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint::checkpoint_components_test {
+namespace muster::detail::state::checkpoint_components_test {
 namespace {
 
 using at::Tensor;
@@ -531,4 +531,4 @@ TEST(Components, NamesAreChecked) {
 }
 
 }  // namespace
-}  // namespace muster::detail::checkpoint::checkpoint_components_test
+}  // namespace muster::detail::state::checkpoint_components_test

@@ -1,8 +1,8 @@
 #include "muster/classification.hpp"
-#include "checkpoint/state/collect.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
 #include "observe/metrics.hpp"
+#include "state/collect.hpp"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -288,11 +288,11 @@ TEST(SampleMetrics, RefuseWhatDoesNotFit) {
 template <class M>
 std::vector<M> regrouped(const std::vector<M>& saved, const M& fresh, int ranks) {
   Json all = Json::array();
-  for (auto metric : saved) all.push_back(detail::checkpoint::collect({{"m", metric}}).values.at("m"));
+  for (auto metric : saved) all.push_back(detail::state::collect({{"m", metric}}).values.at("m"));
   const StateDict state{.values = {{"m", Json::parse(all.dump())}}};
   std::vector<M> restored(static_cast<std::size_t>(ranks), fresh);
   for (int rank = 0; rank < ranks; ++rank)
-    detail::checkpoint::restore({{"m", restored[static_cast<std::size_t>(rank)]}}, state, {rank, ranks});
+    detail::state::restore({{"m", restored[static_cast<std::size_t>(rank)]}}, state, {rank, ranks});
   return restored;
 }
 

@@ -1,13 +1,5 @@
-// Options as JSON: every struct, every field, and whatever else such JSON may hold.
-#include "muster/callbacks.hpp"
-#include "muster/classification.hpp"
-#include "muster/convert.hpp"
-#include "muster/data_loader.hpp"
-#include "muster/ema.hpp"
+// The configuration of a run as JSON: every struct, every field, and whatever else such JSON may hold.
 #include "muster/error.hpp"
-#include "muster/predictor.hpp"
-#include "muster/process_group.hpp"
-#include "muster/schedulers.hpp"
 #include "muster/trainer.hpp"
 
 #include <gtest/gtest.h>
@@ -113,10 +105,6 @@ TEST(Options, OfARunAreJson) {
   const LoggingConfig logging{.level = "warn", .file = false, .per_rank = false};
   const Json logging_json{{"level", "warn"}, {"file", false}, {"per_rank", false}};
   check(logging, logging_json);
-  check(EarlyStoppingOptions{.metric = "loss", .mode = ScoreOrder::max, .patience = 7, .min_delta = 0.5},
-        {{"metric", "loss"}, {"mode", "max"}, {"patience", 7}, {"min_delta", 0.5}});
-  check(PlateauOptions{.metric = "loss"}, {{"metric", "loss"}});
-  check(LearningRateMonitorOptions{.name = "rate"}, {{"name", "rate"}});
   const RunConfig run{.name = "demo",
                       .storage_path = "/a/b",
                       .checkpoint_config = kept,
@@ -154,128 +142,6 @@ TEST(Options, OfARunAreJson) {
                                .validation = {.timeout = std::chrono::minutes(10)}};
   EXPECT_EQ(Json(options), all);
   EXPECT_EQ(Json(all.get<TrainerOptions>()), all);
-}
-
-TEST(Options, OfDataAreJson) {
-  check(DatasetOptions{.columns = {"x"}, .cache_bytes = 7}, {{"columns", {"x"}}, {"cache_bytes", 7}});
-  check(
-      BatchOptions{
-          .batch_size = 2,
-          .global_batch_size = 3,
-          .training = false,
-          .shuffle = true,
-          .drop_last = true,
-          .prefetch_batches = 4,
-          .local_shuffle_buffer_size = 5,
-          .local_shuffle_seed = 1ull << 63,
-          .dtypes = {{"x", at::kFloat}, {"y", at::kBFloat16}},
-          .device = at::Device(at::kCUDA, 1),
-      },
-      {{"batch_size", 2},
-       {"global_batch_size", 3},
-       {"training", false},
-       {"shuffle", true},
-       {"drop_last", true},
-       {"prefetch_batches", 4},
-       {"local_shuffle_buffer_size", 5},
-       {"local_shuffle_seed", 1ull << 63},
-       {"dtypes", {{"x", "float32"}, {"y", "bfloat16"}}},
-       {"device", "cuda:1"}});
-  check(DataLoaderOptions{.name = "other",
-                          .batch_size = 2,
-                          .global_batch_size = 3,
-                          .shuffle = true,
-                          .drop_last = true,
-                          .training = false,
-                          .workers = 4,
-                          .timeout = milliseconds(5)},
-        {{"name", "other"},
-         {"batch_size", 2},
-         {"global_batch_size", 3},
-         {"shuffle", true},
-         {"drop_last", true},
-         {"training", false},
-         {"workers", 4},
-         {"timeout_ms", 5}});
-  check(ConvertOptions{.columns = {"a"},
-                       .chunk = 1,
-                       .compress = 2,
-                       .split = {{"train", 0.75}, {"rest", 0.25}},
-                       .shuffle = 3,
-                       .per_class = 4,
-                       .header = true,
-                       .progress = [](std::uint64_t, std::uint64_t) {}},
-        {{"columns", {"a"}},
-         {"chunk", 1},
-         {"compress", 2},
-         {"split", Json::array({Json::array({"train", 0.75}), Json::array({"rest", 0.25})})},
-         {"shuffle", 3},
-         {"per_class", 4},
-         {"header", true}});
-}
-
-TEST(Options, OfSchedulesAveragesAndMetricsAreJson) {
-  check(LinearWarmupOptions{.warmup_steps = 3, .start_factor = 0.5}, {{"warmup_steps", 3}, {"start_factor", 0.5}});
-  check(CosineWithWarmupOptions{.warmup_steps = 3, .total_steps = 4, .min_lr = 0.25, .start_factor = 0.5},
-        {{"warmup_steps", 3}, {"total_steps", 4}, {"min_lr", 0.25}, {"start_factor", 0.5}});
-  check(OneCycleOptions{.max_lr = 0.5,
-                        .total_steps = 7,
-                        .pct_start = 0.25,
-                        .anneal_strategy = Anneal::linear,
-                        .cycle_momentum = false,
-                        .base_momentum = 0.5,
-                        .max_momentum = 0.75,
-                        .div_factor = 2,
-                        .final_div_factor = 3,
-                        .three_phase = true},
-        {{"max_lr", 0.5},
-         {"total_steps", 7},
-         {"pct_start", 0.25},
-         {"anneal_strategy", "linear"},
-         {"cycle_momentum", false},
-         {"base_momentum", 0.5},
-         {"max_momentum", 0.75},
-         {"div_factor", 2.0},
-         {"final_div_factor", 3.0},
-         {"three_phase", true}});
-  check(EMAOptions{.decay = 0.5, .warmup = true}, {{"decay", 0.5}, {"warmup", true}});
-  check(AccuracyOptions{.top_k = 5}, {{"top_k", 5}});
-  check(F1Options{.num_classes = 5, .average = Average::micro}, {{"num_classes", 5}, {"average", "micro"}});
-  check(ConfusionMatrixOptions{.num_classes = 5}, {{"num_classes", 5}});
-  check(MeanIoUOptions{.num_classes = 5}, {{"num_classes", 5}});
-}
-
-TEST(Options, OfASessionAreJson) {
-  check(ModelOptions{.parallel = Parallel::none,
-                     .bucket_bytes = 1,
-                     .first_bucket_bytes = 2,
-                     .comm_hook = fp16_compress_hook(),
-                     .progress_thread = false,
-                     .sync_batch_norm = true},
-        {{"parallel", "none"},
-         {"bucket_bytes", 1},
-         {"first_bucket_bytes", 2},
-         {"progress_thread", false},
-         {"sync_batch_norm", true}});
-  check(JoinOptions{.divide_by_initial_world_size = true}, {{"divide_by_initial_world_size", true}});
-  check(
-      PowerSgdOptions{.rank = 2, .start_iteration = 3, .min_compression_rate = 1.5, .error_feedback = false, .seed = 4},
-      {{"rank", 2}, {"start_iteration", 3}, {"min_compression_rate", 1.5}, {"error_feedback", false}, {"seed", 4}});
-  check(OptimizerOptions{.max_grad_norm = 0.5, .fuse = Fuse::never}, {{"max_grad_norm", 0.5}, {"fuse", "never"}});
-  check(AutocastOptions{.dtype = at::kHalf, .enabled = false}, {{"dtype", "float16"}, {"enabled", false}});
-  check(
-      GradScalerOptions{
-          .init_scale = 2, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 4, .enabled = false},
-      {{"init_scale", 2}, {"growth_factor", 3}, {"backoff_factor", 0.25}, {"growth_interval", 4}, {"enabled", false}});
-  check(ProcessGroupOptions{.backend = "nccl", .timeout = milliseconds(6), .chunk = 7},
-        {{"backend", "nccl"}, {"timeout_ms", 6}, {"chunk", 7}});
-  check(ReportOptions{.reduce = false, .checkpoint_name = "best", .validation = true},
-        {{"reduce", false}, {"checkpoint_name", "best"}, {"validation", true}});
-  check(PredictorOptions{.feature_columns = {"x"}, .dtypes = {{"x", at::kHalf}}, .use_gpu = true},
-        {{"feature_columns", {"x"}}, {"dtypes", {{"x", "float16"}}}, {"use_gpu", true}});
-  check(PredictorOptions{.feature_columns = {"x"}, .dtypes = at::kHalf, .use_gpu = true},
-        {{"feature_columns", {"x"}}, {"dtypes", "float16"}, {"use_gpu", true}});
-  check(BatchPredictorOptions{.batch_size = 2, .keep_columns = {"y"}}, {{"batch_size", 2}, {"keep_columns", {"y"}}});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "train/params.hpp"
+#include "run/params.hpp"
 
 #include "base/file.hpp"
 #include "muster/error.hpp"
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::train::params_test {
+namespace muster::detail::run::params_test {
 namespace {
 
 TrainerOptions sample() {
@@ -124,4 +124,4 @@ TEST(Params, WhatCannotBeIsNamed) {
 }
 
 }  // namespace
-}  // namespace muster::detail::train::params_test
+}  // namespace muster::detail::run::params_test

@@ -1,5 +1,5 @@
 // One job has a run's folder, whoever is killed; with the file system's locks and without.
-#include "train/run_lock.hpp"
+#include "run/run_lock.hpp"
 
 #include "base/file.hpp"
 #include "muster/error.hpp"
@@ -46,7 +46,7 @@ extern "C" int fcntl(int descriptor, int command, ...) {
   return status;
 }
 
-namespace muster::detail::train::run_lock_test {
+namespace muster::detail::run::run_lock_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -372,4 +372,4 @@ TEST(RunLease, StandsInWhereLocksEndAtTheNode) {
 }
 
 }  // namespace
-}  // namespace muster::detail::train::run_lock_test
+}  // namespace muster::detail::run::run_lock_test

@@ -1,7 +1,7 @@
 #include "muster/schedulers.hpp"
-#include "checkpoint/state/collect.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "state/collect.hpp"
 
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -170,7 +170,7 @@ void expect_resumes(const Options& options) {
   for (int broken = 0; broken < 12; ++broken) {
     Scheduled<Scheduler, Options> before(options), after(options);
     rates(before.optimizer, before.scheduler, broken);
-    detail::checkpoint::restore(after.entries(), detail::checkpoint::collect(before.entries()));
+    detail::state::restore(after.entries(), detail::state::collect(before.entries()));
     EXPECT_EQ(lr_of(after.optimizer), lr_of(straight.optimizer)) << broken;
     straight.scheduler.step();
     after.scheduler.step();

@@ -4,9 +4,9 @@
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/write_plan.hpp"
-#include "checkpoint/state/replica_fingerprint.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
+#include "state/replica_fingerprint.hpp"
 #include "support/folder.hpp"
 
 #include <ATen/ops/arange.h>
@@ -315,16 +315,16 @@ TEST(Layout, FitsWhatWouldBeLaidOutSo) {
   EXPECT_FALSE(layout_fits(layout, fewer, {"d"}, 2));
 }
 
-TEST(ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {
+TEST(state::ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {
   const auto large = at::arange(200'001, at::kDouble);
   const std::vector<at::Tensor> tensors{large, at::empty({0}), at::arange(6).reshape({2, 3}).t()};
-  const auto at_once = ReplicaFingerprint(tensors).value();
+  const auto at_once = state::ReplicaFingerprint(tensors).value();
   for (int parts = 1; parts < 12; ++parts) {
-    ReplicaFingerprint number(tensors);
+    state::ReplicaFingerprint number(tensors);
     for (int part = 0; part < parts; ++part) number.advance();
     EXPECT_EQ(number.value(), at_once) << parts;
   }
-  ReplicaFingerprint ended(tensors);
+  state::ReplicaFingerprint ended(tensors);
   while (ended.advance()) continue;
   EXPECT_FALSE(ended.advance());
   EXPECT_EQ(ended.value(), at_once);
@@ -332,7 +332,7 @@ TEST(ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {
     auto other = tensors;
     other[0] = large.clone();
     other[0][place] += 1;
-    EXPECT_NE(ReplicaFingerprint(other).value(), at_once) << place;
+    EXPECT_NE(state::ReplicaFingerprint(other).value(), at_once) << place;
   }
 }
 

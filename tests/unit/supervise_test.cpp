@@ -20,7 +20,7 @@
 namespace muster::detail::supervise::supervise_test {
 namespace {
 
-using train::Failures;
+using run::Failures;
 
 const std::string dashes(74, '-');
 
@@ -325,7 +325,7 @@ TEST(Verdict, PreemptionsAreCountedApart) {
 }
 
 /// The progress of a run whose newest checkpoint is of this step; none for -1.
-train::RunPoints at_step(int step) {
+run::RunPoints at_step(int step) {
   if (step < 0) return {};
   return {{"", {.global_step = step + 1}}};
 }
@@ -348,11 +348,11 @@ TEST(Verdict, AlwaysCrashing) {
   EXPECT_EQ(starts(0, std::vector(20, -1)), (std::vector{0}));
   EXPECT_EQ(starts(4, std::vector(20, -1)), (std::vector{0, 0, 1, 3, 7}));
   EXPECT_EQ(starts(-1, std::vector(10, -1)), (std::vector{0, 0, 1, 3, 7, 15, 31, 63, 123, 183, 243}));
-  EXPECT_EQ(train::retry_delay({.count = 1'000'000}).count(), 60);
+  EXPECT_EQ(run::retry_delay({.count = 1'000'000}).count(), 60);
 }
 
 TEST(Verdict, AFolderThatCannotBeReadIsNoProgress) {
-  const auto failures = train::add_failure({.count = 2, .furthest = at_step(5)}, "/no/such/run");
+  const auto failures = run::add_failure({.count = 2, .furthest = at_step(5)}, "/no/such/run");
   EXPECT_EQ(failures.count, 3);
   EXPECT_EQ(failures.furthest.at("").global_step, 6);
 }
@@ -365,7 +365,7 @@ TEST(Verdict, ProgressResetsTheCount) {
 }
 
 TEST(Verdict, WhatIsProgress) {
-  const auto count_after = [](train::RunPoint before, train::RunPoint now) {
+  const auto count_after = [](run::RunPoint before, run::RunPoint now) {
     return Failures{.count = 2, .furthest = {{"", before}}}.with_one_more({{"", now}}).count;
   };
   EXPECT_EQ(count_after({2, 1, 3, 0, "a"}, {2, 1, 4, 0, "b"}), 3) << "another report after the same batch";

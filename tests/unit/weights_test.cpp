@@ -2,9 +2,9 @@
 #include "muster/weights.hpp"
 
 #include "base/file.hpp"
-#include "checkpoint/files/pickle.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
+#include "weights/pickle.hpp"
 
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
@@ -524,7 +524,7 @@ void expect_read_or_refused(const std::function<void()>& read, int& refused, con
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::data) << what << ": " << error.what();
     ++refused;
-  } catch (const detail::checkpoint::BadPickle&) {
+  } catch (const detail::weights::BadPickle&) {
     ++refused;
   } catch (const std::exception& error) {
     ADD_FAILURE() << what << ": " << error.what();
@@ -564,10 +564,10 @@ TEST(Mutations, OfPicklesAreReadOrRefused) {
                     "\x88\x8a\x01\xff"
                     "eq\x05u.";
   const auto storages = [](const std::string&, at::ScalarType type, std::int64_t count) {
-    if (count < 0 || count > 64) throw detail::checkpoint::BadPickle("not as long");
+    if (count < 0 || count > 64) throw detail::weights::BadPickle("not as long");
     return at::zeros({count}, at::TensorOptions(type));
   };
-  EXPECT_EQ(detail::checkpoint::unpickle_state_dict(rich, storages).values,
+  EXPECT_EQ(detail::weights::unpickle_state_dict(rich, storages).values,
             Json::parse("{\"l\": [1, null, " + Json(std::bit_cast<double>(std::uint64_t{0x4040404040404040})).dump() +
                         ", true, -1]}"));
   const LittleMemory limit(512 << 20);
@@ -575,8 +575,8 @@ TEST(Mutations, OfPicklesAreReadOrRefused) {
     std::mt19937_64 random(23);
     int refused = 0;
     for (int i = 0; i < mutations; ++i)
-      expect_read_or_refused([&] { detail::checkpoint::unpickle_state_dict(mutate(pickle, random), storages); },
-                             refused, std::to_string(i));
+      expect_read_or_refused([&] { detail::weights::unpickle_state_dict(mutate(pickle, random), storages); }, refused,
+                             std::to_string(i));
     EXPECT_GT(refused, mutations / 2);
     EXPECT_LT(refused, mutations);
   }

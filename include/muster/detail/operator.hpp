@@ -32,7 +32,7 @@ namespace detail::data {
 Worker worker_of(const Session& session);
 }
 
-namespace detail::train {
+namespace detail::operators {
 
 class OperatorRun;
 struct OperatorRegistry;
@@ -249,5 +249,5 @@ auto make_schedulers(const std::tuple<Makers...>& makers, const Optimizers& opti
   (std::make_index_sequence<sizeof...(Makers)>());
 }
 
-}  // namespace detail::train
+}  // namespace detail::operators
 }  // namespace muster

@@ -183,8 +183,8 @@ void verify_sizes(const fs::path& directory, const Manifest& manifest) {
   for (const auto& entry : manifest.files) open_with_size(directory, entry);
 }
 
-void verify(const fs::path& directory, const Manifest& manifest, RankInGroup in_world, RankInGroup in_node,
-            const MappedState* state) {
+void verify(const fs::path& directory, const Manifest& manifest, state::RankInGroup in_world,
+            state::RankInGroup in_node, const MappedState* state) {
   const TensorIndex tensor_index(manifest.tensors);
   const auto needed_on_every_node = [&](const FileEntry& entry, std::uint64_t piece) {
     bool needed = false;

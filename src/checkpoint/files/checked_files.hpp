@@ -55,8 +55,8 @@ void verify_sizes(const std::filesystem::path& directory, const Manifest& manife
 /// Verifies the checksums of this rank's share. Pieces that every node needs are divided among the ranks of each node,
 /// so they are in the node's page cache afterwards; all other pieces are divided among all ranks. With `state`,
 /// state.h5 is read through its mapping.
-void verify(const std::filesystem::path& directory, const Manifest& manifest, RankInGroup in_world = {},
-            RankInGroup in_node = {}, const MappedState* state = nullptr);
+void verify(const std::filesystem::path& directory, const Manifest& manifest, state::RankInGroup in_world = {},
+            state::RankInGroup in_node = {}, const MappedState* state = nullptr);
 
 /// Throws the Error for a piece with a wrong checksum.
 [[noreturn]] void refuse_piece(const std::filesystem::path& path, Range range);

@@ -3,8 +3,8 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "checkpoint/files/pieces.hpp"
-#include "checkpoint/files/weights_file.hpp"
-#include "checkpoint/state/trainer_state.hpp"
+#include "checkpoint/files/trainer_state.hpp"
+#include "state/tensor_bytes.hpp"
 
 #include <algorithm>
 #include <array>
@@ -83,7 +83,7 @@ void check_name(const std::string& name) {
 }
 
 std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& shape) {
-  const auto bytes = tensor_bytes(type, shape);
+  const auto bytes = state::tensor_bytes(type, shape);
   if (!bytes) throw Invalid{"a shape is absurd"};
   return *bytes;
 }

@@ -1,6 +1,8 @@
 // Files are divided into pieces. Each piece has a checksum, and ranks share the pieces among themselves.
 #pragma once
 
+#include "state/rank_in_group.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -9,12 +11,6 @@
 
 namespace muster::detail::checkpoint {
 
-/// A rank and the number of ranks: identifies a share of the work, or a rank's part of an entry.
-struct RankInGroup {
-  int rank = 0;
-  int size = 1;
-};
-
 /// The half-open range [begin, end).
 struct Range {
   std::uint64_t begin = 0;
@@ -22,7 +18,7 @@ struct Range {
 };
 
 /// Returns this rank's share of `count` items: contiguous, in the order of ranks, sizes differing by at most one.
-inline Range share_of(std::uint64_t count, RankInGroup of) noexcept {
+inline Range share_of(std::uint64_t count, state::RankInGroup of) noexcept {
   const auto ranks = static_cast<std::uint64_t>(of.size), rank = static_cast<std::uint64_t>(of.rank);
   const auto each = count / ranks, more = count % ranks;
   const auto begin = rank * each + std::min(rank, more);

@@ -1,8 +1,8 @@
 #include "checkpoint/files/snapshot.hpp"
 
 #include "checkpoint/files/checked_files.hpp"
-#include "checkpoint/state/checksum.hpp"
 #include "node/stream.hpp"
+#include "state/checksum.hpp"
 
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
@@ -57,7 +57,8 @@ void copy_and_sum(TensorSlice& slice) {
   for (std::size_t done = 0; done < slice.from.size(); done += snapshot_block_bytes) {
     const auto block = slice.from.subspan(done, std::min(snapshot_block_bytes, slice.from.size() - done));
     if (slice.to != nullptr) node::stream_copy(slice.to + done, block.data(), block.size());
-    if (slice.compared) slice.sum = checksum({reinterpret_cast<const char*>(block.data()), block.size()}, slice.sum);
+    if (slice.compared)
+      slice.sum = state::checksum({reinterpret_cast<const char*>(block.data()), block.size()}, slice.sum);
   }
 }
 
@@ -76,7 +77,7 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
 
   Result taken;
   std::vector<TensorSlice> slices;
-  std::vector<Bytes> whole;            // owns the memory that slices point to
+  std::vector<state::Bytes> whole;     // owns the memory that slices point to
   std::vector<at::Tensor> on_devices;  // their checksums are computed on the device
   for (const auto& entry : layout.tensors) {
     const auto& tensor = tensors.at(entry.name);
@@ -92,7 +93,7 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
     if (entry.per_rank && entry.shape[0] > 1) continue;  // gather_rows() has copied it
     const bool compares = compare && !entry.per_rank, on_device = !tensor.is_cpu();
     if (compares && on_device) on_devices.push_back(tensor);
-    std::optional<Bytes> bytes;
+    std::optional<state::Bytes> bytes;
     for (auto begin = entry.offset; begin < entry.offset + entry.bytes;) {
       const auto end = std::min(entry.offset + entry.bytes, (begin / piece_bytes + 1) * piece_bytes);
       TensorSlice slice{
@@ -110,10 +111,10 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
     for (auto i = mine.begin; i < mine.end; ++i) copy_and_sum(slices[i]);
     node::stream_fence();
   });
-  auto sums = checksums_on_devices(on_devices);
+  auto sums = state::checksums_on_devices(on_devices);
   for (const auto& slice : slices)
     if (slice.compared) sums.push_back(slice.sum);
-  taken.fingerprint = checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
+  taken.fingerprint = state::checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
   return taken;
 }
 

@@ -1,8 +1,8 @@
 #include "checkpoint/files/state_writer.hpp"
 
 #include "base/direct.hpp"
-#include "checkpoint/state/checksum.hpp"
 #include "comm/collectives.hpp"
+#include "state/checksum.hpp"
 
 #include <sys/mman.h>
 
@@ -35,7 +35,7 @@ class Source {
     tensor_index_.for_each_segment(range, [&](Range segment, const TensorEntry* tensor) {
       if (tensor == nullptr) return stored(layout_.structure, segment, use);
       if (tensor->per_rank && tensor->shape[0] > 1) return stored(rows_, segment, use);
-      if (current_ != tensor) bytes_ = std::make_unique<const Bytes>(tensors_.at(tensor->name));
+      if (current_ != tensor) bytes_ = std::make_unique<const state::Bytes>(tensors_.at(tensor->name));
       current_ = tensor;
       use(bytes_->part(segment.begin - tensor->offset, segment.end - tensor->offset), 0);
     });
@@ -61,7 +61,7 @@ class Source {
   const std::vector<FileBytes>& rows_;
   const TensorIndex tensor_index_;
   const TensorEntry* current_ = nullptr;
-  std::unique_ptr<const Bytes> bytes_;  // of current_
+  std::unique_ptr<const state::Bytes> bytes_;  // of current_
 };
 
 /// Copies this range of the file to `to` and returns its checksum.
@@ -137,7 +137,7 @@ std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layou
   if (communicator.size() == 1) return {};
   const auto piece_bytes = piece_bytes_for(layout.bytes);
   struct Memory {
-    std::vector<Bytes> mine;
+    std::vector<state::Bytes> mine;
     std::vector<FileBytes> gathered;
   };
   auto memory = std::make_shared<Memory>();

@@ -1,0 +1,113 @@
+#include "checkpoint/files/trainer_state.hpp"
+
+#include "checkpoint/files/manifest.hpp"
+#include "muster/error.hpp"
+
+#include <concepts>
+#include <limits>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+// Limits. Above 2^53 a double no longer holds every whole number; the others are far above what any run reaches.
+constexpr std::uint64_t max_count = std::uint64_t{1} << 53;
+constexpr std::uint64_t max_epochs = 1'000'000'000'000;
+constexpr std::uint64_t max_samples = std::numeric_limits<std::int64_t>::max();
+constexpr double max_seconds = 1e12;
+
+[[noreturn]] void refuse_progress(const std::string& what, const std::string& fact) {
+  throw Error(ExitCode::data, "reading the progress of training", what + " " + fact, "Use another checkpoint");
+}
+
+/// Returns a whole number from 0 to `most`; 0 if it is missing.
+template <std::integral T = std::uint64_t>
+T number_at(const Json& json, const std::string& where, const char* key, std::uint64_t most) {
+  const auto at = json.find(key);
+  if (at == json.end()) return 0;
+  const auto name = where + "\"" + key + "\"";
+  if (!at->is_number_integer()) refuse_progress(name, "is not a whole number");
+  if (!at->is_number_unsigned() && at->get<std::int64_t>() < 0) refuse_progress(name, "is negative");
+  const auto value = at->get<std::uint64_t>();
+  if (value > most) refuse_progress(name, "is absurdly large");
+  return static_cast<T>(value);
+}
+
+void check_position(const std::string& name, const Json& position, bool outside = false) {
+  if (position.is_null()) return;
+  const auto where = "of the position in \"" + name + "\" ";
+  if (!position.is_object()) refuse_progress("the position in \"" + name + "\"", "is not an object");
+  for (const char* key : {"epoch", "passes", "finished", "workers"}) number_at(position, where, key, max_epochs);
+  number_at(position, where, "window", max_samples);
+  number_at(position, where, "steps", max_count);
+  number_at(position, where, "seed", ~std::uint64_t{0});
+  if (position.contains("window_seed") && !position["window_seed"].is_null())
+    number_at(position, where, "window_seed", ~std::uint64_t{0});
+  if (position.contains("shuffle") && !position["shuffle"].is_null() && !position["shuffle"].is_boolean())
+    refuse_progress(where + "\"shuffle\"", "is neither true nor false");
+  const auto samples = number_at(position, where, "samples", max_samples);
+  const auto consumed = number_at(position, where, "consumed", max_samples);
+  const auto batch = number_at(position, where, "global_batch_size", max_samples);
+  if (consumed > samples) refuse_progress(where + "\"consumed\"", "is more than there are samples");
+  if (consumed > 0 && batch == 0) refuse_progress(where + "\"global_batch_size\"", "is 0 in the middle of a pass");
+  if (const auto at = position.find("in_loop"); at != position.end() && !at->is_boolean())
+    refuse_progress(where + "\"in_loop\"", "is neither true nor false");
+  if (const auto at = position.find("outside"); at != position.end() && !outside) check_position(name, *at, true);
+}
+
+}  // namespace
+
+Json to_json(const TrainerState& state) {
+  return {{"training_iteration", state.training_iteration},
+          {"epoch", state.epoch},
+          {"epoch_complete", state.epoch_complete},
+          {"epoch_counted", state.epoch_counted},
+          {"several_reports", state.several_reports},
+          {"global_step", state.global_step},
+          {"samples_since_report", state.samples_since_report},
+          {"time_total_s", state.time_total_s},
+          {"seed", state.seed},
+          {"positions", state.positions},
+          {"preprocessor", state.preprocessor},
+          {"callbacks", state.callbacks}};
+}
+
+TrainerState trainer_state_from_json(const Json& json) {
+  if (!json.is_object()) refuse_progress("it", "is not an object");
+  TrainerState state{.is_from_run = !json.empty()};
+  state.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", max_count);
+  state.epoch = number_at<std::int64_t>(json, "", "epoch", max_epochs);
+  state.global_step = number_at<std::int64_t>(json, "", "global_step", max_count);
+  state.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", max_count);
+  const auto flag_at = [&](const char* key, bool& flag) {
+    const auto at = json.find(key);
+    if (at == json.end()) return;
+    if (!at->is_boolean()) refuse_progress(std::string("\"") + key + "\"", "is neither true nor false");
+    flag = at->get<bool>();
+  };
+  flag_at("epoch_complete", state.epoch_complete);
+  flag_at("epoch_counted", state.epoch_counted);
+  flag_at("several_reports", state.several_reports);
+  if (const auto at = json.find("time_total_s"); at != json.end()) {
+    if (!at->is_number()) refuse_progress("\"time_total_s\"", "is not a number");
+    state.time_total_s = at->get<double>();
+    if (!(state.time_total_s >= 0 && state.time_total_s <= max_seconds)) refuse_progress("\"time_total_s\"", "is absurd");
+  }
+  state.seed = number_at(json, "", "seed", ~std::uint64_t{0});
+  if (const auto at = json.find("positions"); at != json.end()) {
+    if (!at->is_object()) refuse_progress("\"positions\"", "is not an object");
+    for (const auto& [name, position] : at->items()) check_position(name, position);
+    at->get_to(state.positions);
+  }
+  if (const auto at = json.find("preprocessor"); at != json.end()) state.preprocessor = *at;
+  if (const auto at = json.find("callbacks"); at != json.end()) {
+    if (!at->is_object() && !at->is_null()) refuse_progress("\"callbacks\"", "is not an object");
+    state.callbacks = *at;
+  }
+  return state;
+}
+
+Json preprocessor_state(const std::filesystem::path& checkpoint) {
+  return trainer_state_from_json(read_manifest(checkpoint).progress).preprocessor;
+}
+
+}  // namespace muster::detail::checkpoint

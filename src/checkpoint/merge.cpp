@@ -1,0 +1,84 @@
+#include "checkpoint/merge.hpp"
+
+#include "base/log.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "comm/on_ranks.hpp"
+#include "state/checksum.hpp"
+#include "state/collect.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace muster::detail::checkpoint {
+namespace {
+
+/// Returns names, types and shapes of an entry's tensors, and its JSON.
+Json outline_of(const StateDict& entry) {
+  auto tensors = Json::array();
+  for (const auto& [name, tensor] : entry.tensors)
+    tensors.push_back(
+        TensorEntry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+  return {{"values", entry.values}, {"tensors", std::move(tensors)}};
+}
+
+std::string fingerprint(const StateDict& entry) {
+  auto text = outline_of(entry).dump();
+  for (const auto& [name, tensor] : entry.tensors) text += "/" + std::to_string(state::checksum(tensor));
+  return text;
+}
+
+}  // namespace
+
+StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root) {
+  const bool is_root = communicator.rank() == root;
+  const auto outline = Json::parse(communicator.broadcast(is_root ? outline_of(mine).dump() : "", root));
+  StateDict entry{.tensors = {}, .values = outline.at("values")};
+  for (const auto& json : outline.at("tensors")) {
+    const TensorEntry shape = json;
+    auto tensor = is_root ? mine.tensors.at(shape.name) : at::empty(shape.shape, at::TensorOptions(shape.type));
+    const auto bytes = communicator.broadcast(is_root ? std::string(state::Bytes(tensor).all()) : "", root);
+    if (!is_root && !bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+    entry.tensors.emplace(shape.name, std::move(tensor));
+  }
+  return entry;
+}
+
+StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given) {
+  StateDict mine;
+  std::vector<Json> of_rank;
+  std::map<std::string, int> owner;  // for each entry, the lowest rank that has it
+  for (const auto& text : comm::run_on_all(communicator, [&] {
+         if (given && is_checkpoint(given->path())) mine = given->to_dict();
+         auto fingerprints = Json::object();
+         for (const auto& [name, value] : mine.values.items())
+           fingerprints[name] = fingerprint(state::select_entry(mine, name));
+         return fingerprints.dump();
+       })) {
+    of_rank.push_back(Json::parse(text));
+    for (const auto& [name, unused] : of_rank.back().items())
+      owner.try_emplace(name, static_cast<int>(of_rank.size()) - 1);
+  }
+  StateDict merged;
+  for (const auto& [name, root] : owner) {
+    const auto& kept = of_rank[static_cast<std::size_t>(root)].at(name);
+    bool everywhere = true;
+    for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
+      const auto its = of_rank[rank].value(name, Json());
+      everywhere = everywhere && its == kept;
+      if (!its.is_null() && its != kept && communicator.rank() == 0)
+        log::warn("the entry " + name + " of the checkpoint that rank " + std::to_string(rank) +
+                  " gives differs from that of rank " + std::to_string(root) + ", which is kept");
+    }
+    auto entry = state::select_entry(mine, name);
+    if (!everywhere) entry = broadcast(communicator, entry, root);
+    merged.tensors.merge(entry.tensors);
+    merged.values.update(entry.values);
+  }
+  return merged;
+}
+
+}  // namespace muster::detail::checkpoint

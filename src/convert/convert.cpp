@@ -1,0 +1,222 @@
+#include "convert/convert.hpp"
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "convert/dataset_writer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <numeric>
+#include <random>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace muster::detail::convert {
+namespace {
+
+constexpr std::int64_t write_bytes = 8 << 20;            ///< bytes of one write, roughly
+constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< small, since reading one sample reads its whole chunk
+constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
+
+[[noreturn]] void refuse(const std::string& doing, const std::string& fact, const std::string& remedy = {}) {
+  throw Error(ExitCode::usage, doing, fact, remedy);
+}
+
+std::string counted(std::size_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+void check_names(const std::vector<std::string>& names, const std::string& doing) {
+  std::set<std::string> seen;
+  for (const auto& name : names) {
+    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
+      refuse(doing, "\"" + name + "\" cannot be a name", "Give a name that is not empty and has no slash");
+    if (!seen.insert(name).second) refuse(doing, "the name \"" + name + "\" comes twice");
+  }
+}
+
+void check_output(const std::filesystem::path& output) {
+  const std::string doing = "writing " + output.string();
+  if (output.extension() != ".h5" && output.extension() != ".hdf5")
+    refuse(doing, "the output must end in .h5 or .hdf5", "Name it last, after the inputs");
+}
+
+void check_inputs(const std::vector<std::filesystem::path>& inputs, const std::string& doing) {
+  if (inputs.empty()) refuse(doing, "there is no input");
+  for (const auto& input : inputs)
+    if (std::error_code error; std::filesystem::status(input, error).type() == std::filesystem::file_type::not_found ||
+                               std::filesystem::status(input, error).type() == std::filesystem::file_type::none)
+      throw Error(ExitCode::data, "reading " + input.string(), error.message(), "Check the path");
+}
+
+/// The samples [begin, end) of the chosen order, and the file that they are written to.
+struct Split {
+  std::filesystem::path output;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+/// Split k ends at round(samples × the sum of shares 0 … k). So splits are disjoint, and shares that sum to 1 leave no
+/// samples out.
+std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& output, const ConvertOptions& options) {
+  if (options.split.empty()) return {{output, 0, samples}};
+  std::vector<Split> splits;
+  double sum = 0;
+  std::int64_t begin = 0;
+  for (const auto& [name, share] : options.split) {
+    sum += share;
+    const auto end = std::min<std::int64_t>(samples, std::llround(static_cast<double>(samples) * sum));
+    const auto file = output.stem().string() + "." + name + output.extension().string();
+    splits.push_back({output.parent_path() / file, begin, end});
+    begin = end;
+  }
+  return splits;
+}
+
+/// The samples to write, in order. `last`: the last column, which holds the classes; it is loaded if per_class is set.
+std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& options) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));
+  std::iota(order.begin(), order.end(), 0);
+  if (options.shuffle) {
+    // Fisher–Yates by hand, since the order of std::shuffle depends on the standard library.
+    std::mt19937_64 random(*options.shuffle);
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+  }
+  if (options.per_class) {
+    const auto& type = last.type();
+    if (type.kind == 'f' || type.kind == 'c' || last.sample_bytes() != type.size)
+      refuse("keeping some samples of each class",
+             last.shown() + ", the last column, holds " +
+                 (last.sample_bytes() != type.size ? "several numbers per sample" : "fractions") + ", not classes",
+             "Leave --per-class out, or give a last column of one whole number per sample");
+    last.load();
+    std::unordered_map<std::string, std::int64_t> kept;
+    std::erase_if(order, [&](std::int64_t sample) { return kept[last.sample(sample)]++ >= *options.per_class; });
+  }
+  return order;
+}
+
+/// Samples per chunk for a column of `samples` samples; none if it is to be contiguous.
+std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t samples, const ConvertOptions& options) {
+  if (!options.chunk && !options.compress) return {};
+  const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
+  const auto chunk = std::min(options.chunk.value_or(std::max<std::int64_t>(1, default_chunk_bytes / bytes)), samples);
+  if (chunk > largest_chunk_bytes / bytes)
+    refuse("laying out " + column.shown(), "a chunk of " + std::to_string(chunk) + " samples is larger than 4 GB",
+           "Give a smaller --chunk");
+  return chunk;
+}
+
+/// Writes the samples `order` of the column to one file. Calls `wrote` with the number of bytes of each write.
+void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column,
+                  std::span<const std::int64_t> order, const ConvertOptions& options,
+                  const std::function<void(std::uint64_t)>& wrote) {
+  const auto samples = static_cast<std::int64_t>(order.size());
+  const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
+  const auto chunk = chunk_of(column, samples, options);
+  const auto step = std::max<std::int64_t>(1, write_bytes / bytes / chunk.value_or(1)) * chunk.value_or(1);
+  const auto file_type = column.type().file_type();
+  auto shape = column.shape();
+  shape.front() = samples;
+  std::vector<std::byte> values(static_cast<std::size_t>(std::min(step, samples) * bytes));
+  writer.begin_column(name, column.type().memory_type().get(), shape, chunk, options.compress);
+  for (std::int64_t begin = 0; begin < samples; begin += step) {
+    const auto count = std::min(step, samples - begin);
+    const auto block = std::span(values).first(static_cast<std::size_t>(count * bytes));
+    column.take(order.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), block);
+    writer.write(block, count, file_type.get());
+    wrote(block.size());
+  }
+  writer.end_column();
+}
+
+}  // namespace
+
+void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
+                      const std::filesystem::path& output, const ConvertOptions& options) {
+  const std::string doing = "converting to " + output.string();
+  check_inputs(inputs, doing);
+  if (columns != options.columns.size())
+    refuse(
+        doing,
+        "the input makes " + counted(columns, "column") + " and there are " + counted(options.columns.size(), "name"),
+        "Give one name for each, as in --columns x,y");
+  check_names(options.columns, "naming columns");
+  if (options.chunk && *options.chunk < 1) refuse(doing, "a chunk has at least one sample");
+  if (options.compress && (*options.compress < 1 || *options.compress > 9))
+    refuse(doing, "compression has levels from 1 (fast) to 9 (small)");
+  if (options.per_class && *options.per_class < 1) refuse(doing, "at least one sample of each class must be kept");
+
+  double sum = 0;
+  std::vector<std::string> names;
+  for (const auto& [name, share] : options.split) {
+    if (!(share > 0 && share <= 1)) refuse("splitting", "the share of " + name + " is not above 0 and at most 1");
+    sum += share;
+    names.push_back(name);
+  }
+  if (sum > 1 + 1e-9) refuse("splitting", "the shares sum to more than 1");
+  check_names(names, "splitting");
+  check_output(output);
+  for (const auto& split : divide(0, output, options)) {
+    require_output(split.output);
+    for (const auto& input : inputs)
+      if (std::error_code none; std::filesystem::equivalent(input, split.output, none))
+        refuse("writing " + split.output.string(), "it is one of the inputs", "Choose another name");
+  }
+}
+
+std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
+                                                   const std::filesystem::path& output, const ConvertOptions& options) {
+  const auto& first = columns.front();
+  for (const auto& column : columns)
+    if (column.samples() != first.samples())
+      throw Error(ExitCode::data, "converting to " + output.string(),
+                  first.shown() + " has " + std::to_string(first.samples()) + " samples, " + column.shown() + " has " +
+                      std::to_string(column.samples()),
+                  "Give files that belong together");
+
+  const auto order = choose(columns.back(), options);
+  const auto splits = divide(static_cast<std::int64_t>(order.size()), output, options);
+  std::uint64_t total = 0;
+  std::deque<DatasetWriter> writers;  // a deque does not move its elements
+  for (const auto& split : splits) {
+    if (split.begin == split.end)
+      refuse("splitting", split.output.string() + " would get none of the " + std::to_string(order.size()) + " samples",
+             "Give it a larger share");
+    for (const auto& column : columns)
+      total += static_cast<std::uint64_t>(split.end - split.begin) * column.sample_bytes();
+    writers.emplace_back(split.output, !options.compress);
+  }
+
+  if (const auto left = static_cast<std::int64_t>(order.size()) - splits.back().end; left > 0)
+    log::warn("the shares sum to less than 1: " + std::to_string(left) + " of the " + std::to_string(order.size()) +
+              " samples go to no file");
+
+  std::uint64_t done = 0;
+  const std::function<void(std::uint64_t)> wrote = [&](std::uint64_t bytes) {
+    done += bytes;
+    if (options.progress) options.progress(done, total);
+  };
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    auto column = std::move(columns[c]);  // frees its memory before the next column is loaded
+    if (options.shuffle) column.load();
+    for (std::size_t s = 0; s < splits.size(); ++s) {
+      const auto samples = std::span(order).subspan(static_cast<std::size_t>(splits[s].begin),
+                                                    static_cast<std::size_t>(splits[s].end - splits[s].begin));
+      write_column(writers[s], options.columns[c], column, samples, options, wrote);
+    }
+    column.finish();
+  }
+
+  for (auto& writer : writers) writer.finish();
+  std::vector<std::filesystem::path> written;
+  for (auto& writer : writers) {
+    writer.publish();
+    written.push_back(writer.output());
+  }
+  return written;
+}
+
+}  // namespace muster::detail::convert

@@ -1,0 +1,102 @@
+// Shared by all conversions: reads input files and their columns, and writes the columns to datasets.
+#pragma once
+
+#include "hdf5/handle.hpp"
+#include "muster/convert.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+struct gzFile_s;
+
+namespace muster::detail::convert {
+
+/// A file that is read once, in order, gzipped or not. Errors are ExitCode::data and name it.
+class InputFile {
+ public:
+  explicit InputFile(const std::filesystem::path& path);
+
+  /// Reads up to `into.size()` bytes and returns their number. It is smaller only at the end of the file; a gzipped
+  /// file has then been verified.
+  std::size_t read_some(std::span<std::byte> into);
+  /// Reads exactly `into.size()` bytes. Throws an Error if the file ends before.
+  void read(std::span<std::byte> into);
+  void skip(std::uint64_t bytes);
+  /// Throws an Error if more bytes follow.
+  void expect_end();
+  /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. For a gzipped file it can only
+  /// show that there are too few, from the limit of deflate. Call it before allocating the memory.
+  void expect_remaining(std::uint64_t bytes) const;
+
+  std::string shown() const { return path_.string(); }
+  [[noreturn]] void fail(const std::string& fact, const std::string& remedy = {}) const;
+
+ private:
+  std::filesystem::path path_;
+  std::optional<std::uint64_t> size_;  ///< bytes on the disk; none if it is not a regular file
+  std::unique_ptr<gzFile_s, int (*)(gzFile_s*)> file_;
+};
+
+/// A number type in an input file. Kinds are NumPy's: b boolean, i and u integers, f floating point, c complex.
+struct NumberType {
+  char kind = 'u';
+  std::size_t size = 1;
+  bool big_endian = false;
+
+  /// The HDF5 type, in the byte order of the input file.
+  hdf5::Handle file_type() const;
+  /// The HDF5 type, in this machine's byte order.
+  hdf5::Handle memory_type() const;
+};
+
+/// A column of samples: still in its file, or held in memory.
+class InputColumn {
+ public:
+  /// A column whose values follow in `file`. `shape` begins with the number of samples. Throws an Error for a shape
+  /// that no column can have.
+  InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, InputFile file);
+  /// A column whose values are in memory.
+  InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, std::string shown,
+              std::vector<std::byte> values);
+
+  const NumberType& type() const noexcept { return type_; }
+  const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
+  std::int64_t samples() const noexcept { return shape_.front(); }
+  std::size_t sample_bytes() const noexcept { return sample_bytes_; }
+  const std::string& shown() const noexcept { return shown_; }
+
+  /// Reads all values into memory. After that take() may be called with samples in any order.
+  void load();
+  /// Copies the samples with the indices `samples` to `into`, one after the other. Before load() the indices must
+  /// ascend, over all calls.
+  void take(std::span<const std::int64_t> samples, std::span<std::byte> into);
+  /// The bytes of one sample. Call it only after load().
+  std::string sample(std::int64_t index) const;
+  /// Skips the samples that are left and checks that the file ends there.
+  void finish();
+
+ private:
+  NumberType type_;
+  std::vector<std::int64_t> shape_;
+  std::size_t sample_bytes_ = 0;
+  std::string shown_;
+  std::optional<InputFile> file_;
+  std::int64_t next_ = 0;  ///< index of the next sample in the file
+  std::vector<std::byte> values_;
+};
+
+/// Throws an Error if the files or the options are wrong, before anything is read. `columns`: number of columns that
+/// the inputs will give.
+void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
+                      const std::filesystem::path& output, const ConvertOptions& options);
+/// Writes the columns under the names in the options. Returns the files written.
+std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
+                                                   const std::filesystem::path& output, const ConvertOptions& options);
+
+}  // namespace muster::detail::convert

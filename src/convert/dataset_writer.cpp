@@ -1,0 +1,97 @@
+#include "convert/dataset_writer.hpp"
+
+#include "base/file.hpp"
+#include "hdf5/file.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+namespace muster::detail::convert {
+namespace {
+
+std::filesystem::path temporary_name(const std::filesystem::path& output) {
+  static std::atomic<int> count{0};
+  auto name = output;
+  name += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
+  return name;
+}
+
+}  // namespace
+
+DatasetWriter::DatasetWriter(std::filesystem::path output, bool aligned)
+    : output_(std::move(output)), temporary_(temporary_name(output_)) {
+  remove_unfinished(output_, /*none_writes=*/false);
+  try {
+    file_ = hdf5::create_file(temporary_, aligned ? 4096 : 1);
+  } catch (...) {
+    ::unlink(temporary_.c_str());
+    throw;
+  }
+}
+
+DatasetWriter::~DatasetWriter() {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void DatasetWriter::begin_column(const std::string& name, hid_t stored, const std::vector<std::int64_t>& shape,
+                                 std::optional<std::int64_t> chunk, std::optional<int> compress) {
+  const hdf5::Lock lock;
+  const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, doing(), ExitCode::retry);
+  const hid_t id = creation.get();
+  check(H5Pset_fill_time(id, H5D_FILL_TIME_NEVER));
+  check(H5Pset_obj_track_times(id, false));  // equal input gives equal bytes
+  // Also for chunked columns: with late allocation HDF5 1.10 loses the place of a single chunk that exceeds its cache.
+  if (!compress) check(H5Pset_alloc_time(id, H5D_ALLOC_TIME_EARLY));
+  if (chunk) {
+    std::vector<hsize_t> sizes(shape.begin(), shape.end());
+    sizes.front() = static_cast<hsize_t>(*chunk);
+    check(H5Pset_chunk(id, static_cast<int>(sizes.size()), sizes.data()));
+  }
+  if (compress) {
+    if (H5Tget_size(stored) > 1) check(H5Pset_shuffle(id));
+    check(H5Pset_deflate(id, static_cast<unsigned>(*compress)));
+  }
+  // Without a chunk cache H5Dwrite writes each chunk at once, and so its status shows if that has failed.
+  const auto access = hdf5::make_properties(H5P_DATASET_ACCESS, doing(), ExitCode::retry);
+  check(H5Pset_chunk_cache(access.get(), 0, 0, 1));
+  const auto space = hdf5::make_space(shape, doing(), ExitCode::retry);
+  column_ = {check(H5Dcreate2(file_.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, id, access.get())),
+             H5Dclose};
+  next_ = 0;
+}
+
+void DatasetWriter::write(std::span<const std::byte> values, std::int64_t count, hid_t value_type) {
+  const hdf5::Lock lock;
+  auto shape = hdf5::shape(column_.get());
+  shape.front() = count;
+  const auto memory = hdf5::make_space(shape, doing(), ExitCode::retry);
+  const auto rows = hdf5::dataset_property(column_.get(), H5Dget_space, doing(), ExitCode::retry);
+  hdf5::select_rows(rows.get(), H5S_SELECT_SET, next_, count, doing(), ExitCode::retry);
+  check(H5Dwrite(column_.get(), value_type, memory.get(), rows.get(), H5P_DEFAULT, values.data()));
+  next_ += count;
+}
+
+void DatasetWriter::end_column() {
+  const hdf5::Lock lock;
+  check(H5Fflush(file_.get(), H5F_SCOPE_LOCAL));
+  column_.close(doing());
+}
+
+void DatasetWriter::finish() {
+  file_.close(doing());
+  File written(temporary_, File::Mode::write);
+  written.sync();
+  written.close();
+}
+
+void DatasetWriter::publish() {
+  if (::rename(temporary_.c_str(), output_.c_str()) != 0)
+    throw Error(ExitCode::retry, doing(), std::strerror(errno), "Check the permissions there");
+  temporary_.clear();
+  sync_directory(output_.has_parent_path() ? output_.parent_path() : std::filesystem::path("."));
+}
+
+}  // namespace muster::detail::convert

@@ -1,0 +1,56 @@
+// Writes one dataset file, which appears complete or not at all.
+#pragma once
+
+#include "hdf5/handle.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace muster::detail::convert {
+
+/// Write the columns one after the other, each in the order of its samples; then call finish() and publish(). The
+/// destructor removes the file if it has not been published. If several files belong together, finish all of them
+/// before publishing the first. Errors have ExitCode::retry. Each write is checked, since HDF5 may close a file without
+/// an error after a write has failed.
+class DatasetWriter {
+ public:
+  /// Makes a file with a temporary name beside `output`. `aligned`: columns start at page boundaries, for reading
+  /// without HDF5.
+  DatasetWriter(std::filesystem::path output, bool aligned);
+  DatasetWriter(const DatasetWriter&) = delete;
+  DatasetWriter& operator=(const DatasetWriter&) = delete;
+  ~DatasetWriter();
+
+  /// Begins a column of the HDF5 type `stored`. `shape` begins with the number of samples. The column is contiguous, or
+  /// in chunks of `chunk` samples; with `compress` it is deflated at that level.
+  void begin_column(const std::string& name, hid_t stored, const std::vector<std::int64_t>& shape,
+                    std::optional<std::int64_t> chunk, std::optional<int> compress);
+  /// Writes the next `count` samples, with values of type `value_type`. In a chunked column all calls but the last must
+  /// write whole chunks.
+  void write(std::span<const std::byte> values, std::int64_t count, hid_t value_type);
+  void end_column();
+
+  /// Makes the file durable, under its temporary name.
+  void finish();
+  /// Gives the file the name output(), replacing a file of that name.
+  void publish();
+
+  const std::filesystem::path& output() const noexcept { return output_; }
+
+ private:
+  std::string doing() const { return "writing " + output_.string(); }
+  std::int64_t check(std::int64_t status) const { return hdf5::check(status, doing(), ExitCode::retry); }
+
+  std::filesystem::path output_;
+  std::filesystem::path temporary_;  ///< the temporary name; empty once the file is published
+  hdf5::Handle file_;
+  hdf5::Handle column_;
+  std::int64_t next_ = 0;  ///< index of the column's next sample
+};
+
+}  // namespace muster::detail::convert

@@ -1,0 +1,167 @@
+#include "convert/convert.hpp"
+#include "hdf5/types.hpp"
+
+#include <sys/stat.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace muster::detail::convert {
+namespace {
+
+constexpr std::uint64_t largest_column = std::numeric_limits<std::int64_t>::max();
+
+/// Bytes of one sample, with every product checked.
+std::size_t bytes_per_sample(const NumberType& type, const std::vector<std::uint64_t>& shape,
+                             const std::string& shown) {
+  const auto refuse = [&](const std::string& fact) { throw Error(ExitCode::data, "reading " + shown, fact); };
+  if (shape.empty()) refuse("it holds one number, not samples");
+  if (shape.size() > H5S_MAX_RANK)
+    refuse("it has " + std::to_string(shape.size()) + " dimensions; the most are " + std::to_string(H5S_MAX_RANK));
+  if (shape.front() == 0) refuse("it holds no sample");
+  std::uint64_t all = type.size;
+  for (const auto size : shape) {
+    if (size == 0) refuse("its samples are empty: a dimension is 0");
+    if (size > largest_column / all) refuse("its dimensions are absurdly large");
+    all *= size;
+  }
+  return all / shape.front();
+}
+
+}  // namespace
+
+InputFile::InputFile(const std::filesystem::path& path) : path_(path), file_(nullptr, gzclose_r) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) fail(std::strerror(errno), "Check the path");
+  if (S_ISDIR(status.st_mode)) fail("it is a folder", "Name a file");
+  if (S_ISREG(status.st_mode)) size_ = static_cast<std::uint64_t>(status.st_size);
+  file_.reset(gzopen(path.c_str(), "rb"));
+  if (!file_) fail(std::strerror(errno), "Check the permissions");
+  gzbuffer(file_.get(), 1 << 18);
+}
+
+std::size_t InputFile::read_some(std::span<std::byte> into) {
+  std::size_t done = 0;
+  while (done < into.size()) {
+    const auto want = static_cast<unsigned>(std::min<std::size_t>(into.size() - done, 1U << 30));
+    const int got = gzread(file_.get(), into.data() + done, want);
+    int status = Z_OK;
+    const char* message = gzerror(file_.get(), &status);
+    if (got < 0 || status != Z_OK) {
+      if (status == Z_ERRNO) fail(std::strerror(errno));
+      if (status == Z_BUF_ERROR) fail("the file is truncated: its gzip stream has no end", "Download it again");
+      fail("its gzip stream is damaged (" + std::string(message) + ")", "Download it again");
+    }
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  return done;
+}
+
+void InputFile::read(std::span<std::byte> into) {
+  if (read_some(into) < into.size()) fail("the file is truncated", "Make or copy it again");
+}
+
+void InputFile::skip(std::uint64_t bytes) {
+  std::vector<std::byte> discarded(std::min<std::uint64_t>(bytes, 1 << 20));
+  for (; bytes > 0; bytes -= std::min<std::uint64_t>(bytes, discarded.size()))
+    read(std::span(discarded).first(std::min<std::uint64_t>(bytes, discarded.size())));
+}
+
+void InputFile::expect_end() {
+  std::byte next;
+  if (read_some({&next, 1}) > 0) fail("bytes follow after the values that it announces", "Make or copy it again");
+}
+
+void InputFile::expect_remaining(std::uint64_t bytes) const {
+  if (!size_) return;
+  if (gzdirect(file_.get()) == 0) {
+    // Deflate expands one byte to at most 1032 bytes.
+    if (bytes / 1032 > *size_) fail("it announces " + std::to_string(bytes) + " bytes, more than can be packed in it");
+    return;
+  }
+  const auto left = *size_ - std::min<std::uint64_t>(*size_, static_cast<std::uint64_t>(gztell(file_.get())));
+  if (bytes != left)
+    fail("it announces " + std::to_string(bytes) + " bytes of values, but " + std::to_string(left) + " follow: it is " +
+             (left < bytes ? "truncated" : "longer than it should be"),
+         "Make or copy it again");
+}
+
+void InputFile::fail(const std::string& fact, const std::string& remedy) const {
+  throw Error(ExitCode::data, "reading " + path_.string(), fact, remedy);
+}
+
+hdf5::Handle NumberType::memory_type() const {
+  const hdf5::Lock lock;
+  if (kind == 'b') return hdf5::memory_type_of(at::kBool);
+  if (kind == 'f') return hdf5::memory_type_of(size == 2 ? at::kHalf : size == 4 ? at::kFloat : at::kDouble);
+  if (kind == 'c') return hdf5::memory_type_of(size == 8 ? at::kComplexFloat : at::kComplexDouble);
+  auto type = hdf5::memory_type_of(size == 1 ? at::kChar : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong);
+  if (kind == 'u') hdf5::check(H5Tset_sign(type.get(), H5T_SGN_NONE), "making a type");
+  return type;
+}
+
+hdf5::Handle NumberType::file_type() const {
+  const hdf5::Lock lock;
+  auto type = memory_type();
+  if (kind != 'b' && size > 1)
+    hdf5::check(H5Tset_order(type.get(), big_endian ? H5T_ORDER_BE : H5T_ORDER_LE), "making a type");
+  return type;
+}
+
+InputColumn::InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, InputFile file)
+    : InputColumn(type, shape, file.shown(), {}) {
+  file.expect_remaining(sample_bytes_ * shape.front());
+  file_ = std::move(file);
+}
+
+InputColumn::InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, std::string shown,
+                         std::vector<std::byte> values)
+    : type_(type),
+      shape_(shape.begin(), shape.end()),
+      sample_bytes_(bytes_per_sample(type, shape, shown)),
+      shown_(std::move(shown)),
+      values_(std::move(values)) {}
+
+void InputColumn::load() {
+  if (!file_) return;
+  values_.resize(sample_bytes_ * static_cast<std::size_t>(samples()));
+  file_->read(values_);
+  next_ = samples();
+  finish();
+}
+
+void InputColumn::take(std::span<const std::int64_t> samples, std::span<std::byte> into) {
+  for (std::size_t i = 0; i < samples.size();) {
+    // Consecutive samples are copied together.
+    std::size_t run = 1;
+    while (i + run < samples.size() && samples[i + run] == samples[i] + static_cast<std::int64_t>(run)) ++run;
+    const auto target = into.subspan(i * sample_bytes_, run * sample_bytes_);
+    if (file_) {
+      file_->skip(static_cast<std::uint64_t>(samples[i] - next_) * sample_bytes_);
+      file_->read(target);
+      next_ = samples[i] + static_cast<std::int64_t>(run);
+    } else {
+      std::memcpy(target.data(), values_.data() + static_cast<std::size_t>(samples[i]) * sample_bytes_, target.size());
+    }
+    i += run;
+  }
+}
+
+std::string InputColumn::sample(std::int64_t index) const {
+  return {reinterpret_cast<const char*>(values_.data()) + static_cast<std::size_t>(index) * sample_bytes_,
+          sample_bytes_};
+}
+
+void InputColumn::finish() {
+  if (!file_) return;
+  file_->skip(static_cast<std::uint64_t>(samples() - next_) * sample_bytes_);
+  file_->expect_end();
+  file_.reset();
+}
+
+}  // namespace muster::detail::convert

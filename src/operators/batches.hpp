@@ -1,0 +1,91 @@
+// The batches of an operator's calls: train() and validate() take them from passes over the data of register_data().
+#pragma once
+
+#include "data/sources/source.hpp"
+#include "muster/dataset.hpp"
+#include "muster/detail/operator.hpp"
+#include "session/session_state.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::detail::operators {
+
+/// Passes whose batches have these columns, in this order; all columns of the dataset if `columns` is empty.
+std::unique_ptr<Passes> passes_over(const DatasetShard& shard, const BatchOptions& options,
+                                    const std::shared_ptr<data::Source>& source, std::vector<std::string> columns);
+
+/// The batches of train(). A call goes on where the one before has ended.
+class TrainBatches final : public BatchSource {
+ public:
+  explicit TrainBatches(session::SessionState& session) : session_(session) {}
+
+  /// Replaces the passes; an open pass ends. Throws an Error inside a call.
+  void set_passes(std::unique_ptr<Passes> passes);
+  Passes* passes() const noexcept { return passes_.get(); }
+  /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; used in
+  /// the error for missing data.
+  void check_call(std::optional<std::int64_t> limit, bool has_model) const;
+  /// Begins a call for `limit` batches, or for the rest of the pass. Takes the first batch.
+  void begin_call(std::optional<std::int64_t> limit);
+  void end_call();
+  Batch* next() override;
+
+  /// The number of passes that have begun.
+  std::int64_t epoch_count() const noexcept { return epochs_; }
+  /// Sets that number. The next batch begins a new pass.
+  void set_epoch_count(std::int64_t epochs);
+
+  /// The position for a checkpoint in the middle of a call: true if a pass is open, and the batches taken in the call.
+  bool has_open_pass() const noexcept { return open_; }
+  std::int64_t batches_taken() const noexcept { return taken_; }
+  /// Restores them, after set_epoch_count().
+  void restore(bool open, std::int64_t taken) {
+    resumes_ = open;
+    taken_ = taken;
+  }
+  bool resumes_open_pass() const noexcept { return resumes_; }
+
+ private:
+  Batch* take();
+
+  session::SessionState& session_;
+  std::unique_ptr<Passes> passes_;
+  std::int64_t epochs_ = 0;
+  bool in_call_ = false;
+  bool open_ = false;
+  bool resumes_ = false;  ///< the next begin() resumes the pass that was open
+  std::optional<std::int64_t> limit_ = {};
+  std::int64_t taken_ = 0;
+  std::optional<Batch*> first_ = {};  ///< the call's first batch until next() returns it
+};
+
+/// The batches of validate(). Each call, and each iteration in it, starts at the beginning of the data.
+class ValidationBatches final : public BatchSource {
+ public:
+  /// Replaces the passes. Throws an Error inside a call.
+  void set_passes(std::unique_ptr<Passes> passes);
+  Passes* passes() const noexcept { return passes_.get(); }
+  /// See TrainBatches.
+  void check_call(std::optional<std::int64_t> limit, bool has_model) const;
+  void begin_call(std::optional<std::int64_t> limit, std::int64_t epoch);
+  void end_call();
+  Batch* first() override;
+  Batch* next() override;
+
+ private:
+  std::unique_ptr<Passes> passes_;
+  Batch* in_hand();
+  void end_pass();
+
+  std::int64_t epoch_ = 0;
+  bool in_call_ = false;
+  bool open_ = false;  ///< a pass is under way
+  std::optional<std::int64_t> limit_ = {};
+  std::int64_t taken_ = 0;
+};
+
+}  // namespace muster::detail::operators

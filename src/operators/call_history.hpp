@@ -1,0 +1,52 @@
+// The history of main's calls of an operator's trainer. Every checkpoint holds it, so that a resumed run returns the
+// saved results to main.
+#pragma once
+
+#include "muster/error.hpp"
+#include "muster/json.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::detail::operators {
+
+/// A call that is over, and its result.
+struct CallRecord {
+  std::string name;
+  Json result = {};                   ///< null if the call was refused
+  bool registers_data = false;        ///< a resumed run makes the call again, since no checkpoint holds data
+  std::optional<Error> refusal = {};  ///< the error, if its check refused the call, which then changed nothing
+};
+
+class CallHistory {
+ public:
+  CallHistory() { restore(std::string()); }
+
+  bool empty() const noexcept { return calls_.empty(); }
+  std::size_t size() const noexcept { return calls_.size(); }
+  const CallRecord& operator[](std::size_t number) const { return calls_.at(number); }
+  void add(CallRecord call);
+
+  /// All calls, one line of JSON each.
+  std::string text() const;
+  /// Restores the calls. Throws an Error (ExitCode::data) if a line is not a call.
+  void restore(const std::string& text);
+  /// The text as bytes for a checkpoint, padded with zeros to a power of two. So most checkpoints have the same layout
+  /// as the one before, and adding a call only writes its own line.
+  const at::Tensor& bytes() const noexcept { return bytes_; }
+  void restore(const at::Tensor& bytes);
+
+ private:
+  void append(const std::string& text);
+
+  std::vector<CallRecord> calls_;
+  at::Tensor bytes_;
+  std::int64_t length_ = 0;  ///< of the text, in bytes
+};
+
+}  // namespace muster::detail::operators

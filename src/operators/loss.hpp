@@ -1,0 +1,21 @@
+// The loss of a batch in the default train_batch() and validate_batch().
+#pragma once
+
+#include "operators/registry.hpp"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace muster::detail::operators {
+
+/// True if this criterion compares output and target element by element, so both must have the same shape. False for
+/// null.
+bool is_elementwise(const torch::nn::Module* criterion);
+
+/// The loss by the registered criterion. Throws an Error (ExitCode::user_error) if the criterion broadcasts output and
+/// target against each other.
+at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const at::Tensor& output,
+                        const at::Tensor& target);
+
+}  // namespace muster::detail::operators

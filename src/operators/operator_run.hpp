@@ -1,0 +1,108 @@
+// The implementation of an OperatorTrainer: one run, whose session is open from the constructor to shutdown().
+#pragma once
+
+#include "comm/world.hpp"
+#include "muster/operator.hpp"
+#include "operators/call_history.hpp"
+#include "operators/registry.hpp"
+#include "session/open_session.hpp"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace muster::detail::operators {
+
+/// Calls are numbered, and every checkpoint holds the results of all calls so far. When a run is resumed, its main
+/// makes the same calls again; those before the checkpoint are replayed, that is, they only return the saved results.
+class OperatorRun {
+ public:
+  using Make = std::function<std::unique_ptr<TrainingOperator>()>;
+
+  OperatorRun(Launch& launch, const Make& make, OperatorTrainerOptions options);
+  ~OperatorRun();
+
+  Json train(const TrainOptions& options);
+  Json validate(const ValidateOptions& options);
+  Json apply(const std::function<Json()>& function);
+  Json apply(const std::function<Json(TrainingOperator&)>& function);
+  void update_scheduler(double metric);
+  StateDict state_dict();
+  void load_state_dict(const StateDict& state);
+  void save(const std::filesystem::path& path);
+  void load(const std::filesystem::path& path);
+  void shutdown(bool force);
+
+  /// Runs a trial of a sweep, shuts the trainer down and returns the result.
+  Result run_trial(std::int64_t num_iterations, const std::function<Json(std::int64_t)>& step);
+  bool has_validation_loader() const noexcept { return parts_ != nullptr && parts_->validation.passes() != nullptr; }
+
+  /// Throws an Error on a rank that does not train.
+  TrainingOperator& local_operator();
+
+ private:
+  run::ResolvedOptions resolve_options();
+  /// Opens the session and restores the run's checkpoint, if there is one. Collective over the workers.
+  void open(const Make& make);
+  void require_open() const;
+  /// Runs `work` on the workers and returns its text on all ranks. If it throws on any worker, the trainer has ended
+  /// and all ranks throw. Collective.
+  std::string run_on_all(const std::function<std::string()>& work);
+  /// Runs `check` on the workers. If it throws on any worker, all ranks throw the same and the trainer stays open.
+  /// Collective.
+  void require_on_all(const std::function<void()>& check);
+  /// The next call of main, named `name`. Runs `check` and then `work` and saves the result, or replays the call:
+  /// returns or throws what was saved. `check` throws to refuse a call before anything is changed; that is saved, too.
+  /// Collective.
+  Json run_or_replay(const char* name, const std::function<void()>& check, const std::function<Json()>& work);
+  comm::WaitLimits limits() const;
+  /// The metrics for a row, without objects and reserved names. `epoch` is the number of passes that train() has begun.
+  Metrics row_metrics(const Json& result) const;
+  /// Combines the workers' metrics into the result of the call `name`, saves that as its result, and reports it unless
+  /// this is a trial. `saves`: the report saves a checkpoint. Collective over the workers.
+  Json finish_call(const char* name, const Metrics& own, bool reduce, bool saves);
+  /// True if a callback has ended training. Collective.
+  bool has_ended();
+  /// Reports the result of `step`, the step of a trial. Calls inside it report nothing.
+  void report_step(const std::function<Json()>& step);
+  /// The values of all workers. Collective over the workers.
+  Json gather(const Json& own) const;
+  /// Makes a replayed call that registered data once more, since no checkpoint holds data. Collective.
+  void register_again(const std::function<Json(TrainingOperator&)>& function);
+  /// Throws an Error unless a saved state fits the operator. The operator's own load functions may still refuse it.
+  void require_fit(const StateDict& saved) const;
+  /// Loads a saved state on every worker. Collective over the workers.
+  void restore(const StateDict& saved);
+  /// Updates params.json, on rank 0: the number of retries for `muster run`, and, if it `trains`, that the run is not
+  /// finished.
+  void update_params(int max_retries, bool trains = false);
+  /// Restores the saved random state, once.
+  void restore_random_state();
+
+  Launch& launch_;
+  const OperatorTrainerOptions options_;
+  bool saves_checkpoints_ = false;  ///< saves checkpoints, so that another process can resume the run
+  bool keeps_folder_ = true;        ///< keeps the run's folder even if nothing was saved in it
+  const run::ResolvedOptions resolved_;
+  run::RunFolder run_;
+  const comm::TimeLimit everywhere_;
+  at::Device device_;
+  session::BadSteps bad_steps_;
+  std::unique_ptr<session::OpenSession> session_;  ///< null if this rank does not train
+  std::unique_ptr<TrainingOperator> operator_;
+  OperatorRegistry* parts_ = nullptr;
+  StateEntries entries_;                             ///< the entries of state_dict()
+  std::shared_ptr<const StateEntries> run_entries_;  ///< entries_ and the calls: the entries of the run's checkpoints
+  CallHistory history_;         ///< calls that are over: in this process and, if resumed, before it
+  std::size_t call_count_ = 0;  ///< calls of main in this process
+  bool changed_ = false;        ///< a call other than train() has changed the state since it was saved
+  bool of_trial_ = false;       ///< a trial of a sweep: reports its steps instead of its calls
+  bool training_ = false;       ///< a call of train() is in progress
+  bool ended_ = false;          ///< a callback has ended training
+  std::string random_state_;    ///< the checkpoint's, until restore_random_state()
+  bool open_ = false;
+  int exceptions_ = 0;  ///< std::uncaught_exceptions() in the constructor
+};
+
+}  // namespace muster::detail::operators

@@ -1,0 +1,98 @@
+#include "operators/results.hpp"
+
+#include "muster/operator.hpp"
+#include "observe/metrics.hpp"
+
+#include <cmath>
+
+namespace muster {
+namespace {
+
+constexpr const char* num_samples = "num_samples";
+constexpr const char* batch_count = "batch_count";
+
+std::optional<std::int64_t> samples_in(const Metrics& metrics) {
+  const auto found = metrics.find(num_samples);
+  if (found == metrics.end() || !found->second.value().is_number()) return {};
+  return found->second.value().get<std::int64_t>();
+}
+
+}  // namespace
+
+void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::int64_t> n) {
+  const auto samples = n.value_or(samples_in(metrics).value_or(1));
+  ++batches_;
+  samples_ += samples;
+  for (const auto& [name, metric] : metrics) {
+    if (name == num_samples) continue;
+    detail::observe::require_value(name, metric);
+    auto& meter = meters_[name];
+    const auto& value = metric.value();
+    if (value.is_number()) meter.mean.add(value.get<double>(), samples);
+    meter.last_samples = samples;
+    if (samples <= 0 && !meter.last.is_null()) continue;  // this worker had no samples of the last batch
+    meter.last = value;
+  }
+}
+
+Metrics AverageMeterCollection::summary() const {
+  Metrics all{{num_samples, samples_}, {batch_count, batches_}};
+  for (const auto& [name, meter] : meters_) {
+    const bool is_number = meter.last.is_number();
+    all.insert_or_assign(name, is_number ? Metric(meter.mean) : Metric(meter.last));
+    all.insert_or_assign("last_" + name,
+                         is_number ? Metric(meter.last.get<double>(), meter.last_samples) : Metric(meter.last));
+  }
+  return all;
+}
+
+Json Timers::stats() const {
+  Json all = Json::object();
+  for (const auto& [name, seconds] : seconds_) all["mean_" + name + "_s"] = seconds.value();
+  return all;
+}
+
+}  // namespace muster
+
+namespace muster::detail::operators {
+namespace {
+
+Json finite_or_null(const Json& value) {
+  return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
+}
+
+}  // namespace
+
+Json to_weighted_json(const Metrics& metrics) {
+  const auto samples = samples_in(metrics).value_or(1);
+  Json all = Json::object();
+  for (const auto& [name, metric] : metrics) {
+    observe::require_value(name, metric);
+    const auto weight = name == batch_count ? 1 : metric.weight() < 0 ? samples : metric.weight();
+    auto& values = all[name] = Json::array({metric.value(), weight});
+    if (!metric.accumulator().is_null()) values.push_back(metric.accumulator());
+  }
+  return all;
+}
+
+Json reduce_over_workers(const std::vector<Json>& of_workers) {
+  auto result = observe::mean_over_ranks(of_workers);
+  std::int64_t sum = 0;
+  for (const auto& worker : of_workers)
+    if (const auto found = worker.find(num_samples); found != worker.end() && (*found)[0].is_number())
+      sum += (*found)[0].get<std::int64_t>();
+  if (result.contains(num_samples)) result[num_samples] = sum;
+  return result;
+}
+
+Json list_over_workers(const std::vector<Json>& of_workers) {
+  Json all = Json::array();
+  for (const auto& worker : of_workers) {
+    Json values = Json::object();
+    for (const auto& [name, value] : worker.items()) values[name] = finite_or_null(value[0]);
+    all.push_back(std::move(values));
+  }
+  return all;
+}
+
+}  // namespace muster::detail::operators

@@ -1,0 +1,146 @@
+#include "run/failures.hpp"
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/pieces.hpp"
+#include "checkpoint/files/trainer_state.hpp"
+#include "checkpoint/inspect.hpp"
+#include "checkpoint/rollbacks.hpp"
+#include "checkpoint/tier.hpp"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+namespace muster::detail::run {
+namespace {
+
+constexpr std::chrono::seconds longest_wait{60};
+
+std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
+
+/// Returns a checksum of the state and the files that the program has saved; empty if it has saved nothing.
+std::string content_of(const checkpoint::Manifest& manifest) {
+  const bool has_tensors =
+      std::ranges::any_of(manifest.tensors, [](const auto& tensor) { return tensor.name != checkpoint::random_name; });
+  if (!has_tensors && manifest.values.empty() && manifest.files.size() == 1) return {};
+  const auto text = Json{manifest.values, manifest.files}.dump();
+  return std::to_string(checkpoint::crc32(std::as_bytes(std::span(text))));
+}
+
+}  // namespace
+
+Json to_json(const RunPoints& points) {
+  auto json = Json::object();
+  for (const auto& [name, point] : points)
+    json[name] = {point.global_step, point.epoch, point.training_iteration, point.rollbacks, point.content};
+  return json;
+}
+
+RunPoints points_from(const Json& json) {
+  RunPoints points;
+  for (const auto& [name, point] : json.items())
+    points[name] = {point.at(0), point.at(1), point.at(2), point.at(3), point.at(4)};
+  return points;
+}
+
+bool RunPoint::is_beyond(const RunPoint& before) const noexcept {
+  if (rollbacks > before.rollbacks || global_step > before.global_step || epoch > before.epoch) return true;
+  return global_step == 0 && training_iteration > before.training_iteration &&
+         (content.empty() || content != before.content);
+}
+
+bool is_progress(const RunPoints& now, const RunPoints& before) noexcept {
+  return std::ranges::any_of(now, [&](const auto& item) {
+    const auto known = before.find(item.first);
+    return known == before.end() || item.second.is_beyond(known->second);
+  });
+}
+
+Failures Failures::with_one_more(const RunPoints& now) const {
+  Failures next{.count = is_progress(now, furthest) ? 1 : count + 1, .furthest = furthest};
+  for (const auto& [name, point] : now) {
+    const auto [at, is_new] = next.furthest.try_emplace(name, point);
+    auto& before = at->second;
+    if (is_new || !point.is_beyond(before)) continue;
+    auto beyond = point;
+    if (point.rollbacks == before.rollbacks) {
+      beyond.global_step = std::max(point.global_step, before.global_step);
+      beyond.epoch = std::max(point.epoch, before.epoch);
+    }
+    before = beyond;
+  }
+  return next;
+}
+
+bool is_worth_retrying(ExitCode code) noexcept {
+  using enum ExitCode;
+  constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};
+  return std::ranges::find(final_ones, code) == final_ones.end();
+}
+
+std::chrono::seconds retry_delay(const Failures& failures) noexcept {
+  if (failures.count < 2) return {};
+  return std::min(longest_wait, std::chrono::seconds(1) * (1 << std::min(failures.count - 2, 30)));
+}
+
+int newest_checkpoint_index(const std::filesystem::path& run) {
+  const auto published = checkpoint::Tier(run).list().published;
+  return published.empty() ? -1 : published.rbegin()->first;
+}
+
+std::optional<RunPoint> point_of(const std::filesystem::path& run) {
+  const auto rollbacks = checkpoint::read_rollbacks(run);
+  auto there = checkpoint::Tier(run).list();
+  while (const auto newest = checkpoint::newest_own(there, rollbacks)) try {
+      const auto manifest = checkpoint::read_manifest(newest->second);
+      const auto trainer = checkpoint::trainer_state_from_json(manifest.progress);
+      return RunPoint{.global_step = trainer.global_step,
+                      .epoch = trainer.epoch_counted ? trainer.epoch : 0,  // otherwise it counts reports
+                      .training_iteration = trainer.training_iteration,
+                      .rollbacks = static_cast<std::int64_t>(rollbacks.size()),
+                      .content = content_of(manifest)};
+    } catch (const Error&) {  // damaged: the next start goes on from the one before
+      there.published.erase(newest->first);
+    }
+  return {};
+}
+
+RunPoints progress_of(const std::filesystem::path& run) {
+  RunPoints progress;
+  if (const auto point = point_of(run)) progress.emplace("", *point);
+  return progress;
+}
+
+Failures add_failure(const Failures& before, const std::filesystem::path& run,
+                     RunPoints (*progress)(const std::filesystem::path&)) {
+  try {
+    return before.with_one_more(progress(run));
+  } catch (const std::exception&) {  // ignored, so that the failure itself is reported
+    return before.with_one_more({});
+  }
+}
+
+std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor) {
+  try {
+    const auto saved = read_json(file_of(run));
+    if (saved.at("supervisor") != supervisor) return {};
+    return Failures{saved.at("failures"), points_from(saved.at("furthest"))};
+  } catch (const std::exception&) {  // missing or incomplete: nothing was counted
+    return {};
+  }
+}
+
+void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures) {
+  const auto file = file_of(run), unfinished = std::filesystem::path(file.string() + ".new");
+  // Not synced: only processes of the same `muster run` read it, and none of them survives a power loss.
+  std::filesystem::remove(unfinished);
+  File out(unfinished, File::Mode::create);
+  out.append(
+      Json{{"supervisor", supervisor}, {"failures", failures.count}, {"furthest", to_json(failures.furthest)}}.dump());
+  out.close();
+  std::filesystem::rename(unfinished, file);
+}
+
+}  // namespace muster::detail::run

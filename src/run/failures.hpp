@@ -1,0 +1,78 @@
+// Counts the failures of a run since its last progress, and decides if it may be tried again. It counts failures of
+// jobs, which `muster run` restarts, and of attempts inside a job.
+//
+// Progress is a checkpoint from which training goes on further ahead than at any failure before. A newer checkpoint
+// alone is no progress: a program that saves its state at the start of each attempt may fail at the same batch every
+// time.
+#pragma once
+
+#include "muster/error.hpp"
+#include "muster/json.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+namespace muster::detail::run {
+
+/// How far a run has come, by its newest checkpoint.
+struct RunPoint {
+  std::int64_t global_step = 0;
+  std::int64_t epoch = 0;
+  std::int64_t training_iteration = 0;
+  std::int64_t rollbacks = 0;  ///< how often the user had it go back to an earlier checkpoint
+  std::string content = {};    ///< checksum of what the program has saved; empty if that is nothing
+
+  /// True if training has come further than `before`: to a later batch or epoch. If no batches are counted, a later
+  /// report counts if it saves something else. After a rollback the run is measured anew.
+  bool is_beyond(const RunPoint& before) const noexcept;
+};
+
+/// The points of all runs that count: by name of the trial in a sweep, and by the empty name for the run itself.
+using RunPoints = std::map<std::string, RunPoint>;
+Json to_json(const RunPoints& points);
+RunPoints points_from(const Json& json);
+
+/// True if a run has come further in `now` than in `before`, or is not in `before`.
+bool is_progress(const RunPoints& now, const RunPoints& before) noexcept;
+
+struct Failures {
+  int count = 0;
+  RunPoints furthest = {};  ///< the furthest points at any failure so far; empty if there was no checkpoint
+
+  /// Counts one more failure, when the runs have come as far as `now`.
+  Failures with_one_more(const RunPoints& now) const;
+  /// True if FailureConfig::max_failures, or --max-failures, allows another try. -1 always does.
+  bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
+};
+
+/// True if trying again may help. False if the same flags, files and data would end in the same way.
+bool is_worth_retrying(ExitCode code) noexcept;
+
+/// How long to wait before the next try: 0 s after the first failure, then 1, 2, 4 … s, at most a minute.
+std::chrono::seconds retry_delay(const Failures& failures) noexcept;
+
+/// The index of the newest checkpoint in the run's folder; -1 if there is none.
+int newest_checkpoint_index(const std::filesystem::path& run);
+
+/// Returns the point of the newest checkpoint in the run's folder that can be read and is not rolled back; none if
+/// there is none.
+std::optional<RunPoint> point_of(const std::filesystem::path& run);
+/// Returns point_of() the run under the empty name.
+RunPoints progress_of(const std::filesystem::path& run);
+
+/// Counts one more failure than `before`, by the progress in the run's folder. If the folder cannot be read, there was
+/// no progress.
+Failures add_failure(const Failures& before, const std::filesystem::path& run,
+                     RunPoints (*progress)(const std::filesystem::path&) = progress_of);
+
+/// The failures in `.failures.json` of the run's folder; none if the `muster run` with the id `supervisor` did not
+/// write it.
+std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor);
+/// Writes that file. A run has only one, of the last `muster run`.
+void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures);
+
+}  // namespace muster::detail::run

@@ -1,0 +1,101 @@
+#include "run/resolve.hpp"
+
+#include "base/listed.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "launch/settings.hpp"
+#include "launch/supervised.hpp"
+
+#include <algorithm>
+
+namespace muster::detail::run {
+namespace {
+
+/// Returns the number of workers. `full_worker_count` is, before, the number of ranks of a full launch, or 0 if none
+/// may be missing; afterwards the number of workers of a full launch, or 0.
+int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full_worker_count) {
+  const auto& asked = scaling.num_workers;
+  const bool range = asked.is_range() && !launch.flags().workers;
+  if (range && (*asked.least() < 1 || *asked.least() > *asked.most()))
+    throw Error(
+        ExitCode::usage, "choosing the workers",
+        "{" + std::to_string(*asked.least()) + ", " + std::to_string(*asked.most()) + "} is not a range of workers",
+        "Ask for {least, most}, from 1 on");
+  const int there = std::max(launch.size(), full_worker_count);
+  int workers = launch.flags().workers.value_or(asked.most().value_or(there));
+  if (range) workers = full_worker_count = std::min(workers, there);
+  if (full_worker_count > 0 && workers <= full_worker_count) {
+    full_worker_count = workers;
+    workers = std::min(workers, launch.size());
+  }
+  if (range && workers < *asked.least())
+    throw Error(ExitCode::usage, "choosing the workers",
+                "at least " + std::to_string(*asked.least()) + " were asked for and the launch has " +
+                    counted(launch.size(), "rank"),
+                "Start it with mpirun -n " + std::to_string(*asked.least()) + " or more, or ask for fewer");
+  if (workers < 1)
+    throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
+                "Ask for 1 or more");
+  if (workers > launch.size())
+    throw Error(
+        ExitCode::usage, "choosing the workers",
+        std::to_string(workers) + " workers were asked for and the launch has " + counted(launch.size(), "rank"),
+        "Start it with mpirun -n " + std::to_string(workers) + ", or ask for fewer with --workers");
+  return workers;
+}
+
+std::chrono::milliseconds choose_wait_limit(const Launch& launch, const BackendConfig* backend) {
+  const auto own = backend == nullptr ? std::nullopt : backend->timeout();
+  if (own && own->count() <= 0)
+    throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
+                std::to_string(own->count()) + " ms is not a time limit",
+                "Give TorchConfig::timeout more than 0, or leave it out");
+  return launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator())));
+}
+
+}  // namespace
+
+step::MicroBatchShare ResolvedOptions::share_of(int worker) const {
+  const auto& virtual_workers = options.scaling_config.virtual_workers;
+  if (!virtual_workers) return {.total = worker_count, .first = worker, .count = 1};
+  if (*virtual_workers < 1 || *virtual_workers % worker_count != 0)
+    throw Error(ExitCode::usage, "choosing the workers",
+                std::to_string(*virtual_workers) + " virtual workers cannot be divided evenly among " +
+                    std::to_string(worker_count),
+                "Start as many workers as divide them; 12 goes with 1, 2, 3, 4, 6 and 12");
+  const int count = *virtual_workers / worker_count;
+  return {.total = *virtual_workers, .first = worker * count, .count = count, .fixed = true};
+}
+
+ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
+                        std::shared_ptr<const BackendConfig> backend) {
+  const auto& flags = launch.flags();
+  const auto& scaling = options.scaling_config;
+  const auto supervisor = launch::supervisor();
+  int full_worker_count = supervisor ? supervisor->full_worker_count : 0;
+  const int workers = count_workers(launch, scaling, full_worker_count);
+  if (scaling.num_workers.is_range() && !flags.workers && launch.rank() == 0)
+    launch::tell_supervisor(launch::message_min_workers, std::to_string(*scaling.num_workers.least()));
+  ResolvedOptions resolved{
+      .launch = launch,
+      .options = options,
+      .backend = std::move(backend),
+      .worker_count = workers,
+      .full_worker_count = full_worker_count,
+      .threads_per_worker = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank())),
+      .progress = flags.progress};
+  static_cast<void>(resolved.share_of(0));
+  resolved.options.train_loop_config = Json::parse(comm::run_on_root(resolved.world(), [&] {
+    return launch::resolve(options.train_loop_config, flags.config_file, flags.set).dump();
+  }));
+  auto& callbacks = resolved.options.run_config.callbacks;
+  callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());
+  resolved.wait_limit = choose_wait_limit(launch, resolved.backend.get());
+  if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
+    throw Error(ExitCode::usage, "choosing how long a validation may take",
+                std::to_string(validation.timeout.count()) + " ms is not a time limit",
+                "Give ValidationConfig::timeout more than 0");
+  return resolved;
+}
+
+}  // namespace muster::detail::run

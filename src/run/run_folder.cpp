@@ -1,0 +1,333 @@
+#include "run/run_folder.hpp"
+
+#include "base/json.hpp"
+#include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/rank_status.hpp"
+#include "launch/supervised.hpp"
+#include "muster/error.hpp"
+#include "run/failures.hpp"
+#include "run/params.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+
+namespace muster::detail::run {
+namespace {
+
+std::string now_as_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d_%H-%M-%S", &local);
+  return text;
+}
+
+/// Throws an Error if another program has written `params` in `folder`.
+void require_same_program(const Json& params, const std::string& program, const std::filesystem::path& folder) {
+  const auto maker = params.is_object() ? params.value("program", Json()) : Json();
+  if (maker.is_string() && maker != program)
+    throw Error(
+        ExitCode::usage, "starting the run " + folder.string(),
+        "this run was made by " + maker.get<std::string>() + ", and this is " + program + "; nothing was changed",
+        "Choose another --name");
+}
+
+/// Makes the folder. True if it did not exist, so that it is this process's: another process may choose a name at the
+/// same moment. Also true if it cannot be made; the caller makes it again and reports the error.
+bool claim(const std::filesystem::path& folder) {
+  const auto storage = folder.parent_path();
+  make_directories(storage);
+  std::error_code error;
+  const bool made = std::filesystem::create_directory(folder, error);
+  if (made && ::access(storage.c_str(), R_OK) == 0) sync_directory(storage);
+  return made || (error && error != std::errc::file_exists);
+}
+
+/// NAME, NAME_2, NAME_3, …
+std::string numbered_name(const std::string& name, int number) {
+  return number == 1 ? name : name + "_" + std::to_string(number);
+}
+
+/// True if this process may use the folder: it is new, or an earlier start of the same `muster run` or of the same
+/// requeued Slurm job has used it.
+bool take(const std::filesystem::path& folder) {
+  const auto supervisor = launch::supervisor();
+  if (supervisor && read_failures(folder, supervisor->id)) return true;
+  const bool is_new = claim(folder);
+  const char* const restarts = std::getenv("SLURM_RESTART_COUNT");
+  if (std::getenv("SLURM_JOB_ID") == nullptr || restarts == nullptr || std::atoi(restarts) == 0) return is_new;
+  // In a requeued job each start of the program takes a folder: the one that creates this file gets it.
+  const auto mark = folder / (std::string(".slurm_restart.") + restarts);
+  const int descriptor = ::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor >= 0) ::close(descriptor);
+  return descriptor >= 0 || errno != EEXIST;
+}
+
+/// In a Slurm job PROGRAM_JOB, and PROGRAM_JOB.2, … for later starts of the program in it; otherwise PROGRAM_TIME.
+/// Later runs of the same process get a number appended.
+std::string default_name(const std::string& program, const std::filesystem::path& storage) {
+  static std::map<std::filesystem::path, std::string> names_by_storage;  // in a Slurm job: this start's name
+  static std::set<std::filesystem::path> taken;                          // by this process
+  const char* const job = std::getenv("SLURM_JOB_ID");
+  const auto supervisor = launch::supervisor();
+  auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
+  if (job != nullptr) {
+    auto& own = names_by_storage[storage];
+    for (int start = 1; own.empty(); ++start) {
+      const auto name = start == 1 ? first : first + "." + std::to_string(start);
+      if (take(storage / name)) own = name;
+    }
+    first = own;
+  }
+  auto name = first;
+  const auto is_free = [&] { return !taken.contains(storage / name) && (job != nullptr || take(storage / name)); };
+  for (int i = 2; !is_free(); ++i) name = numbered_name(first, i);
+  taken.insert(storage / name);
+  return name;
+}
+
+/// Warns if two trainers of this process use the same run, since the second one goes on where the first has ended.
+void warn_of_same_run(const std::filesystem::path& run, int trainer) {
+  static std::map<std::filesystem::path, int> trainers;
+  const auto [known, is_new] = trainers.try_emplace(run, trainer);
+  if (!is_new && std::exchange(known->second, trainer) != trainer)
+    log::warn("the run " + run.string() +
+              " is that of an earlier trainer of this program, and this one goes on with it. Give each trainer a "
+              "RunConfig::name of its own, or none");
+}
+
+}  // namespace
+
+void check_run_name(const std::string& name) {
+  try {
+    Json(name).dump();
+  } catch (const Json::exception&) {
+    throw Error(ExitCode::usage,
+                "reading the run's name " + Json(name).dump(-1, ' ', false, Json::error_handler_t::replace),
+                "it is not UTF-8", "Choose another --name; --storage says where the run lies");
+  }
+  const bool plain =
+      !name.empty() && name.size() <= 200 && name.front() != '.' && name.front() != '-' && name.front() != ' ' &&
+      name.back() != ' ' &&
+      std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; }) &&
+      is_utf8(name);
+  if (!plain)
+    throw Error(ExitCode::usage, "reading the run's name \"" + name + "\"",
+                "it is not the name of a folder: no '/', no leading '.' or '-', no space around it, no control "
+                "characters, 1 to 200 bytes of UTF-8",
+                "Choose another --name; --storage says where the run lies");
+}
+
+std::filesystem::path absolute_path(const std::filesystem::path& path) {
+  const auto whole = std::filesystem::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer) {
+  const auto& flags = launch.flags();
+  const auto level = config.logging_config.level.empty() ? "info" : config.logging_config.level;
+  log::level_from_name(level);  // before anything is made
+  const bool numbered = flags.name && config.name != *flags.name;
+  // While a rank waits for a lock, the others wait for that rank.
+  const auto announce_wait = [&](std::chrono::milliseconds most) { comm::keep_alive(world, most); };
+  const auto take_lock = [&](bool is_root) {
+    lock_.emplace(path_, is_root, RunLock::default_patience, announce_wait);
+    comm::keep_alive(world, std::chrono::milliseconds(0));
+  };
+  const auto chosen = comm::run_on_root(world, [&] {
+    auto storage = flags.storage.value_or(config.storage_path);
+    if (storage.empty()) storage = "runs";
+    if (storage.string().find("://") != std::string::npos)
+      throw Error(ExitCode::usage, "opening the storage " + storage.string(), "it is a URL",
+                  "Name a folder on a file system that all nodes share");
+    storage = std::filesystem::absolute(storage).lexically_normal();
+    std::error_code ignored;  // make_directories() says what is wrong with it
+    made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
+    name_ = flags.name.value_or(config.name);
+    if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
+    check_run_name(name_);
+    if (numbered) name_ = numbered_name(name_, trainer);
+    path_ = storage / name_;
+    if (!is_utf8(path_.string()))
+      throw Error(ExitCode::usage, "opening the storage " + storage.string(), "its path is not UTF-8",
+                  "Choose another --storage");
+    make_directories(path_);
+    require_own_directory(path_);
+    make_directories(path_ / "logs");
+    require_own_directory(path_ / "logs");
+    take_lock(/*is_root=*/true);
+    if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
+      params_ = read_json(file);
+      options_from_params(params_, file);
+      if (flags.name) require_same_program(params_, launch.program(), path_);
+    }
+    const auto supervisor = launch::supervisor();
+    is_restart_ = supervisor && read_failures(path_, supervisor->id);
+    if (flags.resume == Resume::never && !is_restart_ &&
+        (newest_checkpoint_index(path_) >= 0 || checkpoint::may_hold_newer(checkpoint::Tier(path_))))
+      throw Error(ExitCode::usage, "starting the run " + path_.string(), "--resume never is set and it has checkpoints",
+                  "Choose another --name, or remove that folder");
+    if (supervisor && !is_restart_) write_failures(path_, supervisor->id, {});
+    launch::tell_supervisor(launch::message_run, path_.string());
+    return Json{path_.string(), name_, params_, is_restart_}.dump();
+  });
+  const auto decided = Json::parse(chosen);
+  path_ = decided[0].get<std::string>();
+  name_ = decided[1];
+  params_ = decided[2];
+  is_restart_ = decided[3];
+  if (numbered)
+    for (int i = 1; i < trainer; ++i) earlier_runs_.push_back(path_.parent_path() / numbered_name(*flags.name, i));
+  check_shared(world);
+
+  // If a rank cannot open its log, all ranks throw here.
+  const auto ranks = comm::run_on_all(world, [&] {
+    char file[32];
+    std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
+    log::set_level(log::level_from_name(flags.log_level.value_or(level)));
+    const auto& logging = config.logging_config;
+    const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
+    log::write_to(keeps ? path_ / "logs" / file : std::filesystem::path());
+    if (world.rank() != 0) take_lock(/*is_root=*/false);
+    return Json{lock_->sees_root_lock(), RunLock::this_process()}.dump();
+  });
+  comm::run_on_root(world, [&] {
+    bool holds = true;
+    std::vector<std::string> processes;
+    for (const auto& rank : ranks) {
+      const auto told = Json::parse(rank);
+      holds = holds && told[0].get<bool>();
+      processes.push_back(told[1]);
+    }
+    if (!holds) lock_->take_lease(processes);
+    for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", "trial.json",
+                             "sweep.json", "sweep.csv", ".token", ".owner", "logs/.owner"})
+      remove_unfinished(path_ / name);
+    warn_of_same_run(path_, trainer);
+  });
+}
+
+void RunFolder::require_not_replaced() const {
+  if (!lock_) return;
+  const auto doing = "writing into the run " + path_.string();
+  if (lock_->is_replaced())
+    throw Error(ExitCode::usage, doing, "the folder was moved away while the job runs, and another one is there",
+                "Start again with the --storage and --name of the folder to go on with");
+  if (lock_->is_lock_replaced())
+    throw Error(ExitCode::usage, doing, "its file .lock was removed while the job runs, and another job has the run",
+                "Wait for that job, or start again with another --name");
+}
+
+bool RunFolder::is_in_run_of_earlier_trainer(const std::filesystem::path& path) const {
+  return std::ranges::any_of(earlier_runs_, [&](const auto& run) {
+    std::error_code ignored;  // the path may not exist
+    return path == run || path.parent_path() == run || std::filesystem::equivalent(path, run, ignored) ||
+           std::filesystem::equivalent(path.parent_path(), run, ignored);
+  });
+}
+
+void RunFolder::remove_if_unused(const Communicator& world) {
+  if (log::path().parent_path() == path_ / "logs") log::write_to({});
+  lock_.reset();
+  world.barrier();
+  if (world.rank() != 0) return;
+  static const std::set<std::string> files_of_every_run{"params.json", "result.json", "progress.csv", "logs", ".lock"};
+  std::error_code ignored;  // files that are left over do no harm
+  for (const auto& entry : std::filesystem::directory_iterator(path_, ignored))
+    if (!files_of_every_run.contains(entry.path().filename())) return;
+  std::filesystem::remove_all(path_, ignored);
+  if (made_storage_) std::filesystem::remove(path_.parent_path(), ignored);
+}
+
+void RunFolder::check_shared(const Communicator& world) const {
+  if (world.topology().num_nodes == 1) return;
+  const auto file = path_ / ".token";
+  const auto token = comm::run_on_root(world, [&] {
+    const auto value = std::to_string(std::random_device{}()) + std::to_string(::getpid());
+    write_file(file, value);
+    return value;
+  });
+  std::string seen = token;
+  if (world.topology().local_rank == 0) {
+    try {
+      seen = read_file(file);
+    } catch (const Error&) {
+      seen.clear();
+    }
+  }
+  const auto all = world.all_gather(seen);
+  if (world.rank() == 0) std::filesystem::remove(file);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (all[r] != token)
+      throw Error(
+          ExitCode::usage, "opening the run " + path_.string(),
+          "the host " + world.topology().hosts[r] + " does not see the same folder as " + world.topology().hosts[0],
+          "Choose a --storage on a file system that all nodes share");
+}
+
+void RunFolder::write_params(Json params) {
+  params_ = std::move(params);
+  write_file(path_ / "params.json", params_.dump(2) + "\n");
+}
+
+void RunFolder::mark_finished(const Json& returned) noexcept {
+  clear_error();
+  try {
+    params_["finished"] = true;
+    // As it is in the file, where bytes that are not UTF-8 and numbers that JSON does not have are replaced.
+    params_["return_value"] = Json::parse(returned.dump(-1, ' ', false, Json::error_handler_t::replace));
+    write_params(params_);
+  } catch (const std::exception& error) {
+    log::warn(
+        std::string(
+            "training is finished, but this could not be saved, so a new start goes on from the newest checkpoint: ") +
+        error.what());
+  }
+}
+
+void RunFolder::restore_params(Json params) noexcept {
+  if (params.value("finished", false)) clear_error();
+  if (params == params_) return;
+  try {
+    write_params(std::move(params));
+  } catch (const std::exception& error) {
+    log::warn(std::string("params.json could not be restored: ") + error.what());
+  }
+}
+
+void RunFolder::clear_error() const noexcept {
+  std::error_code ignored;  // the next failure replaces a file that cannot be removed
+  std::filesystem::remove(path_ / "error.txt", ignored);
+}
+
+void RunFolder::write_error(const std::string& text) const noexcept {
+  try {
+    write_file(path_ / "error.txt", text + "\n");
+    launch::tell_supervisor(launch::message_cause, path_.string());
+  } catch (const std::exception& error) {
+    log::warn(std::string("error.txt, with the cause of the failure, could not be written: ") + error.what());
+  }
+}
+
+void RunFolder::write_error(const Communicator& world, const comm::RanksMissing& lost) const noexcept {
+  std::this_thread::sleep_for(lost.report_delay());
+  write_error("rank " + std::to_string(world.rank()) + " (" +
+              world.topology().hosts[static_cast<std::size_t>(world.rank())] + "): " + lost.what());
+}
+
+}  // namespace muster::detail::run

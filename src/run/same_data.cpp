@@ -1,0 +1,35 @@
+#include "run/same_data.hpp"
+
+#include "muster/error.hpp"
+#include "muster/json.hpp"
+
+namespace muster::detail::run {
+
+void require_same_data(const Communicator& world, int workers,
+                       const std::map<std::string, data::DatasetFingerprint>& mine) {
+  Json prints = Json::object();
+  for (const auto& [name, print] : mine) prints[name] = print.to_json();
+  const auto of_rank = world.all_gather(prints.dump(-1, ' ', false, Json::error_handler_t::replace));
+  const auto where = [&](std::size_t rank) {
+    return "rank " + std::to_string(rank) + " (" + world.topology().hosts[rank] + ")";
+  };
+  const auto refuse = [](const std::string& name, const std::string& fact) {
+    throw Error(ExitCode::data, "comparing the dataset \"" + name + "\" over the ranks", fact,
+                "Copy the same files to every host, or make the same tensors on every rank");
+  };
+  const auto first = Json::parse(of_rank.front());
+  for (std::size_t rank = 1; rank < static_cast<std::size_t>(workers); ++rank) {
+    if (of_rank[rank] == of_rank.front()) continue;
+    const auto other = Json::parse(of_rank[rank]);
+    for (const auto& [name, print] : first.items()) {
+      if (!other.contains(name)) refuse(name, where(rank) + " has none of that name, and " + where(0) + " has");
+      if (const auto fact = data::difference(data::DatasetFingerprint::from_json(print), where(0),
+                                             data::DatasetFingerprint::from_json(other.at(name)), where(rank)))
+        refuse(name, *fact);
+    }
+    for (const auto& [name, print] : other.items())
+      if (!first.contains(name)) refuse(name, where(0) + " has none of that name, and " + where(rank) + " has");
+  }
+}
+
+}  // namespace muster::detail::run

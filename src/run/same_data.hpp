@@ -1,0 +1,17 @@
+// Checks that ranks have the same data.
+#pragma once
+
+#include "data/sources/fingerprint.hpp"
+#include "muster/communicator.hpp"
+
+#include <map>
+#include <string>
+
+namespace muster::detail::run {
+
+/// Compares the fingerprints of the first `workers` ranks. If they differ, throws an Error, the same on all ranks, that
+/// names the dataset, the difference, and a rank and its host on each side. Collective over the world.
+void require_same_data(const Communicator& world, int workers,
+                       const std::map<std::string, data::DatasetFingerprint>& mine);
+
+}  // namespace muster::detail::run

@@ -1,0 +1,52 @@
+#include "session/open_session.hpp"
+
+#include "base/log.hpp"
+#include "muster/trainer.hpp"
+
+#include <ATen/Parallel.h>
+
+#include <utility>
+
+namespace muster::detail::session {
+
+OpenSession::OpenSession(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
+                         const Communicator& control, at::Device device, BadSteps& bad_steps)
+    : state_(resolved, run, workers, control, device, bad_steps), user_session_(state_), device_(device) {}
+
+void OpenSession::open() {
+  const auto& resolved = state_.resolved;
+  at::set_num_threads(resolved.threads_per_worker);
+  state_.workers.seed_generators();
+  state_.resume();
+  const std::shared_ptr<Backend> backend =
+      resolved.backend ? resolved.backend->make_backend() : std::make_unique<Backend>();
+  backend->on_start(user_session_);
+  state_.backend = backend;
+  backend->on_training_start(user_session_);
+  state_.outputs.callbacks.start(user_session_, std::exchange(state_.start.callbacks, {}));
+  state_.counters.start_clock();
+}
+
+void OpenSession::close() {
+  state_.outputs.callbacks.forget_added();
+  state_.take_up();
+  state_.end_training();
+  std::exchange(state_.backend, nullptr)->on_shutdown(user_session_);
+  state_.outputs.sinks.finish({});
+  state_.outputs.callbacks.finish({});
+}
+
+void OpenSession::end(const std::optional<Error>& error) noexcept {
+  state_.has_failed = true;
+  state_.outputs.callbacks.forget_added();
+  if (const auto backend = std::exchange(state_.backend, nullptr)) try {
+      backend->on_shutdown(user_session_);
+    } catch (...) {
+      log::warn("shutting down the backend: " + comm::current_outcome().text);
+    }
+  state_.outputs.wait_for_save_and_warn();
+  state_.outputs.sinks.finish(error);
+  state_.outputs.callbacks.finish(error);
+}
+
+}  // namespace muster::detail::session

@@ -1,0 +1,121 @@
+#include "session/random.hpp"
+
+#include "muster/reproducibility.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/ops/empty.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace muster::detail::session {
+namespace {
+
+std::vector<at::Generator> generators(at::Device device) {
+  std::vector<at::Generator> all{at::globalContext().defaultGenerator(at::kCPU)};
+  if (!device.is_cpu()) all.push_back(at::globalContext().defaultGenerator(device));
+  return all;
+}
+
+/// One round of SplitMix64 (Steele, Lea and Flood, 2014).
+std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+/// Seeds torch with stream number `stream` of this seed.
+void seed_stream(std::uint64_t seed, int stream) {
+  at::manual_seed(mix(mix(seed) + static_cast<std::uint64_t>(stream)));
+}
+
+/// The seed that was given to enable_reproducibility().
+std::optional<std::uint64_t> seed_of_all;
+
+}  // namespace
+
+void seed_generators(std::uint64_t seed, int rank, std::int64_t reports) {
+  const auto later = static_cast<std::uint64_t>(reports);
+  if (!seed_of_all)
+    seed_stream(seed + later, rank);
+  else
+    at::manual_seed(reports == 0 ? *seed_of_all : mix(*seed_of_all + later));
+}
+
+std::string generator_state(at::Device device) {
+  std::string bytes;
+  for (auto& generator : generators(device)) {
+    const std::lock_guard lock(generator.mutex());
+    const auto state = generator.get_state();
+    bytes.append(static_cast<const char*>(state.const_data_ptr()), static_cast<std::size_t>(state.numel()));
+  }
+  return bytes;
+}
+
+MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device)
+    : device_(device), rank_state_(generator_state(device)) {
+  for (int s = 0; s < count; ++s) {
+    seed_stream(mix(seed), first + s);
+    micro_batch_states_.push_back(generator_state(device));
+  }
+  set_generator_state(rank_state_, device);
+}
+
+void MicroBatchGenerators::switch_to(int micro_batch) {
+  if (micro_batch == current_) return;
+  current() = generator_state(device_);
+  current_ = micro_batch;
+  set_generator_state(current(), device_);
+}
+
+std::string MicroBatchGenerators::state() {
+  current() = generator_state(device_);
+  std::string all;
+  for (const auto& state : micro_batch_states_) all += state;
+  return all;
+}
+
+void MicroBatchGenerators::restore(const std::string& state) {
+  switch_to(-1);
+  const auto size = micro_batch_states_.front().size();
+  for (std::size_t s = 0; s < micro_batch_states_.size(); ++s) micro_batch_states_[s] = state.substr(s * size, size);
+}
+
+std::size_t MicroBatchGenerators::state_size() const {
+  return micro_batch_states_.front().size() * micro_batch_states_.size();
+}
+
+void set_generator_state(const std::string& state, at::Device device) {
+  std::size_t from = 0;
+  for (auto& generator : generators(device)) {
+    const std::lock_guard lock(generator.mutex());
+    const auto size = static_cast<std::size_t>(generator.get_state().numel());
+    if (from + size > state.size()) return;  // saved without this device
+    auto bytes = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
+    std::memcpy(bytes.mutable_data_ptr(), state.data() + from, size);
+    generator.set_state(bytes);
+    from += size;
+  }
+}
+
+}  // namespace muster::detail::session
+
+namespace muster {
+
+void enable_reproducibility(std::uint64_t seed) {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  auto& torch = at::globalContext();
+  torch.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  torch.setDeterministicCuDNN(true);
+  torch.setBenchmarkCuDNN(false);
+  at::manual_seed(seed);
+  detail::session::seed_of_all = seed;
+  std::srand(static_cast<unsigned>(seed));
+}
+
+}  // namespace muster

@@ -1,0 +1,48 @@
+// The random generators of a rank, and their states.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace muster::detail::session {
+
+/// Seeds torch's generators from the seed, the rank and the number of reports so far. After enable_reproducibility()
+/// they are seeded from its seed and the reports only, so alike on every rank.
+void seed_generators(std::uint64_t seed, int rank, std::int64_t reports = 0);
+
+/// The generators' state as bytes: the CPU's first, then that of `device` if it is a GPU. The same length on every
+/// rank.
+std::string generator_state(at::Device device);
+/// Restores it. A state that was saved without `device` restores the CPU's only.
+void set_generator_state(const std::string& state, at::Device device);
+
+/// A random state for each micro-batch that a rank computes of a step, and one for the rank outside of micro-batches.
+class MicroBatchGenerators {
+ public:
+  /// Seeds the states of micro-batches `first` to `first + count - 1` of the step. torch's generators keep their state.
+  MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device);
+
+  /// Switches torch's generators to the state of a micro-batch (counted on this rank from 0), or of the rank (-1).
+  void switch_to(int micro_batch);
+
+  /// The states of all micro-batches, concatenated.
+  std::string state();
+  /// Restores them from a string of state_size() bytes.
+  void restore(const std::string& state);
+  std::size_t state_size() const;
+
+ private:
+  std::string& current() {
+    return current_ < 0 ? rank_state_ : micro_batch_states_[static_cast<std::size_t>(current_)];
+  }
+
+  at::Device device_;
+  std::string rank_state_;
+  std::vector<std::string> micro_batch_states_;
+  int current_ = -1;  ///< index of the micro-batch, or -1 for the rank
+};
+
+}  // namespace muster::detail::session

@@ -1,0 +1,313 @@
+#include "muster/session.hpp"
+
+#include "base/file.hpp"
+#include "base/listed.hpp"
+#include "base/log.hpp"
+#include "comm/rank_status.hpp"
+#include "muster/detail/worker.hpp"
+#include "muster/error.hpp"
+#include "optim/optimizer_step.hpp"
+#include "session/session_state.hpp"
+#include "watch/record.hpp"
+
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+namespace muster {
+
+/// The process groups that the backend has given the session. Defined in this file only, since c10d's header is heavy.
+struct detail::session::ProcessGroups {
+  /// Makes a new group over the workers. Collective.
+  std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make = {};
+  /// The group for the training function.
+  c10::intrusive_ptr<c10d::ProcessGroup> own = {};
+};
+
+using detail::session::SessionState;
+using detail::watch::ScopedCallName;
+
+State::State(SessionState& session, StateEntries entries)
+    : session_(&session), entries_(std::make_shared<const StateEntries>(std::move(entries))) {}
+
+bool State::restore() {
+  const ScopedCallName restore("restore");
+  return session_->restore(entries_);
+}
+
+Epochs::iterator Epochs::begin() const {
+  const auto& steps = *session_->counters.steps;
+  const bool again = steps.epoch == steps.last_loop_end;
+  const bool first = steps.resumed_without_epochs && !steps.counts_epochs;
+  const auto epoch = first ? 0 : steps.epoch + (again ? 1 : 0);
+  session_->counters.epoch_count = count_;
+  if (again && epoch >= count_ && session_->workers.is_first())
+    detail::log::warn("session.epochs(" + std::to_string(count_) +
+                      ") has no epoch left: an earlier loop has ended after " + detail::counted(epoch, "epoch") +
+                      ". Epochs are counted over the whole run; for n more, loop over session.epochs(" +
+                      std::to_string(epoch) + " + n)");
+  if (epoch < count_) {
+    session_->data.pass_positions->enter_loop();
+    session_->begin_epoch(epoch);
+  } else {
+    session_->counters.steps->after_loop = true;
+  }
+  return {session_, epoch};
+}
+
+Epochs::iterator Epochs::end() const { return {session_, count_}; }
+
+Epochs::iterator& Epochs::iterator::operator++() {
+  if (const auto name = session_->data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/true); !name.empty())
+    throw Error(ExitCode::user_error, "resuming the pass over \"" + name + "\"",
+                "the run was saved in the middle of it, but epoch " + std::to_string(epoch_) +
+                    " has ended without it: the passes that were finished before it are empty now, and no other pass "
+                    "has begun",
+                "Make the same passes in an epoch at every start. Passes that only a fresh start makes belong before "
+                "the loop over session.epochs(), or under torch::NoGradGuard");
+  if (const auto name = session_->data.pass_positions->name_of_unused_position();
+      !name.empty() && session_->workers.is_first())
+    detail::log::warn("data \"" + name + "\": the run was saved in the middle of epoch " + std::to_string(epoch_) +
+                      ", and since the start the epoch has ended without a pass over these data. If they have another "
+                      "name now, the epoch has trained on a part of them twice: names stay the same between starts");
+  auto& rest = session_->counters.unfinished_pass;
+  if (!rest.dataset.empty() && rest.step == session_->counters.steps->global_step &&
+      !std::exchange(rest.warned, true) && session_->workers.is_first())
+    detail::log::warn(
+        "dataset \"" + rest.dataset + "\": the last State of epoch " + std::to_string(epoch_) +
+        " was reported in the middle of a pass that the epoch then left, so a run that goes on from there "
+        "makes the rest of the pass. Put the range and its iterators into a scope of their own, which ends before "
+        "the report");
+  session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
+  session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
+  if (epoch_ + 1 >= session_->counters.epoch_count) {
+    session_->counters.steps->last_loop_end = epoch_++;
+    session_->counters.steps->after_loop = true;
+    session_->data.pass_positions->leave_loop();
+    return *this;
+  }
+  ++epoch_;
+  session_->counters.is_between_epochs = true;
+  session_->stop_if_asked();
+  session_->counters.is_between_epochs = false;
+  session_->begin_epoch(epoch_);
+  return *this;
+}
+
+struct Evaluation::Saved {
+  at::NoGradGuard no_grad;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // parents before children
+};
+
+Evaluation::Evaluation(std::shared_ptr<torch::nn::Module> module) : saved_(std::make_unique<Saved>()) {
+  for (const auto& part : module->modules()) saved_->modes.emplace_back(part, part->is_training());
+  module->eval();
+}
+
+Evaluation::~Evaluation() {
+  for (const auto& [module, training] : saved_->modes) module->train(training);
+}
+
+int Session::world_size() const noexcept { return communicator().size(); }
+int Session::world_rank() const noexcept { return communicator().rank(); }
+int Session::local_rank() const noexcept { return communicator().topology().local_rank; }
+int Session::local_world_size() const noexcept { return communicator().topology().local_size; }
+int Session::node_rank() const noexcept { return communicator().topology().node_rank; }
+int Session::num_nodes() const noexcept { return communicator().topology().num_nodes; }
+const std::string& Session::trial_name() const noexcept { return state_->run.name(); }
+const std::string& Session::experiment_name() const noexcept { return state_->run.name(); }
+const Json& Session::metadata() const noexcept { return state_->resolved.options.metadata; }
+std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
+std::int64_t Session::global_step() const noexcept { return state_->counters.steps->global_step; }
+bool Session::step_complete() const noexcept { return state_->counters.steps->is_step_complete(); }
+at::Device Session::get_device() const { return state_->workers.device; }
+const Communicator& Session::communicator() const noexcept { return state_->workers.communicator; }
+void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }
+void Session::barrier() const { communicator().barrier(); }
+
+c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
+  if (!state_->process_groups)
+    throw Error(ExitCode::user_error, "taking the process group", "this trainer's backend made none",
+                "Use TorchTrainer, or give the session one in Backend::on_start");
+  return state_->process_groups->own;
+}
+
+at::Tensor Session::mean(const at::Tensor& value) const {
+  if (!value.defined())
+    throw Error(ExitCode::user_error, "taking the mean over the workers", "the tensor is undefined",
+                "Give it a value on every worker");
+  const auto type = value.scalar_type();
+  const bool whole = at::isIntegralType(type, /*includeBool=*/true);
+  // The sum may overflow the type although the mean does not. So the sum is over doubles, scaled by a power of two,
+  // which is exact.
+  const auto wide = at::isComplexType(type) ? at::kComplexDouble : at::kDouble;
+  const double scale = std::exp2(-std::ceil(std::log2(world_size())));
+  std::vector<at::Tensor> tensors{value.detach().to(wide).mul(scale)};
+  process_group()->allreduce(tensors)->wait();  // not AVG: gloo does not have it
+  return tensors.front().div_(world_size() * scale).to(whole ? wide : type);
+}
+
+void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
+  const ScopedCallName prepare("prepare_model");
+  // A user who asks for gloo gets gloo.
+  const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
+  const bool spare_core = state_->resolved.launch.cpus_per_rank() > at::get_num_threads();
+  state_->models.push_back(detail::gradients::DataParallel::prepare(
+      module,
+      {.communicator = communicator(),
+       .new_group = state_->process_groups->make,
+       .steps = state_->counters.steps,
+       .no_sync_depth = state_->no_sync_depth,
+       .stop_requested = [state = state_] { return state->is_asked_to_stop(); },
+       .device = get_device(),
+       .share_memory = share_memory,
+       .spare_core = spare_core,
+       .share = state_->workers.share},
+      options));
+}
+
+detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
+  const auto& numbers = state_->bad_numbers_watch;
+  return detail::optim::make_optimizer_step(optimizer, state_->models, options,
+                                            {.numbers = numbers,
+                                             .optimizer_number = numbers ? numbers->add_optimizer(optimizer) : 0,
+                                             .snapshot_sources = state_->snapshot_sources});
+}
+
+StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
+    : steps_(std::move(steps)), scope_(steps_->enter_scope(std::move(batch))) {}
+
+StepScope::~StepScope() { steps_->leave_scope(scope_); }
+
+StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const {
+  return {state_->counters.steps, std::move(batch)};
+}
+
+NoSync Session::no_sync() const {
+  if (state_->workers.share.fixed)
+    throw Error(ExitCode::usage, "adding up gradients without averaging", "virtual workers do that themselves",
+                "Choose a larger batch_size, or no virtual_workers");
+  return NoSync(state_->no_sync_depth);
+}
+
+Join Session::join(const JoinOptions& options) const {
+  if (state_->workers.share.fixed)
+    throw Error(ExitCode::usage, "joining ranks", "virtual workers have as many batches on every rank",
+                "Take the data from get_dataset_shard(), or choose no virtual_workers");
+  return Join(state_->models, options);
+}
+
+Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(get_device().type(), options); }
+
+GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
+  return GradScaler(communicator().duplicate(), get_device(), options);
+}
+
+Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
+  // `module` may be a part of a prepared model, or a container of several.
+  std::set<const torch::nn::Module*> parts;
+  for (const auto& part : module->modules()) parts.insert(part.get());
+  for (const auto& prepared : state_->models)
+    if (std::ranges::any_of(prepared->module()->modules(),
+                            [&](const auto& part) { return parts.contains(part.get()); }))
+      prepared->synchronise_buffers();
+  return Evaluation(std::move(module));
+}
+
+detail::data::Worker detail::data::worker_of(const Session& session) {
+  const auto& workers = session.state_->workers;
+  if (workers.share.fixed)
+    throw Error(ExitCode::usage, "preparing a data loader", "it knows nothing of virtual workers",
+                "Take the data from get_dataset_shard(), or choose no virtual_workers");
+  return {.rank = workers.rank(),
+          .world = workers.size(),
+          .full_worker_count = workers.full_worker_count,
+          .seed = workers.seed,
+          .device = workers.device,
+          .pass_positions = session.state_->data.pass_positions};
+}
+
+DatasetShard Session::get_dataset_shard(const std::string& name) const {
+  return DatasetShard(state_->data.shard(name, state_->workers));
+}
+State Session::state(StateEntries entries) const { return State(*state_, std::move(entries)); }
+Epochs Session::epochs(std::int64_t count) const {
+  state_->require_training("counting epochs");
+  if (count < 0)
+    throw Error(ExitCode::usage, "counting epochs", std::to_string(count) + " is not a number of epochs",
+                "Loop over 1 or more");
+  if (count == 0 && state_->workers.is_first()) detail::log::warn("session.epochs(0) trains for no epoch");
+  return Epochs(*state_, count);
+}
+std::optional<Checkpoint> Session::get_checkpoint() const {
+  state_->start.was_given_to_user = true;
+  const auto& outputs = state_->outputs;
+  const auto newest = outputs.wait_for_newest();
+  if (!newest || !outputs.store) return newest;
+  return outputs.store->as_this_rank(*newest);
+}
+
+void Session::add_callback(std::shared_ptr<Callback> callback) { state_->add_callback(std::move(callback)); }
+
+bool Session::should_stop() {
+  const ScopedCallName ask("should_stop");
+  return state_->should_stop();
+}
+Preemption Session::preemption() {
+  const ScopedCallName ask("preemption");
+  return state_->preemption();
+}
+
+std::vector<ReportedCheckpoint> Session::get_all_reported_checkpoints() const {
+  const ScopedCallName list("get_all_reported_checkpoints");
+  return state_->reported_checkpoints();
+}
+
+Json Session::broadcast_from_rank_zero(const Json& value) const {
+  const auto here = world_rank() == 0 ? Json::to_cbor(value) : std::vector<std::uint8_t>();
+  return Json::from_cbor(communicator().broadcast(std::string(here.begin(), here.end())), /*strict=*/true,
+                         /*allow_exceptions=*/true, Json::cbor_tag_handler_t::store);
+}
+
+std::filesystem::path Session::artifacts() const {
+  auto folder = state_->run.path() / "artifacts";
+  detail::make_directories(folder);
+  detail::require_own_directory(folder);
+  return folder;
+}
+
+const LaunchFlags& Session::flags() const noexcept { return state_->resolved.launch.flags(); }
+
+void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {
+  auto own = make();
+  state_->process_groups = std::make_shared<detail::session::ProcessGroups>(
+      detail::session::ProcessGroups{.make = std::move(make), .own = std::move(own)});
+}
+
+bool Session::failed() const noexcept { return state_->has_failed; }
+
+void Session::report(const Metrics& metrics, const ReportOptions& options) {
+  const ScopedCallName report("report");
+  state_->report(metrics, nullptr, std::nullopt, options);
+}
+void Session::report(const Metrics& metrics, const State& state, const ReportOptions& options) {
+  const ScopedCallName report("report");
+  state_->report(metrics, state.entries_, std::nullopt, options);
+}
+void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
+  const ScopedCallName report("report");
+  state_->report(metrics, nullptr, checkpoint, options);
+}
+void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
+                     const ReportOptions& options) {
+  const ScopedCallName report("report");
+  state_->report(metrics, state.entries_, checkpoint, options);
+}
+
+}  // namespace muster

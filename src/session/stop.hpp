@@ -1,0 +1,134 @@
+// Stopping a run on request: all workers stop at the same boundary, with nothing half done.
+//
+// A boundary is a point that all workers reach in the same order: the next batch of a training pass, the next epoch, a
+// report. The decision there uses only what the workers have exchanged, so it is the same on all of them.
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::session {
+
+class StopRequest {
+ public:
+  /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
+  bool is_known() const noexcept { return known_; }
+  /// Merges an answer that the workers have exchanged in another collective, which delays the next exchange().
+  void merge(bool any_asked) noexcept;
+  /// Call at every boundary. Asks the other workers, but only often enough to take at most 1% of the time between
+  /// boundaries. True if it has asked them now. Collective.
+  bool exchange(const Communicator& communicator, bool asked_here);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool known_ = false;
+  std::int64_t interval_ = 1;    ///< boundaries from one exchange to the next; the same on all workers
+  std::int64_t boundaries_ = 0;  ///< since the last exchange
+  Clock::duration cost_{};       ///< of the last exchange
+  Clock::time_point exchanged_{};
+};
+
+/// A file in the run's folder. If it exists, the run stops; so a person can stop a job without access to its processes.
+/// One rank looks for it.
+class StopFile {
+ public:
+  /// A file that never exists.
+  StopFile() = default;
+  explicit StopFile(std::filesystem::path path) : path_(std::move(path)) {}
+  /// True if the file exists. Looks at most once a second.
+  bool exists();
+  /// Call when the run has stopped or ended.
+  void remove() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::filesystem::path path_;
+  bool seen_ = false;
+  Clock::time_point looked_{};
+};
+
+/// The time that a run needs for an orderly end. It is the sum of: the longest time between two boundaries at which the
+/// workers exchanged stop requests, twice the slowest save of this job, once more that save if one is in progress, and
+/// one second.
+class ShutdownBudget {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Training has reached such a boundary. The time until left_boundary() does not count as time between boundaries.
+  void reached_boundary() noexcept;
+  void left_boundary() noexcept { left_ = Clock::now(); }
+  /// Sets the estimate that is used until the first save: `bytes` at 100 MB/s.
+  void expect_save_bytes(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
+  void note_save_duration(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
+  /// The whole time. `under_way`: how long an asynchronous save has been in progress.
+  std::chrono::nanoseconds full_budget(std::optional<Clock::duration> under_way) const noexcept;
+  /// The minimum, shorter than full_budget(): enough to reach the next boundary and save there.
+  std::chrono::nanoseconds least_budget(std::optional<Clock::duration> under_way) const noexcept;
+
+ private:
+  std::chrono::nanoseconds saves_take(int count, std::optional<Clock::duration> under_way) const noexcept;
+
+  Clock::time_point left_{};
+  Clock::duration longest_interval_{};
+  std::chrono::duration<double> expected_{};
+  std::optional<Clock::duration> slowest_ = {};
+};
+
+/// Detects accumulated gradients of models that are not prepared, that is, gradients that an optimizer has yet to step
+/// with. A checkpoint does not hold them, so a run does not stop at a boundary where there are any. (A prepared model's
+/// reducer knows its own.) Compares each boundary with the one before: if gradients have changed and parameters have
+/// not, a backward() has added to gradients that are still unused.
+class AccumulatedGradients {
+ public:
+  /// True if any of these models has accumulated gradients. Each model is a list of its parameters.
+  bool any(const std::vector<std::vector<at::Tensor>>& models);
+
+ private:
+  struct Model {
+    std::size_t parameters = 0, gradients = 0;  ///< hashes of their bytes
+    bool used = false;                          ///< the optimizer has stepped with the gradients
+  };
+  std::map<const void*, Model> models_;  ///< key: the model's first parameter
+};
+
+/// A session's state of stopping: who has asked for it, and how training has ended.
+struct StopState {
+  StopRequest request = {};
+  StopFile file = {};
+  ShutdownBudget shutdown_budget = {};
+  std::int64_t average_count = 0;  ///< summed over all models, at the last boundary
+  AccumulatedGradients accumulated = {};
+  int boundaries_with_gradients = 0;                  ///< in a row, since the request is known
+  std::weak_ptr<const StateEntries> last_state = {};  ///< the one last restored or reported
+  bool has_reported_files = false;                    ///< a report has saved files of the user's own
+  bool user_was_told = false;                         ///< should_stop() or preemption() has told the user to stop
+  bool was_stopped = false;                           ///< training has ended on request
+  bool ended_by_callback = false;                     ///< a callback has ended training
+  bool is_operator_run =
+      false;  ///< an operator trainer's: each call runs to its end and then checks `ended_by_callback` itself
+  bool pass_end_is_boundary = true;  ///< the end of a pass is a boundary; false if a call ends there, with a report
+};
+
+/// Thrown to leave the training function when a callback has ended training.
+class TrainingEndedByCallback final : public Error {
+ public:
+  TrainingEndedByCallback() : Error(ExitCode::done, "training ends here, as a callback has asked") {}
+};
+
+}  // namespace muster::detail::session

@@ -1,0 +1,30 @@
+// A checksum over replicated tensors, computed in small steps while the caller waits for something else.
+#pragma once
+
+#include "state/checksum.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace muster::detail::state {
+
+class ReplicaFingerprint {
+ public:
+  /// Each tensor is read once, in this order.
+  explicit ReplicaFingerprint(const std::vector<at::Tensor>& tensors);
+
+  /// Reads the next block; returns false if there is none left.
+  bool advance();
+  /// Reads all remaining blocks and returns the checksum.
+  std::uint64_t value();
+
+ private:
+  std::vector<at::Tensor> on_cpu_, on_devices_;
+  std::size_t next_ = 0;  // index into on_cpu_
+  std::optional<Bytes> current_;
+  std::size_t done_ = 0;  // bytes of current_ that were read
+  std::vector<std::uint64_t> sums_;
+};
+
+}  // namespace muster::detail::state

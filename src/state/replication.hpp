@@ -1,0 +1,44 @@
+// Compares the ranks' copies of a state at a save, and gathers the parts that are per-rank.
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "muster/state.hpp"
+#include "state/stateful.hpp"
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace muster::detail::state {
+
+/// Replication by the entry's name. An entry that is missing here is the user's own: Replication::equal.
+using EntryReplication = std::map<std::string, Replication>;
+
+EntryReplication replication_of(const StateEntries& entries);
+
+/// Returns a checksum over names, shapes and types, over which entries are per-rank, and over the values of all others.
+/// Not collective.
+std::uint64_t structure_checksum(const StateDict& state, const EntryReplication& replication);
+/// Returns the replicated tensors, whose ReplicaFingerprint should be the same on all ranks.
+std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryReplication& replication);
+
+/// Finds the differences between ranks, after structure_checksum() or the fingerprints differed. A difference in one of
+/// the user's own entries is an Error (ExitCode::user_error), the same on all ranks, that names entry and ranks. A
+/// difference in an averaged entry only logs a warning. Returns the names of the averaged tensors that differ: rank 0's
+/// copy of them is to be stored. Collective.
+std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,
+                                 const EntryReplication& replication);
+
+/// Returns the names of the per-rank tensors.
+std::set<std::string> per_rank_tensors(const StateDict& state, const EntryReplication& replication);
+
+/// Returns for each entry of `values` whose replication is known whether it is per-rank.
+std::map<std::string, bool> per_rank_entries(const Json& values, const EntryReplication& replication);
+
+/// Returns the values on every rank, with each per-rank value as the list of all ranks' values. Collective. Without a
+/// communicator, the list has only this rank's value.
+Json gather_values(const Communicator* communicator, const StateDict& state, const EntryReplication& replication);
+
+}  // namespace muster::detail::state

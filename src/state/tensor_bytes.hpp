@@ -1,0 +1,14 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace muster::detail::state {
+
+/// Returns the size in bytes of a tensor of this type and shape; none if no tensor can have that shape.
+std::optional<std::uint64_t> tensor_bytes(at::ScalarType type, std::span<const std::int64_t> shape);
+
+}  // namespace muster::detail::state

@@ -1,0 +1,186 @@
+#include "base/log.hpp"
+#include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "launch/supervised.hpp"
+#include "run/failures.hpp"
+#include "session/open_session.hpp"
+#include "trainer/fit.hpp"
+
+#include <thread>
+
+namespace muster::detail::trainer {
+namespace {
+
+/// Ranks that do not train wait without a limit.
+constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
+
+/// How an attempt has ended on this worker.
+struct AttemptEnd {
+  Json return_value = {};  ///< the training function's return value
+  bool stopped = false;    ///< on request
+  /// The bad step for which training goes back to the newest checkpoint.
+  std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
+};
+
+/// Runs one attempt on one worker. On an exception, raises the alarm on all ranks at once, shuts down backend and
+/// sinks, and throws it on. Collective over the workers.
+void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
+             const Communicator& control, at::Device device, const TrainLoop& train_loop, session::BadSteps& bad_steps,
+             session::Validation& validation, AttemptEnd& end) {
+  session::OpenSession session(resolved, run, workers, control, device, bad_steps);
+  if (validation.is_configured()) session.state().validation = &validation;
+  try {
+    session.open();
+    try {
+      session.state().end_if_already_done();
+      end.return_value = train_loop(session.user_session(), resolved.options.train_loop_config);
+    } catch (const session::TrainingEndedByCallback&) {
+    }
+    session.close();
+    if (workers.rank() == 0) validation.training_has_ended();
+  } catch (...) {
+    // Before the session closes connections on which other ranks may be waiting.
+    const auto cause = comm::current_outcome(resolved.world());
+    comm::raise_alarm(resolved.world(), cause);
+    session.fail(cause);
+    const auto& ended = session.state();
+    end.stopped = ended.stop.was_stopped;
+    if (ended.bad_numbers_watch) end.rollback_step = ended.bad_numbers_watch->rollback_step();
+    throw;
+  }
+}
+
+/// Waits before the next attempt. Returns false as soon as any rank has been asked to stop. Collective.
+bool pause(const run::ResolvedOptions& resolved, std::chrono::seconds time) {
+  constexpr std::chrono::milliseconds slice{100};
+  const auto asked_to_stop = [&] {
+    return resolved.world().all_reduce(std::int64_t{resolved.launch.stop_requested()}, ReduceOp::max) != 0;
+  };
+  for (std::chrono::milliseconds waited{}; !asked_to_stop(); waited += slice) {
+    if (waited >= time) return true;
+    std::this_thread::sleep_for(slice);
+  }
+  return false;
+}
+
+/// The end of a run that is asked to stop between two attempts: its newest checkpoint has the state. Collective.
+Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::RunFolder& run) {
+  const bool is_saved = std::stoi(comm::run_on_root(resolved.world(), [&] {
+                          const bool has_checkpoint = run::newest_checkpoint_index(run.path()) >= 0;
+                          if (!has_checkpoint) launch::tell_supervisor(launch::message_stopped, run.path().string());
+                          return std::string(has_checkpoint ? "1" : "0");
+                        })) != 0;
+  const auto remedy = "Start it again with --name " + run.name() + " to go on";
+  return is_saved ? Error(ExitCode::stopped, "training",
+                          "stopped on request before the next attempt; the newest checkpoint has the state", remedy)
+                  : Error(ExitCode::retry, "training",
+                          "stopped on request before the next attempt, and there is no checkpoint", remedy);
+}
+
+/// Tells the callbacks that an attempt has failed; `errors` are the errors by rank.
+void tell_callbacks(const run::ResolvedOptions& resolved, std::map<int, std::string> errors) noexcept {
+  if (!resolved.is_worker()) return;
+  errors.erase(errors.lower_bound(resolved.worker_count), errors.end());  // ranks that do not train
+  observe::tell_and_log_errors(resolved.options.run_config.callbacks,
+                               [&](Callback& callback) { callback.after_exception(errors); });
+}
+
+/// Counts the failures of this run in this process and, under `muster run`, in the processes before it. Rank 0 counts.
+class FailureCount {
+ public:
+  FailureCount(const Communicator& world, const run::RunFolder& run) : world_(world), run_(run) {
+    do_on_root([&] {
+      if (supervisor_) failures_ = run::read_failures(run_.path(), supervisor_->id).value_or(failures_);
+    });
+  }
+  /// Adds a failure. True if this process may try again. Collective.
+  bool add(int max_failures) {
+    do_on_root([&] {
+      failures_ = run::add_failure(failures_, run_.path());
+      if (!supervisor_ || !failures_.may_retry(max_failures)) return;  // if the job fails, its supervisor counts that
+      try {
+        run::write_failures(run_.path(), supervisor_->id, failures_);
+      } catch (const std::exception& error) {
+        log::warn(std::string("the number of failures could not be saved: ") + error.what());
+      }
+    });
+    return failures_.may_retry(max_failures);
+  }
+  const run::Failures& failures() const noexcept { return failures_; }
+
+ private:
+  template <class Work>
+  void do_on_root(Work&& work) {
+    failures_.count = std::stoi(comm::run_on_root(world_, [&] { return work(), std::to_string(failures_.count); }));
+  }
+
+  const Communicator& world_;
+  const run::RunFolder& run_;
+  const std::optional<launch::Supervisor> supervisor_ = launch::supervisor();
+  run::Failures failures_;
+};
+
+}  // namespace
+
+TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const run::RunFolder& run, at::Device device,
+                                   const TrainLoop& train_loop, session::Validation& validation) {
+  const auto& world = resolved.world();
+  const auto supervisor = launch::supervisor();
+  const int max_failures = supervisor && supervisor->max_failures
+                               ? *supervisor->max_failures
+                               : resolved.options.run_config.failure_config.max_failures;
+  const bool rolls_back = resolved.options.run_config.failure_config.bad_numbers == BadNumbers::roll_back;
+  session::BadSteps bad_steps;
+  for (FailureCount count(world, run);;) {
+    const bool last = !count.failures().with_one_more({}).may_retry(max_failures);
+    comm::WaitLimits limits{.done = resolved.wait_limit, .failed = resolved.wait_limit};
+    if (!resolved.is_worker()) limits.done = as_long_as_it_takes;
+    if (last) limits.failed = comm::final_grace(world);
+    // A failed attempt leaves collectives unfinished, so each attempt has channels of its own.
+    const auto workers = world.split(resolved.is_worker() ? 0 : 1);
+    const auto control = workers.duplicate();
+    AttemptEnd end;
+    std::map<int, std::string> errors;
+    validation.begin_attempt();
+    const auto error = comm::attempt_on_all(
+        world, limits,
+        [&] {
+          if (resolved.is_worker())
+            attempt(resolved, run, workers, control, device, train_loop, bad_steps, validation, end);
+          else
+            validation.serve();
+        },
+        &errors);
+    if (!error) return {.return_value = std::move(end.return_value)};
+    if (rolls_back && bad_steps.agree_to_roll_back(world, end.rollback_step)) {
+      if (world.rank() == 0) log::warn(error->what());
+      continue;
+    }
+    if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
+    if (error->code() == ExitCode::stopped) {
+      if (world.rank() == 0) run.clear_error();  // an earlier attempt's
+      return {.error = error};
+    }
+    // The run was stopped and nothing could be saved. Ranks that do not train do not know that.
+    if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
+      if (world.rank() == 0) launch::tell_supervisor(launch::message_stopped, run.path().string());
+      return {.error = error};
+    }
+    tell_callbacks(resolved, std::move(errors));
+    if (!run::is_worth_retrying(error->code()) || !count.add(max_failures)) return {.error = error};
+    const auto time = run::retry_delay(count.failures());
+    if (world.rank() == 0)
+      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint" +
+                (time.count() > 0 ? " in " + std::to_string(time.count()) + " s" : "") + " (failure " +
+                std::to_string(count.failures().count) +
+                (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+    if (!pause(resolved, time)) {
+      // An attempt that could not save its state, for example, has not stopped well.
+      if (error->code() == ExitCode::retry) return {.error = error};
+      return {.error = stopped_between_attempts(resolved, run)};
+    }
+  }
+}
+
+}  // namespace muster::detail::trainer

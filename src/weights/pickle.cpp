@@ -1,0 +1,376 @@
+#include "weights/pickle.hpp"
+
+#include "base/json.hpp"
+#include "state/stateful.hpp"
+#include "state/tensor_bytes.hpp"
+#include "weights/weights_file.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace muster::detail::weights {
+namespace {
+
+/// The name of a class or function, such as "collections.OrderedDict".
+struct Global {
+  std::string name;
+};
+/// A reference to a storage.
+struct StorageRef {
+  std::string key;
+  at::ScalarType type;
+  std::int64_t count;
+};
+struct PickleValue;
+using PickleValues = std::vector<const PickleValue*>;
+struct List {
+  PickleValues items;
+};
+struct Tuple {
+  PickleValues items;
+};
+struct Dict {
+  std::vector<std::pair<const PickleValue*, const PickleValue*>> items;
+};
+struct PickleValue : std::variant<std::monostate, bool, std::int64_t, double, std::string, Global, StorageRef,
+                                  at::Tensor, List, Tuple, Dict> {
+  using variant::variant;
+};
+
+/// Types that have a storage class in torch. Newer types are pickled in another way and are not supported.
+constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> storage_types{{
+    {"torch.ByteStorage", at::kByte},
+    {"torch.CharStorage", at::kChar},
+    {"torch.ShortStorage", at::kShort},
+    {"torch.IntStorage", at::kInt},
+    {"torch.LongStorage", at::kLong},
+    {"torch.HalfStorage", at::kHalf},
+    {"torch.BFloat16Storage", at::kBFloat16},
+    {"torch.FloatStorage", at::kFloat},
+    {"torch.DoubleStorage", at::kDouble},
+    {"torch.BoolStorage", at::kBool},
+    {"torch.ComplexFloatStorage", at::kComplexFloat},
+    {"torch.ComplexDoubleStorage", at::kComplexDouble},
+}};
+
+/// Runs the stack machine that a pickle is a program for. It owns all values, so they may refer to each other in any
+/// way, in cycles too.
+class Unpickler {
+ public:
+  Unpickler(std::string_view pickle, const StorageReader& storages) : pickle_(pickle), storages_(storages) {}
+
+  const PickleValue& run() {
+    for (;;) {
+      const char opcode = take(1).front();
+      if (opcode == '.') return *pop();
+      step(static_cast<unsigned char>(opcode));
+    }
+  }
+
+ private:
+  void step(unsigned char opcode) {
+    switch (opcode) {
+      case 0x80:
+        return check_protocol();
+      case 'N':
+        return push(std::monostate());
+      case 0x88:
+        return push(true);
+      case 0x89:
+        return push(false);
+      case 'K':
+        return push(std::int64_t{number<std::uint8_t>()});
+      case 'M':
+        return push(std::int64_t{number<std::uint16_t>()});
+      case 'J':
+        return push(std::int64_t{number<std::int32_t>()});
+      case 0x8a:
+        return push(long_integer());
+      case 'G':
+        return push(std::bit_cast<double>(__builtin_bswap64(number<std::uint64_t>())));
+      case 'X':
+        return push(std::string(take(number<std::uint32_t>())));
+      case 'c':
+        return push_global();
+      case '(':
+        return marks_.push_back(stack_.size());
+      case ')':
+        return push(Tuple());
+      case ']':
+        return push(List());
+      case '}':
+        return push(Dict());
+      case 't':
+        return push(Tuple{pop_to_mark()});
+      case 0x85:
+        return push(Tuple{pop(1)});
+      case 0x86:
+        return push(Tuple{pop(2)});
+      case 0x87:
+        return push(Tuple{pop(3)});
+      case 'a':
+        return append(pop(1));
+      case 'e':
+        return append(pop_to_mark());
+      case 's':
+        return set(pop(2));
+      case 'u':
+        return set(pop_to_mark());
+      case 'q':
+        return memorize(number<std::uint8_t>());
+      case 'r':
+        return memorize(number<std::uint32_t>());
+      case 'h':
+        return recall(number<std::uint8_t>());
+      case 'j':
+        return recall(number<std::uint32_t>());
+      case 'Q':
+        return push_storage(*pop());
+      case 'R':   // a function's result
+      case 0x81:  // a class's instance
+        return call(pop(2));
+      case 'b':
+        return build(pop(1));
+      default:
+        throw BadPickle("its pickle has the instruction " + std::to_string(opcode) + ", which no state dict needs");
+    }
+  }
+
+  // --- The program, the stack, the memo ---
+
+  std::string_view take(std::uint64_t bytes) {
+    if (bytes > pickle_.size()) throw BadPickle("its pickle is truncated");
+    const auto taken = pickle_.substr(0, bytes);
+    pickle_.remove_prefix(bytes);
+    return taken;
+  }
+  /// Reads a little-endian number; this machine is little-endian too.
+  template <class Number>
+  Number number() {
+    Number value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  std::string line() {
+    const auto end = pickle_.find('\n');
+    if (end == std::string_view::npos) throw BadPickle("its pickle is truncated");
+    std::string text(take(end));
+    take(1);
+    return text;
+  }
+
+  template <class Value>
+  void push(Value value) {
+    values_.emplace_back(std::move(value));
+    stack_.push_back(&values_.back());
+  }
+  /// Pops `count` values. Values below the top mark cannot be popped.
+  PickleValues pop(std::size_t count) {
+    if (stack_.size() - (marks_.empty() ? 0 : marks_.back()) < count)
+      throw BadPickle("its pickle takes a value that is not there");
+    PickleValues taken(stack_.end() - static_cast<std::ptrdiff_t>(count), stack_.end());
+    stack_.resize(stack_.size() - count);
+    return taken;
+  }
+  const PickleValue* pop() { return pop(1).front(); }
+  PickleValues pop_to_mark() {
+    if (marks_.empty()) throw BadPickle("its pickle takes a value that is not there");
+    const auto mark = marks_.back();
+    auto taken = pop(stack_.size() - mark);
+    marks_.pop_back();
+    return taken;
+  }
+  PickleValue& top() {
+    if (stack_.empty()) throw BadPickle("its pickle takes a value that is not there");
+    return *stack_.back();
+  }
+  void memorize(std::uint32_t index) { memo_[index] = &top(); }
+  void recall(std::uint32_t index) {
+    const auto at = memo_.find(index);
+    if (at == memo_.end()) throw BadPickle("its pickle takes a value that is not there");
+    stack_.push_back(at->second);
+  }
+
+  template <class Kind>
+  static const Kind& as(const PickleValue& value, const char* what) {
+    if (const auto* found = std::get_if<Kind>(&value)) return *found;
+    throw BadPickle(std::string("its pickle puts something else in the place of ") + what);
+  }
+
+  // --- The instructions ---
+
+  void check_protocol() {
+    if (const int version = number<std::uint8_t>(); version != 2)
+      throw BadPickle("its pickle is of protocol " + std::to_string(version) + ", and torch.save() writes 2");
+  }
+
+  std::int64_t long_integer() {
+    const auto bytes = take(number<std::uint8_t>());
+    if (bytes.size() > sizeof(std::int64_t)) throw BadPickle("it holds a number that does not fit 64 bits");
+    std::int64_t value = !bytes.empty() && (bytes.back() & 0x80) != 0 ? -1 : 0;
+    std::memcpy(&value, bytes.data(), bytes.size());
+    return value;
+  }
+
+  void push_global() {
+    auto module = line();
+    push(Global{std::move(module += "." + line())});
+  }
+
+  void append(const PickleValues& items) {
+    auto* const list = std::get_if<List>(&top());
+    if (list == nullptr) throw BadPickle("its pickle appends to something that is not a list");
+    list->items.insert(list->items.end(), items.begin(), items.end());
+  }
+
+  void set(const PickleValues& items) {
+    auto* const dict = std::get_if<Dict>(&top());
+    if (dict == nullptr || items.size() % 2 != 0)
+      throw BadPickle("its pickle sets items of something that is not a dict");
+    for (std::size_t i = 0; i < items.size(); i += 2) dict->items.emplace_back(items[i], items[i + 1]);
+  }
+
+  /// Ignores the attributes of a dict. Torch stores versions of modules there, which are not needed.
+  void build(const PickleValues&) { as<Dict>(top(), "a dict"); }
+
+  void push_storage(const PickleValue& id) {
+    const auto& items = as<Tuple>(id, "a storage").items;
+    if (items.size() != 5 || as<std::string>(*items[0], "a storage") != "storage")
+      throw BadPickle("its pickle refers to something that is not a storage");
+    const auto& type = as<Global>(*items[1], "a storage's type").name;
+    const auto known = std::ranges::find(storage_types, type, [](const auto& pair) { return pair.first; });
+    if (known == storage_types.end())
+      throw BadPickle("it holds tensors of the type " + type + ", which is not known here");
+    push(StorageRef{as<std::string>(*items[2], "a storage's key"), known->second,
+                    as<std::int64_t>(*items[4], "a storage's size")});
+  }
+
+  void call(const PickleValues& call) {
+    const auto& name = as<Global>(*call[0], "a function").name;
+    const auto& arguments = as<Tuple>(*call[1], "arguments").items;
+    if (name == "collections.OrderedDict" && arguments.empty()) return push(Dict());
+    if (name == "torch._utils._rebuild_tensor_v2" && arguments.size() >= 4) return push(tensor(arguments));
+    if (name == "torch._utils._rebuild_parameter" && !arguments.empty())
+      return push(as<at::Tensor>(*arguments[0], "a parameter"));
+    throw BadPickle("it wants to call " + name +
+                    ", and only the functions that make tensors of plain values are allowed");
+  }
+
+  /// Builds a tensor from the arguments (storage, offset, sizes, strides, …).
+  at::Tensor tensor(const PickleValues& arguments) {
+    const auto numbers = [](const PickleValue& tuple, const char* what) {
+      std::vector<std::int64_t> values;
+      for (const auto* item : as<Tuple>(tuple, what).items) values.push_back(as<std::int64_t>(*item, what));
+      return values;
+    };
+    const auto& storage = as<StorageRef>(*arguments[0], "a storage");
+    const auto offset = as<std::int64_t>(*arguments[1], "a tensor's offset");
+    const auto sizes = numbers(*arguments[2], "a tensor's shape"),
+               strides = numbers(*arguments[3], "a tensor's strides");
+    const auto bytes = state::tensor_bytes(storage.type, sizes);
+    // A tensor may not be larger than its storage: an expanded one would take more memory as soon as it is used.
+    const auto count = bytes.value_or(0) / c10::elementSize(storage.type);
+    std::int64_t last = offset;  // index of the last value in the storage
+    bool fits =
+        bytes && offset >= 0 && strides.size() == sizes.size() && count <= static_cast<std::uint64_t>(storage.count);
+    for (std::size_t i = 0; fits && i < sizes.size(); ++i) {
+      std::int64_t span = 0;
+      fits = strides[i] >= 0 && !__builtin_mul_overflow(std::max<std::int64_t>(sizes[i] - 1, 0), strides[i], &span) &&
+             !__builtin_add_overflow(last, span, &last);
+    }
+    if (!fits || (count > 0 && last >= storage.count)) throw BadPickle("a tensor in it is not inside its storage");
+    return storages_(storage.key, storage.type, storage.count).as_strided(sizes, strides, count > 0 ? offset : 0);
+  }
+
+  std::string_view pickle_;
+  const StorageReader& storages_;
+  std::deque<PickleValue> values_;
+  std::vector<PickleValue*> stack_;
+  std::vector<std::size_t> marks_;
+  std::map<std::uint32_t, PickleValue*> memo_;
+};
+
+/// Converts pickled values to tensors by path and JSON. A value may occur several times, even inside itself, so the
+/// total output is limited. The limit is far above the size of any pickle whose values occur once.
+class Flattened {
+ public:
+  explicit Flattened(std::size_t pickle_bytes) : left_bytes_(64 * pickle_bytes) {}
+
+  /// Returns the value as JSON. Moves its tensors to `tensors`; returns a discarded value if it is itself a tensor.
+  Json take(const PickleValue& value, const std::string& path, int depth) {
+    spend(1 + path.size());
+    if (depth > max_json_depth)
+      throw BadPickle("it is nested more than " + std::to_string(max_json_depth) + " levels deep");
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      if (!tensors.emplace(path, *tensor).second) throw BadPickle("two tensors in it are called " + path);
+      return Json(Json::value_t::discarded);
+    }
+    if (const auto* dict = std::get_if<Dict>(&value)) {
+      auto object = Json::object();
+      for (const auto& [key, item] : dict->items) {
+        const auto name = key_of(*key);
+        if (object.contains(name)) throw BadPickle("a dict in it has two of the key " + name);
+        if (auto json = take(*item, inside(path, name), depth + 1); !json.is_discarded())
+          object[name] = std::move(json);
+      }
+      return object;
+    }
+    if (const auto* list = std::get_if<List>(&value)) return take_list(list->items, path, depth);
+    if (const auto* tuple = std::get_if<Tuple>(&value)) return take_list(tuple->items, path, depth);
+    if (const auto* truth = std::get_if<bool>(&value)) return *truth;
+    if (const auto* integer = std::get_if<std::int64_t>(&value)) return *integer;
+    if (const auto* real = std::get_if<double>(&value)) return state::value_to_json(*real);
+    if (const auto* text = std::get_if<std::string>(&value)) return spend(text->size()), *text;
+    if (std::holds_alternative<std::monostate>(value)) return nullptr;
+    const auto* const global = std::get_if<Global>(&value);
+    throw BadPickle("it holds " + (global != nullptr ? global->name : "a bare storage") +
+                    ", which is not a plain value");
+  }
+
+  std::map<std::string, at::Tensor> tensors;
+
+ private:
+  void spend(std::size_t bytes) {
+    if (bytes > left_bytes_) throw BadPickle("it holds the same values again and again");
+    left_bytes_ -= bytes;
+  }
+  Json take_list(const PickleValues& items, const std::string& path, int depth) {
+    auto array = Json::array();
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      auto json = take(*items[i], inside(path, std::to_string(i)), depth + 1);
+      array.push_back(json.is_discarded() ? Json() : std::move(json));
+    }
+    return array;
+  }
+  static std::string inside(const std::string& path, const std::string& name) {
+    return path.empty() ? name : path + "/" + name;
+  }
+  /// Whole numbers are allowed, since optimizers number their state.
+  static std::string key_of(const PickleValue& value) {
+    if (const auto* text = std::get_if<std::string>(&value)) return *text;
+    if (const auto* integer = std::get_if<std::int64_t>(&value)) return std::to_string(*integer);
+    throw BadPickle("a dict in it has a key that is neither a string nor a whole number");
+  }
+
+  std::size_t left_bytes_;
+};
+
+}  // namespace
+
+StateDict unpickle_state_dict(std::string_view pickle, const StorageReader& storages) {
+  Unpickler unpickler(pickle, storages);
+  const auto& root = unpickler.run();
+  if (!std::holds_alternative<Dict>(root)) throw BadPickle("it holds something other than a dict of tensors");
+  Flattened flattened(pickle.size());
+  auto values = flattened.take(root, "", 0);
+  return {.tensors = std::move(flattened.tensors), .values = std::move(values)};
+}
+
+}  // namespace muster::detail::weights
