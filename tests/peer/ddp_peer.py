@@ -54,7 +54,6 @@ def train(rank, folder):
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # at a regular end, threads of torch sometimes abort the process
-    os._exit(0)  # torch's threads may abort a process that ends in the usual way while the machine is busy
 
 
 def main():
