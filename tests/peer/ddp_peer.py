@@ -51,8 +51,9 @@ def train(rank, folder):
         losses.append(mean.item() / WORLD)
     if rank == 0:
         torch.save(losses, os.path.join(folder, "ddp.pt"))
+    dist.barrier()
     dist.destroy_process_group()
-    os._exit(0)  # torch's threads may abort a process that ends in the usual way while the machine is busy
+    os._exit(0)  # at a regular end, threads of torch sometimes abort the process
 
 
 def main():

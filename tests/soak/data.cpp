@@ -712,7 +712,6 @@ class Player {
   void check_values(const PassPlan& plan, const Batch& batch, const std::vector<std::int64_t>& ids) const {
     const auto& data = program_.datasets[plan.data];
     const auto type_of = [&](const std::string& name, at::ScalarType plain) {
-      if (plan.as_stored) return plain;
       return plan.convert == 1 ? at::kDouble : plan.convert == 2 && name == "v" ? at::kFloat : plain;
     };
     const auto column = [&](const std::string& name, at::ScalarType plain) {

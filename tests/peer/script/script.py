@@ -71,7 +71,9 @@ def train(rank, folder):
             tensor /= WORLD
     if rank == 0:
         torch.save((losses, state), os.path.join(folder, "ddp.pt"))
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # at a regular end, threads of torch sometimes abort the process
 
 
 def main():
