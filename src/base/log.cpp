@@ -9,6 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include <array>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 
@@ -76,6 +77,12 @@ void configure(int rank, Level level) {
 Level level() noexcept { return sinks().level; }
 
 void set_level(Level level) { configure(sinks().rank, level); }
+
+std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank) {
+  char name[32];
+  std::snprintf(name, sizeof name, "rank_%05d.log", rank);
+  return run / "logs" / name;
+}
 
 void write_to(const std::filesystem::path& path) {
   auto& logger = *sinks().logger;

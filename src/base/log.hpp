@@ -20,6 +20,8 @@ Level level() noexcept;
 /// Changes the level and keeps the rank.
 void set_level(Level level);
 
+/// The log file of a rank in its run's folder.
+std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank);
 /// Also writes all messages to the file `path` from now on (its folder must exist); an empty path ends that.
 void write_to(const std::filesystem::path& path);
 /// The file of write_to(); empty if there is none.

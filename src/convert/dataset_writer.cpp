@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "hdf5/file.hpp"
+#include "hdf5/filters.hpp"
 
 #include <unistd.h>
 
@@ -50,10 +51,7 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
     sizes.front() = static_cast<hsize_t>(*chunk);
     check(H5Pset_chunk(id, static_cast<int>(sizes.size()), sizes.data()));
   }
-  if (compress) {
-    if (H5Tget_size(stored) > 1) check(H5Pset_shuffle(id));
-    check(H5Pset_deflate(id, static_cast<unsigned>(*compress)));
-  }
+  if (compress) hdf5::compress(id, stored, static_cast<int>(*compress), doing());
   // Without a chunk cache H5Dwrite writes each chunk at once, and so its status shows if that has failed.
   const auto access = hdf5::make_properties(H5P_DATASET_ACCESS, doing(), ExitCode::retry);
   check(H5Pset_chunk_cache(access.get(), 0, 0, 1));

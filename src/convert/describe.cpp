@@ -2,6 +2,7 @@
 #include "base/number.hpp"
 #include "data/sources/source.hpp"
 #include "hdf5/file.hpp"
+#include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
 #include "muster/convert.hpp"
 
@@ -24,20 +25,6 @@ std::string number_name(hid_t type) {
   if (kind == H5T_INTEGER) return (H5Tget_sign(type) == H5T_SGN_NONE ? "uint" : "int") + bits;
   if (kind == H5T_FLOAT) return (hdf5::scalar_type(type, "a column") == at::kBFloat16 ? "bfloat" : "float") + bits;
   return kind == H5T_ENUM ? "bool" : "complex" + bits;
-}
-
-/// "deflate 9", "shuffle", "checksum" …
-std::string filter_name(const hdf5::Filter& filter) {
-  switch (filter.id) {
-    case H5Z_FILTER_DEFLATE:
-      return "deflate " + std::to_string(filter.level);
-    case H5Z_FILTER_SHUFFLE:
-      return "shuffle";
-    case H5Z_FILTER_FLETCHER32:
-      return "checksum";
-    default:
-      return filter.name.empty() ? "filter " + std::to_string(filter.id) : filter.name;
-  }
 }
 
 bool is_foreign(hid_t type) {
@@ -76,7 +63,7 @@ Json describe_column(hid_t dataset, const std::string& name, const std::string& 
   Json column{{"name", name}, {"dtype", number_name(type.get())}, {"shape", shape}, {"chunk", nullptr}};
   column["layout"] = layout == H5D_CHUNKED ? "chunked" : layout == H5D_COMPACT ? "compact" : "contiguous";
   const auto filters = hdf5::filters(creation.get(), doing);
-  column["compression"] = filters.empty() ? "none" : joined(filters, filter_name);
+  column["compression"] = filters.empty() ? "none" : joined(filters, &hdf5::Filter::text);
   column["bytes"] = stored;
   if (layout == H5D_CHUNKED) {
     std::vector<hsize_t> sizes(shape.size());

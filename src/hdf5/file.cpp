@@ -164,17 +164,4 @@ void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_
   check(H5Sselect_hyperslab(space, how, start.data(), nullptr, sizes.data(), nullptr), doing, code);
 }
 
-std::vector<Filter> filters(hid_t creation, std::string_view doing) {
-  std::vector<Filter> all;
-  for (int i = 0, count = static_cast<int>(check(H5Pget_nfilters(creation), doing)); i < count; ++i) {
-    unsigned flags = 0, level = 0;
-    std::size_t values = 1;
-    char name[64] = "";
-    const auto id =
-        H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &values, &level, sizeof name, name, nullptr);
-    all.push_back({id, name, level});
-  }
-  return all;
-}
-
 }  // namespace muster::detail::hdf5

@@ -47,13 +47,4 @@ std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown = {});
 void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_t count, std::string_view doing,
                  ExitCode code = ExitCode::data);
 
-/// One filter of a chunked dataset.
-struct Filter {
-  H5Z_filter_t id;
-  std::string name;  ///< may be empty
-  unsigned level;    ///< compression level, for deflate
-};
-/// The filters in a dataset's creation properties.
-std::vector<Filter> filters(hid_t creation, std::string_view doing);
-
 }  // namespace muster::detail::hdf5

@@ -2,6 +2,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/trainer_state.hpp"
+#include "checkpoint/merge.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
 #include "launch/settings.hpp"
@@ -13,7 +14,6 @@
 #include "session/random.hpp"
 #include "state/collect.hpp"
 #include "state/copy.hpp"
-#include "checkpoint/merge.hpp"
 #include "trainer/fit.hpp"
 #include "watch/record.hpp"
 
@@ -145,8 +145,8 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
       return history_.text();
     }));
   } catch (const Error& error) {
-    const bool is_refusal = error.code() == ExitCode::data || error.code() == ExitCode::usage;
-    if (is_refusal && params_before.is_object() && world.rank() == 0) run_.restore_params(params_before);
+    if (run::is_refusal(error.code()) && params_before.is_object() && world.rank() == 0)
+      run_.restore_params(params_before);
     throw;
   }
   if (!history_.empty() && !config_before.is_null() && config_before != resolved_.options.train_loop_config &&

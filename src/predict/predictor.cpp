@@ -2,9 +2,9 @@
 
 #include "checkpoint/files/trainer_state.hpp"
 #include "data/preprocess/apply.hpp"
+#include "data/preprocess/registry.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
-#include "predict/saved_preprocessor.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -68,7 +68,7 @@ void TorchPredictor::State::preprocess(Batch& batch, const std::vector<std::stri
   if (saved.is_null()) return;
   const auto& named = options.feature_columns;
   if (named.empty())
-    for (const auto& column : detail::predict::columns_of(saved))
+    for (const auto& column : detail::data::fitted_columns(saved))
       if (!batch.contains(column))
         throw Error(ExitCode::data, predicting,
                     "the preprocessor was fitted on the column \"" + column + "\", but the data has " +
@@ -79,8 +79,7 @@ void TorchPredictor::State::preprocess(Batch& batch, const std::vector<std::stri
     for (const auto& [name, tensor] : batch)
       if (std::ranges::find(kept, name) == kept.end()) features.insert(name);
   if (restored_for != features) {
-    restored =
-        detail::predict::restore_preprocessor(saved, [&](const auto& column) { return features.contains(column); });
+    restored = detail::data::restore_preprocessor(saved, [&](const auto& column) { return features.contains(column); });
     restored_for = features;
   }
   if (restored) detail::data::apply(*restored, batch, generator);
@@ -107,7 +106,7 @@ TorchPredictor TorchPredictor::load(const Checkpoint& checkpoint, std::shared_pt
     } catch (const Json::exception& error) {
       throw Error(ExitCode::data, doing, error.what(), "Build the same preprocessor as the run that was saved");
     }
-  } else if (!state.is_null() && !detail::predict::is_muster_preprocessor(state)) {
+  } else if (!state.is_null() && !detail::data::is_muster_preprocessor(state)) {
     throw Error(ExitCode::usage, doing, "it is of a class of your own",
                 "Give PredictorOptions::preprocessor one that is built as the trainer's was");
   }

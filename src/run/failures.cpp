@@ -74,6 +74,8 @@ Failures Failures::with_one_more(const RunPoints& now) const {
   return next;
 }
 
+bool is_refusal(ExitCode code) noexcept { return code == ExitCode::data || code == ExitCode::usage; }
+
 bool is_worth_retrying(ExitCode code) noexcept {
   using enum ExitCode;
   constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};

@@ -51,6 +51,8 @@ struct Failures {
 
 /// True if trying again may help. False if the same flags, files and data would end in the same way.
 bool is_worth_retrying(ExitCode code) noexcept;
+/// True if the program or its data were refused, so that a start that ends with it changes nothing in the run.
+bool is_refusal(ExitCode code) noexcept;
 
 /// How long to wait before the next try: 0 s after the first failure, then 1, 2, 4 … s, at most a minute.
 std::chrono::seconds retry_delay(const Failures& failures) noexcept;

@@ -197,12 +197,10 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
 
   // If a rank cannot open its log, all ranks throw here.
   const auto ranks = comm::run_on_all(world, [&] {
-    char file[32];
-    std::snprintf(file, sizeof file, "rank_%05d.log", world.rank());
     log::set_level(log::level_from_name(flags.log_level.value_or(level)));
     const auto& logging = config.logging_config;
     const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
-    log::write_to(keeps ? path_ / "logs" / file : std::filesystem::path());
+    log::write_to(keeps ? log::file_of_rank(path_, world.rank()) : std::filesystem::path());
     if (world.rank() != 0) take_lock(/*is_root=*/false);
     return Json{lock_->sees_root_lock(), RunLock::this_process()}.dump();
   });

@@ -1,9 +1,9 @@
 #include "supervise/decision.hpp"
 
+#include "base/log.hpp"
+
 #include <algorithm>
-#include <array>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 
 namespace muster::detail::supervise {
@@ -88,9 +88,7 @@ std::string log_hint(const JobEnd& end) {
   if (report.run.empty()) return {};
   const auto rank = report.lost_rank ? report.lost_rank->rank : report.failed_rank.value_or(-1);
   if (rank < 0) return "The logs of the ranks are in " + report.run + "/logs";
-  std::array<char, 32> file{};
-  std::snprintf(file.data(), file.size(), "rank_%05d.log", rank);
-  return "The log of rank " + std::to_string(rank) + " is " + report.run + "/logs/" + file.data();
+  return "The log of rank " + std::to_string(rank) + " is " + log::file_of_rank(report.run, rank).string();
 }
 
 }  // namespace muster::detail::supervise

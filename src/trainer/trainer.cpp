@@ -206,8 +206,7 @@ Result DataParallelTrainer::fit() {
     }
     const auto ended = train_with_retries(*resolved, *run, device, train_loop_, validation);
     validation.finish(ended.error);
-    const auto refused = [](ExitCode code) { return code == ExitCode::data || code == ExitCode::usage; };
-    if (before.is_object() && ended.error && refused(ended.error->code()) && world.rank() == 0 &&
+    if (before.is_object() && ended.error && run::is_refusal(ended.error->code()) && world.rank() == 0 &&
         !content_of(*run).is_new_since(content_before))
       run->restore_params(before);
     auto result = finish_run(*resolved, *run, ended);

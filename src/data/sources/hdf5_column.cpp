@@ -2,6 +2,7 @@
 
 #include "base/number.hpp"
 #include "hdf5/file.hpp"
+#include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
 
 #include <sys/uio.h>
@@ -65,14 +66,7 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
     throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
 
   const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, doing);
-  for (const auto& filter : hdf5::filters(creation.get(), doing)) {
-    if (H5Zfilter_avail(filter.id) > 0) continue;
-    hdf5::last_error();
-    throw Error(ExitCode::data, doing,
-                "it is compressed by a filter that is not built into HDF5 here (" +
-                    (filter.name.empty() ? std::to_string(filter.id) : filter.name) + ")",
-                "Store it uncompressed or with deflate, h5repack does that");
-  }
+  hdf5::require_filters(creation.get(), doing);
   if (H5Pget_layout(creation.get()) == H5D_CONTIGUOUS && H5Tequal(stored.get(), memory_type_.get()) > 0) locate(bytes);
 }
 

@@ -1,10 +1,10 @@
-#include "predict/saved_preprocessor.hpp"
+#include "data/preprocess/registry.hpp"
 
 #include <algorithm>
 #include <map>
 #include <vector>
 
-namespace muster::detail::predict {
+namespace muster::detail::data {
 namespace {
 
 using Make = PreprocessorPtr (*)(std::vector<std::string>);
@@ -35,10 +35,10 @@ bool is_muster_preprocessor(const Json& state) {
   return kinds().contains(kind_of(state)) && state.contains("columns") && state.at("columns").is_object();
 }
 
-std::set<std::string> columns_of(const Json& state) {
+std::set<std::string> fitted_columns(const Json& state) {
   std::set<std::string> columns;
   if (is_chain(state)) {
-    for (const auto& step : state.at("steps")) columns.merge(columns_of(step));
+    for (const auto& step : state.at("steps")) columns.merge(fitted_columns(step));
   } else {
     for (const auto& [name, learned] : state.at("columns").items()) columns.insert(name);
   }
@@ -53,11 +53,11 @@ PreprocessorPtr restore_preprocessor(const Json& state, const std::function<bool
     return steps.empty() ? nullptr : chain(std::move(steps));
   }
   std::vector<std::string> columns;
-  std::ranges::copy_if(columns_of(state), std::back_inserter(columns), wanted);
+  std::ranges::copy_if(fitted_columns(state), std::back_inserter(columns), wanted);
   if (columns.empty()) return nullptr;
   auto made = kinds().at(kind_of(state))(std::move(columns));
   made->load_state(state);
   return made;
 }
 
-}  // namespace muster::detail::predict
+}  // namespace muster::detail::data

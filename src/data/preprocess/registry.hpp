@@ -1,4 +1,4 @@
-// Makes a preprocessor of muster's from its state in a checkpoint.
+// The kinds of preprocessors that muster has, and how each is made from its state in a checkpoint.
 #pragma once
 
 #include "muster/json.hpp"
@@ -8,13 +8,13 @@
 #include <set>
 #include <string>
 
-namespace muster::detail::predict {
+namespace muster::detail::data {
 
 /// True if `state` is the state of a preprocessor of muster's, or of a chain of them.
 bool is_muster_preprocessor(const Json& state);
 /// The columns that the preprocessor was fitted on.
-std::set<std::string> columns_of(const Json& state);
+std::set<std::string> fitted_columns(const Json& state);
 /// The preprocessor, restored for only those of its columns that are `wanted`; null if none is wanted.
 PreprocessorPtr restore_preprocessor(const Json& state, const std::function<bool(const std::string&)>& wanted);
 
-}  // namespace muster::detail::predict
+}  // namespace muster::detail::data

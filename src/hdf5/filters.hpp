@@ -1,0 +1,30 @@
+// Filters of chunked datasets: those that muster writes, and the names and the availability of those in a file.
+#pragma once
+
+#include "hdf5/handle.hpp"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace muster::detail::hdf5 {
+
+struct Filter {
+  H5Z_filter_t id;
+  std::string name;  ///< as the file has it; may be empty
+  unsigned level;    ///< compression level, for deflate
+
+  /// "deflate 9", "shuffle", "checksum" …
+  std::string text() const;
+};
+
+/// Returns the filters in a dataset's creation properties.
+std::vector<Filter> filters(hid_t creation, std::string_view doing);
+
+/// Throws an Error (ExitCode::data) if a dataset with these creation properties needs a filter that this HDF5 lacks.
+void require_filters(hid_t creation, std::string_view doing);
+
+/// Adds deflate of that level to a new dataset's creation properties; values of several bytes are shuffled first.
+void compress(hid_t creation, hid_t type, int level, std::string_view doing);
+
+}  // namespace muster::detail::hdf5
