@@ -28,15 +28,24 @@ bool ended_by_sigterm(const JobEnd& end) {
 
 }  // namespace
 
+std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, bool is_srun) {
+  // srun lets the other ranks go on. They cannot, but may have more to say.
+  if (report.failed_rank && is_srun) return std::chrono::seconds(1);
+  if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
+  return {};
+}
+
 int exit_code_of(const JobEnd& end) {
   if (end.report.no_program) return static_cast<int>(ExitCode::usage);
   // mpirun that is told to stop before its ranks are there may end with 0.
   const bool no_ranks =
-      (end.code != 0 && !end.report.launcher_error.empty()) || (end.stop_requested && !end.report.loaded);
+      (end.code != 0 && !end.report.launcher_error.empty()) || (end.stop_requested && !has_started(end));
   const bool broken_off = lost_a_rank(end) || end.exceeded_grace || end.not_up || no_ranks;
   if (!broken_off) return end.code;
   return end.report.agreed_exit_code.value_or(static_cast<int>(ExitCode::retry));
 }
+
+bool has_started(const JobEnd& end) { return end.report.loaded || end.code == static_cast<int>(ExitCode::stopped); }
 
 bool is_failure(const JobEnd& end, bool stop_requested) {
   return !stop_requested && !end.report.stopped && run::is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));

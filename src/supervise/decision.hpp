@@ -6,6 +6,7 @@
 #include "supervise/launcher_output.hpp"
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 namespace muster::detail::supervise {
@@ -37,9 +38,17 @@ struct NextStart {
   int ranks = 0;                   ///< the number of ranks of the next start
 };
 
+/// How long the launcher may take to end once a rank has ended the job or has failed; empty without such a limit. It may
+/// wait for a daemon on a node that does not answer. After training the program may go on for as long as it likes.
+std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, bool is_srun);
+
 /// The job's exit code. If the ranks had agreed on a code before they ended, that code holds, whatever happened
 /// afterwards to them or to the launcher. A signal means a lost rank: ExitCode::retry.
 int exit_code_of(const JobEnd& end);
+
+/// True if a rank has loaded muster's library. Where their messages do not reach us, since their stderr goes elsewhere,
+/// the exit code of a stop shows it.
+bool has_started(const JobEnd& end);
 
 /// Decides what follows. `failures`: the preemptions or the other failures, including this end if it is one. `ranks`:
 /// of this start. If the launcher could not start that many, the next start has half of them, and after a start that

@@ -14,6 +14,9 @@ namespace muster::detail::supervise {
 namespace {
 
 constexpr std::string_view error_prefix = "muster: error: ";
+/// The end of "[1,0]<stderr>:", with which mpirun --tag-output begins each line.
+constexpr std::string_view output_tag = "]<stderr>:";
+constexpr std::size_t longest_tag = 24;
 constexpr std::string_view erase_line = "\033[K";  // clears a progress line before other output
 
 /// The first line of an mpirun message contains one of the first list if it is about the ranks' end, which we report
@@ -169,6 +172,8 @@ std::string LauncherOutput::shown_of(const std::string& line) {
 /// Reads a finished line; returns true if it was meant for us and is not shown.
 bool LauncherOutput::keep(std::string_view line) {
   if (line.starts_with(erase_line)) line.remove_prefix(erase_line.size());
+  if (const auto tag = line.find(output_tag); line.starts_with('[') && tag < longest_tag)
+    line.remove_prefix(tag + output_tag.size());
   if (line.starts_with(launch::message_prefix)) {
     line.remove_prefix(launch::message_prefix.size());
     const auto space = line.find(' ');

@@ -14,6 +14,7 @@
 #include "supervise/signals.hpp"
 #include "supervise/slurm_steps.hpp"
 #include "supervise/temporary_folders.hpp"
+#include "supervise/terminal.hpp"
 #include "sweep/progress.hpp"
 
 #include <poll.h>
@@ -26,7 +27,6 @@
 #include <array>
 #include <cstdlib>
 #include <ctime>
-#include <iostream>
 #include <random>
 #include <set>
 #include <utility>
@@ -95,87 +95,97 @@ SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) 
           .full_worker_count = options.min_workers ? ranks : 0};
 }
 
-/// How long the launcher may take to end once the ranks have said how the job ends, or one has failed; empty before
-/// that. It may wait for a daemon on a node that does not answer, or for a rank that does not end.
-std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, Launcher::Kind kind) {
-  if (report.agreed_exit_code) return std::chrono::seconds(60);
-  // srun lets the other ranks go on. They cannot, but may have more to say.
-  if (report.failed_rank && kind == Launcher::Kind::srun) return std::chrono::seconds(1);
-  if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
-  return {};
-}
+/// How long mpirun may take to start its daemons on other hosts.
+constexpr std::chrono::milliseconds daemons_start_time = std::chrono::seconds(10);
+/// After that time a warning says that the program goes on after its work.
+constexpr std::chrono::seconds time_after_work(60);
 
 std::string in_seconds(std::chrono::milliseconds time) {
   return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
 }
 
 /// One start, to its end: nothing of it is left then.
-JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, const SuperviseOptions& options) {
+JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, const SuperviseOptions& options) {
   LauncherOutput output;
-  const auto show = [&](const std::string& text) { std::cerr << text << std::flush; };
   bool told = false;
-  std::optional<Clock::time_point> deadline, start_limit;
+  std::optional<Clock::time_point> stop_time, start_limit, end_of_work;
   std::optional<std::chrono::seconds> patience;
   Clock::time_point end_of_patience;
   const auto load_limit = Clock::now() + options.start_limit;
-  bool warned = false;
+  bool warned_of_start = false, warned_of_end = false;
   // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
   std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
+  // While stderr is not read, the messages wait, and in the end the ranks do.
+  const auto say = [&](const char* level, const std::string& text) {
+    terminal.add("muster: " + (level + text) + "\n");
+  };
   JobEnd end;
   while (!job.ended() && !signals.stop_immediately()) {
-    if (signals.stop_requested() && !deadline) {
-      deadline = Clock::now() + options.grace;
-      log::info("stopping; the ranks have " + in_seconds(options.grace) +
-                " to save their state. A second Ctrl-C ends them at once");
+    const auto now = Clock::now();
+    if (signals.stop_requested() && !stop_time) {
+      stop_time = now;
+      say("", "stopping; the ranks have " + in_seconds(options.grace) +
+                  " to save their state. A second Ctrl-C ends them at once");
     }
-    // Over several hosts mpirun starts its daemons first, and a signal ends it meanwhile.
-    const bool may_ask = options.hosts.empty() || output.report().loaded;
-    if (deadline && !told && may_ask) told = job.ask_to_stop();
-    if (deadline && Clock::now() >= *deadline) {
+    // Over several hosts mpirun starts its daemons first, and a signal ends it meanwhile. If no rank has reported for
+    // some time, their messages may go elsewhere.
+    const bool may_ask = options.hosts.empty() || output.report().loaded ||
+                         (stop_time && now >= *stop_time + std::min(options.grace / 2, daemons_start_time));
+    if (stop_time && !told && may_ask) told = job.ask_to_stop();
+    if (stop_time && now >= *stop_time + options.grace) {
       end.exceeded_grace = true;
       break;
     }
     const auto& report = output.report();
-    if (!report.loaded && !warned && Clock::now() >= load_limit) {
-      warned = true;
-      log::warn("no rank has started within " + in_seconds(options.start_limit) + ": " +
-                (report.slurm.empty() ? "the launcher may wait for a host (ssh), the program for a file system"
-                                      : "the last that Slurm has said is \"" + report.slurm + "\""));
+    if (!report.loaded && !warned_of_start && now >= load_limit) {
+      warned_of_start = true;
+      say("warning: ",
+          "no rank has started within " + in_seconds(options.start_limit) + ": " +
+              (report.slurm.empty() ? "the launcher may wait for a host (ssh), the program for a file system"
+                                    : "the last that Slurm has said is \"" + report.slurm + "\""));
     }
-    if (report.starting && !start_limit) start_limit = Clock::now() + options.start_limit;
-    if (start_limit && !report.up && Clock::now() >= *start_limit) {
+    if (report.starting && !start_limit) start_limit = now + options.start_limit;
+    if (start_limit && !report.up && now >= *start_limit) {
       end.not_up = true;
       break;
     }
-    if (const auto now = patience_with(report, kind); now && now != patience) {
-      patience = now;
-      end_of_patience = Clock::now() + *patience;
+    if (report.agreed_exit_code && !end_of_work) end_of_work = now;
+    if (end_of_work && !warned_of_end && now >= *end_of_work + time_after_work) {
+      warned_of_end = true;
+      say("warning: ", "the ranks have finished their work and do not end; Ctrl-C ends them");
     }
-    if (patience && Clock::now() >= end_of_patience) break;
-    const int timeout = deadline && !told ? 10 : 100;  // ms
-    std::array<pollfd, 4> sources{{{signals.descriptor(), POLLIN, 0},
-                                   {job.output(), POLLIN, 0},
+    if (const auto limit = patience_with(report, kind == Launcher::Kind::srun); limit && limit != patience) {
+      patience = limit;
+      end_of_patience = now + *patience;
+    }
+    if (patience && now >= end_of_patience) break;
+    const int timeout = stop_time && !told ? 10 : 100;  // ms
+    // In a stop the launcher must not wait for our reader.
+    const bool reads = !terminal.is_full() || stop_time;
+    std::array<pollfd, 5> sources{{{signals.descriptor(), POLLIN, 0},
+                                   {reads ? job.output() : -1, POLLIN, 0},
                                    {read_by_others[0], 0, 0},
-                                   {read_by_others[1], 0, 0}}};
+                                   {read_by_others[1], 0, 0},
+                                   terminal.source()}};
     ::poll(sources.data(), sources.size(), timeout);
     signals.take();
     for (std::size_t i = 0; i < read_by_others.size(); ++i) {
-      const auto events = sources[i + 2].revents;
-      if ((events & (POLLERR | POLLNVAL)) == 0) continue;
+      if ((sources[i + 2].revents & POLLERR) == 0) continue;
       read_by_others[i] = -1;
-      if ((events & POLLNVAL) != 0) continue;  // it was closed before this process was started
-      log::warn(std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
-                " any more, to which the ranks write");
+      say("warning: ", std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
+                           " any more, to which the ranks write");
       signals.request_stop();
     }
-    show(output.take(job.read()));
+    if (reads) terminal.add(output.take(job.read()));
+    terminal.write_some();
   }
   end.code = job.code();
   end.launcher_signal = job.signal();
   end.stop_requested = signals.stop_requested();
   const bool ended_by_itself = job.ended();
   job.end();
-  show(output.take(job.read()) + output.finish());
+  terminal.add(output.take(job.read()) + output.finish());
+  terminal.flush();
   end.report = output.report();
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
@@ -268,7 +278,7 @@ class Supervision {
       if (end.report.min_workers) set_min_workers(*end.report.min_workers);
       leave_out_lost_host(end);
       const int code = exit_code_of(end);
-      if (end.stop_requested && !end.report.loaded && !end.report.no_program) return stopped_between_starts();
+      if (end.stop_requested && !has_started(end) && !end.report.no_program) return stopped_between_starts();
       if (code == 0) return finish_successfully(end);
       const auto cause = cause_of(end, read_kept_cause(end.report));
       if (is_failure(end, signals_.stop_requested())) is_preemption(end) ? count_preemption() : count(code);
@@ -295,7 +305,7 @@ class Supervision {
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
       if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
-      end = watch(job, launcher_.kind, signals_, options_);
+      end = watch(job, launcher_.kind, signals_, terminal_, options_);
     }
     folders_.empty();
     return end;
@@ -338,7 +348,7 @@ class Supervision {
     try {
       run::write_failures(run_, supervisor_info_.id, failures_);
     } catch (const std::exception& error) {
-      log::warn(std::string("the number of failures is not kept in the run's folder: ") + error.what());
+      terminal_.warn(std::string("the number of failures is not kept in the run's folder: ") + error.what());
     }
   }
 
@@ -348,7 +358,7 @@ class Supervision {
     try {
       write_file(run_ / "error.txt", cause + "\n");
     } catch (const Error& error) {
-      log::warn(std::string("the cause of the failure is not kept: ") + error.what());
+      terminal_.warn(std::string("the cause of the failure is not kept: ") + error.what());
     }
   }
 
@@ -378,11 +388,11 @@ class Supervision {
                 std::to_string(requirements_.max_failures);
       if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
     }
-    log::error(text);
+    terminal_.error(text);
     return code;
   }
 
-  void announce_next_start(const JobEnd& end, const std::string& cause, const NextStart& next) const {
+  void announce_next_start(const JobEnd& end, const std::string& cause, const NextStart& next) {
     auto text = cause;
     if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
     text += ". Starting again";
@@ -390,26 +400,26 @@ class Supervision {
       text += " with " + detail::counted(next.ranks, "rank");
     if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
     if (end.report.required_ranks)
-      return log::warn(text + ", as its saved state requires, once that many are available");
+      return terminal_.warn(text + ", as its saved state requires, once that many are available");
     const auto& failures = counted_failures(end);
     const int most = is_preemption(end) ? requirements_.max_preemptions : requirements_.max_failures;
     text += failures.furthest.empty() ? "" : " from the newest checkpoint";
     text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
     if (most > 0) text += " of " + std::to_string(most);
-    log::warn(text + ")");
+    terminal_.warn(text + ")");
   }
 
   /// The ranks had finished their work; reports what happened after it.
-  static int finish_successfully(const JobEnd& end) {
+  int finish_successfully(const JobEnd& end) {
     if (end.code != 0 || end.launcher_signal != 0)
-      log::warn("the work is done; after that " + cause_of(end, ""));
+      terminal_.warn("the work is done; after that " + cause_of(end, ""));
     else if (!end.report.error.empty())  // printed by a program that went on and ended with code 0
-      log::error(end.report.error);
+      terminal_.error(end.report.error);
     return 0;
   }
 
-  static int interrupted() {
-    log::error("interrupted; what came after the newest checkpoint is lost");
+  int interrupted() {
+    terminal_.error("interrupted; what came after the newest checkpoint is lost");
     return static_cast<int>(ExitCode::interrupted);
   }
 
@@ -417,9 +427,9 @@ class Supervision {
     keep_cause();
     if (signals_.stop_immediately()) return interrupted();
     const bool saved = !failures_.furthest.empty() || !preemptions_.furthest.empty();
-    log::error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
-               : run_.empty() ? "stopped on request before the ranks had started"
-                              : "stopped on request before the next start, and there is no state saved");
+    terminal_.error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
+                    : run_.empty() ? "stopped on request before the ranks had started"
+                                   : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
   }
 
@@ -428,6 +438,7 @@ class Supervision {
   JobRequirements requirements_;
   SupervisorInfo supervisor_info_;
   Signals signals_;
+  Terminal terminal_{signals_};
   TemporaryFolders folders_;
   run::Failures failures_;        ///< of this muster run, without preemptions
   run::Failures preemptions_;     ///< of this muster run

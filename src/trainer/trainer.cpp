@@ -206,7 +206,7 @@ Result DataParallelTrainer::fit() {
     }
     const auto ended = train_with_retries(*resolved, *run, device, train_loop_, validation);
     validation.finish(ended.error);
-    if (before.is_object() && ended.error && run::is_refusal(ended.error->code()) && world.rank() == 0 &&
+    if (before.is_object() && ended.error && detail::run::is_refusal(ended.error->code()) && world.rank() == 0 &&
         !content_of(*run).is_new_since(content_before))
       run->restore_params(before);
     auto result = finish_run(*resolved, *run, ended);

@@ -68,6 +68,14 @@ TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
   EXPECT_EQ(output.report().agreed_exit_code, 65);
 }
 
+TEST(LauncherOutput, KeepsWhatIsForTheSupervisorInTaggedLines) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take("[1,0]<stderr>:\x1emuster run /runs/demo\n[1,1]<stderr>:a line\n"), "[1,1]<stderr>:a line\n");
+  EXPECT_EQ(output.take("[1,1]<stderr>:muster: error: full\n"), "");
+  EXPECT_EQ(output.report().run, "/runs/demo");
+  EXPECT_EQ(output.report().error, "full");
+}
+
 TEST(LauncherOutput, KeepsWhatIsEnoughAndWhoTookThePlace) {
   LauncherOutput output;
   EXPECT_FALSE(output.report().has_error_file) << "an error.txt that is there is of an earlier start";
@@ -95,6 +103,27 @@ TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
             "");
   EXPECT_EQ(output.report().silent, "n2") << "the first one that was seen";
   EXPECT_EQ(output.report().leaving, 75);
+}
+
+TEST(Patience, IsForRanksThatHaveFailedAndNotForWorkAfterTraining) {
+  LauncherReport report;
+  EXPECT_FALSE(patience_with(report, false));
+  report.agreed_exit_code = 0;
+  EXPECT_FALSE(patience_with(report, false)) << "the program may go on";
+  report.failed_rank = 1;
+  EXPECT_FALSE(patience_with(report, false));
+  EXPECT_EQ(patience_with(report, true), std::chrono::seconds(1));
+  report = {.leaving = 75};
+  EXPECT_EQ(patience_with(report, false), std::chrono::seconds(10));
+}
+
+TEST(ExitCodes, AStopIsKnownByItsCodeWhereTheRanksAreNotHeard) {
+  JobEnd end{.code = static_cast<int>(ExitCode::stopped), .stop_requested = true};
+  EXPECT_TRUE(has_started(end));
+  EXPECT_EQ(exit_code_of(end), static_cast<int>(ExitCode::stopped));
+  end.code = 0;
+  EXPECT_EQ(exit_code_of(end), static_cast<int>(ExitCode::retry))
+      << "mpirun that is told to stop before its ranks are there";
 }
 
 TEST(LauncherOutput, KeepsBannersOfOtherEndsAway) {

@@ -1,0 +1,60 @@
+#include "supervise/terminal.hpp"
+
+#include "base/log.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+
+namespace muster::detail::supervise {
+namespace {
+
+/// After a request to stop, how long a reader that does not read is waited for.
+constexpr int time_for_reader_ms = 5000;
+
+bool is_writable() noexcept {
+  pollfd now{STDERR_FILENO, POLLOUT, 0};
+  return ::poll(&now, 1, 0) > 0;
+}
+
+}  // namespace
+
+pollfd Terminal::source() const noexcept {
+  return {STDERR_FILENO, static_cast<short>(pending_.empty() ? 0 : POLLOUT), 0};
+}
+
+void Terminal::write_some() {
+  // A write of at most PIPE_BUF bytes to a writable pipe does not block.
+  while (!pending_.empty() && is_writable()) {
+    const auto count = ::write(STDERR_FILENO, pending_.data(), std::min<std::size_t>(pending_.size(), PIPE_BUF));
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (count < 0) return pending_.clear();  // nobody reads it any more
+    pending_.erase(0, static_cast<std::size_t>(count));
+  }
+}
+
+bool Terminal::flush() {
+  bool timed_out = false;
+  for (write_some(); !pending_.empty() || !is_writable(); write_some()) {
+    if (signals_.stop_immediately() || (signals_.stop_requested() && timed_out)) {
+      pending_.clear();
+      return false;
+    }
+    std::array<pollfd, 2> sources{{{signals_.descriptor(), POLLIN, 0}, {STDERR_FILENO, POLLOUT, 0}}};
+    timed_out = ::poll(sources.data(), sources.size(), time_for_reader_ms) == 0;
+    signals_.take();
+  }
+  return true;
+}
+
+void Terminal::warn(const std::string& text) {
+  if (flush()) log::warn(text);
+}
+void Terminal::error(const std::string& text) {
+  if (flush()) log::error(text);
+}
+
+}  // namespace muster::detail::supervise
