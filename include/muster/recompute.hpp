@@ -28,7 +28,7 @@ class Module;
 
 namespace muster {
 
-namespace detail::gradients {
+namespace detail::recomputation {
 
 using Tensors = std::vector<at::Tensor>;
 using Block = std::function<Tensors(const Tensors& inputs)>;
@@ -36,7 +36,7 @@ using Block = std::function<Tensors(const Tensors& inputs)>;
 /// `module`: the module whose buffers the block may write to; may be null.
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module);
 
-}  // namespace detail::gradients
+}  // namespace detail::recomputation
 
 /// Returns block(inputs…): a tensor, or a tuple or vector of tensors. `block` is a module (holder or shared_ptr), whose
 /// forward() is called, or a callable. A callable is copied and called again in backward(); what it refers to must live
@@ -58,7 +58,7 @@ auto recompute(Block block, const Inputs&... inputs) {
     module = block.ptr();
   else if constexpr (std::convertible_to<Block, std::shared_ptr<torch::nn::Module>>)
     module = block;
-  auto run = [block = std::move(block)](const detail::gradients::Tensors& given) mutable {
+  auto run = [block = std::move(block)](const detail::recomputation::Tensors& given) mutable {
     return [&]<std::size_t... i>(std::index_sequence<i...>) {
       if constexpr (requires { block->forward(given[i]...); })
         return block->forward(given[i]...);
@@ -67,20 +67,20 @@ auto recompute(Block block, const Inputs&... inputs) {
     }
     (std::index_sequence_for<Inputs...>());
   };
-  detail::gradients::Tensors given{at::Tensor(inputs)...};
+  detail::recomputation::Tensors given{at::Tensor(inputs)...};
   using Output = decltype(run(given));
-  if constexpr (std::same_as<Output, detail::gradients::Tensors>) {
-    return detail::gradients::recompute(std::move(run), std::move(given), std::move(module));
+  if constexpr (std::same_as<Output, detail::recomputation::Tensors>) {
+    return detail::recomputation::recompute(std::move(run), std::move(given), std::move(module));
   } else if constexpr (std::same_as<Output, at::Tensor>) {
-    auto one = [run](const detail::gradients::Tensors& again) mutable {
-      return detail::gradients::Tensors{run(again)};
+    auto one = [run](const detail::recomputation::Tensors& again) mutable {
+      return detail::recomputation::Tensors{run(again)};
     };
-    return detail::gradients::recompute(std::move(one), std::move(given), std::move(module)).front();
+    return detail::recomputation::recompute(std::move(one), std::move(given), std::move(module)).front();
   } else {
-    auto all = [run](const detail::gradients::Tensors& again) mutable {
-      return std::apply([](const auto&... each) { return detail::gradients::Tensors{each...}; }, run(again));
+    auto all = [run](const detail::recomputation::Tensors& again) mutable {
+      return std::apply([](const auto&... each) { return detail::recomputation::Tensors{each...}; }, run(again));
     };
-    const auto made = detail::gradients::recompute(std::move(all), std::move(given), std::move(module));
+    const auto made = detail::recomputation::recompute(std::move(all), std::move(given), std::move(module));
     return [&]<std::size_t... i>(std::index_sequence<i...>) { return Output(made[i]...); }
     (std::make_index_sequence<std::tuple_size_v<Output>>());
   }

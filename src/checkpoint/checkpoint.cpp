@@ -7,10 +7,10 @@
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/write_plan.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/error.hpp"
 #include "state/collect.hpp"
 #include "state/replication.hpp"
+#include "storage/tier.hpp"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcep
     if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid()) continue;
     const int descriptor = open_locked(at->path());
     if (descriptor < 0) continue;
-    remove_folder(at->path());
+    detail::storage::remove_folder(at->path());
     ::close(descriptor);
   }
 } catch (const std::exception&) {
@@ -89,13 +89,13 @@ std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
   const int descriptor = open_locked(name);
   const auto path = parent / fs::path(name).filename().string().substr(1);
   std::shared_ptr<void> owner(nullptr, [path, descriptor](void*) {
-    remove_folder(path);
+    detail::storage::remove_folder(path);
     if (descriptor >= 0) ::close(descriptor);
   });
   try {
     detail::rename_new(name, path);
   } catch (...) {
-    remove_folder(name);
+    detail::storage::remove_folder(name);
     throw;
   }
   return {path, std::move(owner)};
@@ -150,7 +150,7 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
 void Checkpoint::to_directory(const fs::path& path) const {
   detail::make_directories(path);
   for (const auto& name : list_files(path_)) copy_file_unless_there(path_, name, path);
-  sync_folders(path);
+  detail::storage::sync_folders(path);
 }
 
 StateDict Checkpoint::to_dict() const {

@@ -32,7 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path note_of(const Tier& run) { return run.folder() / "fast_tier.json"; }
+fs::path note_of(const storage::Tier& run) { return run.folder() / "fast_tier.json"; }
 
 /// An entry of the note.
 struct NotedTier {
@@ -71,7 +71,7 @@ struct stat status_at(const fs::path& path) {
 
 /// Identifies the run's folder, to tell it from its copies: inode, and birth time if the file system has it. The device
 /// number is left out because it may differ between hosts.
-std::string identity_of(const Tier& run) {
+std::string identity_of(const storage::Tier& run) {
   struct statx status {};
   const auto path = run.folder();
   if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_BTIME, &status) != 0)
@@ -84,7 +84,7 @@ std::string identity_of(const Tier& run) {
 
 /// True if this entry came with a copy of another run's folder, so that the tier belongs to that run. Also true if the
 /// run's folder was moved to another file system.
-bool is_of_another_run(const NotedTier& tier, const Tier& run) {
+bool is_of_another_run(const NotedTier& tier, const storage::Tier& run) {
   // Clients of one file server may differ in whether they give the birth time.
   const auto here = identity_of(run);
   const auto inode_of = [](const std::string& identity) { return identity.substr(0, identity.find(' ')); };
@@ -99,7 +99,7 @@ std::string user_name(uid_t id) {
 
 /// Returns the owner of the note if that is another user; empty if there is no note or it is this user's. The user to
 /// whom the file system maps this one (root squash) counts as this user.
-std::string other_owner(const Tier& run) {
+std::string other_owner(const storage::Tier& run) {
   const auto path = note_of(run);
   if (!fs::exists(status_of(path))) return {};
   const auto owner = status_at(path).st_uid;
@@ -116,7 +116,7 @@ std::string other_owner(const Tier& run) {
   return user_name(owner);
 }
 
-std::vector<NotedTier> read_note(const Tier& run) {
+std::vector<NotedTier> read_note(const storage::Tier& run) {
   const auto path = note_of(run);
   if (!fs::exists(status_of(path)) || !other_owner(run).empty()) return {};
   const auto json = read_json(path);
@@ -134,7 +134,7 @@ std::vector<NotedTier> read_note(const Tier& run) {
   }
 }
 
-void write_note(const Tier& run, const std::vector<NotedTier>& note) {
+void write_note(const storage::Tier& run, const std::vector<NotedTier>& note) {
   if (note.empty()) {
     fs::remove(note_of(run));
     return sync_directory(run.folder());
@@ -184,7 +184,7 @@ Json folders_here(const NotedTier& tier) {
       std::error_code unreadable;
       std::string held;
       for (fs::directory_iterator in(at->path(), unreadable), last; !unreadable && in != last; in.increment(unreadable))
-        if (Tier::index_of(in->path().filename())) held += " " + in->path().filename().string();
+        if (storage::Tier::index_of(in->path().filename())) held += " " + in->path().filename().string();
       warnings.insert(at->path().string() + " is left alone, with" + (held.empty() ? " what it holds" : held) + ": " +
                       problem);
     } catch (const Error& unseen) {
@@ -202,10 +202,11 @@ std::vector<NodeFolder> find_folders(const Communicator& communicator, const Not
   const auto& topology = communicator.topology();
   std::vector<NodeFolder> folders;
   std::set<std::string> seen;
-  const auto of_ranks = run_on_all(
-      communicator, [&] { return topology.local_rank == 0 ? folders_here(tier).dump() : std::string("[[], []]"); });
+  const auto of_ranks = run_on_all(communicator, [&] {
+    return topology.local_rank == 0 ? folders_here(tier) : Json::array({Json::array(), Json::array()});
+  });
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    const auto here = Json::parse(of_ranks[rank]);
+    const auto& here = of_ranks[rank];
     for (const std::string name : here[0])
       if (seen.insert(name).second) folders.push_back({fs::path(tier.folder) / name, topology.node_of_rank[rank]});
     for (const std::string warning : here[1])
@@ -225,11 +226,11 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
                                                    const std::vector<NodeFolder>& folders) {
   const auto& topology = communicator.topology();
   std::vector<std::map<int, Found>> found(folders.size());
-  for (const auto& text : run_on_all(communicator, [&] {
+  for (const auto& of_rank : run_on_all(communicator, [&] {
          auto all = Json::array();
          for (std::size_t i = 0; i < folders.size(); ++i) {
            if (topology.local_rank != 0 || folders[i].node != topology.node_rank) continue;
-           for (const auto& [index, path] : Tier(folders[i].path).list().published) {
+           for (const auto& [index, path] : storage::Tier(folders[i].path).list().published) {
              Found one;
              try {
                one.manifest = to_text(read_manifest(path));
@@ -239,9 +240,9 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
              all.push_back({i, index, one.manifest, one.problem});
            }
          }
-         return all.dump();
+         return all;
        }))
-    for (const auto& one : Json::parse(text)) found[one[0].get<std::size_t>()][one[1]] = {one[2], one[3]};
+    for (const auto& one : of_rank) found[one[0].get<std::size_t>()][one[1]] = {one[2], one[3]};
   return found;
 }
 
@@ -281,12 +282,12 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
       }
       parts.push_back({mine.back().pieces, mine.back().files, unreadable});
     }
-    return parts.dump();
+    return parts;
   });
   std::set<std::uint64_t> pieces;
   std::set<std::string> files{state_name};
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    const auto parts = Json::parse(of_ranks[rank]);
+    const auto& parts = of_ranks[rank];
     for (std::size_t i = 0; i < parts.size(); ++i) {
       CopySource first;
       for (const std::uint64_t piece : parts[i][0])
@@ -305,7 +306,7 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
 
 /// True if the run's folder has an intact checkpoint with this index or a higher one. A damaged checkpoint with this
 /// index is moved out of the way: a failed copy followed by a power loss may have left it incomplete.
-bool has_as_new(const Tier& run, int index) {
+bool has_as_new(const storage::Tier& run, int index) {
   const auto published = run.list().published;
   for (const auto& [there, path] : published | std::views::reverse) {
     if (there < index) break;
@@ -326,7 +327,7 @@ bool has_as_new(const Tier& run, int index) {
 /// Copies one checkpoint of the tier to the run's folder. Returns why it cannot be copied now, the same on all ranks;
 /// empty if it was copied. Collective.
 std::string take_checkpoint(const Communicator& communicator, const std::vector<NodeFolder>& folders,
-                            const std::vector<std::map<int, Found>>& found, int index, Tier& run) {
+                            const std::vector<std::map<int, Found>>& found, int index, storage::Tier& run) {
   std::string text, problem;
   std::vector<fs::path> here;
   for (std::size_t i = 0; i < folders.size(); ++i) {
@@ -335,7 +336,7 @@ std::string take_checkpoint(const Communicator& communicator, const std::vector<
     if (problem.empty()) problem = one->second.problem;
     if (text.empty()) text = one->second.manifest;
     if (!text.empty() && text == one->second.manifest && folders[i].node == communicator.topology().node_rank)
-      here.push_back(Tier(folders[i].path).published(index));
+      here.push_back(storage::Tier(folders[i].path).published(index));
   }
   if (text.empty()) return problem;
   const auto manifest = from_text(text, "the manifest of " + run.published(index).filename().string());
@@ -365,7 +366,7 @@ std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<
 /// Copies the newest checkpoint of the tier, if the run's folder has none as new. Returns true if nothing newer is left
 /// in the tier. `only_index`: −1 for the run's own tiers; for another run's tier, the only checkpoint that may be
 /// copied, since later ones may have been made after this run was copied. Collective.
-bool copy_newest(const Communicator& communicator, const NotedTier& tier, int only_index, Tier& run) {
+bool copy_newest(const Communicator& communicator, const NotedTier& tier, int only_index, storage::Tier& run) {
   const auto folders = find_folders(communicator, tier, /*warn=*/true);
   const auto found = find_checkpoints(communicator, folders);
   std::string missing;
@@ -384,9 +385,7 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, int on
   for (const auto& folder : found)
     for (const auto& [index, one] : folder)
       if (only_index < 0 || index == only_index) indices.insert(index);
-  const auto has = [&](int index) {
-    return run_on_root(communicator, [&] { return std::string(has_as_new(run, index) ? "yes" : ""); }) == "yes";
-  };
+  const auto has = [&](int index) { return run_on_root(communicator, [&] { return has_as_new(run, index); }); };
   if (only_index >= 0 && indices.empty() && !has(only_index)) {
     std::set<int> newer;
     for (const auto& folder : found)
@@ -421,7 +420,7 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, int on
 }  // namespace
 
 void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
-                        Tier& run) {
+                        storage::Tier& run) {
   const int index = manifest.index;
   const auto to = run.saving(index);
   try {
@@ -444,7 +443,6 @@ void copy_to_run_folder(const Communicator& communicator, const Manifest& manife
             throw Error(ExitCode::data, "copying " + (checkpoint / name).string(), "its checksum is wrong");
         }
       }
-      return std::string();
     });
     run_on_root(communicator, [&] {
       write_manifest(to, manifest);
@@ -456,8 +454,8 @@ void copy_to_run_folder(const Communicator& communicator, const Manifest& manife
   }
 }
 
-bool finish_copying(const Communicator& communicator, Tier& run) {
-  const auto tiers = Json::parse(run_on_root(communicator, [&] {
+bool finish_copying(const Communicator& communicator, storage::Tier& run) {
+  const auto tiers = run_on_root(communicator, [&] {
     remove_unfinished(note_of(run));
     if (const auto owner = other_owner(run); !owner.empty()) {
       const auto there = run.list().published;
@@ -474,8 +472,8 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
     for (const auto& tier : read_note(run))
       noted.push_back({tier.folder, tier.id, tier.hosts, tier.used && !rolled_back.contains(tier.id),
                        is_of_another_run(tier, run) ? tier.first : -1});
-    return noted.dump();
-  }));
+    return noted;
+  });
   if (tiers.empty()) return false;
   std::set<std::string> kept;
   for (const auto& tier : tiers | std::views::reverse)
@@ -497,7 +495,8 @@ bool finish_copying(const Communicator& communicator, Tier& run) {
   return !kept.empty();
 }
 
-std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, const Tier& run, const fs::path& place) {
+std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, const storage::Tier& run,
+                                           const fs::path& place) {
   const auto folder = fs::absolute(place);
   const auto& topology = communicator.topology();
   const auto id = run_on_root(communicator, [&] {
@@ -518,22 +517,21 @@ std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, con
   run_on_all(communicator, [&] {
     const auto doing = "making the folder " + own.string() + " of the fast tier";
     const auto remedy = "fast_tier must name a folder that exists on every node and may be written to";
-    if (!is_leader) return std::string();
+    if (!is_leader) return;
     if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
     if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
-    return std::string();
   });
-  return SaveTarget{.tier = Tier(own), .is_leader = is_leader, .is_per_node = true};
+  return SaveTarget{.tier = storage::Tier(own), .is_leader = is_leader, .is_per_node = true};
 }
 
-std::vector<std::string> used_tiers(const Tier& run) {
+std::vector<std::string> used_tiers(const storage::Tier& run) {
   std::vector<std::string> ids;
   for (const auto& tier : read_note(run))
     if (tier.used) ids.push_back(tier.id);
   return ids;
 }
 
-void mark_used(const Tier& run, int index) {
+void mark_used(const storage::Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
     throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "the file is gone",
@@ -543,7 +541,7 @@ void mark_used(const Tier& run, int index) {
   write_note(run, note);
 }
 
-bool note_first(const Tier& run, int index) noexcept try {
+bool note_first(const storage::Tier& run, int index) noexcept try {
   mark_used(run, index);
   return true;
 } catch (const std::exception& error) {
@@ -551,7 +549,7 @@ bool note_first(const Tier& run, int index) noexcept try {
   return false;
 }
 
-bool mark_copied(const Tier& run) noexcept try {
+bool mark_copied(const storage::Tier& run) noexcept try {
   auto note = read_note(run);
   for (auto& tier : note) tier.used = false;
   if (!note.empty()) write_note(run, note);
@@ -561,17 +559,18 @@ bool mark_copied(const Tier& run) noexcept try {
   return false;
 }
 
-void remove_unused_tiers(const Communicator& communicator, const Tier& run, const std::optional<SaveTarget>& own) {
+void remove_unused_tiers(const Communicator& communicator, const storage::Tier& run,
+                         const std::optional<SaveTarget>& own) {
   const auto is_own = [&](const NotedTier& tier) {
     return own && own->tier.folder().filename().string().starts_with(tier.prefix());
   };
-  const auto unused = Json::parse(run_on_root(communicator, [&] {
+  const auto unused = run_on_root(communicator, [&] {
     auto tiers = Json::array();
     for (const auto& tier : read_note(run))
       if (!tier.used && !is_own(tier) && !is_of_another_run(tier, run))
         tiers.push_back({tier.folder, tier.id, tier.hosts});
-    return tiers.dump();
-  }));
+    return tiers;
+  });
   if (unused.empty()) return;
   std::set<std::string> left;  // IDs of tiers with folders that could not be reached or removed; later starts try again
   for (const auto& tier : unused) {
@@ -581,16 +580,16 @@ void remove_unused_tiers(const Communicator& communicator, const Tier& run, cons
     if (std::ranges::any_of(missing_hosts(noted, folders),
                             [&](const auto& host) { return std::ranges::find(present, host) == present.end(); }))
       left.insert(noted.id);
-    for (const auto& failed : run_on_all(communicator, [&] {
-           bool removed = true;
-           for (const auto& folder : folders) {
-             if (communicator.topology().local_rank != 0 || folder.node != communicator.topology().node_rank) continue;
-             remove_folder(folder.path);
-             removed = removed && !fs::exists(status_of(folder.path));
-           }
-           return std::string(removed ? "" : "failed");
-         }))
-      if (!failed.empty()) left.insert(noted.id);
+    const auto removed_on_ranks = run_on_all(communicator, [&] {
+      bool removed = true;
+      for (const auto& folder : folders) {
+        if (communicator.topology().local_rank != 0 || folder.node != communicator.topology().node_rank) continue;
+        storage::remove_folder(folder.path);
+        removed = removed && !fs::exists(status_of(folder.path));
+      }
+      return removed;
+    });
+    if (std::ranges::find(removed_on_ranks, false) != removed_on_ranks.end()) left.insert(noted.id);
   }
   run_on_root(communicator, [&] {
     auto note = read_note(run);
@@ -599,7 +598,7 @@ void remove_unused_tiers(const Communicator& communicator, const Tier& run, cons
   });
 }
 
-void remove_from_note(const Tier& run, const SaveTarget& own) noexcept try {
+void remove_from_note(const storage::Tier& run, const SaveTarget& own) noexcept try {
   auto note = read_note(run);
   const auto own_name = own.tier.folder().filename().string();
   if (std::erase_if(note, [&](const auto& tier) { return own_name.starts_with(tier.prefix()); }) > 0)
@@ -608,6 +607,6 @@ void remove_from_note(const Tier& run, const SaveTarget& own) noexcept try {
   log::warn(std::string("removing the fast tier from the run's fast_tier.json: ") + error.what());
 }
 
-bool may_hold_newer(const Tier& run) { return std::ranges::any_of(read_note(run), &NotedTier::used); }
+bool may_hold_newer(const storage::Tier& run) { return std::ranges::any_of(read_note(run), &NotedTier::used); }
 
 }  // namespace muster::detail::checkpoint

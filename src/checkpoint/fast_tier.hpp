@@ -17,8 +17,8 @@
 
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/save.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/communicator.hpp"
+#include "storage/tier.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -39,35 +39,36 @@ struct CopySource {
 /// `mine`: the parts that this rank copies. Throws an Error (ExitCode::data) if they do not match the manifest.
 /// Collective.
 void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
-                        Tier& run);
+                        storage::Tier& run);
 
 /// Finishes the copying of interrupted jobs. From each tier it copies the newest checkpoint that is complete on the
 /// present nodes, unless the run's folder has one at least as new. Then it removes the tier. If a tier may hold a newer
 /// checkpoint that cannot be copied now, that tier stays, with a warning. A tier that was rolled back is removed
 /// without being read. Returns true if a tier stays. Collective.
-bool finish_copying(const Communicator& communicator, Tier& run);
+bool finish_copying(const Communicator& communicator, storage::Tier& run);
 
 /// Adds a new tier to the note and creates this node's folder in `folder`. Returns none if the note belongs to another
 /// user. Collective.
-std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, const Tier& run,
+std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, const storage::Tier& run,
                                            const std::filesystem::path& folder);
 
 /// Returns the IDs of the tiers in use. Called by one rank.
-std::vector<std::string> used_tiers(const Tier& run);
+std::vector<std::string> used_tiers(const storage::Tier& run);
 /// Sets "used" of this job's tier, before the checkpoint with this index is published in it. Called by one rank.
-void mark_used(const Tier& run, int index);
+void mark_used(const storage::Tier& run, int index);
 /// Sets "first" of this job's tier, before the older checkpoints are removed from it. Returns false, after a warning,
 /// if that fails: then the checkpoint "first" must stay. Called by one rank.
-bool note_first(const Tier& run, int index) noexcept;
+bool note_first(const storage::Tier& run, int index) noexcept;
 /// Clears "used" of all tiers: the run's folder has a checkpoint at least as new as theirs. Returns false, after a
 /// warning, if that fails. Called by one rank.
-bool mark_copied(const Tier& run) noexcept;
+bool mark_copied(const storage::Tier& run) noexcept;
 /// Removes the tiers that are not in use, except `own`, this job's tier. Collective.
-void remove_unused_tiers(const Communicator& communicator, const Tier& run, const std::optional<SaveTarget>& own);
+void remove_unused_tiers(const Communicator& communicator, const storage::Tier& run,
+                         const std::optional<SaveTarget>& own);
 /// Removes this job's tier from the note. Called by one rank, when the tier is not in use.
-void remove_from_note(const Tier& run, const SaveTarget& own) noexcept;
+void remove_from_note(const storage::Tier& run, const SaveTarget& own) noexcept;
 
 /// True if a fast tier may hold a checkpoint that is not in the run's folder. Not collective.
-bool may_hold_newer(const Tier& run);
+bool may_hold_newer(const storage::Tier& run);
 
 }  // namespace muster::detail::checkpoint

@@ -4,11 +4,11 @@
 #include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/checkpoint.hpp"
+#include "state/trainer_state.hpp"
+#include "storage/tier.hpp"
 
 #include <algorithm>
 #include <ranges>
@@ -23,7 +23,7 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
   CheckpointInfo info{.path = path};
   try {
     const auto manifest = read_manifest(path);
-    const auto trainer = trainer_state_from_json(manifest.progress);
+    const auto trainer = detail::state::trainer_state_from_json(manifest.progress);
     info.index = manifest.index;
     info.training_iteration = trainer.training_iteration;
     info.epoch = trainer.epoch;
@@ -52,7 +52,7 @@ std::optional<int> index_in_manifest(const fs::path& folder) try {
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   std::vector<CheckpointInfo> infos;
-  const auto published = Tier(run).list().published;
+  const auto published = detail::storage::Tier(run).list().published;
   bool has_vanished = false;
   for (const auto& [index, path] : published) {
     auto info = look_at(path, false);
@@ -103,7 +103,7 @@ std::optional<int> detail::checkpoint::copied_index(int index, const fs::path& f
   return in_manifest == index ? std::nullopt : in_manifest;
 }
 
-std::optional<std::pair<int, fs::path>> detail::checkpoint::newest_own(Tier::Listing& there,
+std::optional<std::pair<int, fs::path>> detail::checkpoint::newest_own(detail::storage::Tier::Listing& there,
                                                                        const std::vector<Rollback>& rollbacks) {
   for (;;) {
     auto newest = newest_not_rolled_back(there, rollbacks);
@@ -114,7 +114,7 @@ std::optional<std::pair<int, fs::path>> detail::checkpoint::newest_own(Tier::Lis
 
 int detail::checkpoint::next_index(const fs::path& run) {
   constexpr int widest_gap = 1'000'000;
-  const auto there = Tier(run).list();
+  const auto there = detail::storage::Tier(run).list();
   auto indices = there.indices;
   int next = 0;
   for (const auto& [index, path] : there.published | std::views::reverse) {
@@ -131,16 +131,16 @@ int detail::checkpoint::next_index(const fs::path& run) {
   for (const auto& rollback : read_rollbacks(run)) next = std::max(next, rollback.last_index + 1);
   for (const int index : indices)
     if (index < next + widest_gap) next = std::max(next, index + 1);
-  if (next > Tier::max_index)
+  if (next > detail::storage::Tier::max_index)
     throw Error(ExitCode::data, "numbering the next checkpoint of " + run.string(),
-                "the highest index is " + std::to_string(Tier::max_index) + ", and it is in use",
+                "the highest index is " + std::to_string(detail::storage::Tier::max_index) + ", and it is in use",
                 "Look for it in the names of the checkpoints there and in steps_back.json, or give the run another "
                 "name");
   return next;
 }
 
 std::optional<fs::path> detail::checkpoint::newest_intact(const fs::path& run) {
-  auto there = Tier(run).list();
+  auto there = detail::storage::Tier(run).list();
   const auto rollbacks = read_rollbacks(run);
   while (const auto newest = newest_own(there, rollbacks)) {
     const auto& [index, path] = *newest;
@@ -150,6 +150,10 @@ std::optional<fs::path> detail::checkpoint::newest_intact(const fs::path& run) {
     there.published.erase(index);
   }
   return {};
+}
+
+Json detail::checkpoint::preprocessor_state(const fs::path& checkpoint) {
+  return detail::state::trainer_state_from_json(read_manifest(checkpoint).progress).preprocessor;
 }
 
 }  // namespace muster

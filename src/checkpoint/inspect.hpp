@@ -3,8 +3,8 @@
 #pragma once
 
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/checkpoint.hpp"
+#include "storage/tier.hpp"
 
 #include <filesystem>
 #include <functional>
@@ -21,7 +21,7 @@ namespace muster::detail::checkpoint {
 std::optional<int> copied_index(int index, const std::filesystem::path& folder);
 /// Returns newest_not_rolled_back() the listing, and removes the copies from the listing that it passes over; see
 /// copied_index().
-std::optional<std::pair<int, std::filesystem::path>> newest_own(Tier::Listing& there,
+std::optional<std::pair<int, std::filesystem::path>> newest_own(storage::Tier::Listing& there,
                                                                 const std::vector<Rollback>& rollbacks);
 /// Returns the index of the run's next checkpoint. No checkpoint, intact or damaged, no interrupted save and no
 /// rollback has this index or a higher one. Indices of copies do not count, nor do indices of unreadable folders that
@@ -40,5 +40,8 @@ std::vector<CheckpointInfo> intact_checkpoints(const std::filesystem::path& run,
 /// Runs `look` and returns the message of its Error if that means damaged content (ExitCode::data); otherwise an empty
 /// string. Rethrows NewerFormat and all other errors, such as a failure to read.
 std::string data_problem(const std::function<void()>& look);
+
+/// Returns the preprocessor's state in a published checkpoint; null if it has none.
+Json preprocessor_state(const std::filesystem::path& checkpoint);
 
 }  // namespace muster::detail::checkpoint

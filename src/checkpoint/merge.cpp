@@ -20,8 +20,7 @@ namespace {
 Json outline_of(const StateDict& entry) {
   auto tensors = Json::array();
   for (const auto& [name, tensor] : entry.tensors)
-    tensors.push_back(
-        TensorEntry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+    tensors.push_back(TensorEntry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()});
   return {{"values", entry.values}, {"tensors", std::move(tensors)}};
 }
 
@@ -49,19 +48,16 @@ StateDict broadcast(const Communicator& communicator, const StateDict& mine, int
 
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given) {
   StateDict mine;
-  std::vector<Json> of_rank;
+  const auto of_rank = comm::run_on_all(communicator, [&] {
+    if (given && is_checkpoint(given->path())) mine = given->to_dict();
+    auto fingerprints = Json::object();
+    for (const auto& [name, value] : mine.values.items())
+      fingerprints[name] = fingerprint(state::select_entry(mine, name));
+    return fingerprints;
+  });
   std::map<std::string, int> owner;  // for each entry, the lowest rank that has it
-  for (const auto& text : comm::run_on_all(communicator, [&] {
-         if (given && is_checkpoint(given->path())) mine = given->to_dict();
-         auto fingerprints = Json::object();
-         for (const auto& [name, value] : mine.values.items())
-           fingerprints[name] = fingerprint(state::select_entry(mine, name));
-         return fingerprints.dump();
-       })) {
-    of_rank.push_back(Json::parse(text));
-    for (const auto& [name, unused] : of_rank.back().items())
-      owner.try_emplace(name, static_cast<int>(of_rank.size()) - 1);
-  }
+  for (std::size_t rank = 0; rank < of_rank.size(); ++rank)
+    for (const auto& [name, unused] : of_rank[rank].items()) owner.try_emplace(name, static_cast<int>(rank));
   StateDict merged;
   for (const auto& [name, root] : owner) {
     const auto& kept = of_rank[static_cast<std::size_t>(root)].at(name);

@@ -45,7 +45,7 @@ std::optional<double> score_of(const Json& metrics, const std::string& attribute
 namespace {
 
 /// Moves the names that point to a checkpoint to the newest one of `names` that a report gave the same name.
-void move_links(const Tier& tier, int index, const std::map<int, std::string>& names) {
+void move_links(const storage::Tier& tier, int index, const std::map<int, std::string>& names) {
   for (const auto& link : tier.links_to(index))
     for (const auto& [kept, name] : names | std::views::reverse) {
       if (name != link.filename()) continue;
@@ -56,7 +56,7 @@ void move_links(const Tier& tier, int index, const std::map<int, std::string>& n
 
 }  // namespace
 
-void prune(const Tier& tier, const CheckpointConfig& config,
+void prune(const storage::Tier& tier, const CheckpointConfig& config,
            const std::function<bool(std::int64_t training_iteration)>& needed) noexcept {
   if (!config.num_to_keep) return;
   try {

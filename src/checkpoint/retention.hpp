@@ -1,8 +1,8 @@
 // Decides which checkpoints to keep, and removes the others.
 #pragma once
 
-#include "checkpoint/tier.hpp"
 #include "muster/config.hpp"
+#include "storage/tier.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -29,7 +29,7 @@ std::optional<double> score_of(const Json& metrics, const std::string& attribute
 /// Removes surplus checkpoints. A name that points to one of them goes to the newest kept checkpoint that had it too,
 /// or is removed if there is none. A failure only logs a warning. A checkpoint for whose report `needed` returns true
 /// is kept, like one with a pending validation. Called by one rank.
-void prune(const Tier& tier, const CheckpointConfig& config,
+void prune(const storage::Tier& tier, const CheckpointConfig& config,
            const std::function<bool(std::int64_t training_iteration)>& needed = {}) noexcept;
 
 }  // namespace muster::detail::checkpoint

@@ -70,7 +70,7 @@ bool is_rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept 
   return false;
 }
 
-std::optional<std::pair<int, fs::path>> newest_not_rolled_back(const Tier::Listing& there,
+std::optional<std::pair<int, fs::path>> newest_not_rolled_back(const storage::Tier::Listing& there,
                                                                const std::vector<Rollback>& rollbacks) {
   for (const auto& [index, path] : there.published | std::views::reverse)
     if (!is_rolled_back(rollbacks, index)) return std::pair(index, path);

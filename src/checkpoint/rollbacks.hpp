@@ -8,7 +8,7 @@
 // the two.
 #pragma once
 
-#include "checkpoint/tier.hpp"
+#include "storage/tier.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -34,7 +34,7 @@ void add_rollback(const std::filesystem::path& run, const Rollback& rollback);
 bool is_rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept;
 
 /// Returns index and path of the newest published checkpoint that is not rolled back.
-std::optional<std::pair<int, std::filesystem::path>> newest_not_rolled_back(const Tier::Listing& there,
+std::optional<std::pair<int, std::filesystem::path>> newest_not_rolled_back(const storage::Tier::Listing& there,
                                                                             const std::vector<Rollback>& rollbacks);
 
 }  // namespace muster::detail::checkpoint

@@ -50,7 +50,7 @@ Save::Save(CheckpointContents contents, int index, const Communicator& ranks, St
 void Save::compare(const Communicator& communicator) {
   std::vector<std::uint64_t> outlines;
   std::vector<std::size_t> random_bytes;
-  for (const auto& text : run_on_all(communicator, [&] {
+  for (const auto& rank : run_on_all(communicator, [&] {
          const auto mine = list_user_files(contents_.directory);
          check_storable(tensors_);
          if (tensors_.contains(random_name))
@@ -58,10 +58,8 @@ void Save::compare(const Communicator& communicator) {
                        "Give it another name");
          return Json::array({mine.names, mine.metadata,
                              state::structure_checksum(contents_.state, contents_.replication),
-                             contents_.random_state.size()})
-             .dump();
+                             contents_.random_state.size()});
        })) {
-    const auto rank = Json::parse(text);
     files_.push_back({.names = rank[0], .metadata = rank[1]});
     outlines.push_back(rank[2]);
     random_bytes.push_back(rank[3]);
@@ -91,7 +89,6 @@ void Save::prepare(const Communicator& communicator, Layout& last) {
     run_on_all(communicator, [&] {
       if (!new_layout.empty()) last = unpack_layout(new_layout);
       check_layout(last, tensors_);
-      return std::string();
     });
   } catch (...) {
     last = {};
@@ -109,7 +106,6 @@ void Save::open(const Communicator& communicator, SaveTarget& target) {
       target.tier.begin(index_);
       create_state_file(target.tier.saving(index_) / state_name, layout_, !target.is_per_node);
     }
-    return std::string();
   });
 }
 
@@ -119,14 +115,14 @@ void Save::copy_files(const Communicator& communicator, SaveTarget& target) {
   open(communicator, target);
   copied_files_.clear();
   const auto owners = owners_of(files_);
-  for (const auto& text : run_on_all(communicator, [&] {
+  for (auto& copied_files : run_on_all(communicator, [&] {
          auto copied = Json::array();
          for (const auto& name : files_[static_cast<std::size_t>(rank_)].names)
            copied.push_back(owners.at(name) == rank_ ? copy_file(*contents_.directory, name, target.tier.saving(index_))
                                                      : checksum_file(*contents_.directory, name));
-         return copied.dump();
+         return copied;
        }))
-    copied_files_.push_back(Json::parse(text));
+    copied_files_.push_back(std::move(copied_files));
 }
 
 std::vector<std::uint64_t> Save::drifted_pieces() const {
@@ -158,7 +154,7 @@ void Save::write(const Communicator& communicator, SaveTarget& target) {
   const auto path = target.tier.saving(index_) / state_name;
   std::vector<std::uint64_t> fingerprints;
   std::vector<std::vector<std::uint32_t>> by_rank;
-  for (const auto& text : run_on_all(communicator, [&] {
+  for (const auto& rank : run_on_all(communicator, [&] {
          std::optional<state::ReplicaFingerprint> fingerprint;
          std::function<bool()> meanwhile;
          if (!copied_ && ranks_ > 1) {
@@ -166,9 +162,8 @@ void Save::write(const Communicator& communicator, SaveTarget& target) {
            meanwhile = [&] { return fingerprint->advance(); };
          }
          const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_, meanwhile);
-         return Json::array({checksums, fingerprint ? fingerprint->value() : 0}).dump();
+         return Json::array({checksums, fingerprint ? fingerprint->value() : 0});
        })) {
-    const auto rank = Json::parse(text);
     by_rank.push_back(rank[0]);
     fingerprints.push_back(rank[1]);
   }
@@ -204,7 +199,6 @@ void Save::publish(const Communicator& communicator, SaveTarget& target) {
       write_manifest(target.tier.saving(index_), manifest_);
       target.tier.publish(index_);
     }
-    return std::string();
   });
 }
 

@@ -12,11 +12,11 @@
 #include "checkpoint/files/snapshot.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/user_files.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
 #include "optim/memory_snapshot.hpp"
 #include "state/replication.hpp"
+#include "storage/tier.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -44,7 +44,7 @@ struct CheckpointContents {
 
 /// Where a checkpoint is written.
 struct SaveTarget {
-  Tier tier;
+  storage::Tier tier;
   bool is_leader = false;    ///< this rank creates the folder and publishes it: rank 0, or the first rank of each node
   bool is_per_node = false;  ///< each node has its own folder, which its ranks write to
 

@@ -4,15 +4,15 @@
 
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
-#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/save.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
 #include "muster/state.hpp"
 #include "state/replication.hpp"
+#include "state/trainer_state.hpp"
+#include "storage/tier.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -34,7 +34,7 @@ struct RestoredCheckpoint {
   std::optional<std::string> random_state;  ///< this rank's; none if the world size differs
   std::string random_states;                ///< those of all ranks that saved, concatenated in the order of ranks
   Json progress;
-  TrainerState trainer;  ///< `progress`, parsed and checked
+  state::TrainerState trainer;  ///< `progress`, parsed and checked
   Json metrics;
   std::map<std::string, bool> per_rank = {};  ///< as in the manifest
   int world_size = 1;                         ///< number of ranks that saved
@@ -134,7 +134,7 @@ class CheckpointStore {
   void clear_fast_tier(int index, bool after) const noexcept;
 
   Communicator communicator_;
-  Tier tier_;  // the run's folder
+  storage::Tier tier_;  // the run's folder
   std::optional<SaveTarget> fast_ = {};
   bool fast_used_ = false;         // "used" is set for this job's tier in the run's folder
   int fast_first_ = 0;             // "first" of this job's tier in the run's folder

@@ -33,7 +33,7 @@ CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::pat
                 "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
                 "Give 1 or more, or leave it out to keep all");
   has_earlier_tier_ = finish_copying(communicator_, tier_);
-  const auto indices = Json::parse(run_on_root(communicator_, [&] {
+  const auto indices = run_on_root(communicator_, [&] {
     const auto there = tier_.list();  // listed before remove_unfinished(), whose indices are not used again
     for (const auto& path : there.others)
       log::warn(path.string() +
@@ -41,8 +41,8 @@ CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::pat
                 "checkpoint's folder back there");
     const int next = next_index(tier_.folder());
     tier_.remove_unfinished();
-    return Json{next, std::set(there.indices.lower_bound(next), there.indices.end())}.dump();
-  }));
+    return Json{next, std::set(there.indices.lower_bound(next), there.indices.end())};
+  });
   next_index_ = indices[0];
   taken_ = indices[1].get<std::set<int>>();
   if (!config_.fast_tier.empty()) fast_ = create_fast_tier(communicator_, tier_, config_.fast_tier);
@@ -99,8 +99,7 @@ Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
   next_index_ = index + 1;
   const auto to_run = [this, save, index](const Communicator& communicator) {
     if (fast_) {
-      if (fast_first_ != index &&
-          !run_on_root(communicator, [&] { return std::string(note_first(tier_, index) ? "noted" : ""); }).empty())
+      if (fast_first_ != index && run_on_root(communicator, [&] { return note_first(tier_, index); }))
         fast_first_ = index;
       clear_fast_tier(index, /*after=*/false);
       copy_from_fast_tier(communicator, *save, index);
@@ -169,7 +168,7 @@ std::optional<Error> CheckpointStore::finish() {
 }
 
 void CheckpointStore::release_fast_tiers(const Communicator& communicator) {
-  if (run_on_root(communicator, [&] { return std::string(mark_copied(tier_) ? "noted" : ""); }).empty()) return;
+  if (!run_on_root(communicator, [&] { return mark_copied(tier_); })) return;
   fast_used_ = false;
   if (std::exchange(has_earlier_tier_, false)) remove_unused_tiers(communicator, tier_, fast_);
 }

@@ -9,10 +9,10 @@
 #include "checkpoint/files/pieces.hpp"
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/inspect.hpp"
+#include "checkpoint/merge.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
-#include "checkpoint/merge.hpp"
 
 #include <algorithm>
 #include <map>
@@ -54,7 +54,7 @@ std::string CheckpointStore::problem_of(const fs::path& checkpoint) const {
 
 void CheckpointStore::restore_repaired() const {
   // Only those newer than the newest published one. The run has already continued without the older ones.
-  const auto candidates = Json::parse(run_on_root(communicator_, [&] {
+  const auto candidates = run_on_root(communicator_, [&] {
     auto there = tier_.list();
     const auto rollbacks = read_rollbacks(tier_.folder());
     const auto newest = newest_own(there, rollbacks);
@@ -62,8 +62,8 @@ void CheckpointStore::restore_repaired() const {
     for (const auto& [index, path] : there.damaged)
       if (!is_rolled_back(rollbacks, index) && (!newest || index > newest->first))
         list.push_back({path.string(), index, !newest});
-    return list.dump();
-  }));
+    return list;
+  });
   for (const auto& candidate : candidates) {
     const fs::path path = candidate[0].get<std::string>();
     const bool needed = candidate[2];
@@ -87,9 +87,9 @@ std::optional<Checkpoint> CheckpointStore::newest() {
   if (rollback_) return as_this_rank(Checkpoint(tier_.published(rollback_->to)));
   restore_repaired();
   for (;;) {
-    const auto found = run_on_root(communicator_, [&] {
+    const int index = run_on_root(communicator_, [&] {
       auto there = tier_.list();
-      if (const auto newest = newest_own(there, read_rollbacks(tier_.folder()))) return std::to_string(newest->first);
+      if (const auto newest = newest_own(there, read_rollbacks(tier_.folder()))) return newest->first;
       const auto doing = "looking for a checkpoint in " + tier_.folder().string();
       if (!there.published.empty())
         throw Error(ExitCode::data, doing,
@@ -100,10 +100,9 @@ std::optional<Checkpoint> CheckpointStore::newest() {
                     "all that are there are damaged (" + std::to_string(there.damaged.size()) + ")",
                     "`muster checkpoint verify` says what is wrong with each. The next start uses one that has been "
                     "repaired. To start from the beginning, give the run another name");
-      return std::string();
+      return -1;
     });
-    if (found.empty()) return {};
-    const int index = std::stoi(found);
+    if (index < 0) return {};
     const auto path = tier_.published(index);
     const auto problem = problem_of(path);
     if (problem.empty()) return as_this_rank(Checkpoint(path));
@@ -159,18 +158,18 @@ bool CheckpointStore::has_rolled_back(const std::string& name) const {
 
 void CheckpointStore::roll_back(int index, const std::string& name) {
   const auto path = tier_.published(index);
-  const auto done = run_on_root(communicator_, [&] {
+  const bool done = run_on_root(communicator_, [&] {
     const auto rollbacks = read_rollbacks(tier_.folder());
     if (!rollbacks.empty() && rollbacks.back().to == index) {
       log_rolled_back(index);
-      return std::string("done");
+      return true;
     }
     if (!tier_.list().published.contains(index))
       throw Error(ExitCode::data, "going back to " + path.string(), "there is no such checkpoint",
                   "`muster checkpoint ls " + tier_.folder().string() + "` shows those that are there");
-    return std::string();
+    return false;
   });
-  if (!done.empty()) return;
+  if (done) return;
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
   if (verified_.manifest.index != index)
     throw Error(ExitCode::data, "going back to " + path.string(),
@@ -181,7 +180,7 @@ void CheckpointStore::roll_back(int index, const std::string& name) {
 
 void CheckpointStore::confirm_rollback() {
   if (!rollback_) return;
-  run_on_all(communicator_, [] { return std::string(); });  // all ranks have restored the checkpoint
+  comm::wait_for_all(communicator_);  // all ranks have restored the checkpoint
   run_on_root(communicator_, [&] {
     rollback_->tiers = used_tiers(tier_);
     add_rollback(tier_.folder(), *rollback_);
@@ -222,13 +221,13 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
     if (!fs::exists(status_of(path)))
       throw Error(ExitCode::retry, doing, "it is not there any more",
                   "Name a checkpoint that stays: another run may prune its own, and its names move");
-    if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return std::string("[\"files\"]");
+    if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return Json{"files"};
     const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
     const auto text = to_text(manifest);
     restored.manifest_crc32 = crc32(std::as_bytes(std::span(text)));
-    return manifest.progress.empty() ? std::string("[\"entries\"]") : Json{"run", restored.manifest_crc32}.dump();
+    return manifest.progress.empty() ? Json{"entries"} : Json{"run", restored.manifest_crc32};
   });
-  const auto kind_of = [](const std::string& manifest) { return Json::parse(manifest)[0].get<std::string>(); };
+  const auto kind_of = [](const Json& manifest) { return manifest[0].get<std::string>(); };
   const auto kind = kind_of(manifests.front());
   if (std::ranges::any_of(manifests, [&](const auto& manifest) { return kind_of(manifest) != kind; }))
     throw Error(ExitCode::usage, doing, "the ranks give different kinds of checkpoints",
@@ -250,11 +249,10 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
     restored.state = {.tensors = state ? state->tensors(manifest) : read_tensors(path, manifest),
                       .values = manifest.values};
     restored.progress = manifest.progress;
-    restored.trainer = trainer_state_from_json(manifest.progress);
+    restored.trainer = state::trainer_state_from_json(manifest.progress);
     restored.metrics = manifest.metrics;
     restored.per_rank = manifest.per_rank;
     restored.world_size = manifest.world_size;
-    return std::string();
   });
   if (const auto random = restored.state.tensors.extract(random_name)) {
     const auto& states = random.mapped();  // [world_size, bytes], as the manifest says

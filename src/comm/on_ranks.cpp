@@ -38,7 +38,7 @@ std::optional<Error> conclude(const Communicator& world, const WaitLimits& limit
 
 }  // namespace
 
-std::vector<std::string> run_on_all(const Communicator& communicator, const std::function<std::string()>& work) {
+std::vector<std::string> run_packed_on_all(const Communicator& communicator, const std::function<std::string()>& work) {
   std::vector<Outcome> outcomes;
   for (const auto& packed : communicator.all_gather(packed_outcome(work))) outcomes.push_back(unpack(packed));
   if (const auto error = root_cause(outcomes, communicator.topology().hosts)) throw *error;
@@ -47,7 +47,7 @@ std::vector<std::string> run_on_all(const Communicator& communicator, const std:
   return results;
 }
 
-std::string run_on_root(const Communicator& communicator, const std::function<std::string()>& work) {
+std::string run_packed_on_root(const Communicator& communicator, const std::function<std::string()>& work) {
   auto outcome = unpack(communicator.broadcast(communicator.rank() == 0 ? packed_outcome(work) : ""));
   if (outcome.kind == Outcome::Kind::failed) throw Error(outcome.code, outcome.text);
   return std::move(outcome.text);

@@ -3,6 +3,7 @@
 
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
+#include "muster/json.hpp"
 
 #include <chrono>
 #include <functional>
@@ -10,21 +11,64 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::comm {
 
-/// Runs `work` on every rank and returns the results of all ranks on each. If it throws on any, all ranks throw the
-/// same Error, the one of the lowest failed rank; it names that rank and its host unless all ranks have the same error.
-/// Collective; no rank returns before all have come.
-std::vector<std::string> run_on_all(const Communicator& communicator, const std::function<std::string()>& work);
+/// run_on_all() and run_on_root() with results as bytes.
+std::vector<std::string> run_packed_on_all(const Communicator& communicator, const std::function<std::string()>& work);
+std::string run_packed_on_root(const Communicator& communicator, const std::function<std::string()>& work);
+
+/// A result of type T as bytes: text as it is, all else as its JSON in CBOR.
+template <class T>
+std::string pack_result(const T& result) {
+  if constexpr (std::is_same_v<T, std::string>) {
+    return result;
+  } else {
+    const auto bytes = Json::to_cbor(Json(result));
+    return {bytes.begin(), bytes.end()};
+  }
+}
+template <class T>
+T unpack_result(std::string bytes) {
+  if constexpr (std::is_same_v<T, std::string>)
+    return bytes;
+  else if constexpr (std::is_same_v<T, Json>)
+    return Json::from_cbor(bytes);
+  else
+    return Json::from_cbor(bytes).template get<T>();
+}
+
+/// Runs `work` on every rank and returns the results of all ranks on each; nothing if `work` returns nothing. If it
+/// throws on any, all ranks throw the same Error, the one of the lowest failed rank; it names that rank and its host
+/// unless all ranks have the same error. Collective; no rank returns before all have come.
+template <class Work>
+auto run_on_all(const Communicator& communicator, const Work& work) {
+  using Result = std::invoke_result_t<Work>;
+  if constexpr (std::is_void_v<Result>) {
+    run_packed_on_all(communicator, [&] { return work(), std::string(); });
+  } else {
+    std::vector<Result> results;
+    for (auto& bytes : run_packed_on_all(communicator, [&] { return pack_result<Result>(work()); }))
+      results.push_back(unpack_result<Result>(std::move(bytes)));
+    return results;
+  }
+}
+
+/// Waits until all ranks have come, or throws the Error with which one of them has failed in run_on_all(). Collective.
+inline void wait_for_all(const Communicator& communicator) {
+  run_on_all(communicator, [] {});
+}
 
 /// Runs `work` on rank 0 alone. All ranks return its result or throw the Error that it threw. Collective.
-std::string run_on_root(const Communicator& communicator, const std::function<std::string()>& work);
 template <class Work>
-requires std::is_void_v<std::invoke_result_t<Work>>
-void run_on_root(const Communicator& communicator, const Work& work) {
-  run_on_root(communicator, [&] { return work(), std::string(); });
+auto run_on_root(const Communicator& communicator, const Work& work) {
+  using Result = std::invoke_result_t<Work>;
+  if constexpr (std::is_void_v<Result>)
+    run_packed_on_root(communicator, [&] { return work(), std::string(); });
+  else
+    return unpack_result<Result>(run_packed_on_root(communicator, [&] { return pack_result<Result>(work()); }));
 }
 
 /// How long a rank waits for the others at the end of the work.

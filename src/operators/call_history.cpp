@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <sstream>
@@ -17,8 +18,18 @@ namespace {
 constexpr std::int64_t least_bytes = 4096;
 constexpr const char* restoring = "restoring the calls of an operator's trainer";
 
+constexpr std::array names{"train", "validate", "apply_all_operators", "update_scheduler", "load_state_dict", "save",
+                           "load",  "step"};
+
+Call call_named(const std::string& name) {
+  const auto found = std::ranges::find(names, name, [](const char* one) { return std::string_view(one); });
+  if (found == names.end())
+    throw Error(ExitCode::data, restoring, "there is no call \"" + name + "\"", "Resume from another checkpoint");
+  return static_cast<Call>(found - names.begin());
+}
+
 std::string line_of(const CallRecord& call) {
-  Json json{{"name", call.name}, {"result", call.result}};
+  Json json{{"name", name_of(call.call)}, {"result", call.result}};
   if (call.registers_data) json["registers_data"] = true;
   if (call.refusal) json["refused"] = {static_cast<int>(call.refusal->code()), call.refusal->what()};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -27,8 +38,9 @@ std::string line_of(const CallRecord& call) {
 CallRecord call_in(const std::string& line) {
   const auto json = parse_json(line, restoring);
   try {
-    CallRecord call{
-        .name = json.at("name"), .result = json.at("result"), .registers_data = json.value("registers_data", false)};
+    CallRecord call{.call = call_named(json.at("name")),
+                    .result = json.at("result"),
+                    .registers_data = json.value("registers_data", false)};
     if (const auto refused = json.find("refused"); refused != json.end())
       call.refusal.emplace(static_cast<ExitCode>(refused->at(0).get<int>()), refused->at(1).get<std::string>());
     return call;
@@ -38,6 +50,12 @@ CallRecord call_in(const std::string& line) {
 }
 
 }  // namespace
+
+const char* name_of(Call call) noexcept { return names[static_cast<std::size_t>(call)]; }
+
+bool changes_state(Call call) noexcept {
+  return call != Call::train && call != Call::validate && call != Call::save && call != Call::step;
+}
 
 void CallHistory::add(CallRecord call) {
   append(line_of(call));

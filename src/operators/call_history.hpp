@@ -15,9 +15,15 @@
 
 namespace muster::detail::operators {
 
+/// The calls of main. `step` is a step of a sweep's trial.
+enum class Call { train, validate, apply_all_operators, update_scheduler, load_state_dict, save, load, step };
+const char* name_of(Call call) noexcept;
+/// True if the call may change the state that a checkpoint has, without saving it.
+bool changes_state(Call call) noexcept;
+
 /// A call that is over, and its result.
 struct CallRecord {
-  std::string name;
+  Call call;
   Json result = {};                   ///< null if the call was refused
   bool registers_data = false;        ///< a resumed run makes the call again, since no checkpoint holds data
   std::optional<Error> refusal = {};  ///< the error, if its check refused the call, which then changed nothing

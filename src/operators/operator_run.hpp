@@ -52,16 +52,16 @@ class OperatorRun {
   /// Runs `check` on the workers. If it throws on any worker, all ranks throw the same and the trainer stays open.
   /// Collective.
   void require_on_all(const std::function<void()>& check);
-  /// The next call of main, named `name`. Runs `check` and then `work` and saves the result, or replays the call:
+  /// The next call of main. Runs `check` and then `work` and saves the result, or replays the call:
   /// returns or throws what was saved. `check` throws to refuse a call before anything is changed; that is saved, too.
   /// Collective.
-  Json run_or_replay(const char* name, const std::function<void()>& check, const std::function<Json()>& work);
+  Json run_or_replay(Call call, const std::function<void()>& check, const std::function<Json()>& work);
   comm::WaitLimits limits() const;
   /// The metrics for a row, without objects and reserved names. `epoch` is the number of passes that train() has begun.
   Metrics row_metrics(const Json& result) const;
-  /// Combines the workers' metrics into the result of the call `name`, saves that as its result, and reports it unless
+  /// Combines the workers' metrics into the result of the call, saves that as its result, and reports it unless
   /// this is a trial. `saves`: the report saves a checkpoint. Collective over the workers.
-  Json finish_call(const char* name, const Metrics& own, bool reduce, bool saves);
+  Json finish_call(Call call, const Metrics& own, bool reduce, bool saves);
   /// True if a callback has ended training. Collective.
   bool has_ended();
   /// Reports the result of `step`, the step of a trial. Calls inside it report nothing.

@@ -1,7 +1,6 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
-#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/merge.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
@@ -11,9 +10,11 @@
 #include "observe/metrics.hpp"
 #include "operators/operator_run.hpp"
 #include "operators/results.hpp"
+#include "run/failures.hpp"
 #include "session/random.hpp"
 #include "state/collect.hpp"
 #include "state/copy.hpp"
+#include "state/trainer_state.hpp"
 #include "trainer/fit.hpp"
 #include "watch/record.hpp"
 
@@ -22,7 +23,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string_view>
 #include <utility>
 
 namespace muster {
@@ -37,9 +37,6 @@ constexpr std::chrono::hours no_limit{24 * 365};
 /// Key in a state_dict() that was taken during a replay: the state is then later than the one that this call returned
 /// when main made it first.
 constexpr const char* stale_key = "gone";
-
-/// The name under which a step of a trial is saved as a call.
-constexpr const char* trial_step = "step";
 
 bool choose_gpu(UseGpu option, const Communicator& world) {
   if (option != UseGpu::automatic) return option == UseGpu::always;
@@ -78,7 +75,7 @@ void require_replaceable(const fs::path& path) {
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
-    if (checkpoint::trainer_state_from_json(checkpoint::read_manifest(path).progress).is_from_run)
+    if (state::trainer_state_from_json(checkpoint::read_manifest(path).progress).is_from_run)
       fact = "the checkpoint there is a run's";
   }
   if (!fact.empty())
@@ -259,26 +256,25 @@ std::string OperatorRun::run_on_all(const std::function<std::string()>& work) {
   }
 }
 
-Json OperatorRun::run_or_replay(const char* name, const std::function<void()>& check,
-                                const std::function<Json()>& work) {
+Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, const std::function<Json()>& work) {
   require_open();
   if (call_count_ < history_.size()) {
     const auto& before = history_[call_count_++];
     // Random numbers that main draws between the last replayed call and the next call must be the same as in a run that
     // was not interrupted.
     if (call_count_ == history_.size() && !training_) restore_random_state();
-    if (before.name == name && before.refusal) throw *before.refusal;
-    if (before.name == name) return before.result;
+    if (before.call == call && before.refusal) throw *before.refusal;
+    if (before.call == call) return before.result;
     throw Error(ExitCode::usage, "resuming the run " + run_.path().string(),
-                "call " + std::to_string(call_count_) + " of the trainer is " + name + "() and was " + before.name +
-                    "() before the run was resumed",
+                "call " + std::to_string(call_count_) + " of the trainer is " + name_of(call) + "() and was " +
+                    name_of(before.call) + "() before the run was resumed",
                 "Make the same calls in the same order, or choose another --name");
   }
   try {
     require_on_all(check);
   } catch (const Error& refused) {
     if (open_) {
-      history_.add({.name = name, .refusal = Error(refused.code(), refused.what())});
+      history_.add({.call = call, .refusal = Error(refused.code(), refused.what())});
       ++call_count_;
     }
     throw;
@@ -288,7 +284,7 @@ Json OperatorRun::run_or_replay(const char* name, const std::function<void()>& c
     session_->state().counters.steps->call = static_cast<std::int64_t>(call_count_);
     try {
       auto result = work();
-      if (history_.size() == call_count_) history_.add({.name = name, .result = result});
+      if (history_.size() == call_count_) history_.add({.call = call, .result = result});
       return to_line(result);
     } catch (const session::TrainingEndedByCallback&) {
       return {};
@@ -299,11 +295,9 @@ Json OperatorRun::run_or_replay(const char* name, const std::function<void()>& c
     throw session::TrainingEndedByCallback();
   }
   const auto result = Json::parse(text);
-  if (history_.size() == call_count_) history_.add({.name = name, .result = result});
+  if (history_.size() == call_count_) history_.add({.call = call, .result = result});
   ++call_count_;
-  const std::string_view call_name = name;
-  changed_ =
-      changed_ || (call_name != "train" && call_name != "validate" && call_name != "save" && call_name != trial_step);
+  changed_ = changed_ || changes_state(call);
   return result;
 }
 
@@ -315,7 +309,7 @@ Metrics OperatorRun::row_metrics(const Json& result) const {
   return metrics;
 }
 
-Json OperatorRun::finish_call(const char* name, const Metrics& own, bool reduce, bool saves) {
+Json OperatorRun::finish_call(Call call, const Metrics& own, bool reduce, bool saves) {
   auto& view = session_->user_session();
   std::vector<Json> of_workers;
   for (const auto& bytes : session_->state().workers.control.all_gather(to_bytes(to_weighted_json(own))))
@@ -323,7 +317,7 @@ Json OperatorRun::finish_call(const char* name, const Metrics& own, bool reduce,
   const auto mean = reduce_over_workers(of_workers);
   auto result = reduce ? mean : list_over_workers(of_workers);
   training_ = false;
-  history_.add({.name = name, .result = Json::parse(to_line(result))});
+  history_.add({.call = call, .result = Json::parse(to_line(result))});
   if (of_trial_) return result;
   if (saves)
     session_->state().report(row_metrics(mean), run_entries_, {}, {});
@@ -339,7 +333,7 @@ Json OperatorRun::train(const TrainOptions& options) {
                   "Give 0 or more");
     parts_->train.check_call(options.num_steps, !parts_->models.empty());
   };
-  return run_or_replay("train", check, [&] {
+  return run_or_replay(Call::train, check, [&] {
     const watch::ScopedCallName training("train");
     auto& state = session_->state();
     auto& source = parts_->train;
@@ -365,13 +359,13 @@ Json OperatorRun::train(const TrainOptions& options) {
     own.insert_or_assign("epoch", source.epoch_count());
     if (options.profile) own.insert_or_assign("profile", timers.stats());
     timers.enable(false);
-    return finish_call("train", own, options.reduce_results, saves_checkpoints_);
+    return finish_call(Call::train, own, options.reduce_results, saves_checkpoints_);
   });
 }
 
 Json OperatorRun::validate(const ValidateOptions& options) {
   const auto check = [&] { parts_->validation.check_call(options.num_steps, !parts_->models.empty()); };
-  return run_or_replay("validate", check, [&] {
+  return run_or_replay(Call::validate, check, [&] {
     const watch::ScopedCallName validating("validate");
     auto& source = parts_->validation;
     auto& timers = operator_->timers;
@@ -391,7 +385,7 @@ Json OperatorRun::validate(const ValidateOptions& options) {
     source.end_call();
     if (options.profile) own.insert_or_assign("profile", timers.stats());
     timers.enable(false);
-    return finish_call("validate", own, options.reduce_results, false);
+    return finish_call(Call::validate, own, options.reduce_results, false);
   });
 }
 
@@ -405,9 +399,9 @@ void OperatorRun::report_step(const std::function<Json()>& step) {
     throw Error(ExitCode::user_error, "reporting a step of a trial", "its return value is not a JSON object",
                 "Give names and values, as {{\"val_loss\", 0.1}}");
   run_or_replay(
-      trial_step, [] {},
+      Call::step, [] {},
       [&] {
-        history_.add({.name = trial_step});
+        history_.add({.call = Call::step});
         session_->state().report(row_metrics(result), run_entries_, {}, {});
         return Json();
       });
@@ -444,12 +438,12 @@ Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) 
   // The history holds the results, but no data: so a call that registers data is made again.
   if (call_count_ < history_.size() && history_[call_count_].registers_data) register_again(function);
   return run_or_replay(
-      "apply_all_operators", [] {},
+      Call::apply_all_operators, [] {},
       [&] {
         const auto before = parts_->data_registration_count;
         auto result = gather(function(*operator_));
         if (parts_->data_registration_count != before)
-          history_.add({.name = "apply_all_operators", .result = result, .registers_data = true});
+          history_.add({.call = Call::apply_all_operators, .result = result, .registers_data = true});
         return result;
       });
 }
@@ -470,7 +464,7 @@ void OperatorRun::update_scheduler(double metric) {
       throw Error(ExitCode::user_error, "updating the scheduler with a metric",
                   "no registered scheduler takes a metric", "Register a torch::optim::ReduceLROnPlateauScheduler");
   };
-  run_or_replay("update_scheduler", check, [&] {
+  run_or_replay(Call::update_scheduler, check, [&] {
     const auto bytes = session_->state().workers.control.broadcast(to_bytes(metric));
     for (const auto& scheduler : parts_->plateaus) scheduler->step(Json::from_cbor(bytes).get<float>());
     return Json();
@@ -498,10 +492,7 @@ void OperatorRun::require_fit(const StateDict& saved) const {
 
 void OperatorRun::restore(const StateDict& saved) {
   const auto& workers = session_->state().workers;
-  comm::run_on_all(workers.control, [&] {
-    state::restore(entries_, saved, {workers.rank(), workers.size()});
-    return std::string();
-  });
+  comm::run_on_all(workers.control, [&] { state::restore(entries_, saved, {workers.rank(), workers.size()}); });
 }
 
 void OperatorRun::load_state_dict(const StateDict& state) {
@@ -512,7 +503,7 @@ void OperatorRun::load_state_dict(const StateDict& state) {
                   "Keep states with save(path) and load(path)");
     require_fit(state);
   };
-  run_or_replay("load_state_dict", check, [&] { return restore(state), Json(); });
+  run_or_replay(Call::load_state_dict, check, [&] { return restore(state), Json(); });
 }
 
 void OperatorRun::save(const fs::path& path) {
@@ -536,7 +527,7 @@ void OperatorRun::save(const fs::path& path) {
       replace_directory(unfinished, whole);
     });
   };
-  run_or_replay("save", save, [] { return Json(); });
+  run_or_replay(Call::save, save, [] { return Json(); });
 }
 
 void OperatorRun::load(const fs::path& path) {
@@ -551,7 +542,7 @@ void OperatorRun::load(const fs::path& path) {
     saved = checkpoint::broadcast(control, saved);
     require_fit(saved);
   };
-  run_or_replay("load", check, [&] { return restore(saved), Json(); });
+  run_or_replay(Call::load, check, [&] { return restore(saved), Json(); });
 }
 
 void OperatorRun::update_params(int max_retries, bool trains) {

@@ -29,7 +29,7 @@ at::Tensor outline(const Column& column, std::int64_t rows) {
 PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path output, const Schema& columns,
                                std::int64_t rows)
     : ranks_(ranks), output_(std::move(output)) {
-  const auto made = Json::parse(comm::run_on_root(ranks_, [&] {
+  const auto made = comm::run_on_root(ranks_, [&] {
     checkpoint::Tensors outlines;
     for (const auto& column : columns) {
       if (column.name.empty() || column.name.find('/') != std::string::npos)  // HDF5 would put it into a subgroup
@@ -50,8 +50,8 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
     file.close();
     Json places = Json::object();
     for (const auto& column : layout.tensors) places[column.name] = column.offset;
-    return Json{{"path", path.string()}, {"places", places}}.dump();
-  }));
+    return Json{{"path", path.string()}, {"places", places}};
+  });
   made.at("places").get_to(offsets_);
   file_.emplace(std::filesystem::path(made.at("path").get<std::string>()), File::Mode::write);
 }

@@ -1,6 +1,6 @@
 #include "muster/predictor.hpp"
 
-#include "checkpoint/files/trainer_state.hpp"
+#include "checkpoint/inspect.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/preprocess/registry.hpp"
 #include "data/sources/source.hpp"

@@ -4,10 +4,10 @@
 #include "base/json.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/pieces.hpp"
-#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
+#include "state/trainer_state.hpp"
+#include "storage/tier.hpp"
 
 #include <algorithm>
 #include <array>
@@ -88,16 +88,16 @@ std::chrono::seconds retry_delay(const Failures& failures) noexcept {
 }
 
 int newest_checkpoint_index(const std::filesystem::path& run) {
-  const auto published = checkpoint::Tier(run).list().published;
+  const auto published = storage::Tier(run).list().published;
   return published.empty() ? -1 : published.rbegin()->first;
 }
 
 std::optional<RunPoint> point_of(const std::filesystem::path& run) {
   const auto rollbacks = checkpoint::read_rollbacks(run);
-  auto there = checkpoint::Tier(run).list();
+  auto there = storage::Tier(run).list();
   while (const auto newest = checkpoint::newest_own(there, rollbacks)) try {
       const auto manifest = checkpoint::read_manifest(newest->second);
-      const auto trainer = checkpoint::trainer_state_from_json(manifest.progress);
+      const auto trainer = state::trainer_state_from_json(manifest.progress);
       return RunPoint{.global_step = trainer.global_step,
                       .epoch = trainer.epoch_counted ? trainer.epoch : 0,  // otherwise it counts reports
                       .training_iteration = trainer.training_iteration,

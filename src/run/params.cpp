@@ -75,7 +75,7 @@ TrainerOptions saved_options(const std::filesystem::path& run) {
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
   auto options = options_from_params(read_json(file), file);
-  if (!checkpoint::newest_intact(run) && !checkpoint::may_hold_newer(checkpoint::Tier(run)))
+  if (!checkpoint::newest_intact(run) && !checkpoint::may_hold_newer(storage::Tier(run)))
     throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
   return options;
 }

@@ -149,7 +149,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     lock_.emplace(path_, is_root, RunLock::default_patience, announce_wait);
     comm::keep_alive(world, std::chrono::milliseconds(0));
   };
-  const auto chosen = comm::run_on_root(world, [&] {
+  const auto decided = comm::run_on_root(world, [&] {
     auto storage = flags.storage.value_or(config.storage_path);
     if (storage.empty()) storage = "runs";
     if (storage.string().find("://") != std::string::npos)
@@ -179,14 +179,13 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     const auto supervisor = launch::supervisor();
     is_restart_ = supervisor && read_failures(path_, supervisor->id);
     if (flags.resume == Resume::never && !is_restart_ &&
-        (newest_checkpoint_index(path_) >= 0 || checkpoint::may_hold_newer(checkpoint::Tier(path_))))
+        (newest_checkpoint_index(path_) >= 0 || checkpoint::may_hold_newer(storage::Tier(path_))))
       throw Error(ExitCode::usage, "starting the run " + path_.string(), "--resume never is set and it has checkpoints",
                   "Choose another --name, or remove that folder");
     if (supervisor && !is_restart_) write_failures(path_, supervisor->id, {});
     launch::tell_supervisor(launch::message_run, path_.string());
-    return Json{path_.string(), name_, params_, is_restart_}.dump();
+    return Json{path_.string(), name_, params_, is_restart_};
   });
-  const auto decided = Json::parse(chosen);
   path_ = decided[0].get<std::string>();
   name_ = decided[1];
   params_ = decided[2];
@@ -202,15 +201,14 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     const bool keeps = logging.file && (logging.per_rank || world.rank() == 0);
     log::write_to(keeps ? log::file_of_rank(path_, world.rank()) : std::filesystem::path());
     if (world.rank() != 0) take_lock(/*is_root=*/false);
-    return Json{lock_->sees_root_lock(), RunLock::this_process()}.dump();
+    return Json{lock_->sees_root_lock(), RunLock::this_process()};
   });
   comm::run_on_root(world, [&] {
     bool holds = true;
     std::vector<std::string> processes;
     for (const auto& rank : ranks) {
-      const auto told = Json::parse(rank);
-      holds = holds && told[0].get<bool>();
-      processes.push_back(told[1]);
+      holds = holds && rank[0].get<bool>();
+      processes.push_back(rank[1]);
     }
     if (!holds) lock_->take_lease(processes);
     for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", "trial.json",

@@ -4,7 +4,6 @@
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
 #include "comm/on_ranks.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
@@ -12,6 +11,7 @@
 #include "session/validation.hpp"
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
+#include "storage/tier.hpp"
 #include "watch/record.hpp"
 
 #include <algorithm>
@@ -58,22 +58,22 @@ struct OwnCheckpoint {
 OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFolder& run, const Communicator& control,
                              const checkpoint::CheckpointStore& store) {
   namespace fs = std::filesystem;
-  const auto found = Json::parse(comm::run_on_root(control, [&]() -> std::string {
+  const auto found = comm::run_on_root(control, [&]() -> Json {
     std::error_code ignored;  // the path may not exist
     const auto is_in_run = [&](const fs::path& one) {
       return one.parent_path() == run.path() || fs::equivalent(one.parent_path(), run.path(), ignored);
     };
     // The path may be a link: a report's checkpoint_dir_name, or one elsewhere.
     const auto target = fs::canonical(path, ignored);
-    if (!is_in_run(path) && (target.empty() || !is_in_run(target))) return "false";
-    if (store.has_rolled_back(is_in_run(path) ? path.filename().string() : path.string())) return "true";
-    const auto index = checkpoint::Tier::index_of(target.empty() ? path.filename() : target.filename());
+    if (!is_in_run(path) && (target.empty() || !is_in_run(target))) return false;
+    if (store.has_rolled_back(is_in_run(path) ? path.filename().string() : path.string())) return true;
+    const auto index = storage::Tier::index_of(target.empty() ? path.filename() : target.filename());
     if (!index)
       throw Error(ExitCode::data, "resuming from " + path.string(),
                   "it is in this run's folder and is not a checkpoint of it",
                   "Name a checkpoint; `muster checkpoint ls` shows those that are there");
-    return Json{*index, is_in_run(path) ? path.filename().string() : path.string()}.dump();
-  }));
+    return {*index, is_in_run(path) ? path.filename().string() : path.string()};
+  });
   if (found.is_boolean()) return {.is_own = found.get<bool>()};
   return {.is_own = true, .index = found[0].get<int>(), .name = found[1]};
 }
@@ -84,8 +84,8 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
                                             const Communicator& control, checkpoint::CheckpointStore& store) {
   const auto& flags = resolved.launch.flags();
   const auto path = flags.resume == Resume::path ? run::absolute_path(flags.resume_path) : std::filesystem::path();
-  const auto is_meant = [&] { return std::string(run.is_in_run_of_earlier_trainer(path) ? "" : "yes"); };
-  const bool named = !path.empty() && !comm::run_on_root(control, is_meant).empty();
+  const bool named =
+      !path.empty() && !comm::run_on_root(control, [&] { return run.is_in_run_of_earlier_trainer(path); });
   // A checkpoint of this run means to go back to it. Any other is only for a run that has no checkpoint yet.
   const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
   if (own.index) store.roll_back(*own.index, own.name);
@@ -95,7 +95,7 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   }
   const auto with_real_path = [&](const Checkpoint& seed) {
     std::optional<Checkpoint> found;
-    comm::run_on_all(control, [&] { return found = checkpoint::CheckpointStore::resolved(seed), std::string(); });
+    comm::run_on_all(control, [&] { found = checkpoint::CheckpointStore::resolved(seed); });
     return found;
   };
   if (named) return with_real_path(checkpoint_at(path, control));
@@ -111,7 +111,7 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   const auto seed = with_real_path(*given);
   comm::run_on_root(control, [&] {
     if (!std::filesystem::exists(status_of(seed->path() / "manifest.json")) &&
-        !checkpoint::Tier(seed->path()).list().published.empty())
+        !storage::Tier(seed->path()).list().published.empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
                   "that is the folder of a run",
                   "Give resume_from_checkpoint one of its checkpoints: Result::from_path(folder).checkpoint");
@@ -124,7 +124,7 @@ void set_course(observe::AttemptStart& moment, int index, std::vector<checkpoint
   moment.was_given_up = std::ranges::any_of(
       rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.last_index; });
   moment.is_ancestor = [rollbacks = std::move(rollbacks), index](const std::string& name) {
-    const auto other = checkpoint::Tier::index_of(name);
+    const auto other = storage::Tier::index_of(name);
     return other && *other <= index && !checkpoint::is_rolled_back(rollbacks, *other);
   };
 }
@@ -190,7 +190,7 @@ void SessionState::resume() {
       moment = {.training_iteration = progress.training_iteration, .last_row = std::move(row)};
       comm::run_on_root(workers.control, [&] {
         moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
-        if (const auto index = checkpoint::Tier::index_of(path.filename()))
+        if (const auto index = storage::Tier::index_of(path.filename()))
           set_course(moment, *index, outputs.store->rollbacks());
       });
       start.callbacks = progress.callbacks;
@@ -220,8 +220,8 @@ void SessionState::resume() {
 }
 
 void SessionState::take_up() {
-  if (start.taken_up || !start.checkpoint) return;                  // a run that starts anew has nothing to confirm
-  comm::run_on_all(workers.control, [] { return std::string(); });  // no rank has refused the start
+  if (start.taken_up || !start.checkpoint) return;  // a run that starts anew has nothing to confirm
+  comm::wait_for_all(workers.control);              // no rank has refused the start
   outputs.store->confirm_rollback();
   comm::run_on_root(workers.control, [&] {
     if (!start.name.empty()) link_name(start.checkpoint->path(), start.name);
@@ -236,12 +236,12 @@ void SessionState::take_up() {
 std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
   require_training("looking for the run's checkpoints");
   static_cast<void>(outputs.wait_for_newest());  // waits for the checkpoint that is being written
-  const auto all = Json::parse(comm::run_on_root(workers.control, [&] {
+  const auto all = comm::run_on_root(workers.control, [&] {
     Json found = Json::array();
     for (const auto& info : checkpoint::intact_checkpoints(run.path(), outputs.store->rollbacks()))
       found.push_back({info.path.string(), info.metrics});
-    return found.dump();
-  }));
+    return found;
+  });
   std::vector<ReportedCheckpoint> reported;
   for (const auto& one : all)
     reported.push_back({outputs.store->as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1],
@@ -256,7 +256,6 @@ checkpoint::RestoredCheckpoint SessionState::read_again() {
       throw Error(ExitCode::retry, "restoring a state again",
                   start.checkpoint->path().string() + " has changed meanwhile",
                   "Start again, from a checkpoint that stays as it is");
-    return std::string();
   });
   return content;
 }

@@ -1,11 +1,11 @@
 // Saving a session: what its checkpoints hold. The inverse is resume.cpp.
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "checkpoint/merge.hpp"
 #include "muster/error.hpp"
 #include "optim/weight_averages.hpp"
 #include "session/session_state.hpp"
 #include "state/collect.hpp"
-#include "checkpoint/merge.hpp"
 #include "state/stateful.hpp"
 
 namespace muster::detail::session {
@@ -31,7 +31,7 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
     require_json_lossless(state, of, "Let its state() keep it as null");
     return state;
   };
-  const checkpoint::TrainerState progress{
+  const state::TrainerState progress{
       .is_from_run = true,
       .training_iteration = counters.training_iteration,
       .epoch = steps.epoch,
@@ -61,7 +61,8 @@ Checkpoint SessionState::save(const StateEntries* entries, const std::optional<C
   if (files) contents.directory = files->path();
   if (any_files) {
     // The entries of a checkpoint that from_dict() made become part of this one.
-    for (auto given = checkpoint::merge_entries(workers.control, files); const auto& [name, value] : given.values.items()) {
+    for (auto given = checkpoint::merge_entries(workers.control, files);
+         const auto& [name, value] : given.values.items()) {
       if (contents.state.values.contains(name)) {
         if (workers.is_first())
           log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");

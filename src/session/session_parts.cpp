@@ -82,7 +82,7 @@ std::optional<std::string> problem_with_name(const std::string& name) {
 void link_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept {
   if (name.empty()) return;
   try {
-    checkpoint::Tier(checkpoint.parent_path()).link_name(checkpoint.filename(), name);
+    storage::Tier(checkpoint.parent_path()).link_name(checkpoint.filename(), name);
   } catch (const std::exception& error) {
     log::warn(std::string("the checkpoint could not be named: ") + error.what());
   }

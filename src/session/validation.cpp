@@ -5,13 +5,13 @@
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/wait.hpp"
 #include "comm/world.hpp"
 #include "observe/history.hpp"
+#include "storage/tier.hpp"
 
 #include <algorithm>
 #include <string>
@@ -21,7 +21,7 @@ namespace muster::detail::session {
 namespace {
 
 using namespace std::chrono_literals;
-using checkpoint::Tier;
+using storage::Tier;
 
 /// Ranks that do not train wait without a limit.
 constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
@@ -279,7 +279,7 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
       job_.reset();
     }
   }
-  return Json::parse(comm::run_on_root(resolved_->world(), [&] {
+  return comm::run_on_root(resolved_->world(), [&] {
     auto history = observe::History::load(run_->path());
     const UpdateRow update_row = [&](std::int64_t iteration, const Json& fields) {
       history.validated(iteration, fields);
@@ -291,8 +291,8 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
       if (!accepted_.contains(of.index)) left.push_back({of.index, of.training_iteration});
     if ((error && !stopped) || !may_begin(stopped)) left.clear();
     if (left.empty() && prunes) checkpoint::prune(Tier(run_->path()), resolved_->options.run_config.checkpoint_config);
-    return left.dump();
-  }));
+    return left;
+  });
 }
 
 void Validation::finish(const std::optional<Error>& error, bool has_trained) {
@@ -308,7 +308,7 @@ void Validation::finish(const std::optional<Error>& error, bool has_trained) {
   if (stuck_) return;
   const auto all = make_context(group);
   for (const auto& entry : left) {
-    if (comm::run_on_root(group, [&] { return std::string(may_begin(stopped) ? "begin" : "end"); }) == "end") break;
+    if (!comm::run_on_root(group, [&] { return may_begin(stopped); })) break;
     comm::keep_alive(world, resolved_->options.validation.timeout + end_allowance);
     const Pending of{entry[0].get<int>(), entry[1].get<std::int64_t>()};
     job_.emplace(all, path_of(of.index));

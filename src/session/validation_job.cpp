@@ -1,7 +1,7 @@
 #include "session/validation_job.hpp"
 
 #include "base/log.hpp"
-#include "checkpoint/files/trainer_state.hpp"
+#include "checkpoint/inspect.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"

@@ -177,10 +177,7 @@ std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryRe
 
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,
                                  const EntryReplication& replication) {
-  std::vector<Json> ranks;
-  for (const auto& rank :
-       comm::run_on_all(communicator, [&] { return pack(describe(state, replication)); }))
-    ranks.push_back(Json::from_cbor(rank));
+  const auto ranks = comm::run_on_all(communicator, [&] { return describe(state, replication); });
   check_per_rank(ranks);
 
   std::vector<Disagreement> drifted, unequal;

@@ -37,14 +37,13 @@ void Terminal::write_some() {
 }
 
 bool Terminal::flush() {
-  bool timed_out = false;
   for (write_some(); !pending_.empty() || !is_writable(); write_some()) {
-    if (signals_.stop_immediately() || (signals_.stop_requested() && timed_out)) {
+    if (signals_.stop_immediately() || (signals_.stop_requested() && is_unread_)) {
       pending_.clear();
       return false;
     }
     std::array<pollfd, 2> sources{{{signals_.descriptor(), POLLIN, 0}, {STDERR_FILENO, POLLOUT, 0}}};
-    timed_out = ::poll(sources.data(), sources.size(), time_for_reader_ms) == 0;
+    is_unread_ = ::poll(sources.data(), sources.size(), time_for_reader_ms) == 0;
     signals_.take();
   }
   return true;

@@ -22,8 +22,8 @@ class Terminal {
   pollfd source() const noexcept;
   /// Writes what can be written now.
   void write_some();
-  /// Writes everything. Returns false, and forgets what is left, after a second Ctrl-C, or if nothing can be written for
-  /// some time after a request to stop.
+  /// Writes everything. Returns false, and forgets what is left, after a second Ctrl-C, or if nothing can be written
+  /// for some time after a request to stop.
   bool flush();
 
   void warn(const std::string& text);
@@ -34,6 +34,7 @@ class Terminal {
 
   Signals& signals_;
   std::string pending_;
+  bool is_unread_ = false;  ///< nothing could be written for too long
 };
 
 }  // namespace muster::detail::supervise

@@ -116,13 +116,13 @@ class Group {
   std::optional<int> next() {
     if (ranks_.all_reduce(std::int64_t{asked_to_stop()}, ReduceOp::max) != 0) return stop_all(), std::nullopt;
     const auto none = work_.to_do.size();
-    const auto place = std::stoul(comm::run_on_root(ranks_, [&] {
+    const auto place = comm::run_on_root(ranks_, [&] {
       try {
-        return std::to_string(std::min(queue_.next_index(), none));
+        return std::min(queue_.next_index(), none);
       } catch (const RemoteError&) {  // an error of the whole launch, which this group's ranks do not receive
-        return std::to_string(none);
+        return none;
       }
-    }));
+    });
     return place < none ? std::optional(work_.to_do[place]) : std::nullopt;
   }
 
@@ -174,7 +174,7 @@ class Group {
     }
 
     // The group's first rank determines the outcome.
-    const auto ends = comm::run_on_root(ranks_, [&] {
+    const bool ends = comm::run_on_root(ranks_, [&] {
       stopped = stopped || (error && error->code() == ExitCode::stopped);
       trial.status = stopped                 ? TrialStatus::waiting
                      : error                 ? TrialStatus::failed
@@ -188,10 +188,10 @@ class Group {
       }
       save_row(trial);
       log_outcome(trial);
-      return std::string(stopped ? "stop" : "");
+      return stopped;
     });
-    if (!ends.empty()) stop_all();
-    return ends.empty();
+    if (ends) stop_all();
+    return !ends;
   }
 
   void save_row(const Trial& trial, const LostStarts& lost_starts = {}) const {

@@ -66,11 +66,11 @@ bool pause(const run::ResolvedOptions& resolved, std::chrono::seconds time) {
 
 /// The end of a run that is asked to stop between two attempts: its newest checkpoint has the state. Collective.
 Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::RunFolder& run) {
-  const bool is_saved = std::stoi(comm::run_on_root(resolved.world(), [&] {
-                          const bool has_checkpoint = run::newest_checkpoint_index(run.path()) >= 0;
-                          if (!has_checkpoint) launch::tell_supervisor(launch::message_stopped, run.path().string());
-                          return std::string(has_checkpoint ? "1" : "0");
-                        })) != 0;
+  const bool is_saved = comm::run_on_root(resolved.world(), [&] {
+    const bool has_checkpoint = run::newest_checkpoint_index(run.path()) >= 0;
+    if (!has_checkpoint) launch::tell_supervisor(launch::message_stopped, run.path().string());
+    return has_checkpoint;
+  });
   const auto remedy = "Start it again with --name " + run.name() + " to go on";
   return is_saved ? Error(ExitCode::stopped, "training",
                           "stopped on request before the next attempt; the newest checkpoint has the state", remedy)
@@ -112,7 +112,7 @@ class FailureCount {
  private:
   template <class Work>
   void do_on_root(Work&& work) {
-    failures_.count = std::stoi(comm::run_on_root(world_, [&] { return work(), std::to_string(failures_.count); }));
+    failures_.count = comm::run_on_root(world_, [&] { return work(), failures_.count; });
   }
 
   const Communicator& world_;

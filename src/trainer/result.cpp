@@ -77,9 +77,9 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
 }
 
 Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run) {
-  const auto content = Json::parse(comm::run_on_root(resolved.world(), [&] {
-    return content_of(run.path(), resolved.options.run_config.checkpoint_config, run.params()).dump();
-  }));
+  const auto content = comm::run_on_root(resolved.world(), [&] {
+    return content_of(run.path(), resolved.options.run_config.checkpoint_config, run.params());
+  });
   return result_of(run.path(), content);
 }
 

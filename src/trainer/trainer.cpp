@@ -1,10 +1,8 @@
 #include "muster/trainer.hpp"
 
 #include "base/log.hpp"
-#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/world.hpp"
@@ -13,6 +11,8 @@
 #include "muster/process_group.hpp"
 #include "run/failures.hpp"
 #include "run/params.hpp"
+#include "state/trainer_state.hpp"
+#include "storage/tier.hpp"
 #include "trainer/fit.hpp"
 #include "trainer/trainable.hpp"
 
@@ -58,7 +58,7 @@ Json saved_preprocessor(const std::filesystem::path& run) {
   namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";
   try {
-    auto listing = checkpoint::Tier(run).list();
+    auto listing = detail::storage::Tier(run).list();
     if (const auto newest = checkpoint::newest_own(listing, checkpoint::read_rollbacks(run)))
       return checkpoint::preprocessor_state(newest->second);
   } catch (const Error& error) {
@@ -73,14 +73,11 @@ Json saved_preprocessor(const std::filesystem::path& run) {
 /// fitted, `otherwise` returns the state, on rank 0. Collective.
 template <class Otherwise>
 Json preprocessor_of_first_rank(const detail::run::ResolvedOptions& resolved, Otherwise&& otherwise) {
-  const auto bytes = detail::comm::run_on_root(resolved.world(), [&] {
+  return detail::comm::run_on_root(resolved.world(), [&]() -> Json {
     const auto& preprocessor = resolved.options.preprocessor;
-    const auto packed = Json::to_cbor(!preprocessor            ? Json()
-                                      : preprocessor->fitted() ? preprocessor->state()
-                                                               : otherwise());
-    return std::string(packed.begin(), packed.end());
+    if (!preprocessor) return nullptr;
+    return preprocessor->fitted() ? preprocessor->state() : otherwise();
   });
-  return Json::from_cbor(bytes);
 }
 
 /// Loads the preprocessor, unless it is fitted, from the checkpoint of a run that is finished already. So a later
@@ -107,7 +104,6 @@ void share_preprocessor(const detail::run::ResolvedOptions& resolved) {
     const auto& preprocessor = resolved.options.preprocessor;
     if (preprocessor && !resolved.is_worker() && !preprocessor->fitted() && !state.is_null())
       preprocessor->load_state(state);
-    return std::string();
   });
 }
 

@@ -270,7 +270,7 @@ void roll_back(Trial& trial) {
   trial.commit(store, 3);
   trial.may_be_found = {1, 3};
   trial.start_counting();
-  store.roll_back(*muster::detail::checkpoint::Tier::index_of(first.filename()));
+  store.roll_back(*muster::detail::storage::Tier::index_of(first.filename()));
   store.confirm_rollback();
   trial.may_be_found = {1};
   trial.commit(store, 4);

@@ -494,7 +494,7 @@ TEST(AsyncSave, StoresRank0sOfAModelThatHasDrifted) {
 using detail::checkpoint::CheckpointContents;
 using detail::checkpoint::CheckpointStore;
 using detail::checkpoint::may_hold_newer;
-using detail::checkpoint::Tier;
+using detail::storage::Tier;
 
 CheckpointContents contents_of(int value) {
   return {.state = {.tensors = {{"model/w", at::full({3'200'000}, value, at::kDouble)}}, .values = {{"model", Json()}}},

@@ -558,7 +558,7 @@ TEST(Store, ANameMovesWhenItsCheckpointIsPruned) {
     auto contents = contents_of(value);
     contents.metrics["checkpoint_name"] = name;
     const auto checkpoint = store.commit(contents).path().filename().string();
-    if (!name.empty()) run_on_root(world(), [&] { Tier(run).link_name(checkpoint, name); });
+    if (!name.empty()) run_on_root(world(), [&] { storage::Tier(run).link_name(checkpoint, name); });
     world().barrier();
   };
   report(2, "best");  // the best score
@@ -573,7 +573,7 @@ TEST(Store, ANameMovesWhenItsCheckpointIsPruned) {
 TEST(Store, WhatIsRolledBackLosesItsNames) {
   const auto run = test::shared_folder();
   CheckpointStore store(world(), run, {});
-  const Tier tier(run);
+  const storage::Tier tier(run);
   const std::pair<int, const char*> reports[] = {{1, "best"}, {2, ""}, {3, "best"}, {4, "last"}};
   for (const auto& [value, name] : reports) {
     auto contents = contents_of(value);

@@ -43,7 +43,7 @@ namespace {
 namespace fs = std::filesystem;
 using detail::checkpoint::CheckpointContents;
 using detail::checkpoint::CheckpointStore;
-using detail::checkpoint::Tier;
+using detail::storage::Tier;
 
 /// Changes of files whose path begins with `watched` are counted; from a drawn one on they fail.
 class Disk final : public test::FileWatcher {

@@ -4,9 +4,9 @@
 
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
+#include "storage/tier.hpp"
 #include "support/file_changes.hpp"
 
 #include <ATen/ops/arange.h>
@@ -41,7 +41,7 @@ namespace muster::soak {
 namespace {
 
 namespace fs = std::filesystem;
-using detail::checkpoint::Tier;
+using detail::storage::Tier;
 
 constexpr int last_start = 4;  ///< starts from this one on are left alone
 constexpr int samples_of_an_epoch = 6;

@@ -6,13 +6,13 @@
 #include "checkpoint/files/pieces.hpp"
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
-#include "checkpoint/files/trainer_state.hpp"
 #include "checkpoint/files/user_files.hpp"
 #include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "checkpoint/tier.hpp"
 #include "muster/error.hpp"
+#include "state/trainer_state.hpp"
+#include "storage/tier.hpp"
 #include "support/folder.hpp"
 #include "support/forge.hpp"
 
@@ -251,7 +251,7 @@ Json progress() {
 }
 
 TEST(TrainerState, IsReadIntoAStruct) {
-  const auto read = trainer_state_from_json(progress());
+  const auto read = state::trainer_state_from_json(progress());
   EXPECT_TRUE(read.is_from_run);
   EXPECT_EQ(read.training_iteration, 5);
   EXPECT_EQ(read.epoch, 2);
@@ -267,7 +267,7 @@ TEST(TrainerState, IsReadIntoAStruct) {
   known["epoch_counted"] = true;  // of a checkpoint that does not say
   known["several_reports"] = false;
   EXPECT_EQ(to_json(read), known);
-  const auto none = trainer_state_from_json(Json::object());
+  const auto none = state::trainer_state_from_json(Json::object());
   EXPECT_FALSE(none.is_from_run);
   EXPECT_EQ(none.epoch, 0);
 }
@@ -334,7 +334,7 @@ TEST(Manifest, WhateverStandsThereIsReadOrIsDamage) {
       ++tried;
       try {
         const auto manifest = from_text(forge(path, [&](Json& json) { json[at] = value; }), "it");
-        const auto read = trainer_state_from_json(manifest.progress);
+        const auto read = state::trainer_state_from_json(manifest.progress);
         EXPECT_GE(read.epoch, 0);
         EXPECT_GE(read.training_iteration, 0);
       } catch (const Error& error) {
@@ -543,7 +543,7 @@ TEST(Checkpoint, CopiesKeepTheLongestNames) {
 
 TEST(Checkpoint, OneThatVanishesIsNotListed) {
   const Folder run;
-  const Tier tier(run.path());
+  const storage::Tier tier(run.path());
   make_checkpoint(tier.published(4), {});
   std::atomic<bool> is_done = false;
   std::thread job([&] {  // publishes and prunes
@@ -615,7 +615,7 @@ TEST(Tier, OnlyOursAreFound) {
     fs::create_directory(run / name);
   fs::create_symlink(run / "logs", run / "checkpoint_000050");
   std::ofstream(run / "checkpoint_000051") << "a file";
-  const Tier tier(run.path());
+  const storage::Tier tier(run.path());
   const auto found = tier.list();
   ASSERT_EQ(found.published.size(), 2u);
   EXPECT_EQ(found.published.rbegin()->second.filename(), "checkpoint_000010");

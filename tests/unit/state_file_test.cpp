@@ -315,7 +315,7 @@ TEST(Layout, FitsWhatWouldBeLaidOutSo) {
   EXPECT_FALSE(layout_fits(layout, fewer, {"d"}, 2));
 }
 
-TEST(state::ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {
+TEST(ReplicaFingerprint, IsThatOfAllNumbersHoweverItIsFound) {
   const auto large = at::arange(200'001, at::kDouble);
   const std::vector<at::Tensor> tensors{large, at::empty({0}), at::arange(6).reshape({2, 3}).t()};
   const auto at_once = state::ReplicaFingerprint(tensors).value();

@@ -3,8 +3,8 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "checkpoint/files/pieces.hpp"
-#include "checkpoint/files/trainer_state.hpp"
 #include "state/tensor_bytes.hpp"
+#include "state/trainer_state.hpp"
 
 #include <algorithm>
 #include <array>
@@ -133,9 +133,9 @@ void check_files(const Manifest& manifest) {
 /// Checks the progress, and that it agrees with the rest of the manifest.
 void check_progress(const Manifest& manifest) {
   if (manifest.world_size < 1) throw Invalid{"\"world_size\" is 0"};
-  TrainerState progress;
+  state::TrainerState progress;
   try {
-    progress = trainer_state_from_json(manifest.progress);
+    progress = state::trainer_state_from_json(manifest.progress);
   } catch (const Error& error) {
     throw Invalid{error.what()};
   }

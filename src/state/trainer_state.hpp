@@ -4,11 +4,10 @@
 #include "muster/json.hpp"
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::state {
 
 struct TrainerState {
   bool is_from_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
@@ -30,7 +29,5 @@ Json to_json(const TrainerState& state);
 /// Reads a state. Missing keys get their defaults; unknown keys are ignored. Throws an Error (ExitCode::data) for a
 /// wrong type, a value out of range, or values that contradict each other.
 TrainerState trainer_state_from_json(const Json& json);
-/// Returns the preprocessor's state in a published checkpoint; null if it has none.
-Json preprocessor_state(const std::filesystem::path& checkpoint);
 
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::state

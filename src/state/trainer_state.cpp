@@ -1,12 +1,11 @@
-#include "checkpoint/files/trainer_state.hpp"
+#include "state/trainer_state.hpp"
 
-#include "checkpoint/files/manifest.hpp"
 #include "muster/error.hpp"
 
 #include <concepts>
 #include <limits>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::state {
 namespace {
 
 // Limits. Above 2^53 a double no longer holds every whole number; the others are far above what any run reaches.
@@ -90,7 +89,8 @@ TrainerState trainer_state_from_json(const Json& json) {
   if (const auto at = json.find("time_total_s"); at != json.end()) {
     if (!at->is_number()) refuse_progress("\"time_total_s\"", "is not a number");
     state.time_total_s = at->get<double>();
-    if (!(state.time_total_s >= 0 && state.time_total_s <= max_seconds)) refuse_progress("\"time_total_s\"", "is absurd");
+    if (!(state.time_total_s >= 0 && state.time_total_s <= max_seconds))
+      refuse_progress("\"time_total_s\"", "is absurd");
   }
   state.seed = number_at(json, "", "seed", ~std::uint64_t{0});
   if (const auto at = json.find("positions"); at != json.end()) {
@@ -106,8 +106,4 @@ TrainerState trainer_state_from_json(const Json& json) {
   return state;
 }
 
-Json preprocessor_state(const std::filesystem::path& checkpoint) {
-  return trainer_state_from_json(read_manifest(checkpoint).progress).preprocessor;
-}
-
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::state

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::storage {
 
 class Tier {
  public:
@@ -78,4 +78,4 @@ void sync_folders(const std::filesystem::path& folder);
 /// Removes the folder and everything in it. A failure only logs a warning.
 void remove_folder(const std::filesystem::path& folder) noexcept;
 
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::storage

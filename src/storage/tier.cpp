@@ -1,4 +1,4 @@
-#include "checkpoint/tier.hpp"
+#include "storage/tier.hpp"
 
 #include "base/file.hpp"
 #include "base/log.hpp"
@@ -14,7 +14,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace muster::detail::checkpoint {
+namespace muster::detail::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -175,4 +175,4 @@ void remove_folder(const fs::path& folder) noexcept {
   }
 }
 
-}  // namespace muster::detail::checkpoint
+}  // namespace muster::detail::storage

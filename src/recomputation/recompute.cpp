@@ -35,7 +35,7 @@
 #include <unordered_set>
 #include <utility>
 
-namespace muster::detail::gradients {
+namespace muster::detail::recomputation {
 namespace {
 
 namespace autograd = torch::autograd;
@@ -366,4 +366,4 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
   return outputs;
 }
 
-}  // namespace muster::detail::gradients
+}  // namespace muster::detail::recomputation
