@@ -238,7 +238,7 @@ std::shared_ptr<const BackendConfig> TorchTrainer::backend_config() const {
 TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& path, TrainLoop train_loop,
                                    TrainerOptions options) {
   const bool own_backend = options.backend_config && Json(options.torch_config) == Json(TorchConfig{});
-  auto restored = detail::run::restored_options(path, std::move(options));
+  auto restored = restored_options(path, std::move(options));
   if (own_backend) restored.torch_config = {};  // the saved one was for another backend
   const auto& run = restored.run_config;
   const auto named = detail::run::absolute_path(launch.flags().storage.value_or(run.storage_path) /
