@@ -1,8 +1,8 @@
-# What the scripts of this folder share; sourced.
+# Functions of the scripts in this folder, to be sourced.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# The exit codes of every program of muster that a script needs.
+# The exit codes that the scripts use, as muster's programs do.
 readonly exit_usage=64 exit_missing=69 exit_retry=75
 
 say() { printf '%s\n' "$*"; }
@@ -13,11 +13,11 @@ fail() {  # fail CODE SENTENCE
   exit "$code"
 }
 
-# Open MPI starts as root, with more ranks than cores, and does not pin a rank onto one core.
+# Lets Open MPI start as root and with more ranks than cores, and keeps it from pinning a rank to one core.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 
-# As many compilers at once as there are cores and memory: a file that includes libtorch takes 1.5 GB.
+# The number of compilers to run at once, by cores and memory: a file that includes libtorch needs 1.5 GB.
 jobs() {
   local by_memory cores
   by_memory=$(awk '/^MemAvailable/ {print int($2 / 1500000)}' /proc/meminfo)

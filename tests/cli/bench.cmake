@@ -1,4 +1,4 @@
-# Benchmarks: the command line, and rows of the smallest case. Figures are not looked at.
+# Benchmarks: the command line, and the rows of the smallest case. The figures are not checked.
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
 muster(0 bench --help)
@@ -15,7 +15,7 @@ expect_match("${err}" "no case \"5 KB\".*\"4 KB\", \"64 KB\", \"1 MB\", \"25 MB\
 muster(64 bench allreduce -n 0)
 muster(64 bench allreduce --rounds many)
 
-# bench_rows(ARGS…): 75 is an end as good as 0 here, since a machine that runs tests is not quiet.
+# bench_rows(ARGS…): accepts exit code 75 as well as 0, since a machine that runs tests is not quiet.
 macro(bench_rows)
   execute_process(COMMAND ${LAUNCHER} "${TOOL}" bench ${ARGN} WORKING_DIRECTORY "${FOLDER}"
                   RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
@@ -24,7 +24,7 @@ macro(bench_rows)
   endif()
 endmacro()
 
-# expect_row(VOID KEYS…): the first row has those keys, and an exit code that fits.
+# expect_row(VOID KEYS…): the first row has those keys, and the exit code fits it.
 function(expect_row)
   foreach(key IN LISTS ARGN)
     string(REPLACE "/" ";" path "${key}")
@@ -55,7 +55,7 @@ expect_match("${out}" "^case +candidate +time +muster / it +95% interval\n4 KB +
 expect_match("${out}" "\n64 KB +muster ")
 expect_match("${out}" "\n +mpi +[0-9.]+ (m|µ)s +[0-9.]+ ")
 
-# Started by a launcher, it takes the ranks that there are.
+# Under a launcher it uses the launcher's ranks.
 set(LAUNCHER ${MPIEXEC} ${MPIEXEC_N} 2)
 bench_rows(allreduce --case "4 KB" --rounds 2 --json)
 string(JSON rows LENGTH "${out}")
@@ -85,7 +85,7 @@ if(left)
   message(SEND_ERROR "benchmarks left files: ${left}")
 endif()
 
-# What was measured before it is stopped is printed, as JSON that can be read.
+# When it is stopped, it prints what it has measured so far as valid JSON.
 execute_process(COMMAND bash -c [[
   set -u
   "$0" bench allreduce --case "4 KB" "100 MB" --rounds 2 --json > rows.json 2> /dev/null &

@@ -30,7 +30,7 @@ expect_json(20 files 1 samples)
 muster(0 convert csv flowers.csv out.h5 --json --per-class 3)
 expect_json(12 files 0 samples)
 
-# The header that pandas writes where nobody has named the columns.
+# The header that pandas writes for unnamed columns.
 file(WRITE "${FOLDER}/counted.csv" "0,1,2\n7,8,1\n9,9,0\n")
 muster(0 convert csv counted.csv out.h5 --json --header yes)
 expect_json(2 files 0 samples)

@@ -1,4 +1,4 @@
-# 64 for the command line, 65 for data, 75 for a place that takes nothing; the reason and the remedy in one line.
+# Exit code 64 for the command line, 65 for data, 75 for an output that cannot be written; one line with fact and remedy.
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 file(WRITE "${FOLDER}/a.csv" "1,2\n3,4\n")
 file(WRITE "${FOLDER}/ragged.csv" "1,2\n3\n")

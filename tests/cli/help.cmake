@@ -1,4 +1,4 @@
-# Every subcommand explains itself, with an example, in 80 columns.
+# The help of every subcommand has an example and fits 80 columns.
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
 foreach(command "" run convert "convert idx" "convert npy" "convert csv" inspect checkpoint "checkpoint ls" "checkpoint verify"

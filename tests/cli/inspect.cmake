@@ -1,4 +1,4 @@
-# Inspecting what there is, and the checkpoints of a run.
+# Inspecting datasets, runs and checkpoints.
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 file(WRITE "${FOLDER}/a.csv" "1,2\n3,4\n5,6\n")
 muster(0 convert csv a.csv a.h5 --compress 1)
@@ -30,7 +30,7 @@ muster(0 checkpoint ls run --json)
 expect_match("${out}" "^\\[\\]\n$")
 muster(65 checkpoint verify run)
 
-# JSON of any depth ends nothing.
+# Deeply nested JSON crashes nothing.
 string(REPEAT "[" 140000 deep)
 string(REPEAT "]" 140000 back)
 file(WRITE "${FOLDER}/deep/params.json" "{\"seed\": 7, \"deep\": ${deep}${back}}")
@@ -38,7 +38,7 @@ file(WRITE "${FOLDER}/deep/result.json" "{\"loss\": 0.5, \"deep\": ${deep}${back
 muster(0 inspect deep)
 expect_match("${out}" "\nseed +7\n")
 
-# A checkpoint of which only the name is left.
+# An empty folder with the name of a checkpoint.
 file(WRITE "${FOLDER}/run/checkpoint_000000/manifest.json" "{")
 muster(0 checkpoint ls run)
 expect_match("${out}" "checkpoint_000000 .* damaged\n\n- checkpoint_000000: ")

@@ -1,5 +1,5 @@
-# muster(CODE ARGS…): runs the tool in the test's folder and requires that it ends with CODE. What it printed is in
-# `out` and `err`. Results and errors must not mix: with CODE 0 stderr is empty, since it is no terminal here.
+# muster(CODE ARGS…): runs the tool in the test's folder, requires exit code CODE, and sets `out` and `err` to its output.
+# With CODE 0, stderr must be empty, since it is no terminal here.
 cmake_minimum_required(VERSION 3.22)
 file(REMOVE_RECURSE "${FOLDER}")
 file(MAKE_DIRECTORY "${FOLDER}")
@@ -24,7 +24,7 @@ function(expect_match text pattern)
   endif()
 endfunction()
 
-# expect_json(VALUE PATH…): what stands at that path of `out`.
+# expect_json(VALUE PATH…): requires that value at that path of the JSON in `out`.
 function(expect_json expected)
   string(JSON value ERROR_VARIABLE problem GET "${out}" ${ARGN})
   if(problem OR NOT value STREQUAL expected)
@@ -32,10 +32,10 @@ function(expect_json expected)
   endif()
 endfunction()
 
-# expect_narrow(TEXT): no line has more than 80 columns.
+# expect_narrow(TEXT): requires that no line has more than 80 columns.
 function(expect_narrow text)
   string(REGEX REPLACE "[^\n -~]+" "." ascii "${text}")  # LENGTH counts bytes
-  string(REGEX REPLACE "[];[]" "." ascii "${ascii}")  # these separate or join the elements of a list
+  string(REGEX REPLACE "[];[]" "." ascii "${ascii}")  # in CMake these separate or join list elements
   string(REPLACE "\n" ";" lines "${ascii}")
   foreach(line IN LISTS lines)
     string(LENGTH "${line}" columns)

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
                        topology.local_size == ranks_per_node &&
                        static_cast<int>(hosts.size()) == (host_names == 0 ? nodes : host_names);
 
-    // Long enough to leave the ways of short messages.
+    // Long enough not to take the path of short messages.
     std::vector<double> numbers(1 << 18, world.rank() + 1.0);
     world.all_reduce(numbers);
     const double sum = world.size() * (world.size() + 1) / 2.0;

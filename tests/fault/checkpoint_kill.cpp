@@ -40,7 +40,7 @@ at::Tensor values_of(std::int64_t number) { return at::arange(200'000, at::kDoub
   std::_Exit(2);
 }
 
-/// The number of the newest checkpoint, or −1; ends the process if anything is not as it must be.
+/// The number of the newest checkpoint, or −1; ends the process if any check fails.
 std::int64_t check(const fs::path& run, CheckpointStore& store, std::int64_t committed) {
   for (const auto& entry : fs::directory_iterator(run)) {
     const auto name = entry.path().filename().string();
@@ -80,7 +80,7 @@ void live(const fs::path& run, const fs::path& fast, bool behind, std::int64_t c
     store.commit(contents, behind ? CheckpointStore::Mode::async : CheckpointStore::Mode::sync);
     if (!fast.empty()) continue;
     finish();
-    // A kill between publishing and pruning leaves one more each time; the next commit that ends prunes them all.
+    // Each kill between publishing and pruning leaves one more; the next complete commit prunes them all.
     const auto there = muster::list_checkpoints(run).size();
     if (there > kept) wrong(std::to_string(there) + " checkpoints are there after a commit");
   }

@@ -1,5 +1,5 @@
-// A run that counts how often each sample was seen, in its state, and does to itself at a step what its settings say.
-// At the end every sample must have been seen once in each epoch, whatever happened in between.
+// A run that counts in its state how often each sample was seen, and harms itself at a step as its settings say.
+// At the end every sample must have been seen once in each epoch, whatever happened.
 #include "muster/launch.hpp"
 #include "muster/trainer.hpp"
 

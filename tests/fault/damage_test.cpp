@@ -1,4 +1,4 @@
-// What lies on the disk is damaged, or the disk takes less than it is given. All ranks together.
+// Damaged files, and disks that do not write everything. With all ranks.
 #include "support/job.hpp"
 
 #include "base/file.hpp"

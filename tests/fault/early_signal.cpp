@@ -9,7 +9,7 @@
 
 namespace {
 
-/// Called by the loader before the first initialiser of this program's libraries.
+/// The loader calls it before the initialisers of this program's libraries.
 void before_everything(int argc, char** argv, char**) {
   if (argc == 2) ::raise(std::string_view(argv[1]) == "USR2" ? SIGUSR2 : SIGUSR1);
 }

@@ -1,4 +1,4 @@
-// Sums of all sizes, one after the other, until somebody ends it. Each rank says its process id when it is under way.
+// All-reduces of all sizes without end, until it is killed. Each rank prints its process id when it has begun.
 #include "muster/launch.hpp"
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// A small run in which one rank does, at one place, what its settings say; the script of that name does the rest.
+// A small run in which one rank misbehaves at one place as its settings say, for the script of that name.
 #include "muster/launch.hpp"
 #include "muster/trainer.hpp"
 
@@ -34,7 +34,7 @@ class Fault {
         fault_(config.at("fault")),
         at_(config.at("at")) {}
 
-  /// True if the rank is to return now.
+  /// True if the rank should return now.
   bool at(const std::string& place) {
     if (place != at_ || (!here_ && !all_)) return false;
     at_.clear();  // once
@@ -82,7 +82,7 @@ class Fault {
   std::string fault_, at_;
 };
 
-/// Gives three rows; what follows never comes, and nothing ends the wait for it.
+/// Gives three rows, then blocks for ever.
 muster::Dataset blocked() {
   return muster::Dataset::from_stream([](const muster::StreamShard&) {
     return [rows = 0]() mutable -> std::optional<muster::Json> {

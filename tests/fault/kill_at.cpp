@@ -3,7 +3,7 @@
 //   kill_at FOLDER LOG N [--from TEXT] [--naming TEXT] PROGRAM ARGUMENTS…
 // LOG gets a line for each such call: when, which, of what; the last one is that of the kill. Counted is from the first
 // call on whose path has the one text, and only where it has the other.
-// Ends as the program does, with 77 where processes may not be traced.
+// Ends with the program's exit code, or with 77 if processes may not be traced.
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -100,7 +100,7 @@ std::string link(const std::string& path) {
 std::string text_at(pid_t thread, std::uint64_t address) {
   std::string text;
   for (char part[256]; text.size() < PATH_MAX;) {
-    // To the end of a page at most: what comes after it may not be there.
+    // At most to the end of the page, since the next one may not exist.
     const std::size_t bytes = std::min<std::uint64_t>(sizeof part, 4096 - address % 4096);
     const iovec to{part, bytes}, from{reinterpret_cast<void*>(address), bytes};
     const auto got = ::process_vm_readv(thread, &to, 1, &from, 1, 0);
@@ -128,7 +128,7 @@ std::string path_of(pid_t thread, const __ptrace_syscall_info& info, int descrip
   return link(number == AT_FDCWD ? here + "cwd" : here + "fd/" + std::to_string(number)) + "/" + name;
 }
 
-/// Whether the call that the thread is about to make is the last one.
+/// True if the call that the thread is about to make is the last one.
 bool ends(pid_t thread, Watch& watch) {
   __ptrace_syscall_info info{};
   if (::ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof info, &info) <= 0) return false;  // it is gone
@@ -150,7 +150,7 @@ bool ends(pid_t thread, Watch& watch) {
   return --watch.left == 0;
 }
 
-/// Ends as the child has.
+/// Ends with the child's status.
 int end(int status) {
   if (WIFEXITED(status)) return WEXITSTATUS(status);
   ::signal(WTERMSIG(status), SIG_DFL);
@@ -194,7 +194,7 @@ int main(int argc, char** argv) {
       signal = WSTOPSIG(status);
       const bool is_event = (status >> 16) != 0;
       if (status >> 8 == (SIGTRAP | (PTRACE_EVENT_SECCOMP << 8)) && ends(thread, watch)) ::kill(child, SIGKILL);
-      // A new one begins with a stop of ours.
+      // A new attempt begins with a stop request.
       if (is_event || known.insert(thread).second || (thread == child && signal == SIGSTOP)) signal = 0;
       ::ptrace(PTRACE_CONT, thread, nullptr, signal);
     }

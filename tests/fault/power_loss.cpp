@@ -143,7 +143,7 @@ class Disk final : public muster::test::FileWatcher {
     }
   }
 
-  /// Another name for what stands there, for as long as it may come back.
+  /// Renames what is there, and restores it later if asked to.
   std::shared_ptr<const fs::path> spare_name_of(const std::string& path) const {
     static int count = 0;
     const auto spare =
@@ -214,7 +214,7 @@ void save_and_prune(Trial& trial) {
   trial.commit(store, 2);
 }
 
-/// With all that a run writes, and the folders in which it stands.
+/// With all files that a run writes, and its parent folders.
 void first_save_of_a_run(Trial& trial) {
   trial.run = trial.folder / "deep/er" / "run";
   trial.may_be_found = {-1};
@@ -276,7 +276,7 @@ void roll_back(Trial& trial) {
   trial.commit(store, 4);
 }
 
-/// Whether the power failed at all before the end.
+/// True if the power failed before the end.
 bool lose_power(const muster::Communicator& world, void (*act)(Trial&), int changes, bool names_too) {
   Trial trial{.world = world, .changes = changes};
   try {

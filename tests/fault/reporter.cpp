@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
   return launch.run([&] {
     const auto storage = *launch.flags().storage, tier = fast ? storage / "fast" : fs::path();
     if (fast) fs::create_directory(tier);
-    // A finished run is trained again where its settings differ: `start` is another one each time.
+    // A finished run is trained again if its settings differ: `start` is different each time.
     const auto result =
         muster::TorchTrainer(
             launch,

@@ -1,18 +1,18 @@
-# Sourced, with $reporter: runs of reporter.cpp in $folder, and what must hold of each.
+# To be sourced, with $reporter set: starts reporter.cpp in $folder and checks each run.
 folder=$(realpath "$(mktemp -d)")
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/storage"
 saved=0 starts=0
 
-# run COMMAND…: the reporter, started by COMMAND, goes on in the run; gives its exit code as $code and its output in
-# $folder/output. What it goes on from is whole, and no older than what was saved.
+# run COMMAND…: continues the run with the reporter, started by COMMAND; sets $code to its exit code and writes its output
+# to $folder/output. Checks that the checkpoint from which it continues is intact and not older than the last saved one.
 run() {
   code=0
   starts=$((starts + 1))
   {
     timeout -k 1 60 "$@" --storage "$folder/storage" --name run --progress none --timeout 30 --set start=$starts \
       > "$folder/output" 2>&1
-  } 2> /dev/null || code=$?  # bash says on its own what was killed
+  } 2> /dev/null || code=$?  # hides bash's own message about a killed process
   local from last
   from=$(sed -n 's/^from //p' "$folder/output")
   [ -z "$from" ] || [ "$from" -ge "$saved" ] || complain "$saved was saved, and it goes on from $from"
@@ -29,7 +29,7 @@ complain() {
   exit 1
 }
 
-# A run that nothing disturbs goes on, saves, and leaves nothing behind: so many checkpoints, and nothing hidden.
+# Continues the run undisturbed and checks that it saves, keeps KEEP checkpoints and leaves no hidden files.
 check_undisturbed() {  # check_undisturbed KEEP COMMAND…
   local keep=$1 before=$saved
   shift

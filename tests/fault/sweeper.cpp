@@ -35,7 +35,7 @@ void train(muster::Session& session, const muster::Config& config, const std::fi
     if (session.world_rank() == 0) std::printf("trial %d epoch %d\n", number, static_cast<int>(done));
     std::fflush(stdout);
     if (number == 1 && done == before + 1 && kill > before) {
-      // Not before the first one is done, so that it can be seen whether it is run again.
+      // Not before the first trial is done, so that a second run of it would be noticed.
       while (text_in(sweep / "trial_00000" / "trial.json").find("\"done\"") == std::string::npos)
         std::this_thread::yield();
       ::raise(SIGKILL);

@@ -1,4 +1,4 @@
-// A small run that does to itself what its settings say; the scripts beside it do the rest.
+// A small run that harms itself as its settings say, for the scripts in this folder.
 #include "muster/launch.hpp"
 #include "muster/trainer.hpp"
 

@@ -1,5 +1,5 @@
-// Saves that go on behind training, and those that pass through a fast tier: what is saved is what was there at the
-// report, errors come at the next one, and nothing that has ended is missing.
+// Asynchronous saves, and saves through a fast tier: they save the state at the
+// report, their errors come at the next report, and no finished save is missing.
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
@@ -63,7 +63,7 @@ std::vector<std::string> names_in(const std::optional<Result>& result) {
   return names;
 }
 
-/// The gate stands on rank 0, which makes the folder; the others wait for it.
+/// Rank 0 makes the folder and stops at the gate; the other ranks wait for it.
 std::unique_ptr<SavingGate> gate_on_rank_0(const std::string& part = "", int error = 0) {
   return world().rank() == 0 ? std::make_unique<SavingGate>(part, error) : nullptr;
 }
@@ -142,7 +142,7 @@ TEST_P(Ways, SaveWhatWasThereAtTheReport) {
     for (std::size_t k = 0; k < there.size(); ++k) {
       EXPECT_EQ(there[k].path.filename(), names[k]);
       EXPECT_EQ(verify_checkpoint(there[k].path).problem, "");
-      // Rank by rank, so that not all read everything.
+      // One rank after the other, so that not all ranks read everything.
       if (static_cast<int>(k) % world().size() != world().rank()) continue;
       const auto here = Checkpoint::from_directory(there[k].path).to_dict();
       const auto expected = Checkpoint::from_directory(storage / "0" / names[k]).to_dict();
@@ -158,9 +158,9 @@ TEST_P(Ways, SaveWhatWasThereAtTheReport) {
   }
 }
 
-// Large enough in what follows for several writers: 8 MB for each.
+// Large enough for several writers in the tests below: 8 MB for each.
 
-/// Reports a number that is also the state.
+/// Reports a number, which is also the whole state.
 void report(Session& session, std::int64_t& number) {
   auto state = session.state({{"number", number}});
   session.report({{"number", number}}, state);
@@ -273,7 +273,7 @@ TEST(AsyncSave, ThatFailsIsAnErrorOfTheNextReportEverywhere) {
         report(session, ++number);
       });
   EXPECT_EQ(code, 0) << text_of(result);
-  // Its index is used up, and its row does not name it.
+  // Its index is not used again, and its row does not name it.
   EXPECT_EQ(names_in(result), (std::vector<std::string>{"", "checkpoint_000001"}));
   EXPECT_EQ(result->checkpoint->to_dict().values.at("number"), 3);
 }
@@ -384,7 +384,7 @@ TEST(AsyncSave, GivesWayToAStopWhichSavesAtOnce) {
   const auto storage = test::shared_folder();
   auto gate = gate_on_rank_0();
   std::thread opener;
-  // Time enough for the first report.
+  // Enough time for the first report.
   const auto [code, result] = test::launch({storage, {"--time-limit", "5"}}, [&](Launch& launch) {
     const auto train = [&](Session& session, const Config&) {
       std::int64_t number = 1;
@@ -489,7 +489,7 @@ TEST(AsyncSave, StoresRank0sOfAModelThatHasDrifted) {
     EXPECT_TRUE(at::equal(tensor, at::ones_like(tensor))) << name;
 }
 
-// ---- The fast tier, where a job has ended between its two commits.
+// ---- The fast tier, when a job has ended between its two commits.
 
 using detail::checkpoint::CheckpointContents;
 using detail::checkpoint::CheckpointStore;
@@ -509,7 +509,7 @@ double value_in(const CheckpointStore& store, const Checkpoint& checkpoint) {
 
 class Tiers : public testing::TestWithParam<int> {
  protected:
-  /// All ranks on one node, or each on one of its own; numbered hosts unless all have one name.
+  /// All ranks on one node, or each rank on its own node; the hosts are numbered unless all have one name.
   Communicator ranks(const std::string& host = "host", bool numbered = true) const {
     detail::comm::Placement placement;
     for (int rank = 0; rank < world().size(); ++rank) {
@@ -518,7 +518,7 @@ class Tiers : public testing::TestWithParam<int> {
     }
     return detail::comm::make_world(world(), placement);
   }
-  /// Does that on rank 0, while the others wait.
+  /// Runs it on rank 0 while the others wait.
   void by_rank_0(const std::function<void()>& work) const {
     world().barrier();
     if (world().rank() == 0) work();
@@ -535,7 +535,7 @@ class Tiers : public testing::TestWithParam<int> {
       for (const auto& node : nodes_in(from)) fs::rename(node, to / node.filename());
     });
   }
-  /// What a start of the run resumes from, and what it says meanwhile on rank 0.
+  /// The checkpoint from which a start resumes, and what rank 0 logs meanwhile.
   struct Started {
     double value = 0;
     std::string said = {};
@@ -563,7 +563,7 @@ class Tiers : public testing::TestWithParam<int> {
     for (const auto& part : parts)
       EXPECT_NE(started.said.find(part), std::string::npos) << part << ": " << started.said;
   }
-  /// Two saves, of which the second does not come to the run's folder.
+  /// Makes two saves; the second does not reach the run's folder.
   void save_two() {
     CheckpointStore store(communicator, folder, {.fast_tier = fast});
     store.commit(contents_of(1));
@@ -747,7 +747,7 @@ TEST_P(Tiers, WhatOneNodeCannotRemoveIsNotInTheWayOfTheNextSave) {
       if (!node.string().ends_with("host0")) fs::create_directories(node / "checkpoint_000001");
   });
   {
-    // The first node publishes it, the others do not.
+    // The first node publishes it; the others do not.
     const test::IoError sick("renameat2", ".checkpoint_000001.pruning", EIO);
     EXPECT_THROW(store.commit(contents_of(2)), Error);
   }
@@ -761,7 +761,7 @@ TEST_P(Tiers, WhatOneNodeCannotRemoveIsNotInTheWayOfTheNextSave) {
 TEST_P(Tiers, WhatCannotBeReadStaysUntilItCan) {
   save_two();
   {
-    // Only in the tier there is one of that number.
+    // Only the tier has a checkpoint of that number.
     const test::IoError sick("open", "checkpoint_000001/manifest.json", EIO);
     const auto started = start(communicator, {.fast_tier = fast});
     EXPECT_EQ(started.value, 1);
@@ -816,7 +816,7 @@ TEST_P(Tiers, ANewerCheckpointInTheRunsFolderEndsTheWaitForNodes) {
     move_all(fast, away);
     {
       CheckpointStore store(communicator, folder, {.fast_tier = through_a_tier ? fast : fs::path()});
-      // Whether it has as many reports as the lost one does not matter: the run has gone on without it.
+      // It does not matter if it has as many reports as the lost one, since the run has gone on without that one.
       store.commit(contents_of(3));
       EXPECT_FALSE(store.finish());
     }

@@ -31,10 +31,10 @@ TEST(Store, GivesWhatAnotherRankSetsLater) {
   const auto next = std::to_string((rank() + 1) % size());
   store->set("from " + std::to_string(rank()), "value " + std::to_string(rank()));
   EXPECT_EQ(store->get_to_str("from " + next), "value " + next);
-  // As NCCL asks for many at once.
+  // NCCL asks for many keys at once.
   const auto both = store->multiGet({"from 0", "from " + next});
   EXPECT_EQ(std::string(both.at(1).begin(), both.at(1).end()), "value " + next);
-  // Each waits for the rank before it, so the last key comes late.
+  // Each rank waits for the one before it, so the last key comes late.
   if (rank() > 0) store->wait({"chain " + std::to_string(rank() - 1)});
   store->set("chain " + std::to_string(rank()), "");
   store->wait({"chain " + std::to_string(size() - 1)});
@@ -84,7 +84,7 @@ TEST(Store, AnswersWhileRankZeroIsBusy) {
     for (int r = 0; r < size(); ++r) store->get("key " + std::to_string(r));
     std::ofstream(folder / std::to_string(rank()));
   } else {
-    // Without a call of MPI, until the others have had their answers.
+    // It makes no MPI call until the others have their answers.
     for (int r = 1; r < size(); ++r)
       while (!std::filesystem::exists(folder / std::to_string(r))) std::this_thread::yield();
   }
@@ -149,11 +149,11 @@ TEST(Store, LeavesNoThread) {
     EXPECT_GE(store->clone()->add("n", 1), 1);
     world().barrier();
   }
-  // A thread that was joined is listed for a moment longer.
+  // A joined thread is still listed for a moment.
   while (threads() > before) std::this_thread::yield();
 }
 
-/// The local addresses, as /proc has them, of the sockets on which this process listens.
+/// The local addresses of the sockets on which this process listens, as in /proc.
 std::multiset<std::string> listening() {
   std::set<std::string> mine;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -1,4 +1,4 @@
-// Callbacks: the moments in their order, what they may end, what of them outlives a job, and what they may throw.
+// Callbacks: the order of their calls, ending training, saved states, and exceptions.
 #include "support/job.hpp"
 
 #include "base/file.hpp"
@@ -33,7 +33,7 @@ TorchTrainerOptions with(std::string name, std::vector<std::shared_ptr<Callback>
   return {.run_config = {.name = std::move(name), .callbacks = std::move(callbacks)}};
 }
 
-/// Reports `loss` after each of `epochs`, with a state; `each` may throw after a report.
+/// Reports `loss` and a state after each of `epochs`; `each` may throw after a report.
 Loop reporting(std::int64_t epochs, std::vector<std::int64_t>& seen, std::function<void(std::int64_t)> each = {}) {
   return [=, &seen](Session& session, const Config&) {
     std::int64_t next = 0;
@@ -48,7 +48,7 @@ Loop reporting(std::int64_t epochs, std::vector<std::int64_t>& seen, std::functi
   };
 }
 
-/// Writes down what it is told.
+/// Records its calls.
 struct Recorder : Callback {
   void on_start(Session& session) override { say("start " + std::to_string(session.world_size())); }
   void on_epoch(std::int64_t epoch) override { say("epoch " + std::to_string(epoch)); }
@@ -88,7 +88,7 @@ TEST(Callbacks, AreToldOfTheMomentsInOrder) {
   const auto n = std::to_string(world().size());
   Json of_ranks = Json::array();
   for (int r = 0; r < world().size(); ++r) of_ranks.push_back({{"rank", r}});
-  // A report's metrics come as they were given, whatever else travels with them.
+  // The metrics of a report are passed on as given, whatever else is sent with them.
   for (auto& moment : recorder->moments)
     if (moment.starts_with("after ")) {
       const auto end = moment.rfind(']') + 1;
@@ -104,7 +104,7 @@ TEST(Callbacks, AreToldOfTheMomentsInOrder) {
   EXPECT_TRUE(recorder->exceptions.empty());
 }
 
-/// Counts reports, and wants no more than `most` on one worker.
+/// Counts reports, and ends training after `most` of them on one worker.
 struct Counting : Callback {
   Counting(int most_, int rank_) : most(most_), rank(rank_) {}
   void on_start(Session& session) override {
@@ -157,7 +157,7 @@ TEST(Callbacks, ATrainingFunctionThatHoldsOnIsToldAgain) {
 TEST(Callbacks, TheirStateOutlivesAJobAndAnAttempt) {
   const auto storage = test::shared_folder();
   std::vector<std::int64_t> seen;
-  // Two of a class have a state each.
+  // Two callbacks of the same class have separate states.
   const auto first = std::make_shared<Counting>(3, 0), second = std::make_shared<Counting>(100, 0);
   auto options = with("resumed", {first, second});
   const auto broken = run({storage, {}, options}, reporting(10, seen, [](std::int64_t epoch) {
@@ -170,7 +170,7 @@ TEST(Callbacks, TheirStateOutlivesAJobAndAnAttempt) {
   EXPECT_EQ(anew->reports, 3) << "one more, and no more";
   EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2}));
 
-  // An attempt that begins afresh, and one that goes on from a checkpoint, in one job.
+  // One job with an attempt that begins anew and one that goes on from a checkpoint.
   seen.clear();
   bool failed = false, failed_late = false;
   const auto counting = std::make_shared<Counting>(4, 0);
@@ -190,7 +190,7 @@ TEST(Callbacks, TheirStateOutlivesAJobAndAnAttempt) {
   EXPECT_EQ(retried.second->metrics_history.size(), 4u);
 }
 
-/// Reports the values of each of `rows`, one after the other, from where the run stands, with a state.
+/// Reports the values of `rows` one after the other, beginning where the run stands, with a state.
 Loop reporting_rows(std::vector<std::map<std::string, double>> rows, std::int64_t fails_after) {
   return [=](Session& session, const Config&) {
     std::int64_t next = 0;
@@ -209,7 +209,7 @@ Loop reporting_rows(std::vector<std::map<std::string, double>> rows, std::int64_
 std::string log_of(const std::filesystem::path& run) { return detail::read_file(run / "logs" / "rank_00000.log"); }
 
 TEST(Callbacks, EarlyStoppingByAnotherMetricOrModeBeginsAnew) {
-  // The loss is far below the accuracy, so its best is out of reach for the accuracy's.
+  // The loss is far below the accuracy, so a best value of the loss would never be beaten by the accuracy.
   const std::vector<std::map<std::string, double>> rows(6, {{"loss", 0.1}, {"error", 5}});
   const auto storage = test::shared_folder();
   for (const auto& [name, other] : {std::pair<std::string, EarlyStoppingOptions>{
@@ -337,7 +337,7 @@ TEST(Callbacks, AStopOnRequestIsNoException) {
   EXPECT_EQ(recorder->moments.back(), "failure 85");
 }
 
-/// Throws at one moment, on one worker.
+/// Throws in one of its calls, on one worker.
 struct Throwing : Callback {
   Throwing(std::string moment_, int rank_) : moment(std::move(moment_)), rank(rank_) {}
   void on_start(Session&) override { at("start"); }

@@ -56,7 +56,7 @@ void expect_state(const StateDict& state, int value) {
   EXPECT_EQ(state.values, expected.values);
 }
 
-/// The names in the run's directory, as rank 0 sees them.
+/// The names in the run's directory on rank 0.
 std::set<std::string> names_in(const fs::path& run) {
   const auto text = run_on_root(world(), [&] {
     auto names = Json::array();
@@ -164,7 +164,7 @@ TEST(Store, AnyNumberOfRanksReadsWhatTwoHaveSaved) {
   }
 }
 
-/// Bytes that have been read from the disk on account of this process.
+/// The bytes that were read from the disk for this process.
 std::int64_t bytes_read() {
   std::ifstream io("/proc/self/io");
   std::string name;
@@ -190,7 +190,7 @@ TEST(Store, ANodeReadsEachByteOnce) {
   EXPECT_LT(world().all_reduce(bytes_read() - before), 28'000'000) << "of a file of 25";
 }
 
-/// The state in which each rank has its own.
+/// A state in which each rank has its own values.
 CheckpointContents own_contents(int value) {
   const int rank = world().rank();
   auto contents = contents_of(value);
@@ -262,7 +262,7 @@ TEST(Store, EachRankGetsItsOwnBack) {
   EXPECT_EQ(mark.item<std::int64_t>(), rank);
   EXPECT_EQ(where.at("rank"), rank);
 
-  // Another number of ranks is refused, and changes nothing.
+  // Another number of ranks is refused and changes nothing.
   seen.fill_(-1);
   const auto alone = world().split(rank, 0);
   CheckpointStore other(alone, run, {});
@@ -320,7 +320,7 @@ TEST(Store, WhatIsTheUsersOwnAndDiffersIsNotWritten) {
     auto contents = contents_of(2);
     if (world().rank() > 0) contents.state.tensors["model/b.bias"].fill_(world().rank());
     const auto what = error_of([&] { store.commit(contents); }, ExitCode::user_error);
-    // Rank 2 has by chance what rank 0 has.
+    // Rank 2 happens to have the same as rank 0.
     EXPECT_NE(what.find(last == 2 ? "rank 1 has other values" : "ranks 1, 3 have other values"), std::string::npos)
         << what;
   }
@@ -588,7 +588,7 @@ TEST(Store, WhatIsRolledBackLosesItsNames) {
   EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000000") << "the newest before it that had the name";
   EXPECT_FALSE(fs::exists(fs::symlink_status(run / "last")));
   world().barrier();
-  // As if the job had been killed before that.
+  // As if the job had been killed before.
   run_on_root(world(), [&] {
     fs::remove(run / "best");
     fs::create_symlink("checkpoint_000002", run / "best");
@@ -605,7 +605,7 @@ TEST(Store, APageThatCannotBeReadIsAnErrorAndNoSignal) {
   const auto mapped = MappedState::open(checkpoint, manifest.state_file());
   if (!mapped) GTEST_SKIP() << "this system maps no files";
   {
-    // Whatever rank has verified it, it has left the memory since.
+    // Whichever rank has verified it, it is not in memory any more.
     const test::IoError sick("madvise", "state.h5", EFAULT);
     EXPECT_THROW(mapped->tensors(manifest), Error);
   }
@@ -637,7 +637,7 @@ TEST(Store, AnErrorOfReadingCondemnsNothing) {
       sick.reset();
       EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001"})) << what;
     }
-  // The folder itself, which rank 0 looks through.
+  // The run's folder itself, which rank 0 lists.
   for (const auto& [call, name] : {std::pair("opendir", run.filename()), std::pair("lstat", fs::path("t_000001"))}) {
     std::optional<test::IoError> sick;
     if (world().rank() == 0) sick.emplace(call, name.string(), EIO);
@@ -696,7 +696,7 @@ TEST(Store, WhatIsWholeAgainIsTakenBack) {
   EXPECT_EQ(newest->path(), run / "checkpoint_000002");
   EXPECT_EQ(names_in(run), (std::set<std::string>{"checkpoint_000000", "checkpoint_000001", "checkpoint_000002",
                                                   "checkpoint_000003.damaged"}));
-  // After a newer one has been saved it is not the run's past any more.
+  // Once a newer checkpoint was saved, it does not belong to the run's course any more.
   store.commit(contents_of(4));
   flip_a_byte(run / "checkpoint_000003.damaged/state.h5", 400'000);
   newest = CheckpointStore(world(), run, {}).newest();

@@ -1,4 +1,4 @@
-// Communication hooks: what they make of a bucket, and of a model's gradients.
+// Communication hooks: their results for a bucket, and for a model's gradients.
 #include "muster/comm_hooks.hpp"
 #include "gradients/comm_hooks.hpp"
 #include "muster/error.hpp"
@@ -27,12 +27,12 @@ namespace nn = torch::nn;
 
 using Shapes = std::vector<std::vector<std::int64_t>>;
 
-/// A bucket of gradients of these shapes, as the exchange makes them.
+/// A bucket of gradients of these shapes, as the exchange builds it.
 class BucketOf {
  public:
   explicit BucketOf(const Shapes& shapes, at::ScalarType type = at::kFloat) : bucket_(make(shapes, type)) {}
 
-  /// What this rank has computed; the averages afterwards.
+  /// This rank's values; the averages afterwards.
   std::vector<at::Tensor> average(const CommHook& hook, const std::vector<at::Tensor>& gradients) {
     for (std::size_t i = 0; i < gradients.size(); ++i)
       bucket_.views[i].copy_(gradients[i].to(at::kDouble) / world().size());
@@ -76,7 +76,7 @@ TEST(CompressHooks, AverageWithinTheTypesTolerance) {
   const auto want = mean_over_ranks(gradient);
   for (const auto& [hook, epsilon] : {std::pair{bf16_compress_hook(), 0x1p-8}, {fp16_compress_hook(), 0x1p-11}}) {
     const auto have = BucketOf(Shapes{{40, 7}}).average(hook, {gradient})[0];
-    // Each rank rounds once, and the sum once more.
+    // Each rank rounds once, and the sum is rounded once more.
     EXPECT_LE((have - want).abs().max().item<double>(), 2 * epsilon);
     EXPECT_FALSE(at::allclose(have.to(at::kDouble), want, 1e-7, 1e-8)) << "nothing was compressed";
   }
@@ -118,7 +118,7 @@ TEST(Orthonormalise, MakesAnyRowsOrthonormal) {
 }
 
 TEST(PowerSgd, RecoversAGradientOfItsRank) {
-  // The same left factor on all ranks, so that the average is of rank 1 too.
+  // The left factor is the same on all ranks, so that the average has rank 1, too.
   const auto left = at::arange(1, 21, at::kFloat).view({20, 1}) / 10, other = at::cos(left * 3);
   const auto rank_one = left.mm(values({1, 12}, 1));
   const auto rank_two = rank_one + other.mm(values({1, 12}, 2));
@@ -240,7 +240,7 @@ TEST(PowerSgd, WhatNoRankHasUsedStaysRemembered) {
   auto given = remembered(), applied = at::zeros({20, 40}, at::kDouble);
   EXPECT_GT(given.abs().max().item<double>(), 1e-3);
   for (int step = 0; step < 6; ++step) {
-    // In every other step no rank uses b; in one only the last does.
+    // In every other step no rank uses b; in one step only the last rank does.
     const bool uses = step % 2 == 0 && (step != 4 || world().rank() == world().size() - 1);
     const auto own = uses ? values({20, 40}, 0.3 * step) : at::zeros({20, 40});
     given += mean_over_ranks(own);
@@ -300,7 +300,7 @@ TEST(CommHooks, BucketsTakeTheOrderOfTheFirstBackwardOfRankZero) {
              c = module->register_parameter("c", values({3}, 3));
   const auto prepared = prepare(module);
   const auto loss = [&] {
-    // What is used last has its gradient first.
+    // The parameter that is used last gets its gradient first.
     const auto last = world().rank() == 0 ? b : a, first = world().rank() == 0 ? a : b;
     return ((c.sum() * first).sum() * last).square().sum();
   };
@@ -314,7 +314,7 @@ TEST(CommHooks, BucketsTakeTheOrderOfTheFirstBackwardOfRankZero) {
 }
 
 TEST(CommHooks, FlagsOfUseAreExact) {
-  // What a hook does to values must not make a parameter used, nor unused.
+  // A hook's change of values must not affect which parameters count as used.
   test::Preparation prepare;
   prepare.options.comm_hook = [](GradBucket& bucket, c10d::ProcessGroup&) { bucket.gradients.fill_(-0.3); };
   auto module = std::make_shared<nn::Module>();

@@ -228,7 +228,7 @@ TEST(Agreement, EveryRankHearsEveryOutcome) {
     EXPECT_EQ(outcomes[static_cast<std::size_t>(r)].text, "from " + std::to_string(r));
 }
 
-// One rank raises while the others sit in a collective; twice, so that a stale notice would show.
+// One rank raises an alarm while the others wait in a collective; twice, so that a stale notice would be seen.
 TEST(Agreement, AnErrorOnOneRankFreesTheOthers) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   for (int attempt = 0; attempt < 3; ++attempt) {
@@ -275,7 +275,7 @@ TEST(Agreement, AllRanksMayFailAtOnce) {
 
 const WaitLimits half_a_minute{.done = 30s, .failed = 30s};
 
-// A rank that throws between two calls is heard by those that are in the second, whatever they are doing there.
+// The exception of a rank between two calls reaches the ranks in the second call, whatever they do there.
 TEST(Agreement, OneMayFailWhileOthersAreFurtherIn) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const std::vector<std::function<void()>> works{
@@ -290,10 +290,10 @@ TEST(Agreement, OneMayFailWhileOthersAreFurtherIn) {
     const auto error = attempt_on_all(world(), half_a_minute, [&] {
       attempt_on_all(world(), half_a_minute, [] { world().barrier(); });  // in which all are
       if (world().rank() == bad) throw Error(ExitCode::data, "working", "between two calls", "");
-      // Who does not care is told again.
+      // A rank that ignores the alarm gets it again.
       for (int time = 0; time < 2; ++time)
         EXPECT_THROW(static_cast<void>(attempt_on_all(world(), half_a_minute, works[which])), Error);
-      // Also by calls to which the one that has left does not come, and in which all would be out of step afterwards.
+      // Also in calls in which the failed rank does not take part, after which all would be out of step.
       EXPECT_THROW(world().barrier(), RemoteError);
       EXPECT_THROW(static_cast<void>(world().duplicate()), RemoteError);
       attempt_on_all(world(), half_a_minute, works[which]);
@@ -324,7 +324,7 @@ TEST(Agreement, OneThatDoesNotMakeTheCallsOfTheOthersIsNamed) {
   EXPECT_FALSE(attempt_on_all(world(), half_a_minute, [] { world().barrier(); }));
 }
 
-/// Until it is done, whatever the others raise.
+/// Continues until it is done, whatever alarms the others raise.
 void finish(Request request) {
   for (bool done = false; !done;) try {
       done = request.done();
@@ -332,7 +332,7 @@ void finish(Request request) {
     }
 }
 
-/// Waits for what nobody sends.
+/// Waits for a message that nobody sends.
 void hear_of_another(const Communicator& channel) {
   auto nothing = std::make_shared<int>(0);
   auto request = Collectives(channel).receive(nothing.get(), 1, Dtype::i32, channel.rank(), 7);
@@ -340,7 +340,7 @@ void hear_of_another(const Communicator& channel) {
   request.wait(30s);
 }
 
-// Each finds out that it has failed before it hears of another, raises, and hears of the others while it unwinds.
+// Each rank fails before it learns of another failure, raises an alarm, and learns of the others while it unwinds.
 TEST(Agreement, ARankThatHasRaisedStaysACause) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto channel = world().duplicate();
@@ -368,10 +368,10 @@ TEST(Agreement, ARankThatHasRaisedStaysACause) {
   EXPECT_NE(std::string(cause->what()).find("trouble of 0"), std::string::npos);
 }
 
-/// Nothing is shared where each rank has a node of its own.
+/// Nothing is shared if each rank has its own node.
 bool shares() { return world().topology().num_nodes < world().size(); }
 
-/// What makes communicators or memory, in which all ranks take part.
+/// Calls that create communicators or memory, in which all ranks take part.
 std::vector<std::function<void(const Communicator&)>> makers() {
   std::vector<std::function<void(const Communicator&)>> all{[](const Communicator& of) { of.duplicate(); },
                                                             [](const Communicator& of) { of.split(0); }};
@@ -402,7 +402,7 @@ TEST(Agreement, AFailureIsHeardWhereCommunicatorsAreMade) {
     }
 }
 
-/// Is busy until another rank fails.
+/// Works until another rank fails.
 Outcome wait_for_alarm(const Communicator& alone) {
   try {
     wait_on(
@@ -457,7 +457,7 @@ TEST(Agreement, WhereCommunicatorsAreMadeItIsSeenWhoHasReturned) {
     }
 }
 
-// A rank outside of the communicator fails just when its members meet: all of them come through, or none.
+// A rank outside the communicator fails just when its members meet: the call succeeds on all members or on none.
 TEST(Agreement, AFailureElsewhereDividesNobody) {
   if (world().size() < 3) GTEST_SKIP() << "needs three ranks";
   const int bad = world().size() - 1;
@@ -518,7 +518,7 @@ TEST(Agreement, MemoryThatIsMadeWhenARankFailsGoesWithItsUsers) {
     mine.kind = Outcome::Kind::interrupted;
   }
   agree(world(), mine, 30s);
-  // Other programs on this machine make and unmake theirs at the same time.
+  // Other programs on this machine create and remove theirs at the same time.
   std::set<std::string> left;
   const auto all_gone = [&] {
     left.clear();

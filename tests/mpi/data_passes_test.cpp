@@ -1,4 +1,4 @@
-// Passes over datasets and loaders in whole runs: what is counted, what is weighed, and where a stopped run goes on.
+// Passes over datasets and loaders in whole runs: counts, weights, and where a stopped run goes on.
 #include "base/file.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
@@ -41,7 +41,7 @@ Samples indices(std::int64_t n) {
   return samples;
 }
 
-/// Of all ranks, in order. Collective.
+/// The values of all ranks, in order. Collective.
 Samples of_all(const Samples& mine) {
   Samples all;
   for (const auto& theirs : world().all_gather(Json(mine).dump()))
@@ -60,7 +60,7 @@ TorchTrainerOptions with(std::string name, std::map<std::string, Dataset> datase
           .datasets = std::move(datasets)};
 }
 
-/// How the checkpoints' reports end a run that is to go on.
+/// The reports of checkpoints with which a run ends that will be continued.
 struct Stop : std::runtime_error {
   Stop() : std::runtime_error("stopped here") {}
 };
@@ -158,7 +158,7 @@ TEST(Passes, ARunThatEndsWithoutAnotherOneIsDone) {
   }
 }
 
-/// What a program does besides its loop over session.epochs(), on a fresh start and on another.
+/// What a program does outside its loop over session.epochs(), on the first start and on a later one.
 enum class Aside { before_restore, after_restore, on_a_fresh_start, peeks, after_the_loop };
 
 TEST(Passes, OutsideTheEpochLoopTakeNothingOfIt) {
@@ -397,7 +397,7 @@ TEST(Passes, OverWholeDataHaveNoPlaceForAState) {
     }
 }
 
-/// A program whose data muster does not know: the epochs of each step, over two starts.
+/// A program over data that muster does not know: returns the epoch of each step, over two starts.
 std::vector<std::int64_t> own_data(const std::filesystem::path& storage, const std::string& name, int reports,
                                    std::int64_t stops_at, bool state_alone) {
   std::vector<std::int64_t> epochs;
@@ -555,7 +555,7 @@ TEST(Passes, DataThatHaveAnotherNameAfterARestartAreNamed) {
   EXPECT_EQ(log.find("names stay the same"), log.rfind("names stay the same")) << "once";
 }
 
-/// The train loop of an epoch, validating as told after every second step; the samples that each validation saw.
+/// Trains an epoch and validates after every second step; returns the samples that each validation saw.
 std::vector<std::int64_t> validating(const std::filesystem::path& storage, const std::string& name, bool gradients,
                                      bool again, Samples& samples) {
   std::vector<std::int64_t> seen;
@@ -616,7 +616,7 @@ struct Noise : Preprocessor {
   void load_state(const Json&) override {}
 };
 
-/// The same of the generator that it is given.
+/// The same with the generator that is passed to it.
 struct GivenNoise : Noise {
   using Noise::transform;
   void transform(Batch& batch, at::Generator& generator) const override {
@@ -698,7 +698,7 @@ TEST(Passes, TwoOfDifferentPlansNeedAScope) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-/// What the gradient of the mean of a step's samples is. Collective.
+/// The gradient of the mean over a step's samples. Collective.
 double mean_of_step(const Batch& batch) {
   Samples mine;
   append(mine, batch["i"], batch.size());
@@ -931,7 +931,7 @@ TEST(Passes, ThatDoNotTrainComeInTheSameOrderAfterAStop) {
       const auto name = kind + "_stopped_at_" + std::to_string(stops_at);
       auto orders = orders_of(name, split, stops_at);
       for (const auto& [when, samples] : orders_of(name, split, 0)) {
-        // What comes again comes as it was.
+        // Samples that come again have the same values.
         const auto before = orders.find(when);
         EXPECT_TRUE(before == orders.end() || before->second == samples) << when << ", " << name;
         orders[when] = samples;
@@ -969,7 +969,7 @@ TEST(Passes, LeftAfterTheLastStateOfAnEpochAreAWarning) {
   }
 }
 
-/// The text of the error with which a run over that dataset ends before training; `code` if there is none.
+/// The text of the error with which a run over the dataset ends before training; `code` if it has none.
 std::string refused(const std::filesystem::path& storage, const std::string& name, const Dataset& dataset, int code) {
   const auto storage_code = run({storage, {}, with(name, {{"train", dataset}})}, [](Session&, const Config&) {}).first;
   EXPECT_EQ(storage_code, code) << name;

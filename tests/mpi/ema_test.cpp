@@ -1,4 +1,4 @@
-// Averages of weights: the formula, on every rank alike, under any optimizer; and nothing else is moved.
+// Averages of weights: the formula, the same on every rank, with any optimizer, and nothing else changes.
 #include "muster/ema.hpp"
 #include "muster/error.hpp"
 #include "muster/schedulers.hpp"
@@ -59,13 +59,13 @@ void expect_equal(const Named& have, const Named& want, const std::string& what)
   for (const auto& [name, tensor] : want) EXPECT_TRUE(at::equal(have.at(name), tensor)) << what << ", " << name;
 }
 
-/// The averages, as a module in whose place they are has them.
+/// The averages, read from a module that has them in place of its weights.
 Named averages_of(const EMA& ema, nn::Module& module) {
   const auto scope = ema.apply();
   return copies_of(module);
 }
 
-/// A model, its optimizer, and memory that a save would freeze.
+/// A model, its optimizer, and memory of which a save would take a snapshot.
 struct Training {
   Net net;
   test::Preparation prepare;
@@ -244,7 +244,7 @@ TEST(EMA, RefusesWhatWouldMixUpWeightsAndAverages) {
   EXPECT_EQ(ema.updates(), 2);
 }
 
-/// A run of 2 epochs that reports at their ends: "average", a number of the averaged weights.
+/// A run of 2 epochs that reports "average", a number computed from the averaged weights, after each.
 std::pair<int, std::optional<Result>> train(const std::filesystem::path& storage, const std::string& name, Fuse fuse,
                                             bool async, const std::function<void(Session&, const EMA&)>& at_end) {
   const TorchTrainerOptions options{.run_config = {.name = name, .checkpoint_config = {.async_save = async}},
@@ -423,7 +423,7 @@ TEST(EMA, AnotherOfTheSameWeightsWaitsToo) {
   EXPECT_EQ(net->bias.item<float>(), 4);
 }
 
-// torch's own scheduler, on an optimizer that is prepared.
+// A scheduler of torch with a prepared optimizer.
 TEST(Schedulers, APlateauLowersTheRateOfAPreparedOptimizer) {
   for (const auto fuse : {Fuse::always, Fuse::never}) {
     Training training(fuse);

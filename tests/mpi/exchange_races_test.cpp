@@ -1,4 +1,5 @@
-// The exchanges that a progress thread drives, compiled for the thread sanitizer: it sees the threads of each rank.
+// The exchanges that a progress thread advances, compiled with the thread sanitizer, which sees the threads of each
+// rank.
 #include "gradients/bucket_exchange.hpp"
 #include "gradients/shared_exchange.hpp"
 #include "muster/process_group.hpp"
@@ -22,7 +23,7 @@ std::vector<at::Tensor> make_parameters() {
   return parameters;
 }
 
-/// As a reducer does it, with passes that end early in between.
+/// Makes the calls of a reducer, with passes in between that end early.
 void average(Exchange& exchange, const std::vector<at::Tensor>& parameters) {
   for (int round = 0; round < 30; ++round) {
     const bool flagged = round % 5 == 1, cut_off = round % 7 == 3;

@@ -1,4 +1,4 @@
-// Checkpoints of the user's own: reported, taken up again, started from.
+// Checkpoints made by the user: reporting them, resuming from them, starting from them.
 #include "support/job.hpp"
 
 #include "base/file.hpp"
@@ -69,7 +69,7 @@ TEST(GivenCheckpoint, WhatWasSavedIsReportedAgain) {
     session.report({{"a", 2}}, *session.get_checkpoint());
     best = 0.75;
     session.report({{"a", 3}}, session.state({{"best", best}}), Checkpoint::from_dict({{"other", other}}));
-    // An entry that both hold is the state's.
+    // Of an entry that both have, the state's is saved.
     session.report({{"a", 4}}, session.state({{"best", best}}), *session.get_checkpoint());
   });
   EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
@@ -92,7 +92,7 @@ TEST(GivenCheckpoint, OfSeveralRanksIsUnitedAsFilesAre) {
     double of_rank = rank;
     const StateEntries entries{{"differs", mine}, {"common", common}, {"only " + std::to_string(rank), of_rank}};
     session.report({{"a", 1}}, Checkpoint::from_dict(entries));
-    // One rank alone, as in "if rank == 0".
+    // On one rank only, as in "if rank == 0".
     if (rank == last)
       session.report({{"a", 2}}, Checkpoint::from_dict({{"mine", mine}}));
     else

@@ -24,7 +24,7 @@ TorchTrainerOptions with_line(std::string name) {
   return {.run_config = {.name = std::move(name)}, .datasets = {{"train", line()}}};
 }
 
-/// Trains a small net; its weights at the end, in one tensor. `each_step` may throw.
+/// Trains a small net and returns its weights in one tensor. `each_step` may throw.
 at::Tensor fit_line(Session& session, const std::function<void(std::int64_t)>& each_step = {}) {
   auto net = session.prepare_model(
       torch::nn::Sequential(torch::nn::Linear(1, 8), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 1)));

@@ -34,7 +34,7 @@ namespace nn = torch::nn;
 /// Wide enough that the middle layer's weight counts as a large gradient; the others are small.
 constexpr int width = 96;
 
-/// Three layers, the middle one left out at will.
+/// Three layers; the middle one can be skipped.
 struct NetImpl : nn::Module {
   nn::Linear in{nullptr}, middle{nullptr}, out{nullptr};
   NetImpl() {
@@ -52,11 +52,11 @@ TORCH_MODULE(Net);
 
 class Gradients : public testing::Test {
  protected:
-  /// The loss of this rank's `seed`-th batch.
+  /// The loss of batch `seed` of this rank.
   at::Tensor loss(double seed, bool use_middle = true) {
     return net_->forward(values({5, 3}, seed), use_middle).square().mean();
   }
-  /// Sets this rank's samples in the step; rank r has samples[r].
+  /// Sets the number of this rank's samples in the step; rank r has samples[r].
   void batch(const std::vector<std::int64_t>& samples) {
     weight().local = samples.at(static_cast<std::size_t>(rank()));
     weight().global = 0;
@@ -67,11 +67,11 @@ class Gradients : public testing::Test {
   void zero_grad() { net_->zero_grad(); }
   std::vector<at::Tensor> parameters() { return net_->parameters(); }
 
-  /// The gradients of `loss` on this rank alone; .grad stays as it is.
+  /// This rank's own gradients of `loss`; .grad is unchanged.
   std::vector<at::Tensor> local(const at::Tensor& loss) {
     return torch::autograd::grad({loss}, parameters(), {}, std::nullopt, false, true);
   }
-  /// What the ranks' local gradients make together, in double precision; undefined where there is none here.
+  /// The expected average of the ranks' local gradients, in double precision; undefined if this rank has none.
   std::vector<at::Tensor> together(const at::Tensor& loss) {
     std::vector<at::Tensor> sums;
     for (const auto& g : local(loss)) sums.push_back(g.defined() ? test::weighted_sum(g, share()) : at::Tensor());
@@ -275,7 +275,7 @@ TEST_F(Gradients, DoubleBackward) {
 }
 
 TEST_F(Gradients, MayBePartOfALoss) {
-  // Of the squares of the averages, whose gradient goes back through this rank's own gradients.
+  // The loss is of the squares of the averages; its gradient flows back through this rank's own gradients.
   for (const bool uneven : {false, true}) {
     if (uneven) batch({1, 5, 2, 3});
     const auto first = together(loss(1));
@@ -421,7 +421,7 @@ TEST_F(Gradients, OfAParameterInOtherMemory) {
 }
 
 TEST_F(Gradients, MadeElsewhereAreAveragedAllTheSame) {
-  // Given by hand before backward() adds to them, the large one among them.
+  // Gradients set by hand before backward() adds to them, including the large one.
   const auto& weight = net_->middle->weight;
   const auto want = test::mean_over_ranks(local(loss(1))[2] + values(weight.sizes(), 3));
   for (int step = 0; step < 2; ++step) {
@@ -476,7 +476,7 @@ TEST_F(Gradients, OfTwoModelsInOneBackward) {
   }
 }
 
-/// Whether that address is of memory which other processes map too.
+/// True if the address is in memory that other processes map, too.
 bool is_shared(const void* address) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
@@ -506,7 +506,7 @@ TEST(GradientsOf, LargeLayersAreBornInSharedMemory) {
 }
 
 TEST(GradientsOf, LayersInAnotherOrderThanTheyStandIn) {
-  // Rank 0 sets the order; the others have one of their own.
+  // Rank 0 determines the order; the other ranks compute in other orders.
   constexpr std::size_t layers = 5;
   for (const bool alike : {true, false}) {
     auto module = std::make_shared<nn::Module>();

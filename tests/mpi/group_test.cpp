@@ -1,4 +1,4 @@
-// Every collective of the process group against a reference, over types, sizes, layouts and chunks.
+// Compares every collective of the process group with a reference, over types, sizes, layouts and chunks.
 #include "group_tensors.hpp"
 #include "muster/error.hpp"
 
@@ -58,7 +58,7 @@ std::vector<ReduceOp> operations() {
           ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR,    premultiplied(0.5)};
 }
 
-/// In double precision, from what every rank gave: give(rank).
+/// The reference in double precision, from every rank's input give(rank).
 at::Tensor reduced(const ReduceOp& op, at::ScalarType type, const std::function<at::Tensor(int)>& give) {
   Tensors parts;
   for (int r = 0; r < size(); ++r) parts.push_back(give(r));
@@ -145,7 +145,7 @@ TEST(Group, ReducesAndScatters) {
     for (const auto& op : {ReduceOp(ReduceOp::SUM), ReduceOp(ReduceOp::AVG), premultiplied(0.5)}) {
       if (!applies(op, type)) continue;
       const auto want = reduced(op, type, [&](int r) { return values(r + rank(), n, type); });
-      // Rank r gives values(r + to) to rank `to`.
+      // Rank r sends values(r + to) to rank `to`.
       std::vector<Placed> inputs;
       std::vector<Tensors> lists(1);
       for (int to = 0; to < size(); ++to) {
@@ -347,7 +347,7 @@ TEST(Group, SendsAndReceives) {
   });
 }
 
-/// The Error that the work ends with.
+/// The Error with which the work ends.
 std::optional<Error> error_of(const c10::intrusive_ptr<c10d::Work>& work) {
   try {
     work->wait();
@@ -377,7 +377,7 @@ TEST(Group, AMessageOfAnotherLengthIsAnError) {
     }
     world().barrier();
   }
-  // Every rank gives as many rows as it says, and expects as many.
+  // Every rank sends and expects the numbers of rows that it states.
   auto group = make_process_group(world().duplicate());
   auto mine = at::full({rank() + 2}, rank());
   Tensors input{mine};

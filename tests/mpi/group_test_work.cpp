@@ -1,4 +1,4 @@
-// How operations end: in any order, late, in error, refused, dropped; and torch's own reducer over the group.
+// The end of operations: in any order, late, with an error, refused, dropped; and torch's own reducer over the group.
 #include "comm/agreement.hpp"
 #include "comm/world.hpp"
 #include "group_tensors.hpp"
@@ -17,7 +17,7 @@ using namespace test;
 using c10d::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 
-/// What the Error of `body` says; empty without one.
+/// The text of the Error that `body` throws; empty if it throws none.
 std::string error_of(const std::function<void()>& body, ExitCode code = ExitCode::usage) {
   try {
     body();
@@ -49,7 +49,7 @@ TEST(Work, MayBeWaitedForInAnyOrder) {
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(placed[static_cast<std::size_t>(i)].holds(sum_of(50 + i)));
 }
 
-/// The ranks as they are, in pairs on different nodes, and each on its own.
+/// The ranks as they are, in pairs on different nodes, and each rank on its own node.
 std::vector<Communicator> placements() {
   std::vector<Communicator> all{world()};
   for (const int per_node : {2, 1}) {
@@ -330,7 +330,7 @@ TEST(Group, RefusesWhatDoesNotFitTogether) {
   EXPECT_TRUE(contains(error_of([&] { backend()._reduce_scatter_base(output, input); }), "the input has"));
 }
 
-/// Two layers by hand, whose gradients differ from rank to rank.
+/// Two layers written by hand, with gradients that differ between ranks.
 at::Tensor loss_of(const Tensors& parameters, const at::Tensor& x, const at::Tensor& y) {
   const auto hidden = at::tanh(at::addmm(parameters[1], x, parameters[0]));
   return at::mse_loss(at::addmm(parameters[3], hidden, parameters[2]), y);

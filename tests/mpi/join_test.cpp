@@ -39,11 +39,11 @@ at::Tensor loss_of(nn::Sequential& net, int rank, int step) {
   return at::tanh(net->forward(x)).square().mean();
 }
 
-/// All ranks' batches on one rank, by hand; `divisor` 0: the ranks that still have one.
+/// The reference: all ranks' batches on one rank; `divisor` 0 divides by the ranks that still have a batch.
 nn::Sequential reference(const std::vector<int>& batches, int divisor) {
   auto net = make_net();
   const int last = *std::max_element(batches.begin(), batches.end());
-  // Each rank's own running statistics.
+  // Each rank has its own running statistics.
   std::vector<std::vector<at::Tensor>> buffers(batches.size());
   for (auto& own : buffers)
     for (const auto& buffer : net->buffers()) own.push_back(buffer.clone());

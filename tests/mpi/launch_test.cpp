@@ -1,4 +1,4 @@
-// What the ranks of a launch were given, by flag and by environment, which need not be the same on every host.
+// Flags and environment of the ranks of a launch, which may differ between hosts.
 #include "muster/launch.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
@@ -21,7 +21,7 @@ namespace {
 
 using test::world;
 
-/// A variable of this rank's environment, while it lives.
+/// Sets a variable of this rank's environment while it lives.
 struct Variable {
   Variable(std::string variable, const std::string& value) : name(std::move(variable)) {
     ::setenv(name.c_str(), value.c_str(), 1);
@@ -117,7 +117,7 @@ TEST(Flags, AnotherValueThanRankZerosIsAnErrorThatNamesBoth) {
   }
 }
 
-// The others are in a call of muster's, or at the end of main, already.
+// The others are already in a call of muster or at the end of main.
 TEST(Run, OneRankThrowsBetweenTwoCalls) {
   namespace comm = detail::comm;
   const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};

@@ -1,4 +1,4 @@
-// Metrics of samples over ranks with uneven shards: what one rank with all samples has.
+// Metrics of samples over ranks with uneven shards equal those of one rank with all samples.
 #include "muster/classification.hpp"
 
 #include "base/file.hpp"
@@ -34,7 +34,7 @@ struct Samples {
   Dataset dataset() const { return Dataset::from_tensors({{"x", logits}, {"y", target}, {"w", weight}}); }
 };
 
-/// One of each, and what a report makes of them.
+/// One metric of each kind, and their values in a report.
 struct All {
   Accuracy accuracy, top2{{.top_k = 2}};
   F1 macro{{num_classes, Average::macro}}, micro{{num_classes, Average::micro}}, each{{num_classes, Average::none}};
@@ -64,7 +64,7 @@ struct All {
   }
 };
 
-/// Of all samples on one rank.
+/// Computed from all samples on one rank.
 Json expected() {
   const Samples samples;
   All all;
@@ -191,7 +191,7 @@ TEST(MetricsOverRanks, AreTakenByTheReportThatEndsTheEpoch) {
       const auto shard = session.get_dataset_shard();
       for (auto epoch : session.epochs(2)) {
         for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
-          // The first epoch counts what none of the second is.
+          // The first epoch counts other samples than the second.
           const auto x = epoch == 0 ? at::zeros_like(batch["x"]) : batch["x"];
           all.add(x, batch["y"], batch["w"], batch.size());
           mean.add(static_cast<double>(epoch), batch.size());

@@ -1,4 +1,4 @@
-// The gradient scaler over ranks, and training in 16 bits.
+// The gradient scaler with several ranks, and training in 16 bits.
 #include "muster/mixed_precision.hpp"
 #include "state/collect.hpp"
 #include "support/job.hpp"
@@ -55,7 +55,7 @@ TEST(Autocast, ScopesOfOtherTypesNest) {
 
 TEST(GradScaler, FollowsTorchsArithmetic) {
   GradScaler scaler(world().duplicate(), at::kCPU, {.init_scale = 1024, .growth_interval = 3});
-  // What torch.amp.GradScaler says after each update(), with the same settings and the same gradients.
+  // The values of torch.amp.GradScaler after each update(), with the same settings and gradients.
   struct Step {
     float gradient;
     bool steps;
@@ -224,7 +224,7 @@ TEST(GradScaler, GoesOnWhereItWasSaved) {
   EXPECT_FALSE(other.is_enabled());
 }
 
-/// Trains with or without 16 bits; the mean loss of the last epoch.
+/// Trains with or without 16 bits and returns the mean loss of the last epoch.
 double fit(const std::string& name, std::optional<at::ScalarType> dtype) {
   const TorchTrainerOptions options{.run_config = {.name = name}, .datasets = {{"train", line()}}};
   const auto [code, result] = run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) {

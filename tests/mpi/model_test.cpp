@@ -1,4 +1,4 @@
-// What prepare does once: the same weights everywhere, or an error that says why not.
+// prepare_model() gives all ranks the same weights, or throws an error with the reason.
 #include "muster/error.hpp"
 #include "support/prepared.hpp"
 
@@ -18,7 +18,7 @@ using test::values;
 using test::world;
 namespace nn = torch::nn;
 
-/// The Error that `act` ends with.
+/// The Error that `act` throws.
 std::optional<Error> error_of(const std::function<void()>& act) {
   try {
     act();

@@ -1,4 +1,4 @@
-// Collectives over several nodes, on one machine: worlds of the test's ranks that believe that they are on others.
+// Collectives over several nodes, on one machine: worlds whose ranks are told that they are on different nodes.
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/rank_status.hpp"
@@ -34,11 +34,11 @@ Communicator on_nodes(const std::vector<int>& node_of_rank) {
   return make_world(world(), std::move(placement));
 }
 
-/// Numbered by their lowest rank, as a topology numbers them.
+/// Nodes are numbered by their lowest rank, as in a topology.
 const std::vector<std::vector<int>> placements{{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 1},
                                                {0, 1, 0, 1}, {0, 1, 1, 2}, {0, 1, 2, 3}};
 
-/// Sums of these depend on their order.
+/// Values whose sum depends on the order.
 template <class T>
 T value(std::size_t i, int rank) {
   if constexpr (std::is_integral_v<T>)
@@ -47,7 +47,7 @@ T value(std::size_t i, int rank) {
     return T{1} / static_cast<T>(static_cast<std::size_t>(rank) * 7 + i % 1000 + 3);
 }
 
-/// In the order of nodes, of which each adds its ranks in their order.
+/// Sums in the order of the nodes, each of which sums its ranks in their order.
 template <class T>
 T sum_over(const std::vector<int>& node_of_rank, std::size_t i) {
   std::vector<T> sums;
@@ -79,7 +79,7 @@ void expect_sums(const Communicator& nodes, std::span<T> data, const std::vector
   nodes.all_reduce(data);
   world().all_reduce(std::span<T>(flat));
   EXPECT_TRUE(same_bits<T>(data, want)) << data.size() << " elements";
-  // These nodes add their ranks one after the other, as one node does.
+  // These nodes sum their ranks one after the other, as a single node does.
   if (std::is_integral_v<T> || node_of_rank == std::vector{0, 0, 0, 1} || node_of_rank == std::vector{0, 1, 2, 3}) {
     EXPECT_TRUE(same_bits<T>(data, flat)) << data.size() << " elements";
   }
@@ -132,7 +132,7 @@ TEST(Nodes, EveryTypeAndOperationIsThatOfTheFlatOne) {
       flat.all_reduce(want.data(), bytes.size() / size_of(type), type, op).wait();
       EXPECT_EQ(have, want) << "type " << static_cast<int>(type) << ", operation " << static_cast<int>(op);
     };
-    // Bytes of small whole numbers are such numbers in every type of integers.
+    // Bytes of small whole numbers are small whole numbers in every integer type.
     std::vector<std::uint8_t> integers(9'600);
     for (std::size_t i = 0; i < integers.size(); ++i)
       integers[i] = i % 8 == 0 ? (i / 8 + static_cast<std::size_t>(world().rank())) % 5 : 0;

@@ -1,4 +1,4 @@
-// Prepared optimizers: fused with the averaging, they do what torch's own do.
+// Prepared optimizers, whose step is fused with the averaging, give the same results as torch's own.
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "muster/mixed_precision.hpp"
@@ -34,7 +34,7 @@ using test::values;
 using test::world;
 namespace nn = torch::nn;
 
-/// One large weight and several small parameters; `extra` is left out at will.
+/// One large weight and several small parameters; `extra` can be left out.
 struct NetImpl : nn::Module {
   nn::Linear in{nullptr}, middle{nullptr}, extra{nullptr}, out{nullptr};
   NetImpl() {
@@ -54,7 +54,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// A model, its optimizer, and how they are driven.
+/// A model, its optimizer, and how they are used.
 template <class O>
 struct Training {
   Net net;
@@ -102,7 +102,7 @@ void expect_alike(const Options& options, const std::string& what, int steps = 5
   EXPECT_EQ(fused.optimizer->fused(), world().size() > 1) << what;
   EXPECT_FALSE(plain.optimizer->fused());
   for (int step = 0; step < steps; ++step) {
-    // A parameter that nobody uses is not moved, nor one that only some ranks use forgotten.
+    // A parameter that no rank uses is unchanged; one that only some ranks use is stepped.
     const bool use_extra = step % 5 != 3 && (step % 5 != 1 || world().rank() == 0);
     fused.step(step, use_extra);
     plain.step(step, use_extra);
@@ -193,7 +193,7 @@ template <class O, class Options>
 void expect_infinite_ones_stay(const Options& options, const std::string& what) {
   SCOPED_TRACE(what);
   const auto trained = [&](Fuse fuse) {
-    // Scores of transitions, some of which are forbidden.
+    // Scores of transitions; forbidden ones are infinite.
     const auto scores = at::sin(at::arange(600) * 0.7).view({20, 30}).clone();
     scores.select(1, 4).fill_(-INFINITY);
     const auto net = std::make_shared<nn::Module>();
@@ -249,7 +249,7 @@ TEST(PreparedOptimizer, WhatCannotBeFusedIsStillRight) {
   EXPECT_FALSE(small.optimizer->fused()) << "it gains nothing";
 }
 
-/// Steps as its base does, which nobody else can know.
+/// Steps like its base class, which muster cannot know.
 struct Derived : torch::optim::SGD {
   using SGD::SGD;
   at::Tensor step(LossClosure closure = nullptr) override {
@@ -267,7 +267,7 @@ TEST(PreparedOptimizer, OfADerivedClassItsOwnStepIsCalled) {
   for (const auto& p : training.net->named_parameters()) expect_same_bits_everywhere(p.value(), p.key());
 }
 
-/// The same change to the parameters of both, between steps.
+/// Makes the same change to the parameters of both between steps.
 void expect_alike_with(const std::function<void(Net&, int step)>& change, const std::string& what) {
   const auto options = torch::optim::AdamOptions(1e-2);
   Training<torch::optim::Adam> fused(options, {.fuse = Fuse::always}), plain(options, {.fuse = Fuse::never});
@@ -314,7 +314,7 @@ state::ParameterPaths paths_of(const Net& net) {
   return paths;
 }
 
-/// Both kinds of training, with the same change after each step.
+/// Trains in both ways, with the same change after each step.
 template <class O, class Options>
 void expect_alike_changing(const Options& options, const std::function<void(Training<O>&, int step)>& change,
                            const std::string& what) {
@@ -330,7 +330,7 @@ void expect_alike_changing(const Options& options, const std::function<void(Trai
 }
 
 TEST(PreparedOptimizer, WhatIsWrittenThroughPointersIsTakenOver) {
-  // As pruning does, on some pages of a large weight or of all small parameters; autograd does not know of it.
+  // Writes as pruning does to some pages of a large weight or of all small parameters, unknown to autograd.
   const auto zero = [](const at::Tensor& p, std::int64_t first, std::int64_t count) {
     std::fill_n(p.data_ptr<float>() + first, count, 0.0f);
   };
@@ -394,7 +394,7 @@ TEST(PreparedOptimizer, OtherMemoryMayHaveAnotherOrder) {
 }
 
 TEST(AFusedOptimizer, BeginsWithAnotherOrderThanTheModelWasPreparedWith) {
-  // Of parameters that are exchanged where they are, and of small ones, which are copied.
+  // For parameters that are exchanged in place, and for small ones, which are copied.
   for (const std::int64_t channels : {4, 64}) {
     SCOPED_TRACE(channels);
     std::vector<at::Tensor> ends;

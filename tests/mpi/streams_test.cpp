@@ -34,7 +34,7 @@ MakeStream numbered(std::function<std::int64_t(int worker)> count) {
   };
 }
 
-/// Of all ranks, in order. Collective.
+/// The values of all ranks, in order. Collective.
 Samples of_all(const Samples& mine) {
   Samples all;
   for (const auto& theirs : world().all_gather(Json(mine).dump()))

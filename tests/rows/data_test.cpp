@@ -1,4 +1,4 @@
-// Datasets and preprocessors as a user of Ray has them.
+// Datasets and preprocessors as users of Ray know them.
 #include "muster/muster.hpp"
 #include "support/job.hpp"
 
@@ -64,7 +64,7 @@ TEST(TrainRow, FromItems) {
   EXPECT_EQ(code, 0);
   EXPECT_EQ(of_all(seen), (std::vector<double>{1, 2, 3}));
 
-  // Each rank makes its own: what differs is found before training.
+  // Each rank makes its own dataset; differences are found before training.
   if (world().size() == 1) return;
   options = {.run_config = {.name = "differ"}, .datasets = {{"train", Dataset::from_items({1, 2, world().rank()})}}};
   const auto [differs, result] = run({storage, {}, options}, [](Session&, const Config&) { ADD_FAILURE(); });
@@ -76,7 +76,7 @@ class Center : public Preprocessor {
  public:
   void fit(const Dataset& dataset, const Communicator& communicator) override {
     ++fits;
-    // Each rank looks at its share.
+    // Each rank checks its share.
     double sum = 0;
     for (auto i = std::int64_t{communicator.rank()}; i < dataset.count(); i += communicator.size()) {
       const std::vector<std::int64_t> sample{i};
@@ -95,7 +95,7 @@ class Center : public Preprocessor {
   std::optional<double> mean_;
 };
 
-// Fitted on "train", applied to every dataset, saved with the checkpoint, and back from there.
+// Fitted on "train", applied to every dataset, saved with the checkpoint and restored from it.
 TEST(TrainRow, Preprocessor) {
   const auto storage = test::shared_folder();
   const auto go = [&](Dataset train, const std::shared_ptr<Center>& center, bool stops) {
@@ -128,7 +128,7 @@ TEST(TrainRow, Preprocessor) {
   const auto first = std::make_shared<Center>(), second = std::make_shared<Center>();
   EXPECT_EQ(go(Dataset::from_items({{{"x", 0.0}}, {{"x", 1.0}}, {{"x", 5.0}}}), first, true), 1);
   EXPECT_EQ(first->fits, 1);
-  // Another training set would give another mean: the run goes on with the one that it had.
+  // Another training set would give another mean; the run goes on with the mean that it had.
   EXPECT_EQ(go(Dataset::from_items({{{"x", 100.0}}, {{"x", 1.0}}, {{"x", 5.0}}}), second, false), 0);
   EXPECT_EQ(second->fits, 0);
   EXPECT_EQ(second->state(), first->state());

@@ -1,4 +1,4 @@
-// Operators whose calls are cut off, ended or taken up again, and what ranks may not disagree in.
+// Operators whose calls are interrupted, ended or resumed, and ranks that disagree.
 #include "muster/operator.hpp"
 
 #include "muster/data_loader.hpp"
@@ -140,7 +140,7 @@ TEST(Operators, ARegistrationBetweenCallsIsMadeAgain) {
   }
 }
 
-// --- Calls that are refused ---
+// --- Refused calls ---
 
 struct Jitter : Preprocessor {
   void fit(const Dataset&, const Communicator&) override {}
@@ -213,7 +213,7 @@ TEST(Operators, ACallThatIsRefusedChangesNothing) {
   on_all([&](Launch& launch) { plain = learn(launch, false, -1); });
   EXPECT_EQ(program({"--name", "refused"}, [&](Launch& launch) { refused = learn(launch, true, -1); }), 0);
   EXPECT_EQ(plain, refused);
-  // In a run that is taken up again they are refused again, by what was noted.
+  // In a resumed run they are refused again, from the saved record.
   EXPECT_NE(program({"--name", "refused_again"}, [&](Launch& launch) { learn(launch, true, 3); }), 0);
   EXPECT_EQ(program({"--name", "refused_again"}, [&](Launch& launch) { refused = learn(launch, true, -1); }), 0);
   EXPECT_EQ(plain, refused);
@@ -353,7 +353,7 @@ TEST(Operators, ASweepEndsTheTrialsOfOperators) {
   });
 }
 
-// --- Taken up again ---
+// --- Resumed ---
 
 struct Calls {
   int code = 0;
@@ -611,7 +611,7 @@ TEST(Operators, WithoutANameNoFolderStaysUnlessSomethingIsSavedThere) {
   EXPECT_EQ(main({}, 1), Names{"runs"}) << "which has the error and the logs";
 }
 
-// --- What ranks may not disagree in ---
+// --- Ranks that disagree ---
 
 struct Counted : Noisy {
   Metrics validate(OperatorBatches& batches, const EpochInfo&) override {
@@ -681,7 +681,7 @@ TEST(Operators, TheStateIsTheSameOnAllRanks) {
   });
 }
 
-// --- What is registered and called first ---
+// --- Registering and the first calls ---
 
 struct Streamed : Noisy {
   void setup(const Config& config) override {

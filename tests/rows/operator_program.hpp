@@ -1,4 +1,4 @@
-// A main that trains operators, on all ranks of a test.
+// Runs a main that trains operators on all ranks of a test.
 #pragma once
 
 #include "muster/operator.hpp"
@@ -15,13 +15,13 @@
 
 namespace muster::test {
 
-/// Where the runs of this process lie.
+/// The storage of this process's runs.
 inline const std::filesystem::path& storage() {
   static const auto folder = shared_folder();
   return folder;
 }
 
-/// What a main with these flags ends with.
+/// The exit code of a main with these flags.
 inline int program(const std::vector<std::string>& flags, const std::function<void(Launch&)>& body) {
   std::vector<std::string> words{"job", "--storage", storage().string(), "--log-level", "warn"};
   words.insert(words.end(), flags.begin(), flags.end());
@@ -33,7 +33,7 @@ inline int program(const std::vector<std::string>& flags, const std::function<vo
 
 inline void on_all(const std::function<void(Launch&)>& body) { EXPECT_EQ(program({}, body), 0); }
 
-/// The Error that leaves `call`, which is the same on all ranks.
+/// The Error that `call` throws, which must be the same on all ranks.
 inline std::string error_of(const std::function<void()>& call) {
   try {
     call();

@@ -766,7 +766,7 @@ TEST(OperatorRow, ABatchIsFeaturesThenTarget) {
   });
 }
 
-// --- What the default train_batch() makes of a batch ---
+// --- The default train_batch() ---
 
 /// A network with outputs of any shape, the targets, and a criterion.
 template <class Criterion>
@@ -1033,7 +1033,7 @@ struct Classes : TrainingOperator {
                                    .optimizers = torch::optim::SGD(net->parameters(), 0.0),
                                    .criterion = torch::nn::CrossEntropyLoss()});
     }
-    // 20 of 25 are as the features say.
+    // 20 of the 25 predictions are right.
     auto target = at::arange(25) % 3;
     const auto x = torch::one_hot(target, 3).to(at::kFloat);
     target.slice(0, 0, 5).add_(1).remainder_(3);
@@ -1056,7 +1056,7 @@ TEST(OperatorRow, ResultsOfValidate) {
   });
 }
 
-/// One output a sample, and targets that are 0 or 1.
+/// One output per sample, and targets 0 or 1.
 struct Yes : TrainingOperator {
   void setup(const Config&) override {
     torch::nn::Linear net(1, 1);

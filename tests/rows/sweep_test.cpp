@@ -69,7 +69,7 @@ TEST(TrainRow, AsTrainable) {
                      .mode = ScoreOrder::min})
                   .fit();
       for (const int size : trainer.sizes) EXPECT_EQ(size, together) << "launch() is the trial's";
-      // Afterwards it is what it was before, for all ranks, and its run lies beside the trials.
+      // Afterwards the trainer is unchanged on all ranks, and its run is beside the trials.
       const auto result = trainer.fit();
       EXPECT_EQ(trainer.sizes.back(), world().size());
       return result;
@@ -85,7 +85,7 @@ TEST(TrainRow, AsTrainable) {
   ASSERT_TRUE(best->checkpoint);
   EXPECT_EQ(best->checkpoint->get_metadata(), Json({{"lr", 0.1}})) << "setup() saw the trial's settings";
 
-  // The same training alone comes to the same loss.
+  // The same training on one process gives the same loss.
   const auto alone = test::launch({storage, {"--workers", std::to_string(together)}}, [&](Launch& launch) {
     return TorchTrainer(launch, fit_line,
                         {.train_loop_config = {{"lr", 0.1}, {"epochs", 4}},
@@ -179,7 +179,7 @@ TEST(OperatorRow, AsTrainableWithAStepOfOnesOwn) {
   EXPECT_EQ(sweep->trials[1].status, TrialStatus::failed);
   EXPECT_EQ(Result::from_path(sweep->trials[1].path).metrics_history.size(), 2u);
 
-  // It goes on at the step that has failed; those before it give what they gave.
+  // It goes on at the step that has failed; earlier calls return their saved results.
   fails = false;
   Line::batches = 0;
   sweep = sweep_over(storage, trainable, options);

@@ -1,4 +1,4 @@
-// What Ray Train has learnt since the rows were written: a test for each thing, at any number of ranks.
+// Newer features of Ray Train, with a test for each, with any number of ranks.
 #include "support/job.hpp"
 
 #include "base/file.hpp"
@@ -97,7 +97,7 @@ TEST(TodayRow, EarlyStopping) {
   more.train_loop_config = {{"more", true}};
   EXPECT_EQ(reports(run({storage, {}, more}, losing(losses)).second), 8u);
 
-  // Without its metric a report does not count.
+  // A report without the metric does not count.
   const auto other =
       run({storage, {}, with("other", {.metric = "val_loss", .mode = ScoreOrder::min, .patience = 1})}, losing(losses))
           .second;
@@ -155,7 +155,7 @@ TEST(TodayRow, TimeBudget) {
   EXPECT_EQ(reports(over.second), 1u);
   EXPECT_EQ(reports(run({storage, {}, named("ample", {time_budget(hours(1))})}, losing({1, 1, 1})).second), 3u);
 
-  // Of an earlier job, which has taken more than that.
+  // From an earlier job, which has taken more time than that.
   const auto train = [](bool fails) {
     return [fails](Session& session, const Config&) {
       std::int64_t n = 0;
@@ -293,7 +293,7 @@ TEST(TodayRow, ReturnValue) {
   world().barrier();
   EXPECT_EQ(Result::from_path(storage / "kept").return_value, expected);
 
-  // Whatever becomes JSON, with and without the configuration.
+  // Any value that converts to JSON, with and without the configuration.
   EXPECT_EQ(fit("number", [](Session&, const Config&) { return 0.5; }).second->return_value, 0.5);
   EXPECT_EQ(fit("text", [](Session&) { return "done"; }).second->return_value, "done");
   EXPECT_TRUE(fit("nothing", [](Session&) {}).second->return_value.is_null());
@@ -346,7 +346,7 @@ TEST(TodayRow, GetAllReportedCheckpoints) {
   }
 }
 
-/// What the link of that name in the run's folder names; empty if there is none.
+/// The target of the link of that name in the run's folder; empty if there is none.
 std::string named_by(const fs::path& run, const std::string& name) {
   std::error_code none;
   return fs::read_symlink(run / name, none).string();
@@ -402,7 +402,7 @@ TEST(TodayRow, ANamedCheckpointIsGoneBackTo) {
   run({storage, {}, options}, train);
   const auto best = (storage / "back/best").string();
   EXPECT_EQ(run({storage, {"--set", "looks=true", "--resume", best}, options}, train).first, 0);
-  // A name that something else has is a warning.
+  // A name that another file has is a warning.
   auto taken = named("taken");
   const auto code = run({storage, {}, taken}, [](Session& session, const Config&) {
                       fs::create_directories(session.artifacts().parent_path() / "mine");
@@ -557,7 +557,7 @@ TEST(TodayRow, Preemption) {
   EXPECT_EQ(limited.first, 0);
 }
 
-// What `muster run` finds in the run's folder, and what it makes of it.
+// How `muster run` reads the progress in a run's folder.
 TEST(TodayRow, MaxPreemptionFailures) {
   using namespace detail::supervise;
   auto options = named("counted");
@@ -694,7 +694,7 @@ TEST(TodayRow, StoragePathThatIsAUrl) {
   EXPECT_FALSE(result);
 }
 
-// --- Trainers of one's own ---
+// --- The user's own trainers ---
 
 TEST(TodayRow, DefaultDatasetConfig) {
   struct All : TorchTrainer {

@@ -1,4 +1,4 @@
-// Rows of Ray Train's trainer: how many train, with what, and a trainer of one's own. At any number of ranks.
+// Rows of Ray Train's trainer: the workers, their data, and user-defined trainers. With any number of ranks.
 #include "support/job.hpp"
 
 #include <ATen/Parallel.h>
@@ -43,7 +43,7 @@ TEST(TrainRow, ScalingConfig) {
   EXPECT_EQ(fit({.num_workers = {ranks + 1, ranks + 2}}).first, -static_cast<int>(ExitCode::usage));
 }
 
-/// Its framework wants to be told how many it is; the field is the user's.
+/// Its framework needs the number of workers; the field is the user's.
 struct Greeting : Backend {
   explicit Greeting(std::string word_, std::vector<std::string>& said_) : word(std::move(word_)), said(said_) {}
   void on_start(Session&) override { said.push_back("start"); }
@@ -58,7 +58,7 @@ struct GreetingConfig : BackendConfig {
   std::vector<std::string>* said = nullptr;
 };
 
-/// With a training function, a backend and a way of splitting of its own; what it trains on is decided in setup().
+/// A trainer with its own training function, backend and split; setup() decides on the data.
 struct Predefined : DataParallelTrainer {
   explicit Predefined(Launch& launch, TrainerOptions options = {})
       : DataParallelTrainer(

@@ -79,7 +79,7 @@ TEST(TrainRow, TrainingFunction) {
   EXPECT_EQ(launch({storage}, without_config).first, 0);
   EXPECT_EQ(calls, 2);
 
-  // What the program says, over it a file, over that a flag; and saved with the run.
+  // The program's values are overridden by a file, these by flags; the result is saved with the run.
   auto options = named("set");
   options.train_loop_config = {{"lr", 0.5}, {"layers", 2}, {"width", 8}};
   if (world().rank() == 0) std::ofstream(storage / "config.json") << R"({"layers": 3, "width": 9})";
@@ -113,7 +113,7 @@ TEST(TrainRow, RunConfig) {
   options.run_config.callbacks = {told};
   const auto train = [](Session& session) { session.report({{"loss", 0.25}}); };
   std::optional<Result> result;
-  // No --storage: it is the option's.
+  // Without --storage, the option's is used.
   std::vector<std::string> words{"job", "--progress", "none", "--log-level", "error"};
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
@@ -186,7 +186,7 @@ TEST(TrainRow, TorchConfig) {
   const auto refused = run({shared_folder(), {}, options}, [](Session&, const Config&) { FAIL(); });
   EXPECT_EQ(refused.first, 64);
 
-  // Ranks that wait longer than the limit for the others end, with that limit in the error.
+  // Ranks that wait longer than the limit end with an error that names the limit.
   if (world().size() == 1) return;
   options.torch_config = {.timeout = std::chrono::milliseconds(250)};
   const auto late = run({shared_folder(), {}, options}, [&](Session& session, const Config&) {
@@ -372,7 +372,7 @@ TEST(TrainRow, Report) {
                          session.report(metrics);
                          session.report({{"rank", rank}}, {.reduce = false});
 
-                         // Directories of several ranks are united.
+                         // The files of several ranks' directories are merged.
                          const auto mine =
                              std::filesystem::temp_directory_path() / ("rows-" + std::to_string(::getpid()));
                          std::filesystem::create_directory(mine);
@@ -451,7 +451,7 @@ TEST(TrainRow, PrepareModel) {
     prepared->forward(torch::full({1, 1}, static_cast<float>(session.world_rank()))).sum().backward();
     EXPECT_FLOAT_EQ(net->weight.grad().item<float>(), static_cast<float>(session.world_size() - 1) / 2);
 
-    // Only to the device: weights and gradients stay each rank's own.
+    // It is only moved to the device: each rank keeps its own weights and gradients.
     torch::nn::Linear alone(1, 1);
     torch::nn::init::constant_(alone->weight, session.world_rank());
     session.prepare_model(alone, {.parallel = Parallel::none});
@@ -491,7 +491,7 @@ TEST(TrainRow, PrepareDataLoader) {
     auto divided = prepare_data_loader(session, stacked(7), {.batch_size = 2, .shuffle = true, .training = false});
     EXPECT_EQ(of_all(session, samples(divided)), from_zero(7)) << "a distributed sampler has been added";
 
-    // One's own is kept: this one gives every rank the same half.
+    // The user's own sampler is kept; this one gives every rank the same half.
     torch::data::samplers::DistributedSequentialSampler own(8, 2, 0);
     auto kept = prepare_data_loader(session, stacked(8), {.batch_size = 2, .training = false}, own);
     EXPECT_EQ(samples(kept), from_zero(4));
@@ -586,7 +586,7 @@ TEST(TrainRow, Checkpoint) {
   EXPECT_EQ(rate, 0.5);
   EXPECT_THROW(Checkpoint::from_directory(folder / "nowhere"), Error);
 
-  // Through a report, and from there into the function again.
+  // Through a report and back into the training function.
   const auto storage = shared_folder();
   const auto result = *run({storage, {}, named("given")}, [&](Session& session, const Config&) {
                          session.report({{"a", 1}}, Checkpoint::from_dict({{"rate", rate}}));
@@ -682,7 +682,7 @@ TEST(TrainRow, History) {
   EXPECT_EQ(run({storage, {}, named("cut")}, train(0)).first, 0);
   EXPECT_EQ(rows("cut"), (std::vector<double>{1, 2, 3, 4, 5, 6})) << "as of an undisturbed run";
 
-  // A damaged checkpoint is put aside, and its number never used again.
+  // A damaged checkpoint is quarantined, and its number is not used again.
   EXPECT_EQ(run({storage, {}, named("broken")}, train(5)).first, 1);
   const auto newest = list_checkpoints(storage / "broken").back();
   EXPECT_EQ(newest.index, 1);

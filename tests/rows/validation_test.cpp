@@ -1,4 +1,4 @@
-// What Ray Train's ValidationConfig is here.
+// The counterpart of Ray Train's ValidationConfig.
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace muster::validation_test {
 namespace {
 
-/// How far the weights of a checkpoint are from a line.
+/// The distance of a checkpoint's weights from the line.
 Metrics validate(Session& session, const Checkpoint& checkpoint) {
   torch::nn::Linear net(1, 1);
   checkpoint.load("model", net);

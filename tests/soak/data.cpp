@@ -1,9 +1,10 @@
-// Random programs over datasets of every kind: passes in sessions that are stopped and gone on with by other workers.
-// A model in memory, loops over numbers, says which samples come with which values.
+// Plays random programs over datasets of every kind. Their passes run in sessions that are stopped and then continued
+// by another number of workers. A model in memory, made of loops over numbers, says which samples must come and with
+// which values.
 //   mpirun -n RANKS data_storm --first SEED --count PROGRAMS
-//   mpirun -n RANKS data_storm --seed SEED              one program, told pass by pass
-// Ends with 1 if any differs, and names it by the command that shows it again. A program that does not end takes the
-// others after it along; the last line says which it was.
+//   mpirun -n RANKS data_storm --seed SEED              one program, printed pass by pass
+// Ends with 1 if a program differs from the model, and prints the command that repeats it. A program that does not end
+// also ends the programs after it; the last line says which one it was.
 #include "hdf5/types.hpp"
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
@@ -35,18 +36,18 @@ namespace {
 
 constexpr int virtual_workers = 12;
 
-/// What the program throws itself, as its reader, its preprocessor or its loop.
+/// Thrown on purpose by the program: by its reader, its preprocessor or its loop.
 struct Thrown : std::runtime_error {
   Thrown() : std::runtime_error("thrown on purpose") {}
 };
-/// What differs from the model.
-struct Differs : std::logic_error {
+/// Thrown if something differs from the model.
+struct Mismatch : std::logic_error {
   using std::logic_error::logic_error;
 };
 
 template <class A, class B>
 void expect(const A& have, const B& want, const std::string& what) {
-  if (have != want) throw Differs(what + " is " + std::to_string(have) + ", not " + std::to_string(want));
+  if (have != want) throw Mismatch(what + " is " + std::to_string(have) + ", not " + std::to_string(want));
 }
 
 // The program.
@@ -64,25 +65,25 @@ struct DataPlan {
   Layout layout = Layout::tensors;
   std::int64_t rows = 1;
   bool split = true;
-  int deal = 0;  ///< of a stream: which rows a worker has
+  int dealing = 0;  ///< for a stream: how rows are dealt to workers
 };
 
 struct PassPlan {
   std::size_t data = 0;
   std::int64_t batch_size = 1;
-  bool global = false;  ///< batch_size is that of a step
+  bool global = false;  ///< batch_size counts the samples of a step
   bool training = true, shuffle = false, drop_last = false, as_stored = false;
   int prefetch = 1, convert = 0;
   std::optional<std::int64_t> window = {};
-  std::int64_t leave = -1;                ///< after so many batches; −1: at its end
-  std::shared_ptr<PassPlan> beside = {};  ///< a pass in step with this one
+  std::int64_t leave_after = -1;          ///< number of batches after which the loop leaves the pass; −1: never
+  std::shared_ptr<PassPlan> beside = {};  ///< a second pass that advances batch by batch with this one
   std::shared_ptr<PassPlan> inside =
-      {};  ///< a pass inside the second step, or the first batch of one that does not train
+      {};  ///< a pass inside the second step, or inside the first batch if this pass does not train
 };
 
 enum class Step { plus, scale, min_max, one_hot, noise, old_noise, drop, fail };
 
-/// When a program makes a training pass outside of its loop over the epochs.
+/// When a program makes a training pass outside its loop over the epochs.
 enum class Outside { never, before_restore, after_restore, on_a_fresh_start };
 
 struct Program {
@@ -96,20 +97,21 @@ struct Program {
   std::vector<std::vector<PassPlan>> epochs = {};
   bool stops = false;
   std::size_t stop_epoch = 0, stop_pass = 0;
-  std::int64_t stop_batch = -1;  ///< from 0 on; −1: at the end of the epoch
+  std::int64_t stop_batch = -1;  ///< index of the batch to stop in; −1: stop at the end of the epoch
   Outside outside = Outside::never;
   PassPlan pass_outside = {};
   bool reader_fails = false;
-  std::int64_t bad = 0;  ///< the sample at which it fails
+  std::int64_t bad = 0;  ///< id of the sample at which the program fails
 
   bool has(Step step) const { return std::ranges::find(steps, step) != steps.end(); }
   bool fails() const { return has(Step::fail) || has(Step::drop) || reader_fails; }
-  /// Steps are divided into so many micro-batches.
+  /// The number of micro-batches into which a step is divided.
   int total(int now) const { return is_virtual ? virtual_workers : now; }
 };
 
-/// Whether the pass and the one beside it are training passes over one shard, of which a position knows one alone.
-bool is_doubled(const Program& program, const PassPlan& pass) {
+/// True if both the pass and the pass beside it are training passes over the same shard. A saved position can describe
+/// only one of them.
+bool has_two_training_passes(const Program& program, const PassPlan& pass) {
   return pass.beside && pass.beside->data == pass.data && pass.training && pass.beside->training &&
          program.datasets[pass.data].split;
 }
@@ -127,7 +129,7 @@ PassPlan draw_pass(Dice& dice, const Program& program, std::size_t data, int mos
   pass.as_stored = dice.chance(0.2);
   pass.prefetch = dice.between(0, 3);
   pass.convert = dice.below(3);
-  if (dice.chance(0.2)) pass.leave = dice.between(1, 4);
+  if (dice.chance(0.2)) pass.leave_after = dice.between(1, 4);
   return pass;
 }
 
@@ -167,19 +169,19 @@ Program draw(std::uint64_t seed, int ranks) {
     for (int count = dice.between(1, 3); count > 0; --count) {
       const auto any = [&] { return static_cast<std::size_t>(dice.below(static_cast<int>(program.datasets.size()))); };
       auto pass = draw_pass(dice, program, passes.empty() ? 0 : any(), ranks);
-      // Where one of the two is whole on each worker, it depends on their number how far the other gets.
+      // If one of the two datasets is not split, the number of workers decides how far the other pass gets.
       if (dice.chance(0.2) && !random) {
         auto other = draw_pass(dice, program, any(), ranks);
-        other.leave = pass.leave = -1;
+        other.leave_after = pass.leave_after = -1;
         pass.beside = std::make_shared<PassPlan>(other);
       } else if (dice.chance(random ? 0.6 : 0.2)) {
         auto inner = draw_pass(dice, program, any(), ranks);
         inner.training = false;
         pass.inside = std::make_shared<PassPlan>(inner);
       }
-      // So that every epoch trains, and is over when its passes are.
+      // The first pass of an epoch trains, so that every epoch trains and ends when its passes end.
       if (passes.empty()) pass.training = true;
-      if (program.is_virtual) pass.leave = -1;
+      if (program.is_virtual) pass.leave_after = -1;
       passes.push_back(pass);
     }
     program.epochs.push_back(passes);
@@ -201,7 +203,7 @@ Program draw(std::uint64_t seed, int ranks) {
     program.pass_outside = draw_pass(
         dice, program, static_cast<std::size_t>(dice.below(static_cast<int>(program.datasets.size()))), ranks);
     program.pass_outside.training = true;
-    if (program.is_virtual) program.pass_outside.leave = -1;
+    if (program.is_virtual) program.pass_outside.leave_after = -1;
   }
   return program;
 }
@@ -215,7 +217,7 @@ std::string describe(const PassPlan& pass, const Program& program) {
   if (pass.window) text += ", local shuffle " + std::to_string(*pass.window);
   if (pass.drop_last) text += ", drop_last";
   if (pass.as_stored) text += ", as stored";
-  if (pass.leave >= 0) text += ", left after " + std::to_string(pass.leave);
+  if (pass.leave_after >= 0) text += ", left after " + std::to_string(pass.leave_after);
   if (pass.beside) text += "\n    beside " + describe(*pass.beside, program);
   if (pass.inside) text += "\n    around " + describe(*pass.inside, program);
   return text;
@@ -249,7 +251,7 @@ std::string describe(const Program& program) {
 
 // The values.
 
-/// Value j of column v of that sample, before the type.
+/// Value j of column v of sample `id`, before conversion to the column's type.
 double v_of(std::int64_t id, std::int64_t j, at::ScalarType type) {
   const auto whole = static_cast<double>((id * 7 + j * 3) % 100);
   if (type == at::kBool) return static_cast<double>((id + j) % 3 == 0);
@@ -257,7 +259,7 @@ double v_of(std::int64_t id, std::int64_t j, at::ScalarType type) {
 }
 double w_of(std::int64_t id) { return static_cast<double>(id % 5 * 3); }
 
-/// The types that a dataset holds: JSON has three.
+/// The type in which a dataset stores the values: JSON has only three.
 at::ScalarType stored_type(at::ScalarType type, Layout layout) {
   if (layout != Layout::items && layout != Layout::json_stream) return type;
   return type == at::kBool ? at::kBool : at::isFloatingType(type) ? at::kDouble : at::kLong;
@@ -269,7 +271,7 @@ std::int64_t values_per_row(const Program& program) {
   return count;
 }
 
-/// The columns of those samples.
+/// The columns of the samples `ids`.
 std::vector<Batch::Item> columns_of(const Program& program, const std::vector<std::int64_t>& ids) {
   const auto rows = static_cast<std::int64_t>(ids.size()), values = values_per_row(program);
   const auto id = at::empty({rows}, at::kLong), v = at::empty({rows, values}, at::kDouble),
@@ -308,13 +310,13 @@ std::vector<std::int64_t> from_to(std::int64_t first, std::int64_t end) {
   return ids;
 }
 
-/// The rows that a worker gives of a stream, in order.
-std::vector<std::int64_t> dealt(const DataPlan& data, int worker, int workers) {
+/// The rows of a stream that a worker reads, in order.
+std::vector<std::int64_t> rows_of_worker(const DataPlan& data, int worker, int workers) {
   std::vector<std::int64_t> ids;
   for (std::int64_t id = 0; id < data.rows; ++id) {
-    const auto turn = data.deal == 0   ? id % workers
-                      : data.deal == 1 ? 0
-                                       : std::min<std::int64_t>(id * id / 40, workers - 1);
+    const auto turn = data.dealing == 0   ? id % workers
+                      : data.dealing == 1 ? 0
+                                          : std::min<std::int64_t>(id * id / 40, workers - 1);
     if (turn == worker) ids.push_back(id);
   }
   return ids;
@@ -323,7 +325,7 @@ std::vector<std::int64_t> dealt(const DataPlan& data, int worker, int workers) {
 MakeStream stream_of(const Program& program, const DataPlan& data) {
   const bool fails = program.reader_fails && data.name == "train";
   return [&program, data, fails](const StreamShard& shard) -> StreamReader {
-    const auto ids = dealt(data, shard.worker, shard.workers);
+    const auto ids = rows_of_worker(data, shard.worker, shard.workers);
     return [&program, shard, ids, json = data.layout == Layout::json_stream, fails, next = std::size_t{0},
             block = std::size_t{1}]() mutable -> std::optional<StreamRows> {
       if (next == ids.size()) return {};
@@ -371,7 +373,7 @@ Dataset make_dataset(const Program& program, const DataPlan& data, const std::fi
   }
   const auto parts = data.layout == Layout::files ? std::min<std::int64_t>(3, data.rows) : 1;
   std::vector<std::string> paths;
-  // Files of different length, of one row at least.
+  // The files differ in length; each has at least one row.
   const auto begin = [&](std::int64_t part) { return part + (data.rows - parts) * part * part / (parts * parts); };
   for (std::int64_t part = 0; part < parts; ++part) {
     paths.push_back((folder / (data.name + std::to_string(part) + ".h5")).string());
@@ -383,9 +385,9 @@ Dataset make_dataset(const Program& program, const DataPlan& data, const std::fi
 
 // The preprocessors.
 
-class Own : public Preprocessor {
+class FittedPreprocessor : public Preprocessor {
  public:
-  explicit Own(std::int64_t bad = -1) : bad_(bad) {}
+  explicit FittedPreprocessor(std::int64_t bad = -1) : bad_(bad) {}
   void fit(const Dataset&, const Communicator&) override {}
   bool fitted() const override { return true; }
   Json state() const override { return nullptr; }
@@ -395,21 +397,21 @@ class Own : public Preprocessor {
   const std::int64_t bad_;
 };
 
-class Plus final : public Own {
+class Plus final : public FittedPreprocessor {
   void transform(Batch& batch, at::Generator&) const override { batch.set("plus", batch["id"] * 2 + 1); }
 };
-class Noise final : public Own {
+class Noise final : public FittedPreprocessor {
   void transform(Batch& batch, at::Generator& generator) const override {
     batch.set("noise", at::rand({batch["id"].size(0)}, generator, at::kDouble));
   }
 };
-class OldNoise final : public Own {
+class OldNoise final : public FittedPreprocessor {
   void transform(Batch& batch) const override { batch.set("noise", at::rand({batch["id"].size(0)}, at::kDouble)); }
 };
 /// Drops the bad sample.
-class Drop final : public Own {
+class Drop final : public FittedPreprocessor {
  public:
-  using Own::Own;
+  using FittedPreprocessor::FittedPreprocessor;
 
  private:
   void transform(Batch& batch, at::Generator&) const override {
@@ -418,9 +420,9 @@ class Drop final : public Own {
   }
 };
 /// Throws at the bad sample.
-class Fail final : public Own {
+class Fail final : public FittedPreprocessor {
  public:
-  using Own::Own;
+  using FittedPreprocessor::FittedPreprocessor;
 
  private:
   void transform(Batch& batch) const override {
@@ -444,7 +446,7 @@ PreprocessorPtr make_preprocessor(const Program& program) {
   return steps.size() == 1 && program.seed % 3 > 0 ? steps.front() : chain(steps);
 }
 
-/// What fitted preprocessors make of the values: (x − shift) / scale for each feature of v, and the classes of w.
+/// The values after fitted preprocessors: (x − shift) / scale for each feature of v, and the classes of w.
 struct Fitted {
   explicit Fitted(const Program& program) : features(program.v_shape.empty() ? 1 : program.v_shape.back()) {
     const auto& train = program.datasets.front();
@@ -483,13 +485,13 @@ Share share_of(std::int64_t count, int parts, int part) {
   return share;
 }
 
-/// What one pass gives this worker, batch by batch.
+/// The batches that one pass must give this worker.
 struct Expected {
   struct Batch {
     std::int64_t size = 0, global_size = 0;
     double weight = 1;
-    std::optional<std::vector<std::int64_t>> ids = {};  ///< where the order is known
-    std::int64_t position = 0;                          ///< of the pass, after it
+    std::optional<std::vector<std::int64_t>> ids = {};  ///< set if the order is known
+    std::int64_t position = 0;                          ///< position of the pass after this batch
   };
   std::vector<Batch> batches;
 };
@@ -506,10 +508,10 @@ Expected expected(const Program& program, const PassPlan& pass, Worker worker, s
   const auto whole_batch = pass.global ? rounded_up(pass.batch_size, total) : pass.batch_size;
   const auto step = pass.global ? pass.batch_size : pass.batch_size * total;
   if (is_stream(data.layout)) {
-    std::vector<std::int64_t> sizes;  // of each step of each worker
+    std::vector<std::int64_t> sizes;  // for each step of each worker
     std::vector<std::vector<std::int64_t>> rows;
     for (int w = 0; w < (data.split ? worker.count : 1); ++w)
-      rows.push_back(dealt(data, w, data.split ? worker.count : 1));
+      rows.push_back(rows_of_worker(data, w, data.split ? worker.count : 1));
     const auto batch_of = [&](int w) { return data.split ? share_of(step, worker.count, w).count : whole_batch; };
     const auto batch_at = [&](int w, std::int64_t s) {
       const auto given = static_cast<std::int64_t>(rows[static_cast<std::size_t>(w)].size());
@@ -552,23 +554,23 @@ Expected expected(const Program& program, const PassPlan& pass, Worker worker, s
   return all;
 }
 
-// The play.
+// Playing.
 
-/// Which pass: of which epoch, which of it, beside or inside it.
+/// Identifies a pass: its epoch, its index in the epoch, and 0 for the pass itself, 1 beside it, 2 inside it.
 using Key = std::tuple<std::size_t, std::size_t, int>;
 
-/// What one program leaves on a rank over its starts.
-struct Trail {
-  std::map<Key, std::int64_t> position;            ///< of passes that go on
-  std::map<Key, std::int64_t> steps;               ///< of those passes, over all starts
-  std::map<Key, std::vector<std::int64_t>> taken;  ///< samples
-  std::set<std::string> noise;                     ///< of each sample in each pass
-  bool stopped_inside = false;                     ///< a pass, and not at the end of the epoch
+/// What a rank records about one program over all starts.
+struct Record {
+  std::map<Key, std::int64_t> position;            ///< of passes that continue in the next start
+  std::map<Key, std::int64_t> steps;               ///< of the same passes, over all starts
+  std::map<Key, std::vector<std::int64_t>> taken;  ///< ids of the samples taken
+  std::set<std::string> noise;                     ///< the noise of each sample in each pass
+  bool stopped_inside = false;                     ///< stopped inside a pass, not at the end of an epoch
 };
 
 class Player {
  public:
-  Player(Session& session, const Program& program, int start, bool stops, Trail& trail, bool aloud)
+  Player(Session& session, const Program& program, int start, bool stops, Record& trail, bool aloud)
       : session_(session),
         program_(program),
         fitted_(program),
@@ -608,19 +610,19 @@ class Player {
     if (aloud_ && worker_.rank == 0) std::fprintf(stderr, "  start %d: %s\n", start_, text.c_str());
   }
 
-  /// One pass as it goes on.
+  /// A pass under way.
   struct Running {
     const PassPlan& plan;
     Key key;
-    bool counts;  ///< it trains on split data
+    bool counts;  ///< true if it trains on split data
     Expected expected;
     std::unique_ptr<BatchRange> range = {};
     BatchRange::iterator at = {};
-    std::size_t next = 0;  ///< batch
+    std::size_t next = 0;  ///< index of the next batch
     std::vector<std::int64_t> whole = {};
   };
 
-  /// A pass that is whole at every start, by a key beyond the last epoch.
+  /// Plays a pass that starts from its beginning in every start. Its key is an epoch after the last one.
   void play_outside(Outside when) {
     if (program_.outside != when) return;
     epoch_ = program_.epochs.size();
@@ -632,7 +634,7 @@ class Player {
     trail_.taken.erase({epoch_, pass_, 0});
   }
 
-  bool was(const PassPlan& plan) const {
+  bool already_ended(const PassPlan& plan) const {
     return start_ > 0 && trail_.stopped_inside && epoch_ == program_.stop_epoch && pass_ < program_.stop_pass &&
            trains(plan);
   }
@@ -642,7 +644,7 @@ class Player {
     const auto& data = program_.datasets[plan.data];
     Running running{plan, {epoch_, pass_, which}, trains(plan), {}};
     const auto from = running.counts && !is_stream(data.layout) ? trail_.position[running.key] : 0;
-    if (!was(plan)) running.expected = soak::expected(program_, plan, worker_, from);
+    if (!already_ended(plan)) running.expected = soak::expected(program_, plan, worker_, from);
     BatchOptions options{.shuffle = plan.shuffle,
                          .drop_last = plan.drop_last,
                          .prefetch_batches = plan.prefetch,
@@ -665,7 +667,7 @@ class Player {
 
   bool at_end(const Running& running) const { return running.at == running.range->end(); }
 
-  /// An exception in the place of a batch comes again.
+  /// Checks that an exception thrown in place of a batch is thrown again at the next attempt.
   static void advance(Running& running) {
     try {
       ++running.at;
@@ -675,13 +677,13 @@ class Player {
       } catch (const Thrown&) {
         throw;
       }
-      throw Differs("a pass that has thrown goes on");
+      throw Mismatch("a pass that has thrown goes on");
     }
   }
 
   void take(Running& running) {
     if (running.next == running.expected.batches.size())
-      throw Differs("there is a batch more than " + std::to_string(running.next));
+      throw Mismatch("there is a batch more than " + std::to_string(running.next));
     const auto& want = running.expected.batches[running.next++];
     auto& batch = *running.at;
     expect(batch.size(), want.size, "the size of batch " + std::to_string(running.next));
@@ -694,7 +696,7 @@ class Player {
                                     ids.const_data_ptr<std::int64_t>() + ids.numel());
     check_values(running.plan, batch, taken);
     taken.resize(static_cast<std::size_t>(want.size));
-    if (want.ids && taken != *want.ids) throw Differs("other samples come than in order");
+    if (want.ids && taken != *want.ids) throw Mismatch("other samples come than in order");
     if (running.counts) {
       auto& all = trail_.taken[running.key];
       all.insert(all.end(), taken.begin(), taken.end());
@@ -717,16 +719,16 @@ class Player {
     const auto column = [&](const std::string& name, at::ScalarType plain) {
       const auto& values = batch[name];
       if (values.scalar_type() != type_of(name, plain))
-        throw Differs("column " + name + " is " + c10::toString(values.scalar_type()) + ", not " +
-                      c10::toString(type_of(name, plain)));
+        throw Mismatch("column " + name + " is " + c10::toString(values.scalar_type()) + ", not " +
+                       c10::toString(type_of(name, plain)));
       return values.to(at::kDouble).reshape({static_cast<std::int64_t>(ids.size()), -1}).contiguous();
     };
     const auto compare = [&](const at::Tensor& have, std::int64_t row, std::int64_t j, double want, double apart,
                              const char* name) {
       const auto value = have.const_data_ptr<double>()[row * have.size(1) + j];
       if (!(std::abs(value - want) <= apart))
-        throw Differs(std::string(name) + " of sample " + std::to_string(ids[static_cast<std::size_t>(row)]) + " is " +
-                      std::to_string(value) + ", not " + std::to_string(want));
+        throw Mismatch(std::string(name) + " of sample " + std::to_string(ids[static_cast<std::size_t>(row)]) + " is " +
+                       std::to_string(value) + ", not " + std::to_string(want));
     };
     const bool scaled = program_.has(Step::scale) || program_.has(Step::min_max), coded = program_.has(Step::one_hot);
     const auto stored = stored_type(program_.v_type, data.layout);
@@ -736,7 +738,7 @@ class Player {
     const auto apart = !scaled ? 0 : stored == at::kHalf ? 2e-2 : 1e-4;
     for (std::int64_t row = 0; row < static_cast<std::int64_t>(ids.size()); ++row) {
       const auto id = ids[static_cast<std::size_t>(row)];
-      if (id < 0 || id >= data.rows) throw Differs("there is no sample " + std::to_string(id));
+      if (id < 0 || id >= data.rows) throw Mismatch("there is no sample " + std::to_string(id));
       for (std::int64_t j = 0; j < v.size(1); ++j) {
         const auto f = static_cast<std::size_t>(j % fitted_.features);
         const auto plain = v_of(id, j, program_.v_type);
@@ -756,13 +758,13 @@ class Player {
 
   void stop_here(std::size_t batch) {
     if (!stops_ || epoch_ != program_.stop_epoch || pass_ != program_.stop_pass || program_.stop_batch < 0) return;
-    // Between micro-batches of a step nothing can be saved.
+    // Nothing can be saved between the micro-batches of a step.
     const auto of_step = program_.is_virtual ? static_cast<std::size_t>(virtual_workers / worker_.count) : 1;
     if (batch != (static_cast<std::size_t>(program_.stop_batch) + 1) * of_step) return;
     trail_.stopped_inside = true;
     session_.report({}, *state_);
-    if (is_doubled(program_, program_.epochs[epoch_][pass_]))
-      throw Differs("a State is saved while two training passes over one shard are under way");
+    if (has_two_training_passes(program_, program_.epochs[epoch_][pass_]))
+      throw Mismatch("a State is saved while two training passes over one shard are under way");
     throw Thrown();
   }
 
@@ -787,7 +789,7 @@ class Player {
         const at::NoGradGuard no_grad;
         finish(begin(*plan.inside, 2));
       }
-      if (plan.leave >= 0 && static_cast<std::int64_t>(running.next) == plan.leave) return;
+      if (plan.leave_after >= 0 && static_cast<std::int64_t>(running.next) == plan.leave_after) return;
       stop_here(running.next);
       advance(running);
     }
@@ -801,12 +803,12 @@ class Player {
     check_whole(running);
   }
 
-  /// Of a pass over data that are not split: each sample once.
+  /// For a pass over data that are not split: checks that each sample comes once.
   void check_whole(Running& running) const {
     const auto& data = program_.datasets[running.plan.data];
     if (data.split) return;
     std::ranges::sort(running.whole);
-    if (std::ranges::adjacent_find(running.whole) != running.whole.end()) throw Differs("a sample comes twice");
+    if (std::ranges::adjacent_find(running.whole) != running.whole.end()) throw Mismatch("a sample comes twice");
     if (!running.plan.drop_last) expect(static_cast<std::int64_t>(running.whole.size()), data.rows, "the samples");
   }
 
@@ -816,7 +818,7 @@ class Player {
   const Worker worker_;
   const int start_;
   const bool stops_;
-  Trail& trail_;
+  Record& trail_;
   const bool aloud_;
   const State* state_ = nullptr;
   std::size_t epoch_ = 0, pass_ = 0;
@@ -828,7 +830,7 @@ struct Ending {
 };
 
 Ending start(const Program& program, const std::map<std::string, Dataset>& datasets,
-             const std::filesystem::path& storage, const std::string& name, int number, bool aloud, Trail& trail) {
+             const std::filesystem::path& storage, const std::string& name, int number, bool aloud, Record& trail) {
   std::vector<std::string> split;
   for (const auto& data : program.datasets)
     if (data.split) split.push_back(data.name);
@@ -844,7 +846,7 @@ Ending start(const Program& program, const std::map<std::string, Dataset>& datas
                 [&](Session& session, const Config&) {
                   try {
                     Player(session, program, number, program.stops && number == 0, trail, aloud).run();
-                  } catch (const Differs& differs) {
+                  } catch (const Mismatch& differs) {
                     ending.difference = differs.what();
                     throw;
                   }
@@ -858,8 +860,8 @@ Key key_of(const Json& entry) {
   return {entry[0].get<std::size_t>(), entry[1].get<std::size_t>(), entry[2].get<int>()};
 }
 
-/// The same on all ranks: positions and what a rank that is a worker knows. Rank 0 always is one.
-void share(Trail& trail, const Communicator& world) {
+/// Gives all ranks rank 0's positions and step counts. Rank 0 is always a worker.
+void share(Record& trail, const Communicator& world) {
   auto json = Json::array();
   for (const auto& [key, position] : trail.position)
     json.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), position, trail.steps[key]});
@@ -868,11 +870,14 @@ void share(Trail& trail, const Communicator& world) {
   trail.stopped_inside = json[1];
 }
 
-/// Whether a pass over the first dataset takes all samples.
-bool takes_all(const PassPlan& pass) { return pass.data == 0 && pass.leave < 0 && !pass.drop_last && !pass.beside; }
+/// True if the pass takes all samples of the first dataset.
+bool takes_all(const PassPlan& pass) {
+  return pass.data == 0 && pass.leave_after < 0 && !pass.drop_last && !pass.beside;
+}
 
-/// Over all ranks and starts: each sample at most once in a training pass, and all where it is whole.
-void check_coverage(const Program& program, Trail& trail, const Communicator& world) {
+/// Checks over all ranks and starts that a training pass takes no sample twice, and takes all samples if it runs to its
+/// end.
+void check_coverage(const Program& program, Record& trail, const Communicator& world) {
   auto mine = Json::array();
   for (const auto& [key, ids] : trail.taken)
     mine.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), ids});
@@ -891,28 +896,28 @@ void check_coverage(const Program& program, Trail& trail, const Communicator& wo
         auto ids = all[{e, p, which}];
         const auto where = "epoch " + std::to_string(e) + ", pass " + std::to_string(p) + ": ";
         std::ranges::sort(ids);
-        if (std::ranges::adjacent_find(ids) != ids.end()) throw Differs(where + "a sample comes twice");
-        if (!pass.beside && plan->leave < 0 && !plan->drop_last)
+        if (std::ranges::adjacent_find(ids) != ids.end()) throw Mismatch(where + "a sample comes twice");
+        if (!pass.beside && plan->leave_after < 0 && !plan->drop_last)
           expect(static_cast<std::int64_t>(ids.size()), program.datasets[plan->data].rows, where + "the samples");
       }
     }
 }
 
-/// What differs from the model. Collective.
+/// Returns the difference from the model; empty if there is none. Collective.
 std::string play(const Program& program, const Communicator& world, const std::filesystem::path& folder, bool aloud) {
   if (aloud && world.rank() == 0) std::fputs(describe(program).c_str(), stderr);
   std::map<std::string, Dataset> datasets;
   for (const auto& data : program.datasets) datasets.emplace(data.name, make_dataset(program, data, folder, world));
-  Trail trail;
+  Record trail;
   try {
     for (int number = 0; number < (program.stops ? 2 : 1); ++number) {
       const auto ending = start(program, datasets, folder, "run", number, aloud, trail);
-      if (!ending.difference.empty()) throw Differs(ending.difference);
+      if (!ending.difference.empty()) throw Mismatch(ending.difference);
       const bool stopped = program.stops && number == 0;
       const bool thrown = ending.code == 1 && ending.error.find("thrown on purpose") != std::string::npos;
       const bool dropped = ending.code == 65 && ending.error.find("rows before it and") != std::string::npos;
       if (stopped && program.stop_batch >= 0 && ending.code == 64 &&
-          is_doubled(program, program.epochs[program.stop_epoch][program.stop_pass]) &&
+          has_two_training_passes(program, program.epochs[program.stop_epoch][program.stop_pass]) &&
           ending.error.find("are under way at once") != std::string::npos)
         return "";
       bool must_fail = false, fails = false;
@@ -921,9 +926,9 @@ std::string play(const Program& program, const Communicator& world, const std::f
         for (const auto& passes : program.epochs) must_fail = must_fail || std::ranges::any_of(passes, takes_all);
       }
       if (ending.code != 0 && !fails && !(stopped && thrown))
-        throw Differs("start " + std::to_string(number) + " ends with " + std::to_string(ending.code) + ": " +
-                      ending.error);
-      if (ending.code == 0 && (must_fail || stopped)) throw Differs("no error ends it");
+        throw Mismatch("start " + std::to_string(number) + " ends with " + std::to_string(ending.code) + ": " +
+                       ending.error);
+      if (ending.code == 0 && (must_fail || stopped)) throw Mismatch("no error ends it");
       if (program.fails()) return "";
       share(trail, world);
     }
@@ -932,17 +937,17 @@ std::string play(const Program& program, const Communicator& world, const std::f
       auto undisturbed = program;
       undisturbed.workers = 1;
       undisturbed.stops = false;
-      Trail alone;
+      Record alone;
       const auto ending = start(undisturbed, datasets, folder, "alone", 0, false, alone);
-      if (!ending.difference.empty() || ending.code != 0) throw Differs("alone: " + ending.difference + ending.error);
+      if (!ending.difference.empty() || ending.code != 0) throw Mismatch("alone: " + ending.difference + ending.error);
       std::set<std::string> noise, want;
       for (const auto& theirs : world.all_gather(Json(trail.noise).dump()))
         for (const auto& each : Json::parse(theirs)) noise.insert(each.get<std::string>());
       for (const auto& each : Json::parse(world.broadcast(Json(alone.noise).dump())))
         want.insert(each.get<std::string>());
-      if (noise != want) throw Differs("random numbers are not those of one worker that nothing disturbs");
+      if (noise != want) throw Mismatch("random numbers are not those of one worker that nothing disturbs");
     }
-  } catch (const Differs& differs) {
+  } catch (const Mismatch& differs) {
     return differs.what();
   }
   return "";

@@ -1,9 +1,9 @@
 // Plays random collectives through several process groups at once and compares every tensor with a plain result.
 //   mpirun -n RANKS groups --first SEED --count PROGRAMS
-//   mpirun -n RANKS groups --seed SEED             one program, told call by call
-// Every rank computes from the seed what each of them gives; results are formed in double or in 64 bits. Ends with 1 if
-// any differs, and names the program by the command that shows it again. A program that ends by an error or does not
-// end takes the others after it along; the last line says which it was.
+//   mpirun -n RANKS groups --seed SEED             one program, printed call by call
+// Every rank computes from the seed what each rank contributes. Expected results are computed in double precision or in
+// 64-bit integers. Ends with 1 if a tensor differs, and prints the command that repeats the program. A program that
+// ends with an error or does not end also ends the programs after it; the last line says which one it was.
 #include "comm/world.hpp"
 #include "muster/error.hpp"
 #include "muster/process_group.hpp"
@@ -36,11 +36,11 @@ using c10d::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// The groups, which all programs use: of all ranks, of some of them, on one node and on several that are made up.
+// The groups that all programs use: of all ranks, of some ranks, on one node, and on several simulated nodes.
 
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
-  std::vector<int> ranks;  ///< [size] of the world
+  std::vector<int> ranks;  ///< [size], as ranks of the world
   int rank = 0;
 
   int size() const { return static_cast<int>(ranks.size()); }
@@ -78,29 +78,29 @@ std::vector<Group> make_groups(const Communicator& world) {
 
 // Tensors.
 
-/// How a tensor lies in memory.
-enum class Lay { plain, odd_offset, strided, turned };
+/// The memory layout of a tensor.
+enum class MemoryLayout { plain, odd_offset, strided, transposed };
 
-/// A tensor inside memory that belongs to nobody.
-struct Placed {
-  Lay lay = Lay::plain;
+/// A tensor that is a part of a larger block of memory. The bytes around it must not change.
+struct PlacedTensor {
+  MemoryLayout lay = MemoryLayout::plain;
   at::Tensor memory;
   at::Tensor tensor;
 
-  Placed(const at::Tensor& values, Lay how) : lay(how) {
+  PlacedTensor(const at::Tensor& values, MemoryLayout how) : lay(how) {
     const auto n = values.numel();
     const auto filled = [&](at::IntArrayRef sizes) { return at::full(sizes, 3.0F).to(values.scalar_type()); };
     switch (lay) {
-      case Lay::plain:
+      case MemoryLayout::plain:
         memory = filled({n});
         break;
-      case Lay::odd_offset:
+      case MemoryLayout::odd_offset:
         memory = filled({n + 2});
         break;
-      case Lay::strided:
+      case MemoryLayout::strided:
         memory = filled({n, 3});
         break;
-      case Lay::turned:
+      case MemoryLayout::transposed:
         memory = filled({n % 2 == 0 ? n / 2 : n, n % 2 == 0 ? 2 : 1});
         break;
     }
@@ -110,11 +110,11 @@ struct Placed {
 
   at::Tensor part(const at::Tensor& of, std::int64_t n) const {
     switch (lay) {
-      case Lay::odd_offset:
+      case MemoryLayout::odd_offset:
         return of.narrow(0, 1, n);
-      case Lay::strided:
+      case MemoryLayout::strided:
         return of.select(1, 1);
-      case Lay::turned:
+      case MemoryLayout::transposed:
         return of.t();
       default:
         return of;
@@ -123,7 +123,7 @@ struct Placed {
   at::Tensor flat() const { return tensor.reshape(-1); }
 };
 
-/// The type in which results are formed.
+/// The type in which expected results are computed.
 at::ScalarType exact_type(at::ScalarType type) {
   if (at::isComplexType(type)) return at::kComplexDouble;
   return at::isIntegralType(type, /*includeBool=*/true) ? at::kLong : at::kDouble;
@@ -131,7 +131,7 @@ at::ScalarType exact_type(at::ScalarType type) {
 
 at::Tensor widened(const at::Tensor& tensor) { return tensor.to(exact_type(tensor.scalar_type())); }
 
-/// Of one rounding to the type, relative.
+/// The relative error of one rounding to the type.
 double rounding(at::ScalarType type) {
   switch (type) {
     case at::kHalf:
@@ -146,17 +146,17 @@ double rounding(at::ScalarType type) {
   }
 }
 
-/// Which elements are not equal, up to `allowed` [like them] if it is defined. NaN is equal to NaN.
+/// Marks the elements that differ by more than `allowed` [same shape], or at all if it is undefined. NaN equals NaN.
 at::Tensor different(const at::Tensor& a, const at::Tensor& b, const at::Tensor& allowed = {}) {
   const auto apart = at::logical_and(a.ne(b), at::logical_or(a.eq(a), b.eq(b)));
   return allowed.defined() ? at::logical_and(apart, (a - b).abs().le(allowed).logical_not()) : apart;
 }
 
-/// What a tensor is to hold in the end.
+/// A tensor and the values that it must hold in the end.
 struct Expected {
-  Placed placed;
+  PlacedTensor placed;
   at::Tensor values;        ///< [elements] of exact_type()
-  at::Tensor allowed = {};  ///< how far away they may be; exact without
+  at::Tensor allowed = {};  ///< the largest difference allowed; undefined: exact
 
   std::optional<std::string> difference() const {
     const auto have = widened(placed.flat());
@@ -166,14 +166,14 @@ struct Expected {
       return "element " + std::to_string(i) + " of " + std::to_string(have.numel()) + " is " +
              c10::str(have[i].item()) + " instead of " + c10::str(want[i].item());
     }
-    const Placed untouched(placed.flat(), placed.lay);
+    const PlacedTensor untouched(placed.flat(), placed.lay);
     if (different(widened(untouched.memory), widened(placed.memory)).any().item<bool>())
       return "memory beside a tensor was written";
     return std::nullopt;
   }
 };
 
-/// What values are drawn from, so that a result is exact or its rounding is known.
+/// The sets from which values are drawn, chosen so that a result is exact or its rounding error is known.
 enum class Range { small, bits, factors, reals, large };
 
 std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
@@ -183,7 +183,7 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   return x ^ (x >> 31);
 }
 
-/// [n] of exact_type(type), which the type holds exactly.
+/// [n] values of exact_type(type) that `type` represents exactly.
 at::Tensor drawn(std::uint64_t seed, std::int64_t n, at::ScalarType type, Range range) {
   const auto odd = static_cast<std::int64_t>(mixed(seed, 1) | 1), first = static_cast<std::int64_t>(mixed(seed, 2));
   const auto words = [&](std::int64_t turn) {
@@ -219,10 +219,10 @@ at::Tensor drawn(std::uint64_t seed, std::int64_t n, at::ScalarType type, Range 
 
 // Reductions.
 
-constexpr std::array reducible{at::kBool,  at::kByte,   at::kChar,         at::kShort,
-                               at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
-                               at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
-constexpr std::array movable{at::kFloat8_e4m3fn, at::kUInt16, at::kComplexHalf};
+constexpr std::array reducible_types{at::kBool,  at::kByte,   at::kChar,         at::kShort,
+                                     at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
+                                     at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
+constexpr std::array copy_only_types{at::kFloat8_e4m3fn, at::kUInt16, at::kComplexHalf};
 constexpr double premultiplied = 0.5;
 
 struct Reduction {
@@ -237,7 +237,7 @@ ReduceOp operation(ReduceOp::RedOpType type) {
   return op;
 }
 
-bool has_meaning(ReduceOp::RedOpType op, at::ScalarType type) {
+bool supports(ReduceOp::RedOpType op, at::ScalarType type) {
   const bool whole = at::isIntegralType(type, /*includeBool=*/true), complex = at::isComplexType(type);
   switch (op) {
     case ReduceOp::AVG:
@@ -260,7 +260,7 @@ constexpr std::array operations{ReduceOp::SUM,  ReduceOp::AVG, ReduceOp::PRODUCT
 
 Reduction draw_reduction(Dice& dice, at::ScalarType type) {
   auto op = operations[static_cast<std::size_t>(dice.below(static_cast<int>(operations.size())))];
-  if (!has_meaning(op, type)) op = ReduceOp::SUM;
+  if (!supports(op, type)) op = ReduceOp::SUM;
   const bool whole = at::isIntegralType(type, true), fractional = at::isFloatingType(type);
   auto range = Range::small;
   if (op == ReduceOp::PRODUCT)
@@ -274,7 +274,8 @@ Reduction draw_reduction(Dice& dice, at::ScalarType type) {
   return {operation(op), range};
 }
 
-/// Of [n] each, of exact_type(); then how far away the result may be, if it is rounded.
+/// Reduces tensors of [n] elements of exact_type(). Returns the result, and the largest allowed difference if the
+/// result is rounded.
 std::pair<at::Tensor, at::Tensor> reduced(const Reduction& reduction, at::ScalarType type, const Tensors& parts) {
   auto total = parts[0].clone(), sizes = parts[0].abs();
   for (std::size_t r = 1; r < parts.size(); ++r) {
@@ -370,7 +371,7 @@ struct Call {
   at::ScalarType type = at::kFloat;
   Reduction reduction = {ReduceOp::SUM};
   std::int64_t count = 0;
-  Lay lay = Lay::plain;
+  MemoryLayout lay = MemoryLayout::plain;
   int choice = 0;  ///< of a root, or of what is refused
   bool in_place = false;
   std::uint64_t seed = 0;
@@ -378,7 +379,7 @@ struct Call {
 };
 
 /// A call under way on this rank.
-struct Live {
+struct PendingCall {
   const Call* call = nullptr;
   std::vector<WorkPtr> works;
   std::vector<Expected> expected;
@@ -406,14 +407,16 @@ std::vector<Call> draw(std::uint64_t seed, int size, std::size_t num_groups) {
     const bool reduces = call.kind <= Kind::reduce ||
                          (call.kind >= Kind::reduce_scatter && call.kind <= Kind::reduce_scatter_tensor_coalesced);
     const auto type = dice.word();
-    call.type = !reduces && type % 4 == 0 ? movable[type / 4 % movable.size()] : reducible[type / 4 % reducible.size()];
+    call.type = !reduces && type % 4 == 0 ? copy_only_types[type / 4 % copy_only_types.size()]
+                                          : reducible_types[type / 4 % reducible_types.size()];
     if (reduces)
       call.reduction = draw_reduction(dice, call.type);
     else if (at::isIntegralType(call.type, true))
       call.reduction.range = Range::bits;
     call.count =
         draw_count(dice, call.kind == Kind::allreduce || call.kind == Kind::reduce || call.kind == Kind::broadcast);
-    if (dice.chance(0.4)) call.lay = dice.one_of({Lay::odd_offset, Lay::strided, Lay::turned});
+    if (dice.chance(0.4))
+      call.lay = dice.one_of({MemoryLayout::odd_offset, MemoryLayout::strided, MemoryLayout::transposed});
     call.choice = dice.below(1 << 20);
     call.in_place = dice.chance(0.2);
     call.seed = dice.word();
@@ -428,7 +431,7 @@ class Starter {
  public:
   Starter(const Call& call, const Group& group, int tag) : call_(call), group_(group), tag_(tag) { live_.call = &call; }
 
-  Live start() {
+  PendingCall start() {
     auto& pg = *group_.group;
     auto& backend = *pg.getBackend(c10::DeviceType::CPU);
     const int size = group_.size(), me = group_.rank, root = call_.choice % size;
@@ -473,7 +476,7 @@ class Starter {
       }
       case Kind::allgather_base: {
         if (call_.in_place) {
-          auto output = placed({all_of(0, n), {}}, at::zeros({n * size}, exact_type(call_.type)), Lay::plain);
+          auto output = placed({all_of(0, n), {}}, at::zeros({n * size}, exact_type(call_.type)), MemoryLayout::plain);
           auto input = output.narrow(0, n * me, n);
           input.copy_(given(me, 0, n));
           add(backend._allgather_base(output, input));
@@ -522,7 +525,7 @@ class Starter {
           const auto input_values = all.clone();
           all.narrow(0, n * me, n).copy_(want);
           if (allowed.defined()) within.narrow(0, n * me, n).copy_(allowed);
-          auto input = placed({all, within}, input_values, Lay::plain);
+          auto input = placed({all, within}, input_values, MemoryLayout::plain);
           auto output = input.narrow(0, n * me, n);
           add(backend._reduce_scatter_base(output, input, {.reduceOp = op}));
           break;
@@ -560,8 +563,8 @@ class Starter {
           given_rows.push_back(given(me, r, rows(me, r) * columns));
           taken_rows.push_back(given(r, me, rows(r, me) * columns));
         }
-        auto input = kept(at::cat(given_rows), Lay::plain).view({-1, columns});
-        auto output = filled_with({at::cat(taken_rows), {}}, Lay::plain).view({-1, columns});
+        auto input = kept(at::cat(given_rows), MemoryLayout::plain).view({-1, columns});
+        auto output = filled_with({at::cat(taken_rows), {}}, MemoryLayout::plain).view({-1, columns});
         if (call_.in_place) give = take = {};
         add(backend.alltoall_base(output, input, take, give));
         break;
@@ -633,12 +636,14 @@ class Starter {
   }
 
   /// A tensor that holds `now` and is to hold `then`.
-  at::Tensor placed(const Result& then, const at::Tensor& now, std::optional<Lay> lay = {}) {
-    live_.expected.push_back({Placed(now.to(call_.type), lay.value_or(call_.lay)), then.values, then.allowed});
+  at::Tensor placed(const Result& then, const at::Tensor& now, std::optional<MemoryLayout> lay = {}) {
+    live_.expected.push_back({PlacedTensor(now.to(call_.type), lay.value_or(call_.lay)), then.values, then.allowed});
     return live_.expected.back().placed.tensor;
   }
-  at::Tensor kept(const at::Tensor& values, std::optional<Lay> lay = {}) { return placed(values, values, lay); }
-  at::Tensor filled_with(const Result& then, std::optional<Lay> lay = {}) {
+  at::Tensor kept(const at::Tensor& values, std::optional<MemoryLayout> lay = {}) {
+    return placed(values, values, lay);
+  }
+  at::Tensor filled_with(const Result& then, std::optional<MemoryLayout> lay = {}) {
     return placed(then, at::full_like(then.values, 1), lay);
   }
   at::Tensor reduces_to_all(int k, std::int64_t n) { return placed(sum(k, n), given(group_.rank, k, n)); }
@@ -698,7 +703,7 @@ class Starter {
   const Call& call_;
   const Group& group_;
   const int tag_;
-  Live live_;
+  PendingCall live_;
 };
 
 std::string describe(const Call& call) {
@@ -711,7 +716,7 @@ std::string describe(const Call& call) {
 }
 
 /// In one of the ways there are.
-void finish(Live& live, Dice& dice) {
+void finish(PendingCall& live, Dice& dice) {
   for (auto& work : live.works) {
     switch (dice.below(5)) {
       case 0:
@@ -743,18 +748,18 @@ void finish(Live& live, Dice& dice) {
 std::optional<std::string> play(std::uint64_t seed, const Communicator& world, const std::vector<Group>& groups,
                                 bool aloud) {
   const auto calls = draw(seed, world.size(), groups.size());
-  Dice own(mixed(seed, static_cast<std::uint64_t>(world.rank())));
-  std::vector<Live> under_way;
+  Dice rank_dice(mixed(seed, static_cast<std::uint64_t>(world.rank())));
+  std::vector<PendingCall> under_way;
   std::optional<std::string> difference;
   const auto tell = [&](const std::string& text) {
     if (aloud) std::fprintf(stderr, "rank %d: %s\n", world.rank(), text.c_str());
   };
   const auto finish_one = [&] {
-    const auto i = own.word() % under_way.size();
+    const auto i = rank_dice.word() % under_way.size();
     auto live = std::move(under_way[i]);
     under_way.erase(under_way.begin() + static_cast<std::ptrdiff_t>(i));
     tell("waiting for " + describe(*live.call));
-    finish(live, own);
+    finish(live, rank_dice);
     for (const auto& expected : live.expected)
       if (const auto found = difference ? std::nullopt : expected.difference())
         difference = *found + " after " + describe(*live.call);
@@ -764,7 +769,7 @@ std::optional<std::string> play(std::uint64_t seed, const Communicator& world, c
     tell("starting " + describe(call));
     auto live = Starter(call, groups[call.group], static_cast<int>(seed % 1000) * 16 + number++).start();
     if (!call.dropped[static_cast<std::size_t>(world.rank())]) under_way.push_back(std::move(live));
-    while (!under_way.empty() && own.chance(0.3)) finish_one();
+    while (!under_way.empty() && rank_dice.chance(0.3)) finish_one();
   }
   while (!under_way.empty()) finish_one();
   return difference;

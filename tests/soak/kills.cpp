@@ -1,8 +1,8 @@
-// A run that is killed over and over, whose end is compared with that of one that nothing has disturbed.
+// A run that is killed over and over. Its end is compared with the end of an undisturbed run.
 //   mpirun -n RANKS kills --end FILE --name NAME --storage FOLDER [--ceiling FILE]
-// Says "pid RANK PID" from each rank, "step N" after each step, and what it has come to in the end in FILE: the
-// weights, what the optimizer keeps, and how often each sample was trained on. It takes no step past the number in the
-// ceiling's file and waits there, to be killed or to see it raised.
+// Prints "pid RANK PID" from each rank and "step N" after each step. Writes its final weights and optimizer state to
+// FILE, and checks how often each sample was trained on. It takes no step beyond the number in the ceiling file: there
+// it waits until it is killed or the number is raised.
 #include "muster/muster.hpp"
 
 #include <ATen/ATen.h>
@@ -50,7 +50,7 @@ void train(Session& session, std::int64_t epochs, const std::string& end, const 
                                                          torch::nn::Dropout(0.1), torch::nn::Linear(64, 64),
                                                          torch::nn::Tanh(), torch::nn::Linear(64, 1)));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), 1e-3));
-  auto taken = at::zeros({samples}, at::kLong);  // by this rank
+  auto taken = at::zeros({samples}, at::kLong);  // samples that this rank has taken
   auto state = session.state({{"net", net}, {"optimizer", optimizer}, {"taken", per_rank(taken)}});
   state.restore();
   auto shard = session.get_dataset_shard();

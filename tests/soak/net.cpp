@@ -132,13 +132,13 @@ at::Tensor NetImpl::loss(const Part& part, int model, bool throws) {
   auto x = numbers({part.samples, model_.width}, seed) * in_;
   const auto tokens = ((numbers({part.samples}, seed + 7) + 1) * 500).to(at::kLong);
   const auto& used = part.branches.at(static_cast<std::size_t>(model));
-  // Backward() comes here before the branches in front of it, and before `in`.
+  // backward() reaches this hook before the branches in front of it, and before `in`.
   const int at = std::max(0, static_cast<int>(used.size()) - part.throws_at);
   for (int i = 0; i <= static_cast<int>(used.size()); ++i) {
     if (throws && i == at) x.register_hook([](const at::Tensor&) { throw Thrown(); });
     if (i < static_cast<int>(used.size())) {
       const auto f = branch(used[static_cast<std::size_t>(i)], x, tokens);
-      // An addition whose sides have the same shape gives both the same gradient.
+      // If both sides of an addition have the same shape, both get the same gradient tensor.
       x = model_.branches[static_cast<std::size_t>(used[static_cast<std::size_t>(i)])].kind == Branch::Kind::shift
               ? x + f
               : (x + f) * 0.7;
@@ -166,7 +166,7 @@ void apply(const Change& change, std::vector<Net>& nets) {
       p.mul_(0.9);
       break;
     case Change::Kind::pointer: {
-      // A tenth of the elements, wherever their order puts them.
+      // Writes a tenth of the elements, at the offsets that the strides give.
       auto* data = p.data_ptr<double>();
       const auto count = std::max<std::int64_t>(1, p.numel() / 10), first = (p.numel() - count) / 2;
       for (auto i = first; i < first + count; ++i) {

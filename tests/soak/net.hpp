@@ -1,5 +1,5 @@
-// What the reference and the run with muster share: the model that a description stands for, what a rank feeds it, and
-// what is done to weights and optimizers by hand. Everything in double precision.
+// What the reference and the run with muster share: the model of a description, the data that a rank feeds it, and
+// changes made to weights and optimizers by hand. Everything is in double precision.
 #pragma once
 
 #include "soak/program.hpp"
@@ -20,17 +20,18 @@ struct Thrown : std::runtime_error {
   Thrown() : std::runtime_error("thrown by the program") {}
 };
 
-/// Uniform in [-1, 1), the same everywhere.
+/// Uniform in [-1, 1), the same on every machine.
 at::Tensor numbers(at::IntArrayRef sizes, std::uint64_t seed);
 
 class NetImpl : public torch::nn::Module {
  public:
   NetImpl(const Model& model, std::uint64_t seed);
-  /// One number. `part.throws_at` counts from the end; from a branch that is not there, from the last one that is.
+  /// Returns the loss, one number. `part.throws_at` counts branches from the end; if there is no such branch, the
+  /// exception comes at the first one.
   at::Tensor loss(const Part& part, int model, bool throws);
-  /// Those of a branch of its own; a tied one has none.
+  /// The parameters that belong to this branch; a tied branch has none.
   std::vector<at::Tensor>& of_branch(int branch) { return branches_.at(static_cast<std::size_t>(branch)); }
-  /// Each once, in the order of their names.
+  /// Each parameter once, in the order of their names.
   std::vector<at::Tensor> each() const;
 
  private:
@@ -47,7 +48,7 @@ void toggle(Net& net, int branch);
 void apply(const Change& change, std::vector<Net>& nets);
 void set(torch::optim::Optimizer& optimizer, Program::Optimizer kind, const OptimizerSetting& setting);
 
-/// What `use` gives for the optimizer that `kind` stands for, over these parameters.
+/// Calls `use` with the optimizer of this kind over these parameters, and returns its result.
 template <class Use>
 auto with_optimizer(Program::Optimizer kind, const OptimizerSetting& s, std::vector<at::Tensor> parameters, Use&& use) {
   namespace o = torch::optim;

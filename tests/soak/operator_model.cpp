@@ -16,15 +16,15 @@ using Kind = OperatorCall::Kind;
 using Schedule = OperatorSettings::Schedule;
 using Steps = OperatorSettings::Steps;
 
-/// What the trainer is over with.
+/// Thrown if a call must fail. `part` is a part of the expected message.
 struct Failed {
   std::string part;
-  bool ends = true;  ///< the trainer
+  bool ends = true;  ///< true if the trainer cannot be used afterwards
 };
 
-/// All that is saved.
+/// Everything that is saved.
 struct ModelState {
-  std::vector<at::Tensor> weights, first, second;  ///< and the moments
+  std::vector<at::Tensor> weights, first, second;  ///< first and second: the moments
   std::int64_t updates = 0;
   double lr = 0;
   std::int64_t scheduled = 0;  ///< steps of StepLR
@@ -40,7 +40,7 @@ struct ModelState {
   }
 };
 
-/// A mean over samples, and the last value.
+/// The mean over samples, and the last value.
 struct Meter {
   double sum = 0, last = 0;
   void add(double value, std::int64_t samples) { sum += value * static_cast<double>(samples), last = value; }
@@ -162,7 +162,7 @@ class ModelTrainer {
   static void check_steps(const OperatorCall& call) {
     if (call.num_steps.value_or(1) < 1) throw Failed{"num_steps is " + std::to_string(*call.num_steps), false};
   }
-  /// The samples of the pass under way: of muster there is only the function that shuffles.
+  /// The samples of the pass under way. The model uses only one function of muster: the one that shuffles.
   at::Tensor order_of_pass() const {
     const detail::data::Order order(settings_.samples, {.shuffle = settings_.shuffle, .epoch = state_.epochs - 1});
     auto rows = at::empty({settings_.samples}, at::kLong);
@@ -170,7 +170,7 @@ class ModelTrainer {
     return rows;
   }
 
-  /// A step of the optimizer over these samples; gives the loss of before.
+  /// Steps the optimizer over these samples. Returns the loss before the step.
   double update(const at::Tensor& rows) {
     const auto x = x_.index_select(0, rows);
     std::vector<at::Tensor> leaves;
@@ -206,7 +206,7 @@ class ModelTrainer {
   const OperatorSettings& settings_;
   ModelState state_;
   at::Tensor x_, checked_x_;
-  bool open_ = false;  ///< a pass is under way
+  bool open_ = false;  ///< true while a pass is under way
   std::int64_t taken_ = 0;
 };
 
@@ -238,7 +238,7 @@ at::Tensor operator_output(const std::vector<at::Tensor>& weights, at::Tensor x)
 
 std::vector<OperatorOutcome> play(const OperatorProgram& program) {
   std::map<int, ModelTrainer> trainers;
-  std::map<int, ModelState> saved;  // by the number of the call
+  std::map<int, ModelState> saved;  // by the number of the call that saved it
   std::vector<OperatorOutcome> outcomes;
   for (std::size_t number = 0; number < program.calls.size(); ++number) {
     const auto& call = program.calls[number];

@@ -1,5 +1,5 @@
-// What an operator's calls give, in one process and with torch's tensors alone: the plain reference of operators.cpp.
-// Everything in double precision.
+// The results of an operator's calls, computed in one process with torch's tensors alone: the plain reference of
+// operators.cpp. Everything is in double precision.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,7 +14,7 @@
 
 namespace muster::soak {
 
-/// What all trainers of a program have alike.
+/// The settings that all trainers of a program share.
 struct OperatorSettings {
   std::vector<std::int64_t> widths;  ///< of the layers, from the inputs to the output
   std::int64_t samples = 1, batch = 1, checked = 1, checked_batch = 1;
@@ -29,7 +29,7 @@ struct OperatorSettings {
   std::int64_t checked_batches() const { return (checked + checked_batch - 1) / checked_batch; }
 };
 
-/// Something goes wrong in a call.
+/// An exception thrown inside a call.
 struct OperatorFault {
   enum class Place { none, batch, function } place = Place::none;
   std::int64_t batch = 0;
@@ -56,7 +56,7 @@ struct OperatorCall {
   std::optional<std::int64_t> num_steps = {};
   int max_retries = 3;
   bool profile = false, reduce = true;
-  /// Which save or state_dict() is meant: the number of that call. -1: none, or what cannot be.
+  /// The number of the save or state_dict() call whose state is loaded. -1: none, or a target that must be refused.
   int which = -1;
   double metric = 0;
   OperatorFault fault = {};
@@ -68,21 +68,21 @@ struct OperatorProgram {
 };
 
 struct OperatorOutcome {
-  std::string error = {};  ///< a part of what the Error says; empty where the call does well
+  std::string error = {};  ///< a part of the expected Error message; empty if the call succeeds
   nlohmann::json result = {};
-  bool compares_state = false;  ///< the trainer lives, and has this state
+  bool compares_state = false;  ///< true if the trainer can still be used and has this state
   std::vector<at::Tensor> weights = {};
   std::int64_t epochs = 0, global_step = 0, seen = 0;
   double lr = 0;
 };
 
-/// The values of a column: the same on every machine.
+/// The values of a column; the same on every machine.
 at::Tensor operator_inputs(std::int64_t rows, std::int64_t columns, std::uint64_t seed);
 at::Tensor operator_targets(const at::Tensor& inputs);
 std::vector<at::Tensor> operator_weights(const OperatorSettings& settings, std::uint64_t seed);
 at::Tensor operator_output(const std::vector<at::Tensor>& weights, at::Tensor x);
 
-/// What each call of the program comes to.
+/// The expected outcome of each call of the program.
 std::vector<OperatorOutcome> play(const OperatorProgram& program);
 
 }  // namespace muster::soak

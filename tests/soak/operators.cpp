@@ -1,11 +1,11 @@
-// Plays random programs over OperatorTrainer, and compares what each call gives, and the state after it, with a plain
-// model of RaySGD's semantics (operator_model.hpp). Some programs have a name: they are ended by an exception in the
-// middle and started again with other numbers of workers, until they come to their end.
+// Plays random programs over OperatorTrainer. Compares the result of each call, and the state after it, with a plain
+// model of RaySGD's semantics (operator_model.hpp). Some programs have a name: an exception ends them in the middle,
+// and they are started again with other numbers of workers until they finish.
 //   mpirun -n RANKS operators --first SEED --count PROGRAMS
-//   mpirun -n RANKS operators --seed SEED                      one program, told call by call
+//   mpirun -n RANKS operators --seed SEED                      one program, printed call by call
 //   mpirun -n RANKS operators --killed SEED --start N --ending FILE --name NAME --storage FOLDER
-// The last is one start of a program that has a name: a rank kills itself, which FILE.ending says, up to the last
-// start. Ends with 1 if anything differs, and names it by the command that shows it again.
+// The last form is one start of a program that has a name. In every start but the last, a rank kills itself and notes
+// this in FILE.ending. Ends with 1 if anything differs, and prints the command that repeats the program.
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"
@@ -40,9 +40,9 @@ using Kind = OperatorCall::Kind;
 using Schedule = OperatorSettings::Schedule;
 using Place = OperatorFault::Place;
 
-/// Rounding, in double precision, of a program.
+/// Rounding error of a whole program in double precision.
 constexpr double tolerance = 1e-10;
-/// The start that nothing ends.
+/// The start that nothing interrupts.
 constexpr int last_start = 4;
 constexpr int most_ranks = 4;
 constexpr const char* names[] = {"make",          "train",           "validate",        "save",
@@ -52,15 +52,14 @@ constexpr const char* names[] = {"make",          "train",           "validate",
 
 Dice dice_of(std::uint64_t seed, std::uint64_t what) { return Dice(seed * 0x9e3779b97f4a7c15ULL + what); }
 
-/// Whether the trainer may be over after this call.
+/// True if the trainer may be unusable after this call.
 bool may_end(const OperatorCall& call) {
   return call.kind == Kind::shutdown || call.kind == Kind::forced_shutdown || call.num_steps == 0 ||
          call.fault.place != Place::none || call.kind == Kind::load || call.kind == Kind::load_state_dict ||
          call.kind == Kind::update_scheduler || (call.kind == Kind::save && call.which != -1);
 }
 
-/// `again`: the program is started several times, so that it keeps no state_dict() and does nothing to end a trainer
-/// by force.
+/// `again`: the program is started several times. It then keeps no state_dict() and never forces a shutdown.
 OperatorProgram draw(std::uint64_t seed, bool again) {
   auto dice = dice_of(seed, 11);
   OperatorProgram program;
@@ -83,25 +82,25 @@ OperatorProgram draw(std::uint64_t seed, bool again) {
       dice.one_of({OperatorSettings::Steps::batch, OperatorSettings::Steps::epoch, OperatorSettings::Steps::manual});
   s.step_size = dice.between(1, 4);
   s.patience = dice.between(0, 2);
-  s.gamma = dice.one_of({0.375, 0.5, 0.75, 0.875});  // ReduceLROnPlateauScheduler takes a float
+  s.gamma = dice.one_of({0.375, 0.5, 0.75, 0.875});  // exact in the float that the plateau scheduler takes
 
   const int trainers = dice.one_of({1, 1, 2, 3});
-  std::vector<int> there;
+  std::vector<int> open_trainers;
   std::vector<int> saves, states;
   const int calls = dice.between(4, 30);
   int made = 0;
   while (made < trainers || static_cast<int>(program.calls.size()) < calls) {
     const int number = static_cast<int>(program.calls.size());
     OperatorCall call;
-    if (there.empty() || (made < trainers && dice.chance(0.25))) {
+    if (open_trainers.empty() || (made < trainers && dice.chance(0.25))) {
       call.kind = Kind::make;
       call.trainer = made++;
-      there.push_back(call.trainer);
+      open_trainers.push_back(call.trainer);
       program.calls.push_back(call);
       continue;
     }
-    const auto place = static_cast<std::size_t>(dice.below(static_cast<int>(there.size())));
-    call.trainer = there[place];
+    const auto place = static_cast<std::size_t>(dice.below(static_cast<int>(open_trainers.size())));
+    call.trainer = open_trainers[place];
     const auto steps = [&](std::int64_t most) {
       if (dice.chance(0.6)) call.num_steps = dice.between(1, static_cast<int>(most));
       if (dice.chance(0.02)) call.num_steps = 0;
@@ -146,7 +145,7 @@ OperatorProgram draw(std::uint64_t seed, bool again) {
       call.kind = again || dice.chance(0.7) ? Kind::shutdown : Kind::forced_shutdown;
     } else {
       call.kind = Kind::destroy;
-      there.erase(there.begin() + static_cast<std::ptrdiff_t>(place));
+      open_trainers.erase(open_trainers.begin() + static_cast<std::ptrdiff_t>(place));
     }
     call.profile = dice.chance(0.2);
     call.reduce = !dice.chance(0.15);
@@ -157,7 +156,8 @@ OperatorProgram draw(std::uint64_t seed, bool again) {
     if (call.fault.place != Place::none && dice.chance(0.7)) call.fault.rank = dice.below(most_ranks);
     program.calls.push_back(call);
     if (call.kind == Kind::destroy || !may_end(call) || play(program).back().compares_state) continue;
-    if (dice.chance(0.8)) there.erase(there.begin() + static_cast<std::ptrdiff_t>(place));  // it is over
+    if (dice.chance(0.8))
+      open_trainers.erase(open_trainers.begin() + static_cast<std::ptrdiff_t>(place));  // it is unusable
   }
   return program;
 }
@@ -189,7 +189,7 @@ struct Ended : std::runtime_error {
   Ended() : std::runtime_error("ended by the start") {}
 };
 
-/// What stands before and inside the batches of the call under way.
+/// The call under way, and the exception or kill that may come before it or inside its batches.
 struct Moment {
   const OperatorCall* call = nullptr;
   const Ending* ending = nullptr;
@@ -304,10 +304,10 @@ class Trained final : public TrainingOperator {
 
 bool same(double have, double want) { return std::abs(have - want) <= tolerance * (1 + std::abs(want)); }
 
-/// The first difference between two results; empty where there is none.
+/// Returns the first difference between two results; empty if there is none.
 std::string difference(Json have, const Json& want, bool reduced) {
   if (want.is_null()) return {};
-  if (want.is_number()) {  // of apply_all_operators()
+  if (want.is_number()) {  // the result of apply_all_operators()
     if (!have.is_array() || have.empty()) return "gives " + have.dump();
     for (const auto& one : have)
       if (one != want) return "gives " + have.dump() + ", not " + want.dump();
@@ -359,7 +359,7 @@ class Start {
       play(program_.calls[i], want_[i]);
       moment.end_if(Ending::Where::after);
     }
-    // Each trainer that lives, once more.
+    // Compares the state of each trainer that is still usable once more.
     for (auto& [trainer, its] : trainers_) {
       const auto last = last_of(trainer);
       if (want_[last].compares_state) compare_state(*its, want_[last]);
@@ -376,7 +376,7 @@ class Start {
     return last;
   }
 
-  /// Whether this start is ended here or elsewhere, in this call.
+  /// True if this call is the one in which the start ends, on this rank or another one, or comes after it.
   bool ends_now() const { return ending_.way != Ending::Way::none && ending_.call <= number_; }
 
   void play(const OperatorCall& call, const OperatorOutcome& want) {
@@ -504,7 +504,7 @@ class Start {
   std::map<int, StateDict> states_;
 };
 
-/// What differs, on any rank; empty where nothing does. Collective.
+/// Returns the difference found on any rank; empty if there is none. Collective.
 std::string play_all_starts(std::uint64_t seed, const Communicator& world, const fs::path& folder, bool aloud) {
   auto dice = dice_of(seed, 7);
   const bool again = dice.chance(0.5);
@@ -548,7 +548,7 @@ std::string play_all_starts(std::uint64_t seed, const Communicator& world, const
   return {};
 }
 
-/// One start of a program that is killed.
+/// One start of a program whose ranks are killed.
 int play_one_start(int argc, char** argv) {
   Launch launch(argc, argv);
   std::uint64_t seed = 1;

@@ -1,9 +1,11 @@
-// Plays random programs of optimizers with muster and without, and compares the weights: several optimizers, prepared
-// or not, fused or not, over parameters that overlap; clipping, scaling, freezing, writing and saving in between.
+// Plays random programs of optimizers with muster and without, and compares the weights. The programs have several
+// optimizers over overlapping parameters, prepared or not, fused or not. Between steps they clip, scale, freeze, write
+// and save.
 //   mpirun -n RANKS optimizers --first SEED --count PROGRAMS
-//   mpirun -n RANKS optimizers --seed SEED         one program, told act by act
+//   mpirun -n RANKS optimizers --seed SEED         one program, printed action by action
 // The reference is this process alone, with torch's own optimizers, on the batches of all ranks. A program that a fused
-// optimizer cannot play right may end by an Error, the same on all ranks. Ends with 1 if any differs or ends otherwise.
+// optimizer cannot play correctly may end with an Error, the same on all ranks. Ends with 1 if anything differs or a
+// program ends in any other way.
 #include "gradients/data_parallel.hpp"
 #include "muster/ema.hpp"
 #include "muster/error.hpp"
@@ -35,9 +37,10 @@
 namespace muster::soak {
 namespace {
 
-/// Rounding, in double precision; a line search makes more of it.
+/// Rounding error in double precision; a line search amplifies it.
 constexpr double tolerance = 1e-10, tolerance_of_lbfgs = 1e-6;
-/// A line search has narrowed its interval down to rounding, which then decides the step, when two losses are so close.
+/// If two losses are this close, a line search has narrowed its interval down to rounding, and rounding decides the
+/// step.
 constexpr double rounding_of_losses = 1e-10;
 enum class Kind { sgd, adam, amsgrad, adamw, rmsprop, adagrad, lbfgs };
 constexpr const char* names_of_kinds[] = {"SGD", "Adam", "AMSGrad", "AdamW", "RMSprop", "Adagrad", "LBFGS"};
@@ -49,30 +52,30 @@ struct Choice {
   bool prepared = true;
   Fuse fuse = Fuse::always;
   bool whole = true;
-  std::vector<int> branches = {};  ///< whose parameters it has, unless it has all
-  bool ends = false;               ///< it has what comes before and after the branches
+  std::vector<int> branches = {};  ///< branches whose parameters it has, unless `whole`
+  bool ends = false;               ///< it has the parameters before and after the branches
 };
 
-/// What a training function does next.
+/// The next action of a training function.
 struct Act {
   enum class Kind {
     toggle,   ///< freezes or unfreezes a branch
-    zero,     ///< `flag`: to none
-    pass,     ///< backward() on batches of their own on all ranks
+    zero,     ///< zero_grad(`flag`): true sets gradients to none
+    pass,     ///< backward(), each rank on its own batches
     average,  ///< average_gradients() of a prepared optimizer
-    clip,     ///< an optimizer's gradients by hand, to `number`
-    unscale,  ///< by the scaler, for an optimizer
+    clip,     ///< clips an optimizer's gradients by hand to the norm `number`
+    unscale,  ///< the scaler's unscale_() for an optimizer
     step,
-    write,            ///< the same on all ranks
-    write_alias,      ///< through a tensor that was detached before anything was prepared, or after
-    write_somewhere,  ///< on one rank only, if something is fused there; the program ends with that
-    touch,            ///< a write that changes nothing
-    perturb,          ///< along the gradients, as sharpness-aware minimisation does
+    write,              ///< the same on all ranks
+    write_alias,        ///< through an alias detached before preparation, or after it
+    write_on_one_rank,  ///< on one rank only, if anything is fused there; ends the program
+    touch,              ///< a write that changes nothing
+    perturb,            ///< moves along the gradients, as sharpness-aware minimisation does
     restore,
-    reload,  ///< the optimizer's state, into a new one
+    reload,  ///< loads the optimizer's state into a new optimizer
     ema,
-    look,  ///< into the averages of weights, for a moment
-    rate,  ///< another learning rate, `number` times
+    look_at_averages,  ///< swaps the averages of weights in for a moment
+    rate,              ///< multiplies the learning rate by `number`
   } kind = Kind::zero;
   int optimizer = 0;
   int branch = 0;
@@ -88,7 +91,7 @@ constexpr const char* names_of_acts[] = {
 struct Plan {
   std::uint64_t seed = 0;
   int ranks = 1;
-  int micro_batches = 0;  ///< of each rank, with virtual workers; 0: there are none
+  int micro_batches = 0;  ///< per rank, with virtual workers; 0: no virtual workers
   Model model;
   std::vector<Choice> optimizers;
   std::vector<Act> acts;
@@ -153,7 +156,7 @@ Plan draw(std::uint64_t seed, int ranks) {
     Branch branch{.kind = dice.one_of({B::linear, B::linear, B::wide, B::scale, B::shift, B::embedding, B::tied,
                                        B::transposed, B::norm}),
                   .frozen = dice.chance(0.15)};
-    // Some gradients lie in memory of their own, from 16 KB on.
+    // Gradients of 16 KB and more can have memory of their own.
     branch.size = branch.kind == B::wide && dice.chance(0.5) ? 2500 / plan.model.width : dice.between(2, 9);
     plan.model.branches.push_back(branch);
   }
@@ -161,7 +164,7 @@ Plan draw(std::uint64_t seed, int ranks) {
   const int count = dice.one_of({1, 1, 2, 2, 3});
   plan.scales = dice.chance(0.25);
   if (plan.scales && count > 1) {
-    // Each parameter is divided by the scale once.
+    // Each parameter belongs to one optimizer, so that it is divided by the scale once.
     Choice rest = draw_optimizer(dice, false, branches), some = rest;
     some = draw_optimizer(dice, false, branches);
     rest.branches.clear();
@@ -179,8 +182,8 @@ Plan draw(std::uint64_t seed, int ranks) {
       last.prepared = true;
       last.max_grad_norm = 0;
       last.lr = 0.3;
-      last.ends = !last.whole;  // a tied branch alone has no parameters
-      // torch's takes gradients that are contiguous.
+      last.ends = !last.whole;  // an optimizer over a tied branch alone has no parameters
+      // torch's LBFGS needs contiguous gradients.
       for (auto& branch : plan.model.branches)
         if (branch.kind == Branch::Kind::transposed) branch.kind = Branch::Kind::linear;
     }
@@ -203,13 +206,13 @@ Plan draw(std::uint64_t seed, int ranks) {
   };
   const bool all_prepared = std::ranges::all_of(plan.optimizers, &Choice::prepared);
   const int steps = dice.between(3, 7);
-  const bool risky = dice.chance(0.5);  // it may do what only an optimizer that is not fused bears
+  const bool risky = dice.chance(0.5);  // may do what only unfused optimizers support
   for (int step = 0; step < steps; ++step) {
     if (dice.chance(0.15)) plan.acts.push_back({.kind = A::toggle, .branch = dice.below(branches)});
     if (dice.chance(0.1)) plan.acts.push_back({.kind = A::rate, .optimizer = which(), .number = dice.real(0.5, 1.5)});
     const bool adds_up = !plan.scales && !virtual_workers && dice.chance(0.15);
     if (!adds_up) plan.acts.push_back({.kind = A::zero, .flag = virtual_workers || dice.chance(0.7)});
-    bool adds_up_only = false;  // the step averages what passes in no_sync() have added up
+    bool adds_up_only = false;  // the step averages the sums of passes in no_sync()
     if (!virtual_workers && dice.chance(0.2)) {
       plan.acts.push_back({.kind = A::pass, .pass = draw_pass(dice, plan, false)});
       adds_up_only = all_prepared && !plan.scales && dice.chance(0.3);
@@ -226,7 +229,7 @@ Plan draw(std::uint64_t seed, int ranks) {
       averages = true;
       plan.acts.push_back({.kind = A::average, .optimizer = *it});
     }
-    const bool reads = averages || (risky && !adds_up_only);  // the gradients
+    const bool reads = averages || (risky && !adds_up_only);  // the program may read the gradients
     if (!virtual_workers && !plan.scales && reads && dice.chance(0.12)) {
       plan.acts.push_back({.kind = A::perturb, .number = dice.real(0.01, 0.2)});
       plan.acts.push_back({.kind = A::zero, .flag = dice.chance(0.7)});
@@ -256,9 +259,9 @@ Plan draw(std::uint64_t seed, int ranks) {
     if (plan.alias != Plan::Alias::none && dice.chance(0.3)) plan.acts.push_back({.kind = A::write_alias});
     if (dice.chance(0.15)) plan.acts.push_back({.kind = A::touch, .flag = dice.chance(0.5)});
     if (dice.chance(0.4)) plan.acts.push_back({.kind = A::ema});
-    if (dice.chance(0.15)) plan.acts.push_back({.kind = A::look});
+    if (dice.chance(0.15)) plan.acts.push_back({.kind = A::look_at_averages});
     if (dice.chance(0.12)) plan.acts.push_back({.kind = A::reload, .optimizer = which()});
-    if (risky && dice.chance(0.08)) write(A::write_somewhere);
+    if (risky && dice.chance(0.08)) write(A::write_on_one_rank);
   }
   return plan;
 }
@@ -283,7 +286,7 @@ std::string describe(const Act& act) {
   std::ostringstream text;
   text << names_of_acts[static_cast<int>(act.kind)] << " optimizer " << act.optimizer << " branch " << act.branch
        << " number " << act.number << (act.flag ? " flag" : "") << (act.pass.sync ? "" : " without averaging");
-  if (act.kind == Act::Kind::write || act.kind == Act::Kind::write_somewhere)
+  if (act.kind == Act::Kind::write || act.kind == Act::Kind::write_on_one_rank)
     text << " of kind " << static_cast<int>(act.change.kind) << " to parameter " << act.change.parameter;
   return text.str() + "\n";
 }
@@ -315,7 +318,7 @@ auto with_optimizer(const Choice& c, std::vector<at::Tensor> parameters, Use&& u
   }
 }
 
-/// One side: what both do in the same way.
+/// What both sides do in the same way.
 class Player {
  public:
   explicit Player(const Plan& plan) : plan_(plan), net_(plan.model, plan.seed * 100) {
@@ -388,16 +391,16 @@ class Player {
       case K::rate:
         for (auto& group : optimizer.param_groups()) group.options().set_lr(group.options().get_lr() * act.number);
         return;
-      case K::look:
-        return look();
+      case K::look_at_averages:
+        return look_at_averages();
       case K::average:
         return average(act.optimizer);
       case K::unscale:
         return unscale(act.optimizer);
       case K::reload:
         return reload(act.optimizer);
-      case K::write_somewhere:
-        return write_somewhere(act);
+      case K::write_on_one_rank:
+        return write_on_one_rank(act);
     }
   }
 
@@ -405,11 +408,11 @@ class Player {
   virtual double pass(const Pass& pass) = 0;
   virtual void step(const Act& act) = 0;
   virtual void ema() {}
-  virtual void look() {}
+  virtual void look_at_averages() {}
   virtual void average(int) {}
   virtual void unscale(int) {}
   virtual void reload(int) {}
-  virtual void write_somewhere(const Act&) {}
+  virtual void write_on_one_rank(const Act&) {}
 
   std::vector<at::Tensor> of_optimizer(const Choice& choice) {
     const auto each = net_->each();
@@ -439,13 +442,13 @@ class Player {
  private:
   at::Tensor alias_;
   std::vector<at::Tensor> before_, ema_;
-  std::optional<double> loss_before_;  ///< of the closure, in the step under way
+  std::optional<double> loss_before_;  ///< the last loss of the closure in the step under way
   bool search_ends_in_rounding_ = false;
 };
 
-class Alone final : public Player {
+class ReferencePlayer final : public Player {
  public:
-  explicit Alone(const Plan& plan) : Player(plan) {
+  explicit ReferencePlayer(const Plan& plan) : Player(plan) {
     for (const auto& choice : plan.optimizers)
       with_optimizer(choice, of_optimizer(choice), [&](auto optimizer) {
         optimizers_.push_back(std::make_unique<std::decay_t<decltype(optimizer)>>(std::move(optimizer)));
@@ -462,7 +465,7 @@ class Alone final : public Player {
     auto parameters = net_->each();
     std::erase_if(parameters, [](const at::Tensor& p) { return !p.requires_grad(); });
     const auto gradients = torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, true);
-    // backward() itself may give two parameters gradients of the same memory.
+    // backward() itself may give two parameters gradients in the same memory.
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       auto& gradient = parameters[i].mutable_grad();
       if (gradients[i].defined()) gradient = gradient.defined() ? gradient + gradients[i] : gradients[i].clone();
@@ -478,9 +481,9 @@ class Alone final : public Player {
   }
 };
 
-class Together final : public Player {
+class MusterPlayer final : public Player {
  public:
-  Together(const Plan& plan, const Communicator& world)
+  MusterPlayer(const Plan& plan, const Communicator& world)
       : Player(plan), world_(world), ema_(net_.ptr(), {.decay = 0.7}) {
     const bool fixed = plan.micro_batches > 0;
     const int count = std::max(1, plan.micro_batches);
@@ -500,32 +503,33 @@ class Together final : public Player {
     for (std::size_t i = 0; i < plan.optimizers.size(); ++i) make(i);
   }
 
-  /// Whether an optimizer has been fused when something was done that only others bear, and has not stepped since.
+  /// True if something that fused optimizers do not support was done while one was fused, and that one has not stepped
+  /// since.
   bool in_doubt() const noexcept { return in_doubt_; }
-  /// Whether that can come to light no more.
-  bool unknown() const { return in_doubt_ && !any_fused(); }
+  /// True if nothing is fused any more, so that no later step can detect this.
+  bool undetectable() const { return in_doubt_ && !any_fused(); }
 
-  /// An Error may end this act.
+  /// True if this action may end with an Error.
   bool may_refuse(const Act& act) const {
     using K = Act::Kind;
     return in_doubt_ &&
            (act.kind == K::step || act.kind == K::average || act.kind == K::unscale || act.kind == K::reload);
   }
-  /// After the act, without an Error.
-  void played(const Act& act) {
+  /// Updates the flags after an action that ended without an Error.
+  void note_played(const Act& act) {
     using K = Act::Kind;
     const bool plain = act.kind == K::step && !plan_.optimizers[static_cast<std::size_t>(act.optimizer)].prepared;
-    if (act.kind == K::pass && act.pass.sync) own_ = any_fused();
-    if (act.kind == K::average || act.kind == K::unscale) own_ = false;
-    if (act.kind == K::step && !plain && !is_fused(act.optimizer)) own_ = false;
-    // The scaler averages before an optimizer that is not fused.
-    if (act.kind == K::step && plain && plan_.scales) own_ = false;
+    if (act.kind == K::pass && act.pass.sync) has_local_gradients_ = any_fused();
+    if (act.kind == K::average || act.kind == K::unscale) has_local_gradients_ = false;
+    if (act.kind == K::step && !plain && !is_fused(act.optimizer)) has_local_gradients_ = false;
+    // The scaler averages the gradients before an optimizer that is not fused.
+    if (act.kind == K::step && plain && plan_.scales) has_local_gradients_ = false;
     if (act.kind == K::step && !plain && is_fused(act.optimizer)) in_doubt_ = false;
     const bool reads = plain || act.kind == K::clip || act.kind == K::perturb;
-    if (any_fused() && ((reads && own_) || act.kind == K::write_somewhere)) in_doubt_ = true;
-    if (act.kind == K::write_somewhere && any_fused()) somewhere_ = true;
+    if (any_fused() && ((reads && has_local_gradients_) || act.kind == K::write_on_one_rank)) in_doubt_ = true;
+    if (act.kind == K::write_on_one_rank && any_fused()) wrote_on_one_rank_ = true;
   }
-  bool wrote_somewhere() const noexcept { return somewhere_; }
+  bool wrote_on_one_rank() const noexcept { return wrote_on_one_rank_; }
 
  private:
   void make(std::size_t i) {
@@ -578,7 +582,7 @@ class Together final : public Player {
     scaled_ = true;
   }
   void ema() override { ema_.update(); }
-  void look() override { const auto scope = ema_.apply(); }
+  void look_at_averages() override { const auto scope = ema_.apply(); }
   void average(int optimizer) override { average_.at(static_cast<std::size_t>(optimizer))(); }
   void unscale(int optimizer) override {
     scaler_->unscale_(*optimizers_[static_cast<std::size_t>(optimizer)]);
@@ -595,7 +599,7 @@ class Together final : public Player {
     make(i);
     StateEntry(*optimizers_[i]).object()->load(saved, paths);
   }
-  void write_somewhere(const Act& act) override {
+  void write_on_one_rank(const Act& act) override {
     if (!any_fused() || world_.rank() != world_.size() - 1) return;
     auto parameters = net_->each();
     std::erase_if(parameters, [](const at::Tensor& p) { return !p.requires_grad(); });
@@ -614,10 +618,10 @@ class Together final : public Player {
   std::vector<const detail::optim::Prepared*> prepared_;
   std::map<std::size_t, std::function<void()>> average_;
   std::int64_t batches_ = 0;
-  bool own_ = false;       ///< .grad is this rank's own
-  bool in_doubt_ = false;  ///< see there
-  bool somewhere_ = false;
-  bool scaled_ = false;  ///< update() is due
+  bool has_local_gradients_ = false;  ///< .grad holds this rank's gradients, not averages
+  bool in_doubt_ = false;             ///< see in_doubt()
+  bool wrote_on_one_rank_ = false;
+  bool scaled_ = false;  ///< the scaler's update() is due
 };
 
 double distance(const at::Tensor& have, const at::Tensor& want) {
@@ -625,12 +629,12 @@ double distance(const at::Tensor& have, const at::Tensor& want) {
   return std::isnan(apart) ? INFINITY : apart;
 }
 
-bool runs_off(Net& net) {
+bool diverges(Net& net) {
   const auto each = net->each();
   return std::ranges::any_of(each, [](const at::Tensor& p) { return !(p.detach().abs().max().item<double>() < 1e4); });
 }
 
-/// What is wrong with the program, if anything is; the same on all ranks. Collective.
+/// Returns what is wrong with the program, the same on all ranks; empty if nothing is. Collective.
 std::string play(const Plan& plan, const Communicator& world, bool aloud) {
   const auto tell = [&](const std::string& text) {
     if (aloud && world.rank() == 0) std::fputs(text.c_str(), stderr);
@@ -641,8 +645,8 @@ std::string play(const Plan& plan, const Communicator& world, bool aloud) {
     return std::string();
   };
   tell(describe(plan));
-  Together have(plan, world);
-  Alone want(plan);
+  MusterPlayer have(plan, world);
+  ReferencePlayer want(plan);
   const bool searches = std::ranges::any_of(plan.optimizers, [](const Choice& c) { return c.kind == Kind::lbfgs; });
   int number = 0;
   for (const auto& act : plan.acts) {
@@ -662,7 +666,7 @@ std::string play(const Plan& plan, const Communicator& world, bool aloud) {
       return anywhere(wrong);
     }
     want.play(act);
-    have.played(act);
+    have.note_played(act);
     if (aloud && !plan.scales) {
       const at::NoGradGuard no_grad;
       const auto here = have.net()->named_parameters(), there = want.net()->named_parameters();
@@ -674,11 +678,11 @@ std::string play(const Plan& plan, const Communicator& world, bool aloud) {
           tell("  gradient of " + here[i].key() + " is " + std::to_string(distance(a, b)) + " away\n");
       }
     }
-    if (have.unknown()) return {};
-    // A search that runs off has no result to be compared: rounding decides how far it gets.
-    if (searches && (runs_off(want.net()) || want.search_ends_in_rounding())) return {};
+    if (have.undetectable()) return {};
+    // A diverging search has no result to compare: rounding decides how far it gets.
+    if (searches && (diverges(want.net()) || want.search_ends_in_rounding())) return {};
     if (act.kind == Act::Kind::step && !have.in_doubt()) {
-      if (have.wrote_somewhere()) return "a write on one rank was not seen";
+      if (have.wrote_on_one_rank()) return "a write on one rank was not seen";
       const at::NoGradGuard no_grad;
       std::string wrong, bytes;
       const auto here = have.net()->named_parameters(), there = want.net()->named_parameters();

@@ -71,7 +71,7 @@ class Prepared final : public Side {
     };
     if (pass.throws == Pass::Throws::none) return backward();
     if (mine.throws_at >= 0) return expect_exception<Thrown>(backward);
-    // Others have left this pass and go on: that is an error here, with a fused optimizer at its step.
+    // Other ranks have left this pass and continue. This rank must get an error, with a fused optimizer at its step.
     expect_exception<Error>([&] {
       backward();
       for (const int m : mine.models) step(m);

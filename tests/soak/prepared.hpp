@@ -8,7 +8,7 @@
 
 namespace muster::soak {
 
-/// Collective, as all that it is told.
+/// Collective, as are all its member functions.
 std::unique_ptr<Side> make_prepared(const Program& program, const Communicator& world);
 
 }  // namespace muster::soak

@@ -13,7 +13,7 @@ namespace {
 Model draw_model(Dice& dice, bool sparse) {
   using Kind = Branch::Kind;
   Model model;
-  if (dice.chance(0.08)) return model;  // two parameters of one element
+  if (dice.chance(0.08)) return model;  // a model of two parameters with one element each
   model.width = dice.one_of({1, 2, 3, 8, 16, 46, 64, 96});
   const int branches = dice.between(1, 5);
   for (int i = 0; i < branches; ++i) {
@@ -23,7 +23,7 @@ Model draw_model(Dice& dice, bool sparse) {
     if (sparse && dice.chance(0.4)) branch.kind = Kind::sparse_embedding;
     switch (branch.kind) {
       case Kind::wide: {
-        // To 4 MB of doubles.
+        // At most 4 MB of doubles.
         const int most = std::min(8192, (4 << 20) / 8 / model.width);
         branch.size = dice.chance(0.15) ? most : dice.between(1, std::min(most, 300));
         break;
@@ -98,7 +98,8 @@ void let_throw(Dice& dice, Pass& pass, Pass::Throws who) {
     if (who == Pass::Throws::everywhere || r == chosen) pass.ranks[r].throws_at = dice.between(0, 4);
 }
 
-/// `left`: the model whose last pass some ranks have left by an exception; its next pass comes first, and averages.
+/// `left`: the model whose last pass some ranks left by an exception; -1 if none. Its next pass comes first and
+/// averages.
 Step draw_step(Dice& dice, const Program& program, bool last, int left) {
   const bool after_exception = left >= 0;
   Step step;
@@ -118,7 +119,7 @@ Step draw_step(Dice& dice, const Program& program, bool last, int left) {
   const auto add = [&](std::vector<Pass>& to, bool sync, const std::vector<int>& models) {
     to.push_back(draw_pass(dice, program, models, sync));
   };
-  // One loss over all models, a loss for each, or for one of them.
+  // One loss over all models, a loss for each model, or a loss for one of them.
   std::vector<std::vector<int>> losses;
   const int way = dice.below(3);
   if (count == 1 || way == 0)
@@ -130,7 +131,7 @@ Step draw_step(Dice& dice, const Program& program, bool last, int left) {
   if (after_exception) losses = {{left}};
   if (!after_exception && dice.chance(0.15)) {
     for (const auto& loss : losses) add(step.discarded, dice.chance(0.5), loss);
-    // Where a loss is over several models, an exception may come before a rank has reached all of them.
+    // If a loss is over several models, an exception may come before a rank has reached all of them.
     if (losses.back().size() == 1 && dice.chance(0.3)) let_throw(dice, step.discarded.back(), Pass::Throws::everywhere);
   }
   for (const auto& loss : losses) {
@@ -142,7 +143,7 @@ Step draw_step(Dice& dice, const Program& program, bool last, int left) {
   for (const auto& loss : losses)
     for (const int m : loss) step.steps.push_back(m);
   if (!after_exception && !last && program.ranks > 1 && dice.chance(0.05)) {
-    // The ranks that throw go on; the others get an error where they would wait for them.
+    // The ranks that throw continue. The others get an error where they would wait for them.
     step.steps = {dice.below(count)};
     step.passes = {draw_pass(dice, program, step.steps, true)};
     let_throw(dice, step.passes.front(), Pass::Throws::somewhere);

@@ -1,8 +1,8 @@
 // The description of a random training program: everything that it does, on all ranks, drawn from one seed.
 //
-// It is drawn within the contract of the public headers: all ranks run the same passes in the same order, each rank
-// reaches a parameter of each model in a pass, changes between steps are the same on all ranks. What may differ by rank
-// does: which parameters are used, in which order, how large batches are, and who throws.
+// The program keeps the contract of the public headers: all ranks run the same passes in the same order, each rank
+// reaches a parameter of each model in a pass, and changes between steps are the same on all ranks. Everything that may
+// differ by rank does: which parameters are used, in which order, the sizes of batches, and which ranks throw.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace muster::soak {
 
-/// A part of a model, added to what goes through: x + f(x).
+/// A part of a model. It maps x to x + f(x).
 struct Branch {
   enum class Kind { linear, wide, scale, shift, embedding, sparse_embedding, tied, transposed, convolution, norm };
   Kind kind = Kind::linear;
-  int size = 1;         ///< of what is not given by the model's width: hidden units, rows, channels
-  bool frozen = false;  ///< from the start
+  int size = 1;         ///< the size that the model's width does not give: hidden units, rows or channels
+  bool frozen = false;  ///< from the beginning
 };
 
 struct Model {
@@ -32,16 +32,17 @@ struct OptimizerSetting {
 /// What one rank does in a pass.
 struct Part {
   int samples = 1;                         ///< rows of the batch
-  int weight = 1;                          ///< samples that count; 0: a ghost
+  int weight = 1;                          ///< samples that count; 0: a ghost batch
   std::uint64_t data = 0;                  ///< seed of the batch
-  std::vector<std::vector<int>> branches;  ///< [models] those used, in this order
-  std::vector<int> models;                 ///< in this order
-  int throws_at = -1;  ///< the branch of the first model before whose gradient the exception comes, from the end
+  std::vector<std::vector<int>> branches;  ///< [models] branches used, in this order
+  std::vector<int> models;                 ///< models used, in this order
+  int throws_at =
+      -1;  ///< the exception comes before the gradient of this branch of the first model, counted from the end
 };
 
 struct Pass {
   bool sync = true;
-  bool weighted = false;  ///< else all ranks count the same
+  bool weighted = false;  ///< otherwise all ranks count the same
   enum class Throws { none, everywhere, somewhere } throws = Throws::none;
   std::vector<Part> ranks;
 };
@@ -51,13 +52,13 @@ struct Change {
   enum class Kind { in_place, pointer, data, other_memory, transposed_memory };
   Kind kind = Kind::in_place;
   int model = 0;
-  int parameter = 0;  ///< modulo their number
+  int parameter = 0;  ///< modulo the number of parameters
 };
 
 enum class Zero { no, to_none, in_place };
 
 struct Step {
-  std::vector<OptimizerSetting> settings;   ///< [models], empty: as before
+  std::vector<OptimizerSetting> settings;   ///< [models], empty: unchanged
   std::vector<std::pair<int, int>> toggle;  ///< model, branch: frozen or unfrozen
   Zero before = Zero::to_none;
   std::vector<Pass> discarded;  ///< passes that zero_grad throws away
@@ -81,10 +82,10 @@ struct Program {
   std::vector<Step> steps;
 };
 
-/// The program of that seed for that many ranks.
+/// The program of this seed for this number of ranks.
 Program draw(std::uint64_t seed, int ranks);
 
-/// In a line or a few, for whoever looks for what went wrong.
+/// A description in a few lines, for debugging.
 std::string describe(const Program& program);
 std::string describe(const Step& step);
 

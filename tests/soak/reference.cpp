@@ -23,7 +23,7 @@ class Reference final : public Side {
     for (std::size_t m = 0; m < settings.size(); ++m) soak::set(*optimizers_[m], program_.optimizer, settings[m]);
   }
 
-  /// What an exception has cut off is thrown away with the zero_grad() that follows.
+  /// A pass with an exception is skipped: the zero_grad() that follows discards its gradients.
   void pass(const Pass& pass) override {
     if (pass.throws != Pass::Throws::none) return;
     double all = 0;

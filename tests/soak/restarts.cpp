@@ -1,9 +1,9 @@
-// A run drawn from a seed that is ended in the middle and started again, compared with one that nothing disturbs: one
-// process that trains with plain torch over the same batches. Everything in double precision.
-//   restarts --draw SEED --plain FILE                      writes how the undisturbed one ends
+// A run drawn from a seed is interrupted and started again. It is compared with an undisturbed one: one process that
+// trains with plain torch over the same batches. Everything is in double precision.
+//   restarts --draw SEED --plain FILE                      plays the undisturbed run and writes its end to FILE
 //   mpirun -n RANKS restarts --draw SEED --start N --want FILE --name NAME --storage FOLDER
-// Start N ends in a way that is drawn too, and says so in FILE.ending; the fourth is left alone. One that comes to its
-// end compares, says so in FILE.compared, and ends with 1 if it differs.
+// How start N ends is drawn too, and noted in FILE.ending; the fourth start is not interrupted. A start that finishes
+// the run compares it, notes this in FILE.compared, and ends with 1 if it differs.
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
 #include "soak/net.hpp"
@@ -30,9 +30,9 @@
 namespace muster::soak {
 namespace {
 
-/// Rounding, in double precision, of a run.
+/// Rounding error of a whole run in double precision.
 constexpr double tolerance = 1e-10;
-/// Starts from this one on are left alone.
+/// Starts from this one on are not interrupted.
 constexpr int last_start = 4;
 
 struct Choice {
@@ -49,8 +49,8 @@ struct Plan {
   Program::Optimizer kind;
   OptimizerSetting setting;
   double max_grad_norm;
-  std::int64_t unfrozen_from;  ///< epoch in which the first layer is unfrozen; 0: it always is
-  // Every so many updates; 0: never.
+  std::int64_t unfrozen_from;  ///< first epoch with an unfrozen first layer; 0: never frozen
+  // In updates; 0: never.
   int report, check, prune, exception;
   bool report_ends, check_ends;
   std::optional<int> keep;
@@ -80,7 +80,7 @@ Plan draw_plan(std::uint64_t seed) {
   plan.retries = dice.chance(0.3) ? 1 : 0;
   plan.kind = dice.one_of({Program::Optimizer::sgd, Program::Optimizer::adam, Program::Optimizer::adamw});
   plan.setting.lr = dice.real(0.001, 0.01);
-  // Where training runs away, rounding does so too.
+  // If training diverged, rounding errors would grow with it.
   if (plan.widths.back() == 700) plan.setting.lr *= 0.03;
   if (plan.kind == Program::Optimizer::sgd && dice.chance(0.7)) plan.setting.momentum = dice.real(0.2, 0.9);
   if (dice.chance(0.5)) plan.setting.weight_decay = dice.real(0.001, 0.1);
@@ -106,7 +106,7 @@ struct Ending {
   int rank = 0;
 };
 
-/// In one of the batches from `first` on.
+/// Draws one of the batches from `first` on.
 Ending draw_ending(const Choice& choice, std::int64_t first, std::int64_t batches, int ranks) {
   Dice dice(choice.seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(choice.start));
   Ending ending;
@@ -114,7 +114,7 @@ Ending draw_ending(const Choice& choice, std::int64_t first, std::int64_t batche
   using Way = Ending::Way;
   ending.way = dice.one_of({Way::kill, Way::kill, Way::raise, Way::raise_everywhere, Way::stop, Way::stop});
   ending.place = static_cast<Ending::Place>(dice.below(4));
-  // Some at once, most in the first half of what is left.
+  // Some starts end at once, most in the first half of the remaining batches.
   ending.batch = first + dice.below(static_cast<int>(dice.chance(0.7) ? (batches - first + 1) / 2 : batches - first));
   ending.rank = dice.below(ranks);
   return ending;
@@ -145,7 +145,7 @@ class LayersImpl : public torch::nn::Module {
     weights_.front().set_requires_grad(!frozen);
     biases_.front().set_requires_grad(!frozen);
   }
-  /// Zeroes a part of the first layer behind autograd's back, as pruning does.
+  /// Zeroes a part of the first layer without autograd noticing, as pruning does.
   void prune() {
     auto& weight = weights_.front();
     std::fill_n(weight.data_ptr<double>(), std::max<std::int64_t>(1, weight.numel() / 8), 0.0);
@@ -257,7 +257,7 @@ class Trainee {
 
   double sum_over_ranks(double value) const { return session_.communicator().all_reduce(value); }
 
-  /// The loss over the other dataset, of which a trace stays.
+  /// Adds the mean loss over the other dataset to trail_.
   void check() {
     double sum = 0;
     {
@@ -268,7 +268,7 @@ class Trainee {
     trail_ = trail_ / 2 + sum_over_ranks(sum) / static_cast<double>(plan_.checked);
   }
 
-  /// Ends this start if it is to end here; once, so that a retry in the same start goes on.
+  /// Ends this start if it is to end here. Does so only once, so that a retry in the same start continues.
   void end(Ending::Place place) const {
     static bool ended = false;
     if (ended || ending_.way == Ending::Way::none || ending_.place != place || ending_.batch != taken_) return;
@@ -317,7 +317,7 @@ class Trainee {
   Layers net_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<torch::optim::StepLR> scheduler_;
-  std::int64_t taken_ = 0;  ///< batches
+  std::int64_t taken_ = 0;  ///< number of batches taken
   double trail_ = 0;
   Mean loss_;
   Ending ending_;

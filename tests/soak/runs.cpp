@@ -1,11 +1,11 @@
-// Random sequences of starts, saves, rollbacks and losses of one run, in one process, against a model of what a start
-// must find. Changes of files are counted: a drawn one fails, or that one and all after it, as if the process
-// had died there.
+// Plays random sequences of starts, saves, rollbacks and losses of one run in one process, and compares them with a
+// model that says what a start must find. File operations are counted. A drawn one fails; or it and all later ones
+// fail, as if the process had died there.
 //   mpirun -n 1 runs --first SEED --count SEQUENCES
-//   mpirun -n 1 runs --seed SEED                       one sequence, told step by step
+//   mpirun -n 1 runs --seed SEED                       one sequence, printed step by step
 //   mpirun -n RANKS runs --killed SEED --start N --ending FILE --name NAME --storage FOLDER
-// The last is one start of a run that is started for real: ranks or mpirun are killed, it is stopped or throws.
-// FILE.ending has "kill" or the code that it ends with, FILE.compared is there when the run has come to its end.
+// The last form is one start of a real run: ranks or mpirun are killed, or the run is stopped or throws. FILE.ending
+// holds "kill" or the exit code. FILE.compared exists once the run has finished.
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
@@ -45,15 +45,15 @@ using detail::checkpoint::CheckpointContents;
 using detail::checkpoint::CheckpointStore;
 using detail::storage::Tier;
 
-/// Changes of files whose path begins with `watched` are counted; from a drawn one on they fail.
+/// Counts changes of files whose path begins with `watched`, and makes them fail from a drawn one on.
 class Disk final : public test::FileWatcher {
  public:
   std::string watched = {};
   bool hit = false;
-  bool dies = false;  ///< all after it fail too
+  bool dies = false;  ///< all later changes fail too
 
   ~Disk() { disarm(); }
-  /// So many go well.
+  /// Lets `changes` changes succeed; the next one fails with the errno `with`.
   void arm(int changes, bool and_dies, int with) {
     const std::lock_guard lock(mutex_);
     left_ = changes, dies = and_dies, error_ = with, hit = false;
@@ -79,14 +79,14 @@ class Disk final : public test::FileWatcher {
   int left_ = 0, error_ = 0;
 } disk;
 
-/// What is wrong.
+/// Thrown if something is wrong.
 struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 at::Tensor values_of(int number) { return at::arange(12'000, at::kDouble).add(number); }
 
-/// A checkpoint on the disk, as its manifest says.
+/// A checkpoint on the disk, as its manifest describes it.
 struct Saved {
   int number = 0;
   double score = 0;
@@ -136,7 +136,7 @@ class Sequence {
     if (aloud_) std::fprintf(stderr, "%s\n", what.c_str());
   }
 
-  /// Draws a failure or a death somewhere in what follows.
+  /// Draws a failure or a death among the next file operations.
   void draw_fault(double chance, int most_calls) {
     if (!dice_.chance(chance)) return;
     const int calls = dice_.below(most_calls);
@@ -146,8 +146,8 @@ class Sequence {
   }
   bool died() const { return disk.hit && disk.dies; }
 
-  /// What the run's folder has, by index, without what is rolled back.
-  std::map<int, Saved> there(bool rolled_back_too = false) const {
+  /// The checkpoints in the run's folder, by index. Those rolled back are left out unless asked for.
+  std::map<int, Saved> saved_checkpoints(bool rolled_back_too = false) const {
     std::map<int, Saved> all;
     const auto rollbacks = detail::checkpoint::read_rollbacks(run_);
     for (const auto& [index, path] : Tier(run_).list().published) {
@@ -172,7 +172,7 @@ class Sequence {
     return text;
   }
 
-  /// The number that the store finds; −1 where there is none.
+  /// The number of the checkpoint that the store finds; −1 if there is none.
   int newest() const {
     const auto found = store_->newest();
     if (!found) return -1;
@@ -214,18 +214,19 @@ class Sequence {
       end();
       return start(plain);
     }
-    const bool hit = disk.hit;  // what could not be removed goes at the next start
+    const bool hit = disk.hit;  // the next start removes what could not be removed
     disk.disarm();
     if (!hit) check_names();
   }
 
-  /// Nothing that nobody knows of.
+  /// Checks that the run's folder holds no unknown names.
   void check_names() const {
     for (const auto& entry : fs::directory_iterator(run_)) {
       const auto name = entry.path().filename().string();
       if (name.starts_with("checkpoint_") || name == "fast_tier.json" || name == "steps_back.json") continue;
-      if (name == "best") continue;  // where its checkpoint is damaged it leads nowhere
-      // An interrupted write of the list of rollbacks goes with the run's folder's own leftovers, which no Store knows.
+      if (name == "best") continue;  // dangles if its checkpoint is damaged
+      // A Store does not know about an interrupted write of the list of rollbacks. It is removed with the other
+      // leftovers of the run's folder.
       if (name.starts_with("steps_back.json.tmp.") || name == ".best.naming") continue;
       throw Wrong(name + " is left behind");
     }
@@ -246,7 +247,7 @@ class Sequence {
       std::ofstream(*contents.directory / "notes.txt") << "of " << number;
     }
     tell("save " + std::to_string(number) + (behind ? " behind" : ""));
-    const auto before = there();
+    const auto before = saved_checkpoints();
     draw_fault(0.5, fast ? 70 : 40);
     std::optional<Error> of_commit, of_finish;
     std::optional<Checkpoint> made;
@@ -260,7 +261,7 @@ class Sequence {
       throw Wrong(std::string("a save fails by itself: ") + (of_commit ? of_commit : of_finish)->what());
     if (of_commit || of_finish) tell(std::string("  ") + (of_commit ? of_commit : of_finish)->what());
     const bool hit = disk.hit, dead = died();
-    const bool known = !of_commit && (!of_finish || (fast && !behind));  // the training function knows that it is saved
+    const bool known = !of_commit && (!of_finish || (fast && !behind));  // the training function knows of the save
     if (known)
       may_be_found_ = {number};
     else if (dead || (fast && behind && !of_commit))
@@ -281,9 +282,10 @@ class Sequence {
     if (!hit) check_retention(before);
   }
 
-  /// That of the live ones the best stay, and the newest; nothing that is rolled back stays in the place of a live one.
+  /// Checks that the best checkpoints and the newest one are kept, and that no rolled-back one takes the place of a
+  /// live one.
   void check_retention(std::map<int, Saved> before) const {
-    const auto live = there(), all = there(true);
+    const auto live = saved_checkpoints(), all = saved_checkpoints(true);
     const auto keep = static_cast<std::size_t>(config_.num_to_keep.value_or(1'000'000));
     const int newest = live.rbegin()->first;
     before.insert(*live.rbegin());
@@ -300,7 +302,7 @@ class Sequence {
   }
 
   void roll_back() {
-    const auto live = there();
+    const auto live = saved_checkpoints();
     if (!store_ || live.empty() || may_be_found_.size() != 1) return;
     const auto target = std::next(live.begin(), dice_.below(static_cast<int>(live.size())));
     const auto rollbacks = detail::checkpoint::read_rollbacks(run_);
@@ -337,14 +339,14 @@ class Sequence {
     for (const auto& entry : fs::directory_iterator(run_)) {
       if (!entry.is_symlink()) continue;
       const auto index = Tier::index_of(fs::read_symlink(entry.path()).filename());
-      if (index && there(true).contains(*index) && !there().contains(*index))
+      if (index && saved_checkpoints(true).contains(*index) && !saved_checkpoints().contains(*index))
         throw Wrong("a name leads to what is rolled back");
     }
   }
 
-  /// The newest in the run's folder, where there is another one to go on from.
+  /// Damages the newest checkpoint in the run's folder, if there is another one to continue from.
   void damage() {
-    const auto live = there();
+    const auto live = saved_checkpoints();
     if (in_tier_ || !lost_.empty() || live.size() < 2 || may_be_found_.size() != 1) return;
     if (!may_be_found_.contains(live.rbegin()->second.number)) return;
     tell("damage of " + std::to_string(live.rbegin()->second.number));
@@ -359,7 +361,7 @@ class Sequence {
     may_be_found_ = {std::next(live.rbegin())->second.number};
   }
 
-  /// The nodes with the fast tier are not there at the next start, or those that were not come back.
+  /// Takes away the nodes with the fast tier before the next start, or brings back the nodes taken away earlier.
   void lose_nodes() {
     if (!lost_.empty() || !fs::is_empty(away_)) return bring_back();
     if (!in_tier_ || fs::is_empty(fast_)) return;
@@ -367,7 +369,7 @@ class Sequence {
     for (const auto& entry : fs::directory_iterator(fast_)) fs::rename(entry.path(), away_ / entry.path().filename());
     lost_ = may_be_found_;
     may_be_given_up_ = false;
-    const auto live = there();
+    const auto live = saved_checkpoints();
     may_be_found_ = {live.empty() ? -1 : live.rbegin()->second.number};
   }
   void bring_back() {
@@ -376,7 +378,7 @@ class Sequence {
     given_up_ = true;
     for (const auto& entry : fs::directory_iterator(away_)) fs::rename(entry.path(), fast_ / entry.path().filename());
     if (!lost_.empty()) {
-      // Where a later tier has one too, either may be as new.
+      // If a later tier has a checkpoint too, either may be the newest.
       if (!in_tier_ && !may_be_given_up_) may_be_found_.clear();
       may_be_found_.insert(lost_.begin(), lost_.end());
     }
@@ -390,10 +392,10 @@ class Sequence {
   CheckpointConfig config_;
   std::unique_ptr<CheckpointStore> store_;
   int last_number_ = 0;
-  std::set<int> may_be_found_{-1};  ///< numbers of which a start finds one
-  std::set<int> lost_;              ///< those that a start finds when the nodes are back
-  bool in_tier_ = false;            ///< something may be there that the run's folder does not have
-  bool may_be_given_up_ = false;    ///< what is lost, in a step that did not end well
+  std::set<int> may_be_found_{-1};  ///< a start must find one of these numbers
+  std::set<int> lost_;              ///< numbers that a start may find once the nodes are back
+  bool in_tier_ = false;            ///< a tier may hold something that the run's folder does not have
+  bool may_be_given_up_ = false;    ///< a step with a failure may have given up what is lost
   bool given_up_ = false;           ///< a tier may be left on nodes that came back too late
 };
 

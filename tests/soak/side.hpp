@@ -1,4 +1,4 @@
-// What a program is played on: the reference, or muster. Both are told the same, action by action.
+// One of the two sides that play a program: the reference, or muster. Both get the same calls in the same order.
 #pragma once
 
 #include "soak/net.hpp"
@@ -22,7 +22,7 @@ class Side {
   virtual void pass(const Pass& pass) = 0;
   virtual void step(int model) = 0;
   virtual void evaluate() = 0;
-  /// Whether .grad holds the averages when a pass has ended.
+  /// True if .grad holds the averages at the end of a pass.
   virtual bool shows_averages(int model) const = 0;
 
  protected:

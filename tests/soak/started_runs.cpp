@@ -1,5 +1,5 @@
-// A run drawn from a seed counts its epochs. What it restores, what is on the disk afterwards and its rows are compared
-// with a plain model of it, which a journal of what its reports had said is enough for.
+// A run drawn from a seed counts its epochs. The state it restores, the files it leaves on the disk and its rows are
+// compared with a plain model. The model needs only a journal of earlier reports.
 #include "soak/started_runs.hpp"
 
 #include "checkpoint/files/manifest.hpp"
@@ -43,7 +43,7 @@ namespace {
 namespace fs = std::filesystem;
 using detail::storage::Tier;
 
-constexpr int last_start = 4;  ///< starts from this one on are left alone
+constexpr int last_start = 4;  ///< starts from this one on are not interrupted
 constexpr int samples_of_an_epoch = 6;
 
 void require(bool holds, const std::string& what) {
@@ -53,11 +53,11 @@ void require(bool holds, const std::string& what) {
 struct Plan {
   std::uint64_t seed = 1;
   int epochs = 1, save_every = 1, take_every = 1, name_every = 0;
-  std::int64_t length = 1;  ///< of the values; several ranks write a long one
+  std::int64_t length = 1;  ///< length of the values; several ranks write a long one
   bool scored = false;
   ScoreOrder order = ScoreOrder::max;
   std::optional<int> keep = {};
-  int second_from = 0;  ///< the start from which on it is another run, which begins with what this one has saved
+  int second_from = 0;  ///< first start of another run, which begins from this run's checkpoints; 0: none
 
   bool saves(std::int64_t number) const { return number % save_every == 0; }
   bool takes(std::int64_t number) const { return number % take_every == 0; }
@@ -79,26 +79,26 @@ Plan draw(std::uint64_t seed) {
   return plan;
 }
 
-/// What befalls a start.
+/// How a start is interrupted.
 struct Event {
   enum class Way { none, kill, kill_at_call, kill_at_time, kill_launcher, terminate, stop, raise } way = Way::none;
-  std::int64_t number = 1;  ///< in this epoch
-  bool after = false;       ///< the report
-  int rank = 0;             ///< counted round
+  std::int64_t number = 1;  ///< epoch in which it happens
+  bool after = false;       ///< after the report instead of before it
+  int rank = 0;             ///< modulo the number of ranks
   int calls = 0;
   std::chrono::milliseconds time{};
 };
 
-struct Circumstances {
+struct StartPlan {
   Event event = {};
   bool async_save = false, fast_tier = false;
   bool must_resume = false;
-  double back = -1;  ///< where among its checkpoints the run steps back to; none if negative
+  double back = -1;  ///< position, from 0 to 1, of the checkpoint to roll back to; negative: no rollback
 };
 
-Circumstances draw_start(const Plan& plan, int start) {
+StartPlan draw_start(const Plan& plan, int start) {
   Dice dice(plan.seed * 0x9e3779b97f4a7c15ULL + 1000 + static_cast<std::uint64_t>(start));
-  Circumstances drawn{.async_save = dice.chance(0.4), .fast_tier = dice.chance(0.4), .must_resume = dice.chance(0.3)};
+  StartPlan drawn{.async_save = dice.chance(0.4), .fast_tier = dice.chance(0.4), .must_resume = dice.chance(0.3)};
   if (dice.chance(0.25)) drawn.back = dice.real();
   if (start >= last_start) return drawn;
   using Way = Event::Way;
@@ -128,7 +128,7 @@ double loss_at(const Plan& plan, std::int64_t number) {
   return sum / count;
 }
 
-/// What reports have said, over all starts of a run; one line each. Written by one rank.
+/// A file with one line per event of a run, over all its starts. One rank writes it.
 class Journal {
  public:
   struct Line {
@@ -154,13 +154,13 @@ class Journal {
   fs::path file_;
 };
 
-/// Between which numbers the newest checkpoint is.
+/// Bounds for the number of the newest checkpoint.
 struct Bounds {
   std::int64_t least = 0, most = 0;
 
   static Bounds of(const std::vector<Journal::Line>& lines) {
     Bounds bounds;
-    std::int64_t behind = 0;  // a save that is perhaps still being written
+    std::int64_t behind = 0;  // a save that may still be under way
     for (const auto& [start, word, number] : lines) {
       if (word == "from") bounds = {number, number}, behind = 0;
       if (word == "back") bounds.least = std::min(bounds.least, number), behind = 0;
@@ -173,14 +173,14 @@ struct Bounds {
   }
 };
 
-/// Tells checkpoints apart. A stop may save once more what a report has saved, without the report's metrics.
+/// Tells checkpoints apart. A stop may save again what a report has saved, without the report's metrics.
 struct CheckpointId {
   std::int64_t number = 0;
   bool of_stop = false;
   auto operator<=>(const CheckpointId&) const = default;
 };
 
-/// Those on the disk that no step back has given up: their folders. They rise with the index.
+/// The folders of the checkpoints on the disk that no rollback has given up. The numbers rise with the index.
 using Checkpoints = std::map<CheckpointId, fs::path>;
 
 Checkpoints live_in(const fs::path& run) {
@@ -198,7 +198,7 @@ Checkpoints live_in(const fs::path& run) {
   return live;
 }
 
-/// Beside it there may be the exit code of a run that has ended meanwhile.
+/// The file may also hold the exit code of a run that has ended meanwhile.
 void note_kill(const std::string& file) { std::ofstream(file + ".ending", std::ios::app) << "kill\n"; }
 
 /// Kills this process at a drawn change of the run's files.
@@ -222,7 +222,7 @@ class CallCounter final : public test::FileWatcher {
 
 class StartedRun {
  public:
-  StartedRun(Launch& launch, const Plan& plan, Circumstances drawn, int start, std::optional<CheckpointId> back,
+  StartedRun(Launch& launch, const Plan& plan, StartPlan drawn, int start, std::optional<CheckpointId> back,
              Bounds seed, std::string file)
       : launch_(launch),
         plan_(plan),
@@ -244,9 +244,9 @@ class StartedRun {
     const auto& event = drawn_.event;
     if (event.way == Event::Way::kill_at_call && event.rank % launch_.size() == launch_.rank())
       counter.emplace(storage_.string() + '/', event.calls, [&] { kill(SIGKILL); });
-    // The settings differ in each start, or a finished run would not go on after a step back.
+    // The settings differ in each start; otherwise a finished run would not continue after a rollback.
     auto result =
-        TorchTrainer(launch_, [&](Session& session) { noting_wrong([&] { train(session); }); },
+        TorchTrainer(launch_, [&](Session& session) { record_errors([&] { train(session); }); },
                      {.train_loop_config = {{"start", start_}},
                       .run_config = {.checkpoint_config = {.num_to_keep = plan_.keep,
                                                            .checkpoint_score_attribute = plan_.scored ? "score" : "",
@@ -255,7 +255,7 @@ class StartedRun {
                                                            .fast_tier = fast}}})
             .fit();
     counter.reset();
-    if (launch_.rank() == 0) noting_wrong([&] { check(result); });
+    if (launch_.rank() == 0) record_errors([&] { check(result); });
     return result;
   }
 
@@ -264,8 +264,8 @@ class StartedRun {
     if (session.world_rank() == 0) journal_.add(start_, word, number);
   }
 
-  /// Without mpirun nobody hears of it otherwise.
-  void noting_wrong(const std::function<void()>& call) const {
+  /// Writes an error to a file, since it is lost if mpirun was killed.
+  void record_errors(const std::function<void()>& call) const {
     try {
       call();
     } catch (const std::logic_error& wrong) {
@@ -280,7 +280,7 @@ class StartedRun {
     if (signal == SIGKILL) ::pause();
   }
 
-  void befall(const Session& session, std::int64_t number, bool after) const {
+  void apply_event(const Session& session, std::int64_t number, bool after) const {
     const auto& event = drawn_.event;
     if (event.number != number || event.after != after) return;
     if (event.rank % session.world_size() != session.world_rank()) return;
@@ -306,7 +306,7 @@ class StartedRun {
     auto values = values_of(0, plan_.length);
     Mean loss;
     auto state = session.state({{"number", number}, {"values", values}, {"loss", loss}});
-    const auto bounds = begins_anew() ? seed_ : Bounds::of(journal_.read());
+    const auto bounds = begins_from_other_run() ? seed_ : Bounds::of(journal_.read());
     session.barrier();
     state.restore();
     require(at::equal(values, values_of(number, plan_.length)), "the values are not those of their number");
@@ -314,7 +314,7 @@ class StartedRun {
     require(back_ || (number >= bounds.least && number <= bounds.most),
             "it goes on from " + std::to_string(number) + " and not between " + std::to_string(bounds.least) + " and " +
                 std::to_string(bounds.most));
-    if (begins_anew()) note(session, "base", number);
+    if (begins_from_other_run()) note(session, "base", number);
     note(session, "from", number);
     session.barrier();
     for (const auto epoch : session.epochs(plan_.epochs)) {
@@ -324,7 +324,7 @@ class StartedRun {
       note(session, "epoch", number);
       values.copy_(values_of(number, plan_.length));
       loss.add(drawn_at(plan_, number, 2), samples_of_an_epoch / session.world_size());
-      befall(session, number, false);
+      apply_event(session, number, false);
       const Metrics metrics{
           {"number", number}, {"score", score_of(plan_, number)}, {"loss", plan_.takes(number) ? loss.take() : loss}};
       if (plan_.saves(number))
@@ -332,13 +332,13 @@ class StartedRun {
       else
         session.report(metrics);
       if (plan_.saves(number)) note(session, drawn_.async_save ? "saving" : "saved", number);
-      befall(session, number, true);
+      apply_event(session, number, true);
     }
   }
 
-  /// Whether it has no checkpoint of its own to go on from, but another run's.
-  bool begins_anew() const { return seed_.most > 0 && Bounds::of(journal_.read()).least == base(); }
-  /// The number with which it began: 0, or what it found in another run.
+  /// True if the run has no checkpoint of its own to continue from, only another run's.
+  bool begins_from_other_run() const { return seed_.most > 0 && Bounds::of(journal_.read()).least == base(); }
+  /// The number with which the run began: 0, or the number that it found in another run.
   std::int64_t base() const {
     std::int64_t base = 0;
     for (const auto& line : journal_.read())
@@ -379,18 +379,18 @@ class StartedRun {
       for (const auto& entry : fs::directory_iterator(folder_))
         require(!entry.path().filename().string().starts_with(".checkpoint_"), entry.path().string() + " is left");
     }
-    check_retention(live, newest > Bounds::of(before_this(lines)).most || has("saved") || has("saving"));
+    check_retention(live, newest > Bounds::of(lines_before_this_start(lines)).most || has("saved") || has("saving"));
     check_rows(result, live, code == 0 ? plan_.epochs : std::max(reported, newest));
     if (plan_.name_every > 0 && (code == 0 || code == 85)) check_name(lines, live);
     if (code == 0) std::ofstream(file_ + ".compared") << newest << '\n';
   }
 
-  std::vector<Journal::Line> before_this(std::vector<Journal::Line> lines) const {
+  std::vector<Journal::Line> lines_before_this_start(std::vector<Journal::Line> lines) const {
     std::erase_if(lines, [&](const auto& line) { return line.start >= start_; });
     return lines;
   }
 
-  /// What is there belongs to another run, which was killed and has gone on in this one.
+  /// Checks that leftovers in the fast tier belong to another run, which was killed and is continued by this one.
   void check_fast_tier() const {
     std::string noted;
     for (const auto& entry : fs::directory_iterator(storage_))
@@ -404,7 +404,7 @@ class StartedRun {
     }
   }
 
-  /// The best of what was there and what was saved are left, and the newest.
+  /// Checks that the newest checkpoint and the best of the earlier and new ones are kept.
   void check_retention(const Checkpoints& live, bool has_saved) const {
     if (!plan_.keep || !has_saved || live.empty()) return;
     auto all = before_;
@@ -462,14 +462,14 @@ class StartedRun {
     require(lines == (rows.empty() ? 0 : rows.size() + 1), "progress.csv has " + std::to_string(lines) + " lines");
   }
 
-  /// RUN/best leads to the last one of that name while that is there.
+  /// Checks that RUN/best leads to the last checkpoint with that name, if it still exists.
   void check_name(const std::vector<Journal::Line>& lines, const Checkpoints& live) const {
     std::int64_t named = 0;
     for (const auto& line : lines) {
       if (line.word == "back") return;
       if ((line.word == "saved" || line.word == "saving") && plan_.names(line.number)) named = line.number;
     }
-    // A report in which a start has ended wrote no line after it.
+    // If a start ended inside a report, the report wrote no line after it.
     for (const auto& [id, path] : live)
       if (!id.of_stop && plan_.names(id.number)) named = std::max(named, id.number);
     const auto found = live.find({named, false});
@@ -481,7 +481,7 @@ class StartedRun {
 
   Launch& launch_;
   const Plan& plan_;
-  const Circumstances drawn_;
+  const StartPlan drawn_;
   const int start_;
   const std::optional<CheckpointId> back_;
   const Bounds seed_;  ///< of the run from which this one begins
@@ -491,7 +491,7 @@ class StartedRun {
   const Checkpoints before_;
 };
 
-/// The value of a word of the command line.
+/// The value of a flag on the command line.
 std::string* value_of(std::vector<std::string>& words, const std::string& flag) {
   const auto found = std::ranges::find(words, flag);
   return found == words.end() || std::next(found) == words.end() ? nullptr : &*std::next(found);
@@ -509,7 +509,7 @@ int play_started_run(int argc, char** argv) {
   std::ofstream(file + ".pids", std::ios::app) << std::to_string(::getpid()) + '\n';
   const auto plan = draw(seed);
   const auto drawn = draw_start(plan, start);
-  // All of this is read before the launch, and nothing changes until all ranks are there.
+  // All of this is read before the launch; no file changes until all ranks have started.
   Bounds of_first;
   if (plan.second_from > 0 && start >= plan.second_from) {
     const auto bounds = Bounds::of(Journal(storage / ("journal." + first_name)).read());
@@ -523,7 +523,7 @@ int play_started_run(int argc, char** argv) {
   std::optional<CheckpointId> back;
   if (!live.empty() && drawn.back >= 0) {
     const auto target = std::next(live.begin(), static_cast<int>(drawn.back * static_cast<double>(live.size())));
-    // Once only: the same job may be started again with the same words.
+    // Roll back only once: the same job may be started again with the same command line.
     const auto rollbacks = detail::checkpoint::read_rollbacks(run);
     if (rollbacks.empty() || rollbacks.back().to != Tier::index_of(target->second.filename().string()))
       back = target->first;

@@ -1,9 +1,9 @@
-// Runs that are started for real, and what befalls them there.
+// Real starts of a run that are interrupted in drawn ways.
 #pragma once
 
 namespace muster::soak {
 
-/// One start of a run, with the words of the command line; gives the exit code.
+/// Plays one start of a run with this command line. Returns the exit code.
 int play_started_run(int argc, char** argv);
 
 }  // namespace muster::soak

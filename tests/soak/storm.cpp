@@ -1,8 +1,8 @@
 // Plays random training programs with muster and without, and compares them after every pass and step.
 //   mpirun -n RANKS storm --first SEED --count PROGRAMS
-//   mpirun -n RANKS storm --seed SEED              one program, told step by step
-// Ends with 1 if any differs, and names it by the command that shows it again. A program that ends by an error or does
-// not end takes the others after it along; the last line says which it was.
+//   mpirun -n RANKS storm --seed SEED              one program, printed step by step
+// Ends with 1 if anything differs, and prints the command that repeats the program. A program that ends with an error
+// or does not end also ends the programs after it; the last line says which one it was.
 #include "soak/driver.hpp"
 #include "soak/prepared.hpp"
 #include "soak/reference.hpp"
@@ -18,10 +18,10 @@
 namespace muster::soak {
 namespace {
 
-/// Rounding, in double precision.
+/// Rounding error in double precision.
 constexpr double tolerance = 1e-10;
-/// How far apart two tensors are, relative to the larger of 1 and what is wanted; a gradient that is missing on one
-/// side is infinitely far.
+/// The difference of two tensors, relative to the larger of 1 and the wanted value. It is infinite if only one of them
+/// is defined.
 double distance(const at::Tensor& have, const at::Tensor& want) {
   if (have.defined() != want.defined()) return INFINITY;
   if (!have.defined()) return 0;
@@ -48,7 +48,7 @@ std::optional<std::string> compare(Side& have, Side& want, bool gradients) {
   return std::nullopt;
 }
 
-/// What differs between the program with muster and without. Collective.
+/// Returns the difference between the program with muster and without. Collective.
 std::optional<std::string> play(const Program& program, const Communicator& world, bool aloud) {
   const auto tell = [&](const std::string& text) {
     if (aloud && world.rank() == 0) std::fputs(text.c_str(), stderr);

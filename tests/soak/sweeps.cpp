@@ -1,12 +1,12 @@
-// Plays random sweeps: spaces, schedulers and groups of ranks, trials that throw, that are stopped or whose ranks are
-// killed, in several starts on other numbers of ranks. After each start, what is there is compared with a plain model:
-// the rows of a trial are a function of its settings.
+// Plays random sweeps: they have random spaces, schedulers and groups of ranks, and their trials throw, are stopped or
+// lose their ranks, over several starts on different numbers of ranks. After each start, the files are compared with a
+// plain model, in which the rows of a trial are a function of its settings.
 //   mpirun -n RANKS sweeps --first SEED --count SWEEPS
-//   mpirun -n RANKS sweeps --seed SEED                       one sweep, told start by start
+//   mpirun -n RANKS sweeps --seed SEED                       one sweep, printed start by start
 //   mpirun -n RANKS sweeps --killed SEED --start N --ending FILE --name NAME --storage FOLDER
-// The last is one start of a sweep in which ranks also kill themselves. FILE.ending has "kill" where one did, else the
-// code that the start has to end with; FILE.compared is there when nothing is left to do. Ends with 1 if anything
-// differs, and names it by the command that shows it again.
+// The last form is one start of a sweep in which ranks also kill themselves. FILE.ending holds "kill" if one did,
+// otherwise the expected exit code of the start. FILE.compared exists once nothing is left to do. Ends with 1 if
+// anything differs, and prints the command that repeats the sweep.
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"
@@ -40,13 +40,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Starts from this one on are left alone.
+/// Starts from this one on are not interrupted.
 constexpr int last_start = 4;
-/// A trial that always kills its ranks is given up within these.
+/// A trial that kills its ranks in every start is given up within this many starts.
 constexpr int most_starts = 9;
 constexpr const char* names[] = {"a", "b.c", "b.d", "e"};
 
-/// What is wrong.
+/// Thrown if something is wrong.
 struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -61,11 +61,11 @@ Dice dice_of(std::uint64_t seed, int what) {
 /// What a trial does, by its number.
 struct Behaviour {
   int reports = 1;
-  int save_every = 1;  ///< reports, from one with a state to the next; 0: none has one
+  int save_every = 1;  ///< in reports: distance between reports with a state; 0: no state
   bool has_metric = true;
-  int nan_at = 0;             ///< the report whose metric is NaN
-  int throws_at = 0;          ///< before this report it throws, in every attempt
-  bool always_kills = false;  ///< before its first report, in every start
+  int nan_at = 0;             ///< the report whose metric is NaN; 0: none
+  int throws_at = 0;          ///< throws before this report, in every attempt; 0: never
+  bool always_kills = false;  ///< kills its ranks before its next report, in every start
 };
 
 struct Plan {
@@ -73,7 +73,7 @@ struct Plan {
   Space space = {};
   Config defaults = {{"other", "kept"}};
   int num_samples = 1;
-  int later_samples = 0;  ///< that are added in the second start
+  int later_samples = 0;  ///< samples added in the second start
   ScoreOrder mode = ScoreOrder::max;
   std::optional<Asha> scheduler = {};
   bool own_trainable = false, async_save = false, trains = false;
@@ -99,7 +99,7 @@ Json get(const Json& settings, const std::string& name) {
   return dot == name.npos ? settings.at(name) : settings.at(name.substr(0, dot)).at(name.substr(dot + 1));
 }
 
-/// `killed`: also with trials that kill their ranks in each start.
+/// `killed`: some trials may kill their ranks in every start.
 Plan draw(std::uint64_t seed, bool killed) {
   auto dice = dice_of(seed, 23);
   Plan plan{.seed = seed};
@@ -155,28 +155,28 @@ Plan draw(std::uint64_t seed, bool killed) {
   return plan;
 }
 
-/// Something that befalls a trial, in the first attempt of a start.
+/// An interruption of a trial, in the first attempt of a start.
 struct Event {
   enum class Way { raise, raise_everywhere, stop, stop_file, kill, terminate } way = Way::raise;
   int trial = 0, report = 1;
-  bool after = false;  ///< the report
-  int rank = 0;        ///< of the trial, counted round
+  bool after = false;  ///< after the report instead of before it
+  int rank = 0;        ///< modulo the number of ranks of the trial
 
   bool throws() const { return way == Way::raise || way == Way::raise_everywhere; }
   bool kills() const { return way == Way::kill || way == Way::terminate; }
 };
 
-struct Circumstances {
+struct StartPlan {
   int ranks = 1, ranks_per_trial = 1;
   std::vector<Event> events = {};
-  bool has_time = true;  ///< else it is stopped before anything begins
+  bool has_time = true;  ///< otherwise the start is stopped before anything begins
 
   int groups() const { return ranks / ranks_per_trial; }
 };
 
-Circumstances draw_start(const Plan& plan, int start, int ranks, bool killed) {
+StartPlan draw_start(const Plan& plan, int start, int ranks, bool killed) {
   auto dice = dice_of(plan.seed, 100 + start);
-  Circumstances drawn{.ranks = ranks, .ranks_per_trial = dice.between(1, ranks)};
+  StartPlan drawn{.ranks = ranks, .ranks_per_trial = dice.between(1, ranks)};
   if (start >= last_start) return drawn;
   drawn.has_time = killed || dice.chance(0.9);
   using Way = Event::Way;
@@ -193,14 +193,14 @@ Circumstances draw_start(const Plan& plan, int start, int ranks, bool killed) {
   return drawn;
 }
 
-/// A trial's score at a report: a whole number, which the mean over ranks does not round.
+/// A trial's score at a report: a whole number, so that the mean over ranks is exact.
 int score_of(const Json& config, int report) {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
   for (const unsigned char c : config.dump() + '#' + std::to_string(report)) hash = (hash ^ c) * 0x100000001b3ULL;
   return static_cast<int>((hash >> 20) % 41);
 }
 
-/// What trials say of themselves, in one file for all starts.
+/// A file in which the trials note their events, over all starts.
 class Journal {
  public:
   struct Line {
@@ -234,7 +234,7 @@ Json json_in(const fs::path& file) {
 /// One start of a sweep, on the ranks of a launch.
 class Start {
  public:
-  Start(Launch& launch, const Plan& plan, int start, Circumstances drawn, fs::path ending)
+  Start(Launch& launch, const Plan& plan, int start, StartPlan drawn, fs::path ending)
       : launch_(launch),
         plan_(plan),
         start_(start),
@@ -244,7 +244,7 @@ class Start {
         journal_(*launch.flags().storage / "journal"),
         points_(detail::sweep::sample_space(plan.space, plan.samples(start), launch.flags().seed)) {}
 
-  /// The sweep's result, after it was found right. Collective.
+  /// Runs the sweep, checks its result and returns it. Collective.
   SweepResult run() {
     const auto before = rows_before();
     const TorchTrainerOptions options{
@@ -272,7 +272,7 @@ class Start {
     return result;
   }
 
-  /// What the program is to end with.
+  /// The exit code that the program must end with.
   static ExitCode expected_code(const SweepResult& result) {
     const auto& trials = result.trials;
     const bool ended = std::ranges::any_of(trials, has_ended);
@@ -285,7 +285,7 @@ class Start {
     return std::ranges::any_of(trials, has_metric) ? ExitCode::done : ExitCode::usage;
   }
 
-  /// Whether no later start can change it.
+  /// True if no later start can change the result.
   bool is_over(const SweepResult& result) const {
     const auto& trials = result.trials;
     if (std::ranges::count(trials, TrialStatus::waiting, &Trial::status) > 0) return false;
@@ -307,7 +307,7 @@ class Start {
     return text.dump();
   }
 
-  /// trial.json of each trial that has ended well, on rank 0.
+  /// On rank 0: trial.json of each trial that has ended well, by the trial's name.
   std::map<std::string, Json> rows_before() const {
     std::map<std::string, Json> rows;
     if (launch_.rank() != 0 || !fs::exists(folder_)) return rows;
@@ -343,7 +343,7 @@ class Start {
     while (done < trial.reports) {
       const int report = static_cast<int>(done) + 1;
       if (trial.always_kills) kill(number, report, SIGKILL);
-      befall(session, number, report, attempt, false);
+      apply_events(session, number, report, attempt, false);
       if (trial.throws_at == report) {
         note("throw", report);
         throw std::runtime_error("thrown by trial " + std::to_string(number));
@@ -357,11 +357,11 @@ class Start {
       saves ? session.report(metrics, state) : session.report(metrics);
       note("reported", report);
       if (saves && !plan_.async_save) note("saved", report);
-      befall(session, number, report, attempt, true);
+      apply_events(session, number, report, attempt, true);
     }
   }
 
-  /// Gradients are averaged in each group of ranks alone.
+  /// Checks that gradients are averaged over the ranks of the trial only.
   void take_step(Session& session) const {
     auto net = session.prepare_model(torch::nn::Linear(3, 1));
     net->forward(at::full({1, 3}, session.world_rank() + 1.0)).sum().backward();
@@ -375,7 +375,7 @@ class Start {
     ::raise(signal);
   }
 
-  void befall(Session& session, int number, int report, int attempt, bool after) {
+  void apply_events(Session& session, int number, int report, int attempt, bool after) {
     for (const auto& event : drawn_.events) {
       if (event.trial != number || event.report != report || event.after != after || attempt > 1) continue;
       const bool here = event.rank % session.world_size() == session.world_rank();
@@ -398,7 +398,7 @@ class Start {
     }
   }
 
-  /// The program's defaults with the trial's laid over them.
+  /// The program's defaults, overridden by the trial's settings.
   Json settings_of(int number) const {
     auto settings = plan_.defaults;
     settings.merge_patch(points_.at(static_cast<std::size_t>(number)).config);
@@ -464,8 +464,8 @@ class Start {
     const auto settings = settings_of(number);
     require(trial.config == points_.at(static_cast<std::size_t>(number)).config, "it has another point's settings");
 
-    // Of the journal: where its attempts began, and what it had reported and saved by then.
-    int begun = 0, reported = 0, saved = 0, most = 0;
+    // From the journal: where its attempts began, and what it had reported and saved by then.
+    int attempts_begun = 0, reported = 0, saved = 0, most = 0;
     bool thrown = false, killed_last = false;
     for (const auto& line : lines) {
       if (line.trial != number) continue;
@@ -473,7 +473,7 @@ class Start {
         require(line.report >= saved,
                 "it began at " + std::to_string(line.report) + " and had saved " + std::to_string(saved));
         require(line.report <= most + 1, "it began beyond what it had reported");
-        begun += line.start == start_;
+        attempts_begun += line.start == start_;
         reported = line.report;
         most = std::max(most, reported);
         thrown = killed_last = false;
@@ -485,7 +485,7 @@ class Start {
     }
     const auto was = before.find(trial.name);
     if (was != before.end()) {
-      require(begun == 0, "it had ended, and has begun again");
+      require(attempts_begun == 0, "it had ended, and has begun again");
       require(json_in(trial.path / "trial.json") == was->second, "it had ended, and its row has changed");
     }
 
@@ -511,7 +511,7 @@ class Start {
     require(count <= plan_.last_report(behaviour), "there are too many rows");
     require(saved == 0 || trial.checkpoint.has_value(), "it has saved, and has no checkpoint");
     const auto there = fs::exists(trial.path) ? list_checkpoints(trial.path).size() : 0;
-    require(!plan_.keep || begun == 0 || there <= static_cast<std::size_t>(*plan_.keep),
+    require(!plan_.keep || attempts_begun == 0 || there <= static_cast<std::size_t>(*plan_.keep),
             "it keeps " + std::to_string(there) + " checkpoints");
 
     // Its status.
@@ -548,7 +548,7 @@ class Start {
     return plan_.mode == ScoreOrder::max ? score : -score;
   }
 
-  /// That it has come to a rung, and that another one was better there.
+  /// Checks that the trial had reached a rung, and that another trial was better there.
   void check_stopped(int number, int count) const {
     require(plan_.scheduler.has_value(), "it was stopped without a scheduler");
     bool is_rung = false;
@@ -564,7 +564,7 @@ class Start {
     require(!is_best, "it was stopped, and is the best");
   }
 
-  /// In the one order that a single group has.
+  /// Checks the scheduler's decisions. A single group runs the trials in order, so they are known.
   void check_decisions(const SweepResult& result) const {
     std::map<std::int64_t, std::vector<double>> rungs;
     if (plan_.scheduler)
@@ -639,14 +639,14 @@ class Start {
   Launch& launch_;
   const Plan& plan_;
   const int start_;
-  const Circumstances drawn_;
+  const StartPlan drawn_;
   const fs::path folder_, ending_;
   const Journal journal_;
   const std::vector<detail::sweep::TrialSettings> points_;
-  std::map<int, int> attempts_;  ///< [trial], in this start
+  std::map<int, int> attempts_;  ///< attempts in this start, by trial number
 };
 
-/// What differs, on any rank; empty where nothing does. Collective.
+/// Returns the difference found on any rank; empty if there is none. Collective.
 std::string play_all_starts(std::uint64_t seed, const Communicator& world, const fs::path& folder, bool aloud) {
   const auto plan = draw(seed, false);
   auto dice = dice_of(seed, 7);

@@ -29,7 +29,7 @@ std::string path_of(int descriptor) {
   return length > 0 ? std::string(path, static_cast<std::size_t>(length)) : std::string();
 }
 
-/// What `call` gives, −1 if the watcher forbids it. `describe` is asked only if somebody watches.
+/// The result of `call`, or −1 if the watcher forbids it. `describe` is called only if there is a watcher.
 template <class Describe, class Call>
 auto change(Describe describe, Call call) -> decltype(call()) {
   auto* const watcher = watching.load();
@@ -67,7 +67,7 @@ using muster::test::opened;
 using muster::test::original;
 using Kind = muster::test::FileChange::Kind;
 
-// C code may have been compiled for either of two names of each call.
+// C code may use either of two names of each call.
 extern "C" {
 
 int open(const char* path, int flags, ...) {

@@ -14,17 +14,17 @@ struct FileChange {
   int descriptor = -1;  ///< write and sync
 };
 
-/// Sees the changes of all threads while it is the one that watches.
+/// Sees the changes of all threads while it is the active watcher.
 class FileWatcher {
  public:
   virtual ~FileWatcher() = default;
   /// False: the change is not made, and its call fails with the errno that was set here.
   virtual bool before(const FileChange& change) = 0;
-  /// It has been made.
+  /// Called when the change was made.
   virtual void after(const FileChange& /*change*/) {}
 };
 
-/// Null: nobody watches.
+/// Null if no object watches.
 void watch_files(FileWatcher* watcher) noexcept;
 
 }  // namespace muster::test

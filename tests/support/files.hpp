@@ -44,7 +44,7 @@ class FolderTest : public testing::Test {
   const Folder folder;
 };
 
-/// What the Error says; a failure of the test if there is none or its code is another.
+/// The text of the Error; the test fails if there is none or its code differs.
 inline std::string message(ExitCode expected, const std::function<void()>& action) {
   try {
     action();

@@ -68,7 +68,7 @@ using muster::test::injected;
 using muster::test::opened;
 using muster::test::original;
 
-// C code may have been compiled for either of two names of each call.
+// C code may use either of two names of each call.
 extern "C" {
 
 int open(const char* path, int flags, ...) {
@@ -120,7 +120,7 @@ DIR* opendir(const char* path) {
   static auto* const real = original<DIR*(const char*)>("opendir");
   return fails("opendir", path) ? nullptr : real(path);
 }
-// A folder may also be opened as a file is.
+// A folder may be opened like a file.
 int openat(int at, const char* path, int flags, ...) {
   std::va_list arguments;
   va_start(arguments, flags);
@@ -143,7 +143,7 @@ int madvise(void* address, size_t bytes, int advice) noexcept {
   constexpr int populate_read = 22;
   return what != nullptr && advice == populate_read && fails("madvise", what->name) ? -1 : real(address, bytes, advice);
 }
-// By the new name; without flags it is a plain rename.
+// Under the new name; without flags it is a plain rename.
 int renameat2(int from_at, const char* from, int to_at, const char* to, unsigned flags) noexcept {
   static auto* const real = original<int(int, const char*, int, const char*, unsigned)>("renameat2");
   return flags != 0 && fails("renameat2", to) ? -1 : real(from_at, from, to_at, to, flags);

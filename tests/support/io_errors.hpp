@@ -1,4 +1,4 @@
-// Calls of this process that fail, as on a sick disk or file server. They stand in for the C library's own, so a test
+// Lets calls of this process fail as on a broken disk or file server. They replace the C library's, so a test
 // that wants them is linked with io_errors.cpp.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A run as a program's main would start it, on all ranks of a test.
+// Starts a run on all ranks of a test as a program's main would.
 #pragma once
 
 #include "muster/muster.hpp"
@@ -28,7 +28,7 @@ struct Job {
   TorchTrainerOptions options = {};
 };
 
-/// What `fit` makes of a launch with the job's storage and flags: the exit code, and the Result.
+/// Calls `fit` with a launch that has the job's storage and flags; returns the exit code and the Result.
 inline std::pair<int, std::optional<Result>> launch(const Job& job, const std::function<Result(Launch&)>& fit) {
   std::vector<std::string> words{"job",         "--storage", job.storage.string(), "--progress", "none",
                                  "--log-level", "error"};
@@ -41,7 +41,7 @@ inline std::pair<int, std::optional<Result>> launch(const Job& job, const std::f
   return {code, result};
 }
 
-/// The same of a TorchTrainer with the job's options.
+/// The same for a TorchTrainer with the job's options.
 inline std::pair<int, std::optional<Result>> run(const Job& job,
                                                  const std::function<void(Session&, const Config&)>& loop) {
   return launch(job, [&](Launch& launch) { return TorchTrainer(launch, loop, job.options).fit(); });

@@ -28,7 +28,7 @@ class FailuresOnly : public testing::EmptyTestEventListener {
   }
 };
 
-/// As a program does that brings MPI along, for one thread.
+/// Initialises MPI for one thread, as a program with its own MPI may do.
 struct OwnMpi {
   OwnMpi() {
     int provided = 0;

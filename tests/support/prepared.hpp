@@ -1,4 +1,4 @@
-// A model prepared over the ranks of a test, without a session.
+// Prepares a model over the ranks of a test without a session.
 #pragma once
 
 #include "gradients/data_parallel.hpp"
@@ -23,15 +23,15 @@ inline void average_bucket(GradBucket& bucket, c10d::ProcessGroup& group) {
   group.allreduce(tensors)->wait();
 }
 
-/// Whether the test is to take that way of averaging.
+/// True if the test uses that way of averaging.
 inline bool by(const std::string& way) {
   const char* ways = std::getenv("MUSTER_TEST_EXCHANGE");
   return ways != nullptr && std::string(ways).find(way) != std::string::npos;
 }
 
-/// What a session gives its models.
+/// The parts that a session gives to its models.
 struct Preparation {
-  /// What the batch weighs that counts.
+  /// The weight of the current batch.
   std::shared_ptr<detail::step::BatchWeight> weight =
       std::make_shared<detail::step::BatchWeight>(detail::step::BatchWeight{.total = world().size()});
   std::shared_ptr<detail::step::Steps> steps = std::make_shared<detail::step::Steps>();

@@ -17,7 +17,7 @@ class SavingGate {
   ~SavingGate();
 
   void open();
-  /// Returns when somebody stands before it.
+  /// Returns when a save waits at it.
   void wait_for_one();
 };
 

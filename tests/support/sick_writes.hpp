@@ -14,7 +14,7 @@ class SickWrites {
   SickWrites& operator=(const SickWrites&) = delete;
   ~SickWrites();
 
-  /// How many were so.
+  /// Their number.
   int count() const noexcept;
 };
 

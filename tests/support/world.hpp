@@ -1,4 +1,4 @@
-// What a test with ranks needs.
+// Helpers for tests with ranks.
 #pragma once
 
 #include "muster/communicator.hpp"

@@ -42,7 +42,7 @@ class Simulation {
   static bool trains() { return world().rank() < trainers(); }
   MPI_Comm half() const { return half_; }
 
-  /// On the ranks that do not train: computes until it hears that training has ended, with its exit code.
+  /// On the ranks that do not train: computes until it receives training's exit code.
   int compute() const {
     int code = -1, heard = 0;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -58,7 +58,7 @@ class Simulation {
     MPI_Wait(&request, MPI_STATUS_IGNORE);
     return code;
   }
-  /// In training, on the first rank: hears from the others that they compute.
+  /// In training, on the first rank: receives messages that the other ranks compute.
   void ask() const {
     if (world().size() == trainers()) return;
     int word = 17;
@@ -70,7 +70,7 @@ class Simulation {
   void tell_end(int code) const {
     for (int rank = trainers(); rank < world().size(); ++rank) MPI_Send(&code, 1, MPI_INT, rank, end, all_);
   }
-  /// All ranks are there, and MPI works.
+  /// All ranks are alive, and MPI works.
   void meet() const {
     int count = 1;
     MPI_Allreduce(MPI_IN_PLACE, &count, 1, MPI_INT, MPI_SUM, all_);
@@ -157,7 +157,7 @@ TEST(OwnMpi, HalfOfTheRanksTrainsAndTheOthersGoOn) {
   EXPECT_EQ(trained, Simulation::trains() ? 3 : 0);
   EXPECT_EQ(handler_of(SIGUSR1), before);
 
-  // Another launch takes the run up again, at other settings.
+  // Another launch continues the run with other settings.
   EXPECT_EQ(train(simulation, storage, {"--resume", "must", "--seed", "3"}, loop(5)), 0);
   simulation.meet();
   int finalized = 1;

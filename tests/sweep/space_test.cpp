@@ -1,4 +1,4 @@
-// What a sweep decides without ranks: the trials of a space, the scheduler's rule, rows and tables.
+// The parts of a sweep without ranks: the trials of a space, the scheduler's rule, rows and tables.
 #include "sweep/space.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"

@@ -1,4 +1,4 @@
-// Sweeps on ranks: who trains what, how trials end, what is there afterwards, and what a second start does.
+// Sweeps with ranks: which ranks run which trial, how trials end, the files, and a second start.
 #include "comm/world.hpp"
 #include "muster/muster.hpp"
 #include "support/world.hpp"
@@ -36,7 +36,7 @@ struct Ended {
   std::string said;  // by rank 0
 };
 
-/// As a program's main would start it, on all ranks.
+/// Starts it on all ranks as a program's main would.
 Ended launch(const Job& job, const std::function<SweepResult(Launch&)>& fit) {
   std::vector<std::string> words{"job", "--storage", job.storage.string(), "--name", "sweep"};
   words.insert(words.end(), job.flags.begin(), job.flags.end());
@@ -204,7 +204,7 @@ TEST_F(Sweeps, WhatIsRandomComesFromTheSeedAndSamplesTrainWithTheirs) {
 }
 
 TEST_F(Sweeps, TheSchedulerEndsThoseThatAreWorse) {
-  // The best is the first, so whoever comes after another one at a rung is worse.
+  // The first trial is the best, so each later one at a rung is worse.
   std::vector<Json> values;
   for (int i = 0; i < 8; ++i) values.push_back(i);
   const auto storage = test::shared_folder();
@@ -310,7 +310,7 @@ TEST_F(Sweeps, AnExceptionEndsItsTrialAlone) {
   EXPECT_EQ(ended.sweep->trials[4].error->code(), ExitCode::data);
   EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
 
-  // Started again, it tries those again, from where they stand.
+  // A second start retries the failed trials from their checkpoints.
   mended = true;
   begun.assign(6, 0);
   ended = run({storage}, loop, {{"value", 0}, {"epochs", 2}}, options);
@@ -320,7 +320,7 @@ TEST_F(Sweeps, AnExceptionEndsItsTrialAlone) {
   EXPECT_EQ(ended.sweep->trials[1].metrics.at("training_iteration"), 2);
   EXPECT_FALSE(ended.sweep->trials[1].error);
 
-  // And then nothing at all.
+  // And then nothing more.
   begun.assign(6, 0);
   ended = run({storage}, loop, {{"value", 0}, {"epochs", 2}}, options);
   EXPECT_EQ(ended.code, 0) << ended.said;
@@ -329,7 +329,7 @@ TEST_F(Sweeps, AnExceptionEndsItsTrialAlone) {
 }
 
 TEST_F(Sweeps, AnExceptionWaitsForThoseWhoCompute) {
-  // Where a failure ended the job, the others would have a moment to hear of it; here they are in a long step.
+  // If the failure ended the job, the others would have a moment to learn of it; here they are in a long step.
   const auto storage = test::shared_folder();
   const auto ended = launch({storage}, [&](Launch& launch) {
     detail::comm::set_final_grace(launch.communicator(), std::chrono::milliseconds(1));
@@ -426,7 +426,7 @@ TEST_F(Sweeps, OfATrialThatWasLostItsFolderTells) {
   const Config defaults{{"value", 0}, {"epochs", 2}};
   const SweepOptions options{.space = {{"value", grid({5, 6})}}, .metric = "value", .mode = ScoreOrder::max};
   ASSERT_EQ(run({storage}, loop, defaults, options).code, 0);
-  // As a start that was killed leaves trial.json: it was written when the trial began.
+  // trial.json as a killed start leaves it: written when the trial began.
   for (const char* name : {"trial_00000", "trial_00001"}) {
     const auto file = storage / "sweep" / name / "trial.json";
     if (world().rank() != 0) continue;
@@ -554,7 +554,7 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
 }
 
 TEST_F(Sweeps, WhatTheSweepCannotWriteEndsIt) {
-  // Another thing lies where the last trial's folder is to be.
+  // A file has the name of the last trial's folder.
   const auto storage = test::shared_folder();
   const auto loop = [](Session& session, const Config& config) { count(session, config); };
   if (world().rank() == 0) {
@@ -601,7 +601,7 @@ TEST_F(Sweeps, OtherSettingsOrAnotherSeedAreRefused) {
   other = defaults;
   other["more"] = true;
   refused(start({"--seed", "4"}, other), "\"more\"");
-  // The same in other words, and another default of what the space chooses.
+  // The same space written differently, and another default of a chosen setting.
   other = defaults;
   other["value"] = 7;
   EXPECT_EQ(start({"--seed", "4", "--set", "epochs=1"}, other).code, 0);

@@ -1,4 +1,4 @@
-// The choice of backends, and the table that they find each other by.
+// The choice of backends, and the store by which they find each other.
 #include "group/backends.hpp"
 #include "group/mpi_store.hpp"
 #include "muster/error.hpp"

@@ -153,7 +153,7 @@ TEST_F(FileTest, AFolderTakesThePlaceOfAnother) {
     EXPECT_GT(no_flags.count(), 0);
     EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
     EXPECT_EQ(count(), 1);
-    // What is not there replaces nothing.
+    // A missing folder replaces nothing.
     message([&] { detail::replace_directory(folder / "nothing", folder / "it"); }, ExitCode::retry);
     EXPECT_EQ(detail::read_file(folder / "it" / "file"), "3");
     EXPECT_EQ(count(), 1);
@@ -206,7 +206,7 @@ TEST_F(FileTest, AFolderOfSomebodyElseIsRefusedUnlessItsGroupMayWrite) {
   EXPECT_TRUE(std::filesystem::is_empty(theirs)) << "what asked for the owner is left";
   ASSERT_EQ(::chmod(theirs.c_str(), 0775), 0);
   message([&] { detail::require_own_directory(theirs); }, ExitCode::usage);  // a group that this user is not in
-  // A user who may not even try.
+  // A user who may not lock files at all.
   ASSERT_EQ(::chmod(folder.path().c_str(), 0755), 0);
   ASSERT_EQ(::seteuid(65533), 0);
   EXPECT_NE(message([&] { detail::require_own_directory(theirs); }, ExitCode::usage).find("belongs to"),

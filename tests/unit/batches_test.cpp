@@ -270,7 +270,7 @@ TEST(Batches, RefusesBadOptions) {
   EXPECT_THROW(range.begin(), Error) << "a single pass";
 }
 
-// A report in the middle of an epoch, then a restart at another size: nothing is lost, nothing comes twice.
+// A report in mid-epoch, then a restart with another number of ranks: no sample is lost, none comes twice.
 TEST(Position, GoesOnAtAnotherWorld) {
   for (const std::int64_t size : {7, 12})
     for (int ranks = 1; ranks <= 4; ++ranks)
@@ -544,7 +544,7 @@ TEST(Weight, IsThatOfTheTrainingPassInHand) {
   EXPECT_EQ(weight(), 1.0);
 }
 
-// What other passes of an epoch have seen when one of them is stopped, and see when the program runs again.
+// The samples that an epoch's other passes have seen when one pass is stopped, and see after a resume.
 TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
   struct Program {
     std::string name;
@@ -625,7 +625,7 @@ TEST(Position, OnlyWhatRunsAgainComesBackEmpty) {
       Json positions;
       const auto before = told(stop, Json::object(), &positions);
       auto after = told(-1, positions, nullptr);
-      // A report inside a batch is the end of that batch.
+      // A report inside a batch ends that batch.
       const auto rest = undisturbed.substr(before.size());
       const auto want = program.name == "one inside the other"
                             ? rest.substr(rest.find('t') == std::string::npos ? rest.size() : rest.find('t'))
@@ -704,7 +704,7 @@ class Poison : public Preprocessor {
   int bad_;
 };
 
-// Memory is used again only when nobody can see it any more.
+// Memory is reused only when nobody can see it any more.
 TEST(Batches, KeepTheirValuesWhileTheyAreHeld) {
   const std::int64_t rows = 64, features = 2048;  // large enough to be used again
   const auto x = at::arange(rows * features, at::kFloat).view({rows, features});

@@ -411,7 +411,7 @@ TEST(Components, WhatIsEachRanksOwnIsTakenByRank) {
   Json json;
   const StateEntries entries{{"row", per_rank(row)}, {"number", per_rank(number)}, {"json", per_rank(json)}};
   const auto taken = [&] { return Json{row[0].item<float>(), number, json}; };
-  // What a save of three ranks holds.
+  // The content of a save by three ranks.
   const StateDict saved{.tensors = {{"row", at::arange(9, at::kFloat).reshape({3, 3})}},
                         .values = {{"row", {Json::object(), Json::object(), Json::object()}},
                                    {"number", {0.5, "nan", 1.5}},

@@ -241,7 +241,7 @@ TEST(Manifest, TrustsNothing) {
     EXPECT_THROW(from_text(text, "it"), Error) << text;
 }
 
-/// What a report of a run saves.
+/// The content of a run's report.
 Json progress() {
   return Json::parse(R"({"training_iteration": 5, "epoch": 2, "epoch_complete": false, "global_step": 40,
     "samples_since_report": 3, "time_total_s": 1.5, "seed": 18446744073709551615, "preprocessor": null,
@@ -456,7 +456,7 @@ TEST(Checkpoint, FromDictGoesWithItsLastCopy) {
   EXPECT_FALSE(fs::exists(path));
 }
 
-/// What from_dict() has left in `folder`.
+/// The folders of from_dict() in `folder`.
 int given_in(const fs::path& folder) {
   int count = 0;
   for (const auto& entry : fs::directory_iterator(folder))

@@ -24,7 +24,7 @@ const double inf = std::numeric_limits<double>::infinity();
 at::Tensor classes(const std::vector<std::int64_t>& values) { return at::tensor(values, at::kLong); }
 at::Tensor numbers(const std::vector<double>& values) { return at::tensor(values, at::kDouble).to(at::kFloat); }
 
-/// One metric of each rank, as a report puts them together.
+/// The reduction of one metric of each rank, as in a report.
 template <class M>
 Json reduced(const std::vector<M>& ranks, bool mean = true) {
   std::vector<Json> encoded;
@@ -76,7 +76,7 @@ TEST(Accuracy, OfTheLargestFew) {
   EXPECT_DOUBLE_EQ(with(Accuracy({.top_k = 2}), logits, target).value(), 1.0 / 3);
   EXPECT_DOUBLE_EQ(with(Accuracy({.top_k = 3}), logits, target).value(), 2.0 / 3);
   EXPECT_EQ(with(Accuracy({.top_k = 9}), logits, target).value(), 1);
-  // A model that says the same of all classes is right where the first is.
+  // A model that scores all classes equally is right where the target is class 0.
   EXPECT_EQ(with(Accuracy(), at::zeros({4, 4}), classes({0, 1, 2, 3})).value(), 0.25);
   EXPECT_EQ(with(Accuracy({.top_k = 2}), at::zeros({4, 4}), classes({0, 1, 2, 3})).value(), 0.5);
   EXPECT_EQ(with(Accuracy(), at::full({4, 4}, nan), classes({0, 1, 2, 3})).value(), 0);
@@ -105,7 +105,8 @@ TEST(SampleMetrics, CountWhatCounts) {
   EXPECT_EQ(with(Accuracy(), needs_gradients, classes({0})).value(), 1);
 }
 
-// By hand: class 0: 2 of 3 found, 2 of 2 right; class 1: 1 of 1, 1 of 2; class 2: 1 of 1, 1 of 1; class 3: never.
+// Computed by hand: class 0: 2 of 3 found, 2 of 2 right; class 1: 1 of 1, 1 of 2; class 2: 1 of 1, 1 of 1; class 3:
+// never.
 const auto some_predictions = classes({0, 0, 1, 1, 2}), some_targets = classes({0, 0, 0, 1, 2});
 
 TEST(F1, ByEachAverage) {

@@ -1,4 +1,4 @@
-// Each format, its types, and what is refused.
+// Each format, its types, and refused files.
 #include "base/log.hpp"
 #include "muster/convert.hpp"
 #include "support/files.hpp"

@@ -1,4 +1,4 @@
-// What all conversions share: options, order, parts, and that a failure leaves nothing behind.
+// Common to all conversions: options, order, parts, and no file after a failure.
 #include "muster/convert.hpp"
 #include "base/log.hpp"
 #include "support/files.hpp"
@@ -134,7 +134,7 @@ TEST_F(Convert, ShufflesTheSameForTheSameSeed) {
   auto sorted = first;
   std::sort(sorted.begin(), sorted.end());
   EXPECT_EQ(sorted, up_to(500));
-  // Written down, so that another compiler or library is seen to give the same.
+  // Fixed numbers, so that a difference with another compiler or library is noticed.
   make(6);
   EXPECT_EQ(order(42), (Ints{3, 1, 5, 2, 4, 0}));
 }
@@ -195,7 +195,7 @@ TEST_F(Convert, RefusesOutputsThatCannotBe) {
   const auto refused = [&](const std::filesystem::path& path) {
     return message(ExitCode::usage, [&] { convert_idx({inputs[0]}, path, {.columns = {"x"}}); });
   };
-  // The inputs are what a forgotten output would overwrite.
+  // A forgotten output would overwrite the inputs.
   EXPECT_NE(refused(inputs[1]).find("must end in .h5"), std::string::npos);
   EXPECT_NE(refused(folder / "none" / "out.h5").find("there is no folder"), std::string::npos);
   std::filesystem::create_symlink(inputs[1], folder / "link.h5");
@@ -249,7 +249,7 @@ const std::vector<ConvertOptions> layouts{
 
 TEST_F(Convert, FailsWhereverAWriteFails) {
   make(3000);
-  // In a process of its own, which ends with HDF5's cleaning up under the limit.
+  // In a separate process, in which HDF5 cleans up under the limit when it ends.
   const auto sweep = [&] {
     ::signal(SIGXFSZ, SIG_IGN);
     rlimit unlimited{};

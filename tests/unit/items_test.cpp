@@ -1,4 +1,4 @@
-// Datasets of items, and what streams refuse and give on a worker alone.
+// Datasets of items, and streams on a single worker.
 #include "muster/dataset.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"

@@ -72,7 +72,7 @@ TEST(Settings, RefuseAnotherKind) {
   EXPECT_EQ(resolve(defaults, {}, {"free=null", "epochs=1e3"}).at("epochs"), 1000);
   message([] { resolve(defaults, {}, {"lr"}); }, ExitCode::usage);
   message([] { resolve(defaults, "/nonexistent.json", {}); }, ExitCode::data);
-  // What params.json could not give back.
+  // A name that params.json could not hold.
   const double infinite = std::numeric_limits<double>::infinity();
   for (const Json& value : std::vector<Json>{infinite, {1, -infinite}, std::nan(""), "\xff"})
     EXPECT_NE(message(

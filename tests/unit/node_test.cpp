@@ -1,4 +1,4 @@
-// The engine of collectives inside a node, its ranks as threads.
+// The collectives within a node, with threads as ranks.
 #include "muster/error.hpp"
 #include "node/bucket_reduction.hpp"
 #include "node/communicator.hpp"
@@ -216,7 +216,7 @@ TEST(Kernels, EveryHalfSurvivesTheWayThroughFloat) {
 }
 
 TEST(Kernels, HalvesAreRoundedOnceToNearest) {
-  // 2048 + 1 + 1 is 2050 in half precision, but 2048 if each sum were rounded; three ranks.
+  // With three ranks 2048 + 1 + 1 is 2050 in half precision, but 2048 if each partial sum is rounded.
   const std::array<std::uint16_t, 3> ranks{half_bits(2048), half_bits(1), half_bits(1)};
   for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
     if (isa > muster::detail::node::best_isa()) continue;
@@ -366,7 +366,7 @@ TEST(NodeCommunicator, AClosedOperationHoldsUpThoseBehindIt) {
   });
 }
 
-/// Several operations under way at once, of all kinds, memory and sizes.
+/// Several operations at once, of all kinds, memory and sizes.
 TEST(NodeCommunicator, AThousandRandomOperations) {
   for (int ranks = 1; ranks <= 4; ++ranks) {
     constexpr std::size_t most = 40'000;
@@ -551,7 +551,7 @@ TEST(SharedSegment, ItsNameGoesWithWhoCreatedIt) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-/// Whether a child of fork() has done that, and then a child of its own that.
+/// True if a child of fork() succeeds with the first function and then its own child with the second.
 bool in_child(const std::function<bool()>& work, const std::function<bool()>& then) {
   const auto forked = [](const std::function<bool()>& body) {
     const pid_t child = ::fork();

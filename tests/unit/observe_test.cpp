@@ -176,7 +176,7 @@ TEST_F(HistoryTest, OfAnotherCourseOfTrainingIsCutBackToTheLastCommonReport) {
       history.append(row(3, 30));
       if (saved) history.append(with_checkpoint(row(4, 40), 2));
     }
-    // The second time its own row is there, so the rows are of this course.
+    // The second time its own row is there, so the rows led to this checkpoint.
     for (int start = 0; start < 2; ++start) {
       History history(folder.path());
       history.start(back);
@@ -205,7 +205,7 @@ TEST_F(HistoryTest, RowsWithCheckpointsThatDidNotLeadHereAreAnotherCourse) {
   history.start(start_from(3, found, {"checkpoint_0", "checkpoint_1", "checkpoint_2"}));
   EXPECT_EQ(history.rows(), (std::vector{with_checkpoint(row(1, 1), 0), found}));
   history.end();
-  // Rows of its own course stay, with a checkpoint or without.
+  // Rows that led to the checkpoint stay, whether or not they have a checkpoint.
   started(2).append(row(2, 2));
   History again(folder.path());
   again.start(start_from(3, found, {"checkpoint_0", "checkpoint_1", "checkpoint_2"}));
@@ -269,7 +269,7 @@ TEST_F(HistoryTest, ARowThatCouldNotBeWrittenComesWithTheNext) {
   EXPECT_EQ(content("progress.csv"), "loss,training_iteration\n0.5,1\n0.25,2\n0.125,3\n0.1,4\n");
 }
 
-/// Writes down what it is told.
+/// Records its calls.
 class Recorder final : public Sink {
  public:
   explicit Recorder(std::vector<std::string>& moments, std::string broken = {})

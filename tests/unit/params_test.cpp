@@ -47,7 +47,7 @@ TEST(Params, ThoseOfOlderVersionsAreRead) {
   EXPECT_EQ(back.dataset_config.datasets_to_split, std::vector<std::string>{"train"});
 }
 
-// As version 0.1.0 wrote it: other tools look for these keys at these places.
+// The format of version 0.1.0, whose keys other tools read.
 TEST(Params, KeepTheirPlaces) {
   const auto file = Json::parse(R"({
     "dataset_config": {"datasets_to_split": ["train", "more"], "split_all": true},

@@ -62,7 +62,7 @@ TEST(ProgressThread, AveragesBesideARankThatPublishes) {
 }
 
 TEST(ProgressThread, AdvancesWhatItsOwnerAddsToUnderTheLock) {
-  // As buckets are started, and seen to have ended.
+  // Starts buckets and checks for their end, as the reducer does.
   std::size_t issued = 0, ended = 0;  // no atomics: start, stop and the lock are to order all
   const auto advance = [&] {
     if (ended == issued) return false;
@@ -85,7 +85,7 @@ TEST(ProgressThread, AdvancesWhatItsOwnerAddsToUnderTheLock) {
 }
 
 TEST(ProgressThread, IsLeftInTheMiddle) {
-  // A pass that an exception has cut off, and that nobody goes back to.
+  // A pass that ended by an exception and is not continued.
   for (int round = 0; round < rounds; ++round) {
     int begun = 0, ended = 0;
     {

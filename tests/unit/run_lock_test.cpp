@@ -1,4 +1,4 @@
-// One job has a run's folder, whoever is killed; with the file system's locks and without.
+// Only one job has a run's folder, whichever process is killed, with the file system's locks and without.
 #include "run/run_lock.hpp"
 
 #include "base/file.hpp"
@@ -158,7 +158,7 @@ TEST(RunLock, RanksThatStayAreSaid) {
   EXPECT_SAYS(error_of([&] { RunLock(folder, true); }), "are still there");
 }
 
-/// While it lives, this process is one that `muster run` has started.
+/// While it lives, this process looks as if `muster run` had started it.
 struct Supervised {
   explicit Supervised(const char* id = "7.1") { ::setenv("MUSTER_SUPERVISOR", id, 1); }
   Supervised(const Supervised&) = delete;
@@ -255,7 +255,7 @@ TEST(RunLease, StandsInWhereNoLocksAreKept) {
   EXPECT_SAYS(error_of(take), "process " + std::to_string(killed.id()));
   killed.kill();
   take();
-  // A rank is left of a job whose rank 0 was killed.
+  // A rank goes on in a job whose rank 0 was killed.
   Process rank([&] { write_file(folder / "rank", RunLock::this_process()); });
   Process root([&] {
     auto lock = std::make_unique<RunLock>(folder, true);
@@ -288,7 +288,7 @@ TEST(RunLease, OfAnotherHostIsLeftToAPerson) {
   EXPECT_SAYS(error_of(take), "has not written its name yet");
   std::filesystem::remove(folder / ".lease.8");
   EXPECT_EQ(error_of(take), "no error");
-  // One that had the lock while locks were still kept.
+  // A job that got its lock while the file system still kept locks.
   std::filesystem::remove(folder / ".lease.1");
   write_file(folder / ".lock", R"({"holder": "far away", "processes": ["other-boot pid:[1] 1 2"]})");
   EXPECT_SAYS(error_of(take), "far away");
@@ -310,7 +310,7 @@ TEST(RunLease, OfAnEarlierStartOfTheSameJobHasEndedOnOtherHosts) {
   EXPECT_SAYS(error_of([&] { take(); }), "far away");
   const Supervised supervised;
   EXPECT_EQ(error_of([&] { take(); }), "no error") << "its supervisor has ended it";
-  // Here it is seen; by each rank for its own node.
+  // Here it is noticed, by each rank for its own node.
   Process rank([&] { write_file(folder / "rank", RunLock::this_process()); });
   std::filesystem::remove(folder / ".lease.8");
   leave(", \"" + read_file(folder / "rank") + "\"");

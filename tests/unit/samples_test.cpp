@@ -104,7 +104,7 @@ TEST(Permutation, IsUniformOverKeys) {
   }
 }
 
-// All 24 orders of four things come about equally often.
+// All 24 orders of four items occur about equally often.
 TEST(Permutation, ReachesEveryOrder) {
   std::array<int, 256> hits{};
   constexpr int keys = 24000;

@@ -104,12 +104,12 @@ TEST(WritePlan, WhatIsARanksOwnIsWrittenOnItsNode) {
       EXPECT_TRUE(plan[piece] == owners[piece] || !writers.contains(owners[piece]));
     }
   }
-  // Where there are fewer writers than nodes, those write what the others have.
+  // If there are fewer writers than nodes, they write the other ranks' tensors.
   const auto few = plan_writers(20 * megabyte, std::vector<int>(77, 9), nodes_of(10, 1));
   EXPECT_LE(std::set<int>(few.begin(), few.end()).size(), 2u);
 }
 
-/// Tensors that end and begin at, before and after every border that there is.
+/// Tensors that begin and end at, before and after every boundary.
 Tensors at_borders() {
   Tensors tensors;
   for (const std::int64_t border : {4096, 65'536, 131'072, 524'288, 1 << 20})
@@ -129,7 +129,7 @@ Tensors large() {
   return tensors;
 }
 
-/// Writes it in so many parts, as as many ranks would; gives the manifest.
+/// Writes it in that many parts, as that many ranks would; returns the manifest.
 Manifest write(const fs::path& folder, const Tensors& tensors, int parts) {
   fs::create_directories(folder);
   const auto path = folder / state_name;
@@ -209,7 +209,7 @@ TEST(StateFile, OnlyWhatIsWantedIsRead) {
   const auto some = read_tensors(folder.path(), manifest, [](const auto& name) { return name == "tied"; });
   ASSERT_EQ(some.size(), 1u);
   EXPECT_TRUE(at::equal(some.at("tied"), tensors.at("large")));
-  // Damage elsewhere is not met.
+  // Damage elsewhere is not noticed.
   const auto& small = *std::ranges::find(manifest.tensors, std::string_view("turned"), &TensorEntry::name);
   File file(folder / state_name, File::Mode::write);
   const std::byte other[] = {std::byte{7}};

@@ -1,4 +1,4 @@
-// What muster run reads and decides, without a process.
+// What `muster run` reads and decides, without starting a process.
 #include "muster/error.hpp"
 #include "supervise/decision.hpp"
 #include "supervise/launch_command.hpp"

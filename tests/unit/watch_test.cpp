@@ -1,4 +1,4 @@
-// What a rank notes of its calls, read by others while it writes.
+// A rank's record of its calls, read by others while it writes.
 #include "watch/process.hpp"
 #include "watch/record.hpp"
 
@@ -104,7 +104,7 @@ TEST(CallLog, AreNamedByWhatGoesOn) {
   EXPECT_EQ(names, (std::vector<std::string>{"save", "report", "muster:allreduce", ""}));
 }
 
-// Every field of an entry says the same number, so that a torn one is seen.
+// All fields of an entry have the same number, so that a torn entry is noticed.
 TEST(CallLog, AreReadWholeWhileOthersAreWritten) {
   const auto record = calls();
   std::atomic<bool> over{false};
@@ -152,7 +152,7 @@ TEST(MainThreadStack, IsTakenByAnotherThread) {
   std::atomic<bool> over{false};
   std::string text;
   std::thread other([&] {
-    // The first may come before that thread has got there.
+    // The first one may come before the thread waits.
     for (int i = 0; i < 1000 && text.find("sleep") == std::string::npos; ++i) text = main.take();
     over = true;
   });

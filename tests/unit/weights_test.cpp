@@ -1,4 +1,4 @@
-// Weights in the formats of other programs: written and read again, and refused where they cannot be.
+// Weights in the formats of other programs: written, read again, and refused.
 #include "muster/weights.hpp"
 
 #include "base/file.hpp"
@@ -154,7 +154,7 @@ TEST(Weights, WhatIsThereIsNotReplaced) {
   }
 }
 
-/// While it lives, no file may grow beyond that.
+/// While it lives, no file may grow beyond that size.
 class SmallFiles {
  public:
   explicit SmallFiles(rlim_t most) {
@@ -205,9 +205,9 @@ TEST(Weights, AFailureLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
-// --- What nobody's own program has written ---
+// --- Hostile files ---
 
-/// While it lives, the process may take so much memory more.
+/// While it lives, the process may use only that much more memory.
 class LittleMemory {
  public:
   explicit LittleMemory(rlim_t more) {
@@ -482,9 +482,9 @@ TEST(Torch, AnArchiveOfCppIsNamedWithWhatToDo) {
   }
 }
 
-// --- Mutations of good files: read, or an Error of data, and nothing else ---
+// --- Mutated files are either read or an Error of data ---
 
-/// Some bytes changed, moved, left out or put in, numbers made as large as they can be.
+/// Changes, moves, removes or inserts some bytes, or makes numbers as large as possible.
 std::string mutate(std::string bytes, std::mt19937_64& random) {
   const auto below = [&](std::size_t most) { return most == 0 ? 0 : static_cast<std::size_t>(random() % most); };
   for (auto times = 1 + below(4); times > 0; --times) {
