@@ -168,8 +168,10 @@ std::optional<Error> CheckpointStore::finish() {
 }
 
 void CheckpointStore::release_fast_tiers(const Communicator& communicator) {
-  if (!run_on_root(communicator, [&] { return mark_copied(tier_); })) return;
+  const bool noted = run_on_root(communicator, [&] { return mark_copied(tier_); });
+  // Also after a failure: the note may say either then, so the next save marks the tier as used again.
   fast_used_ = false;
+  if (!noted) return;
   if (std::exchange(has_earlier_tier_, false)) remove_unused_tiers(communicator, tier_, fast_);
 }
 
