@@ -170,8 +170,10 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     ::poll(sources.data(), sources.size(), timeout);
     signals.take();
     for (std::size_t i = 0; i < read_by_others.size(); ++i) {
-      if ((sources[i + 2].revents & POLLERR) == 0) continue;
+      const auto events = sources[i + 2].revents;
+      if ((events & (POLLERR | POLLNVAL)) == 0) continue;
       read_by_others[i] = -1;
+      if ((events & POLLNVAL) != 0) continue;  // it is closed, and polling it again would spin
       say("warning: ", std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
                            " any more, to which the ranks write");
       signals.request_stop();

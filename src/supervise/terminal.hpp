@@ -16,7 +16,7 @@ class Terminal {
 
   /// Adds text to what is to be written.
   void add(const std::string& text) { pending_ += text; }
-  /// True if so much is waiting that the ranks should wait, too.
+  /// True if so much text waits to be written that no more should be read from the ranks.
   bool is_full() const noexcept { return pending_.size() >= most_pending; }
   /// What to poll, so that write_some() is called in time.
   pollfd source() const noexcept;
