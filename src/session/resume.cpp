@@ -1,6 +1,7 @@
 // Resuming: chooses the checkpoint that a session goes on from, and restores it. The inverse of save.cpp.
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
@@ -30,9 +31,17 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
   return Checkpoint::from_directory(comm::run_on_root(control, [&] {
     if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
     const auto newest = checkpoint::newest_intact(path);
+    const bool has_left_some = checkpoint::may_hold_newer(storage::Tier(path));
+    const std::string fact = "the newest checkpoint of this run may still be in its fast tier",
+                      remedy = "start it once more on the nodes that " + (path / "fast_tier.json").string() +
+                               " names, which copies the checkpoint to its folder";
+    if (!newest && has_left_some)
+      throw Error(ExitCode::data, "resuming from " + path.string(), fact, "First " + remedy);
     if (!newest)
       throw Error(ExitCode::data, "resuming from " + path.string(), "there is no whole checkpoint",
                   "Name a checkpoint or a run's folder; `muster checkpoint ls` shows what a run has");
+    if (has_left_some)
+      log::warn("resuming from " + newest->string() + ": " + fact + ". To resume from that one, first " + remedy);
     return newest->string();
   }));
 }

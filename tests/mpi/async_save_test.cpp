@@ -1006,6 +1006,36 @@ TEST(FastTier, WhatIsThereAloneIsARunThatHasBegun) {
   EXPECT_EQ(restored, 7);
 }
 
+TEST(FastTier, AnotherRunIsToldOfWhatIsStillThere) {
+  const auto storage = test::shared_folder(), fast = test::shared_folder();
+  const auto start_first = [&](std::int64_t number, CheckpointConfig config) {
+    const auto gate = config.fast_tier.empty() ? nullptr : gate_on_rank_0("first/", EIO);
+    const auto train = [&](Session& session, const Config&) {
+      session.report({{"number", number}}, session.state({{"number", number}}));
+      throw std::runtime_error("interrupted");
+    };
+    EXPECT_NE(run({storage, {}, with("first", std::move(config))}, train).first, 0);
+    world().barrier();
+  };
+  std::int64_t restored = 0;
+  const auto start_second = [&] {
+    const auto train = [&](Session& session, const Config&) {
+      EXPECT_TRUE(session.state({{"number", restored}}).restore());
+    };
+    const auto [code, result] = run({storage, {"--resume", storage / "first"}, with("second", {})}, train);
+    world().barrier();
+    return code;
+  };
+  start_first(7, {.fast_tier = fast});
+  EXPECT_EQ(start_second(), 65) << "the only checkpoint is in the fast tier";
+  start_first(8, {});  // copies what is there
+  start_first(9, {.fast_tier = fast});
+  EXPECT_EQ(start_second(), 0);
+  EXPECT_EQ(restored, 8);
+  const auto log = detail::read_file(storage / "second" / "logs" / "rank_00000.log");
+  EXPECT_NE(log.find("may still be in its fast tier"), std::string::npos) << log;
+}
+
 TEST(FastTier, ThatWasNeverUsedIsNone) {
   const auto storage = test::shared_folder();
   const auto options = with("run", {.fast_tier = test::shared_folder()});

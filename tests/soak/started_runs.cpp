@@ -2,6 +2,7 @@
 // compared with a plain model. The model needs only a journal of earlier reports.
 #include "soak/started_runs.hpp"
 
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "muster/muster.hpp"
@@ -306,7 +307,10 @@ class StartedRun {
     auto values = values_of(0, plan_.length);
     Mean loss;
     auto state = session.state({{"number", number}, {"values", values}, {"loss", loss}});
-    const auto bounds = begins_from_other_run() ? seed_ : Bounds::of(journal_.read());
+    const bool from_other_run = begins_from_other_run(session);
+    const auto own_bounds = Bounds::of(journal_.read());
+    require(!from_other_run || own_bounds.least == base(), "it has a checkpoint and begins from another run");
+    const auto bounds = from_other_run ? seed_ : own_bounds;
     session.barrier();
     state.restore();
     require(at::equal(values, values_of(number, plan_.length)), "the values are not those of their number");
@@ -314,7 +318,7 @@ class StartedRun {
     require(back_ || (number >= bounds.least && number <= bounds.most),
             "it goes on from " + std::to_string(number) + " and not between " + std::to_string(bounds.least) + " and " +
                 std::to_string(bounds.most));
-    if (begins_from_other_run()) note(session, "base", number);
+    if (from_other_run) note(session, "base", number);
     note(session, "from", number);
     session.barrier();
     for (const auto epoch : session.epochs(plan_.epochs)) {
@@ -336,8 +340,10 @@ class StartedRun {
     }
   }
 
-  /// True if the run has no checkpoint of its own to continue from, only another run's.
-  bool begins_from_other_run() const { return seed_.most > 0 && Bounds::of(journal_.read()).least == base(); }
+  bool begins_from_other_run(const Session& session) const {
+    const auto checkpoint = session.get_checkpoint();
+    return checkpoint && !fs::equivalent(checkpoint->path().parent_path(), folder_);
+  }
   /// The number with which the run began: 0, or the number that it found in another run.
   std::int64_t base() const {
     std::int64_t base = 0;
@@ -512,7 +518,12 @@ int play_started_run(int argc, char** argv) {
   // All of this is read before the launch; no file changes until all ranks have started.
   Bounds of_first;
   if (plan.second_from > 0 && start >= plan.second_from) {
-    const auto bounds = Bounds::of(Journal(storage / ("journal." + first_name)).read());
+    auto bounds = Bounds::of(Journal(storage / ("journal." + first_name)).read());
+    // Another run finds only what is in the first one's folder.
+    if (const Tier first(storage / first_name); bounds.least > 0 && detail::checkpoint::may_hold_newer(first)) {
+      const auto live_in_first = live_in(first.folder());
+      bounds.least = bounds.most = live_in_first.empty() ? 0 : live_in_first.rbegin()->first.number;
+    }
     if (bounds.least > 0) {
       of_first = bounds;
       *value_of(words, "--name") = "second";
