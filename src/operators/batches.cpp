@@ -109,7 +109,7 @@ void TrainBatches::begin_call(std::optional<std::int64_t> limit) {
   session_.data.pass_positions->enter_loop();
   limit_ = limit;
   in_call_ = true;
-  session_.stop.pass_end_is_boundary = limit.has_value();
+  session_.progress.pass_end_is_boundary = limit.has_value();
   // A first batch that the call before has not asked for is the first of this call.
   if (first_ && *first_ != nullptr)
     ++taken_;
@@ -118,7 +118,7 @@ void TrainBatches::begin_call(std::optional<std::int64_t> limit) {
 }
 
 void TrainBatches::end_call() {
-  session_.stop.pass_end_is_boundary = true;
+  session_.progress.pass_end_is_boundary = true;
   session_.data.pass_positions->leave_loop();
   in_call_ = false;
   taken_ = 0;

@@ -162,7 +162,7 @@ OperatorRun::~OperatorRun() {
 }
 
 void OperatorRun::open(const Make& make) {
-  session_->state().stop.is_operator_run = true;
+  session_->state().callback_end.let_caller_ask();
   session_->open();
   session_->state().end_if_already_done();
   operator_ = make();
@@ -281,7 +281,7 @@ Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, c
   }
   // Workers save the result before their state is saved; ranks that do not train save it afterwards.
   const auto text = run_on_all([&]() -> std::string {
-    session_->state().counters.steps->call = static_cast<std::int64_t>(call_count_);
+    session_->state().progress.steps->call = static_cast<std::int64_t>(call_count_);
     try {
       auto result = work();
       if (history_.size() == call_count_) history_.add({.call = call, .result = result});
@@ -320,7 +320,7 @@ Json OperatorRun::finish_call(Call call, const Metrics& own, bool reduce, bool s
   history_.add({.call = call, .result = Json::parse(to_line(result))});
   if (of_trial_) return result;
   if (saves)
-    session_->state().report(row_metrics(mean), run_entries_, {}, {});
+    session_->state().report({.metrics = row_metrics(mean), .entries = run_entries_});
   else
     view.report(row_metrics(mean));
   return result;
@@ -338,13 +338,13 @@ Json OperatorRun::train(const TrainOptions& options) {
     auto& state = session_->state();
     auto& source = parts_->train;
     auto& timers = operator_->timers;
-    if (state.stop.ended_by_callback) throw session::TrainingEndedByCallback();
+    if (state.callback_end.has_ended()) throw session::TrainingEndedByCallback();
     update_params(options.max_retries, /*trains=*/true);
     if (std::exchange(training_, true)) restore_random_state();
     if (std::exchange(changed_, false) && saves_checkpoints_) {
-      for (const auto& prepared : state.models) prepared->synchronise_buffers();
+      state.models.synchronise_buffers();
       state.outputs.wait_for_save();
-      state.save(run_entries_.get(), {}, /*any_files=*/false, Json::object());
+      state.saver.save({.entries = run_entries_.get(), .must_wait = state.stopper.is_known()});
     }
     source.begin_call(options.num_steps);
     timers.enable(options.profile);
@@ -390,7 +390,7 @@ Json OperatorRun::validate(const ValidateOptions& options) {
 }
 
 bool OperatorRun::has_ended() {
-  return !run_on_all([&] { return std::string(session_->state().stop.ended_by_callback ? "ended" : ""); }).empty();
+  return !run_on_all([&] { return std::string(session_->state().callback_end.has_ended() ? "ended" : ""); }).empty();
 }
 
 void OperatorRun::report_step(const std::function<Json()>& step) {
@@ -402,7 +402,7 @@ void OperatorRun::report_step(const std::function<Json()>& step) {
       Call::step, [] {},
       [&] {
         history_.add({.call = Call::step});
-        session_->state().report(row_metrics(result), run_entries_, {}, {});
+        session_->state().report({.metrics = row_metrics(result), .entries = run_entries_});
         return Json();
       });
 }
@@ -474,7 +474,7 @@ void OperatorRun::update_scheduler(double metric) {
 StateDict OperatorRun::state_dict() {
   StateDict state;
   run_on_all([&] {
-    for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
+    session_->state().models.synchronise_buffers();
     state = state::collect(entries_);
     for (auto& [path, tensor] : state.tensors)
       tensor = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
@@ -509,7 +509,7 @@ void OperatorRun::load_state_dict(const StateDict& state) {
 void OperatorRun::save(const fs::path& path) {
   // save() changes nothing in the trainer. So it runs as the check: if it fails, the trainer stays open.
   const auto save = [&] {
-    for (const auto& prepared : session_->state().models) prepared->synchronise_buffers();
+    session_->state().models.synchronise_buffers();
     comm::run_on_root(session_->state().workers.control, [&] {
       const auto whole = run::absolute_path(path);
       restore_directory(whole);

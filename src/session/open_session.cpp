@@ -17,21 +17,21 @@ void OpenSession::open() {
   const auto& resolved = state_.resolved;
   at::set_num_threads(resolved.threads_per_worker);
   state_.workers.seed_generators();
-  state_.resume();
+  state_.resumer.resume();
   const std::shared_ptr<Backend> backend =
       resolved.backend ? resolved.backend->make_backend() : std::make_unique<Backend>();
   backend->on_start(user_session_);
-  state_.backend = backend;
+  backend_ = backend;
   backend->on_training_start(user_session_);
-  state_.outputs.callbacks.start(user_session_, std::exchange(state_.start.callbacks, {}));
-  state_.counters.start_clock();
+  state_.outputs.callbacks.start(user_session_, state_.resumer.take_callback_states());
+  state_.progress.start_clock();
 }
 
 void OpenSession::close() {
   state_.outputs.callbacks.forget_added();
-  state_.take_up();
+  state_.resumer.take_up();
   state_.end_training();
-  std::exchange(state_.backend, nullptr)->on_shutdown(user_session_);
+  std::exchange(backend_, nullptr)->on_shutdown(user_session_);
   state_.outputs.sinks.finish({});
   state_.outputs.callbacks.finish({});
 }
@@ -39,7 +39,7 @@ void OpenSession::close() {
 void OpenSession::end(const std::optional<Error>& error) noexcept {
   state_.has_failed = true;
   state_.outputs.callbacks.forget_added();
-  if (const auto backend = std::exchange(state_.backend, nullptr)) try {
+  if (const auto backend = std::exchange(backend_, nullptr)) try {
       backend->on_shutdown(user_session_);
     } catch (...) {
       log::warn("shutting down the backend: " + comm::current_outcome().text);

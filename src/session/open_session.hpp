@@ -8,6 +8,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <memory>
 #include <optional>
 
 namespace muster::detail::session {
@@ -35,7 +36,8 @@ class OpenSession {
  private:
   SessionState state_;
   Session user_session_;
-  c10::DeviceGuard device_;  ///< so that the user's at::kCUDA without an index is this device
+  std::shared_ptr<Backend> backend_;  ///< set between its start and its shutdown
+  c10::DeviceGuard device_;           ///< so that the user's at::kCUDA without an index is this device
 };
 
 }  // namespace muster::detail::session

@@ -42,11 +42,11 @@ bool State::restore() {
 }
 
 Epochs::iterator Epochs::begin() const {
-  const auto& steps = *session_->counters.steps;
+  const auto& steps = *session_->progress.steps;
   const bool again = steps.epoch == steps.last_loop_end;
   const bool first = steps.resumed_without_epochs && !steps.counts_epochs;
   const auto epoch = first ? 0 : steps.epoch + (again ? 1 : 0);
-  session_->counters.epoch_count = count_;
+  session_->progress.epoch_count = count_;
   if (again && epoch >= count_ && session_->workers.is_first())
     detail::log::warn("session.epochs(" + std::to_string(count_) +
                       ") has no epoch left: an earlier loop has ended after " + detail::counted(epoch, "epoch") +
@@ -56,7 +56,7 @@ Epochs::iterator Epochs::begin() const {
     session_->data.pass_positions->enter_loop();
     session_->begin_epoch(epoch);
   } else {
-    session_->counters.steps->after_loop = true;
+    session_->progress.steps->after_loop = true;
   }
   return {session_, epoch};
 }
@@ -76,8 +76,8 @@ Epochs::iterator& Epochs::iterator::operator++() {
     detail::log::warn("data \"" + name + "\": the run was saved in the middle of epoch " + std::to_string(epoch_) +
                       ", and since the start the epoch has ended without a pass over these data. If they have another "
                       "name now, the epoch has trained on a part of them twice: names stay the same between starts");
-  auto& rest = session_->counters.unfinished_pass;
-  if (!rest.dataset.empty() && rest.step == session_->counters.steps->global_step &&
+  auto& rest = session_->progress.unfinished_pass;
+  if (!rest.dataset.empty() && rest.step == session_->progress.steps->global_step &&
       !std::exchange(rest.warned, true) && session_->workers.is_first())
     detail::log::warn(
         "dataset \"" + rest.dataset + "\": the last State of epoch " + std::to_string(epoch_) +
@@ -86,16 +86,16 @@ Epochs::iterator& Epochs::iterator::operator++() {
         "the report");
   session_->outputs.sinks.tell(&detail::observe::Sink::epoch, epoch_);
   session_->outputs.callbacks.tell(&Callback::on_epoch, epoch_);
-  if (epoch_ + 1 >= session_->counters.epoch_count) {
-    session_->counters.steps->last_loop_end = epoch_++;
-    session_->counters.steps->after_loop = true;
+  if (epoch_ + 1 >= session_->progress.epoch_count) {
+    session_->progress.steps->last_loop_end = epoch_++;
+    session_->progress.steps->after_loop = true;
     session_->data.pass_positions->leave_loop();
     return *this;
   }
   ++epoch_;
-  session_->counters.is_between_epochs = true;
+  session_->progress.is_between_epochs = true;
   session_->stop_if_asked();
-  session_->counters.is_between_epochs = false;
+  session_->progress.is_between_epochs = false;
   session_->begin_epoch(epoch_);
   return *this;
 }
@@ -124,8 +124,8 @@ const std::string& Session::trial_name() const noexcept { return state_->run.nam
 const std::string& Session::experiment_name() const noexcept { return state_->run.name(); }
 const Json& Session::metadata() const noexcept { return state_->resolved.options.metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
-std::int64_t Session::global_step() const noexcept { return state_->counters.steps->global_step; }
-bool Session::step_complete() const noexcept { return state_->counters.steps->is_step_complete(); }
+std::int64_t Session::global_step() const noexcept { return state_->progress.steps->global_step; }
+bool Session::step_complete() const noexcept { return state_->progress.steps->is_step_complete(); }
 at::Device Session::get_device() const { return state_->workers.device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers.communicator; }
 void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }
@@ -158,13 +158,13 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
   // A user who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->resolved.launch.cpus_per_rank() > at::get_num_threads();
-  state_->models.push_back(detail::gradients::DataParallel::prepare(
+  state_->models.add(detail::gradients::DataParallel::prepare(
       module,
       {.communicator = communicator(),
        .new_group = state_->process_groups->make,
-       .steps = state_->counters.steps,
-       .no_sync_depth = state_->no_sync_depth,
-       .stop_requested = [state = state_] { return state->is_asked_to_stop(); },
+       .steps = state_->progress.steps,
+       .no_sync_depth = state_->models.no_sync_depth(),
+       .stop_requested = [state = state_] { return state->stopper.is_asked_here(); },
        .device = get_device(),
        .share_memory = share_memory,
        .spare_core = spare_core,
@@ -173,11 +173,11 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
 }
 
 detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
-  const auto& numbers = state_->bad_numbers_watch;
-  return detail::optim::make_optimizer_step(optimizer, state_->models, options,
+  const auto& numbers = state_->bad_numbers;
+  return detail::optim::make_optimizer_step(optimizer, state_->models.all(), options,
                                             {.numbers = numbers,
                                              .optimizer_number = numbers ? numbers->add_optimizer(optimizer) : 0,
-                                             .snapshot_sources = state_->snapshot_sources});
+                                             .snapshot_sources = state_->saver.snapshot_sources()});
 }
 
 StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
@@ -186,21 +186,21 @@ StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr
 StepScope::~StepScope() { steps_->leave_scope(scope_); }
 
 StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const {
-  return {state_->counters.steps, std::move(batch)};
+  return {state_->progress.steps, std::move(batch)};
 }
 
 NoSync Session::no_sync() const {
   if (state_->workers.share.fixed)
     throw Error(ExitCode::usage, "adding up gradients without averaging", "virtual workers do that themselves",
                 "Choose a larger batch_size, or no virtual_workers");
-  return NoSync(state_->no_sync_depth);
+  return NoSync(state_->models.no_sync_depth());
 }
 
 Join Session::join(const JoinOptions& options) const {
   if (state_->workers.share.fixed)
     throw Error(ExitCode::usage, "joining ranks", "virtual workers have as many batches on every rank",
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
-  return Join(state_->models, options);
+  return Join(state_->models.all(), options);
 }
 
 Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(get_device().type(), options); }
@@ -213,7 +213,7 @@ Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const 
   // `module` may be a part of a prepared model, or a container of several.
   std::set<const torch::nn::Module*> parts;
   for (const auto& part : module->modules()) parts.insert(part.get());
-  for (const auto& prepared : state_->models)
+  for (const auto& prepared : state_->models.all())
     if (std::ranges::any_of(prepared->module()->modules(),
                             [&](const auto& part) { return parts.contains(part.get()); }))
       prepared->synchronise_buffers();
@@ -246,7 +246,7 @@ Epochs Session::epochs(std::int64_t count) const {
   return Epochs(*state_, count);
 }
 std::optional<Checkpoint> Session::get_checkpoint() const {
-  state_->start.was_given_to_user = true;
+  state_->resumer.note_given_to_user();
   const auto& outputs = state_->outputs;
   const auto newest = outputs.wait_for_newest();
   if (!newest || !outputs.store) return newest;
@@ -257,16 +257,19 @@ void Session::add_callback(std::shared_ptr<Callback> callback) { state_->add_cal
 
 bool Session::should_stop() {
   const ScopedCallName ask("should_stop");
-  return state_->should_stop();
+  state_->require_training("asking whether to stop");
+  return state_->stopper.should_stop();
 }
 Preemption Session::preemption() {
   const ScopedCallName ask("preemption");
-  return state_->preemption();
+  state_->require_training("asking for a preemption");
+  return state_->stopper.preemption();
 }
 
 std::vector<ReportedCheckpoint> Session::get_all_reported_checkpoints() const {
   const ScopedCallName list("get_all_reported_checkpoints");
-  return state_->reported_checkpoints();
+  state_->require_training("looking for the run's checkpoints");
+  return state_->saver.reported_checkpoints();
 }
 
 Json Session::broadcast_from_rank_zero(const Json& value) const {
@@ -293,21 +296,17 @@ void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGr
 bool Session::failed() const noexcept { return state_->has_failed; }
 
 void Session::report(const Metrics& metrics, const ReportOptions& options) {
-  const ScopedCallName report("report");
-  state_->report(metrics, nullptr, std::nullopt, options);
+  state_->report({.metrics = metrics, .options = options});
 }
 void Session::report(const Metrics& metrics, const State& state, const ReportOptions& options) {
-  const ScopedCallName report("report");
-  state_->report(metrics, state.entries_, std::nullopt, options);
+  state_->report({.metrics = metrics, .entries = state.entries_, .options = options});
 }
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
-  const ScopedCallName report("report");
-  state_->report(metrics, nullptr, checkpoint, options);
+  state_->report({.metrics = metrics, .files = checkpoint, .options = options});
 }
 void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
                      const ReportOptions& options) {
-  const ScopedCallName report("report");
-  state_->report(metrics, state.entries_, checkpoint, options);
+  state_->report({.metrics = metrics, .entries = state.entries_, .files = checkpoint, .options = options});
 }
 
 }  // namespace muster

@@ -1,11 +1,14 @@
 #include "session/session_state.hpp"
-#include "base/log.hpp"
-#include "comm/world.hpp"
 
+#include "base/log.hpp"
 #include "comm/rank_status.hpp"
+#include "data/passes/pass_positions.hpp"
+#include "muster/error.hpp"
 #include "watch/record.hpp"
 
+#include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 
 namespace muster::detail::session {
@@ -21,33 +24,33 @@ class SessionStepListener final : public step::StepListener {
     if (!generators) return;
     generators->switch_to(micro_batch);
     if (micro_batch < 0) return;
-    for (const auto& model : session_.models) model->load_buffers_of(micro_batch);
+    session_.models.load_buffers_of(micro_batch);
   }
   void batch_begun(const step::OpenPass& pass) override {
-    if (pass.batches == 1) averaged_before_[pass.number] = session_.gradient_average_count();
-    session_.warn_of_unrestored_state(false);
-    const auto& steps = *session_.counters.steps;
+    if (pass.batches == 1) averaged_before_[pass.number] = session_.models.gradient_average_count();
+    session_.resumer.warn_of_unrestored_state(false);
+    const auto& steps = *session_.progress.steps;
     const bool is_counted = pass.batch->completes_step();
     comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
     if (!is_counted) return;
     const auto samples_left = pass.plan.samples - pass.position;
     last_of_pass_ = pass.plan.samples > 0 && samples_left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
-    session_.outputs.sinks.batch({.epoch = session_.counters.steps->epoch,
-                                  .epochs = session_.counters.epoch_count,
+    session_.outputs.sinks.batch({.epoch = session_.progress.steps->epoch,
+                                  .epochs = session_.progress.epoch_count,
                                   .consumed = pass.position,
                                   .samples = pass.plan.samples});
-    session_.outputs.callbacks.tell(&Callback::on_batch, session_.counters.steps->global_step);
+    session_.outputs.callbacks.tell(&Callback::on_batch, session_.progress.steps->global_step);
   }
   void between_batches() override {
-    if (last_of_pass_ && !session_.stop.pass_end_is_boundary) return;
+    if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
     const watch::ScopedCallName ask("asking whether to stop");
     session_.stop_if_asked();
   }
   void pass_ended(const step::OpenPass& pass) override {
     const auto before = averaged_before_.extract(pass.number);
-    const bool trained = before.empty() || before.mapped() != session_.gradient_average_count();
+    const bool trained = before.empty() || before.mapped() != session_.models.gradient_average_count();
     // A single batch may have been taken for its shapes, and gradients may be averaged without muster or later.
-    if (trained || pass.batches < 2 || session_.models.empty() || *session_.no_sync_depth > 0) return;
+    if (trained || pass.batches < 2 || session_.models.empty() || *session_.models.no_sync_depth() > 0) return;
     if (std::exchange(warned_of_pass_, true) || !session_.workers.is_first()) return;
     log::warn("a training pass over \"" + pass.name +
               "\" ended and no gradients were averaged in it, but its batches " +
@@ -62,63 +65,135 @@ class SessionStepListener final : public step::StepListener {
   bool last_of_pass_ = false;  ///< the current batch is the last one of its pass
 };
 
+Outputs outputs_of_training(const run::ResolvedOptions& resolved, const run::RunFolder& run,
+                            const WorkerContext& workers) {
+  const auto& config = resolved.options.run_config;
+  return {.store = std::optional<checkpoint::CheckpointStore>(std::in_place, workers.control, run.path(),
+                                                              config.checkpoint_config),
+          .sinks = {workers.is_first(), run.path(), resolved.progress, resolved.first_epoch},
+          .callbacks = observe::Callbacks(config.callbacks),
+          .config = config.checkpoint_config,
+          .is_first_worker = workers.is_first()};
+}
+
+Outputs outputs_of_validation(const Checkpoint& checkpoint) {
+  return {.store = {},
+          .sinks = observe::Sinks({}),
+          .callbacks = observe::Callbacks({}),
+          .config = {},
+          .newest = checkpoint};
+}
+
 }  // namespace
+
+SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::RunFolder& run_, WorkerContext workers_,
+                           const std::optional<Checkpoint>& validated)
+    : resolved(resolved_),
+      run(run_),
+      workers(std::move(workers_)),
+      data{.datasets = resolved.options.datasets,
+           .config = validated ? DataConfig{.split_all = true} : resolved.options.dataset_config,
+           .preprocessor = resolved.options.preprocessor,
+           .pass_positions = std::make_shared<data::PassPositions>(progress.steps)},
+      outputs(validated ? outputs_of_validation(*validated) : outputs_of_training(resolved, run, workers)),
+      epoch_end(workers, progress, data, models),
+      resumer(resolved, run, workers, progress, data, outputs, epoch_end),
+      saver(resolved, run, workers, progress, data, outputs, epoch_end, resumer),
+      stopper(resolved.launch, run, workers, progress, models, outputs, saver),
+      callback_end(workers, progress, outputs),
+      reporter({.run = run,
+                .workers = workers,
+                .progress = progress,
+                .data = data,
+                .models = models,
+                .outputs = outputs,
+                .epoch_end = epoch_end,
+                .resumer = resumer,
+                .saver = saver,
+                .stopper = stopper,
+                .callback_end = callback_end,
+                .bad_numbers = bad_numbers}) {}
 
 SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::RunFolder& run_, const Communicator& own,
                            const Communicator& control, at::Device device, BadSteps& bad_steps)
-    : resolved(resolved_),
-      run(run_),
-      workers{.communicator = own,
-              .control = control,
-              .device = device,
-              .share = resolved.share_of(own.rank()),
-              .full_worker_count = resolved.options.scaling_config.virtual_workers ? 0 : resolved.full_worker_count,
-              .seed = resolved.launch.flags().seed},
-      data{.datasets = resolved.options.datasets,
-           .config = resolved.options.dataset_config,
-           .preprocessor = resolved.options.preprocessor,
-           .pass_positions = std::make_shared<data::PassPositions>(counters.steps)},
-      outputs{.store = std::optional<checkpoint::CheckpointStore>(std::in_place, control, run.path(),
-                                                                  resolved.options.run_config.checkpoint_config),
-              .sinks = {workers.is_first(), run.path(), resolved.progress, resolved.first_epoch},
-              .callbacks = observe::Callbacks(resolved.options.run_config.callbacks),
-              .config = resolved.options.run_config.checkpoint_config,
-              .is_first_worker = workers.is_first()},
-      step_listener(std::make_shared<SessionStepListener>(*this)) {
-  counters.steps->listener = step_listener;
+    : SessionState(
+          resolved_, run_,
+          {.communicator = own,
+           .control = control,
+           .device = device,
+           .share = resolved_.share_of(own.rank()),
+           .full_worker_count = resolved_.options.scaling_config.virtual_workers ? 0 : resolved_.full_worker_count,
+           .seed = resolved_.launch.flags().seed},
+          std::nullopt) {
+  step_listener = std::make_shared<SessionStepListener>(*this);
+  progress.steps->listener = step_listener;
   const auto& failure_config = resolved.options.run_config.failure_config;
   if (failure_config.bad_numbers != BadNumbers::ignore)
-    bad_numbers_watch = std::make_shared<BadNumbersWatch>(failure_config, control, counters.steps, bad_steps);
-  if (workers.is_first()) stop.file = StopFile(run.path() / "stop");
-  if (!outputs.config.async_save) return;
-  snapshot_sources = std::make_shared<optim::SnapshotSources>();
-  if (!comm::threads_may_call_mpi() && workers.is_first())
-    log::warn("async_save: MPI was started for one thread, so each report waits until its checkpoint is written");
+    bad_numbers = std::make_shared<BadNumbersWatch>(failure_config, control, progress.steps, bad_steps);
+  if (workers.is_first()) stopper.watch_file(run.path() / "stop");
 }
 
 SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::RunFolder& run_,
                            const Communicator& validators, at::Device device, const Checkpoint& checkpoint)
-    : resolved(resolved_),
-      run(run_),
-      workers{.communicator = validators,
-              .control = validators,
-              .device = device,
-              .share = {.total = validators.size(), .first = validators.rank(), .count = 1},
-              .seed = resolved.launch.flags().seed},
-      data{.datasets = resolved.options.datasets,
-           .config = {.split_all = true},
-           .preprocessor = resolved.options.preprocessor,
-           .pass_positions = std::make_shared<data::PassPositions>(counters.steps)},
-      outputs{.store = {},
-              .sinks = observe::Sinks({}),
-              .callbacks = observe::Callbacks({}),
-              .config = {},
-              .newest = checkpoint} {}
+    : SessionState(resolved_, run_,
+                   {.communicator = validators,
+                    .control = validators,
+                    .device = device,
+                    .share = {.total = validators.size(), .first = validators.rank(), .count = 1},
+                    .seed = resolved_.launch.flags().seed},
+                   checkpoint) {}
 
 void SessionState::require_training(const char* doing) const {
   if (!outputs.store)
     throw Error(ExitCode::usage, doing, "this session validates a checkpoint and does not train",
                 "Load the model by Checkpoint::load, and return the metrics");
+}
+
+bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
+  require_training("restoring a state");
+  resumer.require_nothing_saved();
+  stopper.note_restored_state(entries);
+  return resumer.restore(*entries);
+}
+
+void SessionState::report(const Reporter::Input& input) {
+  const watch::ScopedCallName report("report");
+  require_training("reporting");
+  reporter.report(input);
+}
+
+void SessionState::begin_epoch(std::int64_t epoch) {
+  epoch_end.begin_epoch();
+  data.pass_positions->begin_epoch(epoch);
+}
+
+void SessionState::stop_if_asked() {
+  if (bad_numbers) bad_numbers->require_watched(models.all());
+  stopper.stop_if_asked();
+}
+
+void SessionState::add_callback(std::shared_ptr<Callback> callback) {
+  require_training("adding a callback");
+  Session view(*this);
+  outputs.callbacks.add(std::move(callback), view);
+  end_if_already_done();
+}
+
+void SessionState::end_if_already_done() {
+  if (resumer.checkpoint()) callback_end.check();
+}
+
+void SessionState::end_training() {
+  outputs.wait_for_save();
+  if (bad_numbers) bad_numbers->warn_of_skipped_steps();
+  stopper.end_training();
+  if (callback_end.has_ended() || progress.steps->counts_epochs || progress.epoch_count > 0) return;
+  if (const auto name = data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/false); !name.empty())
+    throw Error(
+        ExitCode::user_error, "resuming the pass over \"" + name + "\"",
+        "the run was saved in the middle of it, but the training function has ended without it: the session does not "
+        "know the epochs, and the passes that were finished before it are empty now",
+        "Loop over session.epochs(n), or call set_epoch(epoch) for each epoch");
 }
 
 }  // namespace muster::detail::session

@@ -90,45 +90,4 @@ class ShutdownBudget {
   std::optional<Clock::duration> slowest_ = {};
 };
 
-/// Detects accumulated gradients of models that are not prepared, that is, gradients that an optimizer has yet to step
-/// with. A checkpoint does not hold them, so a run does not stop at a boundary where there are any. (A prepared model's
-/// reducer knows its own.) Compares each boundary with the one before: if gradients have changed and parameters have
-/// not, a backward() has added to gradients that are still unused.
-class AccumulatedGradients {
- public:
-  /// True if any of these models has accumulated gradients. Each model is a list of its parameters.
-  bool any(const std::vector<std::vector<at::Tensor>>& models);
-
- private:
-  struct Model {
-    std::size_t parameters = 0, gradients = 0;  ///< hashes of their bytes
-    bool used = false;                          ///< the optimizer has stepped with the gradients
-  };
-  std::map<const void*, Model> models_;  ///< key: the model's first parameter
-};
-
-/// A session's state of stopping: who has asked for it, and how training has ended.
-struct StopState {
-  StopRequest request = {};
-  StopFile file = {};
-  ShutdownBudget shutdown_budget = {};
-  std::int64_t average_count = 0;  ///< summed over all models, at the last boundary
-  AccumulatedGradients accumulated = {};
-  int boundaries_with_gradients = 0;                  ///< in a row, since the request is known
-  std::weak_ptr<const StateEntries> last_state = {};  ///< the one last restored or reported
-  bool has_reported_files = false;                    ///< a report has saved files of the user's own
-  bool user_was_told = false;                         ///< should_stop() or preemption() has told the user to stop
-  bool was_stopped = false;                           ///< training has ended on request
-  bool ended_by_callback = false;                     ///< a callback has ended training
-  bool is_operator_run =
-      false;  ///< an operator trainer's: each call runs to its end and then checks `ended_by_callback` itself
-  bool pass_end_is_boundary = true;  ///< the end of a pass is a boundary; false if a call ends there, with a report
-};
-
-/// Thrown to leave the training function when a callback has ended training.
-class TrainingEndedByCallback final : public Error {
- public:
-  TrainingEndedByCallback() : Error(ExitCode::done, "training ends here, as a callback has asked") {}
-};
-
 }  // namespace muster::detail::session

@@ -29,7 +29,7 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
              const Communicator& control, at::Device device, const TrainLoop& train_loop, session::BadSteps& bad_steps,
              session::Validation& validation, AttemptEnd& end) {
   session::OpenSession session(resolved, run, workers, control, device, bad_steps);
-  if (validation.is_configured()) session.state().validation = &validation;
+  if (validation.is_configured()) session.state().outputs.validation = &validation;
   try {
     session.open();
     try {
@@ -45,8 +45,8 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
     comm::raise_alarm(resolved.world(), cause);
     session.fail(cause);
     const auto& ended = session.state();
-    end.stopped = ended.stop.was_stopped;
-    if (ended.bad_numbers_watch) end.rollback_step = ended.bad_numbers_watch->rollback_step();
+    end.stopped = ended.stopper.has_stopped();
+    if (ended.bad_numbers) end.rollback_step = ended.bad_numbers->rollback_step();
     throw;
   }
 }

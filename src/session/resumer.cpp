@@ -1,4 +1,5 @@
-// Resuming: chooses the checkpoint that a session goes on from, and restores it. The inverse of save.cpp.
+#include "session/resumer.hpp"
+
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
@@ -8,7 +9,6 @@
 #include "comm/on_ranks.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
-#include "session/session_state.hpp"
 #include "session/validation.hpp"
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
@@ -162,160 +162,136 @@ bool restore_what_is_there(const StateEntries& entries, const checkpoint::Restor
   return !there.empty();
 }
 
-/// An estimate of the bytes that a save writes: the parameters, and as much for each of an optimizer's two moments.
-double bytes_of(const StateEntries& entries) {
-  double bytes = 0;
-  for (const auto& [name, entry] : entries)
-    for (const auto& [path, tensor] : entry.object()->parameters()) bytes += 3.0 * static_cast<double>(tensor.nbytes());
-  return bytes;
-}
-
 }  // namespace
 
-void SessionState::resume() {
+void Resumer::resume() {
   const watch::ScopedCallName resume("resuming");
-  start.checkpoint = choose_checkpoint(resolved, run, workers.control, *outputs.store);
-  outputs.newest = start.checkpoint;
+  checkpoint_ = choose_checkpoint(resolved_, run_, workers_.control, *outputs_.store);
+  outputs_.newest = checkpoint_;
   observe::AttemptStart moment;
   Json preprocessor;
-  const bool own = start.checkpoint && start.checkpoint->path().parent_path() == run.path();
-  if (start.checkpoint) {
-    start.content = outputs.store->read(*start.checkpoint);
-    start.manifest_crc32 = start.content->manifest_crc32;
-    const auto& progress = start.content->trainer;
-    const auto& path = start.checkpoint->path();
-    preprocessor = progress.preprocessor;
-    auto row = start.content->metrics;
-    outputs.score_reported = row.contains(outputs.config.checkpoint_score_attribute);
+  const bool own = checkpoint_ && checkpoint_->path().parent_path() == run_.path();
+  if (checkpoint_) {
+    content_ = outputs_.store->read(*checkpoint_);
+    manifest_crc32_ = content_->manifest_crc32;
+    preprocessor = content_->trainer.preprocessor;
+    outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
     // Another run's reports and training time do not count for this run.
-    if (own) {
-      counters.training_iteration = progress.training_iteration;
-      counters.seconds_in_earlier_jobs = progress.time_total_s;
-      // A checkpoint that was saved between two reports has no row.
-      if (row.contains("training_iteration"))
-        row["checkpoint_dir_name"] = path.filename().string();
-      else
-        row = nullptr;
-      moment = {.training_iteration = progress.training_iteration, .last_row = std::move(row)};
-      comm::run_on_root(workers.control, [&] {
-        moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
-        if (const auto index = storage::Tier::index_of(path.filename()))
-          set_course(moment, *index, outputs.store->rollbacks());
-      });
-      start.callbacks = progress.callbacks;
-      // A job that was killed after the save may not have made the link.
-      if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
-          name.is_string() && !problem_with_name(name))
-        start.name = name;
-    }
+    if (own) moment = restore_progress(*content_);
   }
-  outputs.sinks.start(workers.control, moment);
-  if (validation != nullptr) {
-    outputs.score_reported = true;  // a validation may give it
-    if (workers.is_first())
-      outputs.store->set_keep_predicate(
-          [owing = validation](std::int64_t report) { return owing->awaits_result(report); });
+  outputs_.sinks.start(workers_.control, moment);
+  if (outputs_.validation != nullptr) {
+    outputs_.score_reported = true;  // a validation may give it
+    if (workers_.is_first())
+      outputs_.store->set_keep_predicate(
+          [waiting = outputs_.validation](std::int64_t report) { return waiting->awaits_result(report); });
   }
-  if (start.checkpoint && workers.is_first()) {
-    const auto& progress = start.content->trainer;
-    const auto path = start.checkpoint->path().string();
+  if (checkpoint_ && workers_.is_first()) {
+    const auto& progress = content_->trainer;
+    const auto path = checkpoint_->path().string();
     if (progress.is_from_run)
       log::info("resuming from " + path + " (report " + std::to_string(progress.training_iteration) + ", epoch " +
                 std::to_string(progress.epoch + 1) + (progress.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
   }
-  data.prepare_preprocessor(preprocessor, own, workers.control);
+  data_.prepare_preprocessor(preprocessor, own, workers_.control);
 }
 
-void SessionState::take_up() {
-  if (start.taken_up || !start.checkpoint) return;  // a run that starts anew has nothing to confirm
-  comm::wait_for_all(workers.control);              // no rank has refused the start
-  outputs.store->confirm_rollback();
-  comm::run_on_root(workers.control, [&] {
-    if (!start.name.empty()) link_name(start.checkpoint->path(), start.name);
-    if (validation != nullptr)
-      validation->resume(
-          [&](std::int64_t of, const Json& fields) { outputs.sinks.tell(&observe::Sink::validated, of, fields); },
-          outputs.store->rollbacks());
+observe::AttemptStart Resumer::restore_progress(const checkpoint::RestoredCheckpoint& content) {
+  const auto& path = checkpoint_->path();
+  progress_.training_iteration = content.trainer.training_iteration;
+  progress_.seconds_in_earlier_jobs = content.trainer.time_total_s;
+  auto row = content.metrics;
+  // A checkpoint that was saved between two reports has no row.
+  if (row.contains("training_iteration"))
+    row["checkpoint_dir_name"] = path.filename().string();
+  else
+    row = nullptr;
+  observe::AttemptStart moment{.training_iteration = content.trainer.training_iteration, .last_row = std::move(row)};
+  comm::run_on_root(workers_.control, [&] {
+    moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
+    if (const auto index = storage::Tier::index_of(path.filename()))
+      set_course(moment, *index, outputs_.store->rollbacks());
   });
-  start.taken_up = true;
+  callback_states_ = content.trainer.callbacks;
+  // A job that was killed after the save may not have made the link.
+  if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
+      name.is_string() && !problem_with_name(name))
+    name_ = name;
+  return moment;
 }
 
-std::vector<ReportedCheckpoint> SessionState::reported_checkpoints() {
-  require_training("looking for the run's checkpoints");
-  static_cast<void>(outputs.wait_for_newest());  // waits for the checkpoint that is being written
-  const auto all = comm::run_on_root(workers.control, [&] {
-    Json found = Json::array();
-    for (const auto& info : checkpoint::intact_checkpoints(run.path(), outputs.store->rollbacks()))
-      found.push_back({info.path.string(), info.metrics});
-    return found;
+void Resumer::take_up() {
+  if (taken_up_ || !checkpoint_) return;  // a run that starts anew has nothing to confirm
+  comm::wait_for_all(workers_.control);   // no rank has refused the start
+  outputs_.store->confirm_rollback();
+  comm::run_on_root(workers_.control, [&] {
+    if (!name_.empty()) link_name(checkpoint_->path(), name_);
+    if (outputs_.validation != nullptr)
+      outputs_.validation->resume(outputs_.row_updater(), outputs_.store->rollbacks());
   });
-  std::vector<ReportedCheckpoint> reported;
-  for (const auto& one : all)
-    reported.push_back({outputs.store->as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1],
-                        checkpoint::status_from(one[1])});
-  return reported;
+  taken_up_ = true;
 }
 
-checkpoint::RestoredCheckpoint SessionState::read_again() {
-  auto content = outputs.store->read(*start.checkpoint);
-  comm::run_on_all(workers.control, [&] {
-    if (content.manifest_crc32 != start.manifest_crc32)
-      throw Error(ExitCode::retry, "restoring a state again",
-                  start.checkpoint->path().string() + " has changed meanwhile",
+checkpoint::RestoredCheckpoint Resumer::read_again() {
+  auto content = outputs_.store->read(*checkpoint_);
+  comm::run_on_all(workers_.control, [&] {
+    if (content.manifest_crc32 != manifest_crc32_)
+      throw Error(ExitCode::retry, "restoring a state again", checkpoint_->path().string() + " has changed meanwhile",
                   "Start again, from a checkpoint that stays as it is");
   });
   return content;
 }
 
-bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
-  require_training("restoring a state");
-  const auto& newest = outputs.async_checkpoint ? outputs.async_checkpoint : outputs.newest;
-  if (newest && (!start.checkpoint || newest->path() != start.checkpoint->path()))
+void Resumer::require_nothing_saved() const {
+  const auto& newest = outputs_.async_checkpoint ? outputs_.async_checkpoint : outputs_.newest;
+  if (newest && (!checkpoint_ || newest->path() != checkpoint_->path()))
     throw Error(
         ExitCode::usage, "restoring a state",
         "a report has saved " + newest->path().filename().string() + " since the run was started",
         "Restore before the first report; later, load entries with session.get_checkpoint()->load(name, object)");
-  start.has_warned = true;
-  stop.last_state = entries;
-  stop.shutdown_budget.expect_save_bytes(bytes_of(*entries));
-  if (!start.checkpoint) return false;
+}
+
+bool Resumer::restore(const StateEntries& entries) {
+  has_warned_ = true;
+  if (!checkpoint_) return false;
   // Released at the end of this function: its tensors are views of a file that may be pruned later.
-  const auto saved = start.content ? *std::exchange(start.content, {}) : read_again();
+  const auto saved = content_ ? *std::exchange(content_, {}) : read_again();
   const auto& progress = saved.trainer;
-  if (!progress.is_from_run) return restore_what_is_there(*entries, saved, start.checkpoint->path(), workers);
+  if (!progress.is_from_run) return restore_what_is_there(entries, saved, checkpoint_->path(), workers_);
   try {
-    state::restore(*entries, saved.state, {workers.rank(), workers.size()}, saved.per_rank);
+    state::restore(entries, saved.state, {workers_.rank(), workers_.size()}, saved.per_rank);
   } catch (const state::WrongNumberOfRanks& error) {
     launch::tell_supervisor(launch::message_ranks_needed, std::to_string(error.needed()));
     throw;
   }
-  counters.steps->global_step = progress.global_step;
-  counters.steps->samples_since_report = progress.samples_since_report;
-  counters.unknown_data.reports_within_epoch[1] = progress.several_reports;
-  counters.steps->resumed_without_epochs = !progress.epoch_counted;
+  progress_.steps->global_step = progress.global_step;
+  progress_.steps->samples_since_report = progress.samples_since_report;
+  epoch_end_.restore(progress.several_reports);
+  progress_.steps->resumed_without_epochs = !progress.epoch_counted;
   const bool complete = progress.epoch_complete;
-  data.pass_positions->resume_epoch(progress.epoch + (complete ? 1 : 0));
-  for (const auto& [name, position] : progress.positions) data.pass_positions->restore(name, position, complete);
-  workers.restore_random_state(saved, progress.training_iteration);
+  data_.pass_positions->resume_epoch(progress.epoch + (complete ? 1 : 0));
+  for (const auto& [name, position] : progress.positions) data_.pass_positions->restore(name, position, complete);
+  workers_.restore_random_state(saved, progress.training_iteration);
   take_up();
   return true;
 }
 
-void SessionState::warn_of_unrestored_state(bool reports_state) {
-  if (!start.checkpoint || start.has_warned || !(start.was_given_to_user || reports_state)) return;
-  start.has_warned = true;
-  if (!workers.is_first()) return;
-  const auto name = start.checkpoint->path().filename().string();
-  if (!start.was_given_to_user)
+void Resumer::warn_of_unrestored_state(bool reports_state) {
+  if (!checkpoint_ || has_warned_ || !(was_given_to_user_ || reports_state)) return;
+  has_warned_ = true;
+  if (!workers_.is_first()) return;
+  const auto name = checkpoint_->path().filename().string();
+  const auto& steps = *progress_.steps;
+  if (!was_given_to_user_)
     log::warn("the run goes on from " + name +
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
-  else if (counters.training_iteration > 0)
-    log::warn(
-        "the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
-        std::to_string(counters.training_iteration) + ", but " + (counters.steps->epoch_set ? "" : "epoch, ") +
-        "global_step, the position in the data and the random state begin again; state.restore() restores all of them");
+  else if (progress_.training_iteration > 0)
+    log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
+              std::to_string(progress_.training_iteration) + ", but " + (steps.epoch_set ? "" : "epoch, ") +
+              "global_step, the position in the data and the random state begin again; state.restore() restores all of "
+              "them");
 }
 
 }  // namespace muster::detail::session

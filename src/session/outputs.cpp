@@ -1,71 +1,15 @@
-#include "session/session_parts.hpp"
+#include "session/outputs.hpp"
 
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
-#include "data/sources/source.hpp"
 #include "muster/error.hpp"
+#include "storage/tier.hpp"
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
 namespace muster::detail::session {
-
-std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, const WorkerContext& workers) {
-  if (const auto found = shards.find(name); found != shards.end()) return found->second;
-  const auto dataset = datasets.find(name);
-  if (dataset == datasets.end()) {
-    std::string names;
-    for (const auto& [known, unused] : datasets) names += (names.empty() ? "" : ", ") + known;
-    throw Error(ExitCode::user_error, "taking the shard of the dataset \"" + name + "\"",
-                "the trainer was given no such dataset",
-                names.empty() ? "Give it one in the option datasets" : "It has " + names);
-  }
-  const auto& split = config.datasets_to_split.names();
-  const bool is_split = config.split_all.value_or(false) || std::find(split.begin(), split.end(), name) != split.end();
-  const bool is_stream = data::source_of(dataset->second)->is_stream();
-  auto state = std::make_shared<data::ShardState>(
-      data::PassPositionOptions{.name = name,
-                                .share = workers.share,
-                                .full_worker_count = workers.full_worker_count,
-                                .split = is_split,
-                                .seed = workers.seed,
-                                .resumable = !is_stream,
-                                .stream = is_stream},
-      dataset->second, workers.device, is_stream ? std::optional(workers.control) : std::nullopt);
-  pass_positions->add(state);
-  return shards.emplace(name, state).first->second;
-}
-
-void SessionData::prepare_preprocessor(const Json& saved, bool own, const Communicator& control) {
-  if (!preprocessor) {
-    if (saved.is_null()) return;
-    const char* const fact = "the checkpoint was saved with one, and the trainer has none";
-    if (own) throw Error(ExitCode::usage, "restoring the preprocessor", fact, "Give the trainer the same one again");
-    log::warn(std::string("preprocessing: ") + fact + "; the data are not preprocessed");
-    return;
-  }
-  const bool fitted = control.all_reduce(std::int64_t{!preprocessor->fitted()}) == 0;
-  if (!saved.is_null() && (own || !fitted)) {
-    try {
-      preprocessor->load_state(saved);
-    } catch (const Json::exception& error) {
-      throw Error(ExitCode::data, "restoring the preprocessor", error.what(),
-                  "Build the same preprocessor as the run that was saved");
-    }
-  } else if (fitted) {
-    // The user has fitted it, or an earlier attempt has.
-  } else if (const auto train = datasets.find("train"); train != datasets.end()) {
-    if (data::source_of(train->second)->is_stream())
-      throw Error(ExitCode::usage, "fitting the preprocessor", "the dataset \"train\" is a stream",
-                  "Fit it on a dataset of files, tensors or items, and give the trainer the fitted one");
-    preprocessor->fit(train->second, control);
-  } else {
-    throw Error(ExitCode::user_error, "fitting the preprocessor", "there is no dataset \"train\"",
-                "Give the trainer one, or a preprocessor that is fitted already");
-  }
-  for (auto& [name, dataset] : datasets) dataset = dataset.transform(preprocessor);
-}
 
 std::optional<std::string> problem_with_name(const std::string& name) {
   static const std::set<std::string> reserved_names{"params.json",    "result.json", "progress.csv", "error.txt",
@@ -88,6 +32,12 @@ void link_name(const std::filesystem::path& checkpoint, const std::string& name)
   }
 }
 
+std::function<void(std::int64_t, const Json&)> Outputs::row_updater() {
+  return [this](std::int64_t training_iteration, const Json& fields) {
+    sinks.tell(&observe::Sink::validated, training_iteration, fields);
+  };
+}
+
 Checkpoint Outputs::commit(checkpoint::CheckpointContents contents, checkpoint::CheckpointStore::Mode mode) {
   async_checkpoint_name = contents.metrics.value("checkpoint_name", "");
   auto made = store->commit(std::move(contents), mode);
@@ -104,6 +54,7 @@ void Outputs::wait_for_save() {
     throw *error;
   }
   newest = written;
+  has_saved = true;
   if (is_first_worker) link_name(written.path(), async_checkpoint_name);
   sinks.tell(&observe::Sink::checkpoint, *newest);
   callbacks.tell(&Callback::on_checkpoint, *newest);

@@ -1,0 +1,44 @@
+#include "session/epoch_end.hpp"
+
+#include "base/log.hpp"
+#include "data/passes/pass_positions.hpp"
+
+#include <utility>
+
+namespace muster::detail::session {
+
+void EpochEnd::begin_epoch() { averaged_before_ = models_.gradient_average_count(); }
+
+bool EpochEnd::trains_on_unknown_data() const {
+  const auto passes = data_.pass_positions->epoch_progress();
+  using EpochProgress = data::PassPositions::EpochProgress;
+  if (passes != EpochProgress::none) return passes == EpochProgress::unknown;
+  // There are datasets, but none has a training pass in this epoch, so they may not be meant for training.
+  return progress_.steps->in_loop && models_.gradient_average_count() != averaged_before_;
+}
+
+void EpochEnd::note_report(bool has_state) {
+  is_mid_epoch_ = false;
+  if (!progress_.steps->in_loop || !trains_on_unknown_data()) return;
+  const std::size_t kind = has_state ? 1 : 0;
+  auto& last = last_reports_[kind];
+  const auto averaged = models_.gradient_average_count();
+  const bool same_epoch = std::exchange(last.epoch, progress_.steps->epoch) == progress_.steps->epoch;
+  const bool trained = std::exchange(last.averaged, averaged) != averaged || models_.empty();
+  const bool again = same_epoch && trained;
+  is_mid_epoch_ = trained_between_reports_[kind] = trained_between_reports_[kind] || again;
+  if (!again || !has_state || std::exchange(has_warned_, true) || !workers_.is_first()) return;
+  log::warn(
+      "a State is reported several times in an epoch whose data muster does not know, so the position in the data is "
+      "not saved: a run that goes on from here begins the epoch again, and one that goes on from the first State of an "
+      "epoch may leave out the rest of it. Take the data from get_dataset_shard() or prepare_data_loader(), whose "
+      "position is saved, or report the State once, at the end of the epoch");
+}
+
+bool EpochEnd::is_complete() const {
+  if (progress_.is_between_epochs) return true;
+  return trains_on_unknown_data() ? !is_mid_epoch_
+                                  : data_.pass_positions->epoch_progress() == data::PassPositions::EpochProgress::over;
+}
+
+}  // namespace muster::detail::session

@@ -1,0 +1,39 @@
+// The models that prepare_model() has prepared in a session, in the order of the calls.
+#pragma once
+
+#include "gradients/data_parallel.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace muster::detail::session {
+
+class PreparedModels {
+ public:
+  void add(std::shared_ptr<gradients::DataParallel> model) { models_.push_back(std::move(model)); }
+  const std::vector<std::shared_ptr<gradients::DataParallel>>& all() const noexcept { return models_; }
+  bool empty() const noexcept { return models_.empty(); }
+  /// The number of no_sync() scopes that are open.
+  const std::shared_ptr<int>& no_sync_depth() const noexcept { return no_sync_depth_; }
+
+  /// How often gradients have been averaged, summed over the models.
+  std::int64_t gradient_average_count() const;
+  /// Makes the buffers the same on all workers. Collective.
+  void synchronise_buffers() const;
+  void load_buffers_of(int micro_batch) const;
+  /// True inside join(), where the other workers may be at another boundary.
+  bool any_joined() const;
+  void finish_abandoned_passes() const;
+  /// True if an average of gradients has brought the news that a worker was asked to stop.
+  bool any_stop_requested() const;
+  /// True if no model has gradients that an optimizer has yet to step with. Call at each boundary: the reducers compare
+  /// it with the boundary before.
+  bool have_no_gradient_to_save() const;
+
+ private:
+  std::vector<std::shared_ptr<gradients::DataParallel>> models_;
+  std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
+};
+
+}  // namespace muster::detail::session

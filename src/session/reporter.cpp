@@ -1,0 +1,225 @@
+#include "session/reporter.hpp"
+
+#include "base/log.hpp"
+#include "checkpoint/files/validation_file.hpp"
+#include "comm/on_ranks.hpp"
+#include "muster/error.hpp"
+#include "observe/metrics.hpp"
+#include "session/validation.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <string>
+#include <utility>
+
+namespace muster::detail::session {
+namespace {
+
+/// One worker's input to a report.
+struct Contribution {
+  Json metrics;
+  bool has_state = false;
+  bool has_files = false;
+  bool asked_to_stop = false;
+  bool writing = false;        ///< the last checkpoint is still being written
+  bool has_callbacks = false;  ///< which may want to end training
+  bool validation = false;     ///< a validation of the checkpoint is asked for
+  std::string name = {};       ///< the checkpoint's name
+
+  std::string pack() const {
+    const auto bytes =
+        Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name});
+    return {bytes.begin(), bytes.end()};
+  }
+  static Contribution unpack(const std::string& bytes) {
+    const auto fields = Json::from_cbor(bytes);
+    return {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7]};
+  }
+};
+
+/// The metrics of each rank without their weights.
+std::vector<Json> without_weights(std::vector<Json> of_ranks) {
+  for (auto& metrics : of_ranks)
+    for (auto& [name, value] : metrics.items()) value = Json(std::move(value[0]));
+  return of_ranks;
+}
+
+/// The row of the current report: the reduced metrics and the progress of training.
+Json with_progress(Json metrics, const TrainingProgress& progress, int world_size) {
+  const double seconds = std::chrono::duration<double>(TrainingProgress::Clock::now() - progress.last_report).count();
+  const auto samples = progress.steps->samples_since_report;
+  Json row = std::move(metrics);
+  row.emplace("epoch", progress.steps->epoch);  // unless the user reports one
+  row["training_iteration"] = progress.training_iteration + 1;
+  row["global_step"] = progress.steps->global_step;
+  row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
+  row["time_this_iter_s"] = seconds;
+  row["time_total_s"] = progress.total_seconds();
+  row["num_samples"] = samples;
+  row["samples_per_s"] = seconds > 0 ? static_cast<double>(samples) / seconds : 0.0;
+  row["world_size"] = world_size;
+  return row;
+}
+
+[[noreturn]] void refuse_state(const std::string& over, const char* what, const std::string& when) {
+  throw Error(ExitCode::usage, "reporting with a state",
+              "a pass over " + over + " is under way, and " + what + " cannot be saved",
+              "Report with the state " + when);
+}
+
+/// Throws an Error if the positions of the open passes cannot be saved.
+void require_positions(const step::Steps& steps) {
+  if (const auto* pass = steps.find_unresumable_pass())
+    pass->plan.is_stream() ? refuse_state("the stream \"" + pass->name + "\"", "its position", "after the pass")
+                           : refuse_state("the data loader \"" + pass->name + "\"", "the position of its own sampler",
+                                          "after the pass, or give the loader no sampler");
+  const auto* const pass = steps.find_unsaved_pass();
+  if (pass == nullptr) return;
+  if (pass->is_of_earlier_epoch)
+    refuse_state("\"" + pass->name + "\" that began in an earlier epoch", "its position",
+                 "when it is over, begin it anew in each epoch, or begin it with .training = false or under "
+                 "torch::NoGradGuard; session.step(batch) still weighs its batches");
+  if (!pass->is_replaced)
+    refuse_state((pass->plan.is_stream() ? "the stream \"" : "the dataset \"") + pass->name +
+                     "\", which is whole on each worker,",
+                 "its position",
+                 "after the pass, split the dataset (DataConfig), or begin a pass that does not train with "
+                 ".training = false or under torch::NoGradGuard");
+  throw Error(ExitCode::usage, "reporting with a state",
+              "two training passes over \"" + pass->name +
+                  "\" are under way at once, and the position of only one of them can be saved",
+              "Report with the state when both are over, give the trainer the same data under a second name and take "
+              "one of the passes over that, or begin the inner pass with .training = false or under "
+              "torch::NoGradGuard; session.step(batch) still weighs its batches");
+}
+
+}  // namespace
+
+void Reporter::begin(bool has_state) {
+  session_.stopper.begin_report();
+  if (session_.bad_numbers) {
+    session_.bad_numbers->require_watched(session_.models.all());
+    session_.bad_numbers->warn_of_skipped_steps();
+  }
+  session_.resumer.warn_of_unrestored_state(has_state);
+  if (!session_.progress.steps->is_step_complete())
+    throw Error(ExitCode::user_error, "reporting", "the step is not complete: more of its batches follow",
+                "With virtual workers, report after the last batch of a step");
+}
+
+Reporter::Combined Reporter::exchange(const Input& input) {
+  const auto& workers = session_.workers;
+  const auto& options = input.options;
+  const auto& name = options.checkpoint_name;
+  std::vector<Contribution> of_ranks;
+  for (const auto& bytes : comm::run_on_all(workers.control, [&] {
+         if (input.entries) require_positions(*session_.progress.steps);
+         if (workers.is_first()) session_.run.require_not_replaced();
+         if (const auto fact = problem_with_name(name); fact && !name.empty())
+           throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,
+                       "Choose another checkpoint_name");
+         const auto& callbacks = session_.outputs.callbacks;
+         return Contribution{.metrics = observe::to_json(callbacks.with_callback_metrics(input.metrics)),
+                             .has_state = input.entries != nullptr,
+                             .has_files = input.files.has_value(),
+                             .asked_to_stop = session_.stopper.is_asked_here(),
+                             .writing = session_.outputs.store->is_saving(),
+                             .has_callbacks = !callbacks.empty(),
+                             .validation = options.validation,
+                             .name = name}
+             .pack();
+       }))
+    of_ranks.push_back(Contribution::unpack(bytes));
+  using std::ranges::any_of;
+  session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
+  Combined all{.has_state = any_of(of_ranks, &Contribution::has_state),
+               .has_files = any_of(of_ranks, &Contribution::has_files),
+               .validates = any_of(of_ranks, &Contribution::validation),
+               .is_saving = any_of(of_ranks, &Contribution::writing),
+               .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
+  if (all.has_state && !std::ranges::all_of(of_ranks, &Contribution::has_state))
+    throw Error(ExitCode::user_error, "reporting", "some workers gave a state to save and others did not",
+                "Give the same State to report() on every worker");
+  if (any_of(of_ranks, [&](const auto& one) { return one.name != of_ranks.front().name; }))
+    throw Error(ExitCode::user_error, "reporting", "the workers give the checkpoint different names",
+                "Give the same checkpoint_name on every worker");
+  const bool can_validate = session_.outputs.validation != nullptr;
+  if (all.validates && !(can_validate && (all.has_state || all.has_files)))
+    throw Error(ExitCode::usage, "reporting with a validation",
+                can_validate ? "there is no checkpoint to validate" : "the trainer has no validation function",
+                can_validate ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
+  for (auto& one : of_ranks) all.metrics.push_back(std::move(one.metrics));
+  return all;
+}
+
+bool Reporter::wait_for_save_before(const Combined& all) {
+  auto& outputs = session_.outputs;
+  const bool stops = session_.stopper.is_known();
+  const bool saves =
+      (all.has_state || all.has_files) && !(all.is_saving && outputs.config.when_busy == WhenBusy::drop && !stops);
+  if (stops)
+    outputs.wait_for_save_and_warn();
+  else if (saves || !all.is_saving)
+    outputs.wait_for_save();
+  return saves;
+}
+
+Json Reporter::make_row(const Combined& all, bool reduce) {
+  const auto& workers = session_.workers;
+  if (reduce) session_.data.warn_of_unsplit_data(all.metrics, workers);
+  auto metrics = reduce ? observe::mean_over_ranks(all.metrics) : observe::list_over_ranks(all.metrics);
+  const auto row = with_progress(std::move(metrics), session_.progress, workers.size());
+  return Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
+}
+
+Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
+  auto& progress = session_.progress;
+  if (!input.options.checkpoint_name.empty()) row["checkpoint_name"] = input.options.checkpoint_name;
+  if (all.validates) row[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
+  const auto saved = session_.saver.save({.entries = input.entries.get(),
+                                          .files = all.has_files ? &input.files : nullptr,
+                                          .row = row,
+                                          .must_wait = session_.stopper.is_known()});
+  row["checkpoint_dir_name"] = saved.path().filename().string();
+  if (session_.bad_numbers) session_.bad_numbers->note_checkpoint();
+  if (input.entries) {
+    progress.unfinished_pass.dataset = session_.data.pass_positions->name_of_unfinished_pass();
+    progress.unfinished_pass.step = progress.steps->global_step;
+  }
+  return saved;
+}
+
+void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_validate) {
+  auto& outputs = session_.outputs;
+  outputs.sinks.tell(&observe::Sink::report, row, session_.progress.epoch_count);
+  if (outputs.validation == nullptr || !session_.workers.is_first()) return;
+  outputs.validation->poll_results(outputs.row_updater());
+  if (to_validate) outputs.validation->request(*to_validate, session_.progress.training_iteration);
+}
+
+void Reporter::report(const Input& input) {
+  if (input.entries) session_.stopper.note_state(input.entries);
+  begin(input.entries != nullptr);
+  const auto all = exchange(input);
+  const bool saves = wait_for_save_before(all);
+  session_.models.synchronise_buffers();
+  auto row = make_row(all, input.options.reduce);
+
+  session_.resumer.take_up();
+  session_.epoch_end.note_report(input.entries != nullptr);
+  session_.outputs.check_score(row, saves && !all.validates, session_.epoch_end.is_complete());
+  ++session_.progress.training_iteration;  // a report that was refused does not count
+  session_.outputs.callbacks.tell(&Callback::on_report, row);
+  std::optional<Checkpoint> saved;
+  if (saves) saved = save(input, all, row);
+  publish(row, all.validates ? saved : std::nullopt);
+  session_.outputs.callbacks.tell(&Callback::after_report, without_weights(all.metrics), saved);
+  session_.progress.end_report();
+
+  session_.stopper.stop_if_asked_after_report({.saved = saves, .had_files = all.has_files});
+  if (all.has_callbacks) session_.callback_end.check();
+  session_.stopper.end_report();
+}
+
+}  // namespace muster::detail::session

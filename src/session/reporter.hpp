@@ -1,0 +1,81 @@
+// A report: reduces metrics over the workers, saves a checkpoint if there is something to save, gives the sinks a row,
+// and stops the run if a worker was asked to.
+#pragma once
+
+#include "muster/checkpoint.hpp"
+#include "muster/session.hpp"
+#include "muster/state.hpp"
+#include "run/run_folder.hpp"
+#include "session/bad_numbers.hpp"
+#include "session/callback_end.hpp"
+#include "session/epoch_end.hpp"
+#include "session/outputs.hpp"
+#include "session/prepared_models.hpp"
+#include "session/resumer.hpp"
+#include "session/saver.hpp"
+#include "session/session_data.hpp"
+#include "session/stopper.hpp"
+#include "session/training_progress.hpp"
+#include "session/worker_context.hpp"
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace muster::detail::session {
+
+class Reporter {
+ public:
+  /// The parts of the session. A report has something to do with each of them.
+  struct Parts {
+    const run::RunFolder& run;
+    const WorkerContext& workers;
+    TrainingProgress& progress;
+    SessionData& data;
+    const PreparedModels& models;
+    Outputs& outputs;
+    EpochEnd& epoch_end;
+    Resumer& resumer;
+    Saver& saver;
+    Stopper& stopper;
+    CallbackEnd& callback_end;
+    const std::shared_ptr<BadNumbersWatch>& bad_numbers;
+  };
+  explicit Reporter(Parts session) : session_(session) {}
+
+  /// What this worker gives to a report.
+  struct Input {
+    const Metrics& metrics;
+    std::shared_ptr<const StateEntries> entries = {};  ///< null without a State
+    std::optional<Checkpoint> files = {};
+    ReportOptions options = {};
+  };
+  /// Session::report(). Collective.
+  void report(const Input& input);
+
+ private:
+  /// What all workers have given together. The same on each of them.
+  struct Combined {
+    std::vector<Json> metrics = {};  ///< of each rank, weighted
+    bool has_state = false, has_files = false, validates = false;
+    bool is_saving = false;  ///< the checkpoint before is still being written
+    bool has_callbacks = false;
+  };
+
+  /// Checks that a report may be made now.
+  void begin(bool has_state);
+  /// Checks the input of all workers and combines it. Collective.
+  Combined exchange(const Input& input);
+  /// Waits for the checkpoint that is being written, if it must be over. True if this report saves one. Collective.
+  bool wait_for_save_before(const Combined& all);
+  /// The row of this report, the same on all workers. Collective.
+  Json make_row(const Combined& all, bool reduce);
+  /// Saves and adds the checkpoint's name to the row. Collective.
+  Checkpoint save(const Input& input, const Combined& all, Json& row);
+  /// Gives the sinks the row, and the validation its request.
+  void publish(const Json& row, const std::optional<Checkpoint>& to_validate);
+
+  const Parts session_;
+};
+
+}  // namespace muster::detail::session

@@ -1,0 +1,130 @@
+#include "session/saver.hpp"
+
+#include "base/json.hpp"
+#include "base/log.hpp"
+#include "checkpoint/files/validation_file.hpp"
+#include "checkpoint/inspect.hpp"
+#include "checkpoint/merge.hpp"
+#include "comm/on_ranks.hpp"
+#include "comm/world.hpp"
+#include "muster/error.hpp"
+#include "optim/weight_averages.hpp"
+#include "state/collect.hpp"
+#include "state/stateful.hpp"
+#include "state/trainer_state.hpp"
+
+#include <map>
+#include <string>
+#include <utility>
+
+namespace muster::detail::session {
+namespace {
+
+/// Throws if a parameter holds the average of an EMA, since a run that resumed from it would train other weights.
+void require_own_weights(const StateEntries& entries) {
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, parameter] : entry.object()->parameters())
+      if (optim::is_average(parameter))
+        throw Error(ExitCode::user_error, "saving " + name + (path.empty() ? "" : "/" + path),
+                    "it has the average of an EMA instead of its own value",
+                    "End the scope of EMA::apply() before the report");
+}
+
+/// Returns the state if JSON can hold it.
+Json require_lossless(Json state, const std::string& of) {
+  require_json_lossless(state, of, "Let its state() keep it as null");
+  return state;
+}
+
+}  // namespace
+
+Saver::Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
+             const TrainingProgress& progress, const SessionData& data, Outputs& outputs, const EpochEnd& epoch_end,
+             Resumer& resumer)
+    : resolved_(resolved),
+      run_(run),
+      workers_(workers),
+      progress_(progress),
+      data_(data),
+      outputs_(outputs),
+      epoch_end_(epoch_end),
+      resumer_(resumer) {
+  if (!outputs_.config.async_save) return;
+  snapshot_sources_ = std::make_shared<optim::SnapshotSources>();
+  if (!comm::threads_may_call_mpi() && workers_.is_first())
+    log::warn("async_save: MPI was started for one thread, so each report waits until its checkpoint is written");
+}
+
+state::TrainerState Saver::trainer_state(bool of_report) const {
+  const auto& steps = *progress_.steps;
+  const auto& preprocessor = data_.preprocessor;
+  return {.is_from_run = true,
+          .training_iteration = progress_.training_iteration,
+          .epoch = steps.epoch,
+          .epoch_complete = epoch_end_.is_complete(),
+          .epoch_counted = steps.counts_epochs,
+          .several_reports = epoch_end_.has_several_reports(),
+          .global_step = steps.global_step,
+          .samples_since_report = of_report ? 0 : steps.samples_since_report,  // a report has already counted them
+          .time_total_s = progress_.total_seconds(),
+          .seed = workers_.seed,
+          .positions = data_.pass_positions->positions().get<std::map<std::string, Json>>(),
+          .preprocessor = preprocessor ? require_lossless(preprocessor->state(), "the preprocessor") : Json(nullptr),
+          .callbacks = require_lossless(outputs_.callbacks.state(), "the callback")};
+}
+
+void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const {
+  if (files) contents.directory = files->path();
+  // The entries of a checkpoint that from_dict() made become part of this one.
+  for (auto given = checkpoint::merge_entries(workers_.control, files);
+       const auto& [name, value] : given.values.items()) {
+    if (contents.state.values.contains(name)) {
+      if (workers_.is_first())
+        log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");
+      continue;
+    }
+    contents.state.values[name] = value;
+    contents.state.tensors.merge(state::select_entry(given, name).tensors);
+  }
+}
+
+Checkpoint Saver::save(const Contents& what) {
+  resumer_.take_up();
+  const auto progress = trainer_state(!what.row.empty());
+  comm::run_on_root(workers_.control, [&] { run_.require_not_replaced(); });
+  if (progress.epoch_complete) progress_.steps->complete_epoch = progress.epoch;
+  checkpoint::CheckpointContents contents{.state = {},
+                                          .random_state = workers_.random_state(),
+                                          .directory = {},
+                                          .progress = to_json(progress),
+                                          .metrics = what.row,
+                                          .metadata = resolved_.options.metadata};
+  if (what.entries != nullptr) {
+    require_own_weights(*what.entries);
+    contents.state = state::collect(*what.entries);
+    contents.replication = state::replication_of(*what.entries);
+  }
+  if (what.files != nullptr) merge_given(contents, *what.files);
+  using Mode = checkpoint::CheckpointStore::Mode;
+  if (!outputs_.config.async_save || what.must_wait) return outputs_.commit(std::move(contents), Mode::sync);
+  for (auto* const source : *snapshot_sources_)
+    if (auto snapshot = source->take_snapshot()) contents.snapshots.push_back(std::move(*snapshot));
+  return outputs_.commit(std::move(contents), Mode::async);
+}
+
+std::vector<ReportedCheckpoint> Saver::reported_checkpoints() const {
+  static_cast<void>(outputs_.wait_for_newest());  // waits for the checkpoint that is being written
+  const auto all = comm::run_on_root(workers_.control, [&] {
+    Json found = Json::array();
+    for (const auto& info : checkpoint::intact_checkpoints(run_.path(), outputs_.store->rollbacks()))
+      found.push_back({info.path.string(), info.metrics});
+    return found;
+  });
+  std::vector<ReportedCheckpoint> reported;
+  for (const auto& one : all)
+    reported.push_back({outputs_.store->as_this_rank(Checkpoint::from_directory(one[0].get<std::string>())), one[1],
+                        checkpoint::status_from(one[1])});
+  return reported;
+}
+
+}  // namespace muster::detail::session

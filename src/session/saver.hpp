@@ -1,0 +1,61 @@
+// Saving a session: what its checkpoints hold. The inverse is resumer.hpp.
+#pragma once
+
+#include "muster/checkpoint.hpp"
+#include "muster/state.hpp"
+#include "optim/memory_snapshot.hpp"
+#include "run/resolve.hpp"
+#include "run/run_folder.hpp"
+#include "session/epoch_end.hpp"
+#include "session/outputs.hpp"
+#include "session/resumer.hpp"
+#include "session/session_data.hpp"
+#include "session/training_progress.hpp"
+#include "session/worker_context.hpp"
+#include "state/trainer_state.hpp"
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace muster::detail::session {
+
+class Saver {
+ public:
+  Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
+        const TrainingProgress& progress, const SessionData& data, Outputs& outputs, const EpochEnd& epoch_end,
+        Resumer& resumer);
+
+  /// What a checkpoint is made of, beside the session's own progress.
+  struct Contents {
+    const StateEntries* entries = nullptr;             ///< null: no State
+    const std::optional<Checkpoint>* files = nullptr;  ///< null: no rank has given a Checkpoint
+    Json row = Json::object();                         ///< empty between two reports
+    bool must_wait = false;                            ///< the run stops, so nothing is saved in the background
+  };
+  /// Commits a checkpoint and returns it. Collective.
+  Checkpoint save(const Contents& what);
+
+  /// The optimizers whose memory an asynchronous save keeps; null without asynchronous saving.
+  const std::shared_ptr<optim::SnapshotSources>& snapshot_sources() const noexcept { return snapshot_sources_; }
+  /// Session::get_all_reported_checkpoints(). Collective.
+  std::vector<ReportedCheckpoint> reported_checkpoints() const;
+
+ private:
+  /// The progress of training, as a checkpoint holds it.
+  state::TrainerState trainer_state(bool of_report) const;
+  /// Adds the entries of the checkpoints that ranks have given. Collective.
+  void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const;
+
+  const run::ResolvedOptions& resolved_;
+  const run::RunFolder& run_;
+  WorkerContext& workers_;
+  const TrainingProgress& progress_;
+  const SessionData& data_;
+  Outputs& outputs_;
+  const EpochEnd& epoch_end_;
+  Resumer& resumer_;
+  std::shared_ptr<optim::SnapshotSources> snapshot_sources_;
+};
+
+}  // namespace muster::detail::session

@@ -1,0 +1,36 @@
+#pragma once
+
+#include "data/passes/pass_positions.hpp"
+#include "data/passes/shard.hpp"
+#include "muster/config.hpp"
+#include "muster/preprocessor.hpp"
+#include "session/worker_context.hpp"
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::detail::session {
+
+/// The datasets: split among the workers, preprocessed, iterated over.
+struct SessionData {
+  std::map<std::string, Dataset> datasets;
+  DataConfig config;
+  PreprocessorPtr preprocessor;  ///< may be null
+  std::shared_ptr<data::PassPositions> pass_positions;
+  std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
+  bool has_warned_of_unsplit_data = false;
+
+  /// Returns the shard of that name; makes it at its first use.
+  std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
+  /// Loads the preprocessor's state from a checkpoint (`saved`; null: none), or fits the preprocessor unless it is
+  /// fitted, and applies it to all datasets. `own`: the checkpoint is this run's, not another run's that this one
+  /// starts from. Collective.
+  void prepare_preprocessor(const Json& saved, bool own, const Communicator& control);
+  /// Warns once if a confusion matrix counts each sample once per worker, since a dataset is not split. `metrics` are
+  /// those of all workers, the same on each of them.
+  void warn_of_unsplit_data(const std::vector<Json>& metrics, const WorkerContext& workers);
+};
+
+}  // namespace muster::detail::session

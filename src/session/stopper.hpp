@@ -1,0 +1,93 @@
+// Stops a session on request: all workers stop at the same boundary, see stop.hpp.
+#pragma once
+
+#include "muster/launch.hpp"
+#include "muster/session.hpp"
+#include "muster/state.hpp"
+#include "run/run_folder.hpp"
+#include "session/accumulated_gradients.hpp"
+#include "session/outputs.hpp"
+#include "session/prepared_models.hpp"
+#include "session/saver.hpp"
+#include "session/stop.hpp"
+#include "session/training_progress.hpp"
+#include "session/worker_context.hpp"
+
+#include <cstdint>
+#include <memory>
+
+namespace muster::detail::session {
+
+class Stopper {
+ public:
+  Stopper(const Launch& launch, const run::RunFolder& run, const WorkerContext& workers,
+          const TrainingProgress& progress, const PreparedModels& models, Outputs& outputs, Saver& saver)
+      : launch_(launch),
+        run_(run),
+        workers_(workers),
+        progress_(progress),
+        models_(models),
+        outputs_(outputs),
+        saver_(saver),
+        accumulated_(models) {}
+
+  /// Looks for a file in the run's folder, too. Call on one rank.
+  void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
+  /// The State that a stop between two reports saves: the one last restored or reported.
+  void note_state(const std::shared_ptr<const StateEntries>& entries) noexcept { last_state_ = entries; }
+  /// The same when it is restored, so that the time of its first save can be estimated.
+  void note_restored_state(const std::shared_ptr<const StateEntries>& entries);
+
+  /// True if all workers know that one of them was asked to stop.
+  bool is_known() const noexcept { return request_.is_known(); }
+  /// True if this worker has been asked to stop, or has only the time left that it needs to save.
+  bool is_asked_here();
+  /// Call at a boundary outside of a report, between two batches. Saves and throws if any worker has been asked to stop
+  /// and no gradients are accumulated. Collective at some of the boundaries, the same ones on all workers.
+  void stop_if_asked();
+
+  // A report is a boundary, too, and its exchange carries the workers' answers.
+  void begin_report() noexcept { budget_.reached_boundary(); }
+  void merge(bool any_asked) noexcept { request_.merge(any_asked); }
+  /// Call at the end of a report. Stops if any worker was asked to. Collective.
+  struct ReportedNow {
+    bool saved = false;      ///< it has saved a checkpoint
+    bool had_files = false;  ///< with files of the user's own
+  };
+  void stop_if_asked_after_report(ReportedNow report);
+  void end_report() noexcept { budget_.left_boundary(); }
+
+  /// Session::should_stop(). Collective.
+  bool should_stop();
+  /// Session::preemption(). Collective.
+  Preemption preemption();
+  /// Call when the training function has returned. Throws if it has returned because it was told to stop.
+  void end_training();
+  /// True if training has ended on request.
+  bool has_stopped() const noexcept { return has_stopped_; }
+
+ private:
+  void save_and_stop(bool in_report);
+  bool may_wait_for_a_step() const;
+  [[noreturn]] void throw_stopped(bool saved);
+
+  // The seven parts of the session that a stop reads and saves, and what has been asked for and told so far.
+  const Launch& launch_;
+  const run::RunFolder& run_;
+  const WorkerContext& workers_;
+  const TrainingProgress& progress_;
+  const PreparedModels& models_;
+  Outputs& outputs_;
+  Saver& saver_;
+  StopRequest request_ = {};
+  StopFile file_ = {};
+  ShutdownBudget budget_ = {};
+  std::int64_t average_count_ = 0;  ///< summed over all models, at the last boundary
+  AccumulatedGradients accumulated_;
+  std::weak_ptr<const StateEntries> last_state_ = {};
+  bool has_reported_files_ = false;  ///< a report has saved files of the user's own
+  bool user_was_told_ = false;       ///< should_stop() or preemption() has told the user to stop
+  bool has_stopped_ = false;
+};
+
+}  // namespace muster::detail::session

@@ -1,0 +1,50 @@
+#pragma once
+
+#include "checkpoint/store.hpp"
+#include "muster/communicator.hpp"
+#include "session/random.hpp"
+#include "step/steps.hpp"
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace muster::detail::session {
+
+/// This worker among the others: its communicators, its device, its share of a step, its random generators.
+struct WorkerContext {
+  Communicator communicator;  ///< for the training function's use
+  Communicator control;       ///< the same workers over another channel, for reports, checkpoints and stops
+  at::Device device = at::kCPU;
+  step::MicroBatchShare share = {};
+  int full_worker_count = 0;  ///< see ResolvedOptions::full_worker_count; 0 with virtual workers
+  std::uint64_t seed = 0;
+  std::optional<MicroBatchGenerators> generators = {};  ///< with virtual workers
+
+  int rank() const noexcept { return communicator.rank(); }
+  int size() const noexcept { return communicator.size(); }
+  bool is_first() const noexcept { return rank() == 0; }
+
+  void seed_generators() {
+    session::seed_generators(seed, rank());
+    if (share.fixed) generators.emplace(seed, share.first, share.count, device);
+  }
+  /// The random state of this worker, or of all of its micro-batches, for a checkpoint.
+  std::string random_state() { return generators ? generators->state() : generator_state(device); }
+  /// Restores it. If the checkpoint does not hold it, seeds the generators from the seed and the number of reports.
+  void restore_random_state(const checkpoint::RestoredCheckpoint& saved, std::int64_t training_iteration) {
+    if (!generators && saved.random_state)
+      set_generator_state(*saved.random_state, device);
+    else
+      session::seed_generators(seed, rank(), training_iteration);
+    if (!generators) return;
+    const auto size = generators->state_size();
+    if (saved.random_states.size() == size * static_cast<std::size_t>(this->size()))
+      generators->restore(saved.random_states.substr(size * static_cast<std::size_t>(rank()), size));
+  }
+};
+
+}  // namespace muster::detail::session
