@@ -58,6 +58,7 @@ bool changes_state(Call call) noexcept {
 }
 
 void CallHistory::add(CallRecord call) {
+  if (position_ < calls_.size()) return;
   append(line_of(call));
   calls_.push_back(std::move(call));
 }

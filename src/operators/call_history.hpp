@@ -29,13 +29,21 @@ struct CallRecord {
   std::optional<Error> refusal = {};  ///< the error, if its check refused the call, which then changed nothing
 };
 
+/// Calls that are over: in this process and, if the run was resumed, before it. And which of them main has reached.
 class CallHistory {
  public:
   CallHistory() { restore(std::string()); }
 
   bool empty() const noexcept { return calls_.empty(); }
   std::size_t size() const noexcept { return calls_.size(); }
-  const CallRecord& operator[](std::size_t number) const { return calls_.at(number); }
+  /// The number of calls that main has made in this process.
+  std::size_t position() const noexcept { return position_; }
+  /// The saved result of main's next call; null if that is a new one.
+  const CallRecord* next() const { return position_ < calls_.size() ? &calls_[position_] : nullptr; }
+  /// Call when main's call is over, or its saved result was returned.
+  void step() noexcept { ++position_; }
+  /// Adds the result of main's current call, unless it is there already: the call itself adds it if its checkpoint is
+  /// to hold it.
   void add(CallRecord call);
 
   /// All calls, one line of JSON each.
@@ -51,6 +59,7 @@ class CallHistory {
   void append(const std::string& text);
 
   std::vector<CallRecord> calls_;
+  std::size_t position_ = 0;
   at::Tensor bytes_;
   std::int64_t length_ = 0;  ///< of the text, in bytes
 };

@@ -4,6 +4,7 @@
 #include "comm/world.hpp"
 #include "muster/operator.hpp"
 #include "operators/call_history.hpp"
+#include "operators/operator_ranks.hpp"
 #include "operators/registry.hpp"
 #include "session/open_session.hpp"
 
@@ -45,18 +46,14 @@ class OperatorRun {
   run::ResolvedOptions resolve_options();
   /// Opens the session and restores the run's checkpoint, if there is one. Collective over the workers.
   void open(const Make& make);
-  void require_open() const;
-  /// Runs `work` on the workers and returns its text on all ranks. If it throws on any worker, the trainer has ended
-  /// and all ranks throw. Collective.
-  std::string run_on_all(const std::function<std::string()>& work);
-  /// Runs `check` on the workers. If it throws on any worker, all ranks throw the same and the trainer stays open.
-  /// Collective.
-  void require_on_all(const std::function<void()>& check);
+  /// OperatorRanks::run() with this session.
+  std::string run_on_all(const std::function<std::string()>& work) { return ranks_.run(work, session_.get()); }
   /// The next call of main. Runs `check` and then `work` and saves the result, or replays the call:
   /// returns or throws what was saved. `check` throws to refuse a call before anything is changed; that is saved, too.
   /// Collective.
   Json run_or_replay(Call call, const std::function<void()>& check, const std::function<Json()>& work);
-  comm::WaitLimits limits() const;
+  /// Returns or throws the saved result of main's next call. Throws an Error if that was another call.
+  Json replay(Call call, const CallRecord& before);
   /// The metrics for a row, without objects and reserved names. `epoch` is the number of passes that train() has begun.
   Metrics row_metrics(const Json& result) const;
   /// Combines the workers' metrics into the result of the call, saves that as its result, and reports it unless
@@ -80,6 +77,7 @@ class OperatorRun {
   /// Restores the saved random state, once.
   void restore_random_state();
 
+  // Many members, since this is a whole run: what it was started with, its session, its operator, and its calls.
   Launch& launch_;
   const OperatorTrainerOptions options_;
   bool saves_checkpoints_ = false;  ///< saves checkpoints, so that another process can resume the run
@@ -88,21 +86,20 @@ class OperatorRun {
   run::RunFolder run_;
   const comm::TimeLimit everywhere_;
   at::Device device_;
+  OperatorRanks ranks_;
   session::BadSteps bad_steps_;
   std::unique_ptr<session::OpenSession> session_;  ///< null if this rank does not train
   std::unique_ptr<TrainingOperator> operator_;
   OperatorRegistry* parts_ = nullptr;
   StateEntries entries_;                             ///< the entries of state_dict()
   std::shared_ptr<const StateEntries> run_entries_;  ///< entries_ and the calls: the entries of the run's checkpoints
-  CallHistory history_;         ///< calls that are over: in this process and, if resumed, before it
-  std::size_t call_count_ = 0;  ///< calls of main in this process
-  bool changed_ = false;        ///< a call other than train() has changed the state since it was saved
-  bool of_trial_ = false;       ///< a trial of a sweep: reports its steps instead of its calls
-  bool training_ = false;       ///< a call of train() is in progress
-  bool ended_ = false;          ///< a callback has ended training
-  std::string random_state_;    ///< the checkpoint's, until restore_random_state()
-  bool open_ = false;
-  int exceptions_ = 0;  ///< std::uncaught_exceptions() in the constructor
+  CallHistory history_;
+  bool changed_ = false;      ///< a call other than train() has changed the state since it was saved
+  bool of_trial_ = false;     ///< a trial of a sweep: reports its steps instead of its calls
+  bool training_ = false;     ///< a call of train() is in progress
+  bool ended_ = false;        ///< a callback has ended training
+  std::string random_state_;  ///< the checkpoint's, until restore_random_state()
+  int exceptions_ = 0;        ///< std::uncaught_exceptions() in the constructor
 };
 
 }  // namespace muster::detail::operators

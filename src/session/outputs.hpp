@@ -18,7 +18,7 @@ std::optional<std::string> problem_with_name(const std::string& name);
 /// Makes a link of that name to the checkpoint, unless the name is empty. Call on one rank. A failure is a warning.
 void link_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept;
 
-class Validation;
+class ValidationRequests;
 
 /// What a session writes: checkpoints, and events for sinks and callbacks.
 struct Outputs {
@@ -26,7 +26,7 @@ struct Outputs {
   observe::Sinks sinks;
   observe::Callbacks callbacks;
   CheckpointConfig config;
-  Validation* validation = nullptr;  ///< null without a validation function
+  ValidationRequests* validation = nullptr;  ///< null without a validation function
   bool is_first_worker = false;
   std::optional<Checkpoint> newest = {};            ///< this attempt's newest, or the one that it goes on from
   bool has_saved = false;                           ///< `newest` was saved in this attempt

@@ -5,7 +5,7 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
-#include "session/validation.hpp"
+#include "session/validation_requests.hpp"
 
 #include <algorithm>
 #include <chrono>
