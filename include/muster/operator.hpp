@@ -394,8 +394,10 @@ struct ValidateOptions {
 /// that the saved state contains return their saved results at once, and training continues at the train() that was cut
 /// off, or at the one before it if the state was still being written. Everything else in main is done again, including
 /// apply_all_workers(). A state_dict() that main took before is gone; save() and load() keep one. An
-/// apply_all_operators() that registered data is made again. A run that is stopped on request saves in the middle of a
-/// call; the call then continues with the batches that are left, and returns the means over those.
+/// apply_all_operators() that registered data is made again, with the state of the operator and of the random
+/// generators as they are then: so the data may depend on the arguments and the configuration only. A run that is
+/// stopped on request saves in the middle of a call; the call then continues with the batches that are left, and
+/// returns the means over those.
 ///
 /// shutdown() marks the run as finished. If it is started again under its name, its calls up to the last train() return
 /// their saved results, even if the configuration has changed since, which is a warning. Later calls are made again,

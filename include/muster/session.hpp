@@ -170,10 +170,12 @@ class StepScope {
 /// saved and the code is ExitCode::retry; but if a report has saved the user's own files, the run stops at the next
 /// report.
 ///
-/// Workers that accumulate gradients for a later step go on until that step, as long as there is time for another batch
-/// and a save. Gradients that the program throws away (as a GAN does with those of the other network's loss), and
-/// gradients with which no optimizer steps, delay the stop by at most one batch. Prepared optimizers announce their
-/// steps; the steps of other optimizers are detected by the change of the parameters.
+/// Workers that accumulate gradients for a later step go on until that step, for at most 64 batches, as long as there
+/// is time for another batch and a save. Then they are not saved, with a warning. Gradients that the program throws
+/// away (as a GAN does with those of the other network's loss), and gradients of models that are not prepared and with
+/// which no optimizer steps, delay the stop by at most one batch. Prepared optimizers announce their steps; the steps
+/// of other optimizers are detected by the change of the parameters. In a loop whose only boundaries are reports
+/// between two steps, a run stops at the second such report, with a warning that gradients are not saved.
 ///
 /// When a Callback ends training, an exception leaves the training function too; this is not a failure.
 ///

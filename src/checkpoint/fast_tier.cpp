@@ -364,9 +364,10 @@ std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<
 }
 
 /// Copies the newest checkpoint of the tier, if the run's folder has none as new. Returns true if nothing newer is left
-/// in the tier. `only_index`: −1 for the run's own tiers; for another run's tier, the only checkpoint that may be
-/// copied, since later ones may have been made after this run was copied. Collective.
-bool copy_newest(const Communicator& communicator, const NotedTier& tier, int only_index, storage::Tier& run) {
+/// in the tier. `is_own`: false for another run's tier, of which only the checkpoint tier.first may be copied, since
+/// later ones may have been made after this run was copied. Collective.
+bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool is_own, storage::Tier& run) {
+  const int only_index = is_own ? -1 : tier.first;
   const auto folders = find_folders(communicator, tier, /*warn=*/true);
   const auto found = find_checkpoints(communicator, folders);
   std::string missing;
@@ -403,6 +404,12 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, int on
     return false;
   }
   bool is_current = true;
+  if (is_own && (indices.empty() || *indices.begin() < tier.first) && !has(tier.first)) {
+    // The note names it before it is there: a job that was killed in between looks the same.
+    warn_left(run.published(tier.first).filename().string() + " may have been in the fast tier " + tier.shown() +
+              ", and is not there now");
+    is_current = missing.empty();
+  }
   for (const int index : indices) {
     if (has(index)) break;
     const auto name = run.published(index).filename().string();
@@ -470,14 +477,15 @@ bool finish_copying(const Communicator& communicator, storage::Tier& run) {
       rolled_back.insert(rollback.tiers.begin(), rollback.tiers.end());
     auto noted = Json::array();
     for (const auto& tier : read_note(run))
-      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used && !rolled_back.contains(tier.id),
-                       is_of_another_run(tier, run) ? tier.first : -1});
+      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used && !rolled_back.contains(tier.id), tier.first,
+                       !is_of_another_run(tier, run)});
     return noted;
   });
   if (tiers.empty()) return false;
   std::set<std::string> kept;
   for (const auto& tier : tiers | std::views::reverse)
-    if (tier[3] && !copy_newest(communicator, {tier[0], tier[1], tier[2]}, tier[4], run))
+    if (tier[3] && !copy_newest(communicator, {.folder = tier[0], .id = tier[1], .hosts = tier[2], .first = tier[4]},
+                                tier[5], run))
       kept.insert(tier[1].get<std::string>());
   run_on_root(communicator, [&] {
     // A killed job may have published a checkpoint here without making its name durable.

@@ -56,7 +56,7 @@ void move_links(const storage::Tier& tier, int index, const std::map<int, std::s
 
 }  // namespace
 
-void prune(const storage::Tier& tier, const CheckpointConfig& config,
+void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_pending,
            const std::function<bool(std::int64_t training_iteration)>& needed) noexcept {
   if (!config.num_to_keep) return;
   try {
@@ -69,7 +69,7 @@ void prune(const storage::Tier& tier, const CheckpointConfig& config,
         const auto metrics = with_validation(path, manifest.metrics);
         const bool gone = is_rolled_back(rollbacks, index);
         const bool is_needed =
-            status_from(metrics) == CheckpointStatus::pending_validation ||
+            (keep_pending && status_from(metrics) == CheckpointStatus::pending_validation) ||
             (needed && metrics.is_object() && needed(metrics.value("training_iteration", std::int64_t{0})));
         if (const auto name = manifest.metrics.value("checkpoint_name", Json()); name.is_string() && !gone)
           names.emplace(index, name);

@@ -53,7 +53,8 @@ struct SaveTarget {
   void abandon(int index) const noexcept;
 };
 
-/// All member functions are collective, except the getters.
+/// One save. All member functions are collective, except the getters. Many members, since they hold what the calls find
+/// out about all ranks for the calls after them.
 class Save {
  public:
   Save(CheckpointContents contents, int index, const Communicator& ranks, StateWriter& writer);
@@ -72,6 +73,7 @@ class Save {
   /// Writes the manifest and gives the checkpoint its published name. Called after write() has ended on all ranks.
   void publish(const Communicator& communicator, SaveTarget& target);
 
+  int index() const noexcept { return index_; }
   /// Returns the published manifest.
   const Manifest& manifest() const noexcept { return manifest_; }
   /// Return the pieces of state.h5 and the user's files that this rank has written.

@@ -2,6 +2,7 @@
 // defines the content of a checkpoint; the tier defines where it lies.
 #pragma once
 
+#include "checkpoint/background_save.hpp"
 #include "checkpoint/files/state_reader.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/rollbacks.hpp"
@@ -17,7 +18,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -61,22 +61,22 @@ class CheckpointStore {
   /// finish() first.
   Checkpoint commit(CheckpointContents contents, Mode mode = Mode::sync);
   /// True if a save is still in the background on this rank. Not collective.
-  bool is_saving() const;
+  bool is_saving() const { return background_.is_running(); }
   /// Waits for the save in the background. True if it succeeded, the same on all ranks. finish() can still be called
   /// for the error. Not collective.
-  bool wait_for_success() const;
+  bool wait_for_success() const { return background_.wait(); }
   /// Waits for the save in the background. Returns its error, if it failed: then nothing was published or lost, but its
   /// index is not used again.
-  std::optional<Error> finish();
+  std::optional<Error> finish() { return background_.finish(); }
   /// Sets a predicate on the first rank: a checkpoint is not pruned while `needed` returns true for its report. It is
   /// called on the thread that writes. Not collective.
   void set_keep_predicate(std::function<bool(std::int64_t training_iteration)> needed) {
     is_needed_ = std::move(needed);
   }
   /// Returns how long the last save took; for one in the background, known after finish(). Not collective.
-  std::optional<Clock::duration> last_save_duration() const noexcept { return last_save_duration_; }
+  std::optional<Clock::duration> last_save_duration() const noexcept { return background_.last_duration(); }
   /// Returns how long the save in the background has taken so far, or took in all; none after finish(). Not collective.
-  std::optional<Clock::duration> current_save_duration() const noexcept;
+  std::optional<Clock::duration> current_save_duration() const { return background_.current_duration(); }
 
   /// Returns the newest intact checkpoint; none if there is no checkpoint. Throws an Error (ExitCode::data) if all are
   /// damaged. Damaged checkpoints are renamed to ….damaged, with a warning. Before that, ….damaged ones that are intact
@@ -111,8 +111,6 @@ class CheckpointStore {
   Checkpoint as_this_rank(Checkpoint checkpoint) const;
 
  private:
-  /// Returns the index of the next save, which no folder in the run has in its name.
-  int free_index();
   state::RankInGroup here() const noexcept { return {communicator_.rank(), communicator_.size()}; }
   /// Returns what is wrong with the content of the checkpoint; empty if it is intact. Each rank verifies its share of
   /// the checksums; each node reads all data that every rank needs, so it is cached there. Throws an Error
@@ -124,40 +122,59 @@ class CheckpointStore {
   /// name; removes them if there is none. Not collective.
   void move_names(std::optional<int> quarantined = {}) const;
   void log_rolled_back(int index) const;
-  void copy_from_fast_tier(const Communicator& communicator, const Save& save, int index);
-  /// Runs `work` on the background thread.
-  void run_in_background(std::function<void(const Communicator&)> work);
+  // The steps of commit().
+  /// Writes the checkpoint to `target` and publishes it there.
+  void publish(const Communicator& communicator, Save& save, SaveTarget& target);
+  /// What follows: copies the checkpoint from the fast tier to the run's folder, and removes what is not needed any
+  /// more.
+  void settle(const Communicator& communicator, const Save& save);
+  void copy_from_fast_tier(const Communicator& communicator, const Save& save);
   /// Records that no fast tier is needed any more, and removes the tiers of earlier jobs.
   void release_fast_tiers(const Communicator& communicator);
-  /// Removes from the fast tier all checkpoints older than `index` except fast_first_, or all of them if `after`. Not
-  /// collective.
+  /// Removes from the fast tier all checkpoints older than `index` except FastTier::first, or all of them if `after`.
+  /// Not collective.
   void clear_fast_tier(int index, bool after) const noexcept;
 
-  Communicator communicator_;
-  storage::Tier tier_;  // the run's folder
-  std::optional<SaveTarget> fast_ = {};
-  bool fast_used_ = false;         // "used" is set for this job's tier in the run's folder
-  int fast_first_ = 0;             // "first" of this job's tier in the run's folder
-  bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
-  std::optional<Communicator> background_communicator_ = {};  // of the background thread
-  Layout layout_ = {};                                        // of the last save
-  StateWriter writer_;
-  Snapshot snapshot_;
-  CheckpointConfig config_;
-  std::function<bool(std::int64_t)> is_needed_ = {};
-  int next_index_ = 0;
-  std::set<int> taken_ = {};               // indices that are not lower and in the name of a folder in the run
-  std::optional<Rollback> rollback_ = {};  // not confirmed yet
+  /// This job's fast tier.
+  struct FastTier {
+    SaveTarget target;
+    bool used = false;  ///< "used" is set for it in the run's folder
+    int first = 0;      ///< "first" of it in the run's folder
+  };
+  /// The indices of checkpoints.
+  struct Indices {
+    int next = 0;
+    std::set<int> taken = {};  ///< those from `next` on that a folder in the run has in its name
+    /// Returns the index of the next save.
+    int next_free() {
+      while (taken.contains(next)) ++next;
+      return next;
+    }
+  };
+  /// What the next save may use again.
+  struct LastSave {
+    Layout layout = {};
+    StateWriter writer;
+    Snapshot snapshot;
+  };
   /// The checkpoint that was verified last, so that read() need not verify it again.
   struct Verified {
     std::filesystem::path path = {};
     Manifest manifest = {};
     std::shared_ptr<const MappedState> state = {};
   };
+
+  Communicator communicator_;
+  storage::Tier tier_;  // the run's folder
+  std::optional<FastTier> fast_ = {};
+  bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
+  LastSave last_save_;
+  CheckpointConfig config_;
+  std::function<bool(std::int64_t)> is_needed_ = {};
+  Indices indices_;
+  std::optional<Rollback> rollback_ = {};  // not confirmed yet
   mutable Verified verified_;
-  Clock::time_point save_begun_ = {}, save_ended_ = {};  // of the save in the background, or else of the last one
-  std::optional<Clock::duration> last_save_duration_ = {};
-  std::shared_future<std::optional<Error>> background_save_;  // declared last: its thread uses the other members
+  BackgroundSave background_;  // declared last: its thread uses the other members
 };
 
 }  // namespace muster::detail::checkpoint

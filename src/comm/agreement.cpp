@@ -5,25 +5,107 @@
 #include "comm/wait.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <memory>
-#include <ranges>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace muster::detail::comm {
 namespace {
 
-/// Cuts `text` to at most `longest` bytes and marks the cut.
-std::string shortened(const std::string& text, std::size_t longest) {
-  constexpr std::string_view mark = " […]";
-  if (text.size() <= longest) return text;
-  const auto room = text.substr(0, longest - std::min(longest, mark.size()));
-  auto end = room.rfind(". ");
-  end = end == std::string::npos ? room.rfind(' ') : end + 1;
-  return room.substr(0, end).append(mark);
-}
+/// Each rank's outcome, and the attempt that it came from.
+struct Outcomes {
+  std::vector<Outcome> of_rank;
+  std::vector<bool> raised;  ///< [rank]: it has raised an alarm
+  std::vector<int> depths;   ///< [rank]: of nested attempts
+};
 
-constexpr const char* stuck_or_lost = "It is stuck or lost; start the job again";
+/// Sends this rank's outcome to all ranks of a world, and receives theirs.
+class OutcomeExchange {
+ public:
+  OutcomeExchange(World& world, int rank, const Outcome& mine)
+      : world_(world), rank_(static_cast<std::size_t>(rank)), size_(world.members.size()) {
+    // What this rank has raised stays its outcome: other ranks may have left because of it.
+    const auto raised = world_.alarm.raised();
+    memory_->mine = {static_cast<char>(raised.has_value()), static_cast<char>(world_.depth)};
+    memory_->mine += pack(raised.value_or(mine), longest - fields - packed_fields);
+    memory_->theirs.resize(size_);
+    memory_->receives.assign(size_, MPI_REQUEST_NULL);
+    memory_->sends.assign(size_, MPI_REQUEST_NULL);
+    memory_->lengths.assign(size_, -1);
+    const MPI_Comm comm = world_.agreement;
+    for (std::size_t r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      const int other = static_cast<int>(r);
+      memory_->theirs[r].resize(longest);
+      check(MPI_Irecv(memory_->theirs[r].data(), static_cast<int>(longest), MPI_BYTE, other, 0, comm,
+                      &memory_->receives[r]),
+            "MPI_Irecv");
+      check(MPI_Isend(memory_->mine.data(), static_cast<int>(memory_->mine.size()), MPI_BYTE, other, 0, comm,
+                      &memory_->sends[r]),
+            "MPI_Isend");
+    }
+  }
+
+  /// Makes progress. True if the outcomes of all ranks are here and all have this rank's.
+  bool advance() {
+    bool all = true;
+    for (std::size_t r = 0; r < size_; ++r) {
+      if (r == rank_ || memory_->lengths[r] >= 0) continue;
+      int flag = 0;
+      MPI_Status status;
+      check(MPI_Test(&memory_->receives[r], &flag, &status), "MPI_Test");
+      if (flag) check(MPI_Get_count(&status, MPI_BYTE, &memory_->lengths[r]), "MPI_Get_count");
+      all = all && flag;
+    }
+    int sent = 0;
+    check(MPI_Testall(static_cast<int>(size_), memory_->sends.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
+    return all && sent;
+  }
+
+  /// The ranks whose outcome is not here yet.
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (std::size_t r = 0; r < size_; ++r)
+      if (r != rank_ && memory_->lengths[r] < 0) ranks.push_back(static_cast<int>(r));
+    return ranks;
+  }
+
+  /// Gives up waiting. MPI may still use the memory.
+  void abandon() { world_.agreement->abandon(memory_->receives, memory_->sends, memory_); }
+
+  /// Call it when no rank is missing.
+  Outcomes take() const {
+    Outcomes all{std::vector<Outcome>(size_), std::vector<bool>(size_), std::vector<int>(size_)};
+    for (std::size_t r = 0; r < size_; ++r) {
+      std::string_view bytes = memory_->mine;
+      if (r != rank_)
+        bytes = std::string_view(memory_->theirs[r]).substr(0, static_cast<std::size_t>(memory_->lengths[r]));
+      all.raised[r] = bytes[0] != 0;
+      all.depths[r] = bytes[1];
+      all.of_rank[r] = unpack(bytes.substr(fields));
+    }
+    return all;
+  }
+
+ private:
+  static constexpr std::size_t longest = 8 * 1024;  ///< bytes of a message
+  static constexpr std::size_t fields = 2;          ///< bytes before the packed outcome: alarm raised, depth
+
+  struct Memory {
+    std::string mine;
+    std::vector<std::string> theirs;
+    std::vector<MPI_Request> receives, sends;
+    std::vector<int> lengths;
+  };
+
+  World& world_;
+  const std::size_t rank_;
+  const std::size_t size_;
+  const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+};
 
 /// Returns the outcomes. If no rank has failed but the ranks are at different nesting depths, every outcome becomes the
 /// error that says so.
@@ -39,36 +121,62 @@ std::vector<Outcome> with_depth_mismatch(std::vector<Outcome> outcomes, const st
   return outcomes;
 }
 
-}  // namespace
-
-Outcome current_outcome() {
-  try {
-    throw;
-  } catch (const RemoteError& error) {
-    return {Outcome::Kind::interrupted, error.code(), false, error.what()};
-  } catch (const WaitTimeout& error) {
-    return {Outcome::Kind::failed, error.code(), false, error.what(), true};
-  } catch (const Error& error) {
-    return {Outcome::Kind::failed, error.code(), error.agreed(), error.what()};
-  } catch (const std::exception& error) {
-    const std::string_view text = error.what();
-    return {Outcome::Kind::failed, ExitCode::user_error, false,
-            std::string(text.substr(0, text.find("\nException raised from ")))};
-  } catch (...) {
-    return {Outcome::Kind::failed, ExitCode::user_error, false, "an exception that is not a std::exception"};
+/// The error if `missing` ranks did not come. `stalled`: the rank that has waited too long, if one has.
+RanksMissing ranks_missing(const World& world, int rank, const std::vector<int>& missing, std::optional<int> stalled,
+                           std::chrono::nanoseconds waited, const WaitMonitor::Decision& decision) {
+  using namespace std::chrono_literals;
+  int lowest_here = 0;
+  std::string names;
+  for (const int r : missing) {
+    if (r == lowest_here) ++lowest_here;
+    names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" +
+             world.placement.hosts[static_cast<std::size_t>(r)] + ")";
   }
+  // The rank that waited too long reports first, as it knows most; without one, the lowest rank that came.
+  const bool first = stalled.value_or(lowest_here) == rank;
+  const auto seconds = std::chrono::round<std::chrono::seconds>(waited).count();
+  return {Error(ExitCode::retry, "waiting for all ranks to agree",
+                "no word within " + std::to_string(seconds) + " s from rank " + names +
+                    (decision.fact.empty() ? "" : ": " + decision.fact),
+                "It is stuck or lost; start the job again" + decision.details),
+          first ? 0ms : 2000ms};
 }
 
-std::string pack(const Outcome& outcome, std::size_t longest) {
-  std::string bytes{static_cast<char>(outcome.kind), static_cast<char>(outcome.code),
-                    static_cast<char>(outcome.agreed | outcome.stalled << 1)};
-  return bytes.append(shortened(outcome.text, longest));
+/// Exchanges outcomes with all ranks. Throws RanksMissing as agree() does.
+Outcomes exchange_outcomes(const Communicator& communicator, World& world, const Outcome& mine,
+                           std::chrono::milliseconds limit) {
+  OutcomeExchange exchange(world, communicator.rank(), mine);
+  const auto number = static_cast<std::uint64_t>(world.agreements + 1);
+  auto& calls = world.wait_monitor.own_record().calls;
+  const auto ticket =
+      calls.begin(0, number, {.kind = node::Call::Kind::end, .root = static_cast<int>(mine.kind)}, nullptr);
+  const WaitedFor end{0, number, Channel::of(communicator)->world_ranks};
+  const auto begun = watch::now();
+  std::optional<std::chrono::nanoseconds> given_up;  // when this rank learnt that some rank has waited too long
+  const auto received_or_given_up = [&] {
+    if (exchange.advance()) return true;
+    // Other ranks may still need this rank's part in operations that it has started and does not wait for.
+    if (mine.kind == Outcome::Kind::done) Channel::advance_all();
+    world.alarm.poll();
+    if (!given_up && world.alarm.stalled()) given_up = watch::now();
+    return given_up && watch::now() > *given_up + stall_grace;
+  };
+  WaitMonitor::Decision decision;
+  for (auto more = limit; more.count() > 0 && !wait_until(received_or_given_up, more);) {
+    const auto late = exchange.missing();
+    decision = world.wait_monitor.decide(end, begun, limit, &late);
+    more = decision.more;
+  }
+  if (const auto missing = exchange.missing(); !missing.empty()) {
+    exchange.abandon();
+    throw ranks_missing(world, communicator.rank(), missing, given_up ? world.alarm.stalled() : std::nullopt,
+                        watch::now() - begun, decision);
+  }
+  calls.end(ticket);
+  return exchange.take();
 }
 
-Outcome unpack(std::string_view bytes) {
-  return {static_cast<Outcome::Kind>(bytes[0]), static_cast<ExitCode>(static_cast<unsigned char>(bytes[1])),
-          (bytes[2] & 1) != 0, std::string(bytes.substr(packed_fields)), (bytes[2] & 2) != 0};
-}
+}  // namespace
 
 Outcome current_outcome(const Communicator& world) {
   auto& alarm = Channel::of(world)->world->alarm;
@@ -97,152 +205,28 @@ void raise_alarm(const Communicator& communicator, const Outcome& mine) {
 NestedAttempt::NestedAttempt(const Communicator& world) : depth_(Channel::of(world)->world->depth) { ++depth_; }
 NestedAttempt::~NestedAttempt() { --depth_; }
 
-void throw_outer_cause(const World& world) {
-  const auto& outcomes = world.outer->outcomes;
-  const auto cause = root_cause(outcomes, world.placement.hosts);
-  auto first = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
-  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::interrupted, &Outcome::kind);
-  throw RemoteError(cause->code(), static_cast<int>(first - outcomes.begin()), cause->what());
-}
-
-std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit) {
-  auto& shared = *Channel::of(world)->world;
-  if (shared.outer) {
-    if (shared.depth > shared.outer->depth) throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
-    shared.has_outer = false;
-    return std::exchange(shared.outer, std::nullopt)->outcomes;
+std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine, std::chrono::milliseconds limit) {
+  auto& world = *Channel::of(communicator)->world;
+  if (world.outer) {
+    if (world.depth > world.outer->depth) throw *root_cause(world.outer->outcomes, world.placement.hosts);
+    world.has_outer = false;
+    return std::exchange(world.outer, std::nullopt)->outcomes;
   }
-  const MPI_Comm comm = shared.agreement;
-  const auto n = static_cast<std::size_t>(world.size());
-  const auto rank = static_cast<std::size_t>(world.rank());
-  constexpr std::size_t longest = 8 * 1024;
-
-  // Everything that MPI may still use after a timeout.
-  struct Memory {
-    std::string mine;
-    std::vector<std::string> theirs;
-    std::vector<MPI_Request> receives, sends;
-    std::vector<int> lengths;
-  };
-  const auto memory = std::make_shared<Memory>();
-  // What this rank has raised stays its outcome: other ranks may have left because of it.
-  const auto raised_here = shared.alarm.raised();
-  memory->mine = {static_cast<char>(raised_here.has_value()), static_cast<char>(shared.depth)};
-  memory->mine += pack(raised_here.value_or(mine), longest - memory->mine.size() - packed_fields);
-  memory->theirs.resize(n);
-  memory->receives.assign(n, MPI_REQUEST_NULL);
-  memory->sends.assign(n, MPI_REQUEST_NULL);
-  memory->lengths.assign(n, -1);
-  for (std::size_t r = 0; r < n; ++r) {
-    if (r == rank) continue;
-    memory->theirs[r].resize(longest);
-    check(MPI_Irecv(memory->theirs[r].data(), static_cast<int>(longest), MPI_BYTE, static_cast<int>(r), 0, comm,
-                    &memory->receives[r]),
-          "MPI_Irecv");
-    check(MPI_Isend(memory->mine.data(), static_cast<int>(memory->mine.size()), MPI_BYTE, static_cast<int>(r), 0, comm,
-                    &memory->sends[r]),
-          "MPI_Isend");
-  }
-
-  const auto all_received = [&] {
-    bool all = true;
-    for (std::size_t r = 0; r < n; ++r) {
-      if (r == rank || memory->lengths[r] >= 0) continue;
-      int flag = 0;
-      MPI_Status status;
-      check(MPI_Test(&memory->receives[r], &flag, &status), "MPI_Test");
-      if (flag) check(MPI_Get_count(&status, MPI_BYTE, &memory->lengths[r]), "MPI_Get_count");
-      all = all && flag;
-    }
-    int sent = 0;
-    check(MPI_Testall(static_cast<int>(n), memory->sends.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
-    return all && sent;
-  };
-  const auto missing = [&] {
-    std::vector<int> ranks;
-    for (std::size_t r = 0; r < n; ++r)
-      if (r != rank && memory->lengths[r] < 0) ranks.push_back(static_cast<int>(r));
-    return ranks;
-  };
-  const auto attempt = shared.agreements + 1;
-  auto& calls = shared.wait_monitor.own_record().calls;
-  const auto ticket = calls.begin(0, static_cast<std::uint64_t>(attempt),
-                                  {.kind = node::Call::Kind::end, .root = static_cast<int>(mine.kind)}, nullptr);
-  const WaitedFor end{0, static_cast<std::uint64_t>(attempt), Channel::of(world)->world_ranks};
-  const auto begun = watch::now();
-  std::optional<std::chrono::nanoseconds> given_up;  // when this rank learnt that some rank has waited too long
-  const auto received_or_given_up = [&] {
-    if (all_received()) return true;
-    // Other ranks may still need this rank's part in operations that it has started and does not wait for.
-    if (mine.kind == Outcome::Kind::done) Channel::advance_all();
-    shared.alarm.poll();
-    if (!given_up && shared.alarm.stalled()) given_up = watch::now();
-    return given_up && watch::now() > *given_up + stall_grace;
-  };
-  WaitMonitor::Decision decision;
-  for (auto more = limit; more.count() > 0 && !wait_until(received_or_given_up, more);) {
-    const auto late = missing();
-    decision = shared.wait_monitor.decide(end, begun, limit, &late);
-    more = decision.more;
-  }
-  if (const auto ranks = missing(); !ranks.empty()) {
-    const auto lowest = static_cast<std::size_t>(std::ranges::mismatch(ranks, std::views::iota(0)).in1 - ranks.begin());
-    std::string names;
-    for (const int r : ranks)
-      names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" +
-               shared.placement.hosts[static_cast<std::size_t>(r)] + ")";
-    shared.agreement->abandon(memory->receives, memory->sends, memory);
-    // The rank that waited too long reports first, as it knows most; without one, the lowest rank that came.
-    using namespace std::chrono_literals;
-    const bool first = given_up ? shared.alarm.stalled() == world.rank() : lowest == rank;
-    const auto report_delay = first ? 0ms : 2000ms;
-    const auto waited = std::chrono::round<std::chrono::seconds>(watch::now() - begun);
-    throw RanksMissing(Error(ExitCode::retry, "waiting for all ranks to agree",
-                             "no word within " + std::to_string(waited.count()) + " s from rank " + names +
-                                 (decision.fact.empty() ? "" : ": " + decision.fact),
-                             std::string(stuck_or_lost) + decision.details),
-                       report_delay);
-  }
-  calls.end(ticket);
-
-  std::vector<Outcome> outcomes(n);
-  std::vector<bool> raised(n);
-  std::vector<int> depths(n);
-  for (std::size_t r = 0; r < n; ++r) {
-    const auto bytes =
-        r == rank ? std::string_view(memory->mine)
-                  : std::string_view(memory->theirs[r]).substr(0, static_cast<std::size_t>(memory->lengths[r]));
-    raised[r] = bytes.front() != 0;
-    depths[r] = bytes[1];
-    outcomes[r] = unpack(bytes.substr(2));
-  }
-  outcomes = with_depth_mismatch(std::move(outcomes), depths);
-  shared.alarm.clear(raised);
-  ++shared.agreements;
+  auto all = exchange_outcomes(communicator, world, mine, limit);
+  auto outcomes = with_depth_mismatch(std::move(all.of_rank), all.depths);
+  world.alarm.clear(all.raised);
+  ++world.agreements;
   if (std::ranges::any_of(outcomes, [](const Outcome& o) { return o.kind != Outcome::Kind::done; })) {
-    ++shared.failures;
+    ++world.failures;
     Channel::release_idle();
-    Channel::of(world)->renew();
+    Channel::of(communicator)->renew();
   }
-  if (const int outermost = std::ranges::min(depths); outermost < shared.depth) {
-    shared.outer = {outermost, std::move(outcomes)};
-    shared.has_outer = true;
-    throw *root_cause(shared.outer->outcomes, shared.placement.hosts);
+  if (const int outermost = std::ranges::min(all.depths); outermost < world.depth) {
+    world.outer = {outermost, std::move(outcomes)};
+    world.has_outer = true;
+    throw *root_cause(world.outer->outcomes, world.placement.hosts);
   }
   return outcomes;
-}
-
-std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts) {
-  // A rank leaves only because another has failed, so a rank that has left means an error even if no rank has failed.
-  auto first = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
-  if (first == outcomes.end()) first = std::ranges::find(outcomes, Outcome::Kind::interrupted, &Outcome::kind);
-  if (first == outcomes.end()) return std::nullopt;
-  const bool alike = std::ranges::all_of(
-      outcomes, [&](const Outcome& o) { return o.kind == Outcome::Kind::failed && o.text == first->text; });
-  if (first->agreed || alike) return Error(first->code, first->text);
-  const auto rank = first - outcomes.begin();
-  return Error(first->code,
-               "rank " + std::to_string(rank) + " (" + hosts[static_cast<std::size_t>(rank)] + "): " + first->text);
 }
 
 }  // namespace muster::detail::comm

@@ -9,43 +9,14 @@
 // world itself, which agree() renews.
 #pragma once
 
+#include "comm/outcome.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
 
 #include <chrono>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 namespace muster::detail::comm {
-
-struct World;
-
-/// How an attempt ended on one rank.
-struct Outcome {
-  enum class Kind {
-    done,
-    failed,       ///< this rank caused the failure
-    interrupted,  ///< this rank stopped because of another rank's alarm
-  };
-  Kind kind = Kind::done;
-  ExitCode code = ExitCode::done;
-  bool agreed = false;    ///< every rank has the same error
-  std::string text = {};  ///< the error's text; for `done`, the rank's result
-  bool stalled = false;   ///< this rank waited for longer than the launch's time limit: others may be stuck
-};
-
-/// Turns the exception that is being handled into this rank's outcome: `interrupted` for another rank's error,
-/// otherwise `failed`. Cuts the backtrace off the text of torch's exceptions. Call it inside catch (...).
-Outcome current_outcome();
-
-/// Returns the outcome as bytes for another rank. The text is cut to at most `longest` characters, at the end of a
-/// sentence or, if there is none, of a word.
-std::string pack(const Outcome& outcome, std::size_t longest = std::string::npos);
-Outcome unpack(std::string_view bytes);
-constexpr std::size_t packed_fields = 3;  ///< bytes before the text
 
 /// current_outcome() for work in which ranks also wait for each other outside of communicators. An error that only
 /// follows from the one that another rank of the world has raised, such as a closed connection, becomes `interrupted`
@@ -59,12 +30,6 @@ void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
 /// Throws RemoteError if another rank of the world has raised an alarm, as every wait on a communicator does.
 void throw_if_alarm_raised(const Communicator& communicator);
-
-/// A wait took longer than the launch's time limit.
-class WaitTimeout : public Error {
- public:
-  using Error::Error;
-};
 
 /// Some ranks did not come to agree(): they are stuck or lost, and the job has to end.
 class RanksMissing : public Error {
@@ -80,9 +45,6 @@ class RanksMissing : public Error {
   std::chrono::milliseconds report_delay_;
 };
 
-/// How long to wait for the other ranks once a rank has given up waiting. A rank that is not stuck answers at once.
-constexpr std::chrono::milliseconds stall_grace{1000};
-
 /// While it lives, this rank's calls of agree() on the world belong to an attempt nested in the current one.
 class NestedAttempt {
  public:
@@ -95,10 +57,6 @@ class NestedAttempt {
   int& depth_;
 };
 
-/// Throws the root cause that an outer attempt has agreed on (World::outer) as RemoteError. This rank has yet to return
-/// to that attempt.
-[[noreturn]] void throw_outer_cause(const World& world);
-
 /// Waits for all ranks and returns the outcome of each. Collective over the world.
 ///
 /// Ranks may come from attempts at different depths, for example if one has thrown between two nested attempts. Then
@@ -108,11 +66,6 @@ class NestedAttempt {
 ///
 /// Throws RanksMissing (ExitCode::retry), which names the missing ranks, past `limit` and the time that ranks have
 /// announced by keep_alive(), or past stall_grace after some rank has given up waiting.
-std::vector<Outcome> agree(const Communicator& world, const Outcome& mine, std::chrono::milliseconds limit);
-
-/// Returns the error that caused the failure; none if all ranks are done. Its text begins with the rank and host unless
-/// all ranks have the same error. If ranks have left and none has failed, it is the error that the lowest of them
-/// received.
-std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
+std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine, std::chrono::milliseconds limit);
 
 }  // namespace muster::detail::comm

@@ -46,11 +46,11 @@ void Alarm::receive(const MPI_Status& status) {
   check(MPI_Get_count(&received, MPI_BYTE, &length), "MPI_Get_count");
   bytes.resize(static_cast<std::size_t>(length));
   received_from_[static_cast<std::size_t>(received.MPI_SOURCE)] = true;
-  auto theirs = unpack(bytes);
-  if (theirs.stalled) note_stalled(received.MPI_SOURCE);
+  const int rank = received.MPI_SOURCE;
+  const auto theirs = unpack(bytes);
+  if (theirs.stalled) note_stalled(rank);
   if (is_raised_) return;
-  cause_ = std::move(theirs);
-  cause_rank_ = received.MPI_SOURCE;
+  cause_.emplace(theirs.code, rank, "rank " + std::to_string(rank) + " failed: " + theirs.text);
   is_raised_ = true;
 }
 
@@ -68,8 +68,7 @@ void Alarm::poll() {
 
 void Alarm::throw_if_raised() {
   if (!is_raised_) poll();
-  if (!is_raised_) return;
-  throw RemoteError(cause_.code, cause_rank_, "rank " + std::to_string(cause_rank_) + " failed: " + cause_.text);
+  if (is_raised_) throw *cause_;
 }
 
 void Alarm::clear(const std::vector<bool>& raised) {

@@ -1,7 +1,7 @@
 // Error notices between all ranks of a world, over a separate communicator. Every wait polls for them.
 #pragma once
 
-#include "comm/agreement.hpp"
+#include "comm/outcome.hpp"
 #include "comm/pool.hpp"
 
 #include <mpi.h>
@@ -54,9 +54,8 @@ class Alarm {
   std::shared_ptr<std::string> sent_;   // kept until the sends have completed
   std::vector<MPI_Request> sends_;      // in this attempt
   std::vector<bool> received_from_;     // [rank], in this attempt
-  std::atomic<bool> is_raised_{false};  // by another rank
-  int cause_rank_ = -1;
-  Outcome cause_;
+  std::atomic<bool> is_raised_{false};  // by another rank: `cause_` is set and no longer changes
+  std::optional<RemoteError> cause_;
   static constexpr int nobody = std::numeric_limits<int>::max();
   std::atomic<int> stalled_{nobody};
   int tag_ = 0;  ///< for this attempt: a rank that is ahead may raise the next attempt's alarm while others still agree

@@ -1,7 +1,8 @@
 #include "comm/channel.hpp"
 
 #include "comm/handshake.hpp"
-#include "comm/shared_memory.hpp"
+#include "comm/mpi_call.hpp"
+#include "comm/wait.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -52,7 +53,7 @@ std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology&
   std::byte* memory = nullptr;
   if (topology.num_nodes == static_cast<int>(size)) {
     // One rank per node: the node's communicator has only this rank, which leads the exchange between nodes.
-    const auto own = local_memory(bytes);
+    const auto own = node::local_memory(bytes);
     memory = own.get();
     made->memory = own;
   } else {
@@ -201,7 +202,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   const WaitedFor call{id, call_number, world_ranks};
   std::vector<int> other;
   if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
-  const auto longest = limit.value_or(world->wait_limit);
+  const auto longest = limit.value_or(world->limits.wait);
   struct WaitNote {  // records that the main thread waits here, once it has waited for long
     WaitMonitor& wait_monitor;
     bool is_set = false;

@@ -2,13 +2,8 @@
 // share.
 #pragma once
 
-#include "comm/agreement.hpp"
-#include "comm/alarm.hpp"
 #include "comm/hierarchy.hpp"
-#include "comm/mpi_call.hpp"
 #include "comm/pool.hpp"
-#include "comm/wait.hpp"
-#include "comm/wait_monitor.hpp"
 #include "comm/world.hpp"
 #include "muster/communicator.hpp"
 
@@ -26,39 +21,6 @@
 #include <vector>
 
 namespace muster::detail::comm {
-
-struct World {
-  /// Takes three `communicators`, each over all of the world's ranks, whose numbers in the pool are `members`.
-  /// Collective.
-  World(std::shared_ptr<Pool> its_pool, std::vector<int> its_members, std::vector<PooledCommunicator> communicators,
-        Placement where)
-      : pool(std::move(its_pool)),
-        members(std::move(its_members)),
-        alarm(std::move(communicators[0])),
-        agreement(std::move(communicators[1])),
-        wait_monitor(std::move(communicators[2]), where),
-        placement(std::move(where)) {}
-
-  const std::shared_ptr<Pool> pool;
-  const std::vector<int> members;  // [rank]: its number in the pool
-  Alarm alarm;
-  const PooledCommunicator agreement;     // used by agree() alone
-  std::int64_t agreements = 0;            // completed so far
-  std::atomic<std::int64_t> failures{0};  // agreements so far in which some rank was not done
-  int depth = 0;                          // of nested attempts, on this rank
-  /// An agreement for an attempt around this rank's present one, because another rank was already back in that one.
-  struct Outer {
-    int depth = 0;
-    std::vector<Outcome> outcomes;
-  };
-  std::optional<Outer> outer;
-  /// True if `outer` is set: not all ranks would come to a collective call now.
-  std::atomic<bool> has_outer{false};
-  WaitMonitor wait_monitor;
-  const Placement placement;
-  std::atomic<std::chrono::milliseconds> wait_limit{default_limit};  // for every wait
-  std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
-};
 
 /// Carries the messages of a channel. Unfinished requests share it, so it may outlive the channel's use of it.
 struct Transport {

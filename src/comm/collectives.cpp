@@ -11,6 +11,13 @@
 
 namespace muster::detail::comm {
 
+void require_reducible(Dtype type, ReduceOp op, std::string_view doing) {
+  if (node::is_reducible(type, op)) return;
+  if (op == ReduceOp::min || op == ReduceOp::max)
+    throw Error(ExitCode::usage, doing, "complex numbers have no order", "Use sum or product");
+  throw Error(ExitCode::usage, doing, "bit operations are for integers and booleans", "Use sum, product, min or max");
+}
+
 /// The message that a receive expects; empty for other operations.
 struct Expected {
   int count = -1;  ///< elements

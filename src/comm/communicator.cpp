@@ -4,6 +4,7 @@
 #include "comm/collectives.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/rendezvous.hpp"
 #include "comm/shared_memory.hpp"
 
 #include <algorithm>

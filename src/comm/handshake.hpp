@@ -1,9 +1,9 @@
 // How ranks communicate while they make a world, a channel or shared memory together, so that in the end all of them
-// have it or none. First all ranks must have come, because of the calls that they make or by wait_for_all_ranks(). A
-// rank that has begun a handshake then goes on to the end and ignores alarms; every other wait polls for alarms.
+// have it or none. First all ranks must have come, because of the calls that they make or by wait_for_all_ranks()
+// (rendezvous.hpp). A rank that has begun a handshake then goes on to the end and ignores alarms; every other wait
+// polls for alarms.
 #pragma once
 
-#include "muster/communicator.hpp"
 #include "node/shared_segment.hpp"
 
 #include <mpi.h>
@@ -16,14 +16,6 @@
 namespace muster::detail::comm {
 
 class MpiCommunicator;
-
-/// Makes sure that all ranks have come. A barrier is not enough: a rank may see an alarm, or time out, in the moment in
-/// which the others see the barrier complete, and they would then wait for it in MPI for ever. So rank 0 decides. It
-/// lets the others go once all have told it that they are here. A rank that wants to leave after that must ask rank 0.
-///
-/// Returns on all ranks of the communicator or throws on all: RemoteError, or, past the launch's time limit, an Error
-/// (ExitCode::retry) whose text begins with `doing`. Collective.
-void wait_for_all_ranks(const Communicator& communicator, const char* doing);
 
 /// Every call is collective over the ranks that it names. It throws an Error (ExitCode::retry) if they do not all come
 /// within half an hour.

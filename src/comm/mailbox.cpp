@@ -1,8 +1,8 @@
 #include "comm/mailbox.hpp"
 
 #include "comm/channel.hpp"
-#include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/rendezvous.hpp"
 
 #include <list>
 #include <memory>

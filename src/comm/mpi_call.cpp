@@ -1,6 +1,5 @@
 #include "comm/mpi_call.hpp"
 
-#include "comm/collectives.hpp"
 #include "muster/error.hpp"
 #include "node/kernels.hpp"
 
@@ -85,15 +84,7 @@ MPI_Datatype mpi_type(Dtype type) {
   return names[static_cast<std::size_t>(type)];
 }
 
-void require_reducible(Dtype type, ReduceOp op, std::string_view doing) {
-  if (node::is_reducible(type, op)) return;
-  if (op == ReduceOp::min || op == ReduceOp::max)
-    throw Error(ExitCode::usage, doing, "complex numbers have no order", "Use sum or product");
-  throw Error(ExitCode::usage, doing, "bit operations are for integers and booleans", "Use sum, product, min or max");
-}
-
 MPI_Op mpi_op(ReduceOp op, Dtype type) {
-  require_reducible(type, op, "starting a reduction");
   static const auto ops = make_ops(std::make_index_sequence<node::num_dtypes * node::num_reduce_ops>());
   return ops[static_cast<std::size_t>(type) * node::num_reduce_ops + static_cast<std::size_t>(op)];
 }

@@ -29,8 +29,8 @@ MPI_Comm duplicate(MPI_Comm comm);
 MPI_Datatype mpi_type(node::Dtype type);
 
 /// The MPI operation for that type. It calls the kernels that the ranks of a node use (node/kernels.hpp), so results
-/// have the same bits whether MPI or shared memory carries a reduction. Throws an Error if the operation is not defined
-/// for the type (bits of floating-point numbers, order of complex numbers).
+/// have the same bits whether MPI or shared memory carries a reduction. The operation must be defined for the type
+/// (node::is_reducible()).
 MPI_Op mpi_op(ReduceOp op, node::Dtype type);
 
 }  // namespace muster::detail::comm

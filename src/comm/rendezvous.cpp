@@ -1,6 +1,6 @@
-#include "comm/agreement.hpp"
+#include "comm/rendezvous.hpp"
+
 #include "comm/channel.hpp"
-#include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
 #include "muster/error.hpp"

@@ -2,9 +2,9 @@
 
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
+#include "comm/rendezvous.hpp"
 
 #include <algorithm>
-#include <new>
 
 namespace muster::detail::comm {
 
@@ -22,14 +22,9 @@ std::optional<SharedRegion> allocate_shared(const Communicator& communicator, st
   return SharedRegion{std::move(segment), region, local};
 }
 
-std::shared_ptr<std::byte> local_memory(std::size_t bytes) {
-  const auto page = static_cast<std::align_val_t>(node::page_size());
-  return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
-}
-
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
   const auto shared = allocate_shared(communicator, bytes, bytes);
-  if (!shared) return local_memory(bytes);
+  if (!shared) return node::local_memory(bytes);
   auto& channel = *Channel::of(communicator);
   channel.run_exclusively([&] { channel.hierarchy()->communicator->register_region(shared->region); });
   // The node's communicator keeps the region registered; the pages are freed with their last user on this rank.

@@ -32,9 +32,6 @@ struct SharedRegion {
 /// removed. Collective.
 std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
-/// Allocates memory of this rank alone: zeroes, aligned to a page.
-std::shared_ptr<std::byte> local_memory(std::size_t bytes);
-
 /// Implements Communicator::shared_memory(). If memory cannot be shared, it is the rank's own. Collective.
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes);
 

@@ -2,10 +2,9 @@
 
 #include "base/log.hpp"
 #include "base/supervisor_message.hpp"
-#include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
-#include "comm/rank_status.hpp"
+#include "comm/mpi_threads.hpp"
 #include "muster/json.hpp"
 
 #include <linux/futex.h>
@@ -130,7 +129,6 @@ WaitMonitor::WaitMonitor(PooledCommunicator comm, const Placement& placement)
     records_[own] = alone.get();
     memory_ = std::move(alone);
   }
-  has_remote_ranks_ = std::ranges::count(records_, nullptr) > 0;
   auto& mine = *records_[own];
   mine.started = watch::start_time_of(::getpid());
   mine.process = ::getpid();
@@ -165,7 +163,7 @@ void WaitMonitor::end_answering() {
 
 void WaitMonitor::run() {
   auto& mine = own_record();
-  const bool serves = has_remote_ranks_ && threads_may_call_mpi();
+  const bool serves = has_remote_ranks() && threads_may_call_mpi();
   while (!ending_) {
     const auto asked = mine.stack_requests.load();
     if (asked != mine.stack_replies.load()) {
@@ -347,7 +345,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
   const auto more = [&](std::span<const Finding> of) {
     auto longest = 0ms;
     for (const auto& finding : of) {
-      if (call.call_number > 0 && !finding.late) continue;
+      if (finding.silent || (call.call_number > 0 && !finding.late)) continue;
       if (finding.busy_ms <= -limit.count()) continue;
       const auto end = watch::now() + std::chrono::milliseconds(finding.busy_ms) + limit;
       if (end > begun + limit)
@@ -357,7 +355,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
   };
   const auto here = static_cast<std::ptrdiff_t>(findings.size());
   if (const auto longer = more(findings); longer > 0ms) return {.more = longer, .fact = {}, .details = {}};
-  if (has_remote_ranks_ && threads_may_call_mpi())
+  if (has_remote_ranks() && threads_may_call_mpi())
     std::ranges::move(ask_other_nodes(call, late), std::back_inserter(findings));
   if (const auto longer = more(std::span(findings).subspan(static_cast<std::size_t>(here))); longer > 0ms)
     return {.more = longer, .fact = {}, .details = {}};
@@ -453,33 +451,6 @@ void WaitMonitor::note_wait(std::uint64_t channel, std::uint64_t call_number) no
 bool WaitMonitor::main_waits_in(const WaitedFor& call) const {
   const auto& mine = *records_[static_cast<std::size_t>(rank_)];
   return mine.waits_channel == call.channel && mine.waits_call_number == call.call_number;
-}
-
-// Functions of rank_status.hpp, which act on the WaitMonitor of a communicator's world.
-
-AnsweringThread::AnsweringThread(const Communicator& world) : world_(world) {
-  Channel::of(world_)->world->wait_monitor.start_answering();
-}
-AnsweringThread::~AnsweringThread() { Channel::of(world_)->world->wait_monitor.end_answering(); }
-
-WaitingForReader::WaitingForReader(const Communicator& communicator)
-    : communicator_(communicator),
-      ticket_(Channel::of(communicator)
-                  ->world->wait_monitor.own_record()
-                  .calls.begin(0, 0, {.kind = Call::Kind::read_stream}, watch::ScopedCallName::name())) {}
-WaitingForReader::~WaitingForReader() {
-  Channel::of(communicator_)->world->wait_monitor.own_record().calls.end(ticket_);
-}
-
-void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch) {
-  auto& record = Channel::of(communicator)->world->wait_monitor.own_record();
-  record.step.store(step, std::memory_order_relaxed);
-  record.epoch.store(epoch, std::memory_order_relaxed);
-}
-
-void keep_alive(const Communicator& communicator, std::chrono::milliseconds time) {
-  const auto end = watch::now() + std::clamp<std::chrono::milliseconds>(time, 0ms, std::chrono::years(100));
-  Channel::of(communicator)->world->wait_monitor.own_record().busy_until = end.count();
 }
 
 }  // namespace muster::detail::comm

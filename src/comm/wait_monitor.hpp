@@ -4,13 +4,14 @@
 // messages: a background thread of one rank per node answers for the whole node, whatever its main thread is doing.
 #pragma once
 
+#include "comm/placement.hpp"
 #include "comm/pool.hpp"
-#include "comm/world.hpp"
 #include "watch/process.hpp"
 #include "watch/record.hpp"
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -77,6 +78,8 @@ class WaitMonitor {
   void answer_questions();
   void run();
   bool main_waits_in(const WaitedFor& call) const;
+  /// True if the records of some ranks cannot be read, so that they are asked.
+  bool has_remote_ranks() const { return std::ranges::count(records_, nullptr) > 0; }
   static std::string at_step(const watch::Record& record);
   std::string where(const watch::Record& record) const;
   const std::string& host(int rank) const { return placement_.hosts[static_cast<std::size_t>(rank)]; }
@@ -88,10 +91,9 @@ class WaitMonitor {
   std::shared_ptr<void> memory_;
   std::vector<watch::Record*> records_;  ///< [rank]; null on other nodes
   bool shares_memory_ = false;           ///< true if each node's ranks share memory, or each node has one rank
-  bool has_remote_ranks_ = false;        ///< true if the records of some ranks cannot be read, so that they are asked
   std::mutex asking_;
   std::int64_t questions_ = 0;
-  std::optional<watch::MainThreadStack> stack_;
+  std::optional<watch::MainThreadStack> stack_;  ///< takes the stack of the main thread
   std::atomic<bool> ending_{false};
   std::thread thread_;
 };

@@ -1,86 +1,61 @@
-// Initialises and finalises MPI, and makes worlds: groups of ranks with their own alarms and time limits.
+// What the communicators of a launch share: the alarm, the count of agreements, the monitor of waits, the limits.
 #pragma once
 
-#include "muster/communicator.hpp"
-#include "muster/error.hpp"
+#include "comm/alarm.hpp"
+#include "comm/outcome.hpp"
+#include "comm/placement.hpp"
+#include "comm/pool.hpp"
+#include "comm/wait.hpp"
+#include "comm/wait_monitor.hpp"
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <memory>
 #include <optional>
-#include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::comm {
 
-/// Initialises MPI (MPI_THREAD_MULTIPLE) unless that is done already, and then finalises it too. One per process.
-class MpiScope {
- public:
-  MpiScope();
-  MpiScope(const MpiScope&) = delete;
-  MpiScope& operator=(const MpiScope&) = delete;
-  ~MpiScope();
+/// What the communicators of a launch share on this rank.
+struct World {
+  /// Takes three `communicators`, each over all of the world's ranks, whose numbers in the pool are `members`.
+  /// Collective.
+  World(std::shared_ptr<Pool> its_pool, std::vector<int> its_members, std::vector<PooledCommunicator> communicators,
+        Placement where)
+      : pool(std::move(its_pool)),
+        members(std::move(its_members)),
+        alarm(std::move(communicators[0])),
+        agreement(std::move(communicators[1])),
+        wait_monitor(std::move(communicators[2]), where),
+        placement(std::move(where)) {}
 
-  /// All ranks of MPI_COMM_WORLD.
-  const Communicator& world() const noexcept { return *world_; }
-  /// True if MPI was initialised here, so that it ends with this object.
-  bool owns_mpi() const noexcept { return initialised_here_; }
-  /// Waits until all ranks have called it, for as long as that takes. Collective.
-  void wait_for_all() const noexcept;
-
- private:
-  bool initialised_here_ = false;
-  std::optional<Communicator> world_;
+  const std::shared_ptr<Pool> pool;
+  const std::vector<int> members;  // [rank]: its number in the pool
+  Alarm alarm;
+  const PooledCommunicator agreement;     // used by agree() alone
+  std::int64_t agreements = 0;            // completed so far
+  std::atomic<std::int64_t> failures{0};  // agreements so far in which some rank was not done
+  int depth = 0;                          // of nested attempts, on this rank
+  /// An agreement for an attempt around this rank's present one, because another rank was already back in that one.
+  struct Outer {
+    int depth = 0;
+    std::vector<Outcome> outcomes;
+  };
+  std::optional<Outer> outer;
+  /// True if `outer` is set: not all ranks would come to a collective call now.
+  std::atomic<bool> has_outer{false};
+  WaitMonitor wait_monitor;
+  const Placement placement;
+  struct {
+    std::atomic<std::chrono::milliseconds> wait{default_limit};  // for every wait
+    std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
+  } limits;
 };
 
-/// The nodes of all ranks of a world. A launch finds them by itself; tests make them up.
-struct Placement {
-  std::vector<int> node_of_rank;   ///< [rank]: any number, equal where ranks share memory
-  std::vector<std::string> hosts;  ///< [rank]: the name of its host
-};
-
-/// Throws an Error (ExitCode::usage), whose text begins with `doing`, unless MPI is initialised, not finalised, and may
-/// be called by this thread. Local.
-void require_mpi(const char* doing);
-
-/// True if several threads may call MPI at once (MPI_THREAD_MULTIPLE).
-bool threads_may_call_mpi() noexcept;
-
-/// Makes a world of the same ranks with the nodes of `placement`. Ranks on one node must really share memory. Ranks on
-/// different nodes communicate by MPI, even if they could share memory. Collective.
-Communicator make_world(const Communicator& ranks, Placement placement);
-
-/// Makes a separate world of the same ranks with the same limits, for another thread of each rank or for work that may
-/// fail alone: an alarm in one world does not reach the other. Collective.
-Communicator make_separate_world(const Communicator& ranks);
-
-/// The limit for every later wait on communicators of this world.
-void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit);
-std::chrono::milliseconds time_limit(const Communicator& communicator);
-
-/// How long a failed rank waits for the other ranks of this world when nothing will be retried. 30 s by default, so
-/// that a failed job ends soon; longer if other work in the job would end with it.
-void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace);
-std::chrono::milliseconds final_grace(const Communicator& communicator);
-
-/// Sets the time limit while it lives.
-class TimeLimit {
- public:
-  TimeLimit(const Communicator& communicator, std::chrono::milliseconds limit)
-      : communicator_(communicator), before_(time_limit(communicator)) {
-    set_time_limit(communicator_, limit);
-  }
-  TimeLimit(const TimeLimit&) = delete;
-  TimeLimit& operator=(const TimeLimit&) = delete;
-  ~TimeLimit() { set_time_limit(communicator_, before_); }
-
- private:
-  Communicator communicator_;
-  std::chrono::milliseconds before_;
-};
-
-/// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort.
-[[noreturn]] void abort(int code) noexcept;
-
-/// Prints the error with this rank's number and host, and ends the job with the error's code.
-[[noreturn]] void give_up(const Communicator& communicator, const Error& error) noexcept;
+/// Throws the root cause that an outer attempt has agreed on (World::outer) as RemoteError. This rank has yet to return
+/// to that attempt.
+[[noreturn]] void throw_outer_cause(const World& world);
 
 }  // namespace muster::detail::comm

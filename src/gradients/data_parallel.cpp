@@ -1,7 +1,7 @@
 #include "gradients/data_parallel.hpp"
 
 #include "base/log.hpp"
-#include "comm/world.hpp"
+#include "comm/mpi_threads.hpp"
 #include "gradients/bucket_exchange.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/module_signature.hpp"

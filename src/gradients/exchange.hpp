@@ -74,8 +74,8 @@ class FusableGradients {
   virtual at::IntArrayRef strides(std::size_t index) const = 0;
   /// Number of chunks of all buckets. In a round, each chunk is processed by one rank.
   virtual std::size_t chunk_count() const noexcept = 0;
-  /// Replaces Exchange::finish() and calls `on_chunk` instead of averaging: the gradients stay as they are. May be
-  /// called several times. Collective.
+  /// Call it instead of Exchange::finish(), once or several times in a pass. It calls `on_chunk` for the chunks and
+  /// does not average: the gradients stay as they are. Collective.
   virtual void finish_with(const node::BucketReduction::OnChunk& on_chunk) = 0;
   // In `on_chunk`, and after finish_with().
   /// See Exchange::user_count().

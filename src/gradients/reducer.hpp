@@ -53,6 +53,8 @@ class FusedOptimizer {
   ~FusedOptimizer() = default;
 };
 
+/// Averages the gradients of one model. Many members, since autograd's hooks share them: the parameters, the exchanges,
+/// the pass under way, and what the step before it has left.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Makes the exchange for these parameters. Collective.

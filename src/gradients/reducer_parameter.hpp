@@ -12,6 +12,7 @@ namespace muster::detail::gradients {
 
 inline constexpr const char* averaging = "averaging gradients";
 
+/// All that the reducer knows of one parameter, a member for each fact.
 struct Reducer::Parameter {
   std::string name;
   at::Tensor tensor;

@@ -1,6 +1,5 @@
 #include "group/mpi_backend.hpp"
 
-#include "comm/world.hpp"
 #include "group/reduction.hpp"
 
 #include <ATen/core/grad_mode.h>

@@ -1,7 +1,7 @@
 #include "group/mpi_store.hpp"
 
 #include "comm/collectives.hpp"
-#include "comm/world.hpp"
+#include "comm/mpi_threads.hpp"
 
 #include <algorithm>
 #include <array>

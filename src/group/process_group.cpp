@@ -1,6 +1,6 @@
 #include "muster/process_group.hpp"
 
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "group/backends.hpp"
 #include "group/mpi_backend.hpp"
 #include "group/mpi_store.hpp"

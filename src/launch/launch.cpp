@@ -2,9 +2,12 @@
 
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
+#include "comm/make_world.hpp"
+#include "comm/mpi_scope.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "launch/flags.hpp"
 #include "launch/launcher.hpp"
 #include "launch/part.hpp"
@@ -49,6 +52,7 @@ void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>&
 
 }  // namespace
 
+/// All that a launch owns, a member for each thing; the destructor ends them in reverse order.
 struct Launch::State {
   State(int argc_, char** argv_, const std::string& version)
       : argc(argc_), argv(argv_), program(std::filesystem::path(argv_[0]).filename()), parser(program, version) {}

@@ -21,6 +21,7 @@
 
 namespace muster::detail::node {
 
+/// Many members: the shared memory, the buckets and their order, and the progress of the round.
 class BucketReduction {
  public:
   struct Bucket {
@@ -95,7 +96,7 @@ class BucketReduction {
   std::vector<std::size_t> order_;     ///< indices of buckets
   std::vector<std::size_t> position_;  ///< [buckets]: position in order_
   std::vector<Chunk> chunks_;          ///< in the order of order_
-  Seen own_, thread_;                  ///< of the rank's own thread and of its progress thread
+  Seen own_, thread_;                  ///< what the rank's own thread and its progress thread have seen
   std::uint64_t round_ = 0;
   std::size_t mine_ = 0;  ///< buckets that this rank has published
   bool finished_ = true;

@@ -40,6 +40,7 @@ struct Region {
 
 class Operation;
 
+/// Many members: the shared memory and its regions, and the progress of the operations that are queued.
 class NodeCommunicator {
  public:
   /// Identifies an operation. Operations finish in the order of their tickets.

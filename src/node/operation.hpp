@@ -47,6 +47,8 @@ struct NodeCommunicator::Shared {
 /// In each phase a rank writes to its buffer, marks itself as arrived, and reads the others' buffers once they have
 /// arrived too. No rank waits at the end of a phase. Instead it arrives in a phase only after all ranks have arrived in
 /// the previous one, so that they have left the phase before that, whose buffer it reuses.
+///
+/// Many members: the call and its data, the places of the ranks' buffers, and the progress of this rank.
 class Operation {
   NodeCommunicator& ranks_;
 
@@ -165,7 +167,7 @@ class Operation {
   std::uint64_t phase_ = 0;           ///< 0 before it has begun
   bool arrived_ = false;
   bool has_locations_ = false;
-  std::size_t first_ = 0;  ///< element of the chunk
+  std::size_t first_ = 0;  ///< index of the chunk's first element
 };
 
 }  // namespace muster::detail::node

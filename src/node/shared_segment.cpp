@@ -219,4 +219,9 @@ SharedSegment::~SharedSegment() {
   if (file_ >= 0) ::close(file_);
 }
 
+std::shared_ptr<std::byte> local_memory(std::size_t bytes) {
+  const auto page = static_cast<std::align_val_t>(node::page_size());
+  return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
+}
+
 }  // namespace muster::detail::node

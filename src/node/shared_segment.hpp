@@ -68,4 +68,7 @@ class SharedSegment {
   std::size_t size_ = 0;
 };
 
+/// Allocates memory of this rank alone: zeroes, aligned to a page.
+std::shared_ptr<std::byte> local_memory(std::size_t bytes);
+
 }  // namespace muster::detail::node

@@ -74,7 +74,7 @@ bool Callbacks::warn_of_lost_state(const Callback& callback, const std::string& 
   return false;
 }
 
-void Callbacks::start(Session& session, Json saved) {
+void Callbacks::begin_attempt(Session& session, Json saved) {
   saved_ = std::move(saved);
   begun_ = true;
   for (const auto& callback : callbacks_) begin(callback, session);
@@ -86,10 +86,13 @@ void Callbacks::add(std::shared_ptr<Callback> callback, Session& session) {
   begin(callbacks_.back(), session);
 }
 
-void Callbacks::finish(const std::optional<Error>& failure) noexcept {
-  if (!begun_) return;
-  tell_and_log_errors(callbacks_,
-                      [&](Callback& callback) { failure ? callback.on_failure(*failure) : callback.on_end(); });
+void Callbacks::failure(const Error& error) {
+  if (begun_)
+    tell_and_log_errors("the end of training", callbacks_, [&](Callback& callback) { callback.on_failure(error); });
+}
+
+void Callbacks::end() {
+  if (begun_) tell_and_log_errors("the end of training", callbacks_, [](Callback& callback) { callback.on_end(); });
 }
 
 Metrics Callbacks::with_callback_metrics(Metrics metrics) const {
@@ -108,12 +111,12 @@ Json Callbacks::state() const {
   return all;
 }
 
-void tell_and_log_errors(const std::vector<std::shared_ptr<Callback>>& callbacks,
+void tell_and_log_errors(const char* what, const std::vector<std::shared_ptr<Callback>>& callbacks,
                          const std::function<void(Callback&)>& tell) noexcept {
   for (const auto& callback : callbacks) try {
       if (callback) tell(*callback);
     } catch (...) {
-      log::warn("telling a callback that training is over: " + comm::current_outcome().text);
+      log::warn(std::string("telling a callback of ") + what + ": " + comm::current_outcome().text);
     }
 }
 

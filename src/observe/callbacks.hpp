@@ -1,8 +1,9 @@
-// The user's callbacks of a run. Like the sinks they are told of the run's events; they also give metrics and state,
-// and may stop training.
+// The user's callbacks of a run. They observe it like its files; they also give metrics and state, and may end
+// training.
 #pragma once
 
 #include "muster/callback.hpp"
+#include "observe/observer.hpp"
 
 #include <functional>
 #include <memory>
@@ -11,26 +12,33 @@
 
 namespace muster::detail::observe {
 
+/// Calls `tell` with each callback that is not null. Logs what it throws as a warning. `what`: the event, for the
+/// warning.
+void tell_and_log_errors(const char* what, const std::vector<std::shared_ptr<Callback>>& callbacks,
+                         const std::function<void(Callback&)>& tell) noexcept;
+
 /// The callbacks of one attempt on one worker.
-class Callbacks {
+class Callbacks final : public Observer {
  public:
   explicit Callbacks(std::vector<std::shared_ptr<Callback>> run_callbacks);
 
   /// Training begins. `saved` is the state() from the checkpoint, null if there is none.
-  void start(Session& session, Json saved);
+  void begin_attempt(Session& session, Json saved);
   /// Adds a callback of the training function and starts it. It may refer to objects of that function, so it is not
   /// called after forget_added().
   void add(std::shared_ptr<Callback> callback, Session& session);
   void forget_added() noexcept { callbacks_.resize(run_callbacks_); }
 
-  /// Tells all callbacks of any other event: callbacks.tell(&Callback::on_epoch, epoch).
-  template <class... Parameters, class... Arguments>
-  void tell(void (Callback::*moment)(Parameters...), const Arguments&... arguments) {
-    for (const auto& callback : callbacks_) (callback.get()->*moment)(arguments...);
+  void epoch(std::int64_t epoch) override { tell(&Callback::on_epoch, epoch); }
+  void batch(const EpochPosition& position) override { tell(&Callback::on_batch, position.global_step); }
+  void report_begins(const Json& row) override { tell(&Callback::on_report, row); }
+  void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
+    tell(&Callback::after_report, metrics, checkpoint);
   }
-  /// Training is over on this worker, with an error or without. No effect before start(). Logs what a callback throws
-  /// as a warning.
-  void finish(const std::optional<Error>& failure) noexcept;
+  void checkpoint(const Checkpoint& checkpoint) override { tell(&Callback::on_checkpoint, checkpoint); }
+  /// No effect before begin_attempt(). Logs what a callback throws as a warning, and so does end().
+  void failure(const Error& error) override;
+  void end() override;
 
   bool empty() const noexcept { return callbacks_.empty(); }
   /// `metrics` and the callbacks' own metrics.
@@ -40,6 +48,10 @@ class Callbacks {
   Json state() const;
 
  private:
+  template <class... Parameters, class... Arguments>
+  void tell(void (Callback::*moment)(Parameters...), const Arguments&... arguments) {
+    for (const auto& callback : callbacks_) (callback.get()->*moment)(arguments...);
+  }
   void begin(const std::shared_ptr<Callback>& callback, Session& session);
   /// Warns and returns true if `saved_` has a state for the callback's class that belongs to no callback here. To be
   /// called if `saved_` has no state under the callback's key.
@@ -50,9 +62,5 @@ class Callbacks {
   bool begun_ = false;
   Json saved_ = {};
 };
-
-/// Calls `tell` with each callback that is not null. Logs what it throws as a warning.
-void tell_and_log_errors(const std::vector<std::shared_ptr<Callback>>& callbacks,
-                         const std::function<void(Callback&)>& tell) noexcept;
 
 }  // namespace muster::detail::observe

@@ -1,7 +1,7 @@
 // The files result.json and progress.csv, with one row per report.
 #pragma once
 
-#include "observe/sink.hpp"
+#include "observe/observer.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -10,7 +10,7 @@
 
 namespace muster::detail::observe {
 
-class History final : public Sink {
+class History final : public Observer {
  public:
   /// `folder`: the run's folder. Has no rows before start().
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}

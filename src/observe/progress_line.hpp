@@ -2,21 +2,13 @@
 #pragma once
 
 #include "muster/launch.hpp"
-#include "observe/sink.hpp"
+#include "observe/observer.hpp"
 
 #include <chrono>
 #include <cstdint>
 #include <string>
 
 namespace muster::detail::observe {
-
-/// The progress in an epoch.
-struct EpochPosition {
-  std::int64_t epoch = 0;
-  std::int64_t epochs = 0;    ///< number of epochs; 0 if not known
-  std::int64_t consumed = 0;  ///< samples of this epoch, over all workers
-  std::int64_t samples = 0;   ///< in the epoch
-};
 
 /// The live line, without control characters, at most `width` columns.
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width);
@@ -25,7 +17,7 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
 
 /// Writes to stderr.
-class ProgressLine final : public Sink {
+class ProgressLine final : public Observer {
  public:
   /// Progress::automatic is a bar on a terminal and plain lines elsewhere.
   explicit ProgressLine(Progress mode, std::int64_t first_epoch = 0);
@@ -34,7 +26,7 @@ class ProgressLine final : public Sink {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   /// Redraws the live line, at most ten times a second.
-  void batch(const EpochPosition& position);
+  void batch(const EpochPosition& position) override;
   void report(const Json& row, std::int64_t epochs) override;
 
  private:

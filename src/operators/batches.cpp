@@ -95,9 +95,12 @@ Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples, step:
 void TrainBatches::set_passes(std::unique_ptr<Passes> passes) {
   require_between_calls(in_call_, "train()");
   if (passes_) passes_->end();
-  open_ = false;
   first_.reset();
   passes_ = std::move(passes);
+  if (keeps_position_) return;
+  open_ = false;
+  // A position that was restored belongs to the data that were replaced.
+  if (resumes_) set_epoch_count(epochs_), taken_ = 0;
 }
 
 void TrainBatches::check_call(std::optional<std::int64_t> limit, bool has_model) const {
@@ -151,6 +154,7 @@ Batch* TrainBatches::take() {
 }
 
 void TrainBatches::set_epoch_count(std::int64_t epochs) {
+  if (keeps_position_) return;
   if (passes_) passes_->end();
   first_.reset();
   open_ = resumes_ = false;

@@ -23,9 +23,22 @@ class TrainBatches final : public BatchSource {
  public:
   explicit TrainBatches(session::SessionState& session) : session_(session) {}
 
-  /// Replaces the passes; an open pass ends. Throws an Error inside a call.
+  /// Replaces the passes. An open pass ends, and so does one that a resumed run has yet to continue. Throws an Error
+  /// inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
+  /// While it lives, set_passes() and set_epoch_count() leave the restored position as it is: the position was saved
+  /// after the calls that a resumed run repeats.
+  class KeepPosition {
+   public:
+    explicit KeepPosition(TrainBatches& batches) : keeps_(batches.keeps_position_) { keeps_ = true; }
+    KeepPosition(const KeepPosition&) = delete;
+    KeepPosition& operator=(const KeepPosition&) = delete;
+    ~KeepPosition() { keeps_ = false; }
+
+   private:
+    bool& keeps_;
+  };
   /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; used in
   /// the error for missing data.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
@@ -58,6 +71,7 @@ class TrainBatches final : public BatchSource {
   bool in_call_ = false;
   bool open_ = false;
   bool resumes_ = false;  ///< the next begin() resumes the pass that was open
+  bool keeps_position_ = false;
   std::optional<std::int64_t> limit_ = {};
   std::int64_t taken_ = 0;
   std::optional<Batch*> first_ = {};  ///< the call's first batch until next() returns it

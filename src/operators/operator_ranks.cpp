@@ -1,7 +1,7 @@
 #include "operators/operator_ranks.hpp"
 
 #include "comm/rank_status.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "muster/error.hpp"
 
 #include <chrono>

@@ -5,7 +5,7 @@
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/merge.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
@@ -394,6 +394,7 @@ Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) 
 
 void OperatorRun::register_again(const std::function<Json(TrainingOperator&)>& function) {
   run_on_all([&] {
+    const TrainBatches::KeepPosition keep(parts_->train);
     // Whatever else it changes is set back to the saved state.
     auto state = state::collect(entries_);
     for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();

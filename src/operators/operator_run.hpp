@@ -1,7 +1,7 @@
 // The implementation of an OperatorTrainer: one run, whose session is open from the constructor to shutdown().
 #pragma once
 
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "muster/operator.hpp"
 #include "operators/call_history.hpp"
 #include "operators/operator_ranks.hpp"

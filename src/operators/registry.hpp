@@ -12,6 +12,7 @@
 
 namespace muster::detail::operators {
 
+/// A member for each thing that may be registered, and what the calls of the operator need with it.
 struct OperatorRegistry {
   OperatorRegistry(session::SessionState& state, Session& session, const OperatorTrainerOptions& options,
                    Config config);
@@ -31,7 +32,7 @@ struct OperatorRegistry {
   Forward forward;
   Criterion criterion;
   bool elementwise = false;    ///< the criterion needs output and target of the same shape
-  std::string logged_columns;  ///< the last log line about features and target
+  std::string logged_columns;  ///< the last log line about features and target, so that it is not repeated
   TrainBatches train;
   ValidationBatches validation;
 

@@ -256,7 +256,8 @@ void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
   });
 }
 
-/// Hashes the pages of `values` that differ from the shared copy; returns 0 if none does.
+/// Hashes the pages of `values` that differ from the copy in shared memory, because somebody else has written to
+/// `values`. Returns 0 if none differs.
 std::uint64_t FusedStep::hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const {
   constexpr std::size_t piece = 4096;
   const auto bytes = parameters_[parameter].nbytes();

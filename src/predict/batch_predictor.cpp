@@ -1,5 +1,5 @@
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "data/passes/batches.hpp"
 #include "data/passes/samples.hpp"
 #include "data/sources/source.hpp"

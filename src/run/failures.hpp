@@ -26,8 +26,8 @@ struct RunPoint {
   std::int64_t rollbacks = 0;  ///< how often the user had it go back to an earlier checkpoint
   std::string content = {};    ///< checksum of what the program has saved; empty if that is nothing
 
-  /// True if training has come further than `before`: to a later batch or epoch. If no batches are counted, a later
-  /// report counts if it saves something else. After a rollback the run is measured anew.
+  /// True if training has come further than `before`: to a later batch or epoch, or, if no batches are counted, to a
+  /// later report that has saved something else. Also true if the user has rolled the run back since `before`.
   bool is_beyond(const RunPoint& before) const noexcept;
 };
 

@@ -1,8 +1,9 @@
 #include "run/resolve.hpp"
 
+#include "base/json.hpp"
 #include "base/listed.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 
@@ -53,6 +54,13 @@ std::chrono::milliseconds choose_wait_limit(const Launch& launch, const BackendC
   return launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator())));
 }
 
+/// Throws an Error unless params.json can hold the text.
+void require_utf8(const std::string& text, const char* option) {
+  if (!is_utf8(text))
+    throw Error(ExitCode::usage, std::string("reading CheckpointConfig::") + option, "it is not UTF-8",
+                "Choose another one");
+}
+
 }  // namespace
 
 step::MicroBatchShare ResolvedOptions::share_of(int worker) const {
@@ -71,6 +79,9 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
                         std::shared_ptr<const BackendConfig> backend) {
   const auto& flags = launch.flags();
   const auto& scaling = options.scaling_config;
+  const auto& checkpoint_config = options.run_config.checkpoint_config;
+  require_utf8(checkpoint_config.fast_tier.string(), "fast_tier");
+  require_utf8(checkpoint_config.checkpoint_score_attribute, "checkpoint_score_attribute");
   const auto supervisor = launch::supervisor();
   int full_worker_count = supervisor ? supervisor->full_worker_count : 0;
   const int workers = count_workers(launch, scaling, full_worker_count);

@@ -18,7 +18,7 @@ struct ResolvedOptions {
   int threads_per_worker = 1;                    ///< torch threads of each worker
   std::chrono::milliseconds wait_limit{};        ///< how long ranks wait for each other
   Progress progress = Progress::automatic;       ///< kind of progress output
-  std::int64_t first_epoch = 0;                  ///< the `epoch` of the first row
+  std::int64_t first_epoch = 0;                  ///< the `epoch` of the run's first report
 
   const Communicator& world() const noexcept { return launch.communicator(); }
   /// True if this rank is a worker.

@@ -23,6 +23,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 namespace muster::detail::run {
@@ -78,27 +79,23 @@ bool take(const std::filesystem::path& folder) {
   return descriptor >= 0 || errno != EEXIST;
 }
 
-/// In a Slurm job PROGRAM_JOB, and PROGRAM_JOB.2, … for later starts of the program in it; otherwise PROGRAM_TIME.
-/// Later runs of the same process get a number appended.
-std::string default_name(const std::string& program, const std::filesystem::path& storage) {
-  static std::map<std::filesystem::path, std::string> names_by_storage;  // in a Slurm job: this start's name
+/// In a Slurm job PROGRAM_JOB, otherwise PROGRAM_TIME with the time of this process's first run; .2, .3, … is appended
+/// if another start has that name. Later runs of the same process get a number: NAME_2, NAME_3, …. Returns the name
+/// without that number, and with it.
+std::pair<std::string, std::string> default_name(const std::string& program, const std::filesystem::path& storage) {
+  static std::map<std::filesystem::path, std::string> names_by_storage;  // without the number
   static std::set<std::filesystem::path> taken;                          // by this process
-  const char* const job = std::getenv("SLURM_JOB_ID");
-  const auto supervisor = launch::supervisor();
-  auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
-  if (job != nullptr) {
-    auto& own = names_by_storage[storage];
-    for (int start = 1; own.empty(); ++start) {
-      const auto name = start == 1 ? first : first + "." + std::to_string(start);
-      if (take(storage / name)) own = name;
-    }
-    first = own;
+  auto& own = names_by_storage[storage];
+  if (own.empty()) {
+    const char* const job = std::getenv("SLURM_JOB_ID");
+    const auto supervisor = launch::supervisor();
+    const auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
+    own = first;
+    for (int start = 2; !take(storage / own); ++start) own = first + "." + std::to_string(start);
   }
-  auto name = first;
-  const auto is_free = [&] { return !taken.contains(storage / name) && (job != nullptr || take(storage / name)); };
-  for (int i = 2; !is_free(); ++i) name = numbered_name(first, i);
-  taken.insert(storage / name);
-  return name;
+  auto name = own;
+  for (int i = 2; !taken.insert(storage / name).second; ++i) name = numbered_name(own, i);
+  return {own, name};
 }
 
 /// Warns if two trainers of this process use the same run, since the second one goes on where the first has ended.
@@ -159,7 +156,8 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     std::error_code ignored;  // make_directories() says what is wrong with it
     made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
     name_ = flags.name.value_or(config.name);
-    if (name_.empty() && !flags.name) name_ = default_name(launch.program(), storage);
+    std::string name_flag = flags.name.value_or("");  // with which the whole program goes on
+    if (name_.empty() && !flags.name) std::tie(name_flag, name_) = default_name(launch.program(), storage);
     check_run_name(name_);
     if (numbered) name_ = numbered_name(name_, trainer);
     path_ = storage / name_;
@@ -184,12 +182,14 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
                   "Choose another --name, or remove that folder");
     if (supervisor && !is_restart_) write_failures(path_, supervisor->id, {});
     launch::tell_supervisor(launch::message_run, path_.string());
-    return Json{path_.string(), name_, params_, is_restart_};
+    return Json{path_.string(), name_, params_, is_restart_, name_flag};
   });
   path_ = decided[0].get<std::string>();
   name_ = decided[1];
   params_ = decided[2];
   is_restart_ = decided[3];
+  const std::string name_flag = decided[4];
+  how_to_go_on_ = "Start it again " + (name_flag.empty() ? "" : "with --name " + name_flag + " ") + "to go on";
   if (numbered)
     for (int i = 1; i < trainer; ++i) earlier_runs_.push_back(path_.parent_path() / numbered_name(*flags.name, i));
   check_shared(world);
@@ -221,6 +221,9 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
 void RunFolder::require_not_replaced() const {
   if (!lock_) return;
   const auto doing = "writing into the run " + path_.string();
+  if (lock_->is_gone())
+    throw Error(ExitCode::usage, doing, "the folder was moved away or removed while the job runs",
+                "Start again with the --storage and --name of the folder to go on with");
   if (lock_->is_replaced())
     throw Error(ExitCode::usage, doing, "the folder was moved away while the job runs, and another one is there",
                 "Start again with the --storage and --name of the folder to go on with");

@@ -42,6 +42,9 @@ class RunFolder {
 
   const std::filesystem::path& path() const noexcept { return path_; }
   const std::string& name() const noexcept { return name_; }
+  /// "Start it again with --name NAME to go on": a remedy for a program that was stopped. The name is that of the
+  /// program's first run, from which the names of later ones follow.
+  const std::string& how_to_go_on() const noexcept { return how_to_go_on_; }
 
   /// True if `path` lies in the run of an earlier trainer of this launch under the same --name. Then --resume `path` is
   /// not meant for this run.
@@ -75,6 +78,7 @@ class RunFolder {
 
   std::filesystem::path path_;
   std::string name_;
+  std::string how_to_go_on_;
   std::vector<std::filesystem::path>
       earlier_runs_;  ///< paths of the runs of the launch's earlier trainers under the same --name
   bool made_storage_ = false;

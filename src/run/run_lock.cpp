@@ -225,6 +225,11 @@ std::pair<std::uint64_t, std::uint64_t> RunLock::identity() const noexcept {
   return {status.st_dev, status.st_ino};
 }
 
+bool RunLock::is_gone() const noexcept {
+  struct stat there {};
+  return ::stat(folder_.c_str(), &there) != 0 && errno == ENOENT && ::stat(folder_.parent_path().c_str(), &there) == 0;
+}
+
 bool RunLock::is_replaced() const noexcept {
   const auto now = identity();
   return now != decltype(now){} && now != identity_;

@@ -43,7 +43,9 @@ class RunLock {
 
   /// True if this rank sees rank 0's lock; false on a file system whose locks do not work between the two.
   bool sees_root_lock() const noexcept { return sees_root_lock_; }
-  /// True if another folder is at the path of the locked one now. False if there is none; then the next write fails.
+  /// True if the folder was removed or renamed, and nothing is there in its place.
+  bool is_gone() const noexcept;
+  /// True if another folder is at the path of the locked one now.
   bool is_replaced() const noexcept;
   /// True if another .lock than the locked one is in the folder now: somebody has removed it, and another job may have
   /// taken the folder. False if there is none.

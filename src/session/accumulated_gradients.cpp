@@ -7,9 +7,11 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 namespace muster::detail::session {
 namespace {
@@ -66,6 +68,24 @@ bool AccumulatedGradients::none(const StateEntries* entries) {
   const bool none = *prepared_.no_sync_depth() == 0 && none_prepared && none_else;
   boundaries_with_gradients_ = none ? 0 : boundaries_with_gradients_ + 1;
   return none;
+}
+
+bool AccumulatedGradients::have_been_used_since(const StateEntries* entries) {
+  if (entries == nullptr) return false;
+  const at::NoGradGuard no_grad;
+  std::map<const void*, std::size_t> now;
+  for (const auto& [name, entry] : *entries)
+    for (const auto& [path, parameter] : entry.object()->parameters())
+      if (parameter.grad().defined() || first_.contains(parameter.unsafeGetTensorImpl()))
+        now.emplace(parameter.unsafeGetTensorImpl(), hash_of(parameter));
+  if (first_.empty()) {
+    first_ = std::move(now);
+    return false;
+  }
+  return std::ranges::any_of(first_, [&](const auto& one) {
+    const auto found = now.find(one.first);
+    return found != now.end() && found->second != one.second;
+  });
 }
 
 }  // namespace muster::detail::session

@@ -22,12 +22,15 @@ class AccumulatedGradients {
 
   /// True if there are none at this boundary. `entries`: the State that would be saved; null if there is none.
   bool none(const StateEntries* entries);
+  /// Call at a report with accumulated gradients. True if an optimizer has stepped since the first such report: a
+  /// parameter that had a gradient there has changed. `entries` as in none().
+  bool have_been_used_since(const StateEntries* entries);
   /// True if so many boundaries in a row had accumulated gradients that it is no use to wait for one without. A
   /// learning rate of 0 looks like accumulation, too.
   bool last_too_long() const noexcept { return boundaries_with_gradients_ > longest_accumulation; }
 
  private:
-  static constexpr int longest_accumulation = 1000;
+  static constexpr int longest_accumulation = 64;
   struct Model {
     std::size_t parameters = 0, gradients = 0;  ///< hashes of their bytes
     bool used = false;                          ///< the optimizer has stepped with the gradients
@@ -38,6 +41,8 @@ class AccumulatedGradients {
   const PreparedModels& prepared_;
   std::map<const void*, Model> models_ = {};  ///< key: the model's first parameter
   int boundaries_with_gradients_ = 0;         ///< in a row
+  std::map<const void*, std::size_t> first_ =
+      {};  ///< at the first such report: hashes of the parameters with a gradient
 };
 
 }  // namespace muster::detail::session

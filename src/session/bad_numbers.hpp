@@ -44,7 +44,8 @@ struct BadSteps {
   bool agree_to_roll_back(const Communicator& world, const std::optional<OptimizerStepId>& here);
 };
 
-/// Watches the optimizers of one attempt on one worker.
+/// Watches the optimizers of one attempt on one worker. Many members: the policy, the optimizers, and the counts of
+/// steps that were left out.
 class BadNumbersWatch final : public optim::BadNumberPolicy {
  public:
   /// `control` is the channel for reports and checkpoints; `record` lives over all attempts.

@@ -1,14 +1,18 @@
 #include "session/callback_end.hpp"
 
 #include "base/log.hpp"
+#include "comm/on_ranks.hpp"
 
+#include <algorithm>
 #include <string>
 
 namespace muster::detail::session {
 
 void CallbackEnd::check() {
   if (!has_ended_) {
-    has_ended_ = workers_.control.all_reduce(std::int64_t{outputs_.callbacks.should_stop()}, ReduceOp::max) != 0;
+    const auto of_workers =
+        comm::run_on_all(workers_.control, [&] { return outputs_.observers.callbacks().should_stop(); });
+    has_ended_ = std::ranges::find(of_workers, true) != of_workers.end();
     if (!has_ended_) return;
     if (workers_.is_first())
       log::info("training ends after report " + std::to_string(progress_.training_iteration) +

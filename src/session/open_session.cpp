@@ -23,30 +23,28 @@ void OpenSession::open() {
   backend->on_start(user_session_);
   backend_ = backend;
   backend->on_training_start(user_session_);
-  state_.outputs.callbacks.start(user_session_, state_.resumer.take_callback_states());
+  state_.outputs.observers.callbacks().begin_attempt(user_session_, state_.resumer.take_callback_states());
   state_.progress.start_clock();
 }
 
 void OpenSession::close() {
-  state_.outputs.callbacks.forget_added();
+  state_.outputs.observers.callbacks().forget_added();
   state_.resumer.take_up();
   state_.end_training();
   std::exchange(backend_, nullptr)->on_shutdown(user_session_);
-  state_.outputs.sinks.finish({});
-  state_.outputs.callbacks.finish({});
+  state_.outputs.observers.finish({});
 }
 
 void OpenSession::end(const std::optional<Error>& error) noexcept {
   state_.has_failed = true;
-  state_.outputs.callbacks.forget_added();
+  state_.outputs.observers.callbacks().forget_added();
   if (const auto backend = std::exchange(backend_, nullptr)) try {
       backend->on_shutdown(user_session_);
     } catch (...) {
       log::warn("shutting down the backend: " + comm::current_outcome().text);
     }
   state_.outputs.wait_for_save_and_warn();
-  state_.outputs.sinks.finish(error);
-  state_.outputs.callbacks.finish(error);
+  state_.outputs.observers.finish(error);
 }
 
 }  // namespace muster::detail::session

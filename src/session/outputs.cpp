@@ -1,7 +1,9 @@
 #include "session/outputs.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "storage/tier.hpp"
 
@@ -17,6 +19,7 @@ std::optional<std::string> problem_with_name(const std::string& name) {
                                                     "fast_tier.json", "trial.json",  "sweep.json",   "sweep.csv",
                                                     "manifest.json",  "state.h5",    "metadata.json"};
   if (reserved_names.contains(name)) return "a file of the run or of a checkpoint has this name";
+  if (!is_utf8(name)) return "it is not UTF-8";
   const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' && !name.starts_with("checkpoint_") &&
                      std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
   if (plain) return {};
@@ -34,7 +37,7 @@ void link_name(const std::filesystem::path& checkpoint, const std::string& name)
 
 std::function<void(std::int64_t, const Json&)> Outputs::row_updater() {
   return [this](std::int64_t training_iteration, const Json& fields) {
-    sinks.tell(&observe::Sink::validated, training_iteration, fields);
+    observers.tell(&observe::Observer::validated, training_iteration, fields);
   };
 }
 
@@ -46,18 +49,21 @@ Checkpoint Outputs::commit(checkpoint::CheckpointContents contents, checkpoint::
   return made;
 }
 
-void Outputs::wait_for_save() {
-  if (!async_checkpoint) return;
+bool Outputs::finish_save() {
+  if (!async_checkpoint) return false;
   const auto written = *std::exchange(async_checkpoint, std::nullopt);
   if (const auto error = store->finish()) {
-    sinks.tell(&observe::Sink::checkpoint_lost, written);
+    observers.tell(&observe::Observer::checkpoint_lost, written);
     throw *error;
   }
   newest = written;
   has_saved = true;
   if (is_first_worker) link_name(written.path(), async_checkpoint_name);
-  sinks.tell(&observe::Sink::checkpoint, *newest);
-  callbacks.tell(&Callback::on_checkpoint, *newest);
+  return true;
+}
+
+void Outputs::wait_for_save() {
+  if (finish_save()) comm::run_on_all(*control, [&] { observers.tell(&observe::Observer::checkpoint, *newest); });
 }
 
 std::optional<Checkpoint> Outputs::wait_for_newest() const {
@@ -65,11 +71,13 @@ std::optional<Checkpoint> Outputs::wait_for_newest() const {
 }
 
 void Outputs::wait_for_save_and_warn() noexcept {
+  bool is_saved = false;
   try {
-    wait_for_save();
+    is_saved = finish_save();
   } catch (...) {
     if (is_first_worker) log::warn("a checkpoint is lost: " + comm::current_outcome().text);
   }
+  if (is_saved) observers.tell_and_log_errors("a checkpoint", &observe::Observer::checkpoint, *newest);
 }
 
 void Outputs::check_score(const Json& row, bool saves, bool epoch_complete) {

@@ -1,9 +1,9 @@
 #pragma once
 
 #include "checkpoint/store.hpp"
+#include "muster/communicator.hpp"
 #include "muster/config.hpp"
-#include "observe/callbacks.hpp"
-#include "observe/sinks.hpp"
+#include "observe/observers.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -20,11 +20,12 @@ void link_name(const std::filesystem::path& checkpoint, const std::string& name)
 
 class ValidationRequests;
 
-/// What a session writes: checkpoints, and events for sinks and callbacks.
+/// What a session writes: checkpoints, and events for the observers. Many members: where it writes to, and what
+/// it has written so far.
 struct Outputs {
+  std::optional<Communicator> control;               ///< the workers; none in a session that saves nothing
   std::optional<checkpoint::CheckpointStore> store;  ///< none in a session that saves nothing, such as a validation
-  observe::Sinks sinks;
-  observe::Callbacks callbacks;
+  observe::Observers observers;
   CheckpointConfig config;
   ValidationRequests* validation = nullptr;  ///< null without a validation function
   bool is_first_worker = false;
@@ -44,12 +45,17 @@ struct Outputs {
   /// The newest committed checkpoint. Waits for the one that is being written, but leaves its error to wait_for_save().
   /// Not collective.
   std::optional<Checkpoint> wait_for_newest() const;
-  /// wait_for_save(), with the error as a warning.
+  /// wait_for_save(), with the error as a warning. Not collective.
   void wait_for_save_and_warn() noexcept;
   /// Checks that a checkpoint with this row has the score by which the best ones are kept. Throws an Error if the score
   /// is not a number, or if no report has had it. In the middle of an epoch the latter is only a warning, since a
   /// program may measure the score at the end of the epoch.
   void check_score(const Json& row, bool saves, bool epoch_complete);
+
+ private:
+  /// Waits for the checkpoint that is being written and tells no observer of it. False if none is. Throws if it could
+  /// not be written. Not collective.
+  bool finish_save();
 };
 
 }  // namespace muster::detail::session

@@ -57,10 +57,10 @@ std::string generator_state(at::Device device) {
   return bytes;
 }
 
-MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device)
-    : device_(device), rank_state_(generator_state(device)) {
-  for (int s = 0; s < count; ++s) {
-    seed_stream(mix(seed), first + s);
+MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, const step::MicroBatchShare& share, at::Device device)
+    : share_(share), device_(device), rank_state_(generator_state(device)) {
+  for (int s = 0; s < share.count; ++s) {
+    seed_stream(mix(seed), share.first + s);
     micro_batch_states_.push_back(generator_state(device));
   }
   set_generator_state(rank_state_, device);
@@ -77,17 +77,22 @@ std::string MicroBatchGenerators::state() {
   current() = generator_state(device_);
   std::string all;
   for (const auto& state : micro_batch_states_) all += state;
-  return all;
+  return all += rank_state_;
 }
 
-void MicroBatchGenerators::restore(const std::string& state) {
+void MicroBatchGenerators::restore(const std::string& states, int saved_ranks, int rank, int ranks) {
   switch_to(-1);
-  const auto size = micro_batch_states_.front().size();
-  for (std::size_t s = 0; s < micro_batch_states_.size(); ++s) micro_batch_states_[s] = state.substr(s * size, size);
-}
-
-std::size_t MicroBatchGenerators::state_size() const {
-  return micro_batch_states_.front().size() * micro_batch_states_.size();
+  const auto size = rank_state_.size();
+  if (states.size() != static_cast<std::size_t>(share_.total + saved_ranks) * size) return;
+  const int of_rank = share_.total / saved_ranks;  // micro-batches of each rank that saved
+  const auto state_at = [&](int index) { return states.substr(static_cast<std::size_t>(index) * size, size); };
+  for (int i = 0; i < share_.count; ++i) {
+    const int micro_batch = share_.first + i, rank_states_before = micro_batch / of_rank;
+    micro_batch_states_[static_cast<std::size_t>(i)] = state_at(micro_batch + rank_states_before);
+  }
+  if (saved_ranks != ranks) return;
+  rank_state_ = state_at((rank + 1) * (of_rank + 1) - 1);
+  set_generator_state(rank_state_, device_);
 }
 
 void set_generator_state(const std::string& state, at::Device device) {

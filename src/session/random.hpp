@@ -1,6 +1,8 @@
 // The random generators of a rank, and their states.
 #pragma once
 
+#include "step/batch_weight.hpp"
+
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -22,23 +24,24 @@ void set_generator_state(const std::string& state, at::Device device);
 /// A random state for each micro-batch that a rank computes of a step, and one for the rank outside of micro-batches.
 class MicroBatchGenerators {
  public:
-  /// Seeds the states of micro-batches `first` to `first + count - 1` of the step. torch's generators keep their state.
-  MicroBatchGenerators(std::uint64_t seed, int first, int count, at::Device device);
+  /// Seeds the states of this rank's micro-batches of the step. torch's generators keep their state.
+  MicroBatchGenerators(std::uint64_t seed, const step::MicroBatchShare& share, at::Device device);
 
   /// Switches torch's generators to the state of a micro-batch (counted on this rank from 0), or of the rank (-1).
   void switch_to(int micro_batch);
 
-  /// The states of all micro-batches, concatenated.
+  /// The states of all micro-batches of this rank, and then that of the rank, concatenated.
   std::string state();
-  /// Restores them from a string of state_size() bytes.
-  void restore(const std::string& state);
-  std::size_t state_size() const;
+  /// Restores them from `states`: the state() of each of the `saved_ranks` that saved. The state of the rank is
+  /// restored only if there are as many `ranks` now. Changes nothing unless the states are of as many micro-batches.
+  void restore(const std::string& states, int saved_ranks, int rank, int ranks);
 
  private:
   std::string& current() {
     return current_ < 0 ? rank_state_ : micro_batch_states_[static_cast<std::size_t>(current_)];
   }
 
+  step::MicroBatchShare share_;
   at::Device device_;
   std::string rank_state_;
   std::vector<std::string> micro_batch_states_;

@@ -119,7 +119,7 @@ Reporter::Combined Reporter::exchange(const Input& input) {
          if (const auto fact = problem_with_name(name); fact && !name.empty())
            throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,
                        "Choose another checkpoint_name");
-         const auto& callbacks = session_.outputs.callbacks;
+         const auto& callbacks = session_.outputs.observers.callbacks();
          return Contribution{.metrics = observe::to_json(callbacks.with_callback_metrics(input.metrics)),
                              .has_state = input.entries != nullptr,
                              .has_files = input.files.has_value(),
@@ -180,7 +180,8 @@ Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   const auto saved = session_.saver.save({.entries = input.entries.get(),
                                           .files = all.has_files ? &input.files : nullptr,
                                           .row = row,
-                                          .must_wait = session_.stopper.is_known()});
+                                          .must_wait = session_.stopper.is_known(),
+                                          .leaves_out_state = session_.stopper.has_state()});
   row["checkpoint_dir_name"] = saved.path().filename().string();
   if (session_.bad_numbers) session_.bad_numbers->note_checkpoint();
   if (input.entries) {
@@ -192,7 +193,7 @@ Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
 
 void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_validate) {
   auto& outputs = session_.outputs;
-  outputs.sinks.tell(&observe::Sink::report, row, session_.progress.epoch_count);
+  outputs.observers.tell(&observe::Observer::report, row, session_.progress.epoch_count);
   if (outputs.validation == nullptr || !session_.workers.is_first()) return;
   outputs.validation->poll_results(outputs.row_updater());
   if (to_validate) outputs.validation->request(*to_validate, session_.progress.training_iteration);
@@ -210,14 +211,19 @@ void Reporter::report(const Input& input) {
   session_.epoch_end.note_report(input.entries != nullptr);
   session_.outputs.check_score(row, saves && !all.validates, session_.epoch_end.is_complete());
   ++session_.progress.training_iteration;  // a report that was refused does not count
-  session_.outputs.callbacks.tell(&Callback::on_report, row);
+  if (all.has_callbacks)
+    comm::run_on_all(session_.workers.control,
+                     [&] { session_.outputs.observers.tell(&observe::Observer::report_begins, row); });
   std::optional<Checkpoint> saved;
   if (saves) saved = save(input, all, row);
   publish(row, all.validates ? saved : std::nullopt);
-  session_.outputs.callbacks.tell(&Callback::after_report, without_weights(all.metrics), saved);
+  if (all.has_callbacks)
+    comm::run_on_all(session_.workers.control, [&] {
+      session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all.metrics), saved);
+    });
   session_.progress.end_report();
 
-  session_.stopper.stop_if_asked_after_report({.saved = saves, .had_files = all.has_files});
+  session_.stopper.stop_if_asked_after_report({.saved = saves, .had_state = all.has_state, .had_files = all.has_files});
   if (all.has_callbacks) session_.callback_end.check();
   session_.stopper.end_report();
 }

@@ -1,5 +1,5 @@
-// A report: reduces metrics over the workers, saves a checkpoint if there is something to save, gives the sinks a row,
-// and stops the run if a worker was asked to.
+// A report: reduces metrics over the workers, saves a checkpoint if there is something to save, gives the observers a
+// row, and stops the run if a worker was asked to.
 #pragma once
 
 #include "muster/checkpoint.hpp"
@@ -72,7 +72,7 @@ class Reporter {
   Json make_row(const Combined& all, bool reduce);
   /// Saves and adds the checkpoint's name to the row. Collective.
   Checkpoint save(const Input& input, const Combined& all, Json& row);
-  /// Gives the sinks the row, and the validation its request.
+  /// Gives the observers the row, and the validation its request.
   void publish(const Json& row, const std::optional<Checkpoint>& to_validate);
 
   const Parts session_;

@@ -179,7 +179,7 @@ void Resumer::resume() {
     // Another run's reports and training time do not count for this run.
     if (own) moment = restore_progress(*content_);
   }
-  outputs_.sinks.start(workers_.control, moment);
+  outputs_.observers.start(workers_.control, moment);
   if (outputs_.validation != nullptr) {
     outputs_.score_reported = true;  // a validation may give it
     if (workers_.is_first())

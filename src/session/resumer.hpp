@@ -19,6 +19,7 @@
 
 namespace muster::detail::session {
 
+/// Many members: the parts of the session that it fills, and what the checkpoint holds until they take it up.
 class Resumer {
  public:
   Resumer(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,

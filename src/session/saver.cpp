@@ -5,8 +5,8 @@
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/merge.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
 #include "muster/error.hpp"
 #include "optim/weight_averages.hpp"
 #include "state/collect.hpp"
@@ -70,7 +70,7 @@ state::TrainerState Saver::trainer_state(bool of_report) const {
           .seed = workers_.seed,
           .positions = data_.pass_positions->positions().get<std::map<std::string, Json>>(),
           .preprocessor = preprocessor ? require_lossless(preprocessor->state(), "the preprocessor") : Json(nullptr),
-          .callbacks = require_lossless(outputs_.callbacks.state(), "the callback")};
+          .callbacks = require_lossless(outputs_.observers.callbacks().state(), "the callback")};
 }
 
 void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const {
@@ -90,21 +90,27 @@ void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::opt
 
 Checkpoint Saver::save(const Contents& what) {
   resumer_.take_up();
-  const auto progress = trainer_state(!what.row.empty());
-  comm::run_on_root(workers_.control, [&] { run_.require_not_replaced(); });
-  if (progress.epoch_complete) progress_.steps->complete_epoch = progress.epoch;
   checkpoint::CheckpointContents contents{.state = {},
                                           .random_state = workers_.random_state(),
                                           .directory = {},
-                                          .progress = to_json(progress),
                                           .metrics = what.row,
                                           .metadata = resolved_.options.metadata};
-  if (what.entries != nullptr) {
+  comm::run_on_all(workers_.control, [&] {
+    if (workers_.is_first()) run_.require_not_replaced();
+    const auto progress = trainer_state(!what.row.empty());
+    if (progress.epoch_complete) progress_.steps->complete_epoch = progress.epoch;
+    contents.progress = to_json(progress);
+    if (what.entries == nullptr) return;
     require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);
     contents.replication = state::replication_of(*what.entries);
-  }
+  });
   if (what.files != nullptr) merge_given(contents, *what.files);
+  const bool is_of_files_alone = contents.state.tensors.empty() && contents.state.values.empty();
+  if (what.leaves_out_state && is_of_files_alone && workers_.is_first() && !std::exchange(has_warned_, true))
+    log::warn(
+        "a checkpoint of files alone is saved, and state.restore() cannot restore the State from it. Report the State "
+        "with the files: session.report(metrics, state, files)");
   using Mode = checkpoint::CheckpointStore::Mode;
   if (!outputs_.config.async_save || what.must_wait) return outputs_.commit(std::move(contents), Mode::sync);
   for (auto* const source : *snapshot_sources_)

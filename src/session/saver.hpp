@@ -32,6 +32,7 @@ class Saver {
     const std::optional<Checkpoint>* files = nullptr;  ///< null: no rank has given a Checkpoint
     Json row = Json::object();                         ///< empty between two reports
     bool must_wait = false;                            ///< the run stops, so nothing is saved in the background
+    bool leaves_out_state = false;                     ///< the run has a State, which `entries` would save
   };
   /// Commits a checkpoint and returns it. Collective.
   Checkpoint save(const Contents& what);
@@ -56,6 +57,7 @@ class Saver {
   const EpochEnd& epoch_end_;
   Resumer& resumer_;
   std::shared_ptr<optim::SnapshotSources> snapshot_sources_;
+  bool has_warned_ = false;  ///< that a checkpoint of files alone leaves out the State
 };
 
 }  // namespace muster::detail::session

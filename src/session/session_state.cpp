@@ -35,11 +35,12 @@ class SessionStepListener final : public step::StepListener {
     if (!is_counted) return;
     const auto samples_left = pass.plan.samples - pass.position;
     last_of_pass_ = pass.plan.samples > 0 && samples_left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
-    session_.outputs.sinks.batch({.epoch = session_.progress.steps->epoch,
-                                  .epochs = session_.progress.epoch_count,
-                                  .consumed = pass.position,
-                                  .samples = pass.plan.samples});
-    session_.outputs.callbacks.tell(&Callback::on_batch, session_.progress.steps->global_step);
+    session_.outputs.observers.tell(&observe::Observer::batch,
+                                    observe::EpochPosition{.epoch = session_.progress.steps->epoch,
+                                                           .epochs = session_.progress.epoch_count,
+                                                           .consumed = pass.position,
+                                                           .samples = pass.plan.samples,
+                                                           .global_step = session_.progress.steps->global_step});
   }
   void between_batches() override {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
@@ -68,20 +69,16 @@ class SessionStepListener final : public step::StepListener {
 Outputs outputs_of_training(const run::ResolvedOptions& resolved, const run::RunFolder& run,
                             const WorkerContext& workers) {
   const auto& config = resolved.options.run_config;
-  return {.store = std::optional<checkpoint::CheckpointStore>(std::in_place, workers.control, run.path(),
+  return {.control = workers.control,
+          .store = std::optional<checkpoint::CheckpointStore>(std::in_place, workers.control, run.path(),
                                                               config.checkpoint_config),
-          .sinks = {workers.is_first(), run.path(), resolved.progress, resolved.first_epoch},
-          .callbacks = observe::Callbacks(config.callbacks),
+          .observers = {workers.is_first(), run.path(), resolved.progress, resolved.first_epoch, config.callbacks},
           .config = config.checkpoint_config,
           .is_first_worker = workers.is_first()};
 }
 
 Outputs outputs_of_validation(const Checkpoint& checkpoint) {
-  return {.store = {},
-          .sinks = observe::Sinks({}),
-          .callbacks = observe::Callbacks({}),
-          .config = {},
-          .newest = checkpoint};
+  return {.control = {}, .store = {}, .observers = observe::Observers({}), .config = {}, .newest = checkpoint};
 }
 
 }  // namespace
@@ -175,7 +172,7 @@ void SessionState::stop_if_asked() {
 void SessionState::add_callback(std::shared_ptr<Callback> callback) {
   require_training("adding a callback");
   Session view(*this);
-  outputs.callbacks.add(std::move(callback), view);
+  outputs.observers.callbacks().add(std::move(callback), view);
   end_if_already_done();
 }
 

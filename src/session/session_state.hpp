@@ -25,6 +25,7 @@ namespace muster::detail::session {
 
 struct ProcessGroups;
 
+/// A session as the sum of its parts, a member for each.
 struct SessionState {
   SessionState(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
                const Communicator& control, at::Device device, BadSteps& bad_steps);

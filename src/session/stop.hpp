@@ -27,7 +27,8 @@ class StopRequest {
  public:
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
   bool is_known() const noexcept { return known_; }
-  /// Merges an answer that the workers have exchanged in another collective, which delays the next exchange().
+  /// Takes over an answer that the workers have exchanged in another collective. exchange() then waits again before it
+  /// asks the next time.
   void merge(bool any_asked) noexcept;
   /// Call at every boundary. Asks the other workers, but only often enough to take at most 1% of the time between
   /// boundaries. True if it has asked them now. Collective.

@@ -1,6 +1,7 @@
 #include "session/stopper.hpp"
 
 #include "base/log.hpp"
+#include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "state/stateful.hpp"
 
@@ -51,14 +52,16 @@ void Stopper::stop_if_asked() {
     budget_.reached_boundary();
     budget_.left_boundary();
   }
-  if (is_known()) save_and_stop(false);
+  if (is_known()) save_and_stop({});
 }
 
 void Stopper::stop_if_asked_after_report(ReportedNow report) {
   has_reported_files_ = has_reported_files_ || report.had_files;
   if (const auto cost = outputs_.store->last_save_duration()) budget_.note_save_duration(*cost);
   if (!is_known()) return;
-  if (!report.saved) return save_and_stop(true);
+  // A checkpoint of files alone is not what state.restore() needs.
+  if (!report.saved || !report.had_state) return save_and_stop(report);
+  if (must_wait_for_a_step(/*in_report=*/true)) return;
   outputs_.wait_for_save();
   throw_stopped(true);
 }
@@ -86,25 +89,43 @@ Preemption Stopper::preemption() {
 
 void Stopper::end_training() {
   file_.remove();
-  if (user_was_told_) throw_stopped(outputs_.has_saved);
+  if (!user_was_told_) return;
+  // Another worker may have left the training function by an exception, which is then the cause.
+  comm::wait_for_all(workers_.control);
+  throw_stopped(outputs_.has_saved);
 }
 
-void Stopper::save_and_stop(bool in_report) {
-  outputs_.wait_for_save_and_warn();
+void Stopper::save_and_stop(std::optional<ReportedNow> report) {
+  const bool has_saved_files = report && report->saved;
+  if (has_saved_files)
+    outputs_.wait_for_save();
+  else
+    outputs_.wait_for_save_and_warn();
   const auto entries = last_state_.lock();
-  const bool none_accumulated = accumulated_.none(entries.get());
-  std::array<std::int64_t, 5> everywhere{entries != nullptr, !has_reported_files_, progress_.has_position(),
-                                         none_accumulated, may_wait_for_a_step()};
+  std::array<std::int64_t, 3> everywhere{entries != nullptr, !has_reported_files_, progress_.has_position()};
   workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
-  const auto [has_state, no_files, all_have_position, none_anywhere, all_may_wait] = everywhere;
-  if (!has_state && (in_report || no_files)) throw_stopped(false);
-  if (!has_state || !all_have_position || (!none_anywhere && all_may_wait)) return;
-  if (!none_anywhere && workers_.is_first())
-    log::warn("accumulated gradients are not saved: no optimizer has stepped with them in the time that was left");
+  const auto [has_state, no_files, all_have_position] = everywhere;
+  if (!has_state && (report || no_files)) throw_stopped(has_saved_files);
+  if (!has_state || !all_have_position || must_wait_for_a_step(report.has_value())) return;
   models_.synchronise_buffers();
   saver_.save({.entries = entries.get(), .must_wait = true});
   outputs_.wait_for_save();
   throw_stopped(true);
+}
+
+bool Stopper::must_wait_for_a_step(bool in_report) {
+  const auto entries = last_state_.lock();
+  const bool none_here = accumulated_.none(entries.get());
+  // Where reports are the only boundaries, none may ever come right after a step.
+  const bool has_stepped = in_report && accumulated_.have_been_used_since(entries.get());
+  const bool only_reports = std::exchange(has_waited_in_report_, in_report) && in_report;
+  std::array<std::int64_t, 2> everywhere{none_here, may_wait_for_a_step() && !(only_reports && has_stepped)};
+  workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
+  const auto [none_anywhere, all_wait] = everywhere;
+  if (none_anywhere) return false;
+  if (!all_wait && workers_.is_first())
+    log::warn("accumulated gradients are not saved: no boundary has come right after the step of an optimizer");
+  return all_wait != 0;
 }
 
 bool Stopper::may_wait_for_a_step() const {
@@ -117,7 +138,7 @@ void Stopper::throw_stopped(bool saved) {
   has_stopped_ = true;
   file_.remove();
   const auto& newest = outputs_.newest;
-  const auto remedy = "Start it again with --name " + run_.name() + " to go on";
+  const auto& remedy = run_.how_to_go_on();
   const Error error = saved ? Error(ExitCode::stopped, "training",
                                     "stopped on request, state saved in " + newest->path().filename().string(), remedy)
                             : Error(ExitCode::retry, "training", "stopped on request, and there is no State to save",

@@ -38,6 +38,9 @@ class Stopper {
   /// The same when it is restored, so that the time of its first save can be estimated.
   void note_restored_state(const std::shared_ptr<const StateEntries>& entries);
 
+  /// True if a stop would save a State: one was restored or reported, and it still lives.
+  bool has_state() const noexcept { return !last_state_.expired(); }
+
   /// True if all workers know that one of them was asked to stop.
   bool is_known() const noexcept { return request_.is_known(); }
   /// True if this worker has been asked to stop, or has only the time left that it needs to save.
@@ -52,6 +55,7 @@ class Stopper {
   /// Call at the end of a report. Stops if any worker was asked to. Collective.
   struct ReportedNow {
     bool saved = false;      ///< it has saved a checkpoint
+    bool had_state = false;  ///< with a State
     bool had_files = false;  ///< with files of the user's own
   };
   void stop_if_asked_after_report(ReportedNow report);
@@ -61,13 +65,16 @@ class Stopper {
   bool should_stop();
   /// Session::preemption(). Collective.
   Preemption preemption();
-  /// Call when the training function has returned. Throws if it has returned because it was told to stop.
+  /// Call when the training function has returned. Throws if it has returned because it was told to stop. Collective.
   void end_training();
   /// True if training has ended on request.
   bool has_stopped() const noexcept { return has_stopped_; }
 
  private:
-  void save_and_stop(bool in_report);
+  /// `report`: the report at the end of which it stops, if it does so at one.
+  void save_and_stop(std::optional<ReportedNow> report);
+  /// True if gradients are accumulated on any worker, and there is time for the step that uses them. Collective.
+  bool must_wait_for_a_step(bool in_report);
   bool may_wait_for_a_step() const;
   [[noreturn]] void throw_stopped(bool saved);
 
@@ -85,8 +92,9 @@ class Stopper {
   std::int64_t average_count_ = 0;  ///< summed over all models, at the last boundary
   AccumulatedGradients accumulated_;
   std::weak_ptr<const StateEntries> last_state_ = {};
-  bool has_reported_files_ = false;  ///< a report has saved files of the user's own
-  bool user_was_told_ = false;       ///< should_stop() or preemption() has told the user to stop
+  bool has_reported_files_ = false;    ///< a report has saved files of the user's own
+  bool user_was_told_ = false;         ///< should_stop() or preemption() has told the user to stop
+  bool has_waited_in_report_ = false;  ///< at the last boundary, for a step that uses accumulated gradients
   bool has_stopped_ = false;
 };
 

@@ -3,10 +3,10 @@
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "comm/agreement.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/wait.hpp"
-#include "comm/world.hpp"
 #include "observe/history.hpp"
 #include "storage/tier.hpp"
 
@@ -69,21 +69,27 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
     };
     requests_->poll_results(update_row);
     for (const auto& text : known) requests_->accept(ValidationResult::from_text(text.get<std::string>()), update_row);
-    Json left = Json::array();
-    for (const auto& of : validator_.pending(update_row, checkpoint::read_rollbacks(folder)))
-      if (!requests_->has_accepted(of.index)) left.push_back({of.index, of.training_iteration});
+    Json left = pending(update_row);
     if ((error && !stopped) || !validator_.may_begin(stopped)) left.clear();
     if (left.empty() && prunes) prune();
     return left;
   });
 }
 
-void Validation::prune() const {
-  checkpoint::prune(storage::Tier(validator_.run().path()), validator_.resolved().options.run_config.checkpoint_config);
+Json Validation::pending(const UpdateRow& update_row) {
+  Json left = Json::array();
+  for (const auto& of : validator_.pending(update_row, checkpoint::read_rollbacks(validator_.run().path())))
+    if (!requests_->has_accepted(of.index)) left.push_back({of.index, of.training_iteration});
+  return left;
 }
 
-void Validation::validate_together(const Communicator& group, const std::shared_ptr<const ValidationContext>& all,
-                                   const PendingValidation& of) {
+void Validation::prune() const {
+  checkpoint::prune(storage::Tier(validator_.run().path()), validator_.resolved().options.run_config.checkpoint_config,
+                    /*keep_pending=*/true);
+}
+
+void Validation::validate_on(const Communicator& group, const std::shared_ptr<const ValidationContext>& all,
+                             const PendingValidation& of) {
   const auto& world = validator_.resolved().world();
   const bool first = world.rank() == 0;
   validator_.keep_others_waiting();
@@ -103,20 +109,37 @@ void Validation::validate_together(const Communicator& group, const std::shared_
   validator_.leave();
 }
 
-void Validation::finish(const std::optional<Error>& error, bool has_trained) {
-  if (!is_configured()) return;
+std::optional<Error> Validation::finish(const std::optional<Error>& error, bool has_trained) {
+  if (!is_configured()) return {};
   const auto& world = validator_.resolved().world();
   const bool stopped = error && error->code() == ExitCode::stopped;
-  // A start that does not train, or was refused, removes no checkpoint.
+  // A start that does not train, or was refused, removes no checkpoint, but those that waited for a validation.
   const bool prunes = has_trained && (!error || stopped);
   const auto left = begin_finish(stopped, error, prunes);
-  if (left.empty()) return;
+  if (!left.empty()) validate_together(left, stopped, prunes || !error);
+  const std::size_t still_left = comm::run_on_root(
+      world, [&] { return validator_.may_begin(stopped) ? 0 : pending([](std::int64_t, const Json&) {}).size(); });
+  if (still_left == 0) return {};
+  const auto& remedy = validator_.run().how_to_go_on();
+  const auto& launch = validator_.resolved().launch;
+  const auto left_time = launch.time_left();
+  const bool is_asked = launch.stop_requested() && !(left_time && left_time->count() <= 0);
+  const bool by_request = world.all_reduce(std::int64_t{is_asked}, ReduceOp::max) != 0;
+  if (!has_trained && !by_request && left.size() <= still_left)
+    return Error(ExitCode::retry, "validating", "no validation has ended in the time that this start had",
+                 "Give it more time. " + remedy);
+  return Error(ExitCode::stopped, "validating", "stopped; training is done, and some checkpoints are not validated yet",
+               remedy);
+}
+
+void Validation::validate_together(const Json& left, bool stopped, bool prunes) {
+  const auto& world = validator_.resolved().world();
   const auto group = world.split(validator_.is_stuck() ? 1 : 0);
   if (validator_.is_stuck()) return;
   const auto all = validator_.make_context(group);
   for (const auto& entry : left) {
     if (!comm::run_on_root(group, [&] { return validator_.may_begin(stopped); })) break;
-    validate_together(group, all, {entry[0].get<int>(), entry[1].get<std::int64_t>()});
+    validate_on(group, all, {entry[0].get<int>(), entry[1].get<std::int64_t>()});
     if (validator_.is_stuck()) break;
   }
   comm::keep_alive(world, 0ms);

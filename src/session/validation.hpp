@@ -37,18 +37,24 @@ class Validation {
   /// Call on the ranks that do not train; see ValidationServer::serve().
   void serve();
   /// Call on every rank after training. Validates what is pending on all ranks that can, unless training has failed,
-  /// and updates the rows. Then prunes checkpoints if training was done or stopped; not if it failed or `has_trained`
-  /// is false. Collective over the world.
-  void finish(const std::optional<Error>& error, bool has_trained = true);
+  /// and updates the rows. Then prunes checkpoints if training was done or stopped, or, if `has_trained` is false, if
+  /// it has validated some. Returns an Error if checkpoints are left that were not validated because of a stop or
+  /// the end of the time: ExitCode::stopped, but ExitCode::retry if the time of a start that has not trained was too
+  /// short for any, since another start would not come further. Collective over the world.
+  std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
   /// Tells all ranks what the leader has found. Returns its results as text. Collective.
   Json share_results();
   /// Updates the rows and returns what is left to do: [index, training_iteration] of each. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes);
+  /// What is left to do: [index, training_iteration] of each. Call on rank 0.
+  Json pending(const UpdateRow& update_row);
+  /// Validates what is `left` on all ranks that can. Collective over the world.
+  void validate_together(const Json& left, bool stopped, bool prunes);
   /// Validates one checkpoint on the ranks of the group, in the context made for them. Collective over the group.
-  void validate_together(const Communicator& group, const std::shared_ptr<const ValidationContext>& all,
-                         const PendingValidation& of);
+  void validate_on(const Communicator& group, const std::shared_ptr<const ValidationContext>& all,
+                   const PendingValidation& of);
   void prune() const;
 
   Validator validator_;

@@ -38,7 +38,7 @@ class ValidationRequests {
   const Validator& validator_;
   comm::Mailbox* mailbox_;
   int leader_;
-  std::set<int> accepted_ = {};  ///< indices of the checkpoints
+  std::set<int> accepted_ = {};  ///< indices of the checkpoints whose result has been merged
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result
 };

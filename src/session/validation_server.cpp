@@ -50,7 +50,7 @@ void ValidationServer::handle(const Json& message, int attempt) {
     validator_.set_stuck(validator_.is_stuck() || message.at("leave").get<bool>());
   } else if (message.at("end") == attempt) {
     is_ending_ = true;
-    // From here on the workers wait for this validation.
+    // The workers have ended the attempt and now wait for this validation, maybe for longer than the time limit.
     if (validator_.is_running()) validator_.keep_others_waiting();
   }
 }

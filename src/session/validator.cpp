@@ -3,8 +3,10 @@
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/validation_file.hpp"
+#include "comm/make_world.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/rank_status.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "storage/tier.hpp"
 
 #include <algorithm>

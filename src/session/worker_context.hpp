@@ -7,7 +7,6 @@
 
 #include <c10/core/Device.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,9 +29,9 @@ struct WorkerContext {
 
   void seed_generators() {
     session::seed_generators(seed, rank());
-    if (share.fixed) generators.emplace(seed, share.first, share.count, device);
+    if (share.fixed) generators.emplace(seed, share, device);
   }
-  /// The random state of this worker, or of all of its micro-batches, for a checkpoint.
+  /// The random state of this worker, with virtual workers also of its micro-batches, for a checkpoint.
   std::string random_state() { return generators ? generators->state() : generator_state(device); }
   /// Restores it. If the checkpoint does not hold it, seeds the generators from the seed and the number of reports.
   void restore_random_state(const checkpoint::RestoredCheckpoint& saved, std::int64_t training_iteration) {
@@ -40,10 +39,7 @@ struct WorkerContext {
       set_generator_state(*saved.random_state, device);
     else
       session::seed_generators(seed, rank(), training_iteration);
-    if (!generators) return;
-    const auto size = generators->state_size();
-    if (saved.random_states.size() == size * static_cast<std::size_t>(this->size()))
-      generators->restore(saved.random_states.substr(size * static_cast<std::size_t>(rank()), size));
+    if (generators) generators->restore(saved.random_states, saved.world_size, rank(), size());
   }
 };
 

@@ -9,6 +9,7 @@
 
 namespace muster::detail::state {
 
+/// The progress of training as a checkpoint holds it, a member for each number.
 struct TrainerState {
   bool is_from_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
   std::int64_t training_iteration = 0;

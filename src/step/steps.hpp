@@ -59,7 +59,8 @@ class StepListener {
   virtual void pass_ended(const OpenPass& pass) = 0;
 };
 
-/// Used only by the thread that runs the training function.
+/// Used only by the thread that runs the training function. Many members: where that function is in its loop over the
+/// epochs, and the passes and scopes that are open.
 class Steps {
  public:
   Steps() = default;
@@ -111,9 +112,9 @@ class Steps {
   bool has_other_open_pass(std::int64_t pass, bool in_loop) const;
   /// Returns an open pass whose position cannot be saved; null if there is none.
   const OpenPass* find_unresumable_pass() const;
-  /// Returns an open pass that a saved position leaves out; null if there is none. That is a pass that another one over
-  /// the same source has replaced, one that began in an earlier epoch, or, if no other pass is open, one over data that
-  /// are whole on each rank.
+  /// Returns an open pass that a checkpoint does not describe, so that a resumed run would not continue it; null if
+  /// there is none. That is a pass that another one over the same source has replaced, or one that began in an earlier
+  /// epoch. If no pass over split data is open, it is an open pass over data that are not split.
   const OpenPass* find_unsaved_pass() const;
   /// True if no step is half done.
   bool is_step_complete() const noexcept;

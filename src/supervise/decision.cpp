@@ -22,6 +22,11 @@ bool lost_a_rank(const JobEnd& end) {
   return end.report.lost_rank.has_value() || end.launcher_signal != 0 || as_in_shells;
 }
 
+/// True if srun has failed before it started a rank, for example because it does not find Slurm.
+bool srun_has_failed(const LauncherReport& report) {
+  return !report.loaded && !report.failed_rank && report.slurm.starts_with("srun: fatal: ");
+}
+
 bool ended_by_sigterm(const JobEnd& end) {
   return (end.report.lost_rank && end.report.lost_rank->signal == SIGTERM) || end.launcher_signal == SIGTERM;
 }
@@ -38,8 +43,8 @@ std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, 
 int exit_code_of(const JobEnd& end) {
   if (end.report.no_program) return static_cast<int>(ExitCode::usage);
   // mpirun that is told to stop before its ranks are there may end with 0.
-  const bool no_ranks =
-      (end.code != 0 && !end.report.launcher_error.empty()) || (end.stop_requested && !has_started(end));
+  const bool no_ranks = (end.code != 0 && (!end.report.launcher_error.empty() || srun_has_failed(end.report))) ||
+                        (end.stop_requested && !has_started(end));
   const bool broken_off = lost_a_rank(end) || end.exceeded_grace || end.not_up || no_ranks;
   if (!broken_off) return end.code;
   return end.report.agreed_exit_code.value_or(static_cast<int>(ExitCode::retry));
@@ -77,7 +82,8 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   const auto& report = end.report;
   if (end.exceeded_grace) return "the ranks did not stop within the time that they were given, and were ended";
   if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
-  if (end.code == static_cast<int>(ExitCode::stopped))
+  constexpr auto stopped = static_cast<int>(ExitCode::stopped);
+  if (end.code == stopped || exit_code_of(end) == stopped)
     return report.error.empty() ? "stopped on request" : report.error;
   if (report.lost_host && !report.launcher_error.empty())
     return report.launcher_error;  // its ranks were lost with the host

@@ -7,8 +7,10 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <sstream>
+#include <system_error>
 
 namespace muster::detail::supervise {
 namespace {
@@ -29,7 +31,7 @@ std::string short_name(const std::string& host) {
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1 ? host : host.substr(0, host.find('.'));
 }
 
-/// Parses "n1,n2:4" and leaves out the lost hosts.
+/// Parses "n1,n2:4" and leaves out the lost hosts. What is not a number of slots counts as 0.
 std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
   std::vector<Host> hosts;
   std::istringstream list(text);
@@ -38,7 +40,13 @@ std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
     const auto name = entry.substr(0, colon);
     const auto is_this = [&](const std::string& other) { return short_name(other) == short_name(name); };
     if (name.empty() || std::ranges::any_of(lost, is_this)) continue;
-    hosts.push_back({name, entry, colon == std::string::npos ? 1 : std::atoi(entry.c_str() + colon + 1)});
+    int slots = 1;
+    if (colon != std::string::npos) {
+      const auto* const end = entry.data() + entry.size();
+      const auto parsed = std::from_chars(entry.data() + colon + 1, end, slots);
+      if (parsed.ec != std::errc() || parsed.ptr != end) slots = 0;
+    }
+    hosts.push_back({name, entry, slots});
   }
   return hosts;
 }
@@ -94,6 +102,10 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
+  for (const auto& host : hosts_in(options.hosts))
+    if (host.slots < 1)
+      refuse("\"" + host.entry + "\" in --hosts has no number of slots behind the colon",
+             "Name the hosts with 1 slot or more, as in n1:4,n2:4");
   if (ranks < 1) refuse(std::to_string(ranks) + " is not a number of ranks", "Ask for 1 or more");
   const int least = options.min_workers.value_or(1);
   if (least < 1 || least > ranks)

@@ -220,6 +220,11 @@ bool LauncherOutput::keep(std::string_view line) {
   } else if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
     report_.lost_host = host.data();
     if (report_.launcher_error.empty()) report_.launcher_error = "Slurm has lost the node " + *report_.lost_host;
+  } else if (std::sscanf(text.c_str(), "srun: error: Task launch for %*s failed on node %255[^:]", host.data()) == 1) {
+    // Slurm has not yet noticed that the node is lost. It then kills the ranks of the other nodes.
+    report_.lost_host = host.data();
+    if (report_.launcher_error.empty())
+      report_.launcher_error = "Slurm cannot start a rank on the node " + *report_.lost_host;
   } else if (text.starts_with(no_step)) {
     if (report_.launcher_error.empty())
       report_.launcher_error = "Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size()));

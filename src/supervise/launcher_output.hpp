@@ -16,7 +16,7 @@ struct LostRank {
   int signal = 0;
 };
 
-/// What was learned from the output of one start.
+/// What was learned from the output of one start, a member for each fact.
 struct LauncherReport {
   bool loaded = false;                       ///< a rank has loaded muster's library
   bool starting = false;                     ///< a rank initialises MPI, and waits for the others there

@@ -247,7 +247,7 @@ bool wait(Signals& signals, std::chrono::seconds time) {
   return false;
 }
 
-/// The supervision of a job: what its starts have in common, and what is known about them.
+/// The supervision of a job. Many members: what its starts have in common, and what the starts so far have shown.
 class Supervision {
  public:
   explicit Supervision(const SuperviseOptions& options)
@@ -289,6 +289,11 @@ class Supervision {
       // A killed rank cannot write its cause itself.
       if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) cause_to_keep_ = cause;
       if (!next.again) return give_up(end, cause, next.code);
+      if (run_is_gone()) {
+        terminal_.error(cause + ". It is not started again: the run's folder " + run_.string() +
+                        " was moved away or removed. Start again with the --storage and --name of the folder");
+        return static_cast<int>(ExitCode::usage);
+      }
       announce_next_start(end, cause, next);
       if (end.report.required_ranks) wait_for_ranks(next.ranks);
       if (!wait(signals_, next.wait)) return stopped_between_starts();
@@ -297,6 +302,11 @@ class Supervision {
   }
 
  private:
+  /// True if the run's folder is not there any more, so that a new start would begin a new run.
+  bool run_is_gone() const {
+    return !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
+  }
+
   JobEnd start(int ranks) {
     JobEnd end;
     auto command = launch_command(launcher_, options_, ranks, lost_hosts_, supervisor_info_, folders_.paths(),

@@ -4,7 +4,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "launch/part.hpp"
 #include "launch/supervised.hpp"
 #include "muster/callback.hpp"

@@ -13,7 +13,7 @@
 
 namespace muster::detail::sweep {
 
-/// The work of a sweep, the same on all ranks.
+/// The work of a sweep, the same on all ranks, a member for each part of it.
 struct SweepWork {
   Launch& launch;
   const Trainable& trainable;

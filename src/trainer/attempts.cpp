@@ -1,7 +1,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "launch/supervised.hpp"
 #include "run/failures.hpp"
 #include "session/open_session.hpp"
@@ -24,7 +24,7 @@ struct AttemptEnd {
 };
 
 /// Runs one attempt on one worker. On an exception, raises the alarm on all ranks at once, shuts down backend and
-/// sinks, and throws it on. Collective over the workers.
+/// observers, and throws it on. Collective over the workers.
 void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
              const Communicator& control, at::Device device, const TrainLoop& train_loop, session::BadSteps& bad_steps,
              session::Validation& validation, AttemptEnd& end) {
@@ -51,27 +51,32 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
   }
 }
 
+/// True if any rank has been asked to stop. Collective.
+bool is_asked_to_stop(const run::ResolvedOptions& resolved) {
+  return resolved.world().all_reduce(std::int64_t{resolved.launch.stop_requested()}, ReduceOp::max) != 0;
+}
+
 /// Waits before the next attempt. Returns false as soon as any rank has been asked to stop. Collective.
 bool pause(const run::ResolvedOptions& resolved, std::chrono::seconds time) {
   constexpr std::chrono::milliseconds slice{100};
-  const auto asked_to_stop = [&] {
-    return resolved.world().all_reduce(std::int64_t{resolved.launch.stop_requested()}, ReduceOp::max) != 0;
-  };
-  for (std::chrono::milliseconds waited{}; !asked_to_stop(); waited += slice) {
+  for (std::chrono::milliseconds waited{}; !is_asked_to_stop(resolved); waited += slice) {
     if (waited >= time) return true;
     std::this_thread::sleep_for(slice);
   }
   return false;
 }
 
-/// The end of a run that is asked to stop between two attempts: its newest checkpoint has the state. Collective.
-Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::RunFolder& run) {
+/// The end of a run that is asked to stop between two attempts: its newest checkpoint has the state. If the attempt
+/// before could not be saved, for example, the run has not stopped well, and `error` is its end. Collective.
+Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Error& error) {
+  if (error.code() == ExitCode::retry) return error;
+  if (resolved.world().rank() == 0) log::warn(error.what());
   const bool is_saved = comm::run_on_root(resolved.world(), [&] {
     const bool has_checkpoint = run::newest_checkpoint_index(run.path()) >= 0;
     if (!has_checkpoint) launch::tell_supervisor(launch::message_stopped, run.path().string());
     return has_checkpoint;
   });
-  const auto remedy = "Start it again with --name " + run.name() + " to go on";
+  const auto& remedy = run.how_to_go_on();
   return is_saved ? Error(ExitCode::stopped, "training",
                           "stopped on request before the next attempt; the newest checkpoint has the state", remedy)
                   : Error(ExitCode::retry, "training",
@@ -82,7 +87,7 @@ Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::
 void tell_callbacks(const run::ResolvedOptions& resolved, std::map<int, std::string> errors) noexcept {
   if (!resolved.is_worker()) return;
   errors.erase(errors.lower_bound(resolved.worker_count), errors.end());  // ranks that do not train
-  observe::tell_and_log_errors(resolved.options.run_config.callbacks,
+  observe::tell_and_log_errors("an exception", resolved.options.run_config.callbacks,
                                [&](Callback& callback) { callback.after_exception(errors); });
 }
 
@@ -169,17 +174,14 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     }
     tell_callbacks(resolved, std::move(errors));
     if (!run::is_worth_retrying(error->code()) || !count.add(max_failures)) return {.error = error};
+    if (is_asked_to_stop(resolved)) return {.error = stopped_between_attempts(resolved, run, *error)};
     const auto time = run::retry_delay(count.failures());
     if (world.rank() == 0)
       log::warn(std::string(error->what()) + " — trying again from the newest checkpoint" +
                 (time.count() > 0 ? " in " + std::to_string(time.count()) + " s" : "") + " (failure " +
                 std::to_string(count.failures().count) +
                 (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
-    if (!pause(resolved, time)) {
-      // An attempt that could not save its state, for example, has not stopped well.
-      if (error->code() == ExitCode::retry) return {.error = error};
-      return {.error = stopped_between_attempts(resolved, run)};
-    }
+    if (!pause(resolved, time)) return {.error = stopped_between_attempts(resolved, run, *error)};
   }
 }
 

@@ -1,6 +1,6 @@
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "data/sources/source.hpp"
 #include "run/device.hpp"
 #include "run/same_data.hpp"

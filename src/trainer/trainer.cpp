@@ -5,7 +5,7 @@
 #include "checkpoint/rollbacks.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "group/backends.hpp"
 #include "launch/settings.hpp"
 #include "muster/process_group.hpp"
@@ -196,16 +196,19 @@ Result DataParallelTrainer::fit() {
     const auto before = run->params();
     const auto content_before = content_of(*run);
     if (!begin_run(*resolved, *run)) {
-      validation.finish({}, /*has_trained=*/false);
+      const auto unfinished = validation.finish({}, /*has_trained=*/false);
       restore_preprocessor(*resolved, *run);
-      return read_result(*resolved, *run);
+      auto result = read_result(*resolved, *run);
+      result.error = unfinished;
+      return result;
     }
     const auto ended = train_with_retries(*resolved, *run, device, train_loop_, validation);
-    validation.finish(ended.error);
+    const auto unfinished = validation.finish(ended.error);
     if (before.is_object() && ended.error && detail::run::is_refusal(ended.error->code()) && world.rank() == 0 &&
         !content_of(*run).is_new_since(content_before))
       run->restore_params(before);
     auto result = finish_run(*resolved, *run, ended);
+    if (!result.error) result.error = unfinished;
     if (!ended.error) share_preprocessor(*resolved);
     return result;
   } catch (const comm::RanksMissing& lost) {

@@ -94,7 +94,7 @@ class SharedText {
   std::array<std::atomic<char>, longest> bytes_;
 };
 
-/// The record of one rank.
+/// The record of one rank: plain words in shared memory, a member for each fact.
 struct Record {
   std::atomic<std::int32_t> process;  ///< process id
   std::atomic<std::int64_t> started;  ///< start_time_of(process), since the id may be reused by another process

@@ -7,7 +7,7 @@
 // The parent knows neither MPI nor torch's state. Each child opens the run, checks what it finds, then commits for as
 // long as it lives, and says so through a pipe after each.
 #include "checkpoint/store.hpp"
-#include "comm/world.hpp"
+#include "comm/mpi_scope.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 

@@ -1,4 +1,4 @@
-/* A model of the commit protocol of checkpoints for the model checker spin: store_commit.cpp, store_restore.cpp,
+/* A model of the commit protocol of checkpoints for the model checker spin: store.cpp,
  * tier.cpp and the fast tier. Ranks may be killed at any step, the disk may lose what was not synced, and calls may
  * fail on one rank. Comments name the functions that the steps stand for. `tests/fault/commit-model` runs the model. It
  * verifies for every order of the steps:

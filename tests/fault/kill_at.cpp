@@ -61,7 +61,7 @@ const std::map<long, Call> calls{
 #ifdef SYS_renameat
     {SYS_renameat, {"renameat", 0, 1, -1, 2, 3}},
 #endif
-#ifdef SYS_open  // of those that older machines have
+#ifdef SYS_open  // x86-64 has these calls, and aarch64 does not
     {SYS_open, {"open", -1, 0, 1}},
     {SYS_mkdir, {"mkdir", -1, 0}},
     {SYS_rename, {"rename", -1, 0, -1, -1, 1}},

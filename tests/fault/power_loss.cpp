@@ -5,7 +5,7 @@
 // Changes of files of the run are counted, and from the n-th on they fail. Then the contents of files that were not
 // synced go, and, as may be or not, the names in folders that were not.
 #include "checkpoint/store.hpp"
-#include "comm/world.hpp"
+#include "comm/mpi_scope.hpp"
 #include "muster/error.hpp"
 #include "support/file_changes.hpp"
 #include "support/folder.hpp"

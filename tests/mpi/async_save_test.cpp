@@ -5,8 +5,8 @@
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/store.hpp"
+#include "comm/make_world.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/world.hpp"
 #include "support/forge.hpp"
 #include "support/io_errors.hpp"
 #include "support/job.hpp"
@@ -1034,6 +1034,36 @@ TEST(FastTier, AnotherRunIsToldOfWhatIsStillThere) {
   EXPECT_EQ(restored, 8);
   const auto log = detail::read_file(storage / "second" / "logs" / "rank_00000.log");
   EXPECT_NE(log.find("may still be in its fast tier"), std::string::npos) << log;
+}
+
+TEST(FastTier, ACheckpointThatIsGoneFromItIsNamed) {
+  const auto storage = test::shared_folder(), fast = test::shared_folder();
+  std::int64_t number = 7;
+  const auto train = [&](Session& session, const Config&) {
+    session.report({{"number", number}}, session.state({{"number", number}}));
+    throw std::runtime_error("interrupted");
+  };
+  EXPECT_NE(run({storage, {}, with("run", {})}, train).first, 0);
+  {
+    const auto gate = gate_on_rank_0("run/", EIO);
+    number = 8;
+    EXPECT_NE(run({storage, {}, with("run", {.fast_tier = fast})}, train).first, 0);
+  }
+  world().barrier();
+  if (world().rank() == 0)
+    for (const auto& tier : std::filesystem::directory_iterator(fast))
+      for (const auto& checkpoint : std::filesystem::directory_iterator(tier.path()))
+        std::filesystem::remove_all(checkpoint.path());
+  world().barrier();
+  std::int64_t restored = 0;
+  const auto resume = [&](Session& session, const Config&) {
+    EXPECT_TRUE(session.state({{"number", restored}}).restore());
+  };
+  EXPECT_EQ(run({storage, {"--log-level", "warn"}, with("run", {})}, resume).first, 0);
+  EXPECT_EQ(restored, 7);
+  world().barrier();
+  const auto log = detail::read_file(storage / "run" / "logs" / "rank_00000.log");
+  EXPECT_NE(log.find("checkpoint_000001 may have been in the fast tier"), std::string::npos) << log;
 }
 
 TEST(FastTier, ThatWasNeverUsedIsNone) {

@@ -384,6 +384,30 @@ TEST(Callbacks, WhatTheyThrowEndsTrainingOnAllRanks) {
   }
 }
 
+TEST(Callbacks, WhatOneThrowsInAReportIsThrownOnAllAndTrainingMayGoOn) {
+  const int last = world().size() - 1;
+  for (const std::string moment : {"report", "after_report", "checkpoint", "metrics", "state", "should_stop"}) {
+    SCOPED_TRACE(moment);
+    const auto throwing = std::make_shared<Throwing>(moment, last);
+    const auto [code, result] =
+        run({test::shared_folder(), {}, with(moment, {throwing})}, [&](Session& session, const Config&) {
+          std::int64_t value = 0;
+          auto state = session.state({{"value", value}});
+          try {
+            session.report({{"a", 1}}, state);
+            ADD_FAILURE() << "nothing was thrown";
+          } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find("at " + moment), std::string::npos) << error.what();
+          }
+          throwing->moment.clear();
+          session.report({{"a", 2}}, state);
+        });
+    EXPECT_EQ(code, 0) << (result && result->error ? result->error->what() : "");
+    ASSERT_TRUE(result && result->checkpoint);
+    EXPECT_EQ(result->metrics.at("a"), 2.0);
+  }
+}
+
 TEST(Callbacks, AStateThatJsonDoesNotKeepIsRefusedWhenItIsSaved) {
   struct Best : Callback {
     Json state() const override { return {{"best", std::numeric_limits<double>::infinity()}}; }

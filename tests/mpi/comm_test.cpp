@@ -1,8 +1,8 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/on_ranks.hpp"
+#include "comm/time_limit.hpp"
 #include "comm/wait.hpp"
-#include "comm/world.hpp"
 #include "node/shared_segment.hpp"
 #include "support/world.hpp"
 

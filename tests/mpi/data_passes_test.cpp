@@ -681,6 +681,37 @@ TEST(Passes, RandomNumbersOfAPreprocessorGoWithTheSamples) {
   }
 }
 
+/// What each rank draws between the steps of three epochs, of which the last two are resumed if `stops`. Collective.
+std::vector<std::string> drawn_between_steps(const std::filesystem::path& storage, const std::string& name,
+                                             bool stops) {
+  std::vector<double> drawn;
+  const int most = world().size() * 2;
+  auto options = with(name, {{"train", numbers(4 * most)}});
+  options.scaling_config = {.num_workers = world().size(), .virtual_workers = most};
+  for (const bool again : {false, true}) {
+    if (again && !stops) break;
+    const auto code = run({storage, {}, options}, [&](Session& session, const Config&) {
+                        auto state = session.state({});
+                        state.restore();
+                        for (const auto epoch : session.epochs(3)) {
+                          if (stops && !again && epoch == 1) throw Stop();
+                          drawn.push_back(at::rand({}, at::kDouble).item<double>());
+                          for ([[maybe_unused]] auto& batch :
+                               session.get_dataset_shard().iter_torch_batches({.global_batch_size = 2 * most}))
+                            at::rand({3});
+                          session.report({}, state);
+                        }
+                      }).first;
+    EXPECT_EQ(code, stops && !again ? 1 : 0);
+  }
+  return world().all_gather(Json(drawn).dump());
+}
+
+TEST(Passes, TheRanksOwnRandomNumbersGoOnWithVirtualWorkers) {
+  const auto storage = test::shared_folder();
+  EXPECT_EQ(drawn_between_steps(storage, "stopped", true), drawn_between_steps(storage, "whole", false));
+}
+
 TEST(Passes, TwoOfDifferentPlansNeedAScope) {
   const auto [code, result] = run({test::shared_folder(), {}, with("two", {{"a", numbers(16)}, {"b", numbers(24)}})},
                                   [&](Session& session, const Config&) {

@@ -109,6 +109,18 @@ TEST(GivenCheckpoint, OfSeveralRanksIsUnitedAsFilesAre) {
   EXPECT_TRUE(torch::equal(second.tensors.at("mine"), torch::full({70'000}, double(last))));
 }
 
+TEST(GivenCheckpoint, AFileThatIsAFolderOfAnotherRankIsRefused) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / ("of_rank_" + std::to_string(world().rank()));
+  detail::make_directories(folder / (world().rank() == 0 ? "." : "name"));
+  detail::write_file(folder / (world().rank() == 0 ? "name" : "name/file"), "the user's own");
+  const auto [code, result] = run({storage, {}, named("folder")}, [&](Session& session, const Config&) {
+    session.report({{"a", 1}}, Checkpoint::from_directory(folder));
+  });
+  EXPECT_EQ(code, world().size() == 1 ? 0 : static_cast<int>(ExitCode::usage))
+      << (result && result->error ? result->error->what() : "");
+}
+
 TEST(GivenCheckpoint, APlainDirectoryReachesGetCheckpoint) {
   const auto storage = test::shared_folder();
   make_folder(storage / "plain", "weights.bin");

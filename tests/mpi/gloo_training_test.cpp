@@ -20,7 +20,7 @@ class GlooTraining : public testing::Test {
   }
 };
 
-TorchTrainerOptions with_line(std::string name) {
+TorchTrainerOptions train_on_line(std::string name) {
   return {.run_config = {.name = std::move(name)}, .datasets = {{"train", line()}}};
 }
 
@@ -56,13 +56,13 @@ TEST_F(GlooTraining, GivesTheWeightsThatMpiGives) {
   std::map<std::string, at::Tensor> weights;
   for (const char* backend : {"mpi", "gloo"}) {
     const auto loop = [&](Session& session, const Config&) { weights[backend] = fit_line(session); };
-    EXPECT_EQ(run({storage, {"--backend", backend}, with_line(backend)}, loop).first, 0);
+    EXPECT_EQ(run({storage, {"--backend", backend}, train_on_line(backend)}, loop).first, 0);
   }
   EXPECT_TRUE(at::allclose(weights["gloo"], weights["mpi"], 1e-4, 1e-5)) << weights["gloo"] - weights["mpi"];
 }
 
 TEST_F(GlooTraining, OneRanksExceptionSurfacesOnAll) {
-  auto options = with_line("bad");
+  auto options = train_on_line("bad");
   options.torch_config.backend = "gloo";
   const int bad = world().size() - 1;
   const auto [code, result] = run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) {

@@ -275,7 +275,8 @@ TEST_F(Gradients, DoubleBackward) {
 }
 
 TEST_F(Gradients, MayBePartOfALoss) {
-  // The loss is of the squares of the averages; its gradient flows back through this rank's own gradients.
+  // The loss is the sum of squares of the averaged gradients. Its derivative flows back through the gradients of this
+  // rank only.
   for (const bool uneven : {false, true}) {
     if (uneven) batch({1, 5, 2, 3});
     const auto first = together(loss(1));

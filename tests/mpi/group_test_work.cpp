@@ -1,6 +1,7 @@
 // The end of operations: in any order, late, with an error, refused, dropped; and torch's own reducer over the group.
 #include "comm/agreement.hpp"
-#include "comm/world.hpp"
+#include "comm/make_world.hpp"
+#include "comm/mpi_scope.hpp"
 #include "group_tensors.hpp"
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>

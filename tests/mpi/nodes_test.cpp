@@ -1,9 +1,10 @@
 // Collectives over several nodes, on one machine: worlds whose ranks are told that they are on different nodes.
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
+#include "comm/make_world.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/shared_memory.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
@@ -255,6 +256,15 @@ TEST(Watch, SaysWhoIsLateOnWhicheverNode) {
       }
     world().barrier();
   }
+}
+
+TEST(Watch, ARankWhoseNodeDoesNotAnswerIsNotWaitedForLonger) {
+  const auto ranks = on_nodes({0, 0, 0, 1});
+  // No rank has an AnsweringThread, so nobody answers for node 1.
+  if (world().rank() != 3) {
+    EXPECT_THROW(agree(ranks, {}, 300ms), RanksMissing);
+  }
+  world().barrier();
 }
 
 TEST(Watch, OneSpeaksWhereSeveralHaveWaitedTooLong) {

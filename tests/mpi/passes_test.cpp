@@ -1,7 +1,7 @@
 // Backward passes that do not go straight through: cut off by an exception, thrown away, over several models in an
 // order of each rank's own. In double precision, so that rounding hides nothing, against torch alone.
 #include "base/log.hpp"
-#include "comm/world.hpp"
+#include "comm/mpi_threads.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "muster/optimizer.hpp"
@@ -431,7 +431,7 @@ struct Training {
     prepare.weight->global = 0;
     for (int r = 0; r < size(); ++r) prepare.weight->global += of_ranks[static_cast<std::size_t>(r)];
   }
-  /// `uses_extra(r)`: whether rank r does.
+  /// `uses_extra(r)`: true if the model of rank r uses its parameter `extra`.
   template <class Uses>
   void backward(double seed, Uses&& uses_extra) {
     a.net->loss(seed, rank(), uses_extra(rank())).backward();

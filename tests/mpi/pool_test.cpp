@@ -7,9 +7,10 @@
 #include "comm/collectives.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mailbox.hpp"
+#include "comm/make_world.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/wait.hpp"
-#include "comm/world.hpp"
 #include "support/world.hpp"
 
 #include "muster/mpi.hpp"
@@ -113,7 +114,8 @@ TEST(Pool, AnOperationThatNobodyWaitsForHoldsThemOnlyUntilItsEnd) {
 }
 
 TEST(Pool, AMessageThatNobodyReceivedIsDropped) {
-  // The second one looks like the last message of a use: it has the same tag and length.
+  // The second message could be taken for the marker with which a use of an MPI communicator ends (see
+  // MpiCommunicator): it has the same tag and length.
   for (const std::size_t count : {1UL, 516UL, 300'000UL})
     expect_none_made(10, [&](int round) {
       {

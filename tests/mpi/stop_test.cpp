@@ -1,6 +1,6 @@
 // Runs that are asked to stop: all workers do at the same place, what can be saved is, and what goes on ends as if
 // nothing had been.
-#include "comm/world.hpp"
+#include "comm/make_world.hpp"
 #include "launch/part.hpp"
 #include "support/job.hpp"
 
@@ -143,8 +143,9 @@ struct Program {
   std::function<void(Batch& batch, int number)> train;
 };
 
-/// Asks the last rank to stop in that batch, counted from 1: how many batches have been trained when it has stopped.
-int batches_until_it_stops(int asked_in, const std::function<Program(Session&)>& make) {
+/// Asks the last rank to stop in that batch, counted from 1. Returns how many batches were trained when it has stopped.
+/// `reports`: reports the State after each batch.
+int batches_until_it_stops(int asked_in, const std::function<Program(Session&)>& make, bool reports = false) {
   const auto storage = test::shared_folder();
   bool asked = false;
   int batches = 0;
@@ -156,10 +157,11 @@ int batches_until_it_stops(int asked_in, const std::function<Program(Session&)>&
       for (auto& batch : session.get_dataset_shard().iter_torch_batches({.global_batch_size = 8})) {
         asked = ++batches >= asked_in && session.world_rank() == session.world_size() - 1;
         program.train(batch, batches);
+        if (reports) session.report({{"batches", batches}}, state);
       }
   });
   EXPECT_EQ(code, 85) << text_of(result);
-  EXPECT_EQ(saved(storage / "asked"), 1u);
+  EXPECT_EQ(saved(storage / "asked"), reports ? static_cast<std::size_t>(batches) : 1u);
   expect_same_everywhere(batches);
   return batches;
 }
@@ -252,8 +254,30 @@ TEST_P(Steps, WaitsForGradientsThatAreAddedUp) {
       };
       return {{{"net", net}, {"optimizer", *optimizer}}, train};
     };
-    EXPECT_EQ(batches_until_it_stops(4, make), 6) << zero_first;
+    for (const bool reports : {false, true})
+      EXPECT_EQ(batches_until_it_stops(4, make, reports), 6) << zero_first << reports;
   }
+}
+
+TEST_P(Steps, AreNotWaitedForAtReportsThatNeverComeRightAfterOne) {
+  const auto storage = test::shared_folder();
+  bool asked = false;
+  int batches = 0;
+  const auto [code, result] = run_until(asked, {storage, {}, with_line("asked")}, [&](Session& session, const Config&) {
+    auto net = session.prepare_model(layers(2));
+    auto optimizer = sgd(session, GetParam(), net->parameters());
+    auto state = session.state({{"net", net}, {"optimizer", *optimizer}});
+    while (++batches < 100) {
+      if (batches == 5) asked = true;
+      torch::mse_loss(net->forward(torch::ones({2, 1})), torch::ones({2, 1})).backward();
+      if (batches % 4 == 2) session.report({{"batches", batches}}, state);
+      if (batches % 4 != 0) continue;
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+  });
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_LE(batches, 10) << "at the first or the second report after the wish";
 }
 
 TEST_P(PreparedSteps, WaitsForThatOfSeveralOptimizersWhichAddsUp) {
@@ -500,6 +524,38 @@ TEST(Stop, IsHeededAtAReportThatSavesNothing) {
   EXPECT_EQ(reported.second->metrics_history.size(), 1u);
 }
 
+TEST(Stop, AtAReportOfFilesAloneSavesTheState) {
+  const auto storage = test::shared_folder();
+  for (const std::string way : {"with a state", "without"}) {
+    const bool has_state = way == "with a state";
+    const auto train = [&](bool& asks) {
+      return [&](Session& session, const Config&) {
+        std::int64_t reports = 0;
+        std::string file = "of the user";
+        std::optional<State> state;
+        if (has_state) {
+          state = session.state({{"reports", reports}});
+          state->restore();
+        }
+        asks = true;
+        for (++reports;;) session.report({{"a", 1}}, Checkpoint::from_dict({{"file", file}}));
+      };
+    };
+    for (int start = 1; start <= 2; ++start) {
+      bool asks = false;
+      const auto [code, result] = run_until(asks, {storage, {}, with_line(way)}, train(asks));
+      EXPECT_EQ(code, 85) << text_of(result);
+      EXPECT_EQ(saved(storage / way), static_cast<std::size_t>(has_state ? 2 * start : start));
+      const auto newest = list_checkpoints(storage / way).back().path;
+      const auto values = Checkpoint::from_directory(newest).to_dict().values;
+      EXPECT_EQ(values.contains("reports"), has_state) << values;
+      if (has_state) {
+        EXPECT_EQ(values.at("reports"), start);
+      }
+    }
+  }
+}
+
 TEST(Stop, AValidationPassIsNoPlaceForIt) {
   const auto storage = test::shared_folder();
   auto options = with_line("validation");
@@ -543,6 +599,18 @@ TEST(Stop, WaitsForTheEndOfJoin) {
   });
   EXPECT_EQ(code, 85) << text_of(result);
   EXPECT_EQ(batches, 3 + world().rank());
+}
+
+TEST(Stop, AnExceptionOfOneWorkerWhileOthersObeyIsTheCause) {
+  const int bad = world().size() - 1;
+  const auto [code, result] =
+      run({test::shared_folder(), at_once, with_line("throws")}, [&](Session& session, const Config&) {
+        while (!session.should_stop()) {
+        }
+        if (session.world_rank() == bad) throw std::runtime_error("thrown while stopping");
+      });
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(text_of(result).find("thrown while stopping"), std::string::npos) << text_of(result);
 }
 
 TEST(Stop, ALoopOfOnesOwnAsks) {

@@ -19,6 +19,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -145,6 +146,32 @@ TEST(Train, OneRanksExceptionSurfacesOnAll) {
     EXPECT_NE(text.find(world().topology().hosts[static_cast<std::size_t>(bad)]), std::string::npos) << text;
   }
   EXPECT_EQ(detail::read_file(result->path / "error.txt"), text + "\n");
+}
+
+TEST(Train, WhatOneRankCannotSaveIsAnErrorOnAllAndTrainingMayGoOn) {
+  const int bad = world().size() - 1;
+  const auto [code, result] = run({test::shared_folder(), {}, with_line("bad")}, [&](Session& session, const Config&) {
+    bool fails = session.world_rank() == bad;
+    const StateEntry entry(
+        [&]() -> StateDict {
+          if (fails) throw std::runtime_error("cannot be saved now");
+          return {.values = 1};
+        },
+        [](const StateDict&) {});
+    auto state = session.state({{"entry", entry}});
+    for (int i = 0; i < 2; ++i) try {
+        session.report({{"a", i}}, state);
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("cannot be saved now"), std::string::npos) << error.what();
+      }
+    fails = false;
+    session.report({{"a", 3}}, state);
+    EXPECT_EQ(session.communicator().all_reduce(1.0), world().size());
+  });
+  EXPECT_EQ(code, 0) << (result && result->error ? result->error->what() : "");
+  ASSERT_TRUE(result && result->checkpoint);
+  EXPECT_EQ(result->metrics.at("a"), 3.0);
 }
 
 /// Goes with the session: between a rank's failure and the agreement it hears of the others'.
@@ -1864,6 +1891,34 @@ TEST(Train, SeveralRunsOfAProgramInASlurmJobHaveNamesOfTheirOwn) {
   ::unsetenv("SLURM_JOB_ID");
   EXPECT_EQ(code, 0);
   EXPECT_EQ(names, (std::vector<std::string>{"job_4711", "job_4711_2"})) << "the second is not taken for the first";
+}
+
+TEST(Train, RunsWithoutANameAreNumberedUnderTheFirstOne) {
+  const auto storage = test::shared_folder();
+  std::vector<std::string> names;
+  std::string error;
+  test::launch({storage}, [&](Launch& launch) {
+    const auto fit = [&](bool stops) {
+      return TorchTrainer(launch,
+                          [&, stops](Session& session) {
+                            names.push_back(session.experiment_name());
+                            if (stops && session.world_rank() == 0)
+                              std::ofstream(storage / names.back() / "stop") << "";
+                            while (stops) session.report({{"a", 1}});
+                          })
+          .fit();
+    };
+    fit(false);
+    const auto second = std::time(nullptr);
+    while (std::time(nullptr) == second) std::this_thread::yield();  // a name taken anew would have another time
+    world().barrier();
+    const auto result = fit(true);
+    error = result.error ? result.error->what() : "";
+    return result;
+  });
+  ASSERT_EQ(names.size(), 2u);
+  EXPECT_EQ(names[1], names[0] + "_2");
+  EXPECT_NE(error.find("with --name " + names[0] + " to go on"), std::string::npos) << error;
 }
 
 TEST(Train, EachTrainerOfAProgramHasARunOfItsOwnUnderOneName) {

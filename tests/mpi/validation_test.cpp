@@ -4,6 +4,7 @@
 #include "base/file.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/retention.hpp"
+#include "comm/make_world.hpp"
 #include "observe/history.hpp"
 #include "support/folder.hpp"
 
@@ -506,6 +507,58 @@ TEST(Validation, WithoutTimeItIsLeftToTheNextStart) {
   const auto [code, result] = run({storage, {}, options}, reporting(2));
   EXPECT_EQ(code, 0);
   EXPECT_EQ(doubles(result), Json({2, 4}));
+}
+
+TEST(Validation, AStopAfterTrainingLeavesTheRestToTheNextStart) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  bool asks = false;
+  const auto asking = [&, doubles_it = doubling(calls)](Session& session, const Checkpoint& checkpoint) {
+    asks = true;
+    return doubles_it(session, checkpoint);
+  };
+  test::Job job{storage, {}, with("midway", asking)};
+  job.options.run_config.checkpoint_config.num_to_keep = 2;
+  const auto [code, result] = test::launch(job, [&](Launch& whole) {
+    Launch launch(whole, {.ranks = detail::comm::make_separate_world(whole.communicator()),
+                          .flags = whole.flags(),
+                          .asked_to_stop = [&] { return asks; }});
+    return TorchTrainer(launch, reporting(3), job.options).fit();
+  });
+  EXPECT_EQ(code, static_cast<int>(ExitCode::stopped));
+  const auto begun = calls.size();
+  EXPECT_LT(begun, 3u);
+  EXPECT_GT(list_checkpoints(storage / "midway").size(), 2u);
+  job.options.validation.function = doubling(calls);
+  job.flags = {"--time-limit", "1"};
+  EXPECT_EQ(run(job, reporting(3)).first, static_cast<int>(ExitCode::retry)) << "it has not come further";
+  job.flags = {};
+  const auto again = run(job, reporting(3));
+  EXPECT_EQ(again.first, 0);
+  EXPECT_EQ(list_checkpoints(storage / "midway").size(), 2u);
+  EXPECT_EQ(doubles(again.second), Json({2, 4, 6}));
+}
+
+TEST(Validation, WithoutAFunctionWhatWaitsForOneIsNotKept) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  auto options = with("forgotten", doubling(calls));
+  options.run_config.checkpoint_config.num_to_keep = 1;
+  EXPECT_EQ(run({storage, {"--time-limit", "1"}, options}, reporting(2)).first, static_cast<int>(ExitCode::stopped));
+  const auto left = list_checkpoints(storage / "forgotten").back().index;
+  options.validation = {};
+  EXPECT_EQ(run({storage, {}, options},
+                [](Session& session, const Config&) {
+                  std::int64_t number = 0;
+                  auto state = session.state({{"number", number}});
+                  state.restore();
+                  session.report({{"number", number}}, state);
+                })
+                .first,
+            0);
+  const auto kept = list_checkpoints(storage / "forgotten");
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_GT(kept.front().index, left);
 }
 
 TEST(Validation, WithoutTimeNothingBeginsBesideTraining) {

@@ -2,7 +2,7 @@
 //
 // Trains the model of ddp_peer.py on the same weights and batches, with gradients averaged by muster, and writes the
 // loss of each step, the mean over the ranks, one per line.
-#include "comm/world.hpp"
+#include "comm/mpi_scope.hpp"
 #include "gradients/data_parallel.hpp"
 #include "muster/process_group.hpp"
 

@@ -140,6 +140,48 @@ TEST(Operators, ARegistrationBetweenCallsIsMadeAgain) {
   }
 }
 
+/// Registers other training data between two calls of train(), and then fails if asked to: at once, before anything is
+/// saved, or in the batch of that number.
+struct Changing : Noisy {
+  void setup(const Config& config) override {
+    Noisy::setup(config);
+    give(config.value("first", 12), 0);
+  }
+  void give(int samples, int offset) {
+    const auto x = at::arange(offset, offset + samples, at::kFloat).view({samples, 1}) / 100;
+    register_data({Dataset::from_tensors({{"x", x}, {"y", x - 1}}), {.batch_size = 1}});
+  }
+};
+
+TEST(Operators, NewDataEndAPassThatAResumedRunWouldContinue) {
+  const int ranks = world().size();
+  const auto learn = [&](Launch& launch, int samples, std::int64_t fails_at, bool fails_at_once) {
+    OperatorTrainer<Changing> trainer(launch, {.config = {{"first", 6 * ranks}}, .num_workers = launch.size()});
+    Json rows = Json::array();
+    rows.push_back(trainer.train({.num_steps = 2}));
+    trainer.apply_all_operators([&](Changing& its) { return its.give(samples, 100), Json(); });
+    trainer.apply_all_operators([&](Changing& its) { return its.fails_at = fails_at, Json(); });
+    if (fails_at_once) throw std::runtime_error("failed by the test");
+    for (const auto steps : {std::optional<std::int64_t>(1), std::optional<std::int64_t>(), {}})
+      rows.push_back(trainer.train({.num_steps = steps}));
+    for (auto& row : rows)
+      for (const char* const key : {"train_loss", "last_train_loss"}) row.erase(key);
+    return std::pair(weight_of(trainer), rows);
+  };
+  for (const int samples : {6 * ranks, 4 * ranks}) {
+    const auto of = "gives_" + std::to_string(samples);
+    std::pair<double, Json> undisturbed, again;
+    EXPECT_EQ(program({"--name", of}, [&](Launch& launch) { undisturbed = learn(launch, samples, -1, false); }), 0);
+    EXPECT_EQ(undisturbed.second.at(2).at("batch_count"), samples / ranks - 1);
+    for (const std::int64_t fails_at : {-1, 2, 3, 4, 5, 9}) {
+      const auto name = of + "_fails_at_" + std::to_string(fails_at);
+      EXPECT_NE(program({"--name", name}, [&](Launch& launch) { learn(launch, samples, fails_at, fails_at < 0); }), 0);
+      EXPECT_EQ(program({"--name", name}, [&](Launch& launch) { again = learn(launch, samples, -1, false); }), 0);
+      EXPECT_EQ(again, undisturbed) << name;
+    }
+  }
+}
+
 // --- Refused calls ---
 
 struct Jitter : Preprocessor {

@@ -364,7 +364,7 @@ TEST(TodayRow, CheckpointDirName) {
       session.report({{"a", 2}}, state, {.checkpoint_name = "best"});
       session.report({{"a", 3}}, state, {.checkpoint_name = "last"});
       for (const std::string name : {"a/b", ".hidden", "checkpoint_000009", "checkpoint_best", "result.json", "logs",
-                                     "artifacts", "stop", "trial.json", "sweep.json", "a\nb"})
+                                     "artifacts", "stop", "trial.json", "sweep.json", "a\nb", "a\xff"})
         try {
           session.report({{"a", 3}}, state, {.checkpoint_name = name});
           ADD_FAILURE() << name;

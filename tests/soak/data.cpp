@@ -564,8 +564,8 @@ struct Record {
   std::map<Key, std::int64_t> position;            ///< of passes that continue in the next start
   std::map<Key, std::int64_t> steps;               ///< of the same passes, over all starts
   std::map<Key, std::vector<std::int64_t>> taken;  ///< ids of the samples taken
-  std::set<std::string> noise;                     ///< the noise of each sample in each pass
-  bool stopped_inside = false;                     ///< stopped inside a pass, not at the end of an epoch
+  std::set<std::string> noise;  ///< the random numbers that each sample got in each pass, with its id
+  bool stopped_inside = false;  ///< stopped inside a pass, not at the end of an epoch
 };
 
 class Player {

@@ -1,6 +1,7 @@
 #include "soak/driver.hpp"
 
-#include "comm/world.hpp"
+#include "comm/mpi_scope.hpp"
+#include "comm/time_limit.hpp"
 #include "support/folder.hpp"
 
 #include <c10/util/Exception.h>

@@ -4,7 +4,7 @@
 // Every rank computes from the seed what each rank contributes. Expected results are computed in double precision or in
 // 64-bit integers. Ends with 1 if a tensor differs, and prints the command that repeats the program. A program that
 // ends with an error or does not end also ends the programs after it; the last line says which one it was.
-#include "comm/world.hpp"
+#include "comm/make_world.hpp"
 #include "muster/error.hpp"
 #include "muster/process_group.hpp"
 #include "soak/dice.hpp"

@@ -55,7 +55,7 @@ class ModelTrainer {
       state_.second.push_back(at::zeros_like(weight));
     }
     state_.lr = settings.lr;
-    x_ = operator_inputs(settings.samples, settings.widths.front(), 1);
+    x_ = operator_train_inputs(settings, settings.samples);
     checked_x_ = operator_inputs(settings.checked, settings.widths.front(), 2);
   }
 
@@ -65,15 +65,15 @@ class ModelTrainer {
     check_steps(call);
     Meter loss, step;
     std::int64_t samples = 0, batches = 0;
-    while (call.num_steps ? batches < *call.num_steps : batches == 0 || taken_ < settings_.batches()) {
-      if (!open_ || taken_ == settings_.batches()) {
+    while (call.num_steps ? batches < *call.num_steps : batches == 0 || taken_ < settings_.batches(x_.size(0))) {
+      if (!open_ || taken_ == settings_.batches(x_.size(0))) {
         ++state_.epochs;
         taken_ = 0;
         open_ = true;
       }
       if (call.fault.place == OperatorFault::Place::batch && call.fault.batch == batches)
         throw Failed{"by the program"};
-      const auto rows = rows_of(taken_, settings_.samples, settings_.batch);
+      const auto rows = rows_of(taken_, x_.size(0), settings_.batch);
       const auto order = order_of_pass();
       loss.add(update(order.slice(0, rows.first, rows.second)), rows.second - rows.first);
       step.add(static_cast<double>(state_.global_step), rows.second - rows.first);
@@ -133,6 +133,14 @@ class ModelTrainer {
     return state_.seen;
   }
 
+  Json register_data(const OperatorCall& call) {
+    require_open();
+    if (call.fault.place == OperatorFault::Place::function) throw Failed{"by the program"};
+    x_ = operator_train_inputs(settings_, call.samples);
+    open_ = false;
+    return call.samples;
+  }
+
   void apply_workers(const OperatorCall& call) const {
     require_open();
     if (call.fault.place == OperatorFault::Place::function) throw Failed{"by the program"};
@@ -164,9 +172,10 @@ class ModelTrainer {
   }
   /// The samples of the pass under way. The model uses only one function of muster: the one that shuffles.
   at::Tensor order_of_pass() const {
-    const detail::data::Order order(settings_.samples, {.shuffle = settings_.shuffle, .epoch = state_.epochs - 1});
-    auto rows = at::empty({settings_.samples}, at::kLong);
-    for (std::int64_t i = 0; i < settings_.samples; ++i) rows.data_ptr<std::int64_t>()[i] = order(i);
+    const auto count = x_.size(0);
+    const detail::data::Order order(count, {.shuffle = settings_.shuffle, .epoch = state_.epochs - 1});
+    auto rows = at::empty({count}, at::kLong);
+    for (std::int64_t i = 0; i < count; ++i) rows.data_ptr<std::int64_t>()[i] = order(i);
     return rows;
   }
 
@@ -214,6 +223,10 @@ class ModelTrainer {
 
 at::Tensor operator_inputs(std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
   return numbers({rows, columns}, seed);
+}
+
+at::Tensor operator_train_inputs(const OperatorSettings& settings, std::int64_t rows) {
+  return operator_inputs(rows, settings.widths.front(), 3 + static_cast<std::uint64_t>(rows));
 }
 
 at::Tensor operator_targets(const at::Tensor& inputs) { return at::sin(inputs.sum(1, /*keepdim=*/true) * 2); }
@@ -283,6 +296,9 @@ std::vector<OperatorOutcome> play(const OperatorProgram& program) {
           break;
         case Kind::apply_all_operators:
           outcome.result = trainer.apply_operators(call);
+          break;
+        case Kind::register_data:
+          outcome.result = trainer.register_data(call);
           break;
         case Kind::shutdown:
         case Kind::forced_shutdown:

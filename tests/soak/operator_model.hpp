@@ -17,7 +17,8 @@ namespace muster::soak {
 /// The settings that all trainers of a program share.
 struct OperatorSettings {
   std::vector<std::int64_t> widths;  ///< of the layers, from the inputs to the output
-  std::int64_t samples = 1, batch = 1, checked = 1, checked_batch = 1;
+  std::int64_t samples = 1;          ///< of the training data that setup() registers
+  std::int64_t batch = 1, checked = 1, checked_batch = 1;
   bool shuffle = false, adam = false, fuse = false;
   double lr = 0.01, momentum = 0, weight_decay = 0;
   enum class Schedule { none, step, plateau } schedule = Schedule::none;
@@ -25,7 +26,7 @@ struct OperatorSettings {
   std::int64_t step_size = 1, patience = 0;
   double gamma = 0.5;
 
-  std::int64_t batches() const { return (samples + batch - 1) / batch; }
+  std::int64_t batches(std::int64_t rows) const { return (rows + batch - 1) / batch; }
   std::int64_t checked_batches() const { return (checked + checked_batch - 1) / checked_batch; }
 };
 
@@ -48,6 +49,7 @@ struct OperatorCall {
     update_scheduler,
     apply_all_workers,
     apply_all_operators,
+    register_data,
     shutdown,
     forced_shutdown,
     destroy
@@ -59,6 +61,7 @@ struct OperatorCall {
   /// The number of the save or state_dict() call whose state is loaded. -1: none, or a target that must be refused.
   int which = -1;
   double metric = 0;
+  std::int64_t samples = 0;  ///< of the data that register_data registers for training
   OperatorFault fault = {};
 };
 
@@ -78,6 +81,8 @@ struct OperatorOutcome {
 
 /// The values of a column; the same on every machine.
 at::Tensor operator_inputs(std::int64_t rows, std::int64_t columns, std::uint64_t seed);
+/// The inputs of training data with that many rows.
+at::Tensor operator_train_inputs(const OperatorSettings& settings, std::int64_t rows);
 at::Tensor operator_targets(const at::Tensor& inputs);
 std::vector<at::Tensor> operator_weights(const OperatorSettings& settings, std::uint64_t seed);
 at::Tensor operator_output(const std::vector<at::Tensor>& weights, at::Tensor x);

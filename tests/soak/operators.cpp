@@ -45,10 +45,10 @@ constexpr double tolerance = 1e-10;
 /// The start that nothing interrupts.
 constexpr int last_start = 4;
 constexpr int most_ranks = 4;
-constexpr const char* names[] = {"make",          "train",           "validate",        "save",
-                                 "load",          "state_dict",      "load_state_dict", "update_scheduler",
-                                 "apply_workers", "apply_operators", "shutdown",        "forced_shutdown",
-                                 "destroy"};
+constexpr const char* names[] = {
+    "make",          "train",           "validate",         "save",          "load",
+    "state_dict",    "load_state_dict", "update_scheduler", "apply_workers", "apply_operators",
+    "register_data", "shutdown",        "forced_shutdown",  "destroy"};
 
 Dice dice_of(std::uint64_t seed, std::uint64_t what) { return Dice(seed * 0x9e3779b97f4a7c15ULL + what); }
 
@@ -108,7 +108,7 @@ OperatorProgram draw(std::uint64_t seed, bool again) {
     const double which = dice.real();
     if (which < 0.38) {
       call.kind = Kind::train;
-      steps(2 * s.batches() + 2);
+      steps(2 * s.batches(s.samples) + 2);
       if (dice.chance(0.04)) call.max_retries = -1;
     } else if (which < 0.50) {
       call.kind = Kind::validate;
@@ -141,6 +141,10 @@ OperatorProgram draw(std::uint64_t seed, bool again) {
       call.kind = Kind::apply_all_workers;
     } else if (which < 0.965) {
       call.kind = Kind::apply_all_operators;
+    } else if (which < 0.975) {
+      call.kind = Kind::register_data;
+      // Often as many samples as before, for which an old position would fit.
+      call.samples = dice.chance(0.3) ? s.samples : dice.between(1, 30);
     } else if (which < 0.985) {
       call.kind = again || dice.chance(0.7) ? Kind::shutdown : Kind::forced_shutdown;
     } else {
@@ -151,7 +155,9 @@ OperatorProgram draw(std::uint64_t seed, bool again) {
     call.reduce = !dice.chance(0.15);
     if ((call.kind == Kind::train || call.kind == Kind::validate) && dice.chance(0.04))
       call.fault = {.place = Place::batch, .batch = dice.between(0, 4)};
-    if ((call.kind == Kind::apply_all_workers || call.kind == Kind::apply_all_operators) && dice.chance(0.06))
+    if ((call.kind == Kind::apply_all_workers || call.kind == Kind::apply_all_operators ||
+         call.kind == Kind::register_data) &&
+        dice.chance(0.06))
       call.fault.place = Place::function;
     if (call.fault.place != Place::none && dice.chance(0.7)) call.fault.rank = dice.below(most_ranks);
     program.calls.push_back(call);
@@ -237,13 +243,12 @@ class Trained final : public TrainingOperator {
       add(torch::optim::SGD(
           net_->parameters(),
           torch::optim::SGDOptions(settings_.lr).momentum(settings_.momentum).weight_decay(settings_.weight_decay)));
-    const auto data = [&](std::int64_t rows, std::uint64_t seed) {
-      const auto x = operator_inputs(rows, settings_.widths.front(), seed);
-      return Dataset::from_tensors({{"x", x}, {"y", operator_targets(x)}});
-    };
-    register_data({data(settings_.samples, 1), {.global_batch_size = settings_.batch, .shuffle = settings_.shuffle}},
-                  OperatorLoader(data(settings_.checked, 2), {.global_batch_size = settings_.checked_batch}));
+    register_data(train_loader(settings_.samples),
+                  OperatorLoader(data(operator_inputs(settings_.checked, settings_.widths.front(), 2)),
+                                 {.global_batch_size = settings_.checked_batch}));
   }
+
+  void replace_train_data(std::int64_t samples) { register_data(train_loader(samples)); }
 
   Metrics train_batch(Batch& batch, const BatchInfo& info) override {
     moment.end_if(Ending::Where::in_batch, info.batch_idx);
@@ -270,6 +275,12 @@ class Trained final : public TrainingOperator {
   std::int64_t seen = 0;
 
  private:
+  static Dataset data(const at::Tensor& x) { return Dataset::from_tensors({{"x", x}, {"y", operator_targets(x)}}); }
+  OperatorLoader train_loader(std::int64_t samples) const {
+    return {data(operator_train_inputs(settings_, samples)),
+            {.global_batch_size = settings_.batch, .shuffle = settings_.shuffle}};
+  }
+
   template <class Optimizer>
   void add(Optimizer optimizer) {
     const auto with = [&](auto schedulers) {
@@ -449,6 +460,12 @@ class Start {
           its.step_schedule();
           return Json(its.seen);
         });
+      case Kind::register_data:
+        return trainer.apply_all_operators([&](Trained& its) {
+          moment.fail_if(Place::function);
+          its.replace_train_data(call.samples);
+          return Json(call.samples);
+        });
       case Kind::shutdown:
         return trainer.shutdown(), Json();
       case Kind::forced_shutdown:
@@ -504,7 +521,8 @@ class Start {
   std::map<int, StateDict> states_;
 };
 
-/// Returns the difference found on any rank; empty if there is none. Collective.
+/// Runs all starts of a program. Returns the first difference from the model on any rank; empty if there is none.
+/// Collective.
 std::string play_all_starts(std::uint64_t seed, const Communicator& world, const fs::path& folder, bool aloud) {
   auto dice = dice_of(seed, 7);
   const bool again = dice.chance(0.5);

@@ -488,7 +488,7 @@ class StartedRun {
   Launch& launch_;
   const Plan& plan_;
   const StartPlan drawn_;
-  const int start_;
+  const int start_;  ///< number of this start, from 1
   const std::optional<CheckpointId> back_;
   const Bounds seed_;  ///< of the run from which this one begins
   const std::string file_;

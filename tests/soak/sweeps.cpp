@@ -246,7 +246,7 @@ class Start {
 
   /// Runs the sweep, checks its result and returns it. Collective.
   SweepResult run() {
-    const auto before = rows_before();
+    const auto before = finished_trials();
     const TorchTrainerOptions options{
         .train_loop_config = plan_.defaults,
         .run_config = {.checkpoint_config = {.num_to_keep = plan_.keep, .async_save = plan_.async_save},
@@ -308,7 +308,7 @@ class Start {
   }
 
   /// On rank 0: trial.json of each trial that has ended well, by the trial's name.
-  std::map<std::string, Json> rows_before() const {
+  std::map<std::string, Json> finished_trials() const {
     std::map<std::string, Json> rows;
     if (launch_.rank() != 0 || !fs::exists(folder_)) return rows;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -646,7 +646,8 @@ class Start {
   std::map<int, int> attempts_;  ///< attempts in this start, by trial number
 };
 
-/// Returns the difference found on any rank; empty if there is none. Collective.
+/// Runs all starts of a sweep. Returns the first difference from the model on any rank; empty if there is none.
+/// Collective.
 std::string play_all_starts(std::uint64_t seed, const Communicator& world, const fs::path& folder, bool aloud) {
   const auto plan = draw(seed, false);
   auto dice = dice_of(seed, 7);

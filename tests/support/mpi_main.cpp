@@ -1,7 +1,7 @@
 // Runs the tests on every rank. Rank 0 prints as usual, the others only what failed, with their number.
 #include "support/world.hpp"
 
-#include "comm/world.hpp"
+#include "comm/mpi_scope.hpp"
 #include "muster/mpi.hpp"
 #include "support/folder.hpp"
 

@@ -1,5 +1,5 @@
 // Sweeps with ranks: which ranks run which trial, how trials end, the files, and a second start.
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "muster/muster.hpp"
 #include "support/world.hpp"
 
@@ -110,11 +110,11 @@ TEST(SweepsWithoutThreads, AreRefused) {
 TEST_F(Sweeps, EveryTrialIsARunWithItsOwnSettings) {
   const int size = world().size(), together = size == 1 ? 1 : size / 2;
   const auto storage = test::shared_folder();
-  std::vector<std::int64_t> workers(6);
+  std::vector<std::int64_t> worker_counts(6);
   const auto loop = [&](Session& session, const Config& config) {
     EXPECT_EQ(session.world_size(), together);
     EXPECT_EQ(config.at("other"), "kept");
-    ++workers[static_cast<std::size_t>(number_of(session))];
+    ++worker_counts[static_cast<std::size_t>(number_of(session))];
     const double value = config.at("a").get<double>() * config.at("o").at("b").get<double>();
     session.report({{"value", value}}, session.state({}));
   };
@@ -125,7 +125,7 @@ TEST_F(Sweeps, EveryTrialIsARunWithItsOwnSettings) {
                           .mode = ScoreOrder::max});
   ASSERT_EQ(ended.code, 0) << ended.said;
   const auto& sweep = *ended.sweep;
-  EXPECT_EQ(summed(workers), std::vector<std::int64_t>(6, together)) << "one group has each";
+  EXPECT_EQ(summed(worker_counts), std::vector<std::int64_t>(6, together)) << "one group has each";
   EXPECT_EQ(statuses(ended), std::vector<TrialStatus>(6, TrialStatus::done));
   EXPECT_EQ(sweep.path, storage / "sweep");
   ASSERT_TRUE(sweep.best());

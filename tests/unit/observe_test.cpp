@@ -2,8 +2,8 @@
 #include "observe/callbacks.hpp"
 #include "observe/history.hpp"
 #include "observe/metrics.hpp"
+#include "observe/observers.hpp"
 #include "observe/progress_line.hpp"
-#include "observe/sinks.hpp"
 #include "support/folder.hpp"
 
 #include <ATen/ATen.h>
@@ -270,7 +270,7 @@ TEST_F(HistoryTest, ARowThatCouldNotBeWrittenComesWithTheNext) {
 }
 
 /// Records its calls.
-class Recorder final : public Sink {
+class Recorder final : public Observer {
  public:
   explicit Recorder(std::vector<std::string>& moments, std::string broken = {})
       : moments_(moments), broken_(std::move(broken)) {}
@@ -290,19 +290,19 @@ class Recorder final : public Sink {
   std::string broken_;
 };
 
-TEST(Sinks, AreToldOfEveryMoment) {
+TEST(Observers, AreToldOfEveryMoment) {
   std::vector<std::string> moments;
   const auto recorders = [&](const char* broken) {
-    std::vector<std::unique_ptr<Sink>> sinks;
-    sinks.push_back(std::make_unique<Recorder>(moments, broken));
-    sinks.push_back(std::make_unique<Recorder>(moments));
-    return Sinks(std::move(sinks));
+    std::vector<std::unique_ptr<Observer>> observers;
+    observers.push_back(std::make_unique<Recorder>(moments, broken));
+    observers.push_back(std::make_unique<Recorder>(moments));
+    return Observers(std::move(observers));
   };
-  auto sinks = recorders("");
-  sinks.tell(&Sink::start, AttemptStart{.training_iteration = 2});
-  sinks.tell(&Sink::epoch, std::int64_t{1});
-  sinks.tell(&Sink::report, Json{{"n", 3}}, std::int64_t{10});
-  sinks.finish({});
+  auto observers = recorders("");
+  observers.tell(&Observer::start, AttemptStart{.training_iteration = 2});
+  observers.tell(&Observer::epoch, std::int64_t{1});
+  observers.tell(&Observer::report, Json{{"n", 3}}, std::int64_t{10});
+  observers.finish({});
   EXPECT_EQ(moments, (std::vector<std::string>{"start 2", "start 2", "epoch 1", "epoch 1", "report 13", "report 13",
                                                "end 0", "end 0"}));
   moments.clear();
@@ -310,10 +310,10 @@ TEST(Sinks, AreToldOfEveryMoment) {
   EXPECT_NO_THROW(broken.finish(Error(ExitCode::data, "training", "it failed"))) << "only a warning";
   EXPECT_EQ(moments, std::vector<std::string>{"failure 65"}) << "the others are told";
   auto refusing = recorders("report");
-  EXPECT_THROW(refusing.tell(&Sink::report, Json{{"n", 3}}, std::int64_t{0}), std::runtime_error);
+  EXPECT_THROW(refusing.tell(&Observer::report, Json{{"n", 3}}, std::int64_t{0}), std::runtime_error);
 }
 
-TEST(Sinks, AreMadeWhereTheyRun) {
+TEST(Observers, AreMadeWhereTheyRun) {
   struct Counter : Callback {
     void on_report(const Json&) override { ++reports; }
     int reports = 0;
@@ -321,11 +321,10 @@ TEST(Sinks, AreMadeWhereTheyRun) {
   const test::Folder folder;
   const auto counter = std::make_shared<Counter>();
   for (const bool first_worker : {false, true}) {
-    Sinks sinks(first_worker, folder.path(), muster::Progress::none, 0);
-    Callbacks callbacks({counter});
-    sinks.tell(&Sink::start, AttemptStart{});
-    callbacks.tell(&Callback::on_report, Json{{"training_iteration", 1}});
-    sinks.tell(&Sink::report, Json{{"training_iteration", 1}}, std::int64_t{0});
+    Observers observers(first_worker, folder.path(), muster::Progress::none, 0, {counter});
+    observers.tell(&Observer::start, AttemptStart{});
+    observers.tell(&Observer::report_begins, Json{{"training_iteration", 1}});
+    observers.tell(&Observer::report, Json{{"training_iteration", 1}}, std::int64_t{0});
     EXPECT_EQ(std::filesystem::exists(folder / "result.json"), first_worker);
   }
   EXPECT_EQ(counter->reports, 2) << "on every worker";

@@ -138,7 +138,7 @@ TEST(RunLock, RanksThatAreLeftKeepTheFolder) {
   auto rank = std::make_unique<Process>([&] { hold(folder, false); });
   root.kill();
   // The next job waits for it, and starts when it has ended.
-  Process watcher([&] {
+  Process next_job([&] {
     if (::fork() != 0) return;
     RunLock next(folder, true);
     write_file(folder / "started", "");

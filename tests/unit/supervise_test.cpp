@@ -275,6 +275,13 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   EXPECT_EQ(node.take("srun: error: Node failure on n2\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED ***\n"), "");
   EXPECT_EQ(node.report().lost_host, "n2");
   EXPECT_EQ(node.report().launcher_error, "Slurm has lost the node n2");
+  LauncherOutput unreached;
+  EXPECT_EQ(
+      unreached.take("srun: error: Task launch for StepId=1.1 failed on node n2: Communication connection failure\n"
+                     "srun: error: n1: task 0: Killed\n"),
+      "");
+  EXPECT_EQ(unreached.report().lost_host, "n2");
+  EXPECT_EQ(cause_of({.code = 137, .report = unreached.report()}, ""), "Slurm cannot start a rank on the node n2");
 }
 
 JobEnd lost_rank() { return {.code = 137, .report = {.lost_rank = LostRank{1, "n1", 9}}}; }
@@ -287,6 +294,9 @@ TEST(Verdict, CodesComeThrough) {
   EXPECT_EQ(exit_code_of({.exceeded_grace = true}), 75);
   EXPECT_EQ(exit_code_of({.code = 1, .report = {.launcher_error = "There are not enough slots"}}), 75);
   EXPECT_EQ(exit_code_of({.code = 0, .report = {.launcher_error = "fit was unable to say goodbye"}}), 0);
+  EXPECT_EQ(exit_code_of({.code = 1, .report = {.slurm = "srun: fatal: Could not establish a configuration source"}}),
+            75);
+  EXPECT_EQ(exit_code_of({.code = 1, .report = {.slurm = "srun: Job step created"}}), 1);
 }
 
 TEST(Verdict, AFinishedJobNeverEndsAsFailed) {
@@ -446,6 +456,8 @@ TEST(Verdict, OneRootCause) {
   const auto stopped = static_cast<int>(ExitCode::stopped);
   EXPECT_EQ(cause_of({.code = stopped, .report = {.error = "state saved", .lost_rank = LostRank{2, "n2", 15}}}, ""),
             "state saved");
+  EXPECT_EQ(cause_of({.code = 137, .report = {.agreed_exit_code = stopped, .launcher_error = "n2 is lost"}}, ""),
+            "stopped on request");
   EXPECT_EQ(cause_of({.code = 137,
                       .report = {.lost_rank = LostRank{2, "n2", 9}, .launcher_error = "n2 is lost", .lost_host = "n2"}},
                      ""),
@@ -543,6 +555,10 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
   EXPECT_THROW(check(options, 2, environment), Error);
   options = {.command = {"./fit"}, .hosts = ",,"};
   EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), environment), Error);
+  for (const char* const hosts : {"n1:x", "n1:0", "n1:4,n2:", "n1:2x"}) {
+    options.hosts = hosts;
+    EXPECT_THROW(check(options, 2, environment), Error) << hosts;
+  }
   options = {};
   EXPECT_THROW(check(options, 2, environment), Error);
 }

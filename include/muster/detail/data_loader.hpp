@@ -42,7 +42,7 @@ class LoaderSampler {
   virtual std::int64_t begin_pass() = 0;
   /// The samples of the next batch to be read; empty at the end.
   virtual std::optional<std::vector<std::size_t>> next(std::size_t batch_size) = 0;
-  /// The next of the batches that were read becomes the current one. Returns how many of its samples count.
+  /// Makes the next of the batches that were read the current one. Returns the number of its samples without padding.
   virtual std::int64_t begin_batch() = 0;
   /// Ends the current batch, if there is one.
   virtual void end_batch() = 0;
@@ -59,7 +59,8 @@ struct OwnSampler {
   std::function<std::optional<std::vector<std::size_t>>(std::size_t batch_size)> next;
 };
 
-/// Divides the steps of one order among the workers; a worker with no samples in a step gets one that does not count.
+/// Divides each step of one order of samples among the workers. A worker without samples in a step gets one sample of
+/// weight 0.
 std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options);
 /// Uses the user's sampler.
 std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options,

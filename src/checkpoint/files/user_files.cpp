@@ -43,6 +43,13 @@ std::map<std::string, int> owners_of(const std::vector<UserFiles>& ranks) {
   std::map<std::string, int> owners;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
     for (const auto& name : ranks[rank].names) owners.try_emplace(name, static_cast<int>(rank));
+  for (const auto& [name, rank] : owners)
+    if (const auto inside = owners.lower_bound(name + "/");
+        inside != owners.end() && inside->first.starts_with(name + "/"))
+      throw Error(ExitCode::usage, "saving the files of all workers",
+                  name + " is a file of rank " + std::to_string(rank) + " and a folder of rank " +
+                      std::to_string(inside->second),
+                  "Rename one of them");
   return owners;
 }
 

@@ -1,6 +1,7 @@
 #include "comm/agreement.hpp"
+#include "comm/mpi_scope.hpp"
 #include "comm/rank_status.hpp"
-#include "comm/world.hpp"
+#include "comm/time_limit.hpp"
 #include "data/passes/batches.hpp"
 #include "muster/error.hpp"
 

@@ -1,4 +1,5 @@
-// The observers of a run: every sink is told of the same few events.
+// The interface of what observes a run: files, the progress line, the user's callbacks. All are told of the same
+// events.
 #pragma once
 
 #include "muster/checkpoint.hpp"
@@ -7,7 +8,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace muster::detail::observe {
 
@@ -25,17 +28,32 @@ struct AttemptStart {
   std::function<bool(const std::string&)> is_ancestor = {};
 };
 
-/// Made for one attempt, on the workers that sinks.cpp chooses. The functions are called on the thread of the training
-/// function: start, then epochs, reports and checkpoints, then failure or end.
-class Sink {
+/// The progress in an epoch.
+struct EpochPosition {
+  std::int64_t epoch = 0;
+  std::int64_t epochs = 0;       ///< number of epochs; 0 if not known
+  std::int64_t consumed = 0;     ///< samples of this epoch, over all workers
+  std::int64_t samples = 0;      ///< in the epoch
+  std::int64_t global_step = 0;  ///< steps of the run
+};
+
+/// Made for one attempt, on the workers that observers.cpp chooses. The functions are called on the thread of the
+/// training function: start, then batches, epochs, reports and checkpoints, then failure or end.
+class Observer {
  public:
-  virtual ~Sink() = default;
+  virtual ~Observer() = default;
   virtual void start(const AttemptStart&) {}
   /// An epoch of session.epochs() is over.
   virtual void epoch(std::int64_t /*epoch*/) {}
-  /// A report: its row in result.json, and the number of epochs of session.epochs(), 0 if the training function counts
-  /// epochs itself.
+  /// A batch that completes a step has been handed out.
+  virtual void batch(const EpochPosition&) {}
+  /// A report begins: its row, before a checkpoint is saved.
+  virtual void report_begins(const Json& /*row*/) {}
+  /// The report is made: its row in result.json, and the number of epochs of session.epochs(), 0 if the training
+  /// function counts epochs itself.
   virtual void report(const Json& /*row*/, std::int64_t /*epochs*/) {}
+  /// After that: each worker's own metrics, by rank, and the checkpoint that was saved with it.
+  virtual void report_ended(const std::vector<Json>& /*metrics*/, const std::optional<Checkpoint>&) {}
   /// A checkpoint is committed, by a report or because the run is asked to stop. The report's row comes next, or came
   /// before if the checkpoint was saved asynchronously.
   virtual void checkpoint(const Checkpoint&) {}

@@ -1,0 +1,79 @@
+#include "comm/mpi_scope.hpp"
+
+#include "base/log.hpp"
+#include "base/supervisor_message.hpp"
+#include "comm/channel.hpp"
+#include "comm/mpi_call.hpp"
+#include "muster/mpi.hpp"
+
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace muster::detail::comm {
+namespace {
+
+/// Open MPI first looks for fast networks, which takes longer than the rest of the start. If mpirun's variables say
+/// that the whole job is on one node, this skips the search, unless the user has chosen OMPI_MCA_pml.
+void start_quickly_on_one_node() {
+  const char* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const char* const here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (ranks != nullptr && here != nullptr && std::strcmp(ranks, here) == 0) ::setenv("OMPI_MCA_pml", "ob1", 0);
+}
+
+/// Open MPI copies large messages between processes by a system call that containers may forbid; it then prints a
+/// complaint for each message. If the call is refused even for this process's own memory, this makes messages go
+/// through shared memory from the start, unless the user has chosen the mechanism.
+void copy_twice_where_once_is_forbidden() {
+  const char from = 1;
+  char to = 0;
+  const iovec local{&to, 1}, remote{const_cast<char*>(&from), 1};
+  if (::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) < 0)
+    ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+}
+
+}  // namespace
+
+MpiScope::MpiScope() {
+  int initialised = 0;
+  check(MPI_Initialized(&initialised), "MPI_Initialized");
+  if (!initialised) {
+    start_quickly_on_one_node();
+    copy_twice_where_once_is_forbidden();
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    initialised_here_ = true;
+  }
+  world_.emplace(from_mpi(MPI_COMM_WORLD));
+}
+
+void MpiScope::wait_for_all() const noexcept { MPI_Barrier(MPI_COMM_WORLD); }
+
+MpiScope::~MpiScope() {
+  world_.reset();
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  if (initialised_here_ && !finalised) MPI_Finalize();
+}
+
+void abort(int code) noexcept {
+  MPI_Abort(MPI_COMM_WORLD, code);
+  std::_Exit(code);
+}
+
+void give_up(const Communicator& communicator, const Error& error) noexcept {
+  const auto& channel = *Channel::of(communicator);
+  const auto rank = channel.world_ranks[static_cast<std::size_t>(channel.rank)];
+  // Not left to rank 0, which may be the rank that does not answer.
+  std::fprintf(stderr, "muster: error: rank %d (%s): %s\n", rank,
+               channel.world->placement.hosts[static_cast<std::size_t>(rank)].c_str(), error.what());
+  tell(message_leaving, std::to_string(static_cast<int>(error.code())));
+  log::flush();
+  abort(static_cast<int>(error.code()));
+}
+
+}  // namespace muster::detail::comm

@@ -1,0 +1,37 @@
+// The beginning and the end of MPI in this process.
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "muster/error.hpp"
+
+#include <optional>
+
+namespace muster::detail::comm {
+
+/// Initialises MPI (MPI_THREAD_MULTIPLE) unless that is done already, and then finalises it too. One per process.
+class MpiScope {
+ public:
+  MpiScope();
+  MpiScope(const MpiScope&) = delete;
+  MpiScope& operator=(const MpiScope&) = delete;
+  ~MpiScope();
+
+  /// All ranks of MPI_COMM_WORLD.
+  const Communicator& world() const noexcept { return *world_; }
+  /// True if MPI was initialised here, so that it ends with this object.
+  bool owns_mpi() const noexcept { return initialised_here_; }
+  /// Waits until all ranks have called it, for as long as that takes. Collective.
+  void wait_for_all() const noexcept;
+
+ private:
+  bool initialised_here_ = false;
+  std::optional<Communicator> world_;
+};
+
+/// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort.
+[[noreturn]] void abort(int code) noexcept;
+
+/// Prints the error with this rank's number and host, and ends the job with the error's code.
+[[noreturn]] void give_up(const Communicator& communicator, const Error& error) noexcept;
+
+}  // namespace muster::detail::comm

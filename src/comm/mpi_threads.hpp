@@ -1,0 +1,13 @@
+// Which threads of this process may call MPI.
+#pragma once
+
+namespace muster::detail::comm {
+
+/// Throws an Error (ExitCode::usage), whose text begins with `doing`, unless MPI is initialised, not finalised, and may
+/// be called by this thread. Local.
+void require_mpi(const char* doing);
+
+/// True if several threads may call MPI at once (MPI_THREAD_MULTIPLE).
+bool threads_may_call_mpi() noexcept;
+
+}  // namespace muster::detail::comm

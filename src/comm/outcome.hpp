@@ -1,0 +1,55 @@
+// How an attempt ended on a rank, and the error that follows from the outcomes of all ranks.
+#pragma once
+
+#include "muster/error.hpp"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace muster::detail::comm {
+
+/// How an attempt ended on one rank.
+struct Outcome {
+  enum class Kind {
+    done,
+    failed,       ///< this rank caused the failure
+    interrupted,  ///< this rank stopped because of another rank's alarm
+  };
+  Kind kind = Kind::done;
+  ExitCode code = ExitCode::done;
+  bool agreed = false;    ///< every rank has the same error
+  std::string text = {};  ///< the error's text; for `done`, the rank's result
+  bool stalled = false;   ///< this rank waited for longer than the launch's time limit: others may be stuck
+};
+
+/// A wait took longer than the launch's time limit.
+class WaitTimeout : public Error {
+ public:
+  using Error::Error;
+};
+
+/// How long to wait for the other ranks once a rank has given up waiting. A rank that is not stuck answers at once.
+constexpr std::chrono::milliseconds stall_grace{1000};
+
+/// Turns the exception that is being handled into this rank's outcome: `interrupted` for another rank's error,
+/// otherwise `failed`. Cuts the backtrace off the text of torch's exceptions. Call it inside catch (...).
+Outcome current_outcome();
+
+/// Returns the outcome as bytes for another rank. The text is cut to at most `longest` characters, at the end of a
+/// sentence or, if there is none, of a word.
+std::string pack(const Outcome& outcome, std::size_t longest = std::string::npos);
+Outcome unpack(std::string_view bytes);
+constexpr std::size_t packed_fields = 3;  ///< bytes before the text
+
+/// Returns the error that caused the failure; none if all ranks are done. Its text begins with the rank and host unless
+/// all ranks have the same error. If ranks have left and none has failed, it is the error that the lowest of them
+/// received.
+std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
+
+/// The root cause as the error of another rank: the one that root_cause() names. At least one rank must not be done.
+RemoteError remote_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
+
+}  // namespace muster::detail::comm

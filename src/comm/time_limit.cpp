@@ -1,0 +1,23 @@
+#include "comm/time_limit.hpp"
+
+#include "comm/channel.hpp"
+
+namespace muster::detail::comm {
+
+void set_time_limit(const Communicator& communicator, std::chrono::milliseconds limit) {
+  Channel::of(communicator)->world->limits.wait = limit;
+}
+
+std::chrono::milliseconds time_limit(const Communicator& communicator) {
+  return Channel::of(communicator)->world->limits.wait;
+}
+
+void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace) {
+  Channel::of(communicator)->world->limits.final_grace = grace;
+}
+
+std::chrono::milliseconds final_grace(const Communicator& communicator) {
+  return Channel::of(communicator)->world->limits.final_grace;
+}
+
+}  // namespace muster::detail::comm

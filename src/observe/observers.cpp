@@ -1,0 +1,46 @@
+#include "observe/observers.hpp"
+
+#include "base/log.hpp"
+#include "comm/agreement.hpp"
+#include "comm/on_ranks.hpp"
+#include "observe/history.hpp"
+#include "observe/progress_line.hpp"
+
+#include <string>
+
+namespace muster::detail::observe {
+
+Observers::Observers(bool first_worker, const std::filesystem::path& run, Progress progress, std::int64_t first_epoch,
+                     std::vector<std::shared_ptr<Callback>> callbacks) {
+  if (first_worker) {
+    observers_.push_back(std::make_unique<History>(run));
+    observers_.push_back(std::make_unique<ProgressLine>(progress, first_epoch));
+  }
+  add_callbacks(std::move(callbacks));
+}
+
+Observers::Observers(std::vector<std::unique_ptr<Observer>> observers) : observers_(std::move(observers)) {
+  add_callbacks({});
+}
+
+void Observers::add_callbacks(std::vector<std::shared_ptr<Callback>> callbacks) {
+  auto made = std::make_unique<Callbacks>(std::move(callbacks));
+  callbacks_ = made.get();
+  observers_.push_back(std::move(made));
+}
+
+void Observers::start(const Communicator& workers, const AttemptStart& start) {
+  comm::run_on_root(workers, [&] { tell(&Observer::start, start); });
+  if (workers.rank() != 0) tell(&Observer::start, start);
+}
+
+void Observers::finish(const std::optional<Error>& failure) noexcept {
+  constexpr const char* what = "the end of training";
+  failure ? tell_and_log_errors(what, &Observer::failure, *failure) : tell_and_log_errors(what, &Observer::end);
+}
+
+void Observers::log_error(const char* what) noexcept {
+  log::warn(std::string("telling the observers of the run of ") + what + ": " + comm::current_outcome().text);
+}
+
+}  // namespace muster::detail::observe
