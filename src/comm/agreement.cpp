@@ -49,6 +49,13 @@ class OutcomeExchange {
     }
   }
 
+  OutcomeExchange(const OutcomeExchange&) = delete;
+  OutcomeExchange& operator=(const OutcomeExchange&) = delete;
+  /// If this rank has given up waiting, MPI may still use the memory.
+  ~OutcomeExchange() {
+    if (!finished_) world_.agreement->abandon(memory_->receives, memory_->sends, memory_);
+  }
+
   /// Makes progress. True if the outcomes of all ranks are here and all have this rank's.
   bool advance() {
     bool all = true;
@@ -62,7 +69,7 @@ class OutcomeExchange {
     }
     int sent = 0;
     check(MPI_Testall(static_cast<int>(size_), memory_->sends.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
-    return all && sent;
+    return finished_ = all && sent;
   }
 
   /// The ranks whose outcome is not here yet.
@@ -72,9 +79,6 @@ class OutcomeExchange {
       if (r != rank_ && memory_->lengths[r] < 0) ranks.push_back(static_cast<int>(r));
     return ranks;
   }
-
-  /// Gives up waiting. MPI may still use the memory.
-  void abandon() { world_.agreement->abandon(memory_->receives, memory_->sends, memory_); }
 
   /// Call it when no rank is missing.
   Outcomes take() const {
@@ -105,6 +109,7 @@ class OutcomeExchange {
   const std::size_t rank_;
   const std::size_t size_;
   const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  bool finished_ = false;
 };
 
 /// Returns the outcomes. If no rank has failed but the ranks are at different nesting depths, every outcome becomes the
@@ -167,11 +172,9 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
     decision = world.wait_monitor.decide(end, begun, limit, &late);
     more = decision.more;
   }
-  if (const auto missing = exchange.missing(); !missing.empty()) {
-    exchange.abandon();
+  if (const auto missing = exchange.missing(); !missing.empty())
     throw ranks_missing(world, communicator.rank(), missing, given_up ? world.alarm.stalled() : std::nullopt,
                         watch::now() - begun, decision);
-  }
   calls.end(ticket);
   return exchange.take();
 }

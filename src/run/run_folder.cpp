@@ -83,9 +83,9 @@ bool take(const std::filesystem::path& folder) {
 /// if another start has that name. Later runs of the same process get a number: NAME_2, NAME_3, …. Returns the name
 /// without that number, and with it.
 std::pair<std::string, std::string> default_name(const std::string& program, const std::filesystem::path& storage) {
-  static std::map<std::filesystem::path, std::string> names_by_storage;  // without the number
-  static std::set<std::filesystem::path> taken;                          // by this process
-  auto& own = names_by_storage[storage];
+  static std::map<std::filesystem::path, std::string> names;  // without the number, by storage and program
+  static std::set<std::filesystem::path> taken;               // by this process
+  auto& own = names[storage / program];
   if (own.empty()) {
     const char* const job = std::getenv("SLURM_JOB_ID");
     const auto supervisor = launch::supervisor();

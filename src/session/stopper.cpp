@@ -117,14 +117,16 @@ bool Stopper::must_wait_for_a_step(bool in_report) {
   const auto entries = last_state_.lock();
   const bool none_here = accumulated_.none(entries.get());
   // Where reports are the only boundaries, none may ever come right after a step.
-  const bool has_stepped = in_report && accumulated_.have_been_used_since(entries.get());
+  const bool has_stepped = in_report && !none_here && accumulated_.have_been_used_since(entries.get());
   const bool only_reports = std::exchange(has_waited_in_report_, in_report) && in_report;
   std::array<std::int64_t, 2> everywhere{none_here, may_wait_for_a_step() && !(only_reports && has_stepped)};
   workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [none_anywhere, all_wait] = everywhere;
   if (none_anywhere) return false;
   if (!all_wait && workers_.is_first())
-    log::warn("accumulated gradients are not saved: no boundary has come right after the step of an optimizer");
+    log::warn(
+        "accumulated gradients are not saved: the run cannot wait any longer for a boundary right after an optimizer's "
+        "step");
   return all_wait != 0;
 }
 

@@ -302,9 +302,11 @@ class Supervision {
   }
 
  private:
-  /// True if the run's folder is not there any more, so that a new start would begin a new run.
+  /// True if the run's folder is not there any more, so that a new start would begin a new run. Only where all ranks
+  /// are on this host: the storage of other hosts need not be visible here.
   bool run_is_gone() const {
-    return !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
+    const bool is_local = launcher_.kind == Launcher::Kind::mpirun && options_.hosts.empty();
+    return is_local && !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
   }
 
   JobEnd start(int ranks) {
