@@ -14,8 +14,11 @@ CLI::Validator whole_number(std::uint64_t least, std::uint64_t most = std::numer
 void add_run(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_ls(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_export(CLI::App& checkpoint);
 void add_bench(CLI::App& app);
+void add_init(CLI::App& app);
+void add_completion(CLI::App& app);
 
 }  // namespace muster::tool

@@ -2,58 +2,25 @@
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
+#include "progress_line.hpp"
+#include "run_files.hpp"
 #include "text.hpp"
 
 #include <muster/checkpoint.hpp>
 #include <muster/convert.hpp>
 #include <muster/error.hpp>
 
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
-#include <optional>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace muster::tool {
 namespace {
-
-/// Leaves out values that are nested so deeply that printing them would overflow the stack.
-bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
-
-/// Opens a file for reading. Not open if there is no such file; throws an Error (ExitCode::data) if it cannot be read.
-std::ifstream open(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (status.type() == std::filesystem::file_type::not_found) return {};
-  std::ifstream file;
-  if (std::filesystem::is_regular_file(status)) file.open(path);
-  if (!file.is_open())
-    throw Error(ExitCode::data, "reading " + path.string(),
-                error                                      ? error.message()
-                : std::filesystem::is_regular_file(status) ? std::strerror(errno)
-                                                           : "it is no regular file",
-                "Check the path and the permissions");
-  return file;
-}
-
-/// The JSON in a file; null if there is none or it is not JSON.
-Json read_json(const std::filesystem::path& path) {
-  auto file = open(path);
-  auto value = file.is_open() ? Json::parse(file, shallow, false) : Json();
-  return value.is_discarded() ? Json() : value;
-}
-
-/// The last complete line; the last line of a killed run may be incomplete.
-Json last_report(const std::filesystem::path& path) {
-  auto file = open(path);
-  Json last;
-  for (std::string line; std::getline(file, line);)
-    if (auto report = Json::parse(line, shallow, false); report.is_object()) last = std::move(report);
-  return last;
-}
 
 void inspect_dataset(const std::string& path, bool json) {
   auto dataset = describe_dataset(path);
@@ -118,19 +85,56 @@ void inspect_checkpoint(const std::filesystem::path& path, bool json) {
 
 void inspect_run(const std::filesystem::path& path, bool json) {
   const auto params = read_json(path / "params.json");
-  const auto report = last_report(path / "result.json");
+  const auto reports = reports_of(path);
+  const auto report = reports.empty() ? Json() : reports.back();
+  const auto summary = summary_of(path);
   const auto checkpoints = checkpoints_of(path);
   if (json) {
     Json rows = Json::array();
     for (const auto& info : checkpoints) rows.push_back(to_json(info));
-    print_json(
-        {{"kind", "run"}, {"path", path.string()}, {"params", params}, {"last_report", report}, {"checkpoints", rows}});
+    print_json({{"kind", "run"},
+                {"path", path.string()},
+                {"state", summary.state},
+                {"status", summary.status},
+                {"params", params},
+                {"last_report", report},
+                {"checkpoints", rows}});
     return;
   }
-  std::cout << printable(path.string()) << ": a run\n";
+  std::cout << printable(path.string()) << ": a run, " << summary.state << "\n";
+  if (summary.status.is_object())
+    std::cout << progress_text(summary.status) << ", last sign of life " << age_text(summary.updated) << "\n";
   if (!params.is_null()) std::cout << "\nparams.json\n" << to_text(flattened(params));
   std::cout << "\nlast report\n" << (report.is_null() ? "none yet\n" : to_text(flattened(report)));
   std::cout << "\ncheckpoints\n" << (checkpoints.empty() ? "none yet\n" : checkpoints_text(checkpoints));
+}
+
+/// Prints what a run reports while it trains, as the program itself does, until it is over.
+void follow(const std::filesystem::path& path) {
+  if (!is_folder(path) || !is_run(path))
+    throw Error(ExitCode::data, "following " + path.string(), "it is not a run's folder", "Name one, as in runs/demo");
+  ProgressLine line;
+  std::string last_silence;
+  for (std::size_t shown = 0;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
+    // A run that is continued after a failure makes its last reports again.
+    const auto reports = reports_of(path);
+    for (shown = std::min(shown, reports.size()); shown < reports.size(); ++shown) {
+      line.erase();
+      std::cout << printable(report_text(reports[shown])) << std::endl;
+    }
+    const auto summary = summary_of(path);
+    if (summary.state == "training" || summary.state == "silent") {
+      line.show(printable(progress_text(summary.status)) +
+                (summary.state == "silent" ? ", last sign of life " + age_text(summary.updated) : ""));
+      continue;
+    }
+    line.erase();
+    std::cout << printable(path.string()) << " is " << summary.state;
+    if (summary.status.is_object() && summary.status.value("error", Json()).is_string())
+      std::cout << ": " << printable(summary.status.at("error").get<std::string>());
+    std::cout << std::endl;
+    return;
+  }
 }
 
 void inspect(const std::string& path, bool json) {
@@ -147,16 +151,19 @@ void inspect(const std::string& path, bool json) {
 void add_inspect(CLI::App& app) {
   struct Arguments {
     std::string path;
-    bool json = false;
+    bool json = false, follow = false;
   };
   auto arguments = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("inspect", "Say what a dataset, a checkpoint or a run holds");
   command->add_option("path", arguments->path, "FILE.h5[:/group], a checkpoint's folder or a run's")
       ->option_text("PATH")
       ->required();
-  command->add_flag("--json", arguments->json, "Print it as JSON");
-  command->footer("Example:\n  muster inspect train.h5\n  muster inspect runs/demo");
-  command->callback([arguments] { inspect(arguments->path, arguments->json); });
+  auto* json = command->add_flag("--json", arguments->json, "Print it as JSON");
+  command->add_flag("--follow", arguments->follow, "Show a run's progress and reports until it is over")
+      ->excludes(json);
+  command->footer("Example:\n  muster inspect train.h5\n  muster inspect runs/demo --follow");
+  command->callback(
+      [arguments] { arguments->follow ? follow(arguments->path) : inspect(arguments->path, arguments->json); });
 }
 
 }  // namespace muster::tool

@@ -71,8 +71,11 @@ int run(int argc, char** argv) {
   add_run(app);
   add_convert(app);
   add_inspect(app);
+  add_ls(app);
   add_checkpoint(app);
   add_bench(app);
+  add_init(app);
+  add_completion(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& ended) {  // the error has been printed already

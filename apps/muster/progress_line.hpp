@@ -16,10 +16,12 @@ class ProgressLine {
       : visible_(wanted && (forced || ::isatty(STDERR_FILENO) == 1)) {}
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
-  ~ProgressLine() {
-    if (shown_) std::cerr << "\r\033[K" << std::flush;
-  }
+  ~ProgressLine() { erase(); }
 
+  void erase() {
+    if (shown_) std::cerr << "\r\033[K" << std::flush;
+    shown_ = false;
+  }
   void show(const std::string& text) {
     if (!visible_) return;
     shown_ = true;

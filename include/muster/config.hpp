@@ -160,8 +160,8 @@ void to_json(Json& json, const LoggingConfig& options);
 void from_json(const Json& json, LoggingConfig& options);
 
 struct RunConfig {
-  /// The run's folder is storage_path/name, on a file system that all nodes share; the default of storage_path is
-  /// ./runs. The flags --name and --storage override these. --name names the run of a program's first trainer; the
+  /// The run's folder is storage_path/name, on a file system that all nodes share; storage_path is ./runs by default.
+  /// The flags --name and --storage override these. --name names the run of a program's first trainer; the
   /// other trainers' runs are NAME_2, NAME_3, ..., in the order in which they begin. A trainer whose own `name` is NAME
   /// keeps it.
   std::string name = {};
@@ -171,6 +171,14 @@ struct RunConfig {
   LoggingConfig logging_config = {};
   /// Receive the run's events on every worker; see muster/callback.hpp.
   std::vector<std::shared_ptr<Callback>> callbacks = {};
+  /// Write files for TensorBoard to the run's folder (events.out.tfevents.*): every report's numbers, the values and
+  /// pictures of Session::log_scalar and Session::log_image, and the training function's configuration. `tensorboard
+  /// --logdir STORAGE` shows all runs of a storage. The flag --tensorboard turns it on. An Error
+  /// (ExitCode::missing_package) if muster was built without protozero or libpng.
+  bool tensorboard = false;
+  /// With `tensorboard`, every that many reports it gets a histogram of each parameter and of its averaged gradient, of
+  /// all prepared models; 0: none. All parameters are read then.
+  int histogram_interval = 0;
 };
 void to_json(Json& json, const RunConfig& options);
 void from_json(const Json& json, RunConfig& options);

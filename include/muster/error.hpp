@@ -19,6 +19,22 @@ enum class ExitCode : int {
   interrupted = 130,     ///< Ctrl-C
 };
 
+/// True if a job that ends with this code may succeed when it is started again; then `muster run` tries, and so does a
+/// trainer with FailureConfig::max_failures. True for codes that are not muster's own.
+constexpr bool is_worth_retrying(ExitCode code) noexcept {
+  switch (code) {
+    case ExitCode::done:
+    case ExitCode::usage:
+    case ExitCode::data:
+    case ExitCode::missing_package:
+    case ExitCode::stopped:
+    case ExitCode::interrupted:
+      return false;
+    default:
+      return true;
+  }
+}
+
 /// An error that muster has detected. what() reads "DOING: FACT. REMEDY".
 class Error : public std::runtime_error {
  public:

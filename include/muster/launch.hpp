@@ -58,6 +58,7 @@ struct LaunchFlags {
   std::optional<std::chrono::milliseconds> time_limit;
   Progress progress = Progress::automatic;
   std::optional<std::string> log_level;  ///< this rank's
+  bool tensorboard = false;
 };
 
 /// A result of the program's work, such as Result: it has an exit code and the error behind it, which is printed once.

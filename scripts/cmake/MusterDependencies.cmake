@@ -17,6 +17,19 @@ add_library(muster_isal INTERFACE)
 target_include_directories(muster_isal SYSTEM INTERFACE $<BUILD_INTERFACE:${muster_isal_include}>)
 target_link_libraries(muster_isal INTERFACE "${muster_isal_library}")
 
+# What TensorBoard's files are written with. protozero is headers only.
+find_path(muster_protozero_include protozero/pbf_writer.hpp)
+mark_as_advanced(muster_protozero_include)
+find_package(PNG QUIET)
+if(muster_protozero_include AND PNG_FOUND)
+  add_library(muster_tensorboard_libraries INTERFACE)
+  target_include_directories(muster_tensorboard_libraries SYSTEM INTERFACE
+    $<BUILD_INTERFACE:${muster_protozero_include}> $<BUILD_INTERFACE:${PNG_INCLUDE_DIRS}>)
+  target_link_libraries(muster_tensorboard_libraries INTERFACE ${PNG_LIBRARIES})
+else()
+  message(STATUS "--tensorboard: not built, since protozero or libpng was not found")
+endif()
+
 # Where a libtorch is when the user named none: the wheel of a virtual environment.
 file(GLOB muster_torch_hints
   "$ENV{VIRTUAL_ENV}/lib*/python3*/site-packages/torch/share/cmake/Torch"

@@ -12,6 +12,9 @@ if(BUILD_SHARED_LIBS)
 else()
   # A static library leaves its own dependencies to whoever links it.
   list(APPEND muster_installed muster_mpi muster_libhdf5 muster_isal)
+  if(TARGET muster_tensorboard_libraries)
+    list(APPEND muster_installed muster_tensorboard_libraries)
+  endif()
 endif()
 install(TARGETS ${muster_installed} EXPORT musterTargets)
 install(EXPORT musterTargets NAMESPACE muster:: DESTINATION "${muster_package_dir}")
@@ -23,6 +26,9 @@ configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/musterConfig.cmake.in" 
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/musterConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/musterConfig.cmake" "${PROJECT_BINARY_DIR}/musterConfigVersion.cmake"
         DESTINATION "${muster_package_dir}")
+
+install(FILES "${PROJECT_SOURCE_DIR}/scripts/packaging/modulefile"
+        DESTINATION "${CMAKE_INSTALL_DATADIR}/modulefiles/muster" RENAME "${PROJECT_VERSION}")
 
 # The programs of a folder and of the folders under it; one that was not built is left out.
 function(muster_install_programs FOLDER)

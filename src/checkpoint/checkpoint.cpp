@@ -10,7 +10,7 @@
 #include "muster/error.hpp"
 #include "state/collect.hpp"
 #include "state/replication.hpp"
-#include "storage/tier.hpp"
+#include "storage/folder_tier.hpp"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -133,11 +133,13 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
   Checkpoint checkpoint(path, owner);
   checkpoint.ranks_ = 1;
   const auto layout = make_layout(state.tensors, detail::state::per_rank_tensors(state, replication));
-  create_state_file(path / state_name, layout);
+  const auto state_file = path / state_name;
+  detail::storage::create_file(state_file, layout.bytes);
+  const OpenFile open = [&](auto alignment) { return detail::storage::open_file(state_file, alignment); };
   FileEntry file{.name = state_name,
                  .bytes = layout.bytes,
                  .piece_bytes = piece_bytes_for(layout.bytes),
-                 .crc32 = StateWriter().write(path / state_name, layout, state.tensors,
+                 .crc32 = StateWriter().write(open, layout, state.tensors,
                                               pieces_of(plan_writers(layout.bytes, piece_owners(layout, 1), {0}), 0))};
   write_manifest(path, {.time = time_now(),
                         .values = detail::state::gather_values(nullptr, state, replication),

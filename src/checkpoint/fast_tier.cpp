@@ -8,6 +8,7 @@
 #include "checkpoint/rollbacks.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
+#include "storage/folder_tier.hpp"
 
 #include <fcntl.h>
 #include <pwd.h>
@@ -230,7 +231,7 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
          auto all = Json::array();
          for (std::size_t i = 0; i < folders.size(); ++i) {
            if (topology.local_rank != 0 || folders[i].node != topology.node_rank) continue;
-           for (const auto& [index, path] : storage::Tier(folders[i].path).list().published) {
+           for (const auto& [index, path] : storage::NodeTier(folders[i].path).list().published) {
              Found one;
              try {
                one.manifest = to_text(read_manifest(path));
@@ -336,7 +337,7 @@ std::string take_checkpoint(const Communicator& communicator, const std::vector<
     if (problem.empty()) problem = one->second.problem;
     if (text.empty()) text = one->second.manifest;
     if (!text.empty() && text == one->second.manifest && folders[i].node == communicator.topology().node_rank)
-      here.push_back(storage::Tier(folders[i].path).published(index));
+      here.push_back(storage::NodeTier(folders[i].path).published(index));
   }
   if (text.empty()) return problem;
   const auto manifest = from_text(text, "the manifest of " + run.published(index).filename().string());
@@ -429,30 +430,28 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool i
 void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
                         storage::Tier& run) {
   const int index = manifest.index;
-  const auto to = run.saving(index);
   try {
     run_on_root(communicator, [&] {
       run.begin(index);
-      create_state_file(to / state_name, {.tensors = {}, .bytes = manifest.state_file().bytes});
+      run.create(index, state_name, manifest.state_file().bytes);
     });
     run_on_all(communicator, [&] {
       for (const auto& [checkpoint, pieces, files] : mine) {
         if (!pieces.empty()) {
-          File file(to / state_name, File::Mode::write);
+          const auto file = run.open(index, state_name, storage::Alignment::any);
           read_pieces(checkpoint, manifest.state_file(), pieces, {},
-                      [&](Range range, std::span<const std::byte> bytes) { file.write_at(bytes, range.begin); });
-          file.sync();
-          file.close();
+                      [&](Range range, std::span<const std::byte> bytes) { file->write_at(bytes, range.begin); });
+          file->finish();
         }
         for (const auto& name : files) {
           const auto& file = *std::ranges::find(manifest.files, name, &FileEntry::name);
-          if (copy_file(checkpoint, name, to).crc32 != file.crc32)
+          if (copy_file(checkpoint, name, run, index).crc32 != file.crc32)
             throw Error(ExitCode::data, "copying " + (checkpoint / name).string(), "its checksum is wrong");
         }
       }
     });
     run_on_root(communicator, [&] {
-      write_manifest(to, manifest);
+      write_manifest(run, manifest);
       run.publish(index);
     });
   } catch (...) {
@@ -529,7 +528,7 @@ std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, con
     if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
     if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
   });
-  return SaveTarget{.tier = storage::Tier(own), .is_leader = is_leader, .is_per_node = true};
+  return SaveTarget{.tier = std::make_shared<storage::NodeTier>(own), .is_leader = is_leader, .is_per_node = true};
 }
 
 std::vector<std::string> used_tiers(const storage::Tier& run) {
@@ -570,7 +569,7 @@ bool mark_copied(const storage::Tier& run) noexcept try {
 void remove_unused_tiers(const Communicator& communicator, const storage::Tier& run,
                          const std::optional<SaveTarget>& own) {
   const auto is_own = [&](const NotedTier& tier) {
-    return own && own->tier.folder().filename().string().starts_with(tier.prefix());
+    return own && own->tier->folder().filename().string().starts_with(tier.prefix());
   };
   const auto unused = run_on_root(communicator, [&] {
     auto tiers = Json::array();
@@ -608,7 +607,7 @@ void remove_unused_tiers(const Communicator& communicator, const storage::Tier& 
 
 void remove_from_note(const storage::Tier& run, const SaveTarget& own) noexcept try {
   auto note = read_note(run);
-  const auto own_name = own.tier.folder().filename().string();
+  const auto own_name = own.tier->folder().filename().string();
   if (std::erase_if(note, [&](const auto& tier) { return own_name.starts_with(tier.prefix()); }) > 0)
     write_note(run, note);
 } catch (const std::exception& error) {

@@ -52,7 +52,7 @@ std::optional<int> index_in_manifest(const fs::path& folder) try {
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   std::vector<CheckpointInfo> infos;
-  const auto published = detail::storage::Tier(run).list().published;
+  const auto published = detail::storage::tier_of(run)->list().published;
   bool has_vanished = false;
   for (const auto& [index, path] : published) {
     auto info = look_at(path, false);
@@ -114,7 +114,7 @@ std::optional<std::pair<int, fs::path>> detail::checkpoint::newest_own(detail::s
 
 int detail::checkpoint::next_index(const fs::path& run) {
   constexpr int widest_gap = 1'000'000;
-  const auto there = detail::storage::Tier(run).list();
+  const auto there = detail::storage::tier_of(run)->list();
   auto indices = there.indices;
   int next = 0;
   for (const auto& [index, path] : there.published | std::views::reverse) {
@@ -140,7 +140,7 @@ int detail::checkpoint::next_index(const fs::path& run) {
 }
 
 std::optional<fs::path> detail::checkpoint::newest_intact(const fs::path& run) {
-  auto there = detail::storage::Tier(run).list();
+  auto there = detail::storage::tier_of(run)->list();
   const auto rollbacks = read_rollbacks(run);
   while (const auto newest = newest_own(there, rollbacks)) {
     const auto& [index, path] = *newest;

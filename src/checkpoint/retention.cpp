@@ -46,10 +46,10 @@ namespace {
 
 /// Moves the names that point to a checkpoint to the newest one of `names` that a report gave the same name.
 void move_links(const storage::Tier& tier, int index, const std::map<int, std::string>& names) {
-  for (const auto& link : tier.links_to(index))
+  for (const auto& moved : tier.names(index))
     for (const auto& [kept, name] : names | std::views::reverse) {
-      if (name != link.filename()) continue;
-      tier.link_name(tier.published(kept).filename(), name);
+      if (name != moved) continue;
+      tier.set_name(kept, name);
       break;
     }
 }

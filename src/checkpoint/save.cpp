@@ -1,7 +1,5 @@
 #include "checkpoint/save.hpp"
 
-#include "base/file.hpp"
-#include "base/log.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/write_plan.hpp"
 #include "comm/on_ranks.hpp"
@@ -26,17 +24,6 @@ bool all_equal(const auto& values) {
 }
 
 }  // namespace
-
-void SaveTarget::abandon(int index) const noexcept {
-  if (!is_leader) return;
-  tier.abandon(index);
-  if (!is_per_node) return;
-  try {
-    if (tier.list().published.contains(index)) tier.remove(index);
-  } catch (const std::exception& error) {
-    log::warn("removing a checkpoint that another node could not publish: " + std::string(error.what()));
-  }
-}
 
 Save::Save(CheckpointContents contents, int index, const Communicator& ranks, StateWriter& writer)
     : contents_(std::move(contents)),
@@ -103,8 +90,8 @@ void Save::open(const Communicator& communicator, SaveTarget& target) {
   if (std::exchange(opened_, true)) return;
   run_on_all(communicator, [&] {
     if (target.is_leader) {
-      target.tier.begin(index_);
-      create_state_file(target.tier.saving(index_) / state_name, layout_, !target.is_per_node);
+      target.tier->begin(index_);
+      target.tier->create(index_, state_name, layout_.bytes);
     }
   });
 }
@@ -118,7 +105,7 @@ void Save::copy_files(const Communicator& communicator, SaveTarget& target) {
   for (auto& copied_files : run_on_all(communicator, [&] {
          auto copied = Json::array();
          for (const auto& name : files_[static_cast<std::size_t>(rank_)].names)
-           copied.push_back(owners.at(name) == rank_ ? copy_file(*contents_.directory, name, target.tier.saving(index_))
+           copied.push_back(owners.at(name) == rank_ ? copy_file(*contents_.directory, name, *target.tier, index_)
                                                      : checksum_file(*contents_.directory, name));
          return copied;
        }))
@@ -151,7 +138,9 @@ void Save::take_snapshot(const Communicator& communicator, Snapshot& snapshot) {
 
 void Save::write(const Communicator& communicator, SaveTarget& target) {
   open(communicator, target);
-  const auto path = target.tier.saving(index_) / state_name;
+  const OpenFile open_state = [&](storage::Alignment alignment) {
+    return target.tier->open(index_, state_name, alignment);
+  };
   std::vector<std::uint64_t> fingerprints;
   std::vector<std::vector<std::uint32_t>> by_rank;
   for (const auto& rank : run_on_all(communicator, [&] {
@@ -161,7 +150,7 @@ void Save::write(const Communicator& communicator, SaveTarget& target) {
            fingerprint.emplace(state::replicated_tensors(contents_.state, contents_.replication));
            meanwhile = [&] { return fingerprint->advance(); };
          }
-         const auto checksums = writer_.write(path, layout_, tensors_, pieces(), rows_, meanwhile);
+         const auto checksums = writer_.write(open_state, layout_, tensors_, pieces(), rows_, meanwhile);
          return Json::array({checksums, fingerprint ? fingerprint->value() : 0});
        })) {
     by_rank.push_back(rank[0]);
@@ -174,14 +163,14 @@ void Save::write(const Communicator& communicator, SaveTarget& target) {
   }
   if (copied_) return;
   if (!all_equal(fingerprints)) find_drift(communicator);
-  if (drifted_ && !drifted_->empty()) write_drifted(communicator, path);
+  if (drifted_ && !drifted_->empty()) write_drifted(communicator, open_state);
 }
 
-void Save::write_drifted(const Communicator& communicator, const std::filesystem::path& path) {
+void Save::write_drifted(const Communicator& communicator, const OpenFile& open) {
   give_drifted_to_rank_0(communicator);
   run_on_root(communicator, [&] {
     const auto pieces = drifted_pieces();
-    const auto checksums = writer_.write(path, layout_, tensors_, pieces, rows_);
+    const auto checksums = writer_.write(open, layout_, tensors_, pieces, rows_);
     for (std::size_t i = 0; i < pieces.size(); ++i) checksums_[pieces[i]] = checksums[i];
   });
 }
@@ -189,15 +178,15 @@ void Save::write_drifted(const Communicator& communicator, const std::filesystem
 void Save::publish(const Communicator& communicator, SaveTarget& target) {
   if (!target.is_per_node)
     return run_on_root(communicator, [&] {
-      write_manifest(target.tier.saving(index_), manifest_ = make_manifest());
-      target.tier.publish(index_);
+      write_manifest(*target.tier, manifest_ = make_manifest());
+      target.tier->publish(index_);
     });
   // All nodes store rank 0's manifest.
   manifest_ = from_text(run_on_root(communicator, [&] { return to_text(make_manifest()); }), "the manifest");
   run_on_all(communicator, [&] {
     if (target.is_leader) {
-      write_manifest(target.tier.saving(index_), manifest_);
-      target.tier.publish(index_);
+      write_manifest(*target.tier, manifest_);
+      target.tier->publish(index_);
     }
   });
 }

@@ -20,6 +20,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -44,13 +45,14 @@ struct CheckpointContents {
 
 /// Where a checkpoint is written.
 struct SaveTarget {
-  storage::Tier tier;
+  std::shared_ptr<storage::Tier> tier;
   bool is_leader = false;    ///< this rank creates the folder and publishes it: rank 0, or the first rank of each node
   bool is_per_node = false;  ///< each node has its own folder, which its ranks write to
 
-  /// Removes the checkpoint with this index, unfinished or published. A node may have published it while another node
-  /// failed to.
-  void abandon(int index) const noexcept;
+  /// Removes what this rank is responsible for of the checkpoint, which will not be published.
+  void abandon(int index) const noexcept {
+    if (is_leader) tier->abandon(index);
+  }
 };
 
 /// One save. All member functions are collective, except the getters. Many members, since they hold what the calls find
@@ -85,7 +87,7 @@ class Save {
   void compare(const Communicator& communicator);
   /// Finds the tensors that have drifted, once; see checkpoint::find_drift().
   void find_drift(const Communicator& communicator);
-  void write_drifted(const Communicator& communicator, const std::filesystem::path& path);
+  void write_drifted(const Communicator& communicator, const OpenFile& open);
   std::vector<std::uint64_t> drifted_pieces() const;
   void give_drifted_to_rank_0(const Communicator& communicator);
   Manifest make_manifest() const;

@@ -42,35 +42,35 @@ void or_abandon(const SaveTarget& target, int index, const Work& work) {
 // Saving: synchronously or in the background, and pruning.
 
 CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::path run, CheckpointConfig config)
-    : communicator_(std::move(communicator)), tier_(std::move(run)), config_(std::move(config)) {
+    : communicator_(std::move(communicator)), tier_(storage::tier_of(run)), config_(std::move(config)) {
   if (config_.num_to_keep.value_or(1) < 1)
     throw Error(ExitCode::usage, "keeping checkpoints",
                 "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
                 "Give 1 or more, or leave it out to keep all");
-  has_earlier_tier_ = finish_copying(communicator_, tier_);
+  has_earlier_tier_ = finish_copying(communicator_, *tier_);
   const auto indices = run_on_root(communicator_, [&] {
-    const auto there = tier_.list();  // listed before remove_unfinished(), whose indices are not used again
+    const auto there = tier_->list();  // listed before remove_unfinished(), whose indices are not used again
     for (const auto& path : there.others)
       log::warn(path.string() +
                 " is a link or a file, not a folder, so the run does not go on from it. Move the "
                 "checkpoint's folder back there");
-    const int next = next_index(tier_.folder());
-    tier_.remove_unfinished();
+    const int next = next_index(tier_->folder());
+    tier_->remove_unfinished();
     return Json{next, std::set(there.indices.lower_bound(next), there.indices.end())};
   });
   indices_ = {indices[0], indices[1].get<std::set<int>>()};
   if (!config_.fast_tier.empty())
-    if (auto target = create_fast_tier(communicator_, tier_, config_.fast_tier)) fast_ = {std::move(*target)};
+    if (auto target = create_fast_tier(communicator_, *tier_, config_.fast_tier)) fast_ = {std::move(*target)};
   if (fast_ || config_.async_save) background_.enable(communicator_);
 }
 
 CheckpointStore::~CheckpointStore() {
   background_.wait();
   if (!fast_ || fast_->used) return;  // the next start copies what is left
-  const auto& folder = fast_->target.tier.folder();
+  const auto& folder = fast_->target.tier->folder();
   std::error_code ignored;
   if (fast_->target.is_leader) std::filesystem::remove(folder, ignored);
-  if (here().rank == 0 && !std::filesystem::exists(folder, ignored)) remove_from_note(tier_, fast_->target);
+  if (here().rank == 0 && !std::filesystem::exists(folder, ignored)) remove_from_note(*tier_, fast_->target);
 }
 
 Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
@@ -100,14 +100,14 @@ Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
     settle(communicator_, *save);
     background_.end_without_work();
   }
-  return as_this_rank(Checkpoint(tier_.published(index)));
+  return as_this_rank(Checkpoint(tier_->published(index)));
 }
 
 void CheckpointStore::publish(const Communicator& communicator, Save& save, SaveTarget& target) {
   const int index = save.index();
   save.write(communicator, target);
   if (fast_ && !fast_->used) {
-    run_on_root(communicator, [&] { mark_used(tier_, index); });
+    run_on_root(communicator, [&] { mark_used(*tier_, index); });
     fast_->used = true;
     fast_->first = index;
   }
@@ -118,7 +118,7 @@ void CheckpointStore::publish(const Communicator& communicator, Save& save, Save
 void CheckpointStore::settle(const Communicator& communicator, const Save& save) {
   const int index = save.index();
   if (fast_) {
-    if (fast_->first != index && run_on_root(communicator, [&] { return note_first(tier_, index); }))
+    if (fast_->first != index && run_on_root(communicator, [&] { return note_first(*tier_, index); }))
       fast_->first = index;
     clear_fast_tier(index, /*after=*/false);
     copy_from_fast_tier(communicator, save);
@@ -127,13 +127,13 @@ void CheckpointStore::settle(const Communicator& communicator, const Save& save)
   if (fast_) clear_fast_tier(index, /*after=*/true);
   // Without a validation function, nobody waits for the validations that an earlier start has left.
   const bool validates = static_cast<bool>(is_needed_);
-  if (config_.num_to_keep) run_on_root(communicator, [&] { prune(tier_, config_, validates, is_needed_); });
+  if (config_.num_to_keep) run_on_root(communicator, [&] { prune(*tier_, config_, validates, is_needed_); });
 }
 
 void CheckpointStore::copy_from_fast_tier(const Communicator& communicator, const Save& save) {
   try {
     copy_to_run_folder(communicator, save.manifest(),
-                       {{fast_->target.tier.published(save.index()), save.pieces(), save.files()}}, tier_);
+                       {{fast_->target.tier->published(save.index()), save.pieces(), save.files()}}, *tier_);
   } catch (const Error& error) {
     if (!error.agreed() || error.code() != ExitCode::data) throw;
     // The checkpoint was intact a moment ago, so somebody else has changed the tier. The run's folder has an earlier
@@ -143,19 +143,19 @@ void CheckpointStore::copy_from_fast_tier(const Communicator& communicator, cons
 }
 
 void CheckpointStore::release_fast_tiers(const Communicator& communicator) {
-  const bool noted = run_on_root(communicator, [&] { return mark_copied(tier_); });
+  const bool noted = run_on_root(communicator, [&] { return mark_copied(*tier_); });
   // Also after a failure: the note may say either then, so the next save marks the tier as used again.
   if (fast_) fast_->used = false;
   if (!noted) return;
   if (std::exchange(has_earlier_tier_, false))
-    remove_unused_tiers(communicator, tier_, fast_ ? std::optional(fast_->target) : std::nullopt);
+    remove_unused_tiers(communicator, *tier_, fast_ ? std::optional(fast_->target) : std::nullopt);
 }
 
 void CheckpointStore::clear_fast_tier(int index, bool after) const noexcept {
   if (!fast_->target.is_leader) return;
   try {
-    for (const auto& [there, path] : fast_->target.tier.list().published)
-      if (after || (there < index && there != fast_->first)) fast_->target.tier.remove(there);
+    for (const auto& [there, path] : fast_->target.tier->list().published)
+      if (after || (there < index && there != fast_->first)) fast_->target.tier->remove(there);
   } catch (const std::exception& error) {
     log::warn("removing what has been copied from the fast tier: " + std::string(error.what()));
   }
@@ -194,8 +194,8 @@ std::string CheckpointStore::problem_of(const fs::path& checkpoint) const {
 void CheckpointStore::restore_repaired() const {
   // Only those newer than the newest published one. The run has already continued without the older ones.
   const auto candidates = run_on_root(communicator_, [&] {
-    auto there = tier_.list();
-    const auto rollbacks = read_rollbacks(tier_.folder());
+    auto there = tier_->list();
+    const auto rollbacks = read_rollbacks(tier_->folder());
     const auto newest = newest_own(there, rollbacks);
     auto list = Json::array();
     for (const auto& [index, path] : there.damaged)
@@ -215,21 +215,21 @@ void CheckpointStore::restore_repaired() const {
       continue;
     }
     run_on_root(communicator_, [&] {
-      if (const int index = candidate[1]; tier_.unquarantine(index, path))
-        log::warn(path.filename().string() + " is intact, and is named " + tier_.published(index).filename().string() +
+      if (const int index = candidate[1]; tier_->unquarantine(index, path))
+        log::warn(path.filename().string() + " is intact, and is named " + tier_->published(index).filename().string() +
                   " again");
     });
   }
 }
 
 std::optional<Checkpoint> CheckpointStore::newest() {
-  if (rollback_) return as_this_rank(Checkpoint(tier_.published(rollback_->to)));
+  if (rollback_) return as_this_rank(Checkpoint(tier_->published(rollback_->to)));
   restore_repaired();
   for (;;) {
     const int index = run_on_root(communicator_, [&] {
-      auto there = tier_.list();
-      if (const auto newest = newest_own(there, read_rollbacks(tier_.folder()))) return newest->first;
-      const auto doing = "looking for a checkpoint in " + tier_.folder().string();
+      auto there = tier_->list();
+      if (const auto newest = newest_own(there, read_rollbacks(tier_->folder()))) return newest->first;
+      const auto doing = "looking for a checkpoint in " + tier_->folder().string();
       if (!there.published.empty())
         throw Error(ExitCode::data, doing,
                     "the checkpoint to which the run was rolled back is gone, and the later ones were given up",
@@ -242,11 +242,11 @@ std::optional<Checkpoint> CheckpointStore::newest() {
       return -1;
     });
     if (index < 0) return {};
-    const auto path = tier_.published(index);
+    const auto path = tier_->published(index);
     const auto problem = problem_of(path);
     if (problem.empty()) return as_this_rank(Checkpoint(path));
     run_on_root(communicator_, [&] {
-      const auto new_path = tier_.quarantine(index);
+      const auto new_path = tier_->quarantine(index);
       log::warn(path.filename().string() + " is damaged and now named " + new_path.filename().string() + ": " +
                 problem);
       move_names(index);
@@ -255,26 +255,23 @@ std::optional<Checkpoint> CheckpointStore::newest() {
 }
 
 void CheckpointStore::move_names(std::optional<int> quarantined) const {
-  const auto rollbacks = read_rollbacks(tier_.folder());
-  const auto published = tier_.list().published;
-  std::map<std::string, std::string> checkpoints;  // folder by the name that the report gave
+  const auto rollbacks = read_rollbacks(tier_->folder());
+  const auto published = tier_->list().published;
+  std::map<std::string, int> checkpoints;  // index by the name that the report gave
   for (const auto& [index, path] : published) try {
       if (is_rolled_back(rollbacks, index)) continue;
       const auto manifest = read_manifest(path);
       const auto name = manifest.metrics.value("checkpoint_name", Json());
-      if (manifest.index == index && name.is_string()) checkpoints[name] = path.filename();
+      if (manifest.index == index && name.is_string()) checkpoints[name] = index;
     } catch (const Error&) {
       // A damaged checkpoint keeps its names.
     }
   const auto move_names_of = [&](int index) {
-    for (const auto& name : tier_.links_to(index)) {
-      const auto before = checkpoints.find(name.filename());
-      std::error_code ignored;
-      if (before != checkpoints.end())
-        tier_.link_name(before->second, before->first);
+    for (const auto& name : tier_->names(index))
+      if (const auto before = checkpoints.find(name); before != checkpoints.end())
+        tier_->set_name(before->second, name);
       else
-        fs::remove(name, ignored);
-    }
+        tier_->remove_name(name);
   };
   for (const auto& [index, path] : published)
     if (is_rolled_back(rollbacks, index)) move_names_of(index);
@@ -284,28 +281,28 @@ void CheckpointStore::move_names(std::optional<int> quarantined) const {
 /// Called if the last rollback went to this checkpoint. Moves the names again, since a killed job may not have done so.
 void CheckpointStore::log_rolled_back(int index) const {
   move_names();
-  log::info("this run has gone back to " + tier_.published(index).filename().string() +
+  log::info("this run has gone back to " + tier_->published(index).filename().string() +
             " already and goes on from its newest checkpoint. To go back once more, remove its steps_back.json");
 }
 
 bool CheckpointStore::has_rolled_back(const std::string& name) const {
-  const auto rollbacks = read_rollbacks(tier_.folder());
+  const auto rollbacks = read_rollbacks(tier_->folder());
   const bool done = !rollbacks.empty() && !name.empty() && rollbacks.back().name == name;
   if (done) log_rolled_back(rollbacks.back().to);
   return done;
 }
 
 void CheckpointStore::roll_back(int index, const std::string& name) {
-  const auto path = tier_.published(index);
+  const auto path = tier_->published(index);
   const bool done = run_on_root(communicator_, [&] {
-    const auto rollbacks = read_rollbacks(tier_.folder());
+    const auto rollbacks = read_rollbacks(tier_->folder());
     if (!rollbacks.empty() && rollbacks.back().to == index) {
       log_rolled_back(index);
       return true;
     }
-    if (!tier_.list().published.contains(index))
+    if (!tier_->list().published.contains(index))
       throw Error(ExitCode::data, "going back to " + path.string(), "there is no such checkpoint",
-                  "`muster checkpoint ls " + tier_.folder().string() + "` shows those that are there");
+                  "`muster checkpoint ls " + tier_->folder().string() + "` shows those that are there");
     return false;
   });
   if (done) return;
@@ -321,8 +318,8 @@ void CheckpointStore::confirm_rollback() {
   if (!rollback_) return;
   comm::wait_for_all(communicator_);  // all ranks have restored the checkpoint
   run_on_root(communicator_, [&] {
-    rollback_->tiers = used_tiers(tier_);
-    add_rollback(tier_.folder(), *rollback_);
+    rollback_->tiers = used_tiers(*tier_);
+    add_rollback(tier_->folder(), *rollback_);
     move_names();
   });
   rollback_.reset();
@@ -330,7 +327,7 @@ void CheckpointStore::confirm_rollback() {
 }
 
 std::vector<Rollback> CheckpointStore::rollbacks() const {
-  auto all = read_rollbacks(tier_.folder());
+  auto all = read_rollbacks(tier_->folder());
   if (rollback_) all.push_back(*rollback_);
   return all;
 }

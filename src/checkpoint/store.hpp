@@ -165,7 +165,7 @@ class CheckpointStore {
   };
 
   Communicator communicator_;
-  storage::Tier tier_;  // the run's folder
+  std::shared_ptr<storage::Tier> tier_;  // the run's folder
   std::optional<FastTier> fast_ = {};
   bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
   LastSave last_save_;

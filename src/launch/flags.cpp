@@ -225,6 +225,9 @@ Flags::Flags(const std::string& program, const std::string& version) {
       ->check(duration());
   option("--progress", progress_, "auto, bar, plain or none [auto]")
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));
+  app.add_flag("--tensorboard", tensorboard_, "Write files for TensorBoard to the run's folder")
+      ->envname("MUSTER_TENSORBOARD")
+      ->group("muster");
   option("--log-level", log_level_, "trace, debug, info, warn, error or off [info]");
 }
 
@@ -281,6 +284,7 @@ LaunchFlags Flags::resolve() const {
   static const std::map<std::string, Progress> modes{
       {"auto", Progress::automatic}, {"bar", Progress::bar}, {"plain", Progress::plain}, {"none", Progress::none}};
   flags.progress = modes.at(progress_);
+  flags.tensorboard = tensorboard_;
   if (app.get_option("--log-level")->count() > 0) flags.log_level = log_level_;
   return flags;
 }

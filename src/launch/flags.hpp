@@ -38,6 +38,7 @@ class Flags {
   std::uint64_t seed_ = 0;
   double timeout_ = 0;
   int workers_ = 0, threads_ = 0;
+  bool tensorboard_ = false;
 };
 
 }  // namespace muster::detail::launch

@@ -6,6 +6,8 @@
 #include "muster/error.hpp"
 #include "muster/json.hpp"
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -26,6 +28,7 @@ struct AttemptStart {
   /// True if the checkpoint of that name is the one that training goes on from, or an earlier one of the same course.
   /// Unset if the run has no checkpoint.
   std::function<bool(const std::string&)> is_ancestor = {};
+  std::int64_t global_step = 0;  ///< the last step that counts; later steps are made again
 };
 
 /// The progress in an epoch.
@@ -61,6 +64,11 @@ class Observer {
   virtual void checkpoint_lost(const Checkpoint&) {}
   /// A validation has measured the checkpoint of a report; the fields replace the fields of the same name in its row.
   virtual void validated(std::int64_t /*training_iteration*/, const Json& /*fields*/) {}
+  /// The training function has logged a value or a picture (Session::log_scalar, Session::log_image), or a report takes
+  /// the values of a parameter or its gradient (RunConfig::histogram_interval). On the first worker.
+  virtual void scalar(const std::string& /*name*/, double /*value*/, std::int64_t /*step*/) {}
+  virtual void image(const std::string& /*name*/, const at::Tensor& /*image*/, std::int64_t /*step*/) {}
+  virtual void histogram(const std::string& /*name*/, const at::Tensor& /*values*/, std::int64_t /*step*/) {}
   /// This worker leaves training with an error, which may be another worker's error or a stop on request.
   virtual void failure(const Error&) {}
   virtual void end() {}

@@ -5,18 +5,21 @@
 #include "comm/on_ranks.hpp"
 #include "observe/history.hpp"
 #include "observe/progress_line.hpp"
+#include "observe/status_file.hpp"
+#include "observe/tensorboard.hpp"
 
 #include <string>
 
 namespace muster::detail::observe {
 
-Observers::Observers(bool first_worker, const std::filesystem::path& run, Progress progress, std::int64_t first_epoch,
-                     std::vector<std::shared_ptr<Callback>> callbacks) {
+Observers::Observers(bool first_worker, const ObservedRun& run, const RunConfig& config) {
   if (first_worker) {
-    observers_.push_back(std::make_unique<History>(run));
-    observers_.push_back(std::make_unique<ProgressLine>(progress, first_epoch));
+    observers_.push_back(std::make_unique<History>(run.folder));
+    observers_.push_back(std::make_unique<StatusFile>(run.folder, run.world_size));
+    observers_.push_back(std::make_unique<ProgressLine>(run.progress, run.first_epoch));
+    if (config.tensorboard) observers_.push_back(make_tensorboard(run.folder, run.settings));
   }
-  add_callbacks(std::move(callbacks));
+  add_callbacks(config.callbacks);
 }
 
 Observers::Observers(std::vector<std::unique_ptr<Observer>> observers) : observers_(std::move(observers)) {

@@ -1,7 +1,9 @@
-// The observers of a run: result.json and progress.csv, the progress line, the user's callbacks.
+// The observers of a run: result.json and progress.csv, status.json, the progress line, TensorBoard's files, the user's
+// callbacks.
 #pragma once
 
 #include "muster/communicator.hpp"
+#include "muster/config.hpp"
 #include "muster/launch.hpp"
 #include "observe/callbacks.hpp"
 #include "observe/observer.hpp"
@@ -15,11 +17,19 @@
 
 namespace muster::detail::observe {
 
+/// What the observers need to know of a run.
+struct ObservedRun {
+  std::filesystem::path folder;
+  Progress progress = Progress::automatic;
+  std::int64_t first_epoch = 0;    ///< the `epoch` of its first row
+  int world_size = 1;              ///< number of workers
+  Json settings = Json::object();  ///< the training function's configuration
+};
+
 class Observers {
  public:
-  /// Makes this worker's observers. `run`: the run's folder; `first_epoch`: the `epoch` of its first row.
-  Observers(bool first_worker, const std::filesystem::path& run, Progress progress, std::int64_t first_epoch,
-            std::vector<std::shared_ptr<Callback>> callbacks);
+  /// Makes this worker's observers of the run.
+  Observers(bool first_worker, const ObservedRun& run, const RunConfig& config);
   /// Uses the given observers, and no callbacks.
   explicit Observers(std::vector<std::unique_ptr<Observer>> observers);
 

@@ -18,6 +18,8 @@
 namespace muster::detail::observe {
 namespace {
 
+constexpr int max_bar_width = 40;
+
 /// Opens the terminal that shows our stderr; returns −1 if there is none. mpirun receives its ranks' output through a
 /// pipe, so for ranks on its own node this looks at mpirun's stderr instead.
 int open_terminal() {
@@ -56,18 +58,44 @@ std::string speed(double samples_per_second) {
   return std::to_string(std::llround(samples_per_second)) + " samples/s";
 }
 
+/// "  1:05 left": until the end of the run, or "  0:12 left in the epoch" where the number of epochs is not known;
+/// empty without a speed.
+std::string time_left(const EpochPosition& position, double samples_per_second) {
+  if (samples_per_second <= 0 || position.samples <= 0) return {};
+  const bool knows_run = position.epochs > position.epoch;
+  const auto samples = std::max<std::int64_t>(position.samples - position.consumed, 0) +
+                       (knows_run ? position.samples * (position.epochs - position.epoch - 1) : 0);
+  const double seconds = static_cast<double>(samples) / samples_per_second;
+  if (seconds > 1e8) return {};
+  const auto whole = std::llround(seconds);
+  std::array<char, 48> text{};
+  if (whole >= 3600)
+    std::snprintf(text.data(), text.size(), "  %lld:%02lld:%02lld left", whole / 3600, whole / 60 % 60, whole % 60);
+  else
+    std::snprintf(text.data(), text.size(), "  %lld:%02lld left", whole / 60, whole % 60);
+  return std::string(text.data()) + (knows_run ? "" : " in the epoch");
+}
+
 }  // namespace
 
-std::string progress_line(const EpochPosition& position, double samples_per_second, int width) {
-  const double share =
-      position.samples > 0 ? static_cast<double>(position.consumed) / static_cast<double>(position.samples) : 0;
+std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
+                          const std::string& metrics) {
+  const auto samples = static_cast<double>(position.samples), consumed = static_cast<double>(position.consumed);
+  const double share = samples > 0 ? consumed / samples : 0;
   const auto before = epoch_of(position.epoch, position.epochs) + " ";
   std::array<char, 16> percent{};
   std::snprintf(percent.data(), percent.size(), " %3.0f%%", 100 * share);
-  const auto after = std::string(percent.data()) + "  " + speed(samples_per_second);
-  const int room = width - static_cast<int>(before.size() + after.size()) - 3;
+  std::string after = percent.data();
+  const auto room_beside = [&](const std::string& text) {
+    return width - 1 - static_cast<int>(before.size() + after.size() + text.size());
+  };
+  for (const auto& field : {"  " + speed(samples_per_second), time_left(position, samples_per_second), metrics,
+                            "  step " + std::to_string(position.global_step)}) {
+    if (room_beside(field) < 0) break;
+    after += field;
+  }
   std::string bar;
-  if (room >= 4) {
+  if (const int room = std::min(room_beside("[]"), max_bar_width); room >= 4) {
     const auto full = static_cast<std::size_t>(std::lround(share * room));
     bar = "[" + std::string(full, '#') + std::string(static_cast<std::size_t>(room) - full, '.') + "]";
   }
@@ -76,14 +104,20 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
   return line;
 }
 
+std::string metrics_text(const Json& row) {
+  std::string text;
+  for (const auto& [key, value] : row.items()) {
+    if (key == "epoch" || is_reserved(key)) continue;
+    text += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : value.dump());
+  }
+  return text;
+}
+
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch) {
   std::string line = row.contains("epoch") && row.at("epoch").is_number_integer()
                          ? epoch_of(row.at("epoch").get<std::int64_t>() - first_epoch, epochs)
                          : "report " + row.value("training_iteration", Json(0)).dump();
-  for (const auto& [key, value] : row.items()) {
-    if (key == "epoch" || is_reserved(key)) continue;
-    line += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : value.dump());
-  }
+  line += metrics_text(row);
   if (const auto rate = row.find("samples_per_s"); rate != row.end() && rate->is_number() && rate->get<double>() > 0)
     line += "  " + speed(rate->get<double>());
   if (const auto name = row.find("checkpoint_dir_name"); name != row.end() && name->is_string())
@@ -119,11 +153,12 @@ void ProgressLine::batch(const EpochPosition& position) {
   last_draw_ = now;
   const auto seconds = std::chrono::duration<double>(now - pass_begin_).count();
   const double rate = seconds > 0 ? static_cast<double>(position.consumed - pass_first_) / seconds : 0;
-  std::fprintf(stderr, "\r\033[K%s", progress_line(position, rate, width_of(terminal_)).c_str());
+  std::fprintf(stderr, "\r\033[K%s", progress_line(position, rate, width_of(terminal_), last_metrics_).c_str());
   drawn_ = true;
 }
 
 void ProgressLine::report(const Json& row, std::int64_t epochs) {
+  last_metrics_ = metrics_text(row);
   if (!lines_) return;
   erase();
   std::fprintf(stderr, "%s\n", report_line(row, epochs, first_epoch_).c_str());

@@ -10,8 +10,13 @@
 
 namespace muster::detail::observe {
 
-/// The live line, without control characters, at most `width` columns.
-std::string progress_line(const EpochPosition& position, double samples_per_second, int width);
+/// The live line, without control characters, in less than `width` columns: the epoch, a bar, how much of the epoch is
+/// done, the speed, the time left, `metrics`, the step. Where that is too wide, the bar goes first, then the step, the
+/// metrics, the time left and the speed.
+std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
+                          const std::string& metrics = {});
+/// The user's metrics in a report's row: "  loss 0.1235  accuracy 0.9".
+std::string metrics_text(const Json& row);
 /// The line of a report: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits. The line
 /// counts epochs from 1; the rows count them from `first_epoch`.
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
@@ -35,6 +40,7 @@ class ProgressLine final : public Observer {
 
   std::int64_t first_epoch_;
   int terminal_ = -1;
+  std::string last_metrics_;
   bool live_ = false;   ///< a live line is drawn
   bool lines_ = false;  ///< a line per report is written
   bool drawn_ = false;  ///< the live line is on the terminal now

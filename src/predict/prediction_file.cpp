@@ -1,10 +1,10 @@
 #include "predict/prediction_file.hpp"
 
 #include "checkpoint/files/state_file.hpp"
-#include "checkpoint/files/state_writer.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
+#include "storage/folder_tier.hpp"
 
 #include <ATen/ops/empty.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
     auto path = output_;
     path += ".tmp." + std::to_string(::getpid());
     temporary_.path = path;
-    checkpoint::create_state_file(path, layout);
+    storage::create_file(path, layout.bytes);
     File file(path, File::Mode::write);
     for (const auto& part : layout.structure) file.write_at(std::as_bytes(std::span(part.bytes)), part.offset);
     file.sync();

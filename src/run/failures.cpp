@@ -10,7 +10,6 @@
 #include "storage/tier.hpp"
 
 #include <algorithm>
-#include <array>
 #include <span>
 
 namespace muster::detail::run {
@@ -76,25 +75,19 @@ Failures Failures::with_one_more(const RunPoints& now) const {
 
 bool is_refusal(ExitCode code) noexcept { return code == ExitCode::data || code == ExitCode::usage; }
 
-bool is_worth_retrying(ExitCode code) noexcept {
-  using enum ExitCode;
-  constexpr std::array final_ones{done, usage, data, missing_package, stopped, interrupted};
-  return std::ranges::find(final_ones, code) == final_ones.end();
-}
-
 std::chrono::seconds retry_delay(const Failures& failures) noexcept {
   if (failures.count < 2) return {};
   return std::min(longest_wait, std::chrono::seconds(1) * (1 << std::min(failures.count - 2, 30)));
 }
 
 int newest_checkpoint_index(const std::filesystem::path& run) {
-  const auto published = storage::Tier(run).list().published;
+  const auto published = storage::tier_of(run)->list().published;
   return published.empty() ? -1 : published.rbegin()->first;
 }
 
 std::optional<RunPoint> point_of(const std::filesystem::path& run) {
   const auto rollbacks = checkpoint::read_rollbacks(run);
-  auto there = storage::Tier(run).list();
+  auto there = storage::tier_of(run)->list();
   while (const auto newest = checkpoint::newest_own(there, rollbacks)) try {
       const auto manifest = checkpoint::read_manifest(newest->second);
       const auto trainer = state::trainer_state_from_json(manifest.progress);

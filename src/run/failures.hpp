@@ -49,8 +49,6 @@ struct Failures {
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
 
-/// True if trying again may help. False if the same flags, files and data would end in the same way.
-bool is_worth_retrying(ExitCode code) noexcept;
 /// True if the program or its data were refused, so that a start that ends with it changes nothing in the run.
 bool is_refusal(ExitCode code) noexcept;
 

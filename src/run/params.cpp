@@ -2,9 +2,9 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/option_json.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/inspect.hpp"
-#include "run/options.hpp"
 
 #include <string>
 #include <utility>
@@ -75,7 +75,7 @@ TrainerOptions saved_options(const std::filesystem::path& run) {
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
   auto options = options_from_params(read_json(file), file);
-  if (!checkpoint::newest_intact(run) && !checkpoint::may_hold_newer(storage::Tier(run)))
+  if (!checkpoint::newest_intact(run) && !checkpoint::may_hold_newer(*storage::tier_of(run)))
     throw Error(ExitCode::data, doing, "it has no whole checkpoint", "Start it again under its name, or another run");
   return options;
 }

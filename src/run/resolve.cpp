@@ -6,6 +6,7 @@
 #include "comm/time_limit.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
+#include "observe/tensorboard.hpp"
 
 #include <algorithm>
 
@@ -101,6 +102,13 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
   }));
   auto& callbacks = resolved.options.run_config.callbacks;
   callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());
+  auto& run_config = resolved.options.run_config;
+  run_config.tensorboard = run_config.tensorboard || flags.tensorboard;
+  if (run_config.tensorboard) observe::require_tensorboard();
+  if (run_config.histogram_interval < 0)
+    throw Error(ExitCode::usage, "choosing the reports with histograms",
+                "histogram_interval is " + std::to_string(run_config.histogram_interval),
+                "Give 1 or more, or 0 for none");
   resolved.wait_limit = choose_wait_limit(launch, resolved.backend.get());
   if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
     throw Error(ExitCode::usage, "choosing how long a validation may take",

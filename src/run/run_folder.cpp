@@ -177,7 +177,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     const auto supervisor = launch::supervisor();
     is_restart_ = supervisor && read_failures(path_, supervisor->id);
     if (flags.resume == Resume::never && !is_restart_ &&
-        (newest_checkpoint_index(path_) >= 0 || checkpoint::may_hold_newer(storage::Tier(path_))))
+        (newest_checkpoint_index(path_) >= 0 || checkpoint::may_hold_newer(*storage::tier_of(path_))))
       throw Error(ExitCode::usage, "starting the run " + path_.string(), "--resume never is set and it has checkpoints",
                   "Choose another --name, or remove that folder");
     if (supervisor && !is_restart_) write_failures(path_, supervisor->id, {});
@@ -245,7 +245,8 @@ void RunFolder::remove_if_unused(const Communicator& world) {
   lock_.reset();
   world.barrier();
   if (world.rank() != 0) return;
-  static const std::set<std::string> files_of_every_run{"params.json", "result.json", "progress.csv", "logs", ".lock"};
+  static const std::set<std::string> files_of_every_run{"params.json", "result.json", "progress.csv",
+                                                        "status.json", "logs",        ".lock"};
   std::error_code ignored;  // files that are left over do no harm
   for (const auto& entry : std::filesystem::directory_iterator(path_, ignored))
     if (!files_of_every_run.contains(entry.path().filename())) return;

@@ -14,13 +14,14 @@
 namespace muster::detail::session {
 
 std::optional<std::string> problem_with_name(const std::string& name) {
-  static const std::set<std::string> reserved_names{"params.json",    "result.json", "progress.csv", "error.txt",
-                                                    "logs",           "stop",        "artifacts",    "steps_back.json",
-                                                    "fast_tier.json", "trial.json",  "sweep.json",   "sweep.csv",
-                                                    "manifest.json",  "state.h5",    "metadata.json"};
+  static const std::set<std::string> reserved_names{
+      "params.json", "result.json",     "progress.csv",   "error.txt",    "logs",       "stop",
+      "artifacts",   "steps_back.json", "fast_tier.json", "trial.json",   "sweep.json", "sweep.csv",
+      "status.json", "manifest.json",   "state.h5",       "metadata.json"};
   if (reserved_names.contains(name)) return "a file of the run or of a checkpoint has this name";
   if (!is_utf8(name)) return "it is not UTF-8";
   const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' && !name.starts_with("checkpoint_") &&
+                     !name.starts_with("events.out.") &&
                      std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
   if (plain) return {};
   return "a name has 1 to 200 bytes, no '/', no control characters, and no '.' or \"checkpoint_\" at its beginning";
@@ -29,7 +30,8 @@ std::optional<std::string> problem_with_name(const std::string& name) {
 void link_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept {
   if (name.empty()) return;
   try {
-    storage::Tier(checkpoint.parent_path()).link_name(checkpoint.filename(), name);
+    if (const auto index = storage::Tier::index_of(checkpoint.filename()))
+      storage::tier_of(checkpoint.parent_path())->set_name(*index, name);
   } catch (const std::exception& error) {
     log::warn(std::string("the checkpoint could not be named: ") + error.what());
   }

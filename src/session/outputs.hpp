@@ -27,6 +27,7 @@ struct Outputs {
   std::optional<checkpoint::CheckpointStore> store;  ///< none in a session that saves nothing, such as a validation
   observe::Observers observers;
   CheckpointConfig config;
+  int histogram_interval = 0;                ///< reports from one with histograms to the next; 0: none
   ValidationRequests* validation = nullptr;  ///< null without a validation function
   bool is_first_worker = false;
   std::optional<Checkpoint> newest = {};            ///< this attempt's newest, or the one that it goes on from

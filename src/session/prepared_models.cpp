@@ -1,6 +1,9 @@
 #include "session/prepared_models.hpp"
 
+#include "gradients/hooks.hpp"
 #include "gradients/reducer.hpp"
+
+#include <torch/nn/module.h>
 
 namespace muster::detail::session {
 namespace {
@@ -28,6 +31,17 @@ void PreparedModels::synchronise_buffers() const {
 
 void PreparedModels::load_buffers_of(int micro_batch) const {
   for (const auto& model : models_) model->load_buffers_of(micro_batch);
+}
+
+void PreparedModels::for_each_parameter(const std::function<void(const std::string& name, const at::Tensor& values,
+                                                                 const at::Tensor& gradient)>& visit) const {
+  for (std::size_t i = 0; i < models_.size(); ++i) {
+    const auto* const module = models_[i]->module();
+    gradients::fetch_averages(module->parameters());
+    for (const auto& parameter : module->named_parameters())
+      visit((models_.size() > 1 ? std::to_string(i) + "/" : "") + parameter.key(), parameter.value(),
+            parameter.value().grad());
+  }
 }
 
 bool PreparedModels::any_joined() const {

@@ -4,7 +4,9 @@
 #include "gradients/data_parallel.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace muster::detail::session {
@@ -22,6 +24,10 @@ class PreparedModels {
   /// Makes the buffers the same on all workers. Collective.
   void synchronise_buffers() const;
   void load_buffers_of(int micro_batch) const;
+  /// Calls `visit` with the name of each parameter of each model, its values, and its gradient, averaged, which is
+  /// undefined if there is none. Of several models the names begin with "0/", "1/" … Collective.
+  void for_each_parameter(const std::function<void(const std::string& name, const at::Tensor& values,
+                                                   const at::Tensor& gradient)>& visit) const;
   /// True inside join(), where the other workers may be at another boundary.
   bool any_joined() const;
   void finish_abandoned_passes() const;

@@ -173,6 +173,21 @@ Json Reporter::make_row(const Combined& all, bool reduce) {
   return Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 }
 
+void Reporter::log_histograms() {
+  const int interval = session_.outputs.histogram_interval;
+  if (interval == 0 || session_.progress.training_iteration % interval != 0) return;
+  const auto log = [&](const std::string& name, const at::Tensor& values) {
+    if (!session_.workers.is_first() || !values.defined() || values.numel() == 0) return;
+    session_.outputs.observers.tell(&observe::Observer::histogram, name,
+                                    values.is_sparse() ? values.coalesce().values() : values,
+                                    session_.progress.shown_step(session_.progress.training_iteration));
+  };
+  session_.models.for_each_parameter([&](const auto& name, const auto& values, const auto& gradient) {
+    log("weights/" + name, values);
+    log("gradients/" + name, gradient);
+  });
+}
+
 Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   auto& progress = session_.progress;
   if (!input.options.checkpoint_name.empty()) row["checkpoint_name"] = input.options.checkpoint_name;
@@ -211,6 +226,7 @@ void Reporter::report(const Input& input) {
   session_.epoch_end.note_report(input.entries != nullptr);
   session_.outputs.check_score(row, saves && !all.validates, session_.epoch_end.is_complete());
   ++session_.progress.training_iteration;  // a report that was refused does not count
+  log_histograms();
   if (all.has_callbacks)
     comm::run_on_all(session_.workers.control,
                      [&] { session_.outputs.observers.tell(&observe::Observer::report_begins, row); });

@@ -70,6 +70,8 @@ class Reporter {
   bool wait_for_save_before(const Combined& all);
   /// The row of this report, the same on all workers. Collective.
   Json make_row(const Combined& all, bool reduce);
+  /// Gives the observers the values of all parameters and gradients, if that is asked for. Collective.
+  void log_histograms();
   /// Saves and adds the checkpoint's name to the row. Collective.
   Checkpoint save(const Input& input, const Combined& all, Json& row);
   /// Gives the observers the row, and the validation its request.

@@ -31,7 +31,7 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
   return Checkpoint::from_directory(comm::run_on_root(control, [&] {
     if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
     const auto newest = checkpoint::newest_intact(path);
-    const bool has_left_some = checkpoint::may_hold_newer(storage::Tier(path));
+    const bool has_left_some = checkpoint::may_hold_newer(*storage::tier_of(path));
     const std::string fact = "the newest checkpoint of this run may still be in its fast tier",
                       remedy = "start it once more on the nodes that " + (path / "fast_tier.json").string() +
                                " names, which copies the checkpoint to its folder";
@@ -120,7 +120,7 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   const auto seed = with_real_path(*given);
   comm::run_on_root(control, [&] {
     if (!std::filesystem::exists(status_of(seed->path() / "manifest.json")) &&
-        !storage::Tier(seed->path()).list().published.empty())
+        !storage::tier_of(seed->path())->list().published.empty())
       throw Error(ExitCode::usage, "starting the run " + run.path().string() + " from " + given->path().string(),
                   "that is the folder of a run",
                   "Give resume_from_checkpoint one of its checkpoints: Result::from_path(folder).checkpoint");
@@ -208,7 +208,9 @@ observe::AttemptStart Resumer::restore_progress(const checkpoint::RestoredCheckp
     row["checkpoint_dir_name"] = path.filename().string();
   else
     row = nullptr;
-  observe::AttemptStart moment{.training_iteration = content.trainer.training_iteration, .last_row = std::move(row)};
+  observe::AttemptStart moment{.training_iteration = content.trainer.training_iteration,
+                               .last_row = std::move(row),
+                               .global_step = content.trainer.global_step};
   comm::run_on_root(workers_.control, [&] {
     moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
     if (const auto index = storage::Tier::index_of(path.filename()))

@@ -1,6 +1,7 @@
 #include "muster/session.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
 #include "comm/rank_status.hpp"
@@ -250,6 +251,34 @@ std::optional<Checkpoint> Session::get_checkpoint() const {
   const auto newest = outputs.wait_for_newest();
   if (!newest || !outputs.store) return newest;
   return outputs.store->as_this_rank(*newest);
+}
+
+static void require_log_name(const std::string& name) {
+  if (name.empty() || !detail::is_utf8(name))
+    throw Error(ExitCode::user_error, "logging a value", name.empty() ? "it has no name" : "its name is not UTF-8",
+                "Give it a name, such as \"loss/train\"");
+}
+
+void Session::log_scalar(const std::string& name, double value, std::optional<std::int64_t> step) const {
+  require_log_name(name);
+  state_->outputs.observers.tell(&detail::observe::Observer::scalar, name, value,
+                                 step.value_or(state_->progress.shown_step(state_->progress.training_iteration + 1)));
+}
+
+void Session::log_image(const std::string& name, const at::Tensor& image, std::optional<std::int64_t> step) const {
+  require_log_name(name);
+  const bool has_shape =
+      image.defined() && image.numel() > 0 &&
+      (image.dim() == 2 || (image.dim() == 3 && (image.size(0) == 1 || image.size(0) == 3 || image.size(0) == 4)));
+  if (!has_shape || !(image.scalar_type() == at::kByte || at::isFloatingType(image.scalar_type())))
+    throw Error(
+        ExitCode::user_error, "logging the picture " + name,
+        !image.defined() ? "the tensor is undefined"
+                         : c10::str("it is of type ", image.scalar_type(), " and shape ", image.sizes()),
+        "Give bytes, or floating-point numbers from 0 to 1, as [height, width] or [channels, height, width] with "
+        "1, 3 or 4 channels");
+  state_->outputs.observers.tell(&detail::observe::Observer::image, name, image,
+                                 step.value_or(state_->progress.shown_step(state_->progress.training_iteration + 1)));
 }
 
 void Session::add_callback(std::shared_ptr<Callback> callback) { state_->add_callback(std::move(callback)); }

@@ -72,8 +72,15 @@ Outputs outputs_of_training(const run::ResolvedOptions& resolved, const run::Run
   return {.control = workers.control,
           .store = std::optional<checkpoint::CheckpointStore>(std::in_place, workers.control, run.path(),
                                                               config.checkpoint_config),
-          .observers = {workers.is_first(), run.path(), resolved.progress, resolved.first_epoch, config.callbacks},
+          .observers = {workers.is_first(),
+                        {.folder = run.path(),
+                         .progress = resolved.progress,
+                         .first_epoch = resolved.first_epoch,
+                         .world_size = workers.size(),
+                         .settings = resolved.options.train_loop_config},
+                        config},
           .config = config.checkpoint_config,
+          .histogram_interval = config.tensorboard ? config.histogram_interval : 0,
           .is_first_worker = workers.is_first()};
 }
 

@@ -34,6 +34,8 @@ struct TrainingProgress {
   double total_seconds() const {
     return seconds_in_earlier_jobs + std::chrono::duration<double>(Clock::now() - began_at).count();
   }
+  /// The step at which TensorBoard shows what belongs to a report: the number of the report where no steps are counted.
+  std::int64_t shown_step(std::int64_t report) const { return steps->global_step > 0 ? steps->global_step : report; }
   /// True if a checkpoint can hold the position in the data.
   bool has_position() const {
     return steps->find_unresumable_pass() == nullptr && (is_between_epochs || steps->find_unsaved_pass() == nullptr);

@@ -84,7 +84,8 @@ Json Validation::pending(const UpdateRow& update_row) {
 }
 
 void Validation::prune() const {
-  checkpoint::prune(storage::Tier(validator_.run().path()), validator_.resolved().options.run_config.checkpoint_config,
+  checkpoint::prune(*storage::tier_of(validator_.run().path()),
+                    validator_.resolved().options.run_config.checkpoint_config,
                     /*keep_pending=*/true);
 }
 

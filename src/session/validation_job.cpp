@@ -1,6 +1,7 @@
 #include "session/validation_job.hpp"
 
 #include "base/log.hpp"
+#include "base/option_json.hpp"
 #include "checkpoint/inspect.hpp"
 #include "comm/agreement.hpp"
 #include "comm/mpi_scope.hpp"
@@ -31,6 +32,10 @@ Metrics ValidationFunction::to_metrics(const Config& values) {
   for (const auto& [name, value] : values.items()) metrics.emplace(name, value);
   return metrics;
 }
+
+template <>
+constexpr bool detail::option_json::is_data<ValidationFunction> = false;
+MUSTER_OPTIONS(ValidationConfig, function, timeout)
 
 }  // namespace muster
 

@@ -17,7 +17,7 @@ namespace muster::detail::session {
 namespace {
 
 using namespace std::chrono_literals;
-using storage::Tier;
+using storage::tier_of;
 
 /// Added to a validation's time-out: time to notice that it was given up, and to write the result.
 constexpr auto end_allowance = 30s;
@@ -25,7 +25,7 @@ constexpr auto end_allowance = 30s;
 constexpr auto time_reserve = 1s;
 
 /// Null for each metric that an earlier validation of this run has given, except those that were reported.
-Json earlier_names_as_null(const Tier& tier, const Json& reported) {
+Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
   Json nulls = Json::object();
   for (const auto& [index, path] : tier.list().published)
     if (const auto fields = checkpoint::read_validation(path))
@@ -55,12 +55,12 @@ std::shared_ptr<const ValidationContext> Validator::make_context(const Communica
   return std::make_shared<ValidationContext>(ValidationContext{resolved_, run_, device_, own_world});
 }
 
-std::filesystem::path Validator::path_of(int index) const { return Tier(run_->path()).published(index); }
+std::filesystem::path Validator::path_of(int index) const { return tier_of(run_->path())->published(index); }
 
 std::vector<PendingValidation> Validator::pending(const UpdateRow& update_row,
                                                   const std::vector<checkpoint::Rollback>& rollbacks) const {
   std::vector<PendingValidation> pending;
-  for (const auto& [index, path] : Tier(run_->path()).list().published) try {
+  for (const auto& [index, path] : tier_of(run_->path())->list().published) try {
       if (checkpoint::is_rolled_back(rollbacks, index)) continue;  // another report has its row now
       const auto reported = checkpoint::read_manifest(path).metrics;
       if (checkpoint::status_from(reported) != CheckpointStatus::pending_validation) continue;
@@ -123,7 +123,7 @@ ValidationResult Validator::write_result(const PendingValidation& of, Decision d
       else
         found.warning += "given up after " + std::to_string(timeout.count()) +
                          " ms (ValidationConfig::timeout); its ranks validate nothing more in this job";
-      fields = earlier_names_as_null(Tier(run_->path()), checkpoint::read_manifest(path).metrics);
+      fields = earlier_names_as_null(*tier_of(run_->path()), checkpoint::read_manifest(path).metrics);
     }
     fields[checkpoint::status_name] = checkpoint::text_of(status);
     checkpoint::write_validation(path, fields);

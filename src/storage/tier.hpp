@@ -1,30 +1,42 @@
-// A tier is a place where a run's checkpoints lie, today a folder of a file system. It defines their names there and
-// the operations on a checkpoint as a whole. It knows neither ranks nor the content of a checkpoint.
-//
-//   checkpoint_000003             published: intact unless the disk has damaged it
-//   checkpoint_000003.damaged     set aside for inspection (.damaged.1 … if that name is taken); gets its name back if
-//                                 it is found intact later
-//   .checkpoint_000003.saving     a save in progress, or interrupted
-//   .checkpoint_000003.pruning    a removal in progress, or interrupted
-//   best → checkpoint_000003      a name that a report gave it; not part of the protocol
+// A tier is a place where a run's checkpoints lie: how ranks write the files of one there, and the operations on a
+// checkpoint as a whole. It knows neither ranks nor the content of a checkpoint. FolderTier is a folder of a file
+// system; another place, such as object storage, is another class derived from Tier that tier_of() returns for the
+// paths that name it.
 #pragma once
 
-#include <sys/types.h>
-
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace muster::detail::storage {
 
+/// A file of a checkpoint that is being saved. Several ranks write to it at once, each to its own bytes.
+class SavedFile {
+ public:
+  virtual ~SavedFile() = default;
+  virtual void write_at(std::span<const std::byte> from, std::uint64_t offset) = 0;
+  /// Returns when everything that was written through this object is durable. Called once, at the end.
+  virtual void finish() = 0;
+};
+
+/// What the writer of a SavedFile keeps to. With `direct`, addresses, offsets and lengths are multiples of
+/// direct_alignment (base/direct.hpp), so that the page cache can be bypassed.
+enum class Alignment { any, direct };
+
+/// Not copyable: between begin() and publish() it keeps what publish() needs.
 class Tier {
  public:
   static constexpr int max_index = 999'999'999;
 
-  /// The content of the folder. Names of any other form are ignored.
+  /// The checkpoints of the tier.
   struct Listing {
     std::map<int, std::filesystem::path> published;     ///< by index
     std::multimap<int, std::filesystem::path> damaged;  ///< by index
@@ -34,48 +46,59 @@ class Tier {
   };
 
   explicit Tier(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  virtual ~Tier() = default;
+  Tier(const Tier&) = delete;
+  Tier& operator=(const Tier&) = delete;
 
+  /// The run's folder, or the node's. The run's folder also holds the run's other files.
   const std::filesystem::path& folder() const noexcept { return folder_; }
-  std::filesystem::path published(int index) const;
-  /// Returns the folder that the checkpoint is written to until it is published.
-  std::filesystem::path saving(int index) const;
+  /// Returns the name of a published checkpoint.
+  static std::string name_of(int index);
   /// Returns the index in the name of a published checkpoint; none if it is not such a name.
   static std::optional<int> index_of(const std::string& name);
-  Listing list() const;
+  /// Returns the folder from which a published checkpoint is read.
+  std::filesystem::path published(int index) const { return folder_ / name_of(index); }
 
-  /// Creates saving(index), accessible to this user only.
-  void begin(int index);
-  /// Makes the folders under saving(index) durable, sets the permissions that the umask asks for, and gives it its
-  /// published name. The files in it must be durable already. Throws an Error if that name exists, or if something
-  /// cannot be made durable; then the checkpoint is not published.
-  void publish(int index) const;
-  /// Removes saving(index), if it exists.
-  void abandon(int index) const noexcept;
+  virtual Listing list() const = 0;
 
-  /// Renames a published checkpoint to ….damaged, which readers ignore. Returns the new path.
-  std::filesystem::path quarantine(int index) const;
-  /// Gives a checkpoint that was set aside its published name back. Returns false if that name exists.
-  bool unquarantine(int index, const std::filesystem::path& damaged) const;
-  /// Makes the link `name` point to a published checkpoint, atomically, whether or not it exists already. Throws an
-  /// Error (ExitCode::retry) if that fails, for example because a file or folder has the name.
-  void link_name(const std::string& checkpoint, const std::string& name) const;
-  /// Returns the links in the folder that point to a published checkpoint.
-  std::vector<std::filesystem::path> links_to(int index) const;
+  // Saving. Readers see nothing of a checkpoint before publish().
+  /// Begins a checkpoint that only this user can access. What is left of an interrupted one is removed.
+  virtual void begin(int index) = 0;
+  /// Creates a file of it, `bytes` long, without content; `name` may have folders in it. Throws an Error
+  /// (ExitCode::retry) if there is no space for it, as far as that can be known.
+  virtual void create(int index, const std::string& name, std::uint64_t bytes) const = 0;
+  /// Opens a file that another rank may have created.
+  virtual std::unique_ptr<SavedFile> open(int index, const std::string& name, Alignment alignment) const = 0;
+  /// Creates a small file with this content, durably.
+  void put(int index, const std::string& name, std::string_view content) const;
+  /// Makes the checkpoint visible under its published name, durably and with the permissions that the umask asks for.
+  /// All its files must be finished. Throws an Error if that name exists, or if something cannot be made durable; then
+  /// the checkpoint is not published.
+  virtual void publish(int index) const = 0;
+  /// Removes a checkpoint that was begun and will not be published, if there is one.
+  virtual void abandon(int index) const noexcept = 0;
+
+  /// Puts a published checkpoint where readers do not see it. Returns its new path.
+  virtual std::filesystem::path quarantine(int index) const = 0;
+  /// Publishes a checkpoint that was set aside again. Returns false if a checkpoint with this index is published.
+  virtual bool unquarantine(int index, const std::filesystem::path& damaged) const = 0;
   /// Removes a published checkpoint and its names. If the process is killed meanwhile, the checkpoint is still whole or
   /// is listed as unfinished.
-  void remove(int index) const;
-  void remove_unfinished() const;
+  virtual void remove(int index) const = 0;
+  virtual void remove_unfinished() const = 0;
+
+  // Names that reports gave to published checkpoints.
+  /// Gives `name` to a published checkpoint, atomically, whether or not another one has it. Throws an Error
+  /// (ExitCode::retry) if that fails, for example because a file or folder has the name.
+  virtual void set_name(int index, const std::string& name) const = 0;
+  virtual std::vector<std::string> names(int index) const = 0;
+  virtual void remove_name(const std::string& name) const noexcept = 0;
 
  private:
-  std::filesystem::path pruning(int index) const;
-
   std::filesystem::path folder_;
-  mode_t mode_ = 0;  // permissions by the umask, for publish(); set by begin()
 };
 
-/// Syncs the folder and every folder under it.
-void sync_folders(const std::filesystem::path& folder);
-/// Removes the folder and everything in it. A failure only logs a warning.
-void remove_folder(const std::filesystem::path& folder) noexcept;
+/// Returns the tier of a run's folder.
+std::unique_ptr<Tier> tier_of(const std::filesystem::path& run);
 
 }  // namespace muster::detail::storage

@@ -53,7 +53,7 @@ int exit_code_of(const JobEnd& end) {
 bool has_started(const JobEnd& end) { return end.report.loaded || end.code == static_cast<int>(ExitCode::stopped); }
 
 bool is_failure(const JobEnd& end, bool stop_requested) {
-  return !stop_requested && !end.report.stopped && run::is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
+  return !stop_requested && !end.report.stopped && is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
 }
 
 bool is_preemption(const JobEnd& end) {

@@ -173,7 +173,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
       return {.error = error};
     }
     tell_callbacks(resolved, std::move(errors));
-    if (!run::is_worth_retrying(error->code()) || !count.add(max_failures)) return {.error = error};
+    if (!is_worth_retrying(error->code()) || !count.add(max_failures)) return {.error = error};
     if (is_asked_to_stop(resolved)) return {.error = stopped_between_attempts(resolved, run, *error)};
     const auto time = run::retry_delay(count.failures());
     if (world.rank() == 0)

@@ -46,7 +46,7 @@ bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run) {
       previous.value("finished", false) &&
       previous.value("train_loop_config", Json()) == params.at("train_loop_config")) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
-    comm::run_on_root(world, [&] { storage::Tier(run.path()).remove_unfinished(); });
+    comm::run_on_root(world, [&] { storage::tier_of(run.path())->remove_unfinished(); });
     return false;
   }
   comm::run_on_root(world, [&] {

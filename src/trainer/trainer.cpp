@@ -58,7 +58,7 @@ Json saved_preprocessor(const std::filesystem::path& run) {
   namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";
   try {
-    auto listing = detail::storage::Tier(run).list();
+    auto listing = detail::storage::tier_of(run)->list();
     if (const auto newest = checkpoint::newest_own(listing, checkpoint::read_rollbacks(run)))
       return checkpoint::preprocessor_state(newest->second);
   } catch (const Error& error) {

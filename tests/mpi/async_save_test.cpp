@@ -7,6 +7,7 @@
 #include "checkpoint/store.hpp"
 #include "comm/make_world.hpp"
 #include "comm/on_ranks.hpp"
+#include "storage/folder_tier.hpp"
 #include "support/forge.hpp"
 #include "support/io_errors.hpp"
 #include "support/job.hpp"
@@ -25,6 +26,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -494,7 +496,7 @@ TEST(AsyncSave, StoresRank0sOfAModelThatHasDrifted) {
 using detail::checkpoint::CheckpointContents;
 using detail::checkpoint::CheckpointStore;
 using detail::checkpoint::may_hold_newer;
-using detail::storage::Tier;
+using detail::storage::FolderTier;
 
 CheckpointContents contents_of(int value) {
   return {.state = {.tensors = {{"model/w", at::full({3'200'000}, value, at::kDouble)}}, .values = {{"model", Json()}}},
@@ -655,7 +657,7 @@ TEST_P(Tiers, WhatIsGivenUpIsRemovedWhenItsNodeIsBack) {
     store.commit(contents_of(3));
   }
   world().barrier();
-  EXPECT_FALSE(may_hold_newer(Tier(folder)));
+  EXPECT_FALSE(may_hold_newer(FolderTier(folder)));
   move_all(away, fast);
   EXPECT_EQ(start(communicator).value, 3);
   world().barrier();
@@ -792,7 +794,7 @@ TEST_P(Tiers, WhatANewerMusterHasWrittenStays) {
 
 TEST_P(Tiers, NodesThatComeBackAreAskedAgain) {
   save_two();
-  EXPECT_TRUE(may_hold_newer(Tier(folder)));
+  EXPECT_TRUE(may_hold_newer(FolderTier(folder)));
   const auto away = test::shared_folder();
   move_all(fast, away);
   for (const auto& config : {CheckpointConfig{}, CheckpointConfig{.fast_tier = fast}}) {
@@ -874,10 +876,10 @@ TEST_P(Tiers, HostsOfOneNameMayShareTheFolder) {
 TEST_P(Tiers, WhatIsCopiedIsNotMissedOnOtherNodes) {
   {
     CheckpointStore store(communicator, folder, {.fast_tier = fast});
-    EXPECT_FALSE(may_hold_newer(Tier(folder)));
+    EXPECT_FALSE(may_hold_newer(FolderTier(folder)));
     store.commit(contents_of(1));
     EXPECT_FALSE(store.finish());
-    EXPECT_FALSE(may_hold_newer(Tier(folder)));
+    EXPECT_FALSE(may_hold_newer(FolderTier(folder)));
     EXPECT_TRUE(fs::exists(folder / "fast_tier.json"));
     struct stat status {};
     ASSERT_EQ(::stat((folder / "fast_tier.json").c_str(), &status), 0);
@@ -925,7 +927,7 @@ TEST_P(Tiers, ANoteOfAnotherUserIsLeftAlone) {
   const auto started = start(communicator, {.fast_tier = fast});
   EXPECT_EQ(started.value, 1);
   expect_said(started, {"fast_tier.json belongs to user 54321", "checkpoint_000000"});
-  EXPECT_FALSE(may_hold_newer(Tier(folder)));
+  EXPECT_FALSE(may_hold_newer(FolderTier(folder)));
   {
     CheckpointStore store(communicator, folder, {.fast_tier = fast});
     EXPECT_EQ(store.commit(contents_of(3)).path(), folder / "checkpoint_000001");

@@ -4,6 +4,7 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "state/collect.hpp"
+#include "storage/folder_tier.hpp"
 #include "support/io_errors.hpp"
 #include "support/world.hpp"
 
@@ -557,8 +558,8 @@ TEST(Store, ANameMovesWhenItsCheckpointIsPruned) {
   const auto report = [&](int value, const std::string& name) {
     auto contents = contents_of(value);
     contents.metrics["checkpoint_name"] = name;
-    const auto checkpoint = store.commit(contents).path().filename().string();
-    if (!name.empty()) run_on_root(world(), [&] { storage::Tier(run).link_name(checkpoint, name); });
+    const auto index = storage::Tier::index_of(store.commit(contents).path().filename());
+    if (!name.empty()) run_on_root(world(), [&] { storage::FolderTier(run).set_name(*index, name); });
     world().barrier();
   };
   report(2, "best");  // the best score
@@ -573,13 +574,13 @@ TEST(Store, ANameMovesWhenItsCheckpointIsPruned) {
 TEST(Store, WhatIsRolledBackLosesItsNames) {
   const auto run = test::shared_folder();
   CheckpointStore store(world(), run, {});
-  const storage::Tier tier(run);
+  const storage::FolderTier tier(run);
   const std::pair<int, const char*> reports[] = {{1, "best"}, {2, ""}, {3, "best"}, {4, "last"}};
   for (const auto& [value, name] : reports) {
     auto contents = contents_of(value);
     contents.metrics["checkpoint_name"] = name;
-    const auto checkpoint = store.commit(contents).path().filename().string();
-    if (*name != 0) run_on_root(world(), [&] { tier.link_name(checkpoint, name); });
+    const auto index = storage::Tier::index_of(store.commit(contents).path().filename());
+    if (*name != 0) run_on_root(world(), [&] { tier.set_name(*index, name); });
   }
   store.roll_back(1);
   EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000002") << "it may yet be refused";

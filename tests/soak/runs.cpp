@@ -16,6 +16,7 @@
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"
 #include "soak/started_runs.hpp"
+#include "storage/folder_tier.hpp"
 #include "support/file_changes.hpp"
 
 #include <ATen/ops/arange.h>
@@ -43,7 +44,7 @@ namespace {
 namespace fs = std::filesystem;
 using detail::checkpoint::CheckpointContents;
 using detail::checkpoint::CheckpointStore;
-using detail::storage::Tier;
+using detail::storage::FolderTier;
 
 /// Counts changes of files whose path begins with `watched`, and makes them fail from a drawn one on.
 class Disk final : public test::FileWatcher {
@@ -150,7 +151,7 @@ class Sequence {
   std::map<int, Saved> saved_checkpoints(bool rolled_back_too = false) const {
     std::map<int, Saved> all;
     const auto rollbacks = detail::checkpoint::read_rollbacks(run_);
-    for (const auto& [index, path] : Tier(run_).list().published) {
+    for (const auto& [index, path] : FolderTier(run_).list().published) {
       if (!rolled_back_too && detail::checkpoint::is_rolled_back(rollbacks, index)) continue;
       const auto manifest = detail::checkpoint::read_manifest(path);
       all[index] = {manifest.progress.at("number"), manifest.metrics.at("score"),
@@ -276,7 +277,7 @@ class Sequence {
     }
     disk.disarm();
     if (of_commit || of_finish) return;
-    if (!name.empty()) Tier(run_).link_name(made->path().filename(), name);
+    if (!name.empty()) FolderTier(run_).set_name(*FolderTier::index_of(made->path().filename()), name);
     if (const int found = newest(); found != number)
       throw Wrong("after a save of " + std::to_string(number) + " it finds " + std::to_string(found));
     if (!hit) check_retention(before);
@@ -338,7 +339,7 @@ class Sequence {
       throw Wrong("after a rollback it finds " + std::to_string(found));
     for (const auto& entry : fs::directory_iterator(run_)) {
       if (!entry.is_symlink()) continue;
-      const auto index = Tier::index_of(fs::read_symlink(entry.path()).filename());
+      const auto index = FolderTier::index_of(fs::read_symlink(entry.path()).filename());
       if (index && saved_checkpoints(true).contains(*index) && !saved_checkpoints().contains(*index))
         throw Wrong("a name leads to what is rolled back");
     }
@@ -351,7 +352,7 @@ class Sequence {
     if (!may_be_found_.contains(live.rbegin()->second.number)) return;
     tell("damage of " + std::to_string(live.rbegin()->second.number));
     {
-      detail::File file(Tier(run_).published(live.rbegin()->first) / "state.h5", detail::File::Mode::write);
+      detail::File file(FolderTier(run_).published(live.rbegin()->first) / "state.h5", detail::File::Mode::write);
       std::byte byte{};
       const auto at = file.size() / 2;
       file.read_at({&byte, 1}, at);

@@ -7,7 +7,7 @@
 #include "checkpoint/rollbacks.hpp"
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
-#include "storage/tier.hpp"
+#include "storage/folder_tier.hpp"
 #include "support/file_changes.hpp"
 
 #include <ATen/ops/arange.h>
@@ -42,7 +42,7 @@ namespace muster::soak {
 namespace {
 
 namespace fs = std::filesystem;
-using detail::storage::Tier;
+using detail::storage::FolderTier;
 
 constexpr int last_start = 4;  ///< starts from this one on are not interrupted
 constexpr int samples_of_an_epoch = 6;
@@ -188,7 +188,7 @@ Checkpoints live_in(const fs::path& run) {
   Checkpoints live;
   if (!fs::exists(run)) return live;
   const auto rollbacks = detail::checkpoint::read_rollbacks(run);
-  for (const auto& [index, path] : Tier(run).list().published) {
+  for (const auto& [index, path] : FolderTier(run).list().published) {
     if (detail::checkpoint::is_rolled_back(rollbacks, index)) continue;
     std::int64_t number = 0;
     Checkpoint::from_directory(path).load("number", number);
@@ -520,7 +520,7 @@ int play_started_run(int argc, char** argv) {
   if (plan.second_from > 0 && start >= plan.second_from) {
     auto bounds = Bounds::of(Journal(storage / ("journal." + first_name)).read());
     // Another run finds only what is in the first one's folder.
-    if (const Tier first(storage / first_name); bounds.least > 0 && detail::checkpoint::may_hold_newer(first)) {
+    if (const FolderTier first(storage / first_name); bounds.least > 0 && detail::checkpoint::may_hold_newer(first)) {
       const auto live_in_first = live_in(first.folder());
       bounds.least = bounds.most = live_in_first.empty() ? 0 : live_in_first.rbegin()->first.number;
     }
@@ -536,7 +536,7 @@ int play_started_run(int argc, char** argv) {
     const auto target = std::next(live.begin(), static_cast<int>(drawn.back * static_cast<double>(live.size())));
     // Roll back only once: the same job may be started again with the same command line.
     const auto rollbacks = detail::checkpoint::read_rollbacks(run);
-    if (rollbacks.empty() || rollbacks.back().to != Tier::index_of(target->second.filename().string()))
+    if (rollbacks.empty() || rollbacks.back().to != FolderTier::index_of(target->second.filename().string()))
       back = target->first;
     words.insert(words.end(), {"--resume", target->second.string()});
   } else if (of_first.most > 0) {

@@ -12,7 +12,7 @@
 #include "checkpoint/rollbacks.hpp"
 #include "muster/error.hpp"
 #include "state/trainer_state.hpp"
-#include "storage/tier.hpp"
+#include "storage/folder_tier.hpp"
 #include "support/folder.hpp"
 #include "support/forge.hpp"
 
@@ -31,10 +31,14 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -73,22 +77,23 @@ Tensors sample() {
           {"deep/er/down", at::arange(5, at::kByte)}};
 }
 
-/// A checkpoint with those tensors and a file of the user's.
-fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts = 1) {
-  fs::create_directories(path);
+/// Saves a checkpoint with these tensors and a file of the user's, which `parts` ranks would write, with the index 4.
+void save(storage::Tier& tier, const Tensors& tensors, int parts) {
   const auto layout = make_layout(tensors);
-  create_state_file(path / state_name, layout);
+  tier.begin(4);
+  tier.create(4, state_name, layout.bytes);
+  const OpenFile open = [&](storage::Alignment alignment) { return tier.open(4, state_name, alignment); };
   const auto writers =
       plan_writers(layout.bytes, piece_owners(layout, 1), std::vector(static_cast<std::size_t>(parts), 0),
                    {.max_writers_per_node = parts, .min_share_bytes = 1});
   FileEntry state{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
   for (int part = 0; part < parts; ++part)
-    for (const auto checksum : StateWriter().write(path / state_name, layout, tensors, pieces_of(writers, part)))
+    for (const auto checksum : StateWriter().write(open, layout, tensors, pieces_of(writers, part)))
       state.crc32.push_back(checksum);
   const Folder user;
   write_file(user / "notes.txt", "the user's own");
-  const auto notes = copy_file(user.path(), "notes.txt", path);
-  write_manifest(path, {.index = 4,
+  const auto notes = copy_file(user.path(), "notes.txt", tier, 4);
+  write_manifest(tier, {.index = 4,
                         .time = "2026-01-31T12:00:00Z",
                         .world_size = parts,
                         .progress = {{"training_iteration", 5}, {"epoch", 2}},
@@ -96,6 +101,16 @@ fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts
                         .values = {{"best", 0.5}},
                         .tensors = layout.tensors,
                         .files = {state, notes}});
+  tier.publish(4);
+}
+
+/// A checkpoint with those tensors and a file of the user's.
+fs::path make_checkpoint(const fs::path& path, const Tensors& tensors, int parts = 1) {
+  const Folder place;
+  storage::FolderTier tier(place.path());
+  save(tier, tensors, parts);
+  fs::create_directories(path);
+  fs::rename(tier.published(4), path);
   return path;
 }
 
@@ -543,7 +558,7 @@ TEST(Checkpoint, CopiesKeepTheLongestNames) {
 
 TEST(Checkpoint, OneThatVanishesIsNotListed) {
   const Folder run;
-  const storage::Tier tier(run.path());
+  const storage::FolderTier tier(run.path());
   make_checkpoint(tier.published(4), {});
   std::atomic<bool> is_done = false;
   std::thread job([&] {  // publishes and prunes
@@ -615,7 +630,7 @@ TEST(Tier, OnlyOursAreFound) {
     fs::create_directory(run / name);
   fs::create_symlink(run / "logs", run / "checkpoint_000050");
   std::ofstream(run / "checkpoint_000051") << "a file";
-  const storage::Tier tier(run.path());
+  const storage::FolderTier tier(run.path());
   const auto found = tier.list();
   ASSERT_EQ(found.published.size(), 2u);
   EXPECT_EQ(found.published.rbegin()->second.filename(), "checkpoint_000010");
@@ -626,6 +641,49 @@ TEST(Tier, OnlyOursAreFound) {
   fs::create_directory(run / "checkpoint_000002.damaged");
   EXPECT_EQ(tier.quarantine(2).filename(), "checkpoint_000002.damaged.1");
   EXPECT_EQ(tier.list().damaged.size(), 3u);
+}
+
+/// A place that is not a folder: files are kept in memory until the checkpoint is published.
+class MemoryTier : public storage::FolderTier {
+ public:
+  using FolderTier::FolderTier;
+
+  void begin(int /*index*/) override { files_.clear(); }
+  void create(int /*index*/, const std::string& name, std::uint64_t bytes) const override {
+    files_[name].resize(bytes);
+  }
+  std::unique_ptr<storage::SavedFile> open(int /*index*/, const std::string& name,
+                                           storage::Alignment /*alignment*/) const override {
+    struct Memory : storage::SavedFile {
+      explicit Memory(std::string& bytes) : bytes(bytes) {}
+      void write_at(std::span<const std::byte> from, std::uint64_t offset) override {
+        std::memcpy(bytes.data() + offset, from.data(), from.size());
+      }
+      void finish() override {}
+      std::string& bytes;
+    };
+    return std::make_unique<Memory>(files_.at(name));
+  }
+  void publish(int index) const override {
+    fs::create_directory(published(index));
+    for (const auto& [name, bytes] : files_) write_file(published(index) / name, bytes);
+  }
+
+ private:
+  mutable std::map<std::string, std::string> files_;
+};
+
+TEST(Tier, APlaceThatIsNotAFolderGetsTheSameCheckpoint) {
+  const Folder one, other;
+  storage::FolderTier folder(one.path());
+  MemoryTier memory(other.path());
+  auto tensors = sample();
+  tensors["large"] = at::arange(3'000'001, at::kDouble);  // large enough for direct writes
+  save(folder, tensors, 3);
+  save(memory, tensors, 3);
+  EXPECT_EQ(verify_checkpoint(memory.published(4)).problem, "");
+  for (const char* name : {"manifest.json", "state.h5", "notes.txt"})
+    EXPECT_EQ(read_file(memory.published(4) / name), read_file(folder.published(4) / name)) << name;
 }
 
 TEST(Rollbacks, TakeBackWhatCameBetween) {

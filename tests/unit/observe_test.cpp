@@ -4,6 +4,8 @@
 #include "observe/metrics.hpp"
 #include "observe/observers.hpp"
 #include "observe/progress_line.hpp"
+#include "observe/status_file.hpp"
+#include "observe/tensorboard.hpp"
 #include "support/folder.hpp"
 
 #include <ATen/ATen.h>
@@ -321,11 +323,13 @@ TEST(Observers, AreMadeWhereTheyRun) {
   const test::Folder folder;
   const auto counter = std::make_shared<Counter>();
   for (const bool first_worker : {false, true}) {
-    Observers observers(first_worker, folder.path(), muster::Progress::none, 0, {counter});
+    Observers observers(first_worker, {.folder = folder.path(), .progress = muster::Progress::none},
+                        {.callbacks = {counter}});
     observers.tell(&Observer::start, AttemptStart{});
     observers.tell(&Observer::report_begins, Json{{"training_iteration", 1}});
     observers.tell(&Observer::report, Json{{"training_iteration", 1}}, std::int64_t{0});
-    EXPECT_EQ(std::filesystem::exists(folder / "result.json"), first_worker);
+    for (const char* file : {"result.json", "status.json"})
+      EXPECT_EQ(std::filesystem::exists(folder / file), first_worker) << file;
   }
   EXPECT_EQ(counter->reports, 2) << "on every worker";
 }
@@ -351,11 +355,17 @@ TEST(Callbacks, TwoClassesOfOneNameHaveAStateEach) {
 }
 
 TEST(Progress, FitsItsWidth) {
-  const EpochPosition position{.epoch = 2, .epochs = 10, .consumed = 300, .samples = 600};
-  EXPECT_EQ(progress_line(position, 1234, 60).size(), 59u);
-  EXPECT_NE(progress_line(position, 1234, 60).find("50%"), std::string::npos);
-  for (int width = 1; width < 60; ++width)
-    EXPECT_LT(progress_line(position, 1e6, width).size(), static_cast<std::size_t>(width));
+  const EpochPosition position{.epoch = 2, .epochs = 10, .consumed = 300, .samples = 600, .global_step = 70};
+  const auto line = [&](int width) { return progress_line(position, 10, width, "  loss 0.1"); };
+  EXPECT_EQ(line(80), "epoch 3/10 [#########........]  50%  10 samples/s  7:30 left  loss 0.1  step 70");
+  EXPECT_EQ(line(64), "epoch 3/10   50%  10 samples/s  7:30 left  loss 0.1  step 70");
+  EXPECT_EQ(line(56), "epoch 3/10   50%  10 samples/s  7:30 left  loss 0.1");
+  EXPECT_EQ(line(45), "epoch 3/10   50%  10 samples/s  7:30 left");
+  EXPECT_EQ(line(32), "epoch 3/10   50%  10 samples/s");
+  for (int width = 1; width < 200; ++width)
+    EXPECT_LT(progress_line(position, 1e6, width, "  loss 0.1").size(), static_cast<std::size_t>(width));
+  EXPECT_EQ(progress_line({.epoch = 1, .consumed = 60, .samples = 100, .global_step = 5}, 0.01, 70),
+            "epoch 2 [####..]  60%  0 samples/s  1:06:40 left in the epoch  step 5");
 }
 
 TEST(Progress, ReportsNameTheUsersMetrics) {
@@ -365,6 +375,70 @@ TEST(Progress, ReportsNameTheUsersMetrics) {
                  {"samples_per_s", 1500.4},
                  {"checkpoint_dir_name", "checkpoint_000002"}};
   EXPECT_EQ(report_line(row, 10), "epoch 3/10  loss 0.1235  1500 samples/s  checkpoint_000002");
+}
+
+Json status_of(const std::filesystem::path& run) {
+  std::ifstream file(run / "status.json");
+  return file.is_open() ? Json::parse(file) : Json();
+}
+
+TEST(StatusFile, SaysHowFarTrainingIs) {
+  const test::Folder run;
+  StatusFile file(run.path(), 4);
+  file.start({});
+  EXPECT_TRUE(status_of(run.path()).is_null()) << "a start may yet be refused";
+  file.batch({.epoch = 1, .epochs = 3, .consumed = 40, .samples = 100, .global_step = 14});
+  auto status = status_of(run.path());
+  EXPECT_EQ(status.at("state"), "training");
+  EXPECT_EQ(status.at("epoch"), 1);
+  EXPECT_EQ(status.at("world_size"), 4);
+  EXPECT_TRUE(status.at("run_s_left").is_null()) << "no speed is known yet";
+  file.report({{"training_iteration", 2}, {"samples_per_s", 20.0}, {"loss", 0.5}}, 3);
+  EXPECT_EQ(status_of(run.path()), status) << "not at every event";
+  file.failure(Error(ExitCode::retry, "the cause"));
+  status = status_of(run.path());
+  EXPECT_EQ(status.at("state"), "failed");
+  EXPECT_EQ(status.at("error"), "the cause");
+  EXPECT_EQ(status.at("epoch_s_left"), 3.0);
+  EXPECT_EQ(status.at("run_s_left"), 8.0);
+  EXPECT_EQ(status.at("last_report").at("loss"), 0.5);
+  file.end();
+  EXPECT_EQ(status_of(run.path()).at("state"), "finished");
+}
+
+/// The names of a folder's event files, in the order in which readers take them.
+std::vector<std::string> event_files(const std::filesystem::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with("events.out.tfevents.")) names.insert(entry.path().filename());
+  return {names.begin(), names.end()};
+}
+
+TEST(TensorBoard, ALaterStartHasALaterFile) {
+  const test::Folder run;
+  const Json row{{"training_iteration", 1}, {"global_step", 5}, {"loss", 0.5}};
+  std::vector<std::string> before;
+  for (int start = 0; start < 3; ++start) {  // within a second
+    const auto files = make_tensorboard(run.path(), {{"lr", 0.1}});
+    files->start({.training_iteration = start, .global_step = 5 * start});
+    EXPECT_EQ(event_files(run.path()), before) << "a start may yet be refused";
+    files->report(row, 0);
+    files->end();
+    const auto names = event_files(run.path());
+    ASSERT_EQ(names.size(), before.size() + 1);
+    EXPECT_EQ(std::vector(names.begin(), names.end() - 1), before);
+    before = names;
+  }
+}
+
+TEST(TensorBoard, ARunGoesOnWithoutFilesThatCannotBeWritten) {
+  const test::Folder folder;
+  const auto files = make_tensorboard(folder / "nowhere", {});
+  files->start({});
+  files->scalar("a", 1, 1);
+  files->report({{"loss", 0.5}}, 0);
+  files->end();
+  EXPECT_FALSE(std::filesystem::exists(folder / "nowhere"));
 }
 
 }  // namespace

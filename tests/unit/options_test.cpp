@@ -110,14 +110,18 @@ TEST(Options, OfARunAreJson) {
                       .checkpoint_config = kept,
                       .failure_config = {.max_failures = 2},
                       .logging_config = logging,
-                      .callbacks = {nullptr}};
+                      .callbacks = {nullptr},
+                      .tensorboard = true,
+                      .histogram_interval = 3};
   const Json run_json{
       {"name", "demo"},
       {"storage_path", "/a/b"},
       {"checkpoint_config", kept_json},
       {"failure_config",
        {{"max_failures", 2}, {"max_preemption_failures", -1}, {"bad_numbers", "ignore"}, {"bad_numbers_limit", 10}}},
-      {"logging_config", logging_json}};
+      {"logging_config", logging_json},
+      {"tensorboard", true},
+      {"histogram_interval", 3}};
   check(run, run_json);
   const TorchConfig torch{.backend = "gloo", .timeout = std::chrono::hours(1000)};
   const Json torch_json{{"backend", "gloo"}, {"timeout_ms", 3'600'000'000}};

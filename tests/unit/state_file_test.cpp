@@ -7,6 +7,7 @@
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
 #include "state/replica_fingerprint.hpp"
+#include "storage/folder_tier.hpp"
 #include "support/folder.hpp"
 
 #include <ATen/ops/arange.h>
@@ -134,13 +135,14 @@ Manifest write(const fs::path& folder, const Tensors& tensors, int parts) {
   fs::create_directories(folder);
   const auto path = folder / state_name;
   const auto layout = unpack_layout(pack(make_layout(tensors)));
-  create_state_file(path, layout);
+  storage::create_file(path, layout.bytes);
+  const OpenFile open = [&](storage::Alignment alignment) { return storage::open_file(path, alignment); };
   const auto writers = plan_writers(layout.bytes, piece_owners(layout, 1), nodes_of(parts, parts),
                                     {.max_writers_per_node = parts, .min_share_bytes = 1});
   FileEntry entry{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
   StateWriter writer;  // one for all: what it holds is used again
   for (int part = 0; part < parts; ++part)
-    for (const auto checksum : writer.write(path, layout, tensors, pieces_of(writers, part)))
+    for (const auto checksum : writer.write(open, layout, tensors, pieces_of(writers, part)))
       entry.crc32.push_back(checksum);
   return {.tensors = layout.tensors, .files = {entry}};
 }

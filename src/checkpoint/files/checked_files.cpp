@@ -49,16 +49,16 @@ std::uint32_t read_with_checksum(const File& file, std::uint64_t offset, std::sp
   return checksum;
 }
 
-/// Computes the checksums of a file. Unless `copy` is null, it also writes the bytes to `copy`.
-FileEntry take_checksums(const fs::path& path, const std::string& name, File* copy) {
-  const File file(path, File::Mode::read);
-  FileEntry entry{.name = name, .bytes = file.size(), .piece_bytes = piece_bytes_for(file.size())};
+/// Computes the checksums of a file's first `size` bytes, and gives the bytes of each piece to `use`.
+FileEntry take_checksums(const File& file, std::uint64_t size, const std::string& name,
+                         const std::function<void(std::span<const std::byte>, std::uint64_t offset)>& use = {}) {
+  FileEntry entry{.name = name, .bytes = size, .piece_bytes = piece_bytes_for(size)};
   std::vector<std::byte> buffer(std::min(entry.piece_bytes, entry.bytes));
   for (std::uint64_t piece = 0; piece < piece_count(entry.bytes, entry.piece_bytes); ++piece) {
     const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
     const auto bytes = std::span(buffer).first(range.end - range.begin);
     entry.crc32.push_back(read_with_checksum(file, range.begin, bytes));
-    if (copy != nullptr) copy->write_at(bytes, range.begin);
+    if (use) use(bytes, range.begin);
   }
   return entry;
 }
@@ -105,16 +105,17 @@ std::vector<std::string> list_files(const fs::path& directory) {
 }
 
 FileEntry checksum_file(const fs::path& directory, const std::string& name) {
-  return take_checksums(regular_file(directory, name), name, nullptr);
+  const File file(regular_file(directory, name), File::Mode::read);
+  return take_checksums(file, file.size(), name);
 }
 
-FileEntry copy_file(const fs::path& directory, const std::string& name, const fs::path& to) {
-  const auto target = to / name, source = regular_file(directory, name);
-  make_directories(target.parent_path());
-  File copy(target, File::Mode::create);
-  auto entry = take_checksums(source, name, &copy);
-  copy.sync();
-  copy.close();
+FileEntry copy_file(const fs::path& directory, const std::string& name, const storage::Tier& to, int index) {
+  const File source(regular_file(directory, name), File::Mode::read);
+  const auto size = source.size();
+  to.create(index, name, size);
+  const auto copy = to.open(index, name, storage::Alignment::any);
+  auto entry = take_checksums(source, size, name, [&](auto bytes, auto offset) { copy->write_at(bytes, offset); });
+  copy->finish();
   return entry;
 }
 
@@ -132,7 +133,12 @@ void copy_file_unless_there(const fs::path& directory, const std::string& name, 
   if (is_there()) return;
   try {
     detail::write_file(
-        target, [&](File& copy) { take_checksums(source, name, &copy); }, /*replace=*/false);
+        target,
+        [&](File& copy) {
+          const File file(source, File::Mode::read);
+          take_checksums(file, file.size(), name, [&](auto bytes, auto offset) { copy.write_at(bytes, offset); });
+        },
+        /*replace=*/false);
   } catch (const Error&) {
     if (!is_there()) throw;  // otherwise another process was faster
   }

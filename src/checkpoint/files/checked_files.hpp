@@ -5,6 +5,7 @@
 #include "base/file.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/pieces.hpp"
+#include "storage/tier.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -22,11 +23,12 @@ class MappedState;
 /// (ExitCode::data) for a symbolic link or a special file.
 std::vector<std::string> list_files(const std::filesystem::path& directory);
 
-/// Copies `directory`/`name` to the same name under `to` and returns its checksums. The file is synced, but not the
-/// folders above it.
-FileEntry copy_file(const std::filesystem::path& directory, const std::string& name, const std::filesystem::path& to);
-/// The same, but safe if several processes copy at once: the file appears only when it is complete. An existing file
-/// with the same bytes stays. Throws an Error (ExitCode::usage) if an existing file has other bytes.
+/// Copies `directory`/`name` durably to the same name in the checkpoint that is being saved, and returns its checksums.
+FileEntry copy_file(const std::filesystem::path& directory, const std::string& name, const storage::Tier& to,
+                    int index);
+/// Copies `directory`/`name` to the same name under `to`. Safe if several processes copy at once: the file appears only
+/// when it is complete. An existing file with the same bytes stays. Throws an Error (ExitCode::usage) if an existing
+/// file has other bytes.
 void copy_file_unless_there(const std::filesystem::path& directory, const std::string& name,
                             const std::filesystem::path& to);
 /// Returns the checksums of `directory`/`name`.

@@ -5,6 +5,7 @@
 #include "checkpoint/files/pieces.hpp"
 #include "state/tensor_bytes.hpp"
 #include "state/trainer_state.hpp"
+#include "storage/tier.hpp"
 
 #include <algorithm>
 #include <array>
@@ -302,14 +303,22 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   return from_text(read_file(path, max_json_bytes), path.string());
 }
 
+/// Returns the text of the manifest in `directory`. Throws an Error if it could not be read again.
+static std::string readable_text(const Manifest& manifest, const std::filesystem::path& directory) {
+  auto text = to_text(manifest);
+  from_text(text, (directory / manifest_name).string());
+  return text;
+}
+
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest) {
-  const auto path = directory / manifest_name;
-  const auto text = to_text(manifest);
-  from_text(text, path.string());  // throws if it could not be read again
-  File file(path, File::Mode::create);
-  file.append(text);
+  File file(directory / manifest_name, File::Mode::create);
+  file.append(readable_text(manifest, directory));
   file.sync();
   file.close();
+}
+
+void write_manifest(const storage::Tier& tier, const Manifest& manifest) {
+  tier.put(manifest.index, manifest_name, readable_text(manifest, tier.published(manifest.index)));
 }
 
 std::string time_now() {

@@ -37,6 +37,10 @@
 #include <string_view>
 #include <vector>
 
+namespace muster::detail::storage {
+class Tier;
+}
+
 namespace muster::detail::checkpoint {
 
 inline constexpr const char* manifest_name = "manifest.json";
@@ -95,8 +99,9 @@ Manifest from_text(std::string_view text, const std::string& shown);
 bool is_checkpoint(const std::filesystem::path& directory);
 /// Reads and checks the manifest in `directory`.
 Manifest read_manifest(const std::filesystem::path& directory);
-/// Creates the file, durably.
+/// Creates the file durably: in `directory`, or in the checkpoint with the manifest's index that is being saved.
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest);
+void write_manifest(const storage::Tier& tier, const Manifest& manifest);
 
 /// Returns the current time in UTC, as ISO 8601.
 std::string time_now();

@@ -14,14 +14,10 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Smaller files go through the page cache, where a restart finds them.
-constexpr std::uint64_t min_direct_bytes = 16 << 20;
 /// Bytes per write.
 constexpr std::size_t max_write_bytes = 8 << 20;
 /// Block size in bytes: small enough to be in the processor's cache when its checksum is computed after copying.
 constexpr std::size_t copy_block_bytes = 128 << 10;
-
-bool is_direct(const Layout& layout) { return layout.bytes >= min_direct_bytes; }
 
 /// Provides the bytes of the file from HDF5's structure, per-rank rows and tensors.
 class Source {
@@ -109,12 +105,6 @@ void each_writer(Range range, std::uint64_t piece_bytes, const std::vector<int>&
 
 }  // namespace
 
-void create_state_file(const std::filesystem::path& path, const Layout& layout, bool with_space) {
-  File file(path, File::Mode::create);
-  with_space&& is_direct(layout) ? allocate(file, layout.bytes) : file.truncate(layout.bytes);
-  file.close();
-}
-
 std::vector<int> piece_owners(const Layout& layout, int ranks) {
   const auto piece_bytes = piece_bytes_for(layout.bytes);
   std::vector<int> owners(piece_count(layout.bytes, piece_bytes), -1);
@@ -172,13 +162,12 @@ std::span<std::byte> StateWriter::Buffer::take(std::size_t bytes) {
   return {memory.get(), bytes};
 }
 
-std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path, const Layout& layout,
-                                              const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
+std::vector<std::uint32_t> StateWriter::write(const OpenFile& open, const Layout& layout, const Tensors& tensors,
+                                              const std::vector<std::uint64_t>& pieces,
                                               const std::vector<FileBytes>& rows,
                                               const std::function<bool()>& meanwhile) {
   if (pieces.empty()) return {};
-  File file(path, File::Mode::write);
-  if (is_direct(layout)) write_directly(file);
+  const auto file = open(storage::Alignment::direct);
   const auto piece_bytes = piece_bytes_for(layout.bytes);
   Source source(layout, tensors, rows);
   std::vector<std::uint32_t> checksums;
@@ -206,12 +195,11 @@ std::vector<std::uint32_t> StateWriter::write(const std::filesystem::path& path,
     const auto& before = pending_writes[(chunk + depth - 1) % depth];
     slot = std::async(std::launch::async, [&file, before, buffer, range] {
       if (before.valid()) before.get();
-      file.write_at(buffer, range.begin);
+      file->write_at(buffer, range.begin);
     });
   }
   for (auto& slot : pending_writes) wait(slot);
-  file.sync();
-  file.close();
+  file->finish();
   return checksums;
 }
 

@@ -2,19 +2,20 @@
 // pieces are being written, the next ones are copied together and their checksums computed.
 //
 //   Layout layout = make_layout(tensors);                           // on one rank, which sends it to the others
-//   create_state_file(path, layout);                            // on the same rank
+//   tier.create(index, state_name, layout.bytes);                   // on the same rank
 //   auto writers = plan_writers(layout.bytes, piece_owners(layout, ranks), node_of_rank);
 //   auto rows = gather_rows(communicator, layout, tensors, writers);                      // collective
-//   auto checksums = StateWriter().write(path, layout, tensors, pieces_of(writers, rank), rows);
+//   const OpenFile open = [&](auto alignment) { return tier.open(index, state_name, alignment); };
+//   auto checksums = StateWriter().write(open, layout, tensors, pieces_of(writers, rank), rows);
 #pragma once
 
 #include "checkpoint/files/state_file.hpp"
 #include "muster/communicator.hpp"
+#include "storage/tier.hpp"
 
 #include <array>
 #include <cstddef>
 #include <cstdlib>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <span>
@@ -22,9 +23,7 @@
 
 namespace muster::detail::checkpoint {
 
-/// Creates the file in its full size, without content. If `with_space`, disk space is allocated for a large file; pass
-/// false if only part of the file will be written, as on one node of a fast tier.
-void create_state_file(const std::filesystem::path& path, const Layout& layout, bool with_space = true);
+using OpenFile = std::function<std::unique_ptr<storage::SavedFile>(storage::Alignment)>;
 
 /// Returns for each piece of the file the first rank with per-rank bytes in it, or −1 if there are none: the `owners`
 /// of plan_writers().
@@ -41,10 +40,10 @@ std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layou
 /// Writes pieces of state.h5. Keeps its buffers for the next save. Used by one thread at a time.
 class StateWriter {
  public:
-  /// Writes these pieces durably and returns their checksums. The layout must fit the tensors (check_layout()). `rows`:
-  /// the result of gather_rows(). While it waits for the disk it calls `meanwhile`, which does a small step of other
-  /// work and returns false when there is none left.
-  std::vector<std::uint32_t> write(const std::filesystem::path& path, const Layout& layout, const Tensors& tensors,
+  /// Writes these pieces durably to the file that `open` opens, and returns their checksums. The layout must fit the
+  /// tensors (check_layout()). `rows`: the result of gather_rows(). While it waits for the disk it calls `meanwhile`,
+  /// which does a small step of other work and returns false when there is none left.
+  std::vector<std::uint32_t> write(const OpenFile& open, const Layout& layout, const Tensors& tensors,
                                    const std::vector<std::uint64_t>& pieces, const std::vector<FileBytes>& rows = {},
                                    const std::function<bool()>& meanwhile = {});
 

@@ -1,0 +1,93 @@
+// muster init: makes a project that builds and trains.
+#include "../commands.hpp"
+#include "../text.hpp"
+#include "templates.hpp"
+
+#include <muster/error.hpp>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace muster::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size()))
+    text.replace(at, what.size(), by);
+  return text;
+}
+
+/// True if CMake can name a target like this, and C++ a file.
+bool is_name(const std::string& name) {
+  return !name.empty() && name.size() <= 60 && std::isalpha(static_cast<unsigned char>(name.front())) != 0 &&
+         std::ranges::all_of(
+             name, [](unsigned char c) { return c < 0x80 && (std::isalnum(c) != 0 || c == '_' || c == '-'); });
+}
+
+/// Where find_package() looks, if this program is an installed one.
+std::string hints() {
+  std::error_code ignored;
+  const auto prefix = fs::canonical("/proc/self/exe", ignored).parent_path().parent_path();
+  for (const char* libraries : {"lib", "lib64"})
+    for (const auto& folder : {prefix / libraries / "cmake/muster"})
+      if (fs::exists(folder / "musterConfig.cmake", ignored)) return " HINTS \"" + prefix.string() + "\"";
+  return {};
+}
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream file(path);
+  file << text;
+  if (!file.flush())
+    throw Error(ExitCode::retry, "writing " + path.string(), std::strerror(errno),
+                "Check the space and the permissions");
+}
+
+void init(const fs::path& folder) {
+  const auto whole = fs::absolute(folder).lexically_normal();
+  const auto name = (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+  const auto doing = "making the project " + folder.string();
+  if (!is_name(name) || name == "test" || name == "muster")
+    throw Error(
+        ExitCode::usage, doing, "\"" + name + "\" cannot be the name of a program",
+        "Choose a folder whose name begins with a letter and has only letters, digits, - and _; not test or muster");
+  std::error_code error;
+  if (fs::exists(folder, error) && (!fs::is_directory(folder, error) || !fs::is_empty(folder, error)))
+    throw Error(ExitCode::usage, doing, "it exists and is not an empty folder", "Choose a new folder");
+  const std::pair<fs::path, const char*> files[] = {{"CMakeLists.txt", cmake_template},
+                                                    {name + ".cpp", program_template},
+                                                    {"train.sbatch", batch_template},
+                                                    {"README.md", readme_template},
+                                                    {".github/workflows/test.yml", ci_template},
+                                                    {".gitignore", gitignore_template}};
+  const auto where = hints();
+  for (const auto& [file, text] : files)
+    write(folder / file, replaced(replaced(text, "%NAME%", name), "%HINTS%", where));
+  std::cout << "made " << printable(folder.string()) << "; now\n"
+            << "  cd " << printable(folder.string()) << "\n"
+            << "  cmake -B build" << (where.empty() ? " -DCMAKE_PREFIX_PATH=PREFIX" : "") << " && cmake --build build\n"
+            << "  mpirun -n 2 build/" << name << " --name demo\n";
+  if (where.empty()) std::cout << "PREFIX is where muster is installed. For its sources: -DMUSTER_SOURCE=FOLDER\n";
+}
+
+}  // namespace
+
+void add_init(CLI::App& app) {
+  auto folder = std::make_shared<fs::path>();
+  auto* command = app.add_subcommand("init", "Make a project that builds and trains");
+  command->add_option("folder", *folder, "New folder; its name is the program's")->option_text("FOLDER")->required();
+  command->footer("Example:\n  muster init spirals");
+  command->callback([folder] { init(*folder); });
+}
+
+}  // namespace muster::tool

@@ -1,0 +1,63 @@
+// muster ls: lists the runs of a storage.
+#include "checkpoint_text.hpp"
+#include "commands.hpp"
+#include "run_files.hpp"
+#include "text.hpp"
+
+#include <muster/error.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::tool {
+namespace {
+
+void list(const std::filesystem::path& storage, bool json) {
+  if (!is_folder(storage))
+    throw Error(ExitCode::data, "opening " + storage.string(), "there is no such folder",
+                "Name the folder that programs were given with --storage; it is runs by default");
+  std::vector<RunSummary> runs;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(storage, error), end; !error && at != end; at.increment(error))
+    if (std::error_code ignored; at->is_directory(ignored) && !is_checkpoint(at->path()) && is_run(at->path()))
+      runs.push_back(summary_of(at->path()));
+  if (error) throw Error(ExitCode::data, "reading " + storage.string(), error.message(), "Check the permissions");
+  std::ranges::sort(runs, [](const RunSummary& one, const RunSummary& other) {
+    return std::pair(-one.updated, one.path) < std::pair(-other.updated, other.path);
+  });
+  if (json) {
+    Json rows = Json::array();
+    for (const auto& run : runs) rows.push_back(to_json(run));
+    return print_json(rows);
+  }
+  if (runs.empty()) {
+    std::cout << "no runs\n";
+    return;
+  }
+  Table table{{{"run"}, {"state"}, {"epoch", true}, {"reports", true}, {"last sign", true}, {"metric"}}, {}};
+  for (const auto& run : runs)
+    table.rows.push_back({run.path.filename().string(), run.state, run.epoch, std::to_string(run.reports),
+                          age_text(run.updated), run.best});
+  std::cout << to_text(table);
+}
+
+}  // namespace
+
+void add_ls(CLI::App& app) {
+  struct Arguments {
+    std::filesystem::path storage = "runs";
+    bool json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  auto* command = app.add_subcommand("ls", "List the runs of a storage, the last active one first");
+  command->add_option("storage", arguments->storage, "The folder of the runs [runs]")->option_text("[STORAGE]");
+  command->add_flag("--json", arguments->json, "Print it as JSON");
+  command->footer("Example:\n  muster ls\n  muster ls /scratch/runs --json");
+  command->callback([arguments] { list(arguments->storage, arguments->json); });
+}
+
+}  // namespace muster::tool

@@ -1,0 +1,183 @@
+#include "run_files.hpp"
+
+#include <muster/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <set>
+#include <utility>
+
+namespace muster::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A run that trains gives a sign of life every five seconds while it has batches.
+constexpr std::int64_t max_silence_s = 60;
+
+/// Leaves out values that are nested so deeply that printing them would overflow the stack.
+bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
+
+/// Opens a file for reading. Not open if there is no such file; throws an Error (ExitCode::data) if it cannot be read.
+std::ifstream open(const fs::path& path) {
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) return {};
+  std::ifstream file;
+  if (fs::is_regular_file(status)) file.open(path);
+  if (!file.is_open())
+    throw Error(ExitCode::data, "reading " + path.string(),
+                error                         ? error.message()
+                : fs::is_regular_file(status) ? std::strerror(errno)
+                                              : "it is no regular file",
+                "Check the path and the permissions");
+  return file;
+}
+
+std::string number(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.4g", value);
+  return text.data();
+}
+
+/// The value of a number; NaN for anything else.
+double number_at(const Json& object, const std::string& key) {
+  const auto found = object.is_object() ? object.find(key) : object.end();
+  return object.is_object() && found != object.end() && found->is_number() ? found->get<double>() : std::nan("");
+}
+
+std::int64_t count_at(const Json& object, const std::string& key) {
+  const double value = number_at(object, key);
+  return std::isnan(value) || std::abs(value) > 1e15 ? 0 : static_cast<std::int64_t>(value);
+}
+
+/// True for the fields of a row that muster adds to the user's metrics.
+bool is_own(const std::string& name) {
+  static const std::set<std::string> names{"epoch",           "training_iteration", "global_step",
+                                           "timestamp",       "time_this_iter_s",   "time_total_s",
+                                           "num_samples",     "samples_per_s",      "world_size",
+                                           "checkpoint_name", "checkpoint_status",  "checkpoint_dir_name"};
+  return names.contains(name);
+}
+
+std::string seconds_text(double seconds) {
+  const auto rounded = static_cast<long long>(std::llround(seconds));
+  if (rounded < 120) return std::to_string(rounded) + " s";
+  if (rounded < 2 * 3600) return std::to_string(rounded / 60) + " min";
+  if (rounded < 48 * 3600) return std::to_string(rounded / 3600) + " h";
+  return std::to_string(rounded / 86400) + " d";
+}
+
+std::string text_at(const Json& object, const Json::json_pointer& path) {
+  if (!object.is_object() || !object.contains(path)) return {};
+  const auto& value = object.at(path);
+  return value.is_string() ? value.get<std::string>() : std::string();
+}
+
+std::string best_of(const Json& params, const std::vector<Json>& reports) {
+  using namespace nlohmann::json_literals;
+  const auto score = text_at(params, "/run_config/checkpoint_config/checkpoint_score_attribute"_json_pointer);
+  const bool is_max = text_at(params, "/run_config/checkpoint_config/checkpoint_score_order"_json_pointer) != "min";
+  if (!score.empty()) {
+    double best = std::nan("");
+    for (const auto& row : reports)
+      if (const double value = number_at(row, score);
+          !std::isnan(value) && (std::isnan(best) || (is_max ? value > best : value < best)))
+        best = value;
+    return std::isnan(best) ? "" : score + " " + number(best);
+  }
+  if (reports.empty()) return {};
+  for (const auto& [name, value] : reports.back().items())
+    if (!is_own(name) && value.is_number()) return name + " " + number(value.get<double>());
+  return {};
+}
+
+std::string state_of(const fs::path& run, const Json& params, const Json& status) {
+  if (params.is_object() && params.value("finished", Json(false)) == true) return "finished";
+  const auto state = text_at(status, Json::json_pointer("/state"));
+  if (state == "training") return std::time(nullptr) - count_at(status, "updated") <= max_silence_s ? state : "silent";
+  if (!state.empty()) return state;
+  std::error_code ignored;
+  return fs::exists(run / "error.txt", ignored) ? "failed" : "silent";
+}
+
+}  // namespace
+
+Json read_json(const fs::path& path) {
+  auto file = open(path);
+  auto value = file.is_open() ? Json::parse(file, shallow, false) : Json();
+  return value.is_discarded() ? Json() : value;
+}
+
+std::vector<Json> reports_of(const fs::path& run) {
+  auto file = open(run / "result.json");
+  std::vector<Json> reports;
+  for (std::string line; std::getline(file, line);)
+    if (auto report = Json::parse(line, shallow, false); report.is_object()) reports.push_back(std::move(report));
+  return reports;
+}
+
+RunSummary summary_of(const fs::path& run) {
+  const auto params = read_json(run / "params.json");
+  const auto reports = reports_of(run);
+  RunSummary summary{.path = run, .status = read_json(run / "status.json")};
+  summary.state = state_of(run, params, summary.status);
+  summary.best = best_of(params, reports);
+  summary.reports = static_cast<std::int64_t>(reports.size());
+  if (summary.status.is_object()) {
+    summary.epoch = std::to_string(count_at(summary.status, "epoch") + 1);
+    if (const auto epochs = count_at(summary.status, "epochs"); epochs > 0)
+      summary.epoch += "/" + std::to_string(epochs);
+    summary.updated = count_at(summary.status, "updated");
+  } else if (!reports.empty()) {
+    summary.updated = count_at(reports.back(), "timestamp");
+  }
+  return summary;
+}
+
+Json to_json(const RunSummary& summary) {
+  return {{"path", summary.path.string()}, {"state", summary.state},
+          {"epoch", summary.epoch},        {"reports", summary.reports},
+          {"best", summary.best},          {"updated", summary.updated < 0 ? Json() : Json(summary.updated)},
+          {"status", summary.status}};
+}
+
+std::string progress_text(const Json& status) {
+  std::string text = "epoch " + std::to_string(count_at(status, "epoch") + 1);
+  if (const auto epochs = count_at(status, "epochs"); epochs > 0) text += "/" + std::to_string(epochs);
+  if (const auto samples = count_at(status, "samples"); samples > 0)
+    text += "  " + std::to_string(count_at(status, "consumed") * 100 / samples) + "%";
+  text += "  step " + std::to_string(count_at(status, "global_step"));
+  if (const double rate = number_at(status, "samples_per_s"); !std::isnan(rate))
+    text += "  " + number(rate) + " samples/s";
+  if (const double left = number_at(status, "run_s_left"); !std::isnan(left))
+    text += "  " + seconds_text(left) + " left";
+  else if (const double in_epoch = number_at(status, "epoch_s_left"); !std::isnan(in_epoch))
+    text += "  " + seconds_text(in_epoch) + " left in the epoch";
+  return text;
+}
+
+std::string report_text(const Json& row) {
+  std::string text = "report " + std::to_string(count_at(row, "training_iteration")) + ":";
+  for (const auto& [name, value] : row.items())
+    if (!is_own(name) || name == "checkpoint_dir_name")
+      text += " " + (name == "checkpoint_dir_name" ? "" : name + " ") +
+              (value.is_number_float() ? number(value.get<double>())
+               : value.is_string()     ? value.get<std::string>()
+                                       : value.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return text;
+}
+
+std::string age_text(std::int64_t updated) {
+  if (updated < 0) return "never";
+  const auto age = std::max<std::int64_t>(std::time(nullptr) - updated, 0);
+  return age < 2 ? "just now" : seconds_text(static_cast<double>(age)) + " ago";
+}
+
+}  // namespace muster::tool

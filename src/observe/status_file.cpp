@@ -1,0 +1,92 @@
+#include "observe/status_file.hpp"
+
+#include "base/file.hpp"
+#include "base/log.hpp"
+#include "muster/error.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <utility>
+
+namespace muster::detail::observe {
+namespace {
+
+constexpr std::chrono::seconds write_interval{5};
+
+}  // namespace
+
+StatusFile::StatusFile(std::filesystem::path run, int world_size)
+    : run_(std::move(run)), world_size_(world_size), started_(std::time(nullptr)) {}
+
+void StatusFile::batch(const EpochPosition& position) {
+  position_ = position;
+  write_sometimes();
+}
+
+void StatusFile::report(const Json& row, std::int64_t epochs) {
+  last_report_ = row;
+  position_.epochs = epochs;
+  write_sometimes();
+}
+
+void StatusFile::failure(const Error& error) {
+  write(error.code() == ExitCode::stopped ? "stopped" : "failed", error.what());
+}
+
+void StatusFile::end() { write("finished"); }
+
+void StatusFile::write_sometimes() {
+  if (!written_at_ || Clock::now() - *written_at_ >= write_interval) write("training");
+}
+
+double StatusFile::samples_per_second() const {
+  if (written_at_ && position_.epoch == written_position_.epoch && position_.consumed > written_position_.consumed)
+    return static_cast<double>(position_.consumed - written_position_.consumed) /
+           std::chrono::duration<double>(Clock::now() - *written_at_).count();
+  return last_report_.is_object() ? last_report_.value("samples_per_s", 0.0) : 0;
+}
+
+void StatusFile::write(const char* state, const std::string& error) noexcept try {
+  if (is_broken_) return;
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const double rate = samples_per_second();
+  const auto samples = static_cast<double>(position_.samples);
+  const double left_in_epoch = std::max(0.0, samples - static_cast<double>(position_.consumed));
+  Json status{{"state", state},
+              {"epoch", position_.epoch},
+              {"epochs", position_.epochs},
+              {"consumed", position_.consumed},
+              {"samples", position_.samples},
+              {"global_step", position_.global_step},
+              {"training_iteration", last_report_.is_object() ? last_report_.value("training_iteration", 0) : 0},
+              {"samples_per_s", rate > 0 ? Json(rate) : Json()},
+              {"epoch_s_left", rate > 0 && samples > 0 ? Json(left_in_epoch / rate) : Json()},
+              {"run_s_left", nullptr},
+              {"last_report", last_report_},
+              {"world_size", world_size_},
+              {"host", host.data()},
+              {"pid", ::getpid()},
+              {"started", started_},
+              {"updated", static_cast<std::int64_t>(std::time(nullptr))}};
+  if (rate > 0 && samples > 0 && position_.epochs > position_.epoch)
+    status["run_s_left"] =
+        (left_in_epoch + samples * static_cast<double>(position_.epochs - position_.epoch - 1)) / rate;
+  if (!error.empty()) status["error"] = error;
+  written_at_ = Clock::now();
+  written_position_ = position_;
+  const auto unfinished = run_ / ".status.json.new";
+  std::filesystem::remove(unfinished);
+  File file(unfinished, File::Mode::create);
+  file.append(status.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  file.close();
+  std::filesystem::rename(unfinished, run_ / "status.json");
+} catch (const std::exception& failed) {
+  is_broken_ = true;
+  log::warn(std::string("status.json is not written any more: ") + failed.what());
+}
+
+}  // namespace muster::detail::observe

@@ -1,0 +1,51 @@
+// The file status.json in the run's folder: how far training is, for people who look at it from elsewhere (`muster ls`,
+// `muster inspect --follow`).
+//
+//   {"state": "training",            or "finished", "stopped", "failed"
+//    "error": "…",                   why it failed
+//    "epoch": 3, "epochs": 10,       counted from 0; epochs is 0 if it is not known
+//    "consumed": 3200, "samples": 60000,   samples of this epoch
+//    "global_step": 1234, "training_iteration": 3,
+//    "samples_per_s": 5120.5, "epoch_s_left": 11.1, "run_s_left": 81.3,   null if not known
+//    "last_report": {…},             its row in result.json
+//    "world_size": 4, "host": "n1", "pid": 4711, "started": 1790000000, "updated": 1790000042}   seconds since 1970
+#pragma once
+
+#include "observe/observer.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace muster::detail::observe {
+
+/// Replaces the file at most every five seconds, and when training ends. It is not synced: only those who look at a run
+/// read it. If it cannot be written, a warning says so once.
+class StatusFile final : public Observer {
+ public:
+  StatusFile(std::filesystem::path run, int world_size);
+
+  void batch(const EpochPosition& position) override;
+  void report(const Json& row, std::int64_t epochs) override;
+  void failure(const Error& error) override;
+  void end() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void write_sometimes();
+  void write(const char* state, const std::string& error = {}) noexcept;
+  /// Samples per second since the last write, or else in the last report; 0 if not known.
+  double samples_per_second() const;
+
+  std::filesystem::path run_;
+  int world_size_;
+  std::int64_t started_;
+  EpochPosition position_ = {};
+  Json last_report_ = nullptr;
+  EpochPosition written_position_ = {};
+  std::optional<Clock::time_point> written_at_ = {};
+  bool is_broken_ = false;
+};
+
+}  // namespace muster::detail::observe

@@ -1,0 +1,71 @@
+// Tiers that are folders of a file system:
+//
+//   checkpoint_000003             published: intact unless the disk has damaged it
+//   checkpoint_000003.damaged     set aside for inspection (.damaged.1 … if that name is taken); gets its name back if
+//                                 it is found intact later
+//   .checkpoint_000003.saving     a save in progress, or interrupted
+//   .checkpoint_000003.pruning    a removal in progress, or interrupted
+//   best → checkpoint_000003      a name that a report gave it; not part of the protocol
+#pragma once
+
+#include "storage/tier.hpp"
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace muster::detail::storage {
+
+class FolderTier : public Tier {
+ public:
+  using Tier::Tier;
+
+  Listing list() const override;
+  void begin(int index) override;
+  void create(int index, const std::string& name, std::uint64_t bytes) const override;
+  std::unique_ptr<SavedFile> open(int index, const std::string& name, Alignment alignment) const override;
+  void publish(int index) const override;
+  void abandon(int index) const noexcept override;
+  std::filesystem::path quarantine(int index) const override;
+  bool unquarantine(int index, const std::filesystem::path& damaged) const override;
+  void remove(int index) const override;
+  void remove_unfinished() const override;
+  void set_name(int index, const std::string& name) const override;
+  std::vector<std::string> names(int index) const override;
+  void remove_name(const std::string& name) const noexcept override;
+
+  /// Returns the folder that a checkpoint is written to until it is published.
+  std::filesystem::path saving(int index) const;
+
+ private:
+  std::filesystem::path pruning(int index) const;
+  /// Also returns true if an entry was gone before its type was known.
+  std::pair<Listing, bool> list_once() const;
+
+  mode_t mode_ = 0;  // permissions by the umask, for publish(); set by begin()
+};
+
+/// The folder of one node of a fast tier. Its files have holes where other nodes have written.
+class NodeTier : public FolderTier {
+ public:
+  using FolderTier::FolderTier;
+
+  void create(int index, const std::string& name, std::uint64_t bytes) const override;
+  /// Also removes a published one: this node may have published it while another node failed to.
+  void abandon(int index) const noexcept override;
+};
+
+/// Creates a file, `bytes` long and without content. If `with_space`, disk space is allocated for a large file.
+void create_file(const std::filesystem::path& path, std::uint64_t bytes, bool with_space = true);
+std::unique_ptr<SavedFile> open_file(const std::filesystem::path& path, Alignment alignment);
+
+/// Returns the number in a name that begins like that of a published checkpoint; none if it does not.
+std::optional<int> leading_index(std::string_view name);
+/// Syncs the folder and every folder under it.
+void sync_folders(const std::filesystem::path& folder);
+/// Removes the folder and everything in it. A failure only logs a warning.
+void remove_folder(const std::filesystem::path& folder) noexcept;
+
+}  // namespace muster::detail::storage

@@ -1,0 +1,53 @@
+// Files of events for TensorBoard: records of TFRecord, each a protobuf message tensorflow.Event
+// (tensorflow/core/util/event.proto and framework/summary.proto of TensorFlow, plugins/hparams of TensorBoard).
+//
+//   length     8 bytes, little endian
+//   checksum   4 bytes, of the length: CRC-32C, rotated right by 15 bits, plus 0xa282ead8
+//   message    `length` bytes
+//   checksum   4 bytes, of the message
+#pragma once
+
+#include "base/file.hpp"
+#include "muster/json.hpp"
+#include "tensorboard/histogram.hpp"
+#include "tensorboard/png.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace muster::detail::tensorboard {
+
+/// One file of events. What is added is kept in memory and written every two seconds, every 64 KB, and by flush(). All
+/// functions that write throw an Error (ExitCode::retry) if that fails.
+class EventFile {
+ public:
+  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which readers take after the files that are there. What
+  /// those have at steps from `first_step` on is not shown any more: it comes again.
+  EventFile(const std::filesystem::path& folder, std::int64_t first_step);
+  /// Writes what is still in memory.
+  ~EventFile();
+
+  void add_scalar(std::string_view tag, double value, std::int64_t step);
+  void add_image(std::string_view tag, const Image& image, std::int64_t step);
+  void add_histogram(std::string_view tag, const Histogram& histogram, std::int64_t step);
+  /// The run's settings. Nested keys are joined by "."; a list is shown as its JSON.
+  void add_hyperparameters(const Json& config, const std::string& run);
+  /// How the run ended. Called once, at the end.
+  void add_end(bool succeeded);
+  void flush();
+
+ private:
+  /// `fill` adds the fields of an Event to a protozero writer.
+  template <class Fill>
+  void add(std::int64_t step, const Fill& fill);
+
+  File file_;
+  std::string waiting_;  // records that are not yet written
+  std::string message_;  // memory that is used again
+  std::chrono::steady_clock::time_point last_flush_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace muster::detail::tensorboard
