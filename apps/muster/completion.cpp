@@ -1,4 +1,6 @@
 // muster completion: scripts with which a shell completes the tool's commands and options, made from their definitions.
+// Each script finds the command that has been typed so far ("muster convert csv") and offers what may follow it. Words
+// that are no commands, such as files, end the search; after "--" nothing is offered, since a program follows.
 #include "commands.hpp"
 
 #include <muster/error.hpp>
@@ -7,47 +9,91 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace muster::tool {
 namespace {
 
-/// Calls use(path, command) for the tool ("") and each command in it ("convert", "convert csv").
-void for_each_command(const CLI::App& app, const std::string& path,
+std::vector<const CLI::App*> commands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App* command) { return !command->get_name().empty(); });
+}
+
+/// Calls use(words, command) for the tool ("muster") and each command in it ("muster convert", "muster convert csv").
+void for_each_command(const CLI::App& app, const std::string& words,
                       const std::function<void(const std::string&, const CLI::App&)>& use) {
-  use(path, app);
-  for (const auto* command : app.get_subcommands([](const CLI::App* one) { return !one->get_name().empty(); }))
-    for_each_command(*command, path + (path.empty() ? "" : " ") + command->get_name(), use);
+  use(words, app);
+  for (const auto* command : commands_of(app)) for_each_command(*command, words + " " + command->get_name(), use);
 }
 
-/// The long options and the commands that may follow a command.
-std::string words_after(const CLI::App& command) {
-  std::string words;
-  for (const auto* sub : command.get_subcommands([](const CLI::App*) { return true; })) words += sub->get_name() + " ";
+/// Calls use(word, description) for the commands and long options that may follow a command.
+void for_each_choice(const CLI::App& command, const std::function<void(const std::string&, const std::string&)>& use) {
+  for (const auto* sub : commands_of(command)) use(sub->get_name(), sub->get_description());
   for (const auto* option : command.get_options())
-    for (const auto& name : option->get_lnames()) words += "--" + name + " ";
-  if (!words.empty()) words.pop_back();
-  return words;
+    for (const auto& name : option->get_lnames()) use("--" + name, option->get_description());
 }
 
-/// After `muster run` and its options comes any program, so files complete there.
+/// Calls use(before, word) where `word` leads from the command `before` to one of its commands.
+void for_each_step(const CLI::App& app, const std::function<void(const std::string&, const std::string&)>& use) {
+  for_each_command(app, "muster", [&](const std::string& words, const CLI::App& command) {
+    for (const auto* sub : commands_of(command)) use(words, sub->get_name());
+  });
+}
+
+/// The part of a script for bash and zsh that sets `typed` to the command so far; `earlier` are the words before the
+/// one that is completed, without the first.
+void print_search(const CLI::App& app, const std::string& earlier) {
+  std::cout << "  local word typed=muster searching=yes\n"
+               "  for word in "
+            << earlier
+            << "; do\n"
+               "    case \"$searching $typed $word\" in\n"
+               "      *' --') return ;;\n"
+               "      *' -'*) ;;\n";
+  for_each_step(app, [](const std::string& before, const std::string& word) {
+    std::cout << "      'yes " << before << " " << word << "') typed='" << before << " " << word << "' ;;\n";
+  });
+  std::cout << "      *) searching=no ;;\n"
+               "    esac\n"
+               "  done\n";
+}
+
+/// The part that sets the array `choices` to what may follow.
+void print_choices(const CLI::App& app) {
+  std::cout << "  case \"$typed\" in\n";
+  for_each_command(app, "muster", [](const std::string& words, const CLI::App& command) {
+    std::cout << "    '" << words << "') choices=(";
+    for_each_choice(command, [](const std::string& word, const std::string&) { std::cout << " " << word; });
+    std::cout << " ) ;;\n";
+  });
+  std::cout << "  esac\n";
+}
+
 void print_bash(const CLI::App& app) {
   std::cout << "_muster() {\n"
-               "  local word path= words=\n"
-               "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
-               "    case \"$path $word\" in\n";
-  for_each_command(app, "", [](const std::string& path, const CLI::App&) {
-    if (!path.empty()) std::cout << "      \" " << path << "\") path=\" " << path << "\" ;;\n";
-  });
-  std::cout << "    esac\n"
-               "  done\n"
-               "  case \"$path\" in\n";
-  for_each_command(app, "", [](const std::string& path, const CLI::App& command) {
-    std::cout << "    \"" << (path.empty() ? "" : " " + path) << "\") words=\"" << words_after(command) << "\" ;;\n";
-  });
-  std::cout << "  esac\n"
-               "  mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"${COMP_WORDS[COMP_CWORD]}\")\n"
+               "  local -a choices\n";
+  print_search(app, "\"${COMP_WORDS[@]:1:COMP_CWORD-1}\"");
+  print_choices(app);
+  std::cout << "  mapfile -t COMPREPLY < <(compgen -W \"${choices[*]}\" -- \"${COMP_WORDS[COMP_CWORD]}\")\n"
                "}\n"
                "complete -o default -F _muster muster\n";
+}
+
+void print_zsh(const CLI::App& app) {
+  std::cout << "#compdef muster\n"
+               "_muster() {\n"
+               "  local -a choices\n";
+  print_search(app, "\"${(@)words[2,CURRENT-1]}\"");
+  print_choices(app);
+  // As a file in $fpath it is called; in a running shell it is sourced.
+  std::cout << "  compadd -- $choices\n"
+               "  _files\n"
+               "}\n"
+               "if [ \"${funcstack[1]}\" = _muster ]; then\n"
+               "  _muster \"$@\"\n"
+               "else\n"
+               "  (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"
+               "  compdef _muster muster\n"
+               "fi\n";
 }
 
 std::string quoted(const std::string& text) {
@@ -57,25 +103,41 @@ std::string quoted(const std::string& text) {
 }
 
 void print_fish(const CLI::App& app) {
-  // True where exactly these commands have been typed.
-  std::cout << "function __muster_after\n"
-               "  set -l typed (string match -rv -- '^-' (commandline -opc)[2..-1])\n"
-               "  test \"$typed[1..\"(count $argv)\"]\" = \"$argv\"; or test (count $argv) = 0 -a (count $typed) = 0\n"
+  std::cout << "function __muster_typed\n"
+               "  set -l typed muster\n"
+               "  set -l searching yes\n"
+               "  set -l words (commandline -opc)\n"
+               "  for word in $words[2..]\n"
+               "    switch \"$searching $typed $word\"\n"
+               "      case '* --'\n"
+               "        return\n"
+               "      case '* -*'\n";
+  for_each_step(app, [](const std::string& before, const std::string& word) {
+    std::cout << "      case 'yes " << before << " " << word << "'\n        set typed '" << before << " " << word
+              << "'\n";
+  });
+  std::cout << "      case '*'\n"
+               "        set searching no\n"
+               "    end\n"
+               "  end\n"
+               "  echo $typed\n"
                "end\n";
-  for_each_command(app, "", [](const std::string& path, const CLI::App& command) {
-    const auto where = "complete -c muster -n '__muster_after " + path + "' ";
-    for (const auto* sub : command.get_subcommands([](const CLI::App*) { return true; }))
-      std::cout << where << "-a " << sub->get_name() << " -d " << quoted(sub->get_description()) << "\n";
-    for (const auto* option : command.get_options())
-      for (const auto& name : option->get_lnames())
-        std::cout << where << "-l " << name << " -d " << quoted(option->get_description()) << "\n";
+  for_each_command(app, "muster", [](const std::string& words, const CLI::App& command) {
+    for_each_choice(command, [&](const std::string& word, const std::string& description) {
+      std::cout << "complete -c muster -n 'test \"$(__muster_typed)\" = \"" << words << "\"' "
+                << (word.starts_with("--") ? "-l " + word.substr(2) : "-a " + word) << " -d " << quoted(description)
+                << "\n";
+    });
   });
 }
 
 void print(const CLI::App& app, const std::string& shell) {
-  if (shell == "fish") return print_fish(app);
-  if (shell == "zsh") std::cout << "autoload -U +X bashcompinit && bashcompinit\n";
-  print_bash(app);
+  if (shell == "bash")
+    print_bash(app);
+  else if (shell == "zsh")
+    print_zsh(app);
+  else
+    print_fish(app);
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ void inspect_checkpoint(const std::filesystem::path& path, bool json) {
 
 void inspect_run(const std::filesystem::path& path, bool json) {
   const auto params = read_json(path / "params.json");
-  const auto reports = reports_of(path);
+  const auto reports = Reports(path).read_new();
   const auto report = reports.empty() ? Json() : reports.back();
   const auto summary = summary_of(path);
   const auto checkpoints = checkpoints_of(path);
@@ -111,27 +111,29 @@ void inspect_run(const std::filesystem::path& path, bool json) {
 
 /// Prints what a run reports while it trains, as the program itself does, until it is over.
 void follow(const std::filesystem::path& path) {
-  if (!is_folder(path) || !is_run(path))
+  if (!is_folder(path) || is_checkpoint(path) || !is_run(path))
     throw Error(ExitCode::data, "following " + path.string(), "it is not a run's folder", "Name one, as in runs/demo");
   ProgressLine line;
-  std::string last_silence;
-  for (std::size_t shown = 0;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
-    // A run that is continued after a failure makes its last reports again.
-    const auto reports = reports_of(path);
-    for (shown = std::min(shown, reports.size()); shown < reports.size(); ++shown) {
+  Reports reports(path);
+  for (;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
+    if (!is_folder(path))
+      throw Error(ExitCode::data, "following " + path.string(), "the folder is gone", "It was moved or removed");
+    for (const auto& row : reports.read_new()) {
       line.erase();
-      std::cout << printable(report_text(reports[shown])) << std::endl;
+      std::cout << printable(report_text(row)) << std::endl;
     }
-    const auto summary = summary_of(path);
-    if (summary.state == "training" || summary.state == "silent") {
-      line.show(printable(progress_text(summary.status)) +
-                (summary.state == "silent" ? ", last sign of life " + age_text(summary.updated) : ""));
+    if (!std::cout)
+      throw Error(ExitCode::retry, "following " + path.string(), "standard output does not take what is printed");
+    const auto status = read_json(path / "status.json");
+    const auto state = state_of(path, status);
+    if (may_go_on(state)) {
+      line.show(printable(progress_text(status)) + (state == "training" ? "" : ", " + state));
       continue;
     }
     line.erase();
-    std::cout << printable(path.string()) << " is " << summary.state;
-    if (summary.status.is_object() && summary.status.value("error", Json()).is_string())
-      std::cout << ": " << printable(summary.status.at("error").get<std::string>());
+    std::cout << printable(path.string()) << " is " << state;
+    if (status.is_object() && status.value("error", Json()).is_string())
+      std::cout << ": " << printable(status.at("error").get<std::string>());
     std::cout << std::endl;
     return;
   }

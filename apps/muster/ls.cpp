@@ -7,14 +7,29 @@
 #include <muster/error.hpp>
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::tool {
 namespace {
+
+/// The summary of a folder that is a run. One that cannot be read, as another user's may be, is no reason to show none.
+std::optional<RunSummary> look_at(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  try {
+    if (std::filesystem::is_directory(folder, ignored) && !is_checkpoint(folder) && is_run(folder))
+      return summary_of(folder);
+  } catch (const std::exception&) {
+    if (std::filesystem::exists(folder, ignored)) return RunSummary{.path = folder, .state = "not readable"};
+  }
+  return {};  // or it was removed meanwhile
+}
 
 void list(const std::filesystem::path& storage, bool json) {
   if (!is_folder(storage))
@@ -23,8 +38,7 @@ void list(const std::filesystem::path& storage, bool json) {
   std::vector<RunSummary> runs;
   std::error_code error;
   for (std::filesystem::directory_iterator at(storage, error), end; !error && at != end; at.increment(error))
-    if (std::error_code ignored; at->is_directory(ignored) && !is_checkpoint(at->path()) && is_run(at->path()))
-      runs.push_back(summary_of(at->path()));
+    if (auto run = look_at(at->path())) runs.push_back(std::move(*run));
   if (error) throw Error(ExitCode::data, "reading " + storage.string(), error.message(), "Check the permissions");
   std::ranges::sort(runs, [](const RunSummary& one, const RunSummary& other) {
     return std::pair(-one.updated, one.path) < std::pair(-other.updated, other.path);
@@ -38,10 +52,10 @@ void list(const std::filesystem::path& storage, bool json) {
     std::cout << "no runs\n";
     return;
   }
-  Table table{{{"run"}, {"state"}, {"epoch", true}, {"reports", true}, {"last sign", true}, {"metric"}}, {}};
+  Table table{{{"state"}, {"epoch", true}, {"reports", true}, {"last sign", true}, {"metric"}, {"run"}}, {}};
   for (const auto& run : runs)
-    table.rows.push_back({run.path.filename().string(), run.state, run.epoch, std::to_string(run.reports),
-                          age_text(run.updated), run.best});
+    table.rows.push_back({run.state, run.epoch, std::to_string(run.reports), age_text(run.updated), run.best,
+                          run.path.filename().string()});
   std::cout << to_text(table);
 }
 

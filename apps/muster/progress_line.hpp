@@ -1,6 +1,7 @@
 // The progress of a long command, as one line on the terminal.
 #pragma once
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -25,7 +26,10 @@ class ProgressLine {
   void show(const std::string& text) {
     if (!visible_) return;
     shown_ = true;
-    std::cerr << "\r" << text << "\033[K" << std::flush;
+    winsize size{};
+    const bool knows_width = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+    // A longer line would not be rewritten as a whole.
+    std::cerr << "\r" << text.substr(0, knows_width ? size.ws_col - 1u : text.size()) << "\033[K" << std::flush;
   }
 
  private:

@@ -2,6 +2,8 @@
 
 #include <muster/error.hpp>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -10,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -20,6 +23,10 @@ namespace fs = std::filesystem;
 
 /// A run that trains gives a sign of life every five seconds while it has batches.
 constexpr std::int64_t max_silence_s = 60;
+/// It gives none from its start to its first batch.
+constexpr std::int64_t max_start_s = 600;
+/// Longer names of metrics are cut in a table.
+constexpr std::size_t max_metric_name = 24;
 
 /// Leaves out values that are nested so deeply that printing them would overflow the stack.
 bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
@@ -67,6 +74,7 @@ bool is_own(const std::string& name) {
 }
 
 std::string seconds_text(double seconds) {
+  if (!(seconds < 1e10)) return "years";
   const auto rounded = static_cast<long long>(std::llround(seconds));
   if (rounded < 120) return std::to_string(rounded) + " s";
   if (rounded < 2 * 3600) return std::to_string(rounded / 60) + " min";
@@ -90,21 +98,20 @@ std::string best_of(const Json& params, const std::vector<Json>& reports) {
       if (const double value = number_at(row, score);
           !std::isnan(value) && (std::isnan(best) || (is_max ? value > best : value < best)))
         best = value;
-    return std::isnan(best) ? "" : score + " " + number(best);
+    return std::isnan(best) ? "" : score.substr(0, max_metric_name) + " " + number(best);
   }
   if (reports.empty()) return {};
   for (const auto& [name, value] : reports.back().items())
-    if (!is_own(name) && value.is_number()) return name + " " + number(value.get<double>());
+    if (!is_own(name) && value.is_number()) return name.substr(0, max_metric_name) + " " + number(value.get<double>());
   return {};
 }
 
-std::string state_of(const fs::path& run, const Json& params, const Json& status) {
-  if (params.is_object() && params.value("finished", Json(false)) == true) return "finished";
-  const auto state = text_at(status, Json::json_pointer("/state"));
-  if (state == "training") return std::time(nullptr) - count_at(status, "updated") <= max_silence_s ? state : "silent";
-  if (!state.empty()) return state;
-  std::error_code ignored;
-  return fs::exists(run / "error.txt", ignored) ? "failed" : "silent";
+/// The seconds since 1970 at which a job has taken the run's folder that it holds now; none if no job holds it. A job
+/// empties the file .lock when it ends well.
+std::optional<std::int64_t> start_of_holder(const fs::path& run) {
+  struct stat status {};
+  if (::stat((run / ".lock").c_str(), &status) != 0 || status.st_size == 0) return {};
+  return status.st_mtim.tv_sec;
 }
 
 }  // namespace
@@ -115,20 +122,49 @@ Json read_json(const fs::path& path) {
   return value.is_discarded() ? Json() : value;
 }
 
-std::vector<Json> reports_of(const fs::path& run) {
-  auto file = open(run / "result.json");
-  std::vector<Json> reports;
-  for (std::string line; std::getline(file, line);)
-    if (auto report = Json::parse(line, shallow, false); report.is_object()) reports.push_back(std::move(report));
-  return reports;
+std::vector<Json> Reports::read_new() {
+  struct stat status {};
+  if (::stat(file_.c_str(), &status) != 0) return {};
+  std::size_t skipped = 0;  // rows to read again that were returned
+  if (status.st_ino != inode_ || status.st_size < read_) {
+    inode_ = status.st_ino;
+    read_ = 0;
+    skipped = std::exchange(row_count_, 0);
+  }
+  auto file = open(file_);
+  std::vector<Json> rows;
+  if (!file.is_open() || !file.seekg(read_)) return rows;
+  for (std::string line; std::getline(file, line);) {
+    if (file.eof()) break;  // incomplete: it is read again when it ends
+    read_ += static_cast<std::streamoff>(line.size()) + 1;
+    auto row = Json::parse(line, shallow, false);
+    if (!row.is_object()) continue;
+    if (row_count_++ >= skipped) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+bool may_go_on(const std::string& state) { return state == "starting" || state == "training" || state == "silent"; }
+
+std::string state_of(const fs::path& run, const Json& status) {
+  const auto params = read_json(run / "params.json");
+  if (params.is_object() && params.value("finished", Json(false)) == true) return "finished";
+  const auto state = text_at(status, Json::json_pointer("/state"));
+  const auto now = std::time(nullptr);
+  if (state == "training" && now - count_at(status, "updated") <= max_silence_s) return state;
+  if (const auto start = start_of_holder(run);
+      start && *start >= count_at(status, "updated") && now - *start <= max_start_s)
+    return "starting";
+  if (state == "finished" || state == "stopped" || state == "failed") return state;
+  std::error_code ignored;
+  return state.empty() && fs::exists(run / "error.txt", ignored) ? "failed" : "silent";
 }
 
 RunSummary summary_of(const fs::path& run) {
-  const auto params = read_json(run / "params.json");
-  const auto reports = reports_of(run);
+  const auto reports = Reports(run).read_new();
   RunSummary summary{.path = run, .status = read_json(run / "status.json")};
-  summary.state = state_of(run, params, summary.status);
-  summary.best = best_of(params, reports);
+  summary.state = state_of(run, summary.status);
+  summary.best = best_of(read_json(run / "params.json"), reports);
   summary.reports = static_cast<std::int64_t>(reports.size());
   if (summary.status.is_object()) {
     summary.epoch = std::to_string(count_at(summary.status, "epoch") + 1);
@@ -152,7 +188,8 @@ std::string progress_text(const Json& status) {
   std::string text = "epoch " + std::to_string(count_at(status, "epoch") + 1);
   if (const auto epochs = count_at(status, "epochs"); epochs > 0) text += "/" + std::to_string(epochs);
   if (const auto samples = count_at(status, "samples"); samples > 0)
-    text += "  " + std::to_string(count_at(status, "consumed") * 100 / samples) + "%";
+    text +=
+        "  " + std::to_string(std::clamp<std::int64_t>(count_at(status, "consumed"), 0, samples) * 100 / samples) + "%";
   text += "  step " + std::to_string(count_at(status, "global_step"));
   if (const double rate = number_at(status, "samples_per_s"); !std::isnan(rate))
     text += "  " + number(rate) + " samples/s";

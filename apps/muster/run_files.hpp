@@ -3,16 +3,31 @@
 
 #include <muster/json.hpp>
 
+#include <cstdint>
 #include <filesystem>
+#include <ios>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::tool {
 
 /// The JSON in a file; null if there is none or it is not JSON.
 Json read_json(const std::filesystem::path& path);
-/// The complete rows of a run's result.json; the last line of a killed run may be incomplete.
-std::vector<Json> reports_of(const std::filesystem::path& run);
+/// Reads the rows of a run's result.json while the run adds to it. The last line of a killed run may be incomplete, and
+/// a run that is continued replaces the file and may make its last reports again.
+class Reports {
+ public:
+  explicit Reports(std::filesystem::path run) : file_(std::move(run) / "result.json") {}
+  /// Returns the rows that have come since the last call.
+  std::vector<Json> read_new();
+
+ private:
+  std::filesystem::path file_;
+  std::uint64_t inode_ = 0;
+  std::streamoff read_ = 0;    // bytes of the file
+  std::size_t row_count_ = 0;  // rows that were returned
+};
 
 /// A run at a glance.
 struct RunSummary {
@@ -25,9 +40,15 @@ struct RunSummary {
   Json status = nullptr;      ///< status.json
 };
 RunSummary summary_of(const std::filesystem::path& run);
+/// "starting", "training", "finished", "stopped", "failed", or "silent": neither over nor heard of. `status`: the run's
+/// status.json.
+std::string state_of(const std::filesystem::path& run, const Json& status);
+/// True in a state in which more may come.
+bool may_go_on(const std::string& state);
 Json to_json(const RunSummary& summary);
 
-/// "epoch 3/10  45%  step 1234  5120 samples/s  2 min left in the epoch, 12 min in all".
+/// "epoch 3/10  45%  step 1234  5120 samples/s  12 min left", or "2 min left in the epoch" where the number of epochs
+/// is not known.
 std::string progress_text(const Json& status);
 /// "report 3: loss 0.1234  accuracy 0.91".
 std::string report_text(const Json& row);

@@ -316,14 +316,14 @@ class Session {
   void report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
               const ReportOptions& options = {});
 
-  /// Adds a point to the curve `name` in TensorBoard, at `step`, or at the session's global_step if it is not given
-  /// (where muster counts no steps, at the number of the coming report). Only the first worker's values are shown;
-  /// nothing happens without RunConfig::tensorboard. Not collective.
-  void log_scalar(const std::string& name, double value, std::optional<std::int64_t> step = {}) const;
+  /// Adds a point to the curve `name` in TensorBoard, at the session's global_step; where muster counts no steps, at
+  /// the number of the coming report. Only the first worker's values are shown; nothing happens without
+  /// RunConfig::tensorboard. Not collective.
+  void log_scalar(const std::string& name, double value) const;
   /// The same for a picture: [height, width] or [channels, height, width] with 1 (grey), 3 (RGB) or 4 (RGBA) channels,
   /// of bytes, or of floating-point numbers from 0 to 1. Throws an Error (ExitCode::user_error) for other shapes and
-  /// types.
-  void log_image(const std::string& name, const at::Tensor& image, std::optional<std::int64_t> step = {}) const;
+  /// types, and for a height or width above 65,535.
+  void log_image(const std::string& name, const at::Tensor& image) const;
 
   /// For your own loops: true if any worker has been asked to stop. Then report a State, which saves it and ends
   /// training, or return. If the training function returns after this was true, the run is not finished: it ends as

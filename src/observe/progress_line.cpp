@@ -63,9 +63,9 @@ std::string speed(double samples_per_second) {
 std::string time_left(const EpochPosition& position, double samples_per_second) {
   if (samples_per_second <= 0 || position.samples <= 0) return {};
   const bool knows_run = position.epochs > position.epoch;
-  const auto samples = std::max<std::int64_t>(position.samples - position.consumed, 0) +
-                       (knows_run ? position.samples * (position.epochs - position.epoch - 1) : 0);
-  const double seconds = static_cast<double>(samples) / samples_per_second;
+  const auto samples = static_cast<double>(position.samples), consumed = static_cast<double>(position.consumed);
+  const double epochs_after = knows_run ? static_cast<double>(position.epochs - position.epoch) - 1 : 0;
+  const double seconds = (std::max(samples - consumed, 0.0) + samples * epochs_after) / samples_per_second;
   if (seconds > 1e8) return {};
   const auto whole = std::llround(seconds);
   std::array<char, 48> text{};
@@ -81,7 +81,7 @@ std::string time_left(const EpochPosition& position, double samples_per_second) 
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
                           const std::string& metrics) {
   const auto samples = static_cast<double>(position.samples), consumed = static_cast<double>(position.consumed);
-  const double share = samples > 0 ? consumed / samples : 0;
+  const double share = samples > 0 ? std::clamp(consumed / samples, 0.0, 1.0) : 0;
   const auto before = epoch_of(position.epoch, position.epochs) + " ";
   std::array<char, 16> percent{};
   std::snprintf(percent.data(), percent.size(), " %3.0f%%", 100 * share);

@@ -33,6 +33,8 @@ void StatusFile::report(const Json& row, std::int64_t epochs) {
 }
 
 void StatusFile::failure(const Error& error) {
+  // A start that was refused changes nothing in the run.
+  if (!written_at_ && (error.code() == ExitCode::usage || error.code() == ExitCode::data)) return;
   write(error.code() == ExitCode::stopped ? "stopped" : "failed", error.what());
 }
 

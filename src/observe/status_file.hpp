@@ -20,8 +20,8 @@
 
 namespace muster::detail::observe {
 
-/// Replaces the file at most every five seconds, and when training ends. It is not synced: only those who look at a run
-/// read it. If it cannot be written, a warning says so once.
+/// Replaces the file at most every five seconds while training goes on, and when it ends. It is not synced: only those
+/// who look at a run read it. If it cannot be written, a warning says so once.
 class StatusFile final : public Observer {
  public:
   StatusFile(std::filesystem::path run, int world_size);

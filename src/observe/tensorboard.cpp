@@ -10,6 +10,7 @@
 #include <ATen/ops/clamp.h>
 #endif
 
+#include <exception>
 #include <map>
 #include <optional>
 #include <set>
@@ -87,17 +88,13 @@ class TensorBoard final : public Observer {
     if (file_) write([](EventFile& file) { file.flush(); });
   }
 
-  void failure(const Error& error) override {
-    if (error.code() != ExitCode::stopped) end(/*succeeded=*/false);
-  }
-  void end() override { end(/*succeeded=*/true); }
-
- private:
-  void end(bool succeeded) {
-    if (file_) write([&](EventFile& file) { file.add_end(succeeded); });
+  // After a failure the run may go on: TensorBoard would show the first end that it reads for ever.
+  void end() override {
+    if (file_) write([](EventFile& file) { file.add_success(); });
     file_.reset();
   }
 
+ private:
   /// Adds the numbers among the fields; a list has one of each rank.
   static void add_fields(EventFile& file, const Json& fields, std::int64_t step) {
     static const std::set<std::string> left_out{"training_iteration", "global_step", "timestamp"};
@@ -130,7 +127,7 @@ class TensorBoard final : public Observer {
         file_->add_hyperparameters(config_, run_.filename().string());
       }
       add(*file_);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       is_broken_ = true;
       file_.reset();
       log::warn(std::string("TensorBoard's files end here: ") + error.what());

@@ -259,26 +259,29 @@ static void require_log_name(const std::string& name) {
                 "Give it a name, such as \"loss/train\"");
 }
 
-void Session::log_scalar(const std::string& name, double value, std::optional<std::int64_t> step) const {
+void Session::log_scalar(const std::string& name, double value) const {
   require_log_name(name);
   state_->outputs.observers.tell(&detail::observe::Observer::scalar, name, value,
-                                 step.value_or(state_->progress.shown_step(state_->progress.training_iteration + 1)));
+                                 state_->progress.shown_step(state_->progress.training_iteration + 1));
 }
 
-void Session::log_image(const std::string& name, const at::Tensor& image, std::optional<std::int64_t> step) const {
+void Session::log_image(const std::string& name, const at::Tensor& image) const {
   require_log_name(name);
-  const bool has_shape =
-      image.defined() && image.numel() > 0 &&
-      (image.dim() == 2 || (image.dim() == 3 && (image.size(0) == 1 || image.size(0) == 3 || image.size(0) == 4)));
-  if (!has_shape || !(image.scalar_type() == at::kByte || at::isFloatingType(image.scalar_type())))
+  constexpr std::int64_t max_side = 65'535;
+  const auto has_shape = [&] {
+    if (!image.defined() || image.numel() == 0 || image.dim() < 2 || image.dim() > 3) return false;
+    if (image.size(-1) > max_side || image.size(-2) > max_side) return false;
+    return image.dim() == 2 || image.size(0) == 1 || image.size(0) == 3 || image.size(0) == 4;
+  };
+  if (!has_shape() || !(image.scalar_type() == at::kByte || at::isFloatingType(image.scalar_type())))
     throw Error(
         ExitCode::user_error, "logging the picture " + name,
         !image.defined() ? "the tensor is undefined"
                          : c10::str("it is of type ", image.scalar_type(), " and shape ", image.sizes()),
         "Give bytes, or floating-point numbers from 0 to 1, as [height, width] or [channels, height, width] with "
-        "1, 3 or 4 channels");
+        "1, 3 or 4 channels and at most 65535 rows and columns");
   state_->outputs.observers.tell(&detail::observe::Observer::image, name, image,
-                                 step.value_or(state_->progress.shown_step(state_->progress.training_iteration + 1)));
+                                 state_->progress.shown_step(state_->progress.training_iteration + 1));
 }
 
 void Session::add_callback(std::shared_ptr<Callback> callback) { state_->add_callback(std::move(callback)); }

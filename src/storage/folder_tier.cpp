@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <tuple>
 
 namespace muster::detail::storage {
 namespace {
@@ -54,29 +53,21 @@ fs::path FolderTier::pruning(int index) const { return folder() / ("." + name_of
 Tier::Listing FolderTier::list() const {
   // While a job publishes and prunes, one look may miss all: the new one comes at a place that was read already, or the
   // only one is gone before its type is known.
-  constexpr int looks = 3;
-  Listing listing;
-  for (int look = 0; look < looks && listing.published.empty(); ++look) {
-    bool has_vanished;
-    do std::tie(listing, has_vanished) = list_once();
-    while (has_vanished && listing.published.empty());
-  }
+  constexpr int looks = 8;
+  auto listing = list_once();
+  for (int look = 1; look < looks && listing.published.empty(); ++look) listing = list_once();
   return listing;
 }
 
-std::pair<Tier::Listing, bool> FolderTier::list_once() const {
+Tier::Listing FolderTier::list_once() const {
   Listing listing;
-  bool has_vanished = false;
   std::error_code error;
   for (fs::directory_iterator at(folder(), error), end; !error && at != end; at.increment(error)) {
     const auto name = at->path().filename().string();
     const auto index = leading_index(std::string_view(name).substr(name.starts_with('.') ? 1 : 0));
     if (!index) continue;
     const auto type = status_of(at->path()).type();
-    if (type == fs::file_type::not_found) {
-      has_vanished = true;
-      continue;
-    }
+    if (type == fs::file_type::not_found) continue;  // gone meanwhile
     const bool is_folder = type == fs::file_type::directory;
     if (!is_folder && name == name_of(*index))
       listing.others.push_back(at->path());
@@ -95,7 +86,7 @@ std::pair<Tier::Listing, bool> FolderTier::list_once() const {
   if (error)
     throw Error(read_error_code(error.value()), "looking for checkpoints in " + folder().string(), error.message(),
                 "Check the path");
-  return {std::move(listing), has_vanished};
+  return listing;
 }
 
 void FolderTier::begin(int index) {

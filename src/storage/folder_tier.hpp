@@ -14,7 +14,6 @@
 
 #include <optional>
 #include <string_view>
-#include <utility>
 
 namespace muster::detail::storage {
 
@@ -41,8 +40,7 @@ class FolderTier : public Tier {
 
  private:
   std::filesystem::path pruning(int index) const;
-  /// Also returns true if an entry was gone before its type was known.
-  std::pair<Listing, bool> list_once() const;
+  Listing list_once() const;
 
   mode_t mode_ = 0;  // permissions by the umask, for publish(); set by begin()
 };

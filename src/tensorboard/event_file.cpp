@@ -34,7 +34,7 @@ enum class Value : protozero::pbf_tag_type { tag = 1, simple_value = 2, image = 
 enum class Hyperparameter : protozero::pbf_tag_type { number = 2, text = 3, boolean = 4 };  // google.protobuf.Value
 constexpr protozero::pbf_tag_type summary_value = 1, session_status = 1;
 constexpr int session_start = 1;
-constexpr int ended_well = 1, ended_badly = 2;
+constexpr int status_success = 1;
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
@@ -141,21 +141,23 @@ void EventFile::flush() {
   file_.append(std::exchange(waiting_, {}));
 }
 
-void EventFile::add_scalar(std::string_view tag, double number, std::int64_t step) {
+template <class Fill>
+void EventFile::add_value(std::string_view tag, std::int64_t step, const Fill& fill) {
   add(step, [&](auto& event) {
     pbf_writer summary(event, static_cast<protozero::pbf_tag_type>(Event::summary));
     protozero::pbf_builder<Value> value(summary, summary_value);
     value.add_string(Value::tag, tag.data(), tag.size());
-    value.add_float(Value::simple_value, static_cast<float>(number));
+    fill(value);
   });
+}
+
+void EventFile::add_scalar(std::string_view tag, double number, std::int64_t step) {
+  add_value(tag, step, [&](auto& value) { value.add_float(Value::simple_value, static_cast<float>(number)); });
 }
 
 void EventFile::add_image(std::string_view tag, const Image& image, std::int64_t step) {
   const auto png = png_of(image);
-  add(step, [&](auto& event) {
-    pbf_writer summary(event, static_cast<protozero::pbf_tag_type>(Event::summary));
-    protozero::pbf_builder<Value> value(summary, summary_value);
-    value.add_string(Value::tag, tag.data(), tag.size());
+  add_value(tag, step, [&](auto& value) {
     pbf_writer picture(value, static_cast<protozero::pbf_tag_type>(Value::image));
     picture.add_int32(1, image.height);
     picture.add_int32(2, image.width);
@@ -165,10 +167,7 @@ void EventFile::add_image(std::string_view tag, const Image& image, std::int64_t
 }
 
 void EventFile::add_histogram(std::string_view tag, const Histogram& histogram, std::int64_t step) {
-  add(step, [&](auto& event) {
-    pbf_writer summary(event, static_cast<protozero::pbf_tag_type>(Event::summary));
-    protozero::pbf_builder<Value> value(summary, summary_value);
-    value.add_string(Value::tag, tag.data(), tag.size());
+  add_value(tag, step, [&](auto& value) {
     pbf_writer message(value, static_cast<protozero::pbf_tag_type>(Value::histogram));
     message.add_double(1, histogram.min);
     message.add_double(2, histogram.max);
@@ -201,11 +200,11 @@ void EventFile::add_hyperparameters(const Json& config, const std::string& run) 
   });
 }
 
-void EventFile::add_end(bool succeeded) {
+void EventFile::add_success() {
   add(0, [&](auto& event) {
     add_to_table(event, "_hparams_/session_end_info", [&](pbf_writer& data) {
       pbf_writer info(data, 4);
-      info.add_enum(1, succeeded ? ended_well : ended_badly);
+      info.add_enum(1, status_success);
       info.add_double(2, now());
     });
   });

@@ -35,14 +35,17 @@ class EventFile {
   void add_histogram(std::string_view tag, const Histogram& histogram, std::int64_t step);
   /// The run's settings. Nested keys are joined by "."; a list is shown as its JSON.
   void add_hyperparameters(const Json& config, const std::string& run);
-  /// How the run ended. Called once, at the end.
-  void add_end(bool succeeded);
+  /// The run is finished. Called once, at its end.
+  void add_success();
   void flush();
 
  private:
   /// `fill` adds the fields of an Event to a protozero writer.
   template <class Fill>
   void add(std::int64_t step, const Fill& fill);
+  /// `fill` adds the fields of a Summary.Value.
+  template <class Fill>
+  void add_value(std::string_view tag, std::int64_t step, const Fill& fill);
 
   File file_;
   std::string waiting_;  // records that are not yet written

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -368,6 +369,12 @@ TEST(Progress, FitsItsWidth) {
             "epoch 2 [####..]  60%  0 samples/s  1:06:40 left in the epoch  step 5");
 }
 
+TEST(Progress, EndlessRunsHaveNoTimeLeft) {
+  constexpr auto most = std::numeric_limits<std::int64_t>::max();
+  const EpochPosition position{.epoch = 0, .epochs = most, .consumed = 5, .samples = most, .global_step = 1};
+  EXPECT_EQ(progress_line(position, 10, 200).find("left"), std::string::npos);
+}
+
 TEST(Progress, ReportsNameTheUsersMetrics) {
   const Json row{{"epoch", 2},
                  {"loss", 0.123456},
@@ -387,6 +394,8 @@ TEST(StatusFile, SaysHowFarTrainingIs) {
   StatusFile file(run.path(), 4);
   file.start({});
   EXPECT_TRUE(status_of(run.path()).is_null()) << "a start may yet be refused";
+  file.failure(Error(ExitCode::data, "refused"));
+  EXPECT_TRUE(status_of(run.path()).is_null()) << "and then it has changed nothing";
   file.batch({.epoch = 1, .epochs = 3, .consumed = 40, .samples = 100, .global_step = 14});
   auto status = status_of(run.path());
   EXPECT_EQ(status.at("state"), "training");

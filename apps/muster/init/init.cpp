@@ -27,7 +27,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return text;
 }
 
-/// True if CMake can name a target like this, and C++ a file.
+/// True if a project of CMake and a program can have this name.
 bool is_name(const std::string& name) {
   return !name.empty() && name.size() <= 60 && std::isalpha(static_cast<unsigned char>(name.front())) != 0 &&
          std::ranges::all_of(
@@ -57,12 +57,13 @@ void init(const fs::path& folder) {
   const auto whole = fs::absolute(folder).lexically_normal();
   const auto name = (whole.has_filename() ? whole : whole.parent_path()).filename().string();
   const auto doing = "making the project " + folder.string();
-  if (!is_name(name) || name == "test" || name == "muster")
-    throw Error(
-        ExitCode::usage, doing, "\"" + name + "\" cannot be the name of a program",
-        "Choose a folder whose name begins with a letter and has only letters, digits, - and _; not test or muster");
+  if (!is_name(name))
+    throw Error(ExitCode::usage, doing, "\"" + name + "\" cannot be the name of a program",
+                "Choose a folder whose name begins with a letter and has only letters, digits, - and _");
   std::error_code error;
-  if (fs::exists(folder, error) && (!fs::is_directory(folder, error) || !fs::is_empty(folder, error)))
+  const auto status = fs::symlink_status(folder, error);
+  const bool is_new = !fs::exists(status);
+  if (!is_new && !(fs::is_directory(folder, error) && fs::is_empty(folder, error)))
     throw Error(ExitCode::usage, doing, "it exists and is not an empty folder", "Choose a new folder");
   const std::pair<fs::path, const char*> files[] = {{"CMakeLists.txt", cmake_template},
                                                     {name + ".cpp", program_template},
@@ -71,12 +72,21 @@ void init(const fs::path& folder) {
                                                     {".github/workflows/test.yml", ci_template},
                                                     {".gitignore", gitignore_template}};
   const auto where = hints();
-  for (const auto& [file, text] : files)
-    write(folder / file, replaced(replaced(text, "%NAME%", name), "%HINTS%", where));
+  try {
+    for (const auto& [file, text] : files)
+      write(folder / file, replaced(replaced(text, "%NAME%", name), "%HINTS%", where));
+  } catch (...) {
+    // Half a project would be in the way of the next try.
+    if (is_new)
+      fs::remove_all(folder, error);
+    else
+      for (const auto& entry : fs::directory_iterator(folder, error)) fs::remove_all(entry.path(), error);
+    throw;
+  }
   std::cout << "made " << printable(folder.string()) << "; now\n"
             << "  cd " << printable(folder.string()) << "\n"
             << "  cmake -B build" << (where.empty() ? " -DCMAKE_PREFIX_PATH=PREFIX" : "") << " && cmake --build build\n"
-            << "  mpirun -n 2 build/" << name << " --name demo\n";
+            << "  mpirun -n 2 build/bin/" << name << " --name demo\n";
   if (where.empty()) std::cout << "PREFIX is where muster is installed. For its sources: -DMUSTER_SOURCE=FOLDER\n";
 }
 

@@ -1,5 +1,6 @@
-"""read_events.py MPIRUN -n PROGRAM: random runs of PROGRAM (tensorboard.cpp) on 1 and 3 ranks, some of them stopped or
-killed and started again, and what TensorBoard's own package reads from their files. Ends with 77 where Python has none."""
+"""read_events.py MPIRUN -n PROGRAM: random runs of PROGRAM (tensorboard.cpp) on 1 and 3 ranks, some of them stopped,
+killed or failed, and started again, and what TensorBoard's own package reads from their files. Ends with 77 where Python
+has none."""
 
 import glob
 import io
@@ -21,6 +22,7 @@ except ImportError:
 
 NAMES = ["loss/train", "lr", "größe", "a b", "deep/er/down", "x" * 300]
 SAMPLES = 24
+ENDS = ("stop_at", "die_at", "throw_at")
 
 
 def picture(generator):
@@ -45,7 +47,7 @@ def make_plan(generator, ranks):
             logged.append(picture(generator))
         steps.append(logged)
     plan = {"epochs": epochs, "steps": steps}
-    end = generator.choice(["none", "stop_at", "die_at"])
+    end = generator.choice(["none", "stop_at", "die_at", "throw_at"])
     if end != "none":
         plan[end] = generator.randint(1, count)
     return plan
@@ -144,10 +146,10 @@ def main():
             else:
                 os.environ["MUSTER_TENSORBOARD"] = "1"
             try:
-                codes = {0} if "die_at" not in plan else set(range(1, 256))
+                codes = set(range(1, 256)) if "die_at" in plan else {1} if "throw_at" in plan else {0}
                 run(command, plan, {0, 85} if "stop_at" in plan else codes)
-                if "die_at" in plan or "stop_at" in plan:
-                    plan = {name: value for name, value in plan.items() if name not in ("die_at", "stop_at")}
+                if any(end in plan for end in ENDS):
+                    plan = {name: value for name, value in plan.items() if name not in ENDS}
                     run(command, plan, {0})
                     assert len(glob.glob("runs/run/events.out.tfevents.*")) >= 1
                 check("runs/run", plan)

@@ -2,7 +2,7 @@
 //
 // A run that logs what the plan says: for each step its values and pictures; a report at the end of each epoch, with
 // the values of the weights and gradients beside their histograms. With "stop_at" rank 0 asks the run to stop at that
-// step; with "die_at" the process ends there, without a word.
+// step; with "throw_at" the training function throws there; with "die_at" the process ends there, without a word.
 #include <torch/torch.h>
 #include <muster/muster.hpp>
 
@@ -10,6 +10,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <stdexcept>
 
 namespace {
 
@@ -44,6 +45,7 @@ void train(muster::Session& session, const muster::Config& config) {
       optimizer.step();
       const auto step = session.global_step();
       if (step == plan.value("die_at", -1)) ::raise(SIGKILL);
+      if (step == plan.value("throw_at", -1)) throw std::runtime_error("as planned");
       if (step == plan.value("stop_at", -1) && session.world_rank() == 0) ::raise(SIGUSR1);
       for (const auto& logged : plan.at("steps").at(static_cast<std::size_t>(step)))
         if (logged.contains("shape"))
@@ -52,8 +54,7 @@ void train(muster::Session& session, const muster::Config& config) {
           session.log_scalar(logged.at("name"),
                              logged.at("value").is_null() ? std::nan("") : logged.at("value").get<double>());
     }
-    // At this point, too, so that the gradients are those of the histogram.
-    session.report({{"loss", 1.0 / (1 + epoch)}, {"seen", static_cast<double>(session.global_step())}}, state);
+    // Before the report, which ends the run if it is asked to stop.
     if (session.world_rank() == 0) {
       Json line;
       for (const auto& parameter : net->named_parameters()) {
@@ -63,6 +64,7 @@ void train(muster::Session& session, const muster::Config& config) {
       line["step"] = session.global_step();
       std::ofstream(session.artifacts() / "summaries", std::ios::app) << line << '\n';
     }
+    session.report({{"loss", 1.0 / (1 + epoch)}, {"seen", static_cast<double>(session.global_step())}}, state);
   }
 }
 
