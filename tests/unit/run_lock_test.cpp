@@ -169,21 +169,24 @@ struct Supervised {
 TEST(RunLock, AChildOfForkHoldsNothing) {
   const Folder folder;
   for (const bool is_killed : {false, true}) {
-    int child = 0;
-    {
-      Process root([&] {
-        auto* const lock = new RunLock(folder, true);
-        child = ::fork();
-        if (child == 0)
-          for (;;) ::pause();
-        write_file(folder / "child", std::to_string(child));
-        if (!is_killed) delete lock;
-      });
-      child = std::stoi(read_file(folder / "child"));
-      if (!is_killed)
-        EXPECT_TRUE(RunLock(folder, true).sees_root_lock()) << "the child keeps what its parent has given up";
-    }
-    EXPECT_TRUE(RunLock(folder, true).sees_root_lock()) << "the child keeps what its killed parent had";
+    int id[2];
+    ASSERT_EQ(::pipe(id), 0);
+    Process root([&] {
+      auto* const lock = new RunLock(folder, true);
+      if (::fork() == 0) {  // fork() has returned here, so the child has given up what it inherited
+        const pid_t own = ::getpid();
+        if (::write(id[1], &own, sizeof own) != sizeof own) ::_exit(1);
+        for (;;) ::pause();
+      }
+      if (!is_killed) delete lock;
+    });
+    ::close(id[1]);
+    pid_t child = 0;
+    ASSERT_EQ(::read(id[0], &child, sizeof child), static_cast<ssize_t>(sizeof child));
+    ::close(id[0]);
+    if (is_killed) root.kill();
+    EXPECT_EQ(error_of([&] { RunLock(folder, true); }), "no error")
+        << (is_killed ? "the child keeps what its killed parent had" : "the child keeps what its parent has given up");
     ::kill(child, SIGKILL);
   }
 }
