@@ -15,6 +15,7 @@ void add_run(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_ls(CLI::App& app);
+void add_report(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_export(CLI::App& checkpoint);
 void add_bench(CLI::App& app);

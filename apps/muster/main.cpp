@@ -72,6 +72,7 @@ int run(int argc, char** argv) {
   add_convert(app);
   add_inspect(app);
   add_ls(app);
+  add_report(app);
   add_checkpoint(app);
   add_bench(app);
   add_init(app);

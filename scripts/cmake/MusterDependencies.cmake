@@ -30,6 +30,27 @@ else()
   message(STATUS "--tensorboard: not built, since protozero or libpng was not found")
 endif()
 
+# What `muster report` reads rows with, and the library of plots that its pages carry along.
+find_package(simdjson QUIET)
+find_path(muster_dygraphs dygraph.min.js
+  PATHS /usr/share/javascript/dygraphs /usr/share/nodejs/dygraphs/dist PATH_SUFFIXES share/javascript/dygraphs)
+mark_as_advanced(muster_dygraphs simdjson_DIR)
+set(muster_report_lacks "")
+set(MUSTER_REPORT_PACKAGES "")
+if(NOT simdjson_FOUND OR simdjson_VERSION VERSION_LESS 3.0)
+  list(APPEND muster_report_lacks "simdjson 3.0 or later")
+  list(APPEND MUSTER_REPORT_PACKAGES libsimdjson-dev)
+endif()
+if(NOT muster_dygraphs)
+  list(APPEND muster_report_lacks dygraphs)
+  list(APPEND MUSTER_REPORT_PACKAGES libjs-dygraphs)
+endif()
+list(JOIN muster_report_lacks " and " MUSTER_REPORT_LACKS)
+list(JOIN MUSTER_REPORT_PACKAGES " and " MUSTER_REPORT_PACKAGES)
+if(MUSTER_REPORT_LACKS)
+  message(STATUS "muster report: not built, since ${MUSTER_REPORT_LACKS} was not found")
+endif()
+
 # Where a libtorch is when the user named none: the wheel of a virtual environment.
 file(GLOB muster_torch_hints
   "$ENV{VIRTUAL_ENV}/lib*/python3*/site-packages/torch/share/cmake/Torch"

@@ -1,0 +1,42 @@
+// Reads the rows of result.json, of any number, in bounded memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace muster::tool::report {
+
+/// One line of result.json. Nested objects and short lists are flattened: "rank_times.wait.max", "val_acc[0]". Names and
+/// texts are valid until the next row is read.
+struct Row {
+  struct Number {
+    std::string_view name;
+    double value;  ///< NaN if the row has null, which stands for NaN and infinity
+  };
+  struct Text {
+    std::string_view name, value;
+  };
+  std::vector<Number> numbers = {};
+  std::vector<Text> texts = {};
+  std::vector<std::string_view> left_out = {};  ///< long lists and deeply nested values
+
+  /// NaN if there is no such number.
+  double number(std::string_view name) const;
+  /// Empty if there is no such text.
+  std::string_view text(std::string_view name) const;
+};
+
+struct RowCounts {
+  std::uint64_t rows = 0;
+  std::uint64_t damaged_lines = 0;  ///< other than the last line of a run that was killed
+};
+
+/// Calls `visit` for each row; none if there is no such file. Throws an Error (ExitCode::data) if it cannot be read.
+RowCounts read_rows(const std::filesystem::path& file, const std::function<void(const Row&)>& visit);
+
+}  // namespace muster::tool::report

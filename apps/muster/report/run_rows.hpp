@@ -1,0 +1,113 @@
+// What a page shows of the rows of a run, gathered row by row.
+#pragma once
+
+#include "report/buckets.hpp"
+#include "report/curve.hpp"
+#include "report/rows.hpp"
+
+#include <muster/json.hpp>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace muster::tool::report {
+
+/// How many buckets the curves of one run may have.
+struct Budget {
+  std::size_t metric_buckets = 6000;  ///< shared by the metrics of the user
+  std::size_t other_buckets = 1500;   ///< shared by muster's own curves
+};
+
+/// A checkpoint that a row names.
+struct NamedCheckpoint {
+  std::string folder, name = {};
+  Position position = {};
+  double timestamp = 0;
+  double save_s = 0;  ///< of the slowest rank, from the next row; NaN if not known
+};
+
+class RunRows {
+ public:
+  RunRows();
+  void add(const Row& row);
+  /// "metrics", "own" (muster's curves), "split", "slowest", "late", "worlds" and "left_out".
+  Json to_json(const Budget& budget);
+  /// The newest ones.
+  const std::deque<NamedCheckpoint>& checkpoints() const { return checkpoints_; }
+  std::uint64_t checkpoint_count() const { return checkpoint_count_; }
+
+ private:
+  /// What ranks do with their time.
+  static constexpr std::array<const char*, 4> activities{"compute", "wait", "data", "save"};
+  static constexpr std::array<const char*, 4> statistics{"min", "median", "max", "max_rank"};
+  /// The numbers that have a meaning of their own; the last 16 are rank_times.ACTIVITY.STATISTIC.
+  enum Known : std::size_t { report, step, seconds, timestamp, world_size, first_rank_time };
+  static constexpr std::size_t known_count = first_rank_time + activities.size() * statistics.size();
+
+  /// What becomes of a number: a known one, a point of a curve, or nothing.
+  struct Column {
+    enum class Kind { known, metric, own, ignored } kind = Kind::ignored;
+    std::size_t known = 0;
+    Curve* curve = nullptr;
+  };
+  struct NameHash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  struct Span {
+    double min = 0, median = 0, max = 0;  ///< the median is the sum over the reports
+    std::int64_t max_rank = -1;
+  };
+  struct SplitBucket {
+    Position position = {};  ///< of its last report
+    std::int64_t reports = 1;
+    std::array<Span, activities.size()> spans = {};
+    void merge(const SplitBucket& later);
+  };
+  struct LateRank {
+    std::int64_t times = 0;
+    Position first = {}, last = {};
+    double most_behind = 0;
+  };
+  struct World {
+    double from = 0, to = 0;
+    std::int64_t size = 0;
+    Position first = {};
+  };
+
+  const Column& column_of(std::string_view name);
+  Column new_column(std::string_view name);
+  double rank_time(std::size_t activity, std::size_t statistic) const;
+  void add_split();
+  void add_late_ranks(const Row& row);
+  void add_checkpoint(const Row& row);
+  void add_world();
+  Json split_to_json(std::size_t most_buckets);
+  Json slowest_to_json() const;
+  Json late_to_json() const;
+
+  std::unordered_map<std::string, Column, NameHash, std::equal_to<>> columns_ = {};
+  std::map<std::string, Curve> metrics_ = {}, own_ = {};
+  std::set<std::string> left_out_ = {};
+  std::array<double, known_count> known_ = {};  // of the current row
+  Position position_ = {};
+  std::vector<std::pair<Curve*, double>> values_ = {};  // of the current row
+  Buckets<SplitBucket> split_;
+  std::array<std::map<std::int64_t, std::int64_t>, activities.size()> slowest_ = {};  // times by rank
+  std::map<std::tuple<std::int64_t, std::string, std::string>, LateRank> late_ = {};  // by rank, host and cause
+  std::deque<NamedCheckpoint> checkpoints_ = {};
+  std::uint64_t checkpoint_count_ = 0;
+  bool last_row_has_checkpoint_ = false;
+  std::vector<World> worlds_ = {};
+};
+
+}  // namespace muster::tool::report
