@@ -1,4 +1,4 @@
-#include "report/curve.hpp"
+#include "curve.hpp"
 
 #include <algorithm>
 #include <cmath>

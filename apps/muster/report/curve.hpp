@@ -1,7 +1,7 @@
 // The curve of one metric, shortened so that its peaks stay.
 #pragma once
 
-#include "report/buckets.hpp"
+#include "buckets.hpp"
 
 #include <muster/json.hpp>
 

@@ -1,5 +1,5 @@
 // muster report where a package was missing when muster was built.
-#include "report/write.hpp"
+#include "write.hpp"
 
 #include <muster/error.hpp>
 

@@ -81,9 +81,9 @@
   const stateText = (state) =>
     element('span', {class: 'state state-' + String(state).replace(/[^a-z]/g, '')}, String(state));
 
-  /** columns: [{title, number, long}], rows: lists of cells (text or nodes). */
+  /** columns: [{title, number, long, time}], rows: lists of cells (text or nodes). */
   function table(columns, rows, attributes) {
-    const cellClass = (column) => (column.number ? 'number' : column.long ? 'long' : null);
+    const cellClass = (column) => (column.number ? 'number' : column.long ? 'long' : column.time ? 'time' : null);
     return element('div', {class: 'wide'}, element('table', attributes,
       element('thead', {}, element('tr', {}, columns.map((column) =>
         element('th', {class: cellClass(column), scope: 'col'}, column.title)))),
@@ -207,7 +207,9 @@
     draw() {
       const lines = this.lines();
       const rows = merged(lines.map((line) => line.points));
-      const hasValues = rows.some((row) => row.slice(1).some((value) => Array.isArray(value) || isNumber(value)));
+      const isLog = view.isLog && !this.bars;
+      const canBeDrawn = (value) => Array.isArray(value) || (isNumber(value) && (!isLog || value > 0));
+      const hasValues = rows.some((row) => row.slice(1).some(canBeDrawn));
       if (this.graph) this.graph.destroy();
       this.graph = null;
       this.holder.replaceChildren();
@@ -215,7 +217,7 @@
       this.x = [...new Set(rows.map((row) => row[0]))];
       this.cursor = -1;
       if (!hasValues) {
-        this.holder.textContent = lines.length ? 'No finite values' : 'No run is shown';
+        this.holder.textContent = !lines.length ? 'No run is shown' : isLog ? 'No values above 0' : 'No finite values';
         return;
       }
       const series = {};
@@ -225,7 +227,7 @@
       const colour = styleOf('--line');
       this.graph = new Dygraph(this.holder, rows, {
         labels: ['x', ...lines.map((line, i) => 's' + i)], series, legend: 'never', customBars: this.bars,
-        connectSeparatedPoints: true, logscale: view.isLog && !this.bars, drawPoints: this.x.length <= 60, pointSize: 2,
+        connectSeparatedPoints: true, logscale: isLog, drawPoints: this.x.length <= 60, pointSize: 2,
         highlightCircleSize: 4, xlabel: axes[view.axis].title, xLabelHeight: 16, xRangePad: 4, yRangePad: 8,
         axisLineColor: colour, gridLineColor: styleOf('--grid'), fillAlpha: 0.15, interactionModel: interaction(),
         axes: {
@@ -578,8 +580,8 @@
   }
 
   function slowest(run) {
-    const texts = Object.entries(run.slowest || {}).map(([name, ranks]) =>
-      name + ': ' + ranks.map(([rank, times]) => 'rank ' + rank + ' (' + times + '×)').join(', '));
+    const texts = activities.filter((name) => listOf(run.slowest[name]).length).map((name) =>
+      name + ': ' + run.slowest[name].slice(0, 3).map(([rank, times]) => 'rank ' + rank + ' (' + times + '×)').join(', '));
     return texts.length ? element('p', {class: 'note'}, 'Most often the longest in ' + texts.join('; ') + '.') : null;
   }
 
@@ -614,7 +616,7 @@
     if (!runs.some((run) => listOf(run.checkpoints).length)) return;
     const part = section('checkpoints', 'Checkpoints');
     const columns = [{title: 'checkpoint'}, {title: 'state'}, {title: 'report', number: true}, {title: 'step', number: true},
-      {title: 'size', number: true}, {title: 'save', number: true}, {title: 'saved at'}, {title: 'notes', long: true}];
+      {title: 'size', number: true}, {title: 'save', number: true}, {title: 'saved at', time: true}, {title: 'notes', long: true}];
     runs.forEach((run, i) => {
       const all = listOf(run.checkpoints).slice().reverse();
       if (!all.length) return;
@@ -685,7 +687,7 @@
         const holder = element('div');
         part.append(holder);
         timelines.push(() => drawTimeline(holder, spans, savesOf(run)));
-        part.append(table([{title: '#', number: true}, {title: 'began'}, {title: 'lasted', number: true}, {title: 'ranks', number: true},
+        part.append(table([{title: '#', number: true}, {title: 'began', time: true}, {title: 'lasted', number: true}, {title: 'ranks', number: true},
           {title: 'from report', number: true}, {title: 'from step', number: true}, {title: 'state'}, {title: 'error', long: true}],
         spans.map((span, n) => [String(n + 1), timeText(span.from), durationText(span.to - span.from), valueText(span.size),
           numberText(span.report), numberText(span.step), stateText(span.state), span.error ? element('span', {class: 'problem'}, valueText(span.error)) : '']),

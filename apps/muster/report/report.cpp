@@ -1,7 +1,7 @@
 // muster report: writes a page about runs and sweeps.
-#include "checkpoint_text.hpp"
-#include "commands.hpp"
-#include "report/write.hpp"
+#include "../checkpoint_text.hpp"
+#include "../commands.hpp"
+#include "write.hpp"
 
 #include <muster/error.hpp>
 

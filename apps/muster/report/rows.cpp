@@ -1,11 +1,11 @@
-#include "report/rows.hpp"
+#include "rows.hpp"
 
 #include <muster/error.hpp>
 
 #include <simdjson.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <fstream>
@@ -166,7 +166,8 @@ class Lines {
   }
 
   [[noreturn]] void fail() const {
-    throw Error(ExitCode::data, "reading " + path_.string(), std::strerror(errno), "Check the path and the permissions");
+    throw Error(ExitCode::data, "reading " + path_.string(), std::strerror(errno),
+                "Check the path and the permissions");
   }
 
   std::filesystem::path path_;
@@ -195,7 +196,7 @@ RowCounts read_rows(const std::filesystem::path& file, const std::function<void(
                 "Check the path and the permissions");
   RowParser parser;
   Row row;
-  counts.damaged_lines = Lines(file).for_each([&](const char* line, std::size_t length, bool is_complete) {
+  const auto too_long = Lines(file).for_each([&](const char* line, std::size_t length, bool is_complete) {
     if (parser.parse(line, length, row)) {
       ++counts.rows;
       visit(row);
@@ -203,6 +204,7 @@ RowCounts read_rows(const std::filesystem::path& file, const std::function<void(
       ++counts.damaged_lines;
     }
   });
+  counts.damaged_lines += too_long;
   return counts;
 }
 

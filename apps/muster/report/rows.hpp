@@ -11,8 +11,8 @@
 
 namespace muster::tool::report {
 
-/// One line of result.json. Nested objects and short lists are flattened: "rank_times.wait.max", "val_acc[0]". Names and
-/// texts are valid until the next row is read.
+/// One line of result.json. Nested objects and short lists are flattened: "rank_times.wait.max", "val_acc[0]". Names
+/// and texts are valid until the next row is read.
 struct Row {
   struct Number {
     std::string_view name;

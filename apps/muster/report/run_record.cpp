@@ -1,8 +1,8 @@
-#include "report/run_record.hpp"
+#include "run_record.hpp"
 
-#include "checkpoint_text.hpp"
-#include "report/rows.hpp"
-#include "run_files.hpp"
+#include "../checkpoint_text.hpp"
+#include "../run_files.hpp"
+#include "rows.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -30,15 +30,15 @@ std::string text_in(const fs::path& path) {
 
 Json within_limit(Json value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace).size() > max_params_bytes ? Json("too long")
-                                                                                               : value;
+                                                                                              : value;
 }
 
 /// The fields of status.json that the page shows.
 Json status_for_page(const Json& status) {
   Json shown = Json::object();
   if (!status.is_object()) return shown;
-  for (const char* key : {"epoch", "epochs", "global_step", "training_iteration", "world_size", "host", "pid", "started",
-                          "updated", "error", "time", "starts"})
+  for (const char* key : {"epoch", "epochs", "global_step", "training_iteration", "world_size", "host", "pid",
+                          "started", "updated", "error", "time", "starts"})
     if (const auto found = status.find(key); found != status.end()) shown[key] = *found;
   if (auto& starts = shown["starts"]; starts.is_array() && starts.size() > most_starts)
     starts.erase(starts.begin(), starts.end() - most_starts);
@@ -84,7 +84,7 @@ Json kept_checkpoint(const CheckpointInfo& info, const GivenUp& given_up) {
           {"time", info.time},
           {"validation", checkpoint.at("validation")},
           {"problem", info.problem},
-          {"state", !info.problem.empty()          ? (info.code == ExitCode::retry ? "not readable" : "damaged")
+          {"state", !info.problem.empty()           ? (info.code == ExitCode::retry ? "not readable" : "damaged")
                     : given_up.contains(info.index) ? "given up"
                                                     : "kept"}};
 }
@@ -94,8 +94,7 @@ Json checkpoints_for_page(const fs::path& run, const RunRows& rows) {
   std::map<std::string, Json> all;  // by folder
   for (const auto& named : rows.checkpoints())
     all[named.folder] = {{"folder", named.folder}, {"report", named.position.report}, {"state", "deleted"}};
-  for (const auto& info : list_checkpoints(run))
-    all[info.path.filename().string()] = kept_checkpoint(info, given_up);
+  for (const auto& info : list_checkpoints(run)) all[info.path.filename().string()] = kept_checkpoint(info, given_up);
   for (const auto& named : rows.checkpoints()) {
     auto& checkpoint = all[named.folder];
     checkpoint.update({{"name", named.name},

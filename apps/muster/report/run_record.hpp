@@ -1,7 +1,7 @@
 // What a page shows of a run and of a sweep, read from their folders.
 #pragma once
 
-#include "report/run_rows.hpp"
+#include "run_rows.hpp"
 
 #include <muster/json.hpp>
 

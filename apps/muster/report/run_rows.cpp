@@ -1,4 +1,4 @@
-#include "report/run_rows.hpp"
+#include "run_rows.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -222,8 +222,12 @@ Json RunRows::to_json(const Budget& budget) {
                       {"world_size", world.size},
                       {"report", world.first.report},
                       {"step", world.first.step}});
-  return {{"metrics", metrics},          {"own", own},           {"split", split_to_json(own_share)},
-          {"slowest", slowest_to_json()}, {"late", late_to_json()}, {"worlds", worlds},
+  return {{"metrics", metrics},
+          {"own", own},
+          {"split", split_to_json(own_share)},
+          {"slowest", slowest_to_json()},
+          {"late", late_to_json()},
+          {"worlds", worlds},
           {"left_out", left_out_}};
 }
 

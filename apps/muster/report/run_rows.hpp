@@ -1,9 +1,9 @@
 // What a page shows of the rows of a run, gathered row by row.
 #pragma once
 
-#include "report/buckets.hpp"
-#include "report/curve.hpp"
-#include "report/rows.hpp"
+#include "buckets.hpp"
+#include "curve.hpp"
+#include "rows.hpp"
 
 #include <muster/json.hpp>
 

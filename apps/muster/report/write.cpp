@@ -1,9 +1,9 @@
-#include "report/write.hpp"
+#include "write.hpp"
 
-#include "checkpoint_text.hpp"
-#include "report/page.hpp"
-#include "report/run_record.hpp"
-#include "text.hpp"
+#include "../checkpoint_text.hpp"
+#include "../text.hpp"
+#include "page.hpp"
+#include "run_record.hpp"
 
 #include <muster/error.hpp>
 #include <muster/version.hpp>
@@ -98,7 +98,8 @@ struct Inputs {
 Inputs sorted_inputs(const std::vector<fs::path>& folders) {
   Inputs inputs;
   const auto add = [](std::vector<fs::path>& to, const fs::path& folder) {
-    if (std::ranges::find(to, folder) == to.end()) to.push_back(folder);
+    if (std::ranges::none_of(to, [&](const fs::path& there) { return fs::equivalent(there, folder); }))
+      to.push_back(folder);
   };
   for (const auto& folder : folders) {
     const auto doing = "reporting on " + folder.string();
