@@ -81,9 +81,9 @@
   const stateText = (state) =>
     element('span', {class: 'state state-' + String(state).replace(/[^a-z]/g, '')}, String(state));
 
-  /** columns: [{title, number, long, time}], rows: lists of cells (text or nodes). */
+  /** columns: [{title, number, long, isWhole}], rows: lists of cells (text or nodes). */
   function table(columns, rows, attributes) {
-    const cellClass = (column) => (column.number ? 'number' : column.long ? 'long' : column.time ? 'time' : null);
+    const cellClass = (column) => (column.number ? 'number' : column.long ? 'long' : column.isWhole ? 'whole' : null);
     return element('div', {class: 'wide'}, element('table', attributes,
       element('thead', {}, element('tr', {}, columns.map((column) =>
         element('th', {class: cellClass(column), scope: 'col'}, column.title)))),
@@ -346,7 +346,8 @@
         cell.dataset.value = valueText(value);
       }
     };
-    const card = element('div', {class: 'card', 'data-metric': name}, element('h3', {}, title), holder, values, notes);
+    const card = element('div', {class: 'card', 'data-metric': name}, element('h3', {}, title), holder,
+      element('div', {class: 'wide'}, values), notes);
     new Chart(holder, title, {lines, text, showAt});
     return card;
   }
@@ -456,8 +457,8 @@
       });
       body.replaceChildren(...rows.map(({trial, cells}) => element('tr', {}, cells.map((cell, i) => {
         const run = i === 0 ? runs.findIndex((one) => one.path === trial.path) : -1;
-        if (i === 0) return element('td', {}, run >= 0 ? swatch(run) : null, valueText(cell));
-        if (i === 1) return element('td', {title: valueText(trial.error)}, stateText(valueText(cell)));
+        if (i === 0) return element('td', {class: 'whole'}, run >= 0 ? swatch(run) : null, valueText(cell));
+        if (i === 1) return element('td', {class: 'whole', title: valueText(trial.error)}, stateText(valueText(cell)));
         return element('td', {class: isNumber(cell) ? 'number' : null, title: valueText(cell)},
           isNumber(cell) ? numberText(cell, 4) : valueText(cell));
       }))));
@@ -501,7 +502,7 @@
       element('label', {}, 'x axis', axis), element('label', {}, 'smoothing', smoothing, amount),
       element('label', {}, log, 'log scale'), names.length > 4 ? element('label', {}, 'metric', filter) : null,
       element('button', {type: 'button', click: resetZoom}, 'Show everything')));
-    part.append(element('p', {class: 'note'}, 'Drag over a curve to zoom, double-click to show everything again; on the ' +
+    part.append(element('p', {class: 'note on-screen'}, 'Drag over a curve to zoom, double-click to show everything again; on the ' +
       'keyboard the arrows, plus, minus and 0.'));
     for (const name of names) cards.append(curveCard('metrics', name, name));
     part.append(names.length ? cards : element('p', {class: 'note'}, 'No metrics were reported.'));
@@ -574,7 +575,7 @@
           element('td', {class: 'number'}, rank >= 0 ? String(rank) : '–'));
       })));
     const card = element('div', {class: 'card'}, element('h3', {}, runs.length > 1 ? runLabel(number) : 'Seconds between two reports, over the ranks'),
-      holder, values, ...shareBar(has.map((name) => ({title: name, seconds: split[name].total, colour: palette[name]}))), slowest(run));
+      holder, element('div', {class: 'wide'}, values), ...shareBar(has.map((name) => ({title: name, seconds: split[name].total, colour: palette[name]}))), slowest(run));
     new Chart(holder, 'the split of time of ' + run.name, {lines, bars: true, text: durationText, showAt});
     return card;
   }
@@ -604,9 +605,12 @@
         String(rank.first_report), String(rank.last_report), shareText(rank.behind) + ' of a step']), {id: 'late'}));
   }
 
+  /** Seconds since 1970, from the manifest or else from the row. */
+  const savedAt = (checkpoint) => (checkpoint.time ? Date.parse(checkpoint.time) / 1000 : checkpoint.timestamp);
+
   function checkpointRow(checkpoint) {
     const name = checkpoint.folder + (checkpoint.name ? ' (' + checkpoint.name + ')' : '');
-    const saved = checkpoint.time || (isNumber(checkpoint.timestamp) ? timeText(checkpoint.timestamp) : '–');
+    const saved = timeText(savedAt(checkpoint));
     return [name, stateText(checkpoint.state), numberText(checkpoint.report), numberText(checkpoint.step),
       checkpoint.bytes === undefined ? '–' : bytesText(checkpoint.bytes), durationText(checkpoint.save_s), saved,
       [checkpoint.validation, checkpoint.problem].filter(Boolean).join(' ')];
@@ -616,7 +620,7 @@
     if (!runs.some((run) => listOf(run.checkpoints).length)) return;
     const part = section('checkpoints', 'Checkpoints');
     const columns = [{title: 'checkpoint'}, {title: 'state'}, {title: 'report', number: true}, {title: 'step', number: true},
-      {title: 'size', number: true}, {title: 'save', number: true}, {title: 'saved at', time: true}, {title: 'notes', long: true}];
+      {title: 'size', number: true}, {title: 'save', number: true}, {title: 'saved at', isWhole: true}, {title: 'notes', long: true}];
     runs.forEach((run, i) => {
       const all = listOf(run.checkpoints).slice().reverse();
       if (!all.length) return;
@@ -643,8 +647,8 @@
   }
 
   function savesOf(run) {
-    return listOf(run.checkpoints).map((checkpoint) => ({name: checkpoint.folder,
-      at: checkpoint.time ? Date.parse(checkpoint.time) / 1000 : checkpoint.timestamp})).filter(({at}) => isNumber(at));
+    return listOf(run.checkpoints).map((checkpoint) => ({name: checkpoint.folder, at: savedAt(checkpoint)}))
+      .filter(({at}) => isNumber(at));
   }
 
   const colourOfState = (state) => ({died: '--bad', failed: '--bad', stopped: '--warn'}[state] || '--good');
@@ -687,7 +691,7 @@
         const holder = element('div');
         part.append(holder);
         timelines.push(() => drawTimeline(holder, spans, savesOf(run)));
-        part.append(table([{title: '#', number: true}, {title: 'began', time: true}, {title: 'lasted', number: true}, {title: 'ranks', number: true},
+        part.append(table([{title: '#', number: true}, {title: 'began', isWhole: true}, {title: 'lasted', number: true}, {title: 'ranks', number: true},
           {title: 'from report', number: true}, {title: 'from step', number: true}, {title: 'state'}, {title: 'error', long: true}],
         spans.map((span, n) => [String(n + 1), timeText(span.from), durationText(span.to - span.from), valueText(span.size),
           numberText(span.report), numberText(span.step), stateText(span.state), span.error ? element('span', {class: 'problem'}, valueText(span.error)) : '']),
@@ -777,8 +781,8 @@
     runs.forEach((run, i) => { if (i < 20) view.shown.add(i); });
     if (runs.every((run) => progressOf(run).step > 0)) view.axis = 'step';
     applyTheme();
-    addOverview();
     data.sweeps.forEach(addSweep);
+    addOverview();
     addCurves();
     addTime();
     addRanks();
