@@ -1,5 +1,4 @@
 // muster report: writes a page about runs and sweeps.
-#include "../checkpoint_text.hpp"
 #include "../commands.hpp"
 #include "write.hpp"
 

@@ -4,11 +4,15 @@
 #include "../run_files.hpp"
 #include "rows.hpp"
 
+#include <muster/checkpoint.hpp>
+#include <muster/error.hpp>
+
 #include <algorithm>
-#include <charconv>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 namespace muster::tool::report {
 namespace {

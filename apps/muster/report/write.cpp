@@ -8,6 +8,8 @@
 #include <muster/error.hpp>
 #include <muster/version.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,8 +19,6 @@
 #include <set>
 #include <string>
 #include <string_view>
-
-#include <unistd.h>
 
 namespace muster::tool::report {
 namespace {
