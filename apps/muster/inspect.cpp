@@ -123,7 +123,8 @@ void follow(const std::filesystem::path& path) {
       std::cout << printable(report_text(row)) << std::endl;
     }
     if (!std::cout)
-      throw Error(ExitCode::retry, "following " + path.string(), "standard output does not take what is printed");
+      throw Error(ExitCode::retry, "following " + path.string(), "standard output does not take what is printed",
+                  "Check the space and the permissions there");
     const auto status = read_json(path / "status.json");
     const auto state = state_of(path, status);
     if (may_go_on(state)) {

@@ -90,7 +90,9 @@ int run(int argc, char** argv) {
       return fail(ExitCode::usage, std::string(error.what()) + ". For a flag of the program put -- before the program");
     return fail(ExitCode::usage, std::string(error.what()) + ". `" + named_command(app) + " --help` lists the options");
   }
-  if (!std::cout.flush()) return fail(ExitCode::retry, "writing the result: standard output does not take it");
+  if (!std::cout.flush())
+    return fail(ExitCode::retry,
+                "writing the result: standard output does not take it. Check the space and the permissions there");
   return 0;
 }
 

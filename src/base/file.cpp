@@ -36,7 +36,7 @@ const char* remedy_of(int error) noexcept {
     case EIO:
     case ESTALE:
     case ETIMEDOUT:
-      return "Look after the disk or the file server, then try again";
+      return "Check the disk or the file server, then try again";
     case EMFILE:
     case ENFILE:
       return "Raise the limit of open files (ulimit -n), then try again";

@@ -105,7 +105,8 @@ std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
 void check_metadata(const fs::path& path, const std::function<void()>& write_and_read) try {
   write_and_read();
 } catch (const std::exception& error) {
-  throw Error(ExitCode::usage, "setting the metadata of " + path.string(), error.what(), "Nothing was changed");
+  throw Error(ExitCode::usage, "setting the metadata of " + path.string(), error.what(),
+              "Nothing was changed; give values that JSON can hold");
 }
 
 }  // namespace
@@ -117,7 +118,8 @@ Checkpoint Checkpoint::from_directory(fs::path path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::none)
-    throw Error(detail::read_error_code(error.value()), "opening the checkpoint " + path.string(), error.message());
+    throw Error(detail::read_error_code(error.value()), "opening the checkpoint " + path.string(), error.message(),
+                "Check the path and the permissions");
   if (!fs::is_directory(status))
     throw Error(ExitCode::data, "opening the checkpoint " + path.string(), "there is no such directory",
                 "Check the path");

@@ -126,7 +126,8 @@ std::vector<NotedTier> read_note(const storage::Tier& run) {
     for (const auto& tier : json) {
       note.push_back(
           {tier.at("folder"), tier.at("id"), tier.at("hosts"), tier.at("used"), tier.at("first"), tier.at("run")});
-      if (!is_id(note.back().id)) throw Error(ExitCode::data, note.back().id, "it is not an ID");
+      if (!is_id(note.back().id))
+        throw Error(ExitCode::data, "reading " + path.string(), "\"" + note.back().id + "\" is not an ID");
     }
     return note;
   } catch (const std::exception&) {
@@ -150,7 +151,8 @@ void write_note(const storage::Tier& run, const std::vector<NotedTier>& note) {
                     {"run", tier.run}});
   write_file(note_of(run), [&](File& file) {
     if (::fchmod(file.descriptor(), 0600) != 0)
-      throw Error(ExitCode::retry, "setting the mode of " + file.path().string(), std::strerror(errno));
+      throw Error(ExitCode::retry, "setting the mode of " + file.path().string(), std::strerror(errno),
+                  "Check the permissions there");
     file.append(json.dump(2) + "\n");
   });
 }

@@ -33,7 +33,7 @@ void check_names(const std::vector<std::string>& names, const std::string& doing
   for (const auto& name : names) {
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos)
       refuse(doing, "\"" + name + "\" cannot be a name", "Give a name that is not empty and has no slash");
-    if (!seen.insert(name).second) refuse(doing, "the name \"" + name + "\" comes twice");
+    if (!seen.insert(name).second) refuse(doing, "the name \"" + name + "\" comes twice", "Give each name once");
   }
 }
 
@@ -44,7 +44,7 @@ void check_output(const std::filesystem::path& output) {
 }
 
 void check_inputs(const std::vector<std::filesystem::path>& inputs, const std::string& doing) {
-  if (inputs.empty()) refuse(doing, "there is no input");
+  if (inputs.empty()) refuse(doing, "there is no input", "Name at least one file");
   for (const auto& input : inputs)
     if (std::error_code error; std::filesystem::status(input, error).type() == std::filesystem::file_type::not_found ||
                                std::filesystem::status(input, error).type() == std::filesystem::file_type::none)
@@ -144,19 +144,21 @@ void check_conversion(const std::vector<std::filesystem::path>& inputs, std::siz
         "the input makes " + counted(columns, "column") + " and there are " + counted(options.columns.size(), "name"),
         "Give one name for each, as in --columns x,y");
   check_names(options.columns, "naming columns");
-  if (options.chunk && *options.chunk < 1) refuse(doing, "a chunk has at least one sample");
+  if (options.chunk && *options.chunk < 1) refuse(doing, "a chunk has at least one sample", "Give --chunk 1 or more");
   if (options.compress && (*options.compress < 1 || *options.compress > 9))
-    refuse(doing, "compression has levels from 1 (fast) to 9 (small)");
-  if (options.per_class && *options.per_class < 1) refuse(doing, "at least one sample of each class must be kept");
+    refuse(doing, "compression has levels from 1 (fast) to 9 (small)", "Give --compress one of them");
+  if (options.per_class && *options.per_class < 1)
+    refuse(doing, "at least one sample of each class must be kept", "Give --per-class 1 or more");
 
   double sum = 0;
   std::vector<std::string> names;
   for (const auto& [name, share] : options.split) {
-    if (!(share > 0 && share <= 1)) refuse("splitting", "the share of " + name + " is not above 0 and at most 1");
+    if (!(share > 0 && share <= 1))
+      refuse("splitting", "the share of " + name + " is not above 0 and at most 1", "Write shares as in train=0.9");
     sum += share;
     names.push_back(name);
   }
-  if (sum > 1 + 1e-9) refuse("splitting", "the shares sum to more than 1");
+  if (sum > 1 + 1e-9) refuse("splitting", "the shares sum to more than 1", "Give shares that sum to 1 or less");
   check_names(names, "splitting");
   check_output(output);
   for (const auto& split : divide(0, output, options)) {

@@ -123,8 +123,9 @@ class Table {
       if (fields.size() < 2) lines.fail("it has one field", "Separate features and target by commas");
       if (width_ == 0) width_ = fields.size();
       if (fields.size() != width_)
-        lines.fail("it has " + std::to_string(fields.size()) + " fields, the lines before it have " +
-                   std::to_string(width_));
+        lines.fail(
+            "it has " + std::to_string(fields.size()) + " fields, the lines before it have " + std::to_string(width_),
+            "Give every line the same number of fields");
       if (!std::exchange(first, false) || !is_header(fields, file))
         add(fields, lines);
       else

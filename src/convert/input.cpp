@@ -18,7 +18,9 @@ constexpr std::uint64_t largest_column = std::numeric_limits<std::int64_t>::max(
 /// Bytes of one sample, with every product checked.
 std::size_t bytes_per_sample(const NumberType& type, const std::vector<std::uint64_t>& shape,
                              const std::string& shown) {
-  const auto refuse = [&](const std::string& fact) { throw Error(ExitCode::data, "reading " + shown, fact); };
+  const auto refuse = [&](const std::string& fact) {
+    throw Error(ExitCode::data, "reading " + shown, fact, "Give an array whose first dimension counts the samples");
+  };
   if (shape.empty()) refuse("it holds one number, not samples");
   if (shape.size() > H5S_MAX_RANK)
     refuse("it has " + std::to_string(shape.size()) + " dimensions; the most are " + std::to_string(H5S_MAX_RANK));

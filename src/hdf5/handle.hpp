@@ -52,7 +52,7 @@ class Handle {
 };
 
 /// The remedy of an Error if the disk could not be read.
-inline constexpr const char* retry_reading = "Look after the disk or the file server, then try again";
+inline constexpr const char* retry_reading = "Check the disk or the file server, then try again";
 
 /// Why a call of HDF5 has failed.
 struct Reason {

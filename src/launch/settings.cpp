@@ -144,7 +144,7 @@ Config resolve(Config defaults, const std::optional<std::filesystem::path>& file
   }
   for (const auto& setting : set) apply_setting(config, setting, defaults);
   if (const auto key = lost_in_json(config, ""); !key.empty())
-    throw Error(ExitCode::usage, "reading the settings", "\"" + key + "\" is NaN, infinite, or no text",
+    throw Error(ExitCode::usage, "reading the settings", "\"" + key + "\" is NaN, infinite or a text that is not UTF-8",
                 "Give it a value that JSON knows; null may stand for none");
   return config;
 }
@@ -172,7 +172,7 @@ std::chrono::seconds parse_duration(std::string_view text) {
   constexpr std::uint64_t most = 1'000'000'000;  // seconds that can be added to any time: 30 years
   constexpr std::uint64_t units[] = {3600, 60, 1};
   const auto refuse = [&] {
-    throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not one",
+    throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not a duration",
                 "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
   };
   std::string_view rest = text;

@@ -34,7 +34,7 @@ constexpr const char* sharing = "sharing memory among the ranks of this node";
 
 [[noreturn]] void fail(const char* call, int error) {
   throw Error(ExitCode::retry, sharing, std::string(call) + ": " + std::strerror(error),
-              "Make /dev/shm larger (--shm-size of a container)");
+              "Make /dev/shm larger (--shm-size of a container), and look at the limits of this machine (ulimit -a)");
 }
 
 /// The segments that this process maps, so that a child of fork() can replace them by private copies.

@@ -184,7 +184,9 @@ void sync_folders(const fs::path& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
     if (status_of(at->path()).type() == fs::file_type::directory) sync_directory(at->path());
-  if (error) throw Error(ExitCode::retry, "syncing " + folder.string(), error.message());
+  if (error)
+    throw Error(ExitCode::retry, "syncing " + folder.string(), error.message(),
+                "Check the disk or the file server, then try again");
   sync_directory(folder);
 }
 

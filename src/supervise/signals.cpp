@@ -26,7 +26,8 @@ void note(int signal) {
 
 Signals::Signals() {
   if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0)
-    throw Error(ExitCode::retry, "starting the ranks", std::string("making a pipe: ") + std::strerror(errno));
+    throw Error(ExitCode::retry, "starting the ranks", std::string("making a pipe: ") + std::strerror(errno),
+                "Look at the limits of this machine (ulimit -a)");
   struct sigaction action {};
   action.sa_handler = note;
   action.sa_flags = SA_RESTART;

@@ -111,14 +111,14 @@ std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std
 
 Domain::Domain(Kind kind, std::vector<Json> values) : kind_(kind), values_(std::move(values)) {
   const auto require = [](bool holds, const char* what, const std::string& fact) {
-    if (!holds) throw Error(ExitCode::usage, std::string("choosing from ") + what, fact, "Mend the sweep's space");
+    if (!holds) throw Error(ExitCode::usage, std::string("choosing from ") + what, fact, "Correct the sweep's space");
   };
   if (kind == Kind::grid || kind == Kind::choice) {
     const char* const what = kind == Kind::grid ? "a grid" : "a choice";
     require(!values_.empty(), what, "it has no values");
     for (const auto& value : values_)
       require(detail::sweep::is_kept_by_json(value), what,
-              "it has a value that JSON does not know: NaN, infinity, no text");
+              "it has a value that JSON cannot hold: NaN, infinity or a text that is not UTF-8");
     return;
   }
   const char* const what = kind == Kind::uniform ? "uniform" : kind == Kind::log_uniform ? "log_uniform" : "randint";

@@ -15,7 +15,7 @@ std::string png_of(const Image& image) {
   png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(picture);
   std::string bytes(size, '\0');
   if (png_image_write_to_memory(&picture, bytes.data(), &size, 0, image.pixels.data(), 0, nullptr) == 0)
-    throw Error(ExitCode::user_error, "making a picture", picture.message);
+    throw Error(ExitCode::user_error, "making a picture", picture.message, "Log a smaller picture");
   bytes.resize(size);
   return bytes;
 }

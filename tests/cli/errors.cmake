@@ -38,12 +38,20 @@ muster(64 checkpoint export none --to pickle out.pt)
 muster(65 checkpoint export none --to torch out.pt)
 muster(65 checkpoint export . --to safetensors out.safetensors)
 
+muster(64 init 1st)
+expect_match("${err}" "\"1st\" cannot be the name of a program")
+file(WRITE "${FOLDER}/full" "a file")
+muster(64 init full)
+expect_match("${err}" "it exists and is not an empty folder")
+file(REMOVE "${FOLDER}/full")
+
 if(EXISTS /dev/full)
   execute_process(COMMAND "${TOOL}" convert csv a.csv b.h5 WORKING_DIRECTORY "${FOLDER}"
                   OUTPUT_FILE /dev/full ERROR_VARIABLE err RESULT_VARIABLE result)
   if(NOT result EQUAL 75)
     message(SEND_ERROR "a full standard output ended with ${result}: ${err}")
   endif()
+  expect_match("${err}" "standard output does not take it. Check the space")
   file(REMOVE "${FOLDER}/b.h5")
 endif()
 

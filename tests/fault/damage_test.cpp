@@ -251,7 +251,7 @@ TEST(SickWrites, AFullQuotaOrADiskThatOnlyReadsIsEverybodysError) {
     const char *fact, *remedy;
   } faults[] = {{EDQUOT, "quota exceeded", "Free some space"},
                 {EROFS, "Read-only", "Check the permissions"},
-                {EIO, "Input/output error", "Look after the disk"}};
+                {EIO, "Input/output error", "Check the disk"}};
   for (const char* name : {"state.h5", "manifest.json", "a.txt"})
     for (const auto& fault : faults) {
       std::string said = "no error";

@@ -38,6 +38,12 @@ TEST(Communicator, GathersInTheOrderOfRanks) {
 
 TEST(Communicator, SplitsByColourAndKey) {
   const auto part = world().split(world().rank() % 2, -world().rank());
+  try {
+    world().split(-1);
+    ADD_FAILURE() << "a negative colour is taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("splitting a communicator: the colour -1 is negative"), std::string::npos);
+  }
   const int n = world().size(), r = world().rank();
   EXPECT_EQ(part.size(), r % 2 == 0 ? (n + 1) / 2 : n / 2);
   EXPECT_EQ(part.rank(), part.size() - 1 - r / 2) << "the key turns the order round";

@@ -389,6 +389,16 @@ TEST(Group, AMessageOfAnotherLengthIsAnError) {
   world().barrier();
 }
 
+TEST(Group, AsManyOutputsAsInputs) {
+  Tensors outputs{at::ones({size()}), at::ones({size()})}, inputs{at::ones({1})};
+  try {
+    backend().allgather_into_tensor_coalesced(outputs, inputs)->wait();
+    ADD_FAILURE() << "an output without an input was taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("2 outputs for 1 inputs. Give as many of each"), std::string::npos);
+  }
+}
+
 TEST(Group, ReceivesFromAnyRank) {
   auto& group = test::group();
   if (rank() != 0) {

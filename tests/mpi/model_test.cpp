@@ -226,6 +226,18 @@ TEST(Buffers, OneThatStandsUnderTwoNamesIsAveragedOnce) {
   test::expect_close(norm->running_mean, mean, "running_mean");
 }
 
+TEST(Changed, AHookOfTheUsersIsRefusedBefore) {
+  struct Nothing : torch::autograd::PostAccumulateGradHook {
+    void operator()(const torch::autograd::Variable&) override {}
+  };
+  auto module = std::make_shared<nn::LinearImpl>(3, 4);
+  torch::autograd::impl::set_post_acc_grad_hooks(module->weight, std::make_unique<Nothing>());
+  const auto error = error_of([&] { Preparation()(module); });
+  ASSERT_TRUE(error);
+  EXPECT_NE(std::string(error->what()).find("weight has a post-accumulate-gradient hook, which muster needs itself"),
+            std::string::npos);
+}
+
 TEST(Changed, ParametersAreRefusedWithTheirName) {
   const auto refused = [](const std::function<void(nn::SequentialImpl&)>& change, const std::string& fact) {
     auto module = std::make_shared<nn::SequentialImpl>(nn::Linear(3, 4), nn::Linear(4, 2));
@@ -247,6 +259,7 @@ TEST(Changed, ParametersAreRefusedWithTheirName) {
       "parameter 1.bias was Float[2] on cpu in prepare_model and is Float[1] on cpu now");
   refused([](auto& m) { m.push_back(nn::Linear(2, 2)); }, "parameter 2.weight was added to the model");
   refused([](auto& m) { m.replace_module("1", nn::Linear(4, 2)); }, "parameter 1.weight was replaced");
+  refused([](auto& m) { m.unregister_module("1"); }, "was removed from the model after prepare_model");
 }
 
 }  // namespace

@@ -176,6 +176,10 @@ struct Shift : Preprocessor {
   std::optional<double> least;
 };
 
+struct ShiftOfAnotherVersion final : Shift {
+  void load_state(const Json& state) override { least = state.at("smallest").get<double>(); }
+};
+
 TEST(Predictor, APreprocessorOfOnesOwnGetsItsState) {
   const auto checkpoint = trained("run", std::make_shared<Shift>(), test::shared_folder());
   const auto rows = table(5);
@@ -186,8 +190,15 @@ TEST(Predictor, APreprocessorOfOnesOwnGetsItsState) {
   options.preprocessor = std::make_shared<Shift>();
   const at::Tensor logits = TorchPredictor::from_checkpoint(checkpoint, Net(), options).predict(columns(rows));
   EXPECT_TRUE(at::equal(logits, by_hand(checkpoint, rows[0].second - 100)));
+  options.preprocessor = std::make_shared<ShiftOfAnotherVersion>();
+  expect_error(ExitCode::data, "smallest", [&] { TorchPredictor::from_checkpoint(checkpoint, Net(), options); });
   options.preprocessor = standard_scaler({"x"});
   expect_error(ExitCode::data, "preprocessor", [&] { TorchPredictor::from_checkpoint(checkpoint, Net(), options); });
+  expect_error(ExitCode::usage, "making a predictor: there is no function. Give one",
+               [] { TorchPredictor(TorchPredictor::Function()); });
+  expect_error(ExitCode::usage, "the function returned no columns. Return some", [&] {
+    TorchPredictor([](Batch&) { return std::map<std::string, at::Tensor>(); }).predict(columns(rows));
+  });
   expect_error(ExitCode::usage, "the preprocessor is not fitted",
                [&] { TorchPredictor([](Batch& batch) { return batch["x"]; }, options); });
 }

@@ -314,6 +314,16 @@ TEST(Recompute, WhatIsNotTheSameTheSecondTimeIsAnError) {
   EXPECT_NE(error_of([&](const at::Tensor& t) { return (t * 2).narrow(0, 0, ++run); }).find("it has made [2]"),
             std::string::npos);
   run = 0;
+  const auto more_and_more = [&](const at::Tensor& t) {
+    return recompute([&](const at::Tensor& u) { return std::vector(static_cast<std::size_t>(++run), u * w); }, t)[0];
+  };
+  try {
+    more_and_more(x).sum().backward();
+    ADD_FAILURE() << "two tensors were taken for one";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("it has made 2 tensors, but 1 in the forward pass"), std::string::npos);
+  }
+  run = 0;
   EXPECT_NE(error_of([&](const at::Tensor& t) { return run++ == 0 ? t * 2 : t * w; }).find("other tensors"),
             std::string::npos);
   run = 0;

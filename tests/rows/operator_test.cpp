@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -398,6 +399,78 @@ TEST(OperatorRow, SetupMustBeOverriddenAndRegister) {
                     "no train_loader. Call register_data() with one in its setup()"));
     EXPECT_TRUE(
         has(error_of([&] { OperatorTrainer<NoData>(launch, all_ranks(launch)).validate(); }), "validation_loader"));
+  });
+}
+
+struct NoCriterion : NoData {
+  void setup(const Config& config) override {
+    NoData::setup(config);
+    register_data({line(), {.batch_size = 8}});
+  }
+};
+struct NoBatches : TrainingOperator {
+  void setup(const Config&) override {
+    torch::nn::Linear net(1, 1);
+    register_training(Components{
+        .models = net, .optimizers = torch::optim::SGD(net->parameters(), 0.1), .criterion = torch::nn::MSELoss()});
+    register_data({line(), {.batch_size = 1000, .drop_last = true}});
+  }
+};
+struct NoOptimizer : TrainingOperator {
+  void setup(const Config&) override {
+    register_training(
+        Components{.models = torch::nn::Linear(1, 1), .optimizers = std::tuple<>(), .criterion = torch::nn::MSELoss()});
+    register_data({line(), {.batch_size = 8}});
+  }
+};
+struct Twice : NoData {
+  void setup(const Config& config) override {
+    NoData::setup(config);
+    NoData::setup(config);
+  }
+};
+struct WithApex : TrainingOperator {
+  void setup(const Config&) override {
+    torch::nn::Linear net(1, 1);
+    register_training(Components{.models = net,
+                                 .optimizers = torch::optim::SGD(net->parameters(), 0.1),
+                                 .criterion = nullptr,
+                                 .schedulers = std::tuple<>(),
+                                 .apex_args = {{"opt_level", "O1"}}});
+  }
+};
+struct UnnamedStream : NoCriterion {
+  void setup(const Config& config) override {
+    NoData::setup(config);
+    register_data({Dataset::from_stream([](const StreamShard&) { return [] { return std::optional<StreamRows>(); }; }),
+                   {.batch_size = 8},
+                   {.features = {"x"}}});
+  }
+};
+
+TEST(OperatorRow, AStepOfATrialGivesNamesAndValues) {
+  on_all([](Launch& launch) {
+    const auto trial = OperatorTrainer<Line>::as_trainable(
+        all_ranks(launch), 1, [](OperatorTrainer<Line>&, std::int64_t) { return Json(3); });
+    EXPECT_TRUE(has(error_of([&] {
+                      if (const auto result = trial(launch, Config::object()); result.error) throw *result.error;
+                    }),
+                    "reporting a step of a trial: its return value is not a JSON object"));
+  });
+}
+
+TEST(OperatorRow, RegistrationsThatCannotBeAreSaid) {
+  on_all([](Launch& launch) {
+    const auto refusal = [&]<class Operator>(std::type_identity<Operator>) {
+      return error_of([&] { OperatorTrainer<Operator>(launch, all_ranks(launch)).train(); });
+    };
+    EXPECT_TRUE(has(refusal(std::type_identity<NoCriterion>()), "no criterion was registered. Override train_batch()"));
+    EXPECT_TRUE(has(refusal(std::type_identity<NoOptimizer>()), "no optimizer was registered. Override train_batch()"));
+    EXPECT_TRUE(has(refusal(std::type_identity<NoBatches>()), "a pass over the data has no batches"));
+    EXPECT_TRUE(has(refusal(std::type_identity<Twice>()), "something is registered already"));
+    EXPECT_TRUE(has(refusal(std::type_identity<WithApex>()), "apex_args are for Apex, which libtorch does not have"));
+    EXPECT_TRUE(
+        has(refusal(std::type_identity<UnnamedStream>()), "a stream's columns are not known before it is read"));
   });
 }
 
@@ -926,6 +999,14 @@ TEST(Operators, TheTargetIsNamedWhereColumnsHaveNoOrder) {
       EXPECT_TRUE(has(wrong({.features = {"x"}, .target = "x"}), "named twice"));
       EXPECT_TRUE(has(wrong({.features = {"x", "label"}}), "all columns are features"));
     });
+  for (auto& row : rows) row["z"] = {0.0};
+  on_all([&](Launch& launch) {
+    const auto make = [&] {
+      return std::make_unique<OfColumns>(Dataset::from_items(rows), BatchColumns{.target = "label"});
+    };
+    EXPECT_TRUE(has(error_of([&] { OperatorTrainer<OfColumns>(launch, make, all_ranks(launch)); }),
+                    " have no order but that of their names. Name the features"));
+  });
   on_all([&](Launch& launch) {  // chosen in their order
     OperatorTrainer<OfColumns> trainer(
         launch,

@@ -121,6 +121,11 @@ TEST(Space, WhatCannotBeIsRefused) {
                                           },
                                           [] { grid({"a\xff"}); }})
     EXPECT_EQ(code_of(make), ExitCode::usage);
+  try {
+    grid({1, infinite});
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("it has a value that JSON cannot hold: NaN, infinity"), std::string::npos);
+  }
   for (const auto& space : std::vector<Space>{{{"", grid({1})}},
                                               {{"a.", grid({1})}},
                                               {{"a..b", grid({1})}},

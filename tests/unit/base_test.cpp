@@ -67,6 +67,8 @@ TEST_F(FileTest, NamesMissingAndTruncatedFiles) {
   detail::write_file(folder / "short", "abc");
   const detail::File file(folder / "short", detail::File::Mode::read);
   std::array<std::byte, 8> bytes{};
+  EXPECT_NE(message([&] { detail::read_file(folder / "short", 1); }, ExitCode::data).find("it is absurdly large"),
+            std::string::npos);
   EXPECT_NE(message([&] { file.read_at(bytes, 0); }, ExitCode::data).find("truncated"), std::string::npos);
 }
 

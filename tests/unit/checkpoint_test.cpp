@@ -215,8 +215,8 @@ TEST(Manifest, TrustsNothing) {
       {"is there twice", [](Json& j) { j["files"][1] = j["files"][0]; }},
       {"does not list state.h5", [](Json& j) { j["files"].erase(0); }},
       {"more or fewer checksums", [](Json& j) { j["files"][0]["crc32"].push_back(1); }},
-      {"is not one", [](Json& j) { j["files"][0]["crc32"][0] = -1; }},
-      {"is not one", [](Json& j) { j["files"][0]["crc32"][0] = 1ull << 40; }},
+      {"is not a number of 32 bits", [](Json& j) { j["files"][0]["crc32"][0] = -1; }},
+      {"is not a number of 32 bits", [](Json& j) { j["files"][0]["crc32"][0] = 1ull << 40; }},
       {"odd size", [](Json& j) { j["files"][0]["piece_bytes"] = 0; }},
       {"odd size", [](Json& j) { j["files"][0]["bytes"] = ~0ull; }},
       {"is not that of its shape", [](Json& j) { j["tensors"][0]["shape"] = {100'001}; }},
@@ -247,6 +247,22 @@ TEST(Manifest, TrustsNothing) {
       {"must be string", [](Json& j) { j["time"] = 3; }},
       {"tensors", [](Json& j) { j.erase("tensors"); }},
       {"not a checkpoint's", [](Json& j) { j["format"] = "something"; }},
+      {"of seen is neither true nor false",
+       [](Json& j) {
+         j["per_rank"] = {{"seen", 1}};
+       }},
+      {"names seen, which has no value",
+       [](Json& j) {
+         j["per_rank"] = {{"seen", true}};
+       }},
+      {"the value of seen is not a list",
+       [](Json& j) {
+         j["values"]["seen"] = 3;
+         j["per_rank"] = {{"seen", true}};
+       }},
+      {"does not have one row for each rank", [](Json& j) { j["tensors"][0]["per_rank"] = true; }},
+      {"the random state does not have one row of bytes", [](Json& j) { j["tensors"].back()["name"] = "random"; }},
+      {"\"same_as\" is empty", [](Json& j) { j["tensors"][0]["same_as"] = ""; }},
       {"newer muster", [](Json& j) { j["version"] = 2; }},
       {"version", [](Json& j) { j["version"] = "1"; }},
   };
@@ -283,6 +299,7 @@ TEST(TrainerState, IsReadIntoAStruct) {
   known["several_reports"] = false;
   EXPECT_EQ(to_json(read), known);
   const auto none = state::trainer_state_from_json(Json::object());
+  EXPECT_SAYS(error_of([&] { state::trainer_state_from_json(3); }), "it is not an object");
   EXPECT_FALSE(none.is_from_run);
   EXPECT_EQ(none.epoch, 0);
 }
@@ -321,6 +338,10 @@ TEST(Manifest, ProgressThatCannotBeIsDamage) {
       const std::string key(pointer);
       EXPECT_SAYS(problem, key.substr(key.rfind('/') + 1)) << value;
     }
+  EXPECT_SAYS(error_of([&] { from_text(with("/positions/train/shuffle", 1), "it"); }),
+              "\"shuffle\" is neither true nor false");
+  EXPECT_SAYS(error_of([&] { from_text(with("/positions/train/in_loop", 1), "it"); }),
+              "\"in_loop\" is neither true nor false");
   EXPECT_SAYS(error_of([&] { from_text(forge(path, [](Json& j) { j["metrics"]["training_iteration"] = 4; }), "it"); }),
               "is not that of its metrics");
   EXPECT_SAYS(error_of([&] { from_text(forge(path, [](Json& j) { j["world_size"] = 0; }), "it"); }), "world_size");
@@ -388,6 +409,9 @@ TEST(Checkpoint, LinksOutsideAreNotFollowed) {
   fs::create_symlink(folder / "outside.txt", path / "notes.txt");
   EXPECT_SAYS(verify_checkpoint(path).problem, "symbolic link");
   EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(path).to_directory(folder / "copy"); }), "symbolic link");
+  fs::remove(path / "notes.txt");
+  fs::create_directory(path / "notes.txt");
+  EXPECT_SAYS(verify_checkpoint(path).problem, "notes.txt: it is not a regular file");
   fs::remove(path / "notes.txt");
   fs::rename(folder / "outside.txt", path / "notes.txt");
   fs::rename(path / state_name, folder / "outside.h5");
@@ -590,6 +614,24 @@ TEST(Checkpoint, AFolderWithTheNameOfAFileOfOursIsRefused) {
     write_file(folder / name / name / "x", "1");
     EXPECT_SAYS(error_of([&] { list_user_files(folder / name); }), "it holds a folder " + std::string(name));
   }
+}
+
+TEST(Checkpoint, FilesThatItCannotHoldAreRefused) {
+  const Folder folder;
+  write_file(folder / "a\xff", "1");
+  EXPECT_SAYS(error_of([&] { list_user_files(folder.path()); }), "the name of the file");
+  const std::vector<UserFiles> ranks{{.names = {"a/b"}}, {.names = {"a"}}};
+  EXPECT_SAYS(error_of([&] { owners_of(ranks); }), "a is a file of rank 1 and a folder of rank 0");
+}
+
+TEST(Checkpoint, PlacesThatCannotBe) {
+  EXPECT_SAYS(error_of([] { Checkpoint::from_directory(std::string(300, 'x')); }),
+              "File name too long. Check the path");
+  const char* const before = std::getenv("TMPDIR");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("TMPDIR", "/proc", 1);
+  EXPECT_SAYS(error_of([] { Checkpoint::from_dict({}); }), "Set TMPDIR to a folder with space");
+  before == nullptr ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", kept.c_str(), 1);
 }
 
 TEST(Checkpoint, MetadataTravels) {

@@ -91,7 +91,10 @@ TEST_F(Idx, RefusesDamagedGzip) {
   auto flipped = packed;
   flipped[flipped.size() - 6] ^= 1;  // in the checksum
   EXPECT_NE(refusal(flipped).find("damaged"), std::string::npos);
-  EXPECT_EQ(names(), (std::vector<std::string>{"good.gz", "input"}));
+  const auto longer = write_gz("longer.gz", idx(0x08, {3}, Bytes{1, 2, 3, 4}));
+  const auto converted = [&] { convert_idx({longer}, folder / "out.h5", only_x); };
+  EXPECT_NE(message(ExitCode::data, converted).find("bytes follow after the values"), std::string::npos);
+  EXPECT_EQ(names(), (std::vector<std::string>{"good.gz", "input", "longer.gz"}));
 }
 
 TEST_F(Idx, RefusesMissingFilesAndFolders) {
@@ -212,6 +215,13 @@ class Csv : public test::FolderTest {
     return message(ExitCode::data, [&] { convert_csv({input}, folder / "out.h5"); });
   }
 };
+
+TEST_F(Csv, EveryLineEnds) {
+  const auto endless = write("endless.csv", std::string(std::size_t{65} << 20, '1'));
+  EXPECT_NE(message(ExitCode::data, [&] { convert_csv({endless}, folder / "out.h5"); })
+                .find("it has a line of more than 64 MB"),
+            std::string::npos);
+}
 
 TEST_F(Csv, TakesTheLastFieldAsTarget) {
   const auto output = convert({"\xEF\xBB\xBFsepal,petal,class\r\n1.5, -2e1 ,0\r\n\r\n\"+3\",1e-60,2"});

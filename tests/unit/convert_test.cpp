@@ -188,6 +188,12 @@ TEST_F(Convert, RefusesOptionsThatDoNotFit) {
   EXPECT_NE(usage({.split = {{"a", 0.5}, {"a", 0.5}}}).find("twice"), std::string::npos);
   EXPECT_NE(usage({.split = {{"../a", 0.5}}}).find("cannot be a name"), std::string::npos);
   EXPECT_NE(usage({.split = {{"a", 0.99}, {"b", 0.01}}}).find("none of the 10 samples"), std::string::npos);
+  EXPECT_NE(message(ExitCode::usage, [&] { convert_idx({}, output()); }).find("there is no input"), std::string::npos);
+  // 8 GiB of samples that take no space on the disk.
+  const auto large = write("large", idx(0x08, {1 << 20, 1 << 13}, Bytes{}));
+  std::filesystem::resize_file(large, std::filesystem::file_size(large) + (std::uintmax_t{1} << 33));
+  const auto one_chunk = [&] { convert_idx({large}, output(), {.columns = {"x"}, .chunk = 1 << 20}); };
+  EXPECT_NE(message(ExitCode::usage, one_chunk).find("samples is larger than 4 GB"), std::string::npos);
 }
 
 TEST_F(Convert, RefusesOutputsThatCannotBe) {

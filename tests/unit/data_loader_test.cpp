@@ -7,6 +7,7 @@
 #include <torch/data/datasets/map.h>
 #include <torch/data/datasets/tensor.h>
 #include <torch/data/transforms/stack.h>
+#include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <numeric>
@@ -34,6 +35,17 @@ template <class Dataset, class... Sampler>
 auto prepare_data_loader(const detail::data::Worker& worker, Dataset dataset, const DataLoaderOptions& options = {},
                          Sampler... sampler) {
   return detail::data::make_loader<DataLoader<Dataset>>(worker, std::move(dataset), options, std::move(sampler)...);
+}
+
+TEST(DataLoader, ItsSamplerHasNoPositionOfItsOwn) {
+  detail::data::TorchSampler sampler(nullptr);
+  torch::serialize::OutputArchive archive;
+  try {
+    sampler.save(archive);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find("saving or loading the sampler of a data loader: it has no position"), 0u);
+  }
 }
 
 template <class Loader>

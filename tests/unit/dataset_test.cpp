@@ -260,6 +260,10 @@ TEST(BadFiles, AreToldApart) {
   expect_refused(file("no columns.h5:/g"), {"no group \"/g\""});
   H5File(file("good.h5")).columns(3);
   expect_refused(Dataset::from_hdf5({file("good.h5")}, {.columns = {"x", "z"}}), {"good.h5:/z", "no dataset \"z\""});
+  H5File(file("group.h5")).group("g");
+  expect_refused(Dataset::from_hdf5({file("group.h5")}, {.columns = {"g"}}), {"group.h5:/g", "\"g\" is not a dataset"});
+  H5File(file("single.h5")).dataset("x", {}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, std::array{1.0F}.data());
+  expect_refused(Dataset::from_hdf5({file("single.h5")}, {.columns = {"x"}}), {"a single value, not a column"});
   H5File(file("no samples.h5")).dataset("x", {0, 2}, H5T_NATIVE_FLOAT, 0, nullptr);
   expect_refused(file("no samples.h5"), {"no samples.h5", "has no samples"});
   H5File(file("no values.h5")).dataset("x", {2, 0}, H5T_NATIVE_FLOAT, 0, nullptr);

@@ -80,7 +80,7 @@ TEST(Settings, RefuseAnotherKind) {
                     resolve({{"model", {{"clip", value}}}}, {}, {});
                   },
                   ExitCode::usage)
-                  .find("\"model.clip\""),
+                  .find("\"model.clip\" is NaN, infinite or a text that is not UTF-8"),
               std::string::npos);
 }
 
@@ -95,6 +95,7 @@ TEST(Settings, AFileLiesBetween) {
        std::map<std::string, std::string>{{R"({"lr": )", "line 1, column 8"},
                                           {R"({"lr": 1, "lr": 2})", "\"lr\" comes twice"},
                                           {R"({"model": {"width": 1, "width": 2}})", "\"width\" comes twice"},
+                                          {"[1]", "reading the configuration " + path + ": it is not a JSON object"},
                                           {R"({"lr": null})", "\"lr\" is a number"}}) {
     std::ofstream(path) << content;
     const auto text = message([&] { resolve(defaults, path, {}); }, ExitCode::data);
@@ -119,7 +120,7 @@ TEST(Duration, ReadsOursAndSlurms) {
   for (const char* bad :
        {"", "soon", "1x", "-5", "1:b", "9223372036854775807h", "99999999-00", "1000000000:00:00:00:00", "5s5s", "1m1h",
         "1h1h", "1h30", "1:2:3:4", "1-2:3:4:5", "1:", "1-", "h"})
-    message([=] { parse_duration(bad); }, ExitCode::usage);
+    EXPECT_NE(message([=] { parse_duration(bad); }, ExitCode::usage).find("\" is not a duration"), std::string::npos);
 }
 
 TEST(Threads, AreTheShareOfTheMask) {

@@ -202,6 +202,12 @@ TEST(Weights, AFailureLeavesNothing) {
                   },
                   ExitCode::usage),
               "UTF-8");
+  EXPECT_SAYS(error_of(
+                  [&] {
+                    save_safetensors({.tensors = {{"__metadata__", at::zeros({1})}}}, folder / "it");
+                  },
+                  ExitCode::usage),
+              "the format itself uses that name");
   EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
@@ -328,11 +334,17 @@ std::string repeat(const std::string& what, int times) {
 }
 const std::string protocol = "\x80\x02";
 
-/// {"a": a tensor over the storage "0" of so many floats}, with instructions for its offset, shape and strides.
+/// A tensor over the storage "0" of so many floats, with instructions for its offset, shape and strides.
+std::string tensor_of(const std::string& count, const std::string& view,
+                      const std::string& type = global("torch", "FloatStorage")) {
+  return global("torch._utils", "_rebuild_tensor_v2") + "((" + text("storage") + type + text("0") + text("cpu") +
+         count + "tQ" + view + "\x89)tR";
+}
+
+/// {"a": such a tensor}.
 std::string pickle_of(const std::string& count, const std::string& view,
                       const std::string& type = global("torch", "FloatStorage")) {
-  return protocol + "}" + text("a") + global("torch._utils", "_rebuild_tensor_v2") + "((" + text("storage") + type +
-         text("0") + text("cpu") + count + "tQ" + view + "\x89)tRs.";
+  return protocol + "}" + text("a") + tensor_of(count, view, type) + "s.";
 }
 const std::string good_pickle = pickle_of("K\x06", "K\x01K\x05\x85K\x01\x85");
 
@@ -349,7 +361,12 @@ TEST(HostileArchive, PicklesAreRefused) {
                            "e"))
                 .values,
             Json::parse(R"({"1": [7, 7]})"));
+  const auto floats = tensor_of("K\x06", "K\x01K\x05\x85K\x01\x85");
+  const auto integers = tensor_of("K\x06", "K\x01K\x05\x85K\x01\x85", global("torch", "IntStorage"));
   const std::pair<const char*, std::string> pickles[] = {
+      {"two tensors in it are called a/b",
+       protocol + "}(" + text("a/b") + floats + text("a") + "}" + text("b") + floats + "su."},
+      {"storage 0 in it has two types", protocol + "}(" + text("a") + floats + text("b") + integers + "u."},
       {"wants to call os.system", protocol + global("os", "system") + "(" + text("id") + "tR."},
       {"wants to call __builtin__.eval", in_a_dict(global("__builtin__", "eval") + "(" + text("1") + "tR")},
       {"os.system, which is not a plain value", in_a_dict(global("os", "system"))},

@@ -85,7 +85,8 @@ class Reduction {
     if (!same_on_all_ranks(communicator_, std::as_bytes(values_))) fail("the ranks have different sums");
   }
   [[noreturn]] void fail(const std::string& fact) const {
-    throw Error(ExitCode::user_error, "checking the all-reduce of " + name_, fact, "No figure of this run counts");
+    throw Error(ExitCode::user_error, "checking the all-reduce of " + name_, fact,
+                "Do not use the figures of this run");
   }
 
   std::string name_;

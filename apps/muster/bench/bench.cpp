@@ -54,7 +54,7 @@ void measure_each(Options options, bool speaks, bool judges, RowsOf&& rows_of) {
   }
   if (judges && !noisy.empty())
     throw Error(ExitCode::retry, "measuring",
-                "muster against itself came out beyond 0.95–1.05, which makes void: " + quoted(noisy),
+                "two measurements of muster differ by more than 5 %, so these cases have no result: " + quoted(noisy),
                 "Run it again when the machine is quiet");
 }
 

@@ -126,7 +126,7 @@ std::vector<Candidate> restoring(Session& session) {
     }
     if (communicator.all_reduce(std::int64_t{same}) != communicator.size())
       throw Error(ExitCode::user_error, "checking what was restored", "it is not what was saved",
-                  "No figure of this run counts");
+                  "Do not use the figures of this run");
   };
   const auto muster = [&](const char* name) {
     return Candidate{.name = name, .run = [=] { checkpoint.load("model", target); }, .after = check};

@@ -84,7 +84,8 @@ void lose_a_rank(Session& session, const std::filesystem::path& note) {
 void recover(Launch& launch) {
   const char* const folder = std::getenv(folder_variable);
   if (folder == nullptr)
-    throw Error(ExitCode::usage, "running a job of a benchmark", "this one is started by muster bench recovery");
+    throw Error(ExitCode::usage, "running a job of a benchmark", "this one is started by muster bench recovery",
+                "Start that");
   const std::filesystem::path storage(folder), note = storage / "killed";
   const auto result = TorchTrainer(launch, [&](Session& session) { lose_a_rank(session, note); },
                                    {.run_config = {.name = "recovery", .storage_path = storage}})

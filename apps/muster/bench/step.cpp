@@ -108,7 +108,7 @@ constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
 
 [[noreturn]] void wrong(const StepCase& job, const std::string& fact) {
   throw Error(ExitCode::user_error, "checking the weights of " + std::string(job.name), fact,
-              "No figure of this run counts");
+              "Do not use the figures of this run");
 }
 
 void require_same_weights(const StepCase& job, const Way& way, const Training& training, const Training& reference) {

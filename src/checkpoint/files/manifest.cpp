@@ -236,7 +236,8 @@ void from_json(const Json& json, FileEntry& file) {
   take(json, "bytes", file.bytes);
   take(json, "piece_bytes", file.piece_bytes);
   const auto& checksums = array_at(json, "crc32");
-  if (!std::ranges::all_of(checksums, fits<std::uint32_t>)) throw Invalid{"a checksum of " + file.name + " is not one"};
+  if (!std::ranges::all_of(checksums, fits<std::uint32_t>))
+    throw Invalid{"a checksum of " + file.name + " is not a number of 32 bits"};
   checksums.get_to(file.crc32);
 }
 

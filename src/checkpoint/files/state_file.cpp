@@ -36,7 +36,9 @@ std::uint64_t make_dataset(hid_t file, const TensorEntry& tensor, hid_t links) {
       check(H5Dcreate2(file, tensor.name.c_str(), type.get(), space.get(), links, creation.get(), H5P_DEFAULT)),
       H5Dclose);
   const auto offset = tensor.bytes == 0 ? 0 : H5Dget_offset(dataset.get());
-  if (offset == HADDR_UNDEF) throw Error(ExitCode::retry, making, "HDF5 gave " + tensor.name + " no offset");
+  if (offset == HADDR_UNDEF)
+    throw Error(ExitCode::retry, making, "HDF5 gave " + tensor.name + " no offset",
+                "Check the space and the permissions there");
   dataset.close(making);
   return offset;
 }

@@ -102,7 +102,7 @@ bool MappedState::load(Range range) const {
   if (status == 0) return true;
   if (errno == EINVAL) return false;
   throw Error(ExitCode::retry, "reading " + path_.string(), std::strerror(errno == EFAULT ? EIO : errno),
-              "Look after the disk or the file server, then try again");
+              "Check the disk or the file server, then try again");
 }
 
 void MappedState::verify(std::span<const std::uint64_t> pieces) const {
