@@ -104,6 +104,7 @@ void inspect_run(const std::filesystem::path& path, bool json) {
   std::cout << printable(path.string()) << ": a run, " << summary.state << "\n";
   if (summary.status.is_object())
     std::cout << progress_text(summary.status) << ", last sign of life " << age_text(summary.updated) << "\n";
+  if (const auto time = time_text(summary.status); !time.empty()) std::cout << "\n" << time;
   if (!params.is_null()) std::cout << "\nparams.json\n" << to_text(flattened(params));
   std::cout << "\nlast report\n" << (report.is_null() ? "none yet\n" : to_text(flattened(report)));
   std::cout << "\ncheckpoints\n" << (checkpoints.empty() ? "none yet\n" : checkpoints_text(checkpoints));

@@ -66,10 +66,10 @@ std::int64_t count_at(const Json& object, const std::string& key) {
 
 /// True for the fields of a row that muster adds to the user's metrics.
 bool is_own(const std::string& name) {
-  static const std::set<std::string> names{"epoch",           "training_iteration", "global_step",
-                                           "timestamp",       "time_this_iter_s",   "time_total_s",
-                                           "num_samples",     "samples_per_s",      "world_size",
-                                           "checkpoint_name", "checkpoint_status",  "checkpoint_dir_name"};
+  static const std::set<std::string> names{
+      "epoch",       "training_iteration", "global_step", "timestamp",       "time_this_iter_s",  "time_total_s",
+      "num_samples", "samples_per_s",      "world_size",  "checkpoint_name", "checkpoint_status", "checkpoint_dir_name",
+      "rank_times",  "memory_bytes",       "late_ranks"};
   return names.contains(name);
 }
 
@@ -197,6 +197,43 @@ std::string progress_text(const Json& status) {
     text += "  " + seconds_text(left) + " left";
   else if (const double in_epoch = number_at(status, "epoch_s_left"); !std::isnan(in_epoch))
     text += "  " + seconds_text(in_epoch) + " left in the epoch";
+  return text;
+}
+
+std::string time_text(const Json& status) {
+  if (!status.is_object() || !status.contains("time")) return {};
+  const auto& time = status.at("time");
+  const auto seconds = [&](const char* key) {
+    const double value = number_at(time, key);
+    return std::isnan(value) ? 0.0 : std::max(value, 0.0);
+  };
+  const double total = seconds("training_s") + seconds("starting_s");
+  if (total <= 0) return {};
+  struct Part {
+    const char* name;
+    double seconds;
+  };
+  double useful = seconds("training_s");
+  const std::array<Part, 5> parts{{{"steps done again", seconds("repeated_s")},
+                                   {"saving", seconds("saves_s")},
+                                   {"waiting for data", seconds("data_s")},
+                                   {"waiting for late ranks", seconds("late_s")},
+                                   {"starting", seconds("starting_s")}}};
+  for (std::size_t part = 0; part < 4; ++part) useful -= parts[part].seconds;
+  const auto starts = status.value("starts", Json());
+  const auto count = starts.is_array() ? starts.size() : 1;
+  const auto share = [&](double part) {
+    std::array<char, 16> text{};
+    std::snprintf(text.data(), text.size(), "%5.1f%%", 100 * part / total);
+    return std::string(text.data());
+  };
+  std::string text = "time: " + seconds_text(total) + " in " + std::to_string(count) +
+                     (count == 1 ? " start" : " starts") + "\n  " + share(std::max(useful, 0.0)) + "  useful steps\n";
+  for (const auto& part : parts)
+    if (part.seconds >= total / 2000)
+      text += "  " + share(part.seconds) + "  " + part.name + ", " + seconds_text(part.seconds) + "\n";
+  if (const double idle = seconds("idle_s"); idle >= 1)
+    text += "  besides, no job ran for " + seconds_text(idle) + "\n";
   return text;
 }
 

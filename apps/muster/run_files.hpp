@@ -50,6 +50,8 @@ Json to_json(const RunSummary& summary);
 /// "epoch 3/10  45%  step 1234  5120 samples/s  12 min left", or "2 min left in the epoch" where the number of epochs
 /// is not known.
 std::string progress_text(const Json& status);
+/// Where the time of the run has gone, over all of its starts: a line for each cause. Empty if it is not known.
+std::string time_text(const Json& status);
 /// "report 3: loss 0.1234  accuracy 0.91".
 std::string report_text(const Json& row);
 /// "just now", "12 s ago", "3 min ago", "5 h ago", "2 d ago".

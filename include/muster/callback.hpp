@@ -16,6 +16,28 @@ namespace muster {
 
 class Session;
 
+/// Why a rank is late, as far as the kernel's counts and muster's clocks tell.
+enum class LateCause {
+  computation,  ///< its own computation takes longer, and nothing else is found
+  shared_core,  ///< its main thread is ready to run and has no core: other processes use it
+  cpu_quota,    ///< its control group has used up its processor time
+  hot_core,     ///< its core is slowed down because it is too hot
+  memory,       ///< its pages are read back from swap, or from files that it maps
+  data,         ///< it waits for its batches
+  file_system,  ///< it waits for its batches, and they wait for the reading of files
+};
+/// In a few words, as "its core is shared with other processes".
+std::string to_string(LateCause cause);
+
+/// A worker on which the others wait in most steps.
+struct LateRank {
+  int rank = 0;  ///< among the workers
+  std::string host;
+  LateCause cause = LateCause::computation;
+  /// How much longer its part of a step takes than the median of the other workers, as a share of the step.
+  double behind = 0;
+};
+
 /// Receives the events of a run, on every worker, on the thread of the training function. What a callback throws ends
 /// training like an exception of the training function, except in on_failure(), after_exception() and on_end(), where
 /// it is a warning.
@@ -34,6 +56,10 @@ class Callback {
   virtual void on_epoch(std::int64_t /*epoch*/) {}
   /// A batch that completes a step has been handed out; `global_step` includes this step.
   virtual void on_batch(std::int64_t /*global_step*/) {}
+  /// The others wait for this worker: in 8 of the last 10 times when this was measured, it came later than the median
+  /// of the other workers by more than 10% of a step. A time is at least 2 steps and 20 ms. Called once until the
+  /// worker is no longer late, and only on the first worker. Steps are those of Session::global_step().
+  virtual void on_late_rank(const LateRank& /*late*/) {}
   /// A report, before its checkpoint is made: the row as in result.json but without checkpoint_dir_name, the same on
   /// all workers.
   virtual void on_report(const Json& /*row*/) {}

@@ -3,6 +3,7 @@
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
+#include "watch/time_use.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -196,6 +197,7 @@ Channel::RecordedCall Channel::begin(const node::Call& call, const char* name) {
 void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
                    const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> limit) {
   using namespace std::chrono_literals;
+  const watch::ScopedActivity waiting(watch::Activity::wait);
   // A rank that waits for longer than this compares its call with the calls of the other ranks, again and again.
   constexpr auto between_comparisons = 100ms;
   const auto call_number = recorded_call.call_number;

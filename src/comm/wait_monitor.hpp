@@ -43,6 +43,8 @@ class WaitMonitor {
 
   /// This rank's record.
   watch::Record& own_record() noexcept { return *records_[static_cast<std::size_t>(rank_)]; }
+  /// The record of a rank of the world; null if it cannot be read from here, as on another node.
+  const watch::Record* record(int rank) const noexcept { return records_[static_cast<std::size_t>(rank)]; }
 
   /// ", in step 41 of epoch 2"; empty before the first step.
   std::string at_step() const { return at_step(*records_[static_cast<std::size_t>(rank_)]); }

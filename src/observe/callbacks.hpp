@@ -31,6 +31,7 @@ class Callbacks final : public Observer {
 
   void epoch(std::int64_t epoch) override { tell(&Callback::on_epoch, epoch); }
   void batch(const EpochPosition& position) override { tell(&Callback::on_batch, position.global_step); }
+  void late_rank(const LateRank& late) override { tell(&Callback::on_late_rank, late); }
   void report_begins(const Json& row) override { tell(&Callback::on_report, row); }
   void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
     tell(&Callback::after_report, metrics, checkpoint);

@@ -33,9 +33,10 @@ Metric::Metric(const at::Tensor& value) {
 namespace muster::detail::observe {
 namespace {
 
-constexpr std::array<std::string_view, 11> reserved{
-    "training_iteration", "global_step", "timestamp",           "time_this_iter_s", "time_total_s",     "num_samples",
-    "samples_per_s",      "world_size",  "checkpoint_dir_name", "checkpoint_name",  "checkpoint_status"};
+constexpr std::array<std::string_view, 14> reserved{
+    "training_iteration", "global_step",   "timestamp",    "time_this_iter_s",    "time_total_s",
+    "num_samples",        "samples_per_s", "world_size",   "checkpoint_dir_name", "checkpoint_name",
+    "checkpoint_status",  "rank_times",    "memory_bytes", "late_ranks"};
 
 Json finite(Json value) {
   if (value.is_array())

@@ -2,9 +2,11 @@
 // events.
 #pragma once
 
+#include "muster/callback.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
+#include "observe/rank_times.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -29,6 +31,7 @@ struct AttemptStart {
   /// Unset if the run has no checkpoint.
   std::function<bool(const std::string&)> is_ancestor = {};
   std::int64_t global_step = 0;  ///< the last step that counts; later steps are made again
+  double time_total_s = 0;       ///< training time up to that step; later time was spent on steps that are made again
 };
 
 /// The progress in an epoch.
@@ -50,6 +53,10 @@ class Observer {
   virtual void epoch(std::int64_t /*epoch*/) {}
   /// A batch that completes a step has been handed out.
   virtual void batch(const EpochPosition&) {}
+  /// The times of all workers in the last steps. On the first worker.
+  virtual void step_window(const StepWindow&) {}
+  /// A worker has become late. On the first worker.
+  virtual void late_rank(const LateRank&) {}
   /// A report begins: its row, before a checkpoint is saved.
   virtual void report_begins(const Json& /*row*/) {}
   /// The report is made: its row in result.json, and the number of epochs of session.epochs(), 0 if the training

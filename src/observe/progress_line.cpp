@@ -79,7 +79,7 @@ std::string time_left(const EpochPosition& position, double samples_per_second) 
 }  // namespace
 
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
-                          const std::string& metrics) {
+                          const std::string& metrics, const std::string& ranks) {
   const auto samples = static_cast<double>(position.samples), consumed = static_cast<double>(position.consumed);
   const double share = samples > 0 ? std::clamp(consumed / samples, 0.0, 1.0) : 0;
   const auto before = epoch_of(position.epoch, position.epochs) + " ";
@@ -90,7 +90,7 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
     return width - 1 - static_cast<int>(before.size() + after.size() + text.size());
   };
   for (const auto& field : {"  " + speed(samples_per_second), time_left(position, samples_per_second), metrics,
-                            "  step " + std::to_string(position.global_step)}) {
+                            "  step " + std::to_string(position.global_step), ranks}) {
     if (room_beside(field) < 0) break;
     after += field;
   }
@@ -102,6 +102,19 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
   auto line = before + bar + after;
   if (static_cast<int>(line.size()) >= width) line.resize(static_cast<std::size_t>(std::max(width - 1, 0)));
   return line;
+}
+
+std::string ranks_text(const StepWindow& window) {
+  std::string text;
+  if (window.times.size() > 1) {
+    const auto slowest = std::ranges::max_element(window.times, {}, &RankTimes::own);
+    const std::array<std::pair<double, const char*>, 4> parts{
+        {{slowest->compute, "compute"}, {slowest->data, "data"}, {slowest->save, "save"}, {slowest->wait, "network"}}};
+    text = "  slowest " + std::to_string(slowest - window.times.begin()) + " (" + std::ranges::max(parts).second + ")";
+  }
+  const auto most = window.memory_bytes.empty() ? 0 : std::ranges::max(window.memory_bytes);
+  if (most > 0) text += "  " + number(static_cast<double>(most) / 1e9) + " GB";
+  return text;
 }
 
 std::string metrics_text(const Json& row) {
@@ -153,8 +166,12 @@ void ProgressLine::batch(const EpochPosition& position) {
   last_draw_ = now;
   const auto seconds = std::chrono::duration<double>(now - pass_begin_).count();
   const double rate = seconds > 0 ? static_cast<double>(position.consumed - pass_first_) / seconds : 0;
-  std::fprintf(stderr, "\r\033[K%s", progress_line(position, rate, width_of(terminal_), last_metrics_).c_str());
+  std::fprintf(stderr, "\r\033[K%s", progress_line(position, rate, width_of(terminal_), last_metrics_, ranks_).c_str());
   drawn_ = true;
+}
+
+void ProgressLine::step_window(const StepWindow& window) {
+  if (live_) ranks_ = ranks_text(window);
 }
 
 void ProgressLine::report(const Json& row, std::int64_t epochs) {

@@ -11,10 +11,13 @@
 namespace muster::detail::observe {
 
 /// The live line, without control characters, in less than `width` columns: the epoch, a bar, how much of the epoch is
-/// done, the speed, the time left, `metrics`, the step. Where that is too wide, the bar goes first, then the step, the
-/// metrics, the time left and the speed.
+/// done, the speed, the time left, `metrics`, the step, `ranks`. Where that is too wide, the bar goes first, then the
+/// ranks, the step, the metrics, the time left and the speed.
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
-                          const std::string& metrics = {});
+                          const std::string& metrics = {}, const std::string& ranks = {});
+/// "  slowest 3 (data)  2.1 GB": the worker that the others wait for, what it spends most time on (compute, data, save,
+/// network), and the memory of the worker that has most. One worker alone has no slowest.
+std::string ranks_text(const StepWindow& window);
 /// The user's metrics in a report's row: "  loss 0.1235  accuracy 0.9".
 std::string metrics_text(const Json& row);
 /// The line of a report: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits. The line
@@ -32,6 +35,7 @@ class ProgressLine final : public Observer {
 
   /// Redraws the live line, at most ten times a second.
   void batch(const EpochPosition& position) override;
+  void step_window(const StepWindow& window) override;
   void report(const Json& row, std::int64_t epochs) override;
 
  private:
@@ -40,7 +44,7 @@ class ProgressLine final : public Observer {
 
   std::int64_t first_epoch_;
   int terminal_ = -1;
-  std::string last_metrics_;
+  std::string last_metrics_, ranks_;
   bool live_ = false;   ///< a live line is drawn
   bool lines_ = false;  ///< a line per report is written
   bool drawn_ = false;  ///< the live line is on the terminal now

@@ -19,7 +19,7 @@ constexpr std::chrono::seconds write_interval{5};
 }  // namespace
 
 StatusFile::StatusFile(std::filesystem::path run, int world_size)
-    : run_(std::move(run)), world_size_(world_size), started_(std::time(nullptr)) {}
+    : run_(std::move(run)), world_size_(world_size), started_(std::time(nullptr)), account_(run_, world_size) {}
 
 void StatusFile::batch(const EpochPosition& position) {
   position_ = position;
@@ -28,6 +28,7 @@ void StatusFile::batch(const EpochPosition& position) {
 
 void StatusFile::report(const Json& row, std::int64_t epochs) {
   last_report_ = row;
+  account_.report(row);
   position_.epochs = epochs;
   write_sometimes();
 }
@@ -69,6 +70,7 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
               {"epoch_s_left", rate > 0 && samples > 0 ? Json(left_in_epoch / rate) : Json()},
               {"run_s_left", nullptr},
               {"last_report", last_report_},
+              {"ranks", last_window_.times.empty() ? Json() : summary_of(last_window_.times)},
               {"world_size", world_size_},
               {"host", host.data()},
               {"pid", ::getpid()},
@@ -78,6 +80,7 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
     status["run_s_left"] =
         (left_in_epoch + samples * static_cast<double>(position_.epochs - position_.epoch - 1)) / rate;
   if (!error.empty()) status["error"] = error;
+  account_.add_to(status, state, error);
   written_at_ = Clock::now();
   written_position_ = position_;
   const auto unfinished = run_ / ".status.json.new";

@@ -8,10 +8,13 @@
 //    "global_step": 1234, "training_iteration": 3,
 //    "samples_per_s": 5120.5, "epoch_s_left": 11.1, "run_s_left": 81.3,   null if not known
 //    "last_report": {…},             its row in result.json
+//    "ranks": {…},                   the workers' times in the last steps; null if not known
+//    "time": {…}, "starts": […],     see time_account.hpp
 //    "world_size": 4, "host": "n1", "pid": 4711, "started": 1790000000, "updated": 1790000042}   seconds since 1970
 #pragma once
 
 #include "observe/observer.hpp"
+#include "observe/time_account.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -26,7 +29,9 @@ class StatusFile final : public Observer {
  public:
   StatusFile(std::filesystem::path run, int world_size);
 
+  void start(const AttemptStart& start) override { account_.start(start); }
   void batch(const EpochPosition& position) override;
+  void step_window(const StepWindow& window) override { last_window_ = window; }
   void report(const Json& row, std::int64_t epochs) override;
   void failure(const Error& error) override;
   void end() override;
@@ -41,7 +46,9 @@ class StatusFile final : public Observer {
   std::filesystem::path run_;
   int world_size_;
   std::int64_t started_;
+  TimeAccount account_;
   EpochPosition position_ = {};
+  StepWindow last_window_ = {};
   Json last_report_ = nullptr;
   EpochPosition written_position_ = {};
   std::optional<Clock::time_point> written_at_ = {};

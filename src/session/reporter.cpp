@@ -5,7 +5,10 @@
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
+#include "observe/rank_times.hpp"
 #include "session/validation_requests.hpp"
+#include "watch/host_load.hpp"
+#include "watch/time_use.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -22,19 +25,24 @@ struct Contribution {
   bool has_state = false;
   bool has_files = false;
   bool asked_to_stop = false;
-  bool writing = false;        ///< the last checkpoint is still being written
-  bool has_callbacks = false;  ///< which may want to end training
-  bool validation = false;     ///< a validation of the checkpoint is asked for
-  std::string name = {};       ///< the checkpoint's name
+  bool writing = false;           ///< the last checkpoint is still being written
+  bool has_callbacks = false;     ///< which may want to end training
+  bool validation = false;        ///< a validation of the checkpoint is asked for
+  std::string name = {};          ///< the checkpoint's name
+  observe::RankTimes times = {};  ///< since the last report
+  std::int64_t memory_bytes = 0;
 
   std::string pack() const {
-    const auto bytes =
-        Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name});
+    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation,
+                                      name, times.compute, times.wait, times.data, times.save, memory_bytes});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = Json::from_cbor(bytes);
-    return {fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[7]};
+    return {fields[0], fields[1], fields[2],
+            fields[3], fields[4], fields[5],
+            fields[6], fields[7], {fields[8], fields[9], fields[10], fields[11]},
+            fields[12]};
   }
 };
 
@@ -43,6 +51,19 @@ std::vector<Json> without_weights(std::vector<Json> of_ranks) {
   for (auto& metrics : of_ranks)
     for (auto& [name, value] : metrics.items()) value = Json(std::move(value[0]));
   return of_ranks;
+}
+
+/// Takes this worker's times since they were taken for the last report.
+observe::RankTimes take_times(TrainingProgress& progress) {
+  using Seconds = std::chrono::duration<double>;
+  const auto now = TrainingProgress::Clock::now();
+  const auto all = watch::time_use();
+  const auto use = all - std::exchange(progress.times_taken, all);
+  const auto elapsed = now - std::exchange(progress.times_taken_at, now);
+  return {.compute = Seconds(elapsed - use.wait - use.data - use.save).count(),
+          .wait = Seconds(use.wait).count(),
+          .data = Seconds(use.data).count(),
+          .save = Seconds(use.save).count()};
 }
 
 /// The row of the current report: the reduced metrics and the progress of training.
@@ -127,7 +148,9 @@ Reporter::Combined Reporter::exchange(const Input& input) {
                              .writing = session_.outputs.store->is_saving(),
                              .has_callbacks = !callbacks.empty(),
                              .validation = options.validation,
-                             .name = name}
+                             .name = name,
+                             .times = take_times(session_.progress),
+                             .memory_bytes = watch::memory_bytes()}
              .pack();
        }))
     of_ranks.push_back(Contribution::unpack(bytes));
@@ -149,7 +172,11 @@ Reporter::Combined Reporter::exchange(const Input& input) {
     throw Error(ExitCode::usage, "reporting with a validation",
                 can_validate ? "there is no checkpoint to validate" : "the trainer has no validation function",
                 can_validate ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
-  for (auto& one : of_ranks) all.metrics.push_back(std::move(one.metrics));
+  for (auto& one : of_ranks) {
+    all.metrics.push_back(std::move(one.metrics));
+    all.times.push_back(one.times);
+    all.memory_bytes.push_back(one.memory_bytes);
+  }
   return all;
 }
 
@@ -169,7 +196,11 @@ Json Reporter::make_row(const Combined& all, bool reduce) {
   const auto& workers = session_.workers;
   if (reduce) session_.data.warn_of_unsplit_data(all.metrics, workers);
   auto metrics = reduce ? observe::mean_over_ranks(all.metrics) : observe::list_over_ranks(all.metrics);
-  const auto row = with_progress(std::move(metrics), session_.progress, workers.size());
+  auto row = with_progress(std::move(metrics), session_.progress, workers.size());
+  row["rank_times"] = observe::summary_of(all.times);
+  row["memory_bytes"] = observe::summary_of(all.memory_bytes);
+  if (session_.late_ranks)
+    if (auto late = session_.late_ranks->take_found(); !late.empty()) row["late_ranks"] = std::move(late);
   return Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
 }
 

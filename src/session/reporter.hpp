@@ -9,6 +9,7 @@
 #include "session/bad_numbers.hpp"
 #include "session/callback_end.hpp"
 #include "session/epoch_end.hpp"
+#include "session/late_ranks.hpp"
 #include "session/outputs.hpp"
 #include "session/prepared_models.hpp"
 #include "session/resumer.hpp"
@@ -39,6 +40,7 @@ class Reporter {
     Saver& saver;
     Stopper& stopper;
     CallbackEnd& callback_end;
+    std::optional<LateRanks>& late_ranks;
     const std::shared_ptr<BadNumbersWatch>& bad_numbers;
   };
   explicit Reporter(Parts session) : session_(session) {}
@@ -60,6 +62,8 @@ class Reporter {
     bool has_state = false, has_files = false, validates = false;
     bool is_saving = false;  ///< the checkpoint before is still being written
     bool has_callbacks = false;
+    std::vector<observe::RankTimes> times = {};   ///< of each rank, since the last report
+    std::vector<std::int64_t> memory_bytes = {};  ///< of each rank
   };
 
   /// Checks that a report may be made now.

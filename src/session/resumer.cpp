@@ -210,7 +210,8 @@ observe::AttemptStart Resumer::restore_progress(const checkpoint::RestoredCheckp
     row = nullptr;
   observe::AttemptStart moment{.training_iteration = content.trainer.training_iteration,
                                .last_row = std::move(row),
-                               .global_step = content.trainer.global_step};
+                               .global_step = content.trainer.global_step,
+                               .time_total_s = content.trainer.time_total_s};
   comm::run_on_root(workers_.control, [&] {
     moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
     if (const auto index = storage::Tier::index_of(path.filename()))

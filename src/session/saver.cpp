@@ -12,6 +12,7 @@
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
 #include "state/trainer_state.hpp"
+#include "watch/time_use.hpp"
 
 #include <map>
 #include <string>
@@ -89,6 +90,7 @@ void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::opt
 }
 
 Checkpoint Saver::save(const Contents& what) {
+  const watch::ScopedActivity saving(watch::Activity::save);
   resumer_.take_up();
   checkpoint::CheckpointContents contents{.state = {},
                                           .random_state = workers_.random_state(),

@@ -33,6 +33,7 @@ class SessionStepListener final : public step::StepListener {
     const bool is_counted = pass.batch->completes_step();
     comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
     if (!is_counted) return;
+    if (session_.late_ranks) session_.late_ranks->begin_step(steps.global_step);
     const auto samples_left = pass.plan.samples - pass.position;
     last_of_pass_ = pass.plan.samples > 0 && samples_left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
     session_.outputs.observers.tell(&observe::Observer::batch,
@@ -116,6 +117,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
                 .saver = saver,
                 .stopper = stopper,
                 .callback_end = callback_end,
+                .late_ranks = late_ranks,
                 .bad_numbers = bad_numbers}) {}
 
 SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::RunFolder& run_, const Communicator& own,
@@ -134,6 +136,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
   const auto& failure_config = resolved.options.run_config.failure_config;
   if (failure_config.bad_numbers != BadNumbers::ignore)
     bad_numbers = std::make_shared<BadNumbersWatch>(failure_config, control, progress.steps, bad_steps);
+  late_ranks.emplace(workers, outputs);
   if (workers.is_first()) stopper.watch_file(run.path() / "stop");
 }
 

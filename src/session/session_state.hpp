@@ -8,6 +8,7 @@
 #include "session/bad_numbers.hpp"
 #include "session/callback_end.hpp"
 #include "session/epoch_end.hpp"
+#include "session/late_ranks.hpp"
 #include "session/outputs.hpp"
 #include "session/prepared_models.hpp"
 #include "session/reporter.hpp"
@@ -47,6 +48,7 @@ struct SessionState {
   Saver saver;
   Stopper stopper;
   CallbackEnd callback_end;
+  std::optional<LateRanks> late_ranks;  ///< none in a session that validates
   Reporter reporter;
   std::shared_ptr<step::StepListener> step_listener;
   std::shared_ptr<ProcessGroups> process_groups;  ///< set by the backend

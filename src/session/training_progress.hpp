@@ -1,6 +1,7 @@
 #pragma once
 
 #include "step/steps.hpp"
+#include "watch/time_use.hpp"
 
 #include <chrono>
 #include <cstdint>
@@ -28,9 +29,15 @@ struct TrainingProgress {
   double seconds_in_earlier_jobs = 0;   ///< training time of earlier jobs
   Clock::time_point began_at = Clock::now();
   Clock::time_point last_report = began_at;
+  /// When the worker's times for the last report were taken, or training began. The save of that report comes after it.
+  Clock::time_point times_taken_at = began_at;
+  watch::TimeUse times_taken = {};  ///< of the thread that trains, at that moment
 
-  /// Call when training begins.
-  void start_clock() { began_at = last_report = Clock::now(); }
+  /// Call when training begins, on the thread that trains.
+  void start_clock() {
+    began_at = last_report = times_taken_at = Clock::now();
+    times_taken = watch::time_use();
+  }
   double total_seconds() const {
     return seconds_in_earlier_jobs + std::chrono::duration<double>(Clock::now() - began_at).count();
   }

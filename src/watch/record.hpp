@@ -4,6 +4,7 @@
 #pragma once
 
 #include "node/call.hpp"
+#include "watch/step_log.hpp"
 
 #include <array>
 #include <atomic>
@@ -109,6 +110,7 @@ struct Record {
   SharedText stack;
   CallCounts call_counts;
   CallLog calls;
+  StepLog steps;
 };
 
 /// While it lives, calls of this thread without a name of their own are recorded under `name`.

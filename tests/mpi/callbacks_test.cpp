@@ -3,13 +3,16 @@
 
 #include "base/file.hpp"
 #include "muster/callbacks.hpp"
+#include "muster/data_loader.hpp"
 
 #include <gtest/gtest.h>
+#include <torch/data/datasets/base.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -18,6 +21,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -520,6 +524,64 @@ TEST(Callbacks, MayBeOnOneWorkerAlone) {
   const auto [code, result] = run({test::shared_folder(), {}, with("first", callbacks)}, reporting(10, seen));
   EXPECT_EQ(code, 0);
   EXPECT_EQ(seen.size(), 2u);
+}
+
+/// A dataset that takes `delay` for each sample.
+struct SlowSamples : torch::data::datasets::Dataset<SlowSamples> {
+  explicit SlowSamples(std::chrono::milliseconds delay) : delay(delay) {}
+  torch::data::Example<> get(std::size_t) override {
+    std::this_thread::sleep_for(delay);
+    return {at::zeros({1}), at::zeros({1})};
+  }
+  c10::optional<std::size_t> size() const override { return 100'000; }
+  std::chrono::milliseconds delay;
+};
+
+/// Ends training when it has heard of a late rank.
+struct LateRankListener : Callback {
+  void on_late_rank(const LateRank& late) override { heard = late; }
+  bool should_stop() const override { return heard.has_value(); }
+  std::optional<LateRank> heard;
+};
+
+TEST(Callbacks, HearOfALateRank) {
+  const auto listener = std::make_shared<LateRankListener>();
+  const int last = world().size() - 1;
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("late", {listener})}, [&](Session& session, const Config&) {
+        const std::chrono::milliseconds delay(session.world_rank() == last ? 40 : 2);
+        auto loader = prepare_data_loader(session, SlowSamples(delay), {.batch_size = 1});
+        std::int64_t step = 0;
+        for ([[maybe_unused]] auto& batch : *loader) {
+          session.barrier();
+          if (++step % 20 == 0) session.report({{"step", step}});
+          if (world().size() == 1 && step == 60) return;
+        }
+      });
+  EXPECT_EQ(code, 0);
+  const auto& rows = result->metrics_history;
+  ASSERT_FALSE(rows.empty());
+  const auto& row = rows.back();
+  const auto& times = row.at("rank_times");
+  for (const char* activity : {"compute", "wait", "data", "save"}) {
+    const auto& part = times.at(activity);
+    EXPECT_LE(part.at("min"), part.at("median")) << activity;
+    EXPECT_LE(part.at("median"), part.at("max")) << activity;
+    EXPECT_LT(part.at("max_rank"), world().size()) << activity;
+  }
+  EXPECT_GT(row.at("memory_bytes").at("max"), 1 << 20);
+  if (world().size() == 1) {
+    EXPECT_FALSE(row.contains("late_ranks"));
+    return;
+  }
+  EXPECT_EQ(times.at("data").at("max_rank"), last);
+  ASSERT_EQ(listener->heard.has_value(), world().rank() == 0) << "on the first worker only";
+  if (world().rank() != 0) return;
+  EXPECT_EQ(listener->heard->rank, last);
+  EXPECT_EQ(listener->heard->cause, LateCause::data);
+  EXPECT_GT(listener->heard->behind, 0.1);
+  EXPECT_EQ(row.at("late_ranks").at(0).at("rank"), last);
+  EXPECT_EQ(row.at("late_ranks").at(0).at("cause"), to_string(LateCause::data));
 }
 
 }  // namespace

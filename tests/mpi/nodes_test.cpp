@@ -2,8 +2,10 @@
 #include "comm/agreement.hpp"
 #include "comm/collectives.hpp"
 #include "comm/make_world.hpp"
+#include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/shared_memory.hpp"
+#include "comm/step_times.hpp"
 #include "comm/time_limit.hpp"
 #include "support/world.hpp"
 
@@ -15,6 +17,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -375,6 +378,65 @@ TEST(Watch, SaysThatARankHasReturned) {
   const auto cause = root_cause(agree(ranks, mine, 30s), ranks.topology().hosts);
   ASSERT_TRUE(cause);
   EXPECT_EQ(cause->code(), ExitCode::user_error);
+}
+
+TEST(StepTimes, RankZeroHasThoseOfAllNodes) {
+  for (const auto& node_of_rank : placements) {
+    const auto nodes = on_nodes(node_of_rank);
+    StepTimes times(nodes);
+    const auto size = static_cast<std::size_t>(nodes.size());
+    for (std::int64_t step = 1; step <= 40; ++step) {
+      const bool is_known = nodes.rank() == 0 && times.at(step);
+      EXPECT_FALSE(is_known) << "no rank has begun it";
+      nodes.barrier();
+      times.note(step);
+      nodes.barrier();
+      if (nodes.rank() != 0 || step == 1) continue;
+      // All ranks had begun the step before when they began this one. A message of another node may be on its way.
+      std::optional<std::vector<watch::StepSample>> samples;
+      while (!samples) samples = times.at(step - 1);
+      ASSERT_EQ(samples->size(), size);
+      for (const auto& sample : *samples) {
+        EXPECT_GT(sample.clock_ns, 0);
+        EXPECT_GT(sample.memory_bytes, 1 << 20);
+      }
+      EXPECT_LT(samples->front().wait_ns, samples->front().clock_ns);
+    }
+    nodes.barrier();
+  }
+}
+
+TEST(StepTimes, AreSentInIntervals) {
+  const auto nodes = on_nodes({0, 0, 1, 1});
+  StepTimes times(nodes);
+  if (nodes.rank() == 0) times.set_interval(8);
+  // Steps without end, until rank 0 has found three samples at the interval and none between them.
+  bool over = false;
+  int found = 0;
+  for (std::int64_t step = 1; !over; ++step) {
+    times.note(step);
+    nodes.barrier();
+    if (nodes.rank() == 0 && step % 8 == 7) found += times.at(step - 7).has_value();
+    over = nodes.all_reduce(std::int64_t{found >= 3}, ReduceOp::max) != 0;
+  }
+}
+
+TEST(StepTimes, OfAnotherAttemptAreNotTaken) {
+  const auto nodes = on_nodes({0, 1, 1, 1});
+  StepTimes before(nodes);
+  for (std::int64_t step = 1; step <= 5; ++step) before.note(step);
+  nodes.barrier();
+  EXPECT_FALSE(attempt_on_all(nodes, {.done = 60s, .failed = 60s}, [] {}));
+  StepTimes after(nodes);
+  const bool is_known = nodes.rank() == 0 && after.at(3);
+  EXPECT_FALSE(is_known);
+  nodes.barrier();
+  after.note(3);
+  nodes.barrier();
+  after.note(4);
+  while (nodes.rank() == 0 && !after.at(3)) {
+  }
+  nodes.barrier();
 }
 
 }  // namespace

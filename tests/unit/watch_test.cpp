@@ -1,15 +1,22 @@
 // A rank's record of its calls, read by others while it writes.
+#include "support/folder.hpp"
+#include "watch/host_load.hpp"
 #include "watch/process.hpp"
 #include "watch/record.hpp"
+#include "watch/step_log.hpp"
+#include "watch/time_use.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -172,6 +179,173 @@ TEST(MainThreadStack, SaysWhenTheThreadHeedsNoSignal) {
   other.join();
   EXPECT_TRUE(text.starts_with("no stack")) << text;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+/// Uses the processor for a millisecond or more.
+void work() {
+  for (const auto end = std::chrono::steady_clock::now() + 1ms; std::chrono::steady_clock::now() < end;) {
+  }
+}
+
+TEST(TimeUse, TheInnermostScopeCounts) {
+  const auto before = time_use();
+  {
+    const ScopedActivity reading(Activity::data);
+    work();
+    {
+      const ScopedActivity waiting(Activity::wait);
+      work();
+      const ScopedActivity more(Activity::wait);
+      work();
+    }
+    work();
+  }
+  const auto use = time_use() - before;
+  EXPECT_GE(use.data, 2ms);
+  EXPECT_GE(use.wait, 2ms);
+  EXPECT_EQ(use.save, 0ms);
+  work();
+  EXPECT_EQ((time_use() - before).data, use.data) << "outside of a scope the thread computes";
+}
+
+TEST(TimeUse, ASaveHasAllThatIsInIt) {
+  const auto before = time_use();
+  {
+    const ScopedActivity saving(Activity::save);
+    const ScopedActivity waiting(Activity::wait);
+    const ScopedActivity reading(Activity::data);
+    work();
+  }
+  const auto use = time_use() - before;
+  EXPECT_GE(use.save, 1ms);
+  EXPECT_EQ(use.wait + use.data, 0ms);
+}
+
+TEST(TimeUse, IsOfTheThread) {
+  const auto before = time_use();
+  std::thread other([] {
+    const ScopedActivity waiting(Activity::wait);
+    const ScopedFileRead reading;
+    work();
+  });
+  const auto read_before = file_read_time();
+  other.join();
+  EXPECT_EQ((time_use() - before).wait, 0ms);
+  EXPECT_GT(file_read_time(), 0ms) << "but reading is of the process";
+  EXPECT_GE(file_read_time(), read_before);
+}
+
+/// What the kernel shows, written by hand.
+class Kernel {
+ public:
+  explicit Kernel(const std::string& groups = "0::/job/rank\n") {
+    write("proc/thread-self/schedstat", "1000 2500 7\n");
+    write("proc/self/cgroup", groups);
+    write("proc/self/stat", "42 (a (b) c) S 1 2 3 4 5 6 7 8 99 10 11\n");
+    write("proc/self/statm", "1000 3 2\n");
+  }
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories((folder_ / path).parent_path());
+    std::ofstream(folder_ / path) << text;
+  }
+  void heat(int count) const {
+    for (int cpu = 0; cpu < ::get_nprocs_conf(); ++cpu)
+      write("sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/thermal_throttle/core_throttle_count",
+            std::to_string(count) + "\n");
+  }
+  const std::filesystem::path& root() const { return folder_.path(); }
+
+ private:
+  test::Folder folder_;
+};
+
+TEST(HostLoad, IsWhatTheKernelCounts) {
+  const Kernel kernel;
+  kernel.write("sys/fs/cgroup/job/rank/cpu.stat",
+               "usage_usec 5\nnr_throttled 3\nnot_throttled_usec 9\nthrottled_usec 70\n");
+  kernel.heat(4);
+  HostLoadReader reader(kernel.root());
+  auto load = reader.read();
+  EXPECT_EQ(load.run_queue_ns, 2500);
+  EXPECT_EQ(load.throttled_ns, 70'000);
+  EXPECT_EQ(load.major_faults, 99);
+  EXPECT_EQ(load.clock_throttles, 0) << "what was before does not count";
+  kernel.heat(6);
+  kernel.write("proc/thread-self/schedstat", "1000 3500 7\n");
+  load = reader.read();
+  EXPECT_EQ(load.run_queue_ns, 3500) << "files are read again, not opened again";
+  EXPECT_EQ(load.clock_throttles, 2);
+  EXPECT_EQ(memory_bytes(kernel.root()), 3 * ::sysconf(_SC_PAGESIZE));
+}
+
+TEST(HostLoad, OfTheFirstVersionOfControlGroups) {
+  const Kernel kernel("4:memory:/elsewhere\n2:cpuset,cpu:/job\n0::/\n");
+  kernel.write("sys/fs/cgroup/cpu/job/cpu.stat", "nr_periods 1\nthrottled_time 1234\n");
+  EXPECT_EQ(HostLoadReader(kernel.root()).read().throttled_ns, 1234);
+}
+
+TEST(HostLoad, IsZeroWhereTheKernelDoesNotTell) {
+  const test::Folder nothing;
+  const auto load = HostLoadReader(nothing.path()).read();
+  EXPECT_EQ(load.run_queue_ns + load.throttled_ns + load.major_faults + load.clock_throttles, 0);
+  EXPECT_EQ(memory_bytes(nothing.path()), 0);
+  const Kernel broken("no colons here\n0::");
+  broken.write("proc/self/stat", "42 (no end");
+  broken.write("proc/thread-self/schedstat", "");
+  EXPECT_EQ(HostLoadReader(broken.root()).read().major_faults, 0);
+}
+
+TEST(HostLoad, IsReadOnThisMachine) {
+  HostLoadReader reader;
+  const auto before = reader.read();
+  work();
+  const auto after = reader.read();
+  EXPECT_GE(after.run_queue_ns, before.run_queue_ns);
+  EXPECT_GE(after.major_faults, before.major_faults);
+  EXPECT_GT(memory_bytes(), 1 << 20);
+}
+
+TEST(StepLog, KeepsTheLastSteps) {
+  const auto log = std::make_unique<StepLog>();
+  EXPECT_FALSE(log->read(1));
+  for (std::uint64_t step = 1; step <= 100; ++step) {
+    const auto value = static_cast<std::int64_t>(step);
+    log->write(step, {.clock_ns = value, .wait_ns = 2 * value, .load = {.major_faults = 3 * value}, .memory_bytes = 7});
+  }
+  EXPECT_FALSE(log->read(100 - StepLog::slots));
+  const auto last = log->read(100);
+  ASSERT_TRUE(last);
+  EXPECT_EQ(last->clock_ns, 100);
+  EXPECT_EQ(last->wait_ns, 200);
+  EXPECT_EQ(last->load.major_faults, 300);
+  EXPECT_EQ(last->memory_bytes, 7);
+  EXPECT_TRUE(log->read(100 - StepLog::slots + 1));
+  EXPECT_FALSE(log->read(101));
+}
+
+TEST(StepLog, ASampleIsWholeOrNotThere) {
+  const auto log = std::make_unique<StepLog>();
+  std::atomic<bool> over{false};
+  std::atomic<std::uint64_t> newest{0};
+  std::thread writer([&] {
+    for (std::uint64_t step = 1; !over; newest = step++) {
+      const auto value = static_cast<std::int64_t>(step);
+      log->write(step, {.clock_ns = value, .save_ns = value, .load = {.run_queue_ns = value}, .memory_bytes = value});
+    }
+  });
+  for (int found = 0; found < 2000;) {
+    const auto step = newest.load();
+    const auto sample = log->read(step);
+    if (step == 0 || !sample) continue;  // not begun, or overwritten meanwhile
+    ++found;
+    const auto value = static_cast<std::int64_t>(step);
+    EXPECT_EQ(sample->clock_ns, value);
+    EXPECT_EQ(sample->save_ns, value);
+    EXPECT_EQ(sample->load.run_queue_ns, value);
+    EXPECT_EQ(sample->memory_bytes, value);
+  }
+  over = true;
+  writer.join();
 }
 
 }  // namespace

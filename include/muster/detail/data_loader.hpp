@@ -52,6 +52,9 @@ class LoaderSampler {
   virtual void end_pass(std::int64_t pass) noexcept = 0;
 };
 
+/// Calls `read`, and counts the time that it takes as time in which this worker waits for data.
+void run_as_wait_for_data(const std::function<void()>& read);
+
 /// The user's own sampler, which divides the samples among the workers itself.
 struct OwnSampler {
   std::function<void(std::int64_t epoch)> set_epoch;
@@ -162,7 +165,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
     batch_.reset();
     samples_ = 0;
     try {
-      batch_ = this->next();
+      run_as_wait_for_data([&] { batch_ = this->next(); });
     } catch (...) {
       failure_ = std::current_exception();
       throw;

@@ -2,6 +2,7 @@
 
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
+#include "watch/time_use.hpp"
 
 #include <ATen/core/grad_mode.h>
 
@@ -146,6 +147,7 @@ void BatchStream::advance() {
   if (error_) std::rethrow_exception(error_);
   std::optional<Batch> next;
   try {
+    const watch::ScopedActivity waiting(watch::Activity::data);
     next = take(*batches_);
   } catch (...) {
     error_ = std::current_exception();

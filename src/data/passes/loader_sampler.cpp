@@ -1,6 +1,7 @@
 // The samplers of data loaders.
 #include "data/passes/pass_positions.hpp"
 #include "muster/data_loader.hpp"
+#include "watch/time_use.hpp"
 
 #include <algorithm>
 #include <deque>
@@ -161,6 +162,11 @@ class FollowSampler final : public CountedSampler {
 };
 
 }  // namespace
+
+void run_as_wait_for_data(const std::function<void()>& read) {
+  const watch::ScopedActivity waiting(watch::Activity::data);
+  read();
+}
 
 std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size,
                                              const DataLoaderOptions& options) {

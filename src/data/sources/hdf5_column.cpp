@@ -4,6 +4,7 @@
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
+#include "watch/time_use.hpp"
 
 #include <sys/uio.h>
 
@@ -85,6 +86,7 @@ void Hdf5Column::locate(const File& bytes) {
 }
 
 void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {
+  const watch::ScopedFileRead reading;
   if (is_direct()) {
     read_direct(bytes, wanted);
   } else if (cached_) {

@@ -367,6 +367,8 @@ class Texts:
     def result_of(self, value, name, opening, level):
         """The texts that a function returns, if its only statement is a return."""
         source = value.source
+        if source.is_sign(opening - 2, "::") and source.is_name(opening - 3, "std"):
+            return None  # a function of the standard library
         candidates = [one for one in self.functions.get(name, []) if one[0] is source] or self.functions.get(name, [])
         arguments = source.arguments(opening)
         fitting = [(where, function) for where, function in candidates if len(function.parameters) >= len(arguments)]

@@ -1,0 +1,59 @@
+// The times of all workers at the last steps, on rank 0. Nobody waits for them.
+//
+// Ranks write the times into their records (watch/step_log.hpp), and rank 0 reads the records that it can. The ranks
+// whose records it cannot read, those of another node, are divided into groups that can read each other's; the first
+// rank of each group sends the times of its group to rank 0.
+#pragma once
+
+#include "comm/mailbox.hpp"
+#include "muster/communicator.hpp"
+#include "watch/host_load.hpp"
+#include "watch/step_log.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::detail::comm {
+
+class StepTimes {
+ public:
+  /// Construct it on the thread that trains. Collective over the workers.
+  explicit StepTimes(const Communicator& workers);
+
+  /// Notes that this step begins on this rank. Steps of a run follow each other. Takes less than a microsecond, and
+  /// every 20 ms some tens of microseconds more, in which it asks the kernel.
+  void note(std::int64_t step);
+  /// The times of all workers, by rank, when they began the step; none if some have not, or if they are not known (any
+  /// more). Call it on rank 0.
+  std::optional<std::vector<watch::StepSample>> at(std::int64_t step);
+  /// From now on the groups of other nodes send the times of each step that is a multiple of `interval`, a power of two
+  /// that is not smaller than the one before. Call it on rank 0.
+  void set_interval(std::int64_t interval);
+
+ private:
+  /// A step of another attempt of training has another key.
+  std::uint64_t key_of(std::int64_t step) const noexcept { return attempt_ << 40 | static_cast<std::uint64_t>(step); }
+  watch::StepSample sample();
+  void send_group_samples(std::int64_t step);
+  void receive();
+
+  Communicator workers_;
+  const std::uint64_t attempt_;
+  std::vector<int> group_;          ///< workers whose records this rank can read, itself among them
+  std::optional<Mailbox> mailbox_;  ///< none if rank 0 can read all records
+  std::vector<int> group_leaders_;  ///< on rank 0: the first rank of each other group
+  std::int64_t interval_ = 1;       ///< of the steps that are sent
+  std::int64_t next_to_send_ = 0;   ///< on the first rank of a group; 0 before the first step
+  /// On rank 0: samples that have come, [step][rank]; the ranks of its own group are missing.
+  std::map<std::int64_t, std::map<int, watch::StepSample>> received_;
+  watch::HostLoadReader load_reader_;
+  watch::HostLoad load_ = {};
+  std::int64_t memory_bytes_ = 0;
+  std::chrono::steady_clock::time_point load_read_at_ = {}, memory_read_at_ = {};
+};
+
+}  // namespace muster::detail::comm

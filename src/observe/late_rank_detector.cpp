@@ -1,0 +1,146 @@
+#include "observe/late_rank_detector.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+namespace muster {
+
+std::string to_string(LateCause cause) {
+  switch (cause) {
+    case LateCause::computation:
+      return "its computation takes longer";
+    case LateCause::shared_core:
+      return "its core is shared with other processes";
+    case LateCause::cpu_quota:
+      return "its control group has used up its processor time";
+    case LateCause::hot_core:
+      return "its core is slowed down because it is too hot";
+    case LateCause::memory:
+      return "its memory is read back from swap or from files";
+    case LateCause::data:
+      return "it waits for its batches";
+    case LateCause::file_system:
+      break;
+  }
+  return "it waits for the reading of files";
+}
+
+}  // namespace muster
+
+namespace muster::detail::observe {
+namespace {
+
+/// A factor explains a delay if it is at least this share of it.
+constexpr double explaining_share = 0.3;
+/// A page that comes from a disk takes about that long.
+constexpr double seconds_per_major_fault = 1e-4;
+
+/// The median over all workers but `rank`.
+template <class Of>
+double median_of_others(std::size_t count, std::size_t rank, Of&& of) {
+  std::vector<double> values;
+  for (std::size_t other = 0; other < count; ++other)
+    if (other != rank) values.push_back(of(other));
+  return median(std::move(values));
+}
+
+const char* remedy(LateCause cause) {
+  switch (cause) {
+    case LateCause::computation:
+      return "Compare its node with the others, or give it less to compute";
+    case LateCause::shared_core:
+      return "Look for other processes there (top), or ask for whole cores";
+    case LateCause::cpu_quota:
+      return "Ask for more processor time, or use fewer threads";
+    case LateCause::hot_core:
+      return "Have the node's cooling looked at, or leave the node out";
+    case LateCause::memory:
+      return "Ask for more memory, or use less of it";
+    case LateCause::data:
+      return "Prefetch more batches, or have them made faster";
+    case LateCause::file_system:
+      break;
+  }
+  return "Look at the file system's load from there, or copy the data to the node";
+}
+
+}  // namespace
+
+LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, const RankTimes& others,
+                   const RankLoad& others_load) {
+  const double enough = explaining_share * behind;
+  if (const double data = times.data - others.data; data >= behind / 2)
+    return load.read - others_load.read >= data / 2 ? LateCause::file_system : LateCause::data;
+  // A late worker hardly waits for others, so what has kept it off its core has made it late.
+  if (load.throttled >= enough) return LateCause::cpu_quota;
+  if (load.run_queue >= enough) return LateCause::shared_core;
+  if (static_cast<double>(load.major_faults) * seconds_per_major_fault >= enough) return LateCause::memory;
+  if (load.clock_throttles > others_load.clock_throttles) return LateCause::hot_core;
+  return LateCause::computation;
+}
+
+std::vector<LateRank> LateRankDetector::add(StepWindow window) {
+  const auto count = hosts_.size();
+  std::vector<LateRank> found;
+  if (count < 2) return found;
+  std::vector<double> behind(count);
+  for (std::size_t rank = 0; rank < count; ++rank)
+    behind[rank] = (window.times[rank].own() -
+                    median_of_others(count, rank, [&](std::size_t other) { return window.times[other].own(); })) /
+                   window.seconds;
+  last_.push_back({std::move(window), std::move(behind)});
+  if (last_.size() > windows) last_.pop_front();
+  for (std::size_t rank = 0; rank < count; ++rank) {
+    const auto late = late_count(rank);
+    if (is_late_[rank]) {
+      if (last_.size() == windows && late <= on_time_windows) is_late_[rank] = false;
+    } else if (late >= late_windows) {
+      is_late_[rank] = true;
+      found.push_back(describe(rank));
+    }
+  }
+  return found;
+}
+
+std::size_t LateRankDetector::late_count(std::size_t rank) const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(last_, [&](const Window& window) { return window.behind[rank] > least_behind; }));
+}
+
+/// From the windows in which the worker was late.
+LateRank LateRankDetector::describe(std::size_t rank) const {
+  double seconds = 0, behind = 0;
+  RankTimes own, others;
+  RankLoad load, others_load;
+  for (const auto& [window, behind_of] : last_) {
+    if (behind_of[rank] <= least_behind) continue;
+    const auto of_others = [&](auto&& value) { return median_of_others(hosts_.size(), rank, value); };
+    seconds += window.seconds;
+    behind += behind_of[rank] * window.seconds;
+    own.data += window.times[rank].data;
+    others.data += of_others([&](std::size_t other) { return window.times[other].data; });
+    load.read += window.loads[rank].read;
+    others_load.read += of_others([&](std::size_t other) { return window.loads[other].read; });
+    load.throttled += window.loads[rank].throttled;
+    load.run_queue += window.loads[rank].run_queue;
+    load.major_faults += window.loads[rank].major_faults;
+    load.clock_throttles += window.loads[rank].clock_throttles;
+    others_load.clock_throttles += static_cast<std::int64_t>(
+        of_others([&](std::size_t other) { return static_cast<double>(window.loads[other].clock_throttles); }));
+  }
+  return {.rank = static_cast<int>(rank),
+          .host = hosts_[rank],
+          .cause = cause_of(behind, own, load, others, others_load),
+          .behind = behind / seconds};
+}
+
+std::string text_of(const LateRank& late) {
+  char percent[16];
+  std::snprintf(percent, sizeof percent, "%.0f%%", 100 * late.behind);
+  return "the other ranks wait for rank " + std::to_string(late.rank) + " (" + late.host + "), for " + percent +
+         " of each step: " + to_string(late.cause) + ". " + remedy(late.cause);
+}
+
+}  // namespace muster::detail::observe

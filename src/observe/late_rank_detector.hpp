@@ -1,0 +1,48 @@
+// The rule by which a worker counts as late, and what makes it late.
+#pragma once
+
+#include "muster/callback.hpp"
+#include "observe/rank_times.hpp"
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <vector>
+
+namespace muster::detail::observe {
+
+/// A worker is late in a window if its own part is longer than the median of the other workers' by more than 10% of the
+/// window. It is late if it was in 8 of the last 10 windows, until it was in at most 2 of the last 10.
+class LateRankDetector {
+ public:
+  static constexpr double least_behind = 0.10;
+  static constexpr std::size_t windows = 10, late_windows = 8, on_time_windows = 2;
+
+  /// `hosts`: of each worker.
+  explicit LateRankDetector(std::vector<std::string> hosts) : hosts_(std::move(hosts)), is_late_(hosts_.size()) {}
+
+  /// Adds a window. Returns the workers that have become late with it.
+  std::vector<LateRank> add(StepWindow window);
+
+ private:
+  std::size_t late_count(std::size_t rank) const;
+  LateRank describe(std::size_t rank) const;
+
+  struct Window {
+    StepWindow content;
+    std::vector<double> behind;  ///< [rank]: as a share of the window; negative if it is ahead
+  };
+  std::vector<std::string> hosts_;
+  std::vector<bool> is_late_;
+  std::deque<Window> last_ = {};  ///< at most `windows`
+};
+
+/// The cause for a worker whose time is `behind` seconds longer than the other workers' median. `times` and `load` are
+/// its own; `others` are the medians of the other workers.
+LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, const RankTimes& others,
+                   const RankLoad& others_load);
+
+/// The warning about a late rank.
+std::string text_of(const LateRank& late);
+
+}  // namespace muster::detail::observe

@@ -1,0 +1,130 @@
+#include "observe/time_account.hpp"
+
+#include "base/file.hpp"
+#include "base/json.hpp"
+#include "observe/history.hpp"
+#include "watch/process.hpp"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::detail::observe {
+namespace {
+
+/// Earlier ones are dropped.
+constexpr std::size_t most_starts = 1000;
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+/// Seconds since 1970 at which this process was started.
+double process_start() {
+  timespec boot_time{};
+  ::clock_gettime(CLOCK_BOOTTIME, &boot_time);
+  const auto since_boot = static_cast<double>(boot_time.tv_sec) + 1e-9 * static_cast<double>(boot_time.tv_nsec);
+  const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return seconds_since_1970() - since_boot + static_cast<double>(watch::start_time_of(::getpid())) / ticks;
+}
+
+/// status.json as an earlier start has left it; null if there is none that can be read.
+Json read_status(const std::filesystem::path& run) try {
+  const auto path = run / "status.json";
+  if (!std::filesystem::exists(status_of(path))) return nullptr;
+  auto status = parse_json(read_file(path, max_json_bytes), "reading " + path.string());
+  return status.is_object() ? status : Json();
+} catch (const Error&) {
+  return nullptr;
+}
+
+double number_at(const Json& object, const char* key) {
+  if (!object.is_object()) return 0;
+  const auto at = object.find(key);
+  return at != object.end() && at->is_number() ? at->get<double>() : 0;
+}
+
+/// The part of the workers' times in a row.
+double part_of(const Json& row, const char* activity, const char* value) {
+  const auto times = row.find("rank_times");
+  if (times == row.end() || !times->is_object() || !times->contains(activity)) return 0;
+  return number_at(times->at(activity), value);
+}
+
+/// How long the other workers have waited for the one that has waited least.
+double late_in(const Json& row) {
+  const bool are_two = number_at(row, "world_size") == 2;
+  return part_of(row, "wait", are_two ? "max" : "median") - part_of(row, "wait", "min");
+}
+
+}  // namespace
+
+void TimeAccount::start(const AttemptStart& start) {
+  has_started_ = true;
+  attempt_ = start;
+  started_ = seconds_since_1970();
+  began_ = Clock::now();
+  at_start_ = watch::time_use();
+  const auto before = read_status(run_);
+  const auto begun = process_start();
+  if (before.is_null()) {
+    starting_s_ = std::max(started_ - begun, 0.0);
+    return;
+  }
+  const auto time = before.value("time", Json());
+  for (const auto& earlier : before.value("starts", Json()))
+    if (earlier.is_object()) earlier_starts_.push_back(earlier);
+  if (!earlier_starts_.empty() && earlier_starts_.back().value("state", Json()) == "training")
+    earlier_starts_.back()["state"] = "died";
+  if (earlier_starts_.size() >= most_starts) earlier_starts_.erase(0);
+  const auto last_sign = earlier_starts_.empty() ? begun : number_at(earlier_starts_.back(), "ended");
+  idle_s_ = number_at(time, "idle_s") + std::max(begun - last_sign, 0.0);
+  starting_s_ = number_at(time, "starting_s") + std::max(started_ - std::max(begun, last_sign), 0.0);
+  earlier_training_s_ = number_at(time, "training_s");
+  repeated_s_ = std::max(earlier_training_s_ - start.time_total_s, 0.0);
+  if (number_at(before, "training_iteration") == static_cast<double>(start.training_iteration)) {
+    spent_ = {number_at(time, "data_s"), number_at(time, "saves_s"), number_at(time, "late_s")};
+    return;
+  }
+  for (const auto& row : History::read(run_)) {
+    if (number_at(row, "training_iteration") > static_cast<double>(start.training_iteration)) continue;
+    report(row);
+    spent_.saves += part_of(row, "save", "max");
+  }
+}
+
+void TimeAccount::report(const Json& row) {
+  spent_.data += part_of(row, "data", "median");
+  spent_.late += std::max(late_in(row), 0.0);
+}
+
+void TimeAccount::add_to(Json& status, const std::string& state, const std::string& error) const {
+  if (!has_started_) {
+    const auto before = read_status(run_);
+    for (const char* key : {"time", "starts"})
+      if (before.is_object() && before.contains(key)) status[key] = before.at(key);
+    return;
+  }
+  const double training = std::chrono::duration<double>(Clock::now() - began_).count();
+  const double saves = std::chrono::duration<double>((watch::time_use() - at_start_).save).count();
+  status["time"] = {{"training_s", earlier_training_s_ + training},
+                    {"repeated_s", repeated_s_},
+                    {"data_s", spent_.data},
+                    {"saves_s", spent_.saves + saves},
+                    {"late_s", spent_.late},
+                    {"starting_s", starting_s_},
+                    {"idle_s", idle_s_}};
+  auto starts = earlier_starts_;
+  starts.push_back({{"started", started_},
+                    {"ended", started_ + training},
+                    {"world_size", world_size_},
+                    {"first_iteration", attempt_.training_iteration},
+                    {"first_step", attempt_.global_step},
+                    {"state", state}});
+  if (!error.empty()) starts.back()["error"] = error;
+  status["starts"] = std::move(starts);
+}
+
+}  // namespace muster::detail::observe

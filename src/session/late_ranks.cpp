@@ -1,0 +1,87 @@
+#include "session/late_ranks.hpp"
+
+#include "base/log.hpp"
+
+#include <utility>
+
+namespace muster::detail::session {
+namespace {
+
+constexpr double least_window_seconds = 0.02;
+/// The logs of the ranks hold twice as many steps.
+constexpr std::int64_t longest_interval = 32;
+
+double seconds(std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); }
+
+std::vector<std::string> hosts_of(const Communicator& workers) { return workers.topology().hosts; }
+
+}  // namespace
+
+LateRanks::LateRanks(const WorkerContext& workers, Outputs& outputs)
+    : is_first_(workers.is_first()), outputs_(outputs), times_(workers.control), detector_(hosts_of(workers.control)) {}
+
+void LateRanks::begin_step(std::int64_t step) {
+  times_.note(step);
+  if (!is_first_) return;
+  if (next_sample_ == 0) next_sample_ = (step / interval_ + 1) * interval_;
+  if (step > next_sample_) end_window(step);
+}
+
+void LateRanks::end_window(std::int64_t step) {
+  auto samples = times_.at(next_sample_);
+  if (!samples) {
+    // The ranks do not go through the steps together, or a node is slow to send.
+    if (step - next_sample_ < longest_interval) return;
+    begin_.reset();
+    next_sample_ = (step / interval_ + 1) * interval_;
+    return;
+  }
+  Sampled end{next_sample_, std::move(*samples)};
+  next_sample_ += interval_;
+  if (begin_) {
+    auto window = window_until(end);
+    if (window.seconds < least_window_seconds) {
+      if (interval_ == longest_interval) return;  // the window goes on
+      interval_ *= 2;
+      times_.set_interval(interval_);
+      next_sample_ = (step / interval_ + 1) * interval_;
+      return;
+    }
+    find_late(std::move(window));
+  }
+  begin_ = std::move(end);
+}
+
+observe::StepWindow LateRanks::window_until(const Sampled& end) const {
+  observe::StepWindow window{.steps = end.step - begin_->step,
+                             .seconds = seconds(end.of_ranks[0].clock_ns - begin_->of_ranks[0].clock_ns)};
+  for (std::size_t rank = 0; rank < end.of_ranks.size(); ++rank) {
+    const auto& [after, before] = std::pair(end.of_ranks[rank], begin_->of_ranks[rank]);
+    observe::RankTimes times{.wait = seconds(after.wait_ns - before.wait_ns),
+                             .data = seconds(after.data_ns - before.data_ns),
+                             .save = seconds(after.save_ns - before.save_ns)};
+    times.compute = seconds(after.clock_ns - before.clock_ns) - times.wait - times.data - times.save;
+    window.times.push_back(times);
+    window.loads.push_back({.read = seconds(after.read_ns - before.read_ns),
+                            .run_queue = seconds(after.load.run_queue_ns - before.load.run_queue_ns),
+                            .throttled = seconds(after.load.throttled_ns - before.load.throttled_ns),
+                            .major_faults = after.load.major_faults - before.load.major_faults,
+                            .clock_throttles = after.load.clock_throttles - before.load.clock_throttles});
+    window.memory_bytes.push_back(after.memory_bytes);
+  }
+  return window;
+}
+
+void LateRanks::find_late(observe::StepWindow window) {
+  outputs_.observers.tell(&observe::Observer::step_window, window);
+  for (const auto& late : detector_.add(std::move(window))) {
+    log::warn(observe::text_of(late));
+    found_.push_back(
+        {{"rank", late.rank}, {"host", late.host}, {"cause", to_string(late.cause)}, {"behind", late.behind}});
+    outputs_.observers.tell(&observe::Observer::late_rank, late);
+  }
+}
+
+Json LateRanks::take_found() { return std::exchange(found_, Json::array()); }
+
+}  // namespace muster::detail::session

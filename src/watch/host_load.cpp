@@ -1,0 +1,106 @@
+#include "watch/host_load.hpp"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+namespace muster::detail::watch {
+namespace {
+
+int open_file(const std::filesystem::path& path) { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }
+
+/// The beginning of a file, up to 4 KiB; empty if it cannot be read.
+std::string_view content(int descriptor, std::array<char, 4096>& buffer) {
+  if (descriptor < 0) return {};
+  const auto got = ::pread(descriptor, buffer.data(), buffer.size(), 0);
+  return {buffer.data(), got > 0 ? static_cast<std::size_t>(got) : 0};
+}
+
+/// The number in the field of that index, counted from 0; 0 if there is none.
+std::int64_t number_at(std::string_view text, int index) {
+  for (; index > 0; --index) {
+    const auto space = text.find(' ');
+    if (space == std::string_view::npos) return 0;
+    text.remove_prefix(space + 1);
+  }
+  std::int64_t number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
+
+/// The number after `key` at the beginning of a line; 0 if there is none.
+std::int64_t number_of(std::string_view text, std::string_view key) {
+  for (std::size_t at = text.find(key); at != std::string_view::npos; at = text.find(key, at + 1)) {
+    if (at != 0 && text[at - 1] != '\n') continue;
+    return number_at(text.substr(at + key.size()), 0);
+  }
+  return 0;
+}
+
+/// cpu.stat of the control group of this process: version 2 of control groups, or else version 1.
+int open_group(const std::filesystem::path& root) {
+  std::ifstream groups(root / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool is_v2 = controllers == ",,";
+    if (!is_v2 && controllers.find(",cpu,") == std::string::npos) continue;
+    const auto path = line.substr(second + 1);
+    for (const char* mount : is_v2 ? std::array{"sys/fs/cgroup", "sys/fs/cgroup/unified"}
+                                   : std::array{"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"})
+      for (const auto& folder : {root / mount / path.substr(path.starts_with('/') ? 1 : 0), root / mount})
+        if (const int file = open_file(folder / "cpu.stat"); file >= 0) return file;
+  }
+  return -1;
+}
+
+}  // namespace
+
+HostLoadReader::HostLoadReader(const std::filesystem::path& root)
+    : root_(root),
+      run_queue_(open_file(root / "proc/thread-self/schedstat")),
+      group_(open_group(root)),
+      faults_(open_file(root / "proc/self/stat")) {}
+
+HostLoadReader::~HostLoadReader() {
+  for (const int file : {run_queue_, group_, faults_, clock_})
+    if (file >= 0) ::close(file);
+}
+
+HostLoad HostLoadReader::read() {
+  std::array<char, 4096> buffer;
+  HostLoad load;
+  load.run_queue_ns = number_at(content(run_queue_, buffer), 1);
+  const auto group = content(group_, buffer);
+  load.throttled_ns = number_of(group, "throttled_time ");  // version 1, in nanoseconds
+  if (load.throttled_ns == 0) load.throttled_ns = 1000 * number_of(group, "throttled_usec ");
+  auto stat = content(faults_, buffer);
+  stat.remove_prefix(std::min(stat.size(), stat.rfind(')') + 2));  // the name may hold spaces
+  load.major_faults = number_at(stat, 9);
+  if (const int cpu = ::sched_getcpu(); cpu != clock_cpu_) {
+    clocks_ += number_at(content(clock_, buffer), 0) - clock_at_;
+    if (clock_ >= 0) ::close(clock_);
+    clock_ = open_file(root_ / "sys/devices/system/cpu" / ("cpu" + std::to_string(cpu)) /
+                       "thermal_throttle/core_throttle_count");
+    clock_cpu_ = cpu;
+    clock_at_ = number_at(content(clock_, buffer), 0);
+  }
+  load.clock_throttles = clocks_ + number_at(content(clock_, buffer), 0) - clock_at_;
+  return load;
+}
+
+std::int64_t memory_bytes(const std::filesystem::path& root) {
+  std::int64_t size = 0, resident = 0;
+  std::ifstream(root / "proc/self/statm") >> size >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace muster::detail::watch

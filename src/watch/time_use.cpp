@@ -1,0 +1,64 @@
+#include "watch/time_use.hpp"
+
+#include <atomic>
+#include <optional>
+
+namespace muster::detail::watch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The time of a thread. The current activity has not been counted since `since`.
+struct ThreadTime {
+  TimeUse use = {};
+  std::optional<Activity> current = {};
+  Clock::time_point since = {};
+
+  void switch_to(std::optional<Activity> next) noexcept;
+};
+thread_local ThreadTime of_thread;
+std::atomic<std::int64_t> read_ns{0};
+
+std::chrono::nanoseconds& time_of(TimeUse& use, Activity activity) noexcept {
+  switch (activity) {
+    case Activity::wait:
+      return use.wait;
+    case Activity::data:
+      return use.data;
+    case Activity::save:
+      break;
+  }
+  return use.save;
+}
+
+void ThreadTime::switch_to(std::optional<Activity> next) noexcept {
+  const auto now = Clock::now();
+  if (current) time_of(use, *current) += now - since;
+  current = next;
+  since = now;
+}
+
+}  // namespace
+
+TimeUse time_use() noexcept { return of_thread.use; }
+
+ScopedActivity::ScopedActivity(Activity activity) noexcept
+    : switches_(of_thread.current != Activity::save && of_thread.current != activity) {
+  if (!switches_) return;
+  before_ = of_thread.current;
+  of_thread.switch_to(activity);
+}
+
+ScopedActivity::~ScopedActivity() {
+  if (switches_) of_thread.switch_to(before_);
+}
+
+ScopedFileRead::~ScopedFileRead() {
+  read_ns.fetch_add(std::chrono::nanoseconds(Clock::now() - begun_).count(), std::memory_order_relaxed);
+}
+
+std::chrono::nanoseconds file_read_time() noexcept {
+  return std::chrono::nanoseconds(read_ns.load(std::memory_order_relaxed));
+}
+
+}  // namespace muster::detail::watch

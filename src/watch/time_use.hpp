@@ -1,0 +1,57 @@
+// What a thread and its process spend their time on.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+namespace muster::detail::watch {
+
+/// What a thread does apart from computing.
+enum class Activity : std::uint8_t {
+  wait,  ///< a call in which ranks wait for each other or exchange data
+  data,  ///< the next batch of a pass is not there yet
+  save,  ///< a checkpoint is saved
+};
+
+/// The time that a thread has spent on each activity since it began. An activity counts when it has ended. The rest of
+/// the thread's time is computation.
+struct TimeUse {
+  std::chrono::nanoseconds wait{0}, data{0}, save{0};
+
+  TimeUse operator-(const TimeUse& earlier) const noexcept {
+    return {wait - earlier.wait, data - earlier.data, save - earlier.save};
+  }
+};
+/// Of this thread.
+TimeUse time_use() noexcept;
+
+/// While it lives, this thread's time counts for the activity. Of several scopes the innermost counts, except that all
+/// within a save belongs to the save.
+class ScopedActivity {
+ public:
+  explicit ScopedActivity(Activity activity) noexcept;
+  ~ScopedActivity();
+  ScopedActivity(const ScopedActivity&) = delete;
+  ScopedActivity& operator=(const ScopedActivity&) = delete;
+
+ private:
+  const bool switches_;
+  std::optional<Activity> before_ = {};
+};
+
+/// While it lives, this thread reads values of a dataset from a file.
+class ScopedFileRead {
+ public:
+  ScopedFileRead() noexcept : begun_(std::chrono::steady_clock::now()) {}
+  ~ScopedFileRead();
+  ScopedFileRead(const ScopedFileRead&) = delete;
+  ScopedFileRead& operator=(const ScopedFileRead&) = delete;
+
+ private:
+  const std::chrono::steady_clock::time_point begun_;
+};
+/// The time that all threads of this process have spent in ScopedFileRead.
+std::chrono::nanoseconds file_read_time() noexcept;
+
+}  // namespace muster::detail::watch
