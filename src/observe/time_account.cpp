@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 namespace muster::detail::observe {
@@ -16,6 +17,8 @@ namespace {
 
 /// Earlier ones are dropped.
 constexpr std::size_t most_starts = 1000;
+/// When training last ended in this process, which may train several runs; in seconds since 1970.
+std::atomic<double> last_end{0};
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -61,6 +64,10 @@ double late_in(const Json& row) {
 
 }  // namespace
 
+TimeAccount::~TimeAccount() {
+  if (has_started_) last_end = seconds_since_1970();
+}
+
 void TimeAccount::start(const AttemptStart& start) {
   has_started_ = true;
   attempt_ = start;
@@ -68,7 +75,7 @@ void TimeAccount::start(const AttemptStart& start) {
   began_ = Clock::now();
   at_start_ = watch::time_use();
   const auto before = read_status(run_);
-  const auto begun = process_start();
+  const double begun = std::max(process_start(), last_end.load());
   if (before.is_null()) {
     starting_s_ = std::max(started_ - begun, 0.0);
     return;

@@ -4,7 +4,7 @@
 //            "repeated_s": 120.0,    of that, in steps that were done again because a start went back to a checkpoint
 //            "data_s": 30.1, "saves_s": 12.2, "late_s": 60.7,   of the rest: waiting for batches, saving, waiting for
 //                                    the slowest worker; as far as reports have told
-//            "starting_s": 14.0,     from the start of a process, or the failure of an attempt, to training
+//            "starting_s": 14.0,     from the start of a process, or the end of its training before, to training
 //            "idle_s": 300.0}        while no job trained the run
 //   "starts": [{"started": 1790000000.5, "ended": 1790000042.1,   seconds since 1970; `ended`: the last sign of life
 //               "world_size": 4, "first_iteration": 12, "first_step": 480,   what counted when it began
@@ -28,6 +28,9 @@ class TimeAccount {
  public:
   /// status.json and result.json in the folder `run` tell of earlier starts.
   TimeAccount(std::filesystem::path run, int world_size) : run_(std::move(run)), world_size_(world_size) {}
+  TimeAccount(const TimeAccount&) = delete;
+  TimeAccount& operator=(const TimeAccount&) = delete;
+  ~TimeAccount();
 
   /// Call it and the others on the thread that trains.
   void start(const AttemptStart& start);

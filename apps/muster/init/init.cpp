@@ -14,6 +14,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace muster::tool {
@@ -45,11 +46,12 @@ std::string hints() {
 }
 
 void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
   std::ofstream file(path);
   file << text;
-  if (!file.flush())
-    throw Error(ExitCode::retry, "writing " + path.string(), std::strerror(errno),
+  if (error || !file.flush())
+    throw Error(ExitCode::retry, "writing " + path.string(), error ? error.message() : std::strerror(errno),
                 "Check the space and the permissions");
 }
 
