@@ -448,7 +448,7 @@ struct UnnamedStream : NoCriterion {
   }
 };
 
-TEST(OperatorRow, AStepOfATrialGivesNamesAndValues) {
+TEST(OperatorErrors, AStepOfATrialGivesNamesAndValues) {
   on_all([](Launch& launch) {
     const auto trial = OperatorTrainer<Line>::as_trainable(
         all_ranks(launch), 1, [](OperatorTrainer<Line>&, std::int64_t) { return Json(3); });
@@ -459,7 +459,7 @@ TEST(OperatorRow, AStepOfATrialGivesNamesAndValues) {
   });
 }
 
-TEST(OperatorRow, RegistrationsThatCannotBeAreSaid) {
+TEST(OperatorErrors, RegistrationsThatCannotBeAreSaid) {
   on_all([](Launch& launch) {
     const auto refusal = [&]<class Operator>(std::type_identity<Operator>) {
       return error_of([&] { OperatorTrainer<Operator>(launch, all_ranks(launch)).train(); });
