@@ -91,6 +91,8 @@ void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::opt
 
 Checkpoint Saver::save(const Contents& what) {
   const watch::ScopedActivity saving(watch::Activity::save);
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
   resumer_.take_up();
   checkpoint::CheckpointContents contents{.state = {},
                                           .random_state = workers_.random_state(),
@@ -114,6 +116,7 @@ Checkpoint Saver::save(const Contents& what) {
         "a checkpoint of files alone is saved, and state.restore() cannot restore the State from it. Report the State "
         "with the files: session.report(metrics, state, files)");
   using Mode = checkpoint::CheckpointStore::Mode;
+  collect_duration_ = Clock::now() - begin;
   if (!outputs_.config.async_save || what.must_wait) return outputs_.commit(std::move(contents), Mode::sync);
   for (auto* const source : *snapshot_sources_)
     if (auto snapshot = source->take_snapshot()) contents.snapshots.push_back(std::move(*snapshot));

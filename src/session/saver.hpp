@@ -14,6 +14,7 @@
 #include "session/worker_context.hpp"
 #include "state/trainer_state.hpp"
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -36,6 +37,8 @@ class Saver {
   };
   /// Commits a checkpoint and returns it. Collective.
   Checkpoint save(const Contents& what);
+  /// How long the last save() has taken before anything was written: the entries' own work.
+  std::chrono::steady_clock::duration last_collect_duration() const noexcept { return collect_duration_; }
 
   /// The optimizers whose memory an asynchronous save keeps; null without asynchronous saving.
   const std::shared_ptr<optim::SnapshotSources>& snapshot_sources() const noexcept { return snapshot_sources_; }
@@ -57,6 +60,7 @@ class Saver {
   const EpochEnd& epoch_end_;
   Resumer& resumer_;
   std::shared_ptr<optim::SnapshotSources> snapshot_sources_;
+  std::chrono::steady_clock::duration collect_duration_{0};
   bool has_warned_ = false;  ///< that a checkpoint of files alone leaves out the State
 };
 

@@ -57,7 +57,8 @@ void Stopper::stop_if_asked() {
 
 void Stopper::stop_if_asked_after_report(ReportedNow report) {
   has_reported_files_ = has_reported_files_ || report.had_files;
-  if (const auto cost = outputs_.store->last_save_duration()) budget_.note_save_duration(*cost);
+  if (const auto cost = outputs_.store->last_save_duration())
+    budget_.note_save_duration(saver_.last_collect_duration() + *cost);
   if (!is_known()) return;
   // A checkpoint of files alone is not what state.restore() needs.
   if (!report.saved || !report.had_state) return save_and_stop(report);
