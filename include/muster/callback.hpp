@@ -29,7 +29,7 @@ enum class LateCause {
 /// In a few words, as "its core is shared with other processes".
 std::string to_string(LateCause cause);
 
-/// A worker on which the others wait in most steps.
+/// A worker for which the others wait in most steps.
 struct LateRank {
   int rank = 0;  ///< among the workers
   std::string host;
@@ -56,9 +56,9 @@ class Callback {
   virtual void on_epoch(std::int64_t /*epoch*/) {}
   /// A batch that completes a step has been handed out; `global_step` includes this step.
   virtual void on_batch(std::int64_t /*global_step*/) {}
-  /// The others wait for this worker: in 8 of the last 10 times when this was measured, it came later than the median
-  /// of the other workers by more than 10% of a step. A time is at least 2 steps and 20 ms. Called once until the
-  /// worker is no longer late, and only on the first worker. Steps are those of Session::global_step().
+  /// The others wait for this worker: in 8 of the last 10 comparisons its part of a step took longer than the median of
+  /// the other workers' by more than 10% of the step. A comparison covers at least two steps and 20 ms. Called on the
+  /// first worker only, once until that worker is on time again. Steps are those of Session::global_step().
   virtual void on_late_rank(const LateRank& /*late*/) {}
   /// A report, before its checkpoint is made: the row as in result.json but without checkpoint_dir_name, the same on
   /// all workers.

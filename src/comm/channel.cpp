@@ -197,6 +197,7 @@ Channel::RecordedCall Channel::begin(const node::Call& call, const char* name) {
 void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
                    const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> limit) {
   using namespace std::chrono_literals;
+  if (ready()) return;
   const watch::ScopedActivity waiting(watch::Activity::wait);
   // A rank that waits for longer than this compares its call with the calls of the other ranks, again and again.
   constexpr auto between_comparisons = 100ms;

@@ -4,8 +4,9 @@
 #include "watch/time_use.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
-#include <numeric>
+#include <iterator>
 #include <utility>
 
 namespace muster::detail::comm {

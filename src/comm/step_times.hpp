@@ -24,11 +24,11 @@ class StepTimes {
   /// Construct it on the thread that trains. Collective over the workers.
   explicit StepTimes(const Communicator& workers);
 
-  /// Notes that this step begins on this rank. Steps of a run follow each other. Takes less than a microsecond, and
-  /// every 20 ms some tens of microseconds more, in which it asks the kernel.
+  /// Notes that this step begins on this rank; each step has the number after the one before. Takes less than a
+  /// microsecond, and every 20 ms some tens of microseconds more to read what the kernel has counted.
   void note(std::int64_t step);
-  /// The times of all workers, by rank, when they began the step; none if some have not, or if they are not known (any
-  /// more). Call it on rank 0.
+  /// What each worker had spent when it began the step, by rank. None if a worker has not begun it, if its message has
+  /// not arrived, or if the step is too long ago. Call it on rank 0.
   std::optional<std::vector<watch::StepSample>> at(std::int64_t step);
   /// From now on the groups of other nodes send the times of each step that is a multiple of `interval`, a power of two
   /// that is not smaller than the one before. Call it on rank 0.

@@ -53,9 +53,9 @@ class Observer {
   virtual void epoch(std::int64_t /*epoch*/) {}
   /// A batch that completes a step has been handed out.
   virtual void batch(const EpochPosition&) {}
-  /// The times of all workers in the last steps. On the first worker.
+  /// What all workers have spent the time of the last steps on. Called on the first worker.
   virtual void step_window(const StepWindow&) {}
-  /// A worker has become late. On the first worker.
+  /// The others have begun to wait for this worker (Callback::on_late_rank). Called on the first worker.
   virtual void late_rank(const LateRank&) {}
   /// A report begins: its row, before a checkpoint is saved.
   virtual void report_begins(const Json& /*row*/) {}

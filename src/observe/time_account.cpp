@@ -15,8 +15,8 @@
 namespace muster::detail::observe {
 namespace {
 
-/// Earlier ones are dropped.
-constexpr std::size_t most_starts = 1000;
+/// status.json is written every few seconds, so it keeps only the last starts and the beginning of their errors.
+constexpr std::size_t most_starts = 200, most_error_bytes = 300;
 /// When training last ended in this process, which may train several runs; in seconds since 1970.
 std::atomic<double> last_end{0};
 
@@ -130,7 +130,7 @@ void TimeAccount::add_to(Json& status, const std::string& state, const std::stri
                     {"first_iteration", attempt_.training_iteration},
                     {"first_step", attempt_.global_step},
                     {"state", state}});
-  if (!error.empty()) starts.back()["error"] = error;
+  if (!error.empty()) starts.back()["error"] = error.substr(0, std::min(error.find('\n'), most_error_bytes));
   status["starts"] = std::move(starts);
 }
 

@@ -8,7 +8,8 @@
 //            "idle_s": 300.0}        while no job trained the run
 //   "starts": [{"started": 1790000000.5, "ended": 1790000042.1,   seconds since 1970; `ended`: the last sign of life
 //               "world_size": 4, "first_iteration": 12, "first_step": 480,   what counted when it began
-//               "state": "failed", "error": "…"}]   "training", "finished", "stopped", "failed"; "died" without a word
+//               "state": "failed", "error": "…"}]   "training", "finished", "stopped", "failed"; "died" if it could not
+//               say
 //
 // training_s − repeated_s − data_s − saves_s − late_s is useful time: steps that count.
 #pragma once
@@ -26,7 +27,7 @@ namespace muster::detail::observe {
 
 class TimeAccount {
  public:
-  /// status.json and result.json in the folder `run` tell of earlier starts.
+  /// Reads what earlier starts have left in status.json and result.json of the run's folder `run`.
   TimeAccount(std::filesystem::path run, int world_size) : run_(std::move(run)), world_size_(world_size) {}
   TimeAccount(const TimeAccount&) = delete;
   TimeAccount& operator=(const TimeAccount&) = delete;

@@ -13,12 +13,13 @@ constexpr std::int64_t longest_interval = 32;
 
 double seconds(std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); }
 
-std::vector<std::string> hosts_of(const Communicator& workers) { return workers.topology().hosts; }
-
 }  // namespace
 
 LateRanks::LateRanks(const WorkerContext& workers, Outputs& outputs)
-    : is_first_(workers.is_first()), outputs_(outputs), times_(workers.control), detector_(hosts_of(workers.control)) {}
+    : is_first_(workers.is_first()),
+      outputs_(outputs),
+      times_(workers.control),
+      detector_(workers.control.topology().hosts) {}
 
 void LateRanks::begin_step(std::int64_t step) {
   times_.note(step);
