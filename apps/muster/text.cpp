@@ -18,6 +18,14 @@ std::size_t width(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
+/// The number of bytes of the UTF-8 character at the beginning of `text`; 0 if there is none.
+std::size_t character_bytes(std::string_view text) {
+  const auto byte = static_cast<unsigned char>(text[0]);
+  const std::size_t bytes = byte < 0x80 ? 1 : byte < 0xC2 ? 0 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : byte < 0xF5 ? 4 : 0;
+  if (text.size() < bytes || width(std::string(text.substr(0, bytes))) > 1) return 0;
+  return bytes;
+}
+
 std::string padded(const std::string& text, std::size_t columns, bool right) {
   const std::string space(columns - std::min(columns, width(text)), ' ');
   return right ? space + text : text + space;
@@ -52,17 +60,17 @@ std::vector<std::string> wrapped(const std::string& text, std::size_t columns) {
 
 std::string printable(std::string_view text) {
   std::string shown;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    const bool wide = byte == 0xC2 && next >= 0x80 && next < 0xA0;  // U+0080 to U+009F in UTF-8
+  for (; !text.empty(); text.remove_prefix(std::max<std::size_t>(character_bytes(text), 1))) {
+    const auto byte = static_cast<unsigned char>(text[0]);
+    const auto next = static_cast<unsigned char>(text.size() > 1 ? text[1] : 0);
+    const auto bytes = character_bytes(text);
+    const bool wide = byte == 0xC2 && bytes == 2 && next < 0xA0;  // U+0080 to U+009F
     std::array<char, 8> escaped{};
-    if (wide || byte < 0x20 || byte == 0x7f) {
+    if (bytes == 0 || wide || byte < 0x20 || byte == 0x7f) {
       std::snprintf(escaped.data(), escaped.size(), wide ? "\\u%04x" : "\\x%02x", wide ? next : byte);
       shown += escaped.data();
-      i += wide ? 1 : 0;
     } else {
-      shown += text[i];
+      shown += text.substr(0, bytes);
     }
   }
   return shown;

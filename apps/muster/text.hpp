@@ -26,7 +26,8 @@ struct Table {
   std::vector<std::vector<std::string>> rows;
 };
 
-/// `text` with control characters as "\x1b", so that names from files and the command line are safe on a terminal.
+/// `text` with control characters and bytes that are not UTF-8 as "\x1b", so that names from files and the command line
+/// are safe on a terminal.
 std::string printable(std::string_view text);
 /// Prints to stdout; bytes that are not UTF-8 are replaced.
 void print_json(const nlohmann::json& value);

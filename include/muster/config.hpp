@@ -5,6 +5,7 @@
 #include <muster/json.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
@@ -159,6 +160,23 @@ struct LoggingConfig {
 void to_json(Json& json, const LoggingConfig& options);
 void from_json(const Json& json, LoggingConfig& options);
 
+/// A trace of some steps, in which ui.perfetto.dev or chrome://tracing shows what each thread of each rank did and
+/// when, on one clock: waiting for data, forward, backward, the reduction of each bucket, the network, the optimizer,
+/// reports, saves, and the waits for other ranks with the rank that was last. It is written to the run's folder, as
+/// trace_FIRST_LAST.json, by the first report after the steps, or at the end of training; a start that fails before has
+/// none. A rank records at most 65,536 events; when there are more, the oldest are left out.
+struct ProfileConfig {
+  /// The flag --profile turns it on.
+  bool enabled = false;
+  /// The steps, as the row's global_step counts them; both 0: the 11th to the 20th step of each start. The flag
+  /// --profile=FIRST:LAST overrides them.
+  std::int64_t first_step = 0, last_step = 0;
+  /// Also libtorch's operators and autograd's functions. The flag --profile-operators turns it on.
+  bool operators = false;
+};
+void to_json(Json& json, const ProfileConfig& options);
+void from_json(const Json& json, ProfileConfig& options);
+
 struct RunConfig {
   /// The run's folder is storage_path/name, on a file system that all nodes share; storage_path is ./runs by default.
   /// The flags --name and --storage override these. --name names the run of a program's first trainer; the
@@ -179,6 +197,7 @@ struct RunConfig {
   /// With `tensorboard`, every that many reports it gets a histogram of each parameter and of its averaged gradient, of
   /// all prepared models; 0: none. All parameters are read then.
   int histogram_interval = 0;
+  ProfileConfig profile = {};
 };
 void to_json(Json& json, const RunConfig& options);
 void from_json(const Json& json, RunConfig& options);

@@ -59,6 +59,9 @@ struct LaunchFlags {
   Progress progress = Progress::automatic;
   std::optional<std::string> log_level;  ///< this rank's
   bool tensorboard = false;
+  /// The first and the last step of --profile=FIRST:LAST; both 0 for --profile (ProfileConfig).
+  std::optional<std::pair<std::int64_t, std::int64_t>> profile;
+  bool profile_operators = false;
 };
 
 /// A result of the program's work, such as Result: it has an exit code and the error behind it, which is printed once.

@@ -54,6 +54,12 @@ bool is_utf8(const std::string& text) {
   }
 }
 
+double number_at(const Json& object, const char* name) {
+  if (!object.is_object()) return 0;
+  const auto at = object.find(name);
+  return at != object.end() && at->is_number() ? at->get<double>() : 0;
+}
+
 void require_json_readable(const Json& value, const std::string& doing) {
   constexpr int most = max_json_depth - 16;  // leaves levels for the JSON that encloses it
   const auto check = [&](const auto& self, const Json& inner, int levels) -> void {

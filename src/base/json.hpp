@@ -23,6 +23,9 @@ Json read_json(const std::filesystem::path& path, std::string doing = {}, bool c
 /// True if the text is valid UTF-8, so that JSON keeps it unchanged.
 bool is_utf8(const std::string& text);
 
+/// Returns the object's number of that name; 0 if it is no object or has no such number.
+double number_at(const Json& object, const char* name);
+
 /// Throws an Error (ExitCode::user_error) if `value`, written as part of a larger JSON document, could not be read
 /// again because it is nested too deep or holds binary values. `doing` begins the error's text.
 void require_json_readable(const Json& value, const std::string& doing);

@@ -1,13 +1,31 @@
 // Makes text from files and flags safe to print on a terminal.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <string>
 #include <string_view>
 
 namespace muster::detail {
 
-/// Returns `text` with control characters written as "\x1b" or "\u0085"; line breaks and tabs stay.
+/// The number of bytes of the UTF-8 character at the beginning of `text`; 0 if there is none.
+inline std::size_t utf8_length(std::string_view text) {
+  const auto byte = static_cast<unsigned char>(text[0]);
+  const std::size_t length = byte < 0x80   ? 1
+                             : byte < 0xC2 ? 0
+                             : byte < 0xE0 ? 2
+                             : byte < 0xF0 ? 3
+                             : byte < 0xF5 ? 4
+                                           : 0;
+  if (text.size() < length) return 0;
+  for (std::size_t i = 1; i < length; ++i)
+    if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80) return 0;
+  return length;
+}
+
+/// Returns `text` with control characters and bytes that are not UTF-8 written as "\x1b" or "\u0085"; line breaks and
+/// tabs stay.
 inline std::string printable(std::string_view text) {
   std::string shown;
   const auto escape = [&](const char* form, unsigned code) {
@@ -15,17 +33,16 @@ inline std::string printable(std::string_view text) {
     std::snprintf(digits, sizeof digits, form, code);
     shown += digits;
   };
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f) {
+  while (!text.empty()) {
+    const auto byte = static_cast<unsigned char>(text[0]);
+    const auto length = utf8_length(text);
+    if (length == 0 || (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f)
       escape("\\x%02x", byte);
-    } else if (byte == 0xC2 && next >= 0x80 && next < 0xA0) {  // U+0080 to U+009F in UTF-8
-      escape("\\u%04x", next);
-      ++i;
-    } else {
-      shown += text[i];
-    }
+    else if (byte == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0)  // U+0080 to U+009F
+      escape("\\u%04x", static_cast<unsigned char>(text[1]));
+    else
+      shown += text.substr(0, length);
+    text.remove_prefix(std::max<std::size_t>(length, 1));
   }
   return shown;
 }

@@ -4,6 +4,9 @@
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
+#include "watch/trace.hpp"
+
+#include <pthread.h>
 
 #include <chrono>
 #include <utility>
@@ -28,11 +31,15 @@ void BackgroundSave::enable(const Communicator& ranks) { communicator_ = comm::m
 void BackgroundSave::run(std::function<void(const Communicator&)> work) {
   const auto attempt = [this, communicator = *communicator_, work = std::move(work)] {
     const EndTime end_time{ended_};
+    const watch::TraceSpan span("write checkpoint");
     const auto limit = comm::time_limit(communicator);
     return comm::attempt_on_all(communicator, {.done = limit, .failed = limit}, [&] { work(communicator); });
   };
   if (comm::threads_may_call_mpi()) {
-    result_ = std::async(std::launch::async, attempt).share();
+    result_ = std::async(std::launch::async, [attempt] {
+                ::pthread_setname_np(::pthread_self(), "muster-save");
+                return attempt();
+              }).share();
   } else {
     std::promise<std::optional<Error>> done;
     done.set_value(attempt());

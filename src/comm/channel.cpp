@@ -4,6 +4,7 @@
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
 #include "watch/time_use.hpp"
+#include "watch/trace.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -189,8 +190,15 @@ Channel::RecordedCall Channel::begin(const node::Call& call, const char* name) {
   if (world->has_outer) throw_outer_cause(*world);
   auto& record = world->wait_monitor.own_record();
   if (!call.is_collective()) return {record.calls.begin(id, 0, call, name), 0, call.root};
-  const RecordedCall recorded_call{record.calls.begin(id, ++call_count, call, name), call_count};
+  RecordedCall recorded_call{record.calls.begin(id, ++call_count, call, name), call_count};
   record.call_counts.begin(call_count_slot, id, call_count);
+  if (watch::is_tracing())
+    recorded_call.event = {.name = name == nullptr ? call.name() : watch::interned(name),
+                           .track = watch::TraceTrack::calls,
+                           .begin_ns = watch::trace_begin(),
+                           .channel = id,
+                           .call = call_count,
+                           .bytes = static_cast<std::int64_t>(call.count * node::size_of(call.type))};
   return recorded_call;
 }
 
@@ -199,6 +207,8 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   using namespace std::chrono_literals;
   if (ready()) return;
   const watch::ScopedActivity waiting(watch::Activity::wait);
+  watch::TraceSpan span("wait for ranks");
+  span.set_call(id, recorded_call.call_number);
   // A rank that waits for longer than this compares its call with the calls of the other ranks, again and again.
   constexpr auto between_comparisons = 100ms;
   const auto call_number = recorded_call.call_number;

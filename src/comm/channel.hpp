@@ -6,6 +6,7 @@
 #include "comm/pool.hpp"
 #include "comm/world.hpp"
 #include "muster/communicator.hpp"
+#include "watch/trace.hpp"
 
 #include <mpi.h>
 
@@ -64,10 +65,14 @@ class Channel {
     watch::CallLog::Ticket ticket = 0;
     std::uint64_t call_number = 0;  ///< number among the collective calls of the channel; 0 for a message
     int other = -1;                 ///< for a message: the rank on the other side, if it is known
+    watch::TraceEvent event = {};   ///< of a collective call, for a trace; begin_ns is 0 if nothing is recorded
   };
   /// Records the call. Throws RemoteError, and records nothing, if this rank must return to an outer attempt first.
   RecordedCall begin(const node::Call& call, const char* name = nullptr);
-  void end(const RecordedCall& call) { world->wait_monitor.own_record().calls.end(call.ticket); }
+  void end(const RecordedCall& call) {
+    world->wait_monitor.own_record().calls.end(call.ticket);
+    watch::record_until_now(call.event);
+  }
 
   /// See wait_on(). `recorded_call` is the call that waits.
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,

@@ -2,6 +2,7 @@
 
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
+#include "watch/trace.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -39,6 +40,10 @@ class SliceExchange {
  public:
   SliceExchange(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
       : channel_(channel), data_(data), count_(count), reduction_(reduction) {
+    event_ = {.name = "network",
+              .track = watch::TraceTrack::network,
+              .begin_ns = watch::trace_begin(),
+              .bytes = static_cast<std::int64_t>(count_ * size_of(reduction_.type))};
     scatter();
   }
   ~SliceExchange() {
@@ -60,7 +65,9 @@ class SliceExchange {
       if (!whole_) gather();
     }
     if (state_ == State::gathering && test()) state_ = State::done;
-    return state_ == State::done;
+    if (state_ != State::done) return false;
+    watch::record_until_now(event_);
+    return true;
   }
 
  private:
@@ -148,6 +155,7 @@ class SliceExchange {
   };
   const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();  ///< used by MPI
   enum class State { scattering, gathering, done } state_ = State::scattering;
+  watch::TraceEvent event_ = {};
 };
 
 class HierarchicalAllReduce {

@@ -2,6 +2,7 @@
 
 #include "comm/wait.hpp"
 #include "node/shared_segment.hpp"
+#include "watch/trace.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -37,6 +38,7 @@ struct BucketExchange::Bucket {
   std::vector<float> users;  ///< the same on the CPU
   std::size_t missing = 0;   ///< number of gradients not added yet in this pass
   c10::intrusive_ptr<c10d::Work> work = {};
+  watch::TraceEvent event = {};  ///< its reduction, in this pass
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
@@ -122,6 +124,11 @@ void BucketExchange::start_full_buckets() {
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
     // A hook does not transfer `used`, which must not be compressed.
     std::vector<at::Tensor> tensors{hook_ ? full.used : full.flat};
+    full.event = {.name = "reduce bucket",
+                  .track = watch::TraceTrack::buckets,
+                  .begin_ns = watch::trace_begin(),
+                  .number = static_cast<std::int64_t>(started_),
+                  .bytes = static_cast<std::int64_t>(full.flat.nbytes())};
     full.work = group_->allreduce(tensors);
   }
 }
@@ -129,7 +136,10 @@ void BucketExchange::start_full_buckets() {
 bool BucketExchange::advance() {
   const auto before = ended_;
   for (auto i = ended_; i < started_; ++i)
-    if (buckets_[i].work->isCompleted() && i == ended_) ++ended_;
+    if (buckets_[i].work->isCompleted() && i == ended_) {
+      ++ended_;
+      watch::record_until_now(buckets_[i].event);
+    }
   return ended_ != before;
 }
 

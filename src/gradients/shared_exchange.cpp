@@ -3,6 +3,7 @@
 #include "comm/wait.hpp"
 #include "group/buffer.hpp"
 #include "muster/error.hpp"
+#include "watch/trace.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -49,6 +50,14 @@ std::uint32_t note_of(ParameterUse use, std::uint32_t turn) {
 }
 ParameterUse use_in(std::uint32_t note) { return static_cast<ParameterUse>(note & ((1U << use_bits) - 1)); }
 std::uint32_t turn_in(std::uint32_t note) { return note >> use_bits; }
+
+/// The function with an event for each chunk in a trace.
+node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduction::OnChunk& on_chunk) {
+  return [name, on_chunk](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data) {
+    const watch::TraceSpan span(name, static_cast<std::int64_t>(chunk.bucket));
+    on_chunk(chunk, data);
+  };
+}
 
 }  // namespace
 
@@ -134,7 +143,7 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
       buckets_(std::move(memory.buckets)),
       reduction_(control_.region.base, region_.region, region_.local_rank, communicator_.size(), memory.reduced,
                  parameters.size() + extra_words),
-      average_(node::in_place_sum(memory.reduced, 1.0 / communicator_.size())) {
+      average_(traced("reduce bucket", node::in_place_sum(memory.reduced, 1.0 / communicator_.size()))) {
   for (const auto& parameter : parameters) gradients_.push_back({parameter});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].large) continue;

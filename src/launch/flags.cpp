@@ -141,6 +141,23 @@ CLI::Validator number_of_seconds() {
   return check_value(is_good, "no number of seconds from 0.001 to 1000000000");
 }
 
+/// Returns FIRST and LAST of "FIRST:LAST", and zeros for "auto"; none if the text is something else.
+std::optional<std::pair<std::int64_t, std::int64_t>> parse_steps(const std::string& text) {
+  std::pair<std::int64_t, std::int64_t> steps{0, 0};
+  if (text == "auto") return steps;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, steps.first);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != ':') return {};
+  const auto last = std::from_chars(first.ptr + 1, end, steps.second);
+  if (last.ec != std::errc() || last.ptr != end || steps.first < 1 || steps.second < steps.first) return {};
+  return steps;
+}
+
+CLI::Validator steps_of_profile() {
+  return check_value([](const std::string& text) { return parse_steps(text).has_value(); },
+                     "no range of steps such as 100:109, from 1 on");
+}
+
 CLI::Validator duration() {
   const auto is_good = [](const std::string& text) {
     try {
@@ -228,6 +245,15 @@ Flags::Flags(const std::string& program, const std::string& version) {
   app.add_flag("--tensorboard", tensorboard_, "Write files for TensorBoard to the run's folder")
       ->envname("MUSTER_TENSORBOARD")
       ->group("muster");
+  app.add_flag("--profile{auto}", profile_,
+               "Write a trace of some steps, as in\n--profile=100:109 [the 11th to the 20th]")
+      ->envname("MUSTER_PROFILE")
+      ->group("muster")
+      ->take_last()
+      ->check(steps_of_profile());
+  app.add_flag("--profile-operators", profile_operators_, "The trace has libtorch's operators too")
+      ->envname("MUSTER_PROFILE_OPERATORS")
+      ->group("muster");
   option("--log-level", log_level_, "trace, debug, info, warn, error or off [info]");
 }
 
@@ -285,6 +311,8 @@ LaunchFlags Flags::resolve() const {
       {"auto", Progress::automatic}, {"bar", Progress::bar}, {"plain", Progress::plain}, {"none", Progress::none}};
   flags.progress = modes.at(progress_);
   flags.tensorboard = tensorboard_;
+  if (!profile_.empty()) flags.profile = parse_steps(profile_);
+  flags.profile_operators = profile_operators_;
   if (app.get_option("--log-level")->count() > 0) flags.log_level = log_level_;
   return flags;
 }

@@ -34,11 +34,11 @@ class Flags {
   std::optional<std::string> help_;
   std::vector<std::string> set_;
   std::string resume_ = "auto", progress_ = "auto", log_level_ = "info", time_limit_, backend_, storage_, name_,
-              config_;
+              config_, profile_;
   std::uint64_t seed_ = 0;
   double timeout_ = 0;
   int workers_ = 0, threads_ = 0;
-  bool tensorboard_ = false;
+  bool tensorboard_ = false, profile_operators_ = false;
 };
 
 }  // namespace muster::detail::launch

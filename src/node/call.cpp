@@ -58,7 +58,7 @@ Error mismatch(int lower, const std::string& its_call, int higher, const std::st
       "All ranks of a communicator make the same calls in the same order"};
 }
 
-std::string Call::text() const {
+const char* Call::name() const noexcept {
   constexpr std::array kinds{"nothing",
                              "barrier",
                              "broadcast",
@@ -73,12 +73,16 @@ std::string Call::text() const {
                              "send",
                              "receive",
                              "waiting for the reader of a stream"};
+  const auto number = static_cast<std::size_t>(kind);
+  return number < kinds.size() ? kinds[number] : "an unknown call";
+}
+
+std::string Call::text() const {
   constexpr std::array types{"uint8",    "int8",    "int16",   "int32",     "int64",      "float16",
                              "bfloat16", "float32", "float64", "complex64", "complex128", "bool"};
   static_assert(types.size() == num_dtypes);
   constexpr std::array ops{"sum", "product", "min", "max", "bit_and", "bit_or", "bit_xor"};
-  const auto number = static_cast<std::size_t>(kind);
-  std::string text = number < kinds.size() ? kinds[number] : "an unknown call";
+  std::string text = name();
   const bool messages = kind == Kind::send || kind == Kind::receive;
   if (kind == Kind::barrier) return text + "()";
   if ((kind < Kind::broadcast || kind > Kind::all_to_all) && !messages) return text;

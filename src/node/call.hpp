@@ -48,6 +48,8 @@ struct Call {
     return kind == Kind::barrier || kind == Kind::all_reduce || kind == Kind::average_gradients ||
            kind == Kind::set_up || from_all;
   }
+  /// The kind in words, as in "averaging gradients".
+  const char* name() const noexcept;
   /// As in "all_reduce(float32 [1024], sum)".
   std::string text() const;
 };

@@ -1,6 +1,7 @@
 #include "observe/status_file.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "muster/error.hpp"
 
@@ -17,6 +18,15 @@ namespace {
 constexpr std::chrono::seconds write_interval{5};
 
 }  // namespace
+
+Json read_status(const std::filesystem::path& run) try {
+  const auto path = run / "status.json";
+  if (!std::filesystem::exists(status_of(path))) return nullptr;
+  auto status = read_json(path);
+  return status.is_object() ? status : Json();
+} catch (const Error&) {
+  return nullptr;
+}
 
 StatusFile::StatusFile(std::filesystem::path run, int world_size)
     : run_(std::move(run)), world_size_(world_size), started_(std::time(nullptr)), account_(run_, world_size) {}

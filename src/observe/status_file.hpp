@@ -23,6 +23,9 @@
 
 namespace muster::detail::observe {
 
+/// The run's status.json; null if there is none that can be read.
+Json read_status(const std::filesystem::path& run);
+
 /// Replaces the file at most every five seconds while training goes on, and when it ends. It is not synced: only those
 /// who look at a run read it. If it cannot be written, a warning says so once.
 class StatusFile final : public Observer {

@@ -1,8 +1,8 @@
 #include "observe/time_account.hpp"
 
-#include "base/file.hpp"
 #include "base/json.hpp"
 #include "observe/history.hpp"
+#include "observe/status_file.hpp"
 #include "watch/process.hpp"
 
 #include <time.h>
@@ -31,22 +31,6 @@ double process_start() {
   const auto since_boot = static_cast<double>(boot_time.tv_sec) + 1e-9 * static_cast<double>(boot_time.tv_nsec);
   const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
   return seconds_since_1970() - since_boot + static_cast<double>(watch::start_time_of(::getpid())) / ticks;
-}
-
-/// status.json as an earlier start has left it; null if there is none that can be read.
-Json read_status(const std::filesystem::path& run) try {
-  const auto path = run / "status.json";
-  if (!std::filesystem::exists(status_of(path))) return nullptr;
-  auto status = parse_json(read_file(path, max_json_bytes), "reading " + path.string());
-  return status.is_object() ? status : Json();
-} catch (const Error&) {
-  return nullptr;
-}
-
-double number_at(const Json& object, const char* key) {
-  if (!object.is_object()) return 0;
-  const auto at = object.find(key);
-  return at != object.end() && at->is_number() ? at->get<double>() : 0;
 }
 
 /// The part of the workers' times in a row.

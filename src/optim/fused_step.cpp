@@ -4,6 +4,7 @@
 #include "node/finite.hpp"
 #include "node/kernels.hpp"
 #include "node/stream.hpp"
+#include "watch/trace.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -349,6 +350,7 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
   const double scale = stepped.scale / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
     if (differs()) return;
+    const watch::TraceSpan span("reduce bucket and update", static_cast<std::int64_t>(chunk.bucket));
     const bool finite = is_float(chunk.bucket) ? step_chunk<float>(chunk, gradients, scale, checks)
                                                : step_chunk<double>(chunk, gradients, scale, checks);
     if (checks) chunk_results()[chunk.number] = result_of(finite);
@@ -395,6 +397,7 @@ std::span<double> FusedStep::chunk_results() const {
 double FusedStep::check_averages(bool squares) {
   const double scale = 1.0 / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
+    const watch::TraceSpan span("reduce bucket", static_cast<std::int64_t>(chunk.bucket));
     chunk_results()[chunk.number] = is_float(chunk.bucket)
                                         ? check_chunk<float>(gradients, chunk.count, scale, squares)
                                         : check_chunk<double>(gradients, chunk.count, scale, squares);

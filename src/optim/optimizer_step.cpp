@@ -240,6 +240,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
 
   at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
                   const std::function<at::Tensor(Closure)>& plain) override {
+    const watch::TraceSpan span("optimizer");
     const auto loss =
         closure && evaluates_ ? step_by_evaluations(optimizer, closure, plain) : step_once(optimizer, closure, plain);
     gradients::note_step(parameters_of(optimizer), lifetime_);

@@ -42,8 +42,9 @@ static void from_json(const Json& json, NumWorkers& workers) {
 MUSTER_OPTIONS(ScalingConfig, num_workers, use_gpu, threads_per_worker, virtual_workers)
 MUSTER_OPTIONS(FailureConfig, max_failures, max_preemption_failures, bad_numbers, bad_numbers_limit)
 MUSTER_OPTIONS(LoggingConfig, level, file, per_rank)
+MUSTER_OPTIONS(ProfileConfig, enabled, first_step, last_step, operators)
 MUSTER_OPTIONS(RunConfig, name, storage_path, checkpoint_config, failure_config, logging_config, callbacks, tensorboard,
-               histogram_interval)
+               histogram_interval, profile)
 MUSTER_OPTIONS(TorchConfig, backend, timeout)
 MUSTER_OPTIONS(TrainerOptions, train_loop_config, backend_config, torch_config, scaling_config, dataset_config,
                run_config, datasets, preprocessor, metadata, resume_from_checkpoint, validation)

@@ -9,6 +9,7 @@
 #include "observe/tensorboard.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 namespace muster::detail::run {
 namespace {
@@ -105,6 +106,18 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
   auto& run_config = resolved.options.run_config;
   run_config.tensorboard = run_config.tensorboard || flags.tensorboard;
   if (run_config.tensorboard) observe::require_tensorboard();
+  auto& profile = run_config.profile;
+  if (flags.profile) {
+    profile.enabled = true;
+    std::tie(profile.first_step, profile.last_step) = *flags.profile;
+  }
+  profile.operators = profile.operators || flags.profile_operators;
+  if (const bool is_default = profile.first_step == 0 && profile.last_step == 0;
+      !is_default && (profile.first_step < 1 || profile.last_step < profile.first_step))
+    throw Error(
+        ExitCode::usage, "choosing the steps of the profile",
+        std::to_string(profile.first_step) + " to " + std::to_string(profile.last_step) + " is no range of steps",
+        "Give the first and the last step, from 1 on, or neither");
   if (run_config.histogram_interval < 0)
     throw Error(ExitCode::usage, "choosing the reports with histograms",
                 "histogram_interval is " + std::to_string(run_config.histogram_interval),

@@ -7,6 +7,7 @@
 #include "muster/error.hpp"
 #include "storage/tier.hpp"
 #include "watch/time_use.hpp"
+#include "watch/trace.hpp"
 
 #include <algorithm>
 #include <set>
@@ -55,6 +56,7 @@ Checkpoint Outputs::commit(checkpoint::CheckpointContents contents, checkpoint::
 bool Outputs::finish_save() {
   if (!async_checkpoint) return false;
   const watch::ScopedActivity saving(watch::Activity::save);
+  const watch::TraceSpan span("wait for the save");
   const auto written = *std::exchange(async_checkpoint, std::nullopt);
   if (const auto error = store->finish()) {
     observers.tell(&observe::Observer::checkpoint_lost, written);

@@ -13,6 +13,7 @@
 #include "state/stateful.hpp"
 #include "state/trainer_state.hpp"
 #include "watch/time_use.hpp"
+#include "watch/trace.hpp"
 
 #include <map>
 #include <string>
@@ -91,6 +92,7 @@ void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::opt
 
 Checkpoint Saver::save(const Contents& what) {
   const watch::ScopedActivity saving(watch::Activity::save);
+  const watch::TraceSpan span("save");
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   resumer_.take_up();

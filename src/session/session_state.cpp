@@ -5,6 +5,7 @@
 #include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
 #include "watch/record.hpp"
+#include "watch/trace.hpp"
 
 #include <cstdint>
 #include <map>
@@ -34,6 +35,7 @@ class SessionStepListener final : public step::StepListener {
     comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
     if (!is_counted) return;
     if (session_.late_ranks) session_.late_ranks->begin_step(steps.global_step);
+    if (session_.profiler) session_.profiler->begin_step(steps.global_step);
     const auto samples_left = pass.plan.samples - pass.position;
     last_of_pass_ = pass.plan.samples > 0 && samples_left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
     session_.outputs.observers.tell(&observe::Observer::batch,
@@ -137,6 +139,8 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
   if (failure_config.bad_numbers != BadNumbers::ignore)
     bad_numbers = std::make_shared<BadNumbersWatch>(failure_config, control, progress.steps, bad_steps);
   late_ranks.emplace(workers, outputs);
+  if (const auto& profile = resolved.options.run_config.profile; profile.enabled)
+    profiler.emplace(profile, run.path(), workers);
   if (workers.is_first()) stopper.watch_file(run.path() / "stop");
 }
 
@@ -165,7 +169,9 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
 
 void SessionState::report(const Reporter::Input& input) {
   const watch::ScopedCallName report("report");
+  const watch::TraceSpan span("report");
   require_training("reporting");
+  if (profiler) profiler->write_if_over();
   reporter.report(input);
 }
 
@@ -191,6 +197,7 @@ void SessionState::end_if_already_done() {
 }
 
 void SessionState::end_training() {
+  if (profiler) profiler->finish();
   outputs.wait_for_save();
   if (bad_numbers) bad_numbers->warn_of_skipped_steps();
   stopper.end_training();

@@ -11,6 +11,7 @@
 #include "session/late_ranks.hpp"
 #include "session/outputs.hpp"
 #include "session/prepared_models.hpp"
+#include "session/profiler.hpp"
 #include "session/reporter.hpp"
 #include "session/resumer.hpp"
 #include "session/saver.hpp"
@@ -49,6 +50,7 @@ struct SessionState {
   Stopper stopper;
   CallbackEnd callback_end;
   std::optional<LateRanks> late_ranks;  ///< none in a session that validates
+  std::optional<Profiler> profiler;     ///< none without RunConfig::profile
   Reporter reporter;
   std::shared_ptr<step::StepListener> step_listener;
   std::shared_ptr<ProcessGroups> process_groups;  ///< set by the backend

@@ -5,11 +5,14 @@
 #include "comm/on_ranks.hpp"
 #include "observe/csv.hpp"
 #include "observe/history.hpp"
+#include "observe/run_summary.hpp"
+#include "observe/status_file.hpp"
 #include "run/params.hpp"
 #include "trainer/fit.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 namespace muster {
@@ -73,6 +76,8 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
     result.path = run.path();
   }
   result.error = ended.error;
+  if (resolved.world().rank() == 0 && resolved.progress != Progress::none)
+    std::fputs(observe::run_summary(result, observe::read_status(run.path())).c_str(), stderr);
   return result;
 }
 

@@ -23,6 +23,10 @@ file(WRITE "${FOLDER}/runs/demo/result.json"
 file(WRITE "${FOLDER}/runs/demo/status.json" "{\"state\": \"failed\", \"starts\": [{\"started\": 100, \"ended\": 110, \
 \"world_size\": 2, \"state\": \"died\", \"error\": \"${odd}\"}], \"time\": {\"training_s\": 5}}")
 file(WRITE "${FOLDER}/runs/demo/error.txt" "the cause")
+file(WRITE "${FOLDER}/runs/demo/trace_1_2.json" "{\"traceEvents\": [{\"name\": \"otherData\"}], \"otherData\": {\"ranks\": 2, \
+\"spans\": [{\"name\": \"${odd}\", \"total_ms\": 1}, {\"name\": \"step\", \"total_ms\": 7}, 3], \"waited_for\": [{\"rank\": 1, \"ms\": 2}]}}")
+file(WRITE "${FOLDER}/runs/demo/trace_broken.json" "{\"otherData\": {\"spans\":")
+file(WRITE "${FOLDER}/runs/demo/trace_other.json" "{\"traceEvents\": []}")
 file(WRITE "${FOLDER}/runs/empty/params.json" "{}")
 file(WRITE "${FOLDER}/runs/plain/result.json" "{\"loss\": 3}\n{\"loss\": 1}\n{\"loss\": 2}")
 file(WRITE "${FOLDER}/other/demo/result.json" "{\"loss\": 3}\n")
@@ -58,6 +62,11 @@ expect_json("3.0" runs 0 checkpoints 0 save_s)
 expect_json("died" runs 0 status starts 0 state)
 expect_json("${odd}" runs 0 status starts 0 error)
 expect_json("the cause" runs 0 error)
+expect_json(1 runs 0 traces LENGTH)
+expect_json("trace_1_2.json" runs 0 traces 0 file)
+expect_json("step" runs 0 traces 0 spans 0 name)
+expect_json("${odd}" runs 0 traces 0 spans 1 name)
+expect_json(2 runs 0 traces 0 waited_for 0 ms)
 expect_json("${odd}" runs 0 params note)
 
 # Several runs; a page replaces a page. Names that are the same get their folders.

@@ -49,6 +49,11 @@ TEST(Error, ControlCharactersOfNamesAreEscaped) {
                "opening a\\x1b[2J\\x0d\\x7f: b\\u009b. c\nd\te ü");
 }
 
+TEST(Error, BytesThatAreNotUtf8AreEscaped) {
+  EXPECT_STREQ(Error(ExitCode::data, "\x9b[2J \xff é€😀 \xc3", "\xe2\x82 \xc0\xaf").what(),
+               "\\x9b[2J \\xff é€😀 \\xc3: \\xe2\\x82 \\xc0\\xaf");
+}
+
 TEST(Log, RefusesUnknownLevels) {
   EXPECT_EQ(detail::log::level_from_name("warn"), detail::log::Level::warn);
   EXPECT_NE(message([] { detail::log::level_from_name("loud"); }, ExitCode::usage).find("trace, debug"),

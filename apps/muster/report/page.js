@@ -605,6 +605,29 @@
         String(rank.first_report), String(rank.last_report), shareText(rank.behind) + ' of a step']), {id: 'late'}));
   }
 
+  /** What took the longest in the traces of a run. */
+  function addTraces() {
+    if (!runs.some((run) => listOf(run.traces).length)) return;
+    const part = section('traces', 'Traces');
+    const columns = [{title: 'span'}, {title: 'count', number: true}, {title: 'together', number: true},
+      {title: 'longest', number: true}, {title: 'by rank', number: true}, {title: 'after', number: true}];
+    const time = (ms) => durationText(ms / 1000);
+    runs.forEach((run, i) => {
+      if (!listOf(run.traces).length) return;
+      part.append(...runHeading(i));
+      run.traces.forEach((trace, number) => {
+        const waits = listOf(trace.waited_for).map(({rank, ms}) => 'rank ' + rank + ' (' + time(ms) + ')');
+        const notes = [valueText(trace.ranks) + (trace.ranks === 1 ? ' rank' : ' ranks') + '. ui.perfetto.dev shows the file.',
+          waits.length ? 'The others waited for ' + waits.join(', ') + ', all together.' : '',
+          trace.dropped_events > 0 ? numberText(trace.dropped_events) + ' events were left out.' : ''];
+        const rows = listOf(trace.spans).map((span) => [valueText(span.name), numberText(span.count), time(span.total_ms),
+          time(span.longest_ms), valueText(span.longest_rank), time(span.longest_at_ms)]);
+        part.append(element('details', number ? {} : {open: ''}, element('summary', {}, trace.file),
+          element('p', {class: 'note'}, notes.filter(Boolean).join(' ')), table(columns, rows)));
+      });
+    });
+  }
+
   /** Seconds since 1970, from the manifest or else from the row. */
   const savedAt = (checkpoint) => (checkpoint.time ? Date.parse(checkpoint.time) / 1000 : checkpoint.timestamp);
 
@@ -786,6 +809,7 @@
     addCurves();
     addTime();
     addRanks();
+    addTraces();
     addCheckpoints();
     addTimeline();
     addConfiguration();

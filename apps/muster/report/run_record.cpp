@@ -3,6 +3,7 @@
 #include "../checkpoint_text.hpp"
 #include "../run_files.hpp"
 #include "rows.hpp"
+#include "trace.hpp"
 
 #include <muster/checkpoint.hpp>
 #include <muster/error.hpp>
@@ -128,6 +129,7 @@ Json read_run(const fs::path& run, const std::string& name, const Budget& budget
   record["error"] = text_in(run / "error.txt");
   record["checkpoints"] = checkpoints_for_page(run, rows);
   record["checkpoint_count"] = rows.checkpoint_count();
+  record["traces"] = traces_of(run);
   return record;
 }
 

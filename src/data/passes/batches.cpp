@@ -3,6 +3,7 @@
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "watch/time_use.hpp"
+#include "watch/trace.hpp"
 
 #include <ATen/core/grad_mode.h>
 
@@ -148,6 +149,7 @@ void BatchStream::advance() {
   std::optional<Batch> next;
   try {
     const watch::ScopedActivity waiting(watch::Activity::data);
+    const watch::TraceSpan span("wait for data");
     next = take(*batches_);
   } catch (...) {
     error_ = std::current_exception();

@@ -2,6 +2,7 @@
 #include "data/passes/pass_positions.hpp"
 #include "muster/data_loader.hpp"
 #include "watch/time_use.hpp"
+#include "watch/trace.hpp"
 
 #include <algorithm>
 #include <deque>
@@ -165,6 +166,7 @@ class FollowSampler final : public CountedSampler {
 
 void run_as_wait_for_data(const std::function<void()>& read) {
   const watch::ScopedActivity waiting(watch::Activity::data);
+  const watch::TraceSpan span("wait for data");
   read();
 }
 

@@ -4,6 +4,9 @@
 #include "comm/time_limit.hpp"
 #include "data/passes/batches.hpp"
 #include "muster/error.hpp"
+#include "watch/trace.hpp"
+
+#include <pthread.h>
 
 #include <algorithm>
 #include <chrono>
@@ -54,6 +57,7 @@ void Prefetch::leave_slow_reader() {
 }
 
 void Prefetch::run() {
+  ::pthread_setname_np(::pthread_self(), "muster-read");
   Lock lock(mutex_);
   while (!finished_) {
     changed_.wait(lock, [this] { return leaving_ || ready_.size() < ahead_; });
@@ -61,6 +65,7 @@ void Prefetch::run() {
     lock.unlock();
     std::optional<ReadBatch> batch;
     try {
+      const watch::TraceSpan span("read batch");
       batch = produce_();
     } catch (...) {
       error_ = std::current_exception();  // no lock: not read before finished_ is set

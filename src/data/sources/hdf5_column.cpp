@@ -5,6 +5,7 @@
 #include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
 #include "watch/time_use.hpp"
+#include "watch/trace.hpp"
 
 #include <sys/uio.h>
 
@@ -87,6 +88,7 @@ void Hdf5Column::locate(const File& bytes) {
 
 void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {
   const watch::ScopedFileRead reading;
+  const watch::TraceSpan span("read file");
   if (is_direct()) {
     read_direct(bytes, wanted);
   } else if (cached_) {

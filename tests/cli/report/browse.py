@@ -36,6 +36,11 @@ def write_run(folder, seed, count):
         json.dump({"state": "finished", "updated": 2000, "time": {"training_s": 9, "repeated_s": 1, "idle_s": 1},
                    "starts": [{"started": 1000, "ended": 1020, "world_size": 3, "state": "died", "error": hostile},
                               {"started": 1030, "ended": 1060, "world_size": 2, "state": "finished"}]}, file)
+    with open(os.path.join(folder, "trace_11_20.json"), "w") as file:
+        spans = [{"name": name, "count": 20, "total_ms": total, "longest_ms": total / 10, "longest_rank": 1, "longest_at_ms": 3.5}
+                 for name, total in ((hostile, 12.5), ("step", 150.25))]
+        json.dump({"traceEvents": [], "otherData": {"ranks": 2, "spans": spans, "dropped_events": 0,
+                                                    "waited_for": [{"rank": 1, "ms": 8.25}]}}, file)
     return rows
 
 
@@ -115,6 +120,7 @@ def check_page(file, runs, width, dark):
         check(page.value("document.documentElement.scrollWidth") <= width, "the page is wider than the screen")
         check(page.value("window.hurt") is None and page.value("document.querySelectorAll('img').length") == 0, "text became HTML")
         check(page.value("document.querySelectorAll('#late tbody tr').length") == len(runs), "the late ranks")
+        check(page.value("document.querySelectorAll('#traces tbody tr').length") == 2 * len(runs), "the spans of the traces")
         check(page.value("document.querySelectorAll('.starts tbody tr').length") == 2 * len(runs), "the starts")
         page.call("Page.printToPDF")
         check(page.errors == [], f"the console has {page.errors}")

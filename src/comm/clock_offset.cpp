@@ -1,0 +1,62 @@
+#include "comm/clock_offset.hpp"
+
+#include "comm/collectives.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace muster::detail::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int exchanges = 100;  ///< with each node
+constexpr int tag = 0;
+
+std::int64_t now() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
+
+/// Tells rank 0 the time, as often as it asks.
+void tell_time(Collectives& collectives) {
+  for (int i = 0; i < exchanges; ++i) {
+    std::int64_t time = 0;
+    collectives.receive(&time, 1, Dtype::i64, 0, tag).wait();
+    time = now();
+    collectives.send(&time, 1, Dtype::i64, 0, tag).wait();
+  }
+}
+
+ClockOffset ask_time(Collectives& collectives, int rank) {
+  ClockOffset best{.error = std::chrono::nanoseconds::max()};
+  for (int i = 0; i < exchanges; ++i) {
+    std::int64_t time = 0;
+    const auto before = now();
+    collectives.send(&before, 1, Dtype::i64, rank, tag).wait();
+    collectives.receive(&time, 1, Dtype::i64, rank, tag).wait();
+    const auto after = now();
+    const std::chrono::nanoseconds error((after - before + 1) / 2);
+    if (error >= best.error) continue;
+    const auto middle = before + (after - before) / 2;
+    best = {.offset = std::chrono::nanoseconds(middle - time),
+            .error = error,
+            .when = Clock::time_point(std::chrono::nanoseconds(middle))};
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<ClockOffset> measure_clock_offsets(const Communicator& communicator) {
+  const auto& node_of_rank = communicator.topology().node_of_rank;
+  Collectives collectives(communicator);
+  std::vector<ClockOffset> offsets;
+  for (int node = 0; node < communicator.topology().num_nodes; ++node) {
+    const auto first = static_cast<int>(std::ranges::find(node_of_rank, node) - node_of_rank.begin());
+    if (communicator.rank() == 0)
+      offsets.push_back(first == 0 ? ClockOffset{.when = Clock::now()} : ask_time(collectives, first));
+    else if (communicator.rank() == first)
+      tell_time(collectives);
+  }
+  return offsets;
+}
+
+}  // namespace muster::detail::comm

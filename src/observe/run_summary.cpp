@@ -1,0 +1,150 @@
+#include "observe/run_summary.hpp"
+
+#include "base/json.hpp"
+#include "base/printable.hpp"
+#include "muster/error.hpp"
+#include "observe/metrics.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::observe {
+namespace {
+
+constexpr std::size_t most_metrics = 12;
+constexpr std::size_t name_width = 26;
+
+template <class... Values>
+std::string formatted(const char* format, const Values&... values) {
+  std::array<char, 128> text{};
+  std::snprintf(text.data(), text.size(), format, values...);
+  return text.data();
+}
+
+std::string counted(std::int64_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+/// "2:05", "1:00:05"; "0.4 s" below ten seconds.
+std::string duration(double seconds) {
+  if (seconds < 9.95) return formatted("%.1f s", seconds);
+  const auto whole = std::llround(seconds);
+  return whole >= 3600 ? formatted("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60)
+                       : formatted("%lld:%02lld", whole / 60, whole % 60);
+}
+
+/// The values of a metric over the reports.
+struct Values {
+  double last = std::numeric_limits<double>::quiet_NaN();
+  double lowest = std::numeric_limits<double>::infinity(), highest = -lowest;
+  std::int64_t lowest_at = 0, highest_at = 0;  ///< numbers of the reports
+
+  void add(const Json& value, std::int64_t report) {
+    last = value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
+    if (last < lowest) lowest = last, lowest_at = report;
+    if (last > highest) highest = last, highest_at = report;
+  }
+  bool has_numbers() const { return lowest_at > 0; }
+};
+
+std::map<std::string, Values> values_of(const std::vector<Json>& rows) {
+  std::map<std::string, Values> values;
+  std::int64_t number = 0;
+  for (const auto& row : rows) {
+    ++number;
+    const auto report = static_cast<std::int64_t>(number_at(row, "training_iteration"));
+    for (const auto& [name, value] : row.items())
+      if (name != "epoch" && !is_reserved(name) && (value.is_number() || value.is_null()))
+        values[name].add(value, report > 0 ? report : number);
+  }
+  std::erase_if(values, [](const auto& entry) { return !entry.second.has_numbers(); });
+  return values;
+}
+
+/// A name from the program, in `name_width` columns.
+std::string column_of(const std::string& name) {
+  auto text = printable(name);
+  std::ranges::replace_if(
+      text, [](char byte) { return byte == '\n' || byte == '\t'; }, ' ');
+  const auto is_begin = [](char byte) { return (byte & 0xC0) != 0x80; };  // of a character in UTF-8
+  const auto width = [&] { return static_cast<std::size_t>(std::ranges::count_if(text, is_begin)); };
+  if (width() > name_width) {
+    while (width() > name_width - 1) {
+      while (!is_begin(text.back())) text.pop_back();
+      text.pop_back();
+    }
+    text += "…";
+  }
+  return text + std::string(name_width - width(), ' ');
+}
+
+std::string metric_lines(const std::vector<Json>& rows) {
+  const auto values = values_of(rows);
+  if (values.empty()) return {};
+  std::string text = formatted("  %-*s %10s %18s %18s\n", static_cast<int>(name_width), "metric", "last",
+                               "lowest (report)", "highest (report)");
+  const auto with_report = [](double value, std::int64_t report) {
+    return formatted("%.4g", value) + " (" + std::to_string(report) + ")";
+  };
+  std::size_t shown = 0;
+  for (const auto& [name, of] : values) {
+    if (shown++ == most_metrics) break;
+    text += "  " + column_of(name) + " " +
+            formatted("%10.4g %18s %18s\n", of.last, with_report(of.lowest, of.lowest_at).c_str(),
+                      with_report(of.highest, of.highest_at).c_str());
+  }
+  if (values.size() > most_metrics)
+    text += "  and " + counted(static_cast<std::int64_t>(values.size() - most_metrics), "more metric") + "\n";
+  return text;
+}
+
+/// "time: 93% useful steps, 4% waiting for data"; causes below half a percent are left out.
+std::string time_line(const Json& time) {
+  const double training = number_at(time, "training_s"), total = training + number_at(time, "starting_s");
+  if (total <= 0) return {};
+  std::vector<std::pair<double, const char*>> causes{{number_at(time, "data_s"), "waiting for data"},
+                                                     {number_at(time, "saves_s"), "saving"},
+                                                     {number_at(time, "late_s"), "late ranks"},
+                                                     {number_at(time, "repeated_s"), "steps done again"}};
+  double useful = training;
+  for (const auto& cause : causes) useful -= cause.first;
+  causes.emplace_back(number_at(time, "starting_s"), "starting");
+  std::ranges::stable_sort(causes, std::greater(), &std::pair<double, const char*>::first);
+  std::string text = formatted("  time: %.0f%% useful steps", 100 * std::max(useful, 0.0) / total);
+  for (const auto& [seconds, cause] : causes)
+    if (const double percent = 100 * seconds / total; percent >= 0.5) text += formatted(", %.0f%% %s", percent, cause);
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string run_summary(const Result& result, const Json& status) {
+  const auto& rows = result.metrics_history;
+  if (rows.empty()) return {};
+  const auto& last = rows.back();
+  const auto time = status.is_object() ? status.value("time", Json()) : Json();
+  const double seconds = number_at(time, "training_s") + number_at(time, "starting_s");
+  const auto steps = static_cast<std::int64_t>(number_at(last, "global_step"));
+  std::string text = !result.error                               ? "finished: "
+                     : result.error->code() == ExitCode::stopped ? "stopped: "
+                                                                 : "failed: ";
+  text += counted(static_cast<std::int64_t>(rows.size()), "report");
+  if (steps > 0) text += ", " + counted(steps, "step");
+  if (const auto ranks = static_cast<std::int64_t>(number_at(last, "world_size")); ranks > 0)
+    text += ", " + counted(ranks, "rank");
+  if (seconds > 0) text += ", " + duration(seconds);
+  text += "\n" + metric_lines(rows) + time_line(time);
+  if (const auto count = result.best_checkpoints.size(); count > 0 && result.checkpoint)
+    text += "  " + counted(static_cast<std::int64_t>(count), "checkpoint") + ", the newest is " +
+            result.checkpoint->path().filename().string() + "\n";
+  return text + "  " + printable(result.path.string()) + "\n";
+}
+
+}  // namespace muster::detail::observe

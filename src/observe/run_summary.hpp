@@ -1,0 +1,25 @@
+// What is printed when a run is over.
+#pragma once
+
+#include "muster/json.hpp"
+#include "muster/result.hpp"
+
+#include <string>
+
+namespace muster::detail::observe {
+
+/// Lines of at most 80 columns, each with a line break: how the run ended and how long it took; for each metric its
+/// last, lowest and highest value, with the number of the report; the checkpoints; what the time was spent on; the
+/// folder. `status`: the run's status.json, of which "time" is used; null if there is none. Empty if the run has no
+/// report.
+///
+///   finished: 4 reports, 24 steps, 3 ranks, 2:05
+///     metric             last          lowest (report)         highest (report)
+///     accuracy          0.912              0.1 (1)                0.915 (3)
+///     loss              0.031              0.029 (2)              1.234 (1)
+///   time: 93% useful steps, 4% waiting for data, 2% saving, 1% starting
+///   3 checkpoints, the newest is checkpoint_000003
+///   runs/demo
+std::string run_summary(const Result& result, const Json& status);
+
+}  // namespace muster::detail::observe

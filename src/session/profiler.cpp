@@ -1,0 +1,113 @@
+#include "session/profiler.hpp"
+
+#include "base/log.hpp"
+#include "comm/collectives.hpp"
+#include "comm/outcome.hpp"
+#include "observe/trace_file.hpp"
+#include "watch/trace.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace muster::detail::session {
+namespace {
+
+constexpr std::size_t most_events = std::size_t{1} << 16;  ///< of a rank
+constexpr std::int64_t default_first = 11, default_count = 10;
+constexpr int tag = 1;
+
+/// Returns the texts of all ranks on rank 0, which receives one after the other, and nothing elsewhere. Collective.
+std::vector<std::string> gather(const Communicator& ranks, std::string text) {
+  comm::Collectives collectives(ranks);
+  std::vector<std::string> all;
+  if (ranks.rank() != 0) {
+    const auto bytes = static_cast<std::int64_t>(text.size());
+    collectives.send(&bytes, 1, comm::Dtype::i64, 0, tag).wait();
+    collectives.send(text.data(), text.size(), comm::Dtype::u8, 0, tag).wait();
+    return all;
+  }
+  all.push_back(std::move(text));
+  for (int rank = 1; rank < ranks.size(); ++rank) {
+    std::int64_t bytes = 0;
+    collectives.receive(&bytes, 1, comm::Dtype::i64, rank, tag).wait();
+    all.emplace_back(static_cast<std::size_t>(bytes), '\0');
+    collectives.receive(all.back().data(), all.back().size(), comm::Dtype::u8, rank, tag).wait();
+  }
+  return all;
+}
+
+}  // namespace
+
+Profiler::Profiler(const ProfileConfig& config, std::filesystem::path run, const WorkerContext& workers)
+    : config_(config),
+      run_(std::move(run)),
+      workers_(workers.control),
+      clocks_at_begin_(comm::measure_clock_offsets(workers_)) {}
+
+Profiler::~Profiler() {
+  if (state_ == State::recording || state_ == State::after) watch::take_trace();
+}
+
+void Profiler::begin_step(std::int64_t step) {
+  if (state_ == State::after || state_ == State::written) return;
+  if (last_ == 0) {
+    first_ = config_.last_step == 0 ? step - 1 + default_first : config_.first_step;
+    last_ = config_.last_step == 0 ? first_ - 1 + default_count : config_.last_step;
+  }
+  if (state_ == State::recording)
+    watch::record_until_now({.name = "step", .begin_ns = step_begin_ns_, .number = step_});
+  if (step > last_ && state_ == State::recording) stop();
+  if (step > last_) state_ = State::after;
+  if (step < first_ || step > last_) return;
+  if (state_ == State::before) {
+    watch::start_trace(most_events);
+    phases_.emplace(config_.operators);
+    state_ = State::recording;
+  }
+  step_ = step;
+  step_begin_ns_ = watch::trace_begin();
+  phases_->begin_step();
+}
+
+void Profiler::stop() {
+  watch::stop_trace();
+  phases_.reset();
+  state_ = State::after;
+}
+
+void Profiler::write_if_over() {
+  if (state_ == State::written) return;
+  if (workers_.all_reduce(std::int64_t{state_ == State::after}, ReduceOp::max) != 0) write();
+}
+
+void Profiler::finish() {
+  if (state_ != State::written) write();
+}
+
+void Profiler::write() {
+  if (state_ == State::recording) stop();
+  state_ = State::written;
+  const auto clocks = comm::measure_clock_offsets(workers_);
+  const auto texts = gather(workers_, observe::pack_trace(watch::take_trace()));
+  if (workers_.rank() != 0) return;
+  try {
+    std::vector<watch::Trace> traces;
+    for (const auto& text : texts) traces.push_back(observe::unpack_trace(text));
+    if (std::ranges::all_of(traces, [](const auto& trace) { return trace.events.empty(); })) {
+      log::warn("the profile has no trace: training " +
+                (last_ == 0 ? std::string("has counted no step")
+                            : "is at step " + std::to_string(step_) + ", and the steps to record are " +
+                                  std::to_string(first_) + " to " + std::to_string(last_)));
+      return;
+    }
+    const auto path = run_ / ("trace_" + std::to_string(first_) + "_" + std::to_string(last_) + ".json");
+    observe::write_trace_file(path, traces, {workers_.topology(), clocks_at_begin_, clocks});
+    log::info("the trace of the steps " + std::to_string(first_) + " to " + std::to_string(last_) + " is in " +
+              path.string() + "; ui.perfetto.dev shows it");
+  } catch (...) {
+    log::warn("writing the trace: " + comm::current_outcome().text);
+  }
+}
+
+}  // namespace muster::detail::session

@@ -1,0 +1,91 @@
+// What is printed when a run is over.
+#include "observe/run_summary.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace muster::detail::observe::run_summary_test {
+namespace {
+
+Json row(std::int64_t report, Json metrics) {
+  metrics.update(
+      {{"training_iteration", report}, {"global_step", report * 6}, {"epoch", report - 1}, {"world_size", 3}});
+  return metrics;
+}
+
+Result result(std::vector<Json> rows) {
+  Result made;
+  made.path = "runs/demo";
+  made.metrics_history = std::move(rows);
+  return made;
+}
+
+/// The text, after a check that it fits a terminal of 80 columns.
+std::string summary(const Result& of, const Json& status = nullptr) {
+  const auto text = run_summary(of, status);
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto columns = std::ranges::count_if(line, [](char byte) { return (byte & 0xC0) != 0x80; });
+    EXPECT_LE(columns, 80) << line;
+    EXPECT_EQ(std::ranges::count_if(line, [](char byte) { return static_cast<unsigned char>(byte) < 0x20; }), 0)
+        << line;
+  }
+  return text;
+}
+
+TEST(RunSummary, HasTheLastAndTheExtremesOfEachMetric) {
+  const auto text = summary(result({row(1, {{"loss", 1.23456}, {"accuracy", 0.1}}), row(2, {{"loss", 0.029}}),
+                                    row(3, {{"loss", 0.031}, {"accuracy", 0.915}, {"note", "text"}})}));
+  EXPECT_EQ(text,
+            "finished: 3 reports, 18 steps, 3 ranks\n"
+            "  metric                           last    lowest (report)   highest (report)\n"
+            "  accuracy                        0.915            0.1 (1)          0.915 (3)\n"
+            "  loss                            0.031          0.029 (2)          1.235 (1)\n"
+            "  runs/demo\n");
+}
+
+TEST(RunSummary, SaysWhatTheTimeWasSpentOn) {
+  const Json status{{"time",
+                     {{"training_s", 90},
+                      {"starting_s", 10},
+                      {"saves_s", 5},
+                      {"data_s", 20},
+                      {"late_s", 0.1},
+                      {"repeated_s", 15},
+                      {"idle_s", 1000}}}};
+  const auto text = summary(result({row(1, {{"loss", 1}})}), status);
+  EXPECT_NE(text.find("finished: 1 report, 6 steps, 3 ranks, 1:40\n"), std::string::npos) << text;
+  EXPECT_NE(
+      text.find("  time: 50% useful steps, 20% waiting for data, 15% steps done again, 10% starting, 5% saving\n"),
+      std::string::npos)
+      << text;
+}
+
+TEST(RunSummary, SaysHowTheRunEnded) {
+  auto ended = result({row(1, {{"loss", 1}})});
+  ended.error = Error(ExitCode::stopped, "training", "stopped on request", "go on");
+  EXPECT_TRUE(summary(ended).starts_with("stopped: 1 report"));
+  ended.error = Error(ExitCode::user_error, "training", "it has failed", "look");
+  EXPECT_TRUE(summary(ended).starts_with("failed: 1 report"));
+}
+
+TEST(RunSummary, WithoutReportsIsEmpty) { EXPECT_EQ(summary(result({})), ""); }
+
+TEST(RunSummary, LeavesGapsOutAndShortensWhatIsLong) {
+  Json metrics{{std::string(60, 'n'), 1.0}, {"bad\x1b[31m\nname", 2}, {"änderung der größten Größenordnung", 1e-300}};
+  for (int i = 0; i < 20; ++i) metrics["m" + std::to_string(100 + i)] = i;
+  metrics["gap"] = nullptr;
+  auto later = metrics;
+  metrics["gap"] = -1.5e300;
+  const auto text = summary(result({row(1, metrics), row(2, later)}));
+  EXPECT_NE(text.find("  and 12 more metrics\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("bad\\x1b[31m name"), std::string::npos) << text;
+  EXPECT_NE(text.find("gap                               nan       -1.5e+300 (1)"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace muster::detail::observe::run_summary_test
