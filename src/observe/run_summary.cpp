@@ -105,19 +105,19 @@ std::string metric_lines(const std::vector<Json>& rows) {
   return text;
 }
 
-/// "time: 93% useful steps, 4% waiting for data"; causes below half a percent are left out.
+/// "time: 93% useful, 4% data", the rest by its causes; those below half a percent are left out.
 std::string time_line(const Json& time) {
   const double training = number_at(time, "training_s"), total = training + number_at(time, "starting_s");
   if (total <= 0) return {};
-  std::vector<std::pair<double, const char*>> causes{{number_at(time, "data_s"), "waiting for data"},
-                                                     {number_at(time, "saves_s"), "saving"},
-                                                     {number_at(time, "late_s"), "late ranks"},
-                                                     {number_at(time, "repeated_s"), "steps done again"}};
+  std::vector<std::pair<double, const char*>> causes{{number_at(time, "data_s"), "data"},
+                                                     {number_at(time, "saves_s"), "saves"},
+                                                     {number_at(time, "late_s"), "late"},
+                                                     {number_at(time, "repeated_s"), "repeated"}};
   double useful = training;
   for (const auto& cause : causes) useful -= cause.first;
   causes.emplace_back(number_at(time, "starting_s"), "starting");
   std::ranges::stable_sort(causes, std::greater(), &std::pair<double, const char*>::first);
-  std::string text = formatted("  time: %.0f%% useful steps", 100 * std::max(useful, 0.0) / total);
+  std::string text = formatted("  time: %.0f%% useful", 100 * std::max(useful, 0.0) / total);
   for (const auto& [seconds, cause] : causes)
     if (const double percent = 100 * seconds / total; percent >= 0.5) text += formatted(", %.0f%% %s", percent, cause);
   return text + "\n";

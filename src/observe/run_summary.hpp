@@ -14,10 +14,10 @@ namespace muster::detail::observe {
 /// report.
 ///
 ///   finished: 4 reports, 24 steps, 3 ranks, 2:05
-///     metric             last          lowest (report)         highest (report)
-///     accuracy          0.912              0.1 (1)                0.915 (3)
-///     loss              0.031              0.029 (2)              1.234 (1)
-///   time: 93% useful steps, 4% waiting for data, 2% saving, 1% starting
+///   metric             last    lowest (report)   highest (report)
+///   accuracy          0.912            0.1 (1)          0.915 (3)
+///   loss              0.031          0.029 (2)          1.234 (1)
+///   time: 93% useful, 4% data, 2% saves, 1% starting
 ///   3 checkpoints, the newest is checkpoint_000003
 ///   runs/demo
 std::string run_summary(const Result& result, const Json& status);

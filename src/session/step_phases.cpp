@@ -4,6 +4,7 @@
 #include "watch/trace.hpp"
 
 #include <memory>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -40,15 +41,17 @@ void StepPhases::begin_step() noexcept {
 std::unique_ptr<at::ObserverContext> StepPhases::begin_operator(const at::RecordFunction& function) {
   auto* const phases = the_phases.load();
   if (phases == nullptr) return nullptr;
+  // autograd wraps each of its functions in one of these.
+  if (std::string_view(function.name()).starts_with("autograd::engine::evaluate_function")) return nullptr;
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION && !phases->is_in_backward_.exchange(true))
     phases->begin_backward();
   return phases->operators_ ? std::make_unique<Running>() : nullptr;
 }
 
 void StepPhases::end_operator(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (context != nullptr)
-    watch::record_until_now(
-        {.name = watch::interned(function.name()), .begin_ns = static_cast<Running*>(context)->begin_ns});
+  if (context == nullptr || function.isAsync()) return;  // collectives are recorded where they are made
+  watch::record_until_now(
+      {.name = watch::interned(function.name()), .begin_ns = static_cast<Running*>(context)->begin_ns});
 }
 
 void StepPhases::begin_backward() {

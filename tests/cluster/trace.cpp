@@ -23,7 +23,7 @@ constexpr double tolerance_us = 50;
 void train(muster::Session& session, const muster::Config&) {
   auto net = session.prepare_model(torch::nn::Linear(1, 1));
   for ([[maybe_unused]] const auto epoch : session.epochs(1))
-    for (auto& batch : session.dataset("train").iter_batches({.global_batch_size = 12})) {
+    for (auto& batch : session.get_dataset_shard("train").iter_batches({.global_batch_size = 12})) {
       net->forward(batch["x"]).sum().backward();
       session.barrier();
     }

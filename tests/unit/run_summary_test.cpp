@@ -59,9 +59,21 @@ TEST(RunSummary, SaysWhatTheTimeWasSpentOn) {
                       {"idle_s", 1000}}}};
   const auto text = summary(result({row(1, {{"loss", 1}})}), status);
   EXPECT_NE(text.find("finished: 1 report, 6 steps, 3 ranks, 1:40\n"), std::string::npos) << text;
-  EXPECT_NE(
-      text.find("  time: 50% useful steps, 20% waiting for data, 15% steps done again, 10% starting, 5% saving\n"),
-      std::string::npos)
+  EXPECT_NE(text.find("  time: 50% useful, 20% data, 15% repeated, 10% starting, 5% saves\n"), std::string::npos)
+      << text;
+}
+
+TEST(RunSummary, FitsWithAllCausesOfLostTime) {
+  const Json status{{"time",
+                     {{"training_s", 36000},
+                      {"starting_s", 4000},
+                      {"saves_s", 4000},
+                      {"data_s", 4000},
+                      {"late_s", 4000},
+                      {"repeated_s", 4000}}}};
+  const auto text = summary(result({row(1'000'000, {{"loss", 1}})}), status);
+  EXPECT_NE(text.find("  time: 50% useful, 10% data, 10% saves, 10% late, 10% repeated, 10% starting\n"),
+            std::string::npos)
       << text;
 }
 
@@ -84,7 +96,7 @@ TEST(RunSummary, LeavesGapsOutAndShortensWhatIsLong) {
   const auto text = summary(result({row(1, metrics), row(2, later)}));
   EXPECT_NE(text.find("  and 12 more metrics\n"), std::string::npos) << text;
   EXPECT_NE(text.find("bad\\x1b[31m name"), std::string::npos) << text;
-  EXPECT_NE(text.find("gap                               nan       -1.5e+300 (1)"), std::string::npos) << text;
+  EXPECT_NE(text.find("gap                               nan      -1.5e+300 (1)"), std::string::npos) << text;
 }
 
 }  // namespace
