@@ -5,10 +5,10 @@
 #include "comm/on_ranks.hpp"
 #include "observe/csv.hpp"
 #include "observe/history.hpp"
-#include "observe/run_summary.hpp"
 #include "observe/status_file.hpp"
 #include "run/params.hpp"
 #include "trainer/fit.hpp"
+#include "trainer/run_summary.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -77,7 +77,7 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
   }
   result.error = ended.error;
   if (resolved.world().rank() == 0 && resolved.progress != Progress::none)
-    std::fputs(observe::run_summary(result, observe::read_status(run.path())).c_str(), stderr);
+    std::fputs(run_summary(result, observe::read_status(run.path())).c_str(), stderr);
   return result;
 }
 

@@ -216,14 +216,5 @@ TEST(Profile, OfAnAttemptThatFailsDoesNotDisturbTheNext) {
             (std::vector<std::int64_t>{3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
 }
 
-TEST(Profile, RefusesStepsThatAreNone) {
-  const auto storage = test::shared_folder();
-  for (const char* flag : {"--profile=5", "--profile=0:3", "--profile=7:6", "--profile=3:", "--profile=a:b"})
-    EXPECT_EQ(run(job(storage, {flag}), training(1)).first, static_cast<int>(ExitCode::usage)) << flag;
-  auto asked = job(storage, {});
-  asked.options.run_config.profile = {.enabled = true, .first_step = 7, .last_step = 6};
-  EXPECT_EQ(run(asked, training(1)).first, static_cast<int>(ExitCode::usage));
-}
-
 }  // namespace
 }  // namespace muster::profile_test

@@ -1,5 +1,5 @@
 // What is printed when a run is over.
-#include "observe/run_summary.hpp"
+#include "trainer/run_summary.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace muster::detail::observe::run_summary_test {
+namespace muster::detail::trainer::run_summary_test {
 namespace {
 
 Json row(std::int64_t report, Json metrics) {
@@ -100,4 +100,4 @@ TEST(RunSummary, LeavesGapsOutAndShortensWhatIsLong) {
 }
 
 }  // namespace
-}  // namespace muster::detail::observe::run_summary_test
+}  // namespace muster::detail::trainer::run_summary_test

@@ -1,4 +1,4 @@
-#include "observe/run_summary.hpp"
+#include "trainer/run_summary.hpp"
 
 #include "base/json.hpp"
 #include "base/printable.hpp"
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::detail::observe {
+namespace muster::detail::trainer {
 namespace {
 
 constexpr std::size_t most_metrics = 12;
@@ -61,7 +61,7 @@ std::map<std::string, Values> values_of(const std::vector<Json>& rows) {
     ++number;
     const auto report = static_cast<std::int64_t>(number_at(row, "training_iteration"));
     for (const auto& [name, value] : row.items())
-      if (name != "epoch" && !is_reserved(name) && (value.is_number() || value.is_null()))
+      if (name != "epoch" && !observe::is_reserved(name) && (value.is_number() || value.is_null()))
         values[name].add(value, report > 0 ? report : number);
   }
   std::erase_if(values, [](const auto& entry) { return !entry.second.has_numbers(); });
@@ -147,4 +147,4 @@ std::string run_summary(const Result& result, const Json& status) {
   return text + "  " + printable(result.path.string()) + "\n";
 }
 
-}  // namespace muster::detail::observe
+}  // namespace muster::detail::trainer

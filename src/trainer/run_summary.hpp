@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace muster::detail::observe {
+namespace muster::detail::trainer {
 
 /// Lines of at most 80 columns, each with a line break: how the run ended and how long it took; for each metric its
 /// last, lowest and highest value, with the number of the report; the checkpoints; what the time was spent on; the
@@ -22,4 +22,4 @@ namespace muster::detail::observe {
 ///   runs/demo
 std::string run_summary(const Result& result, const Json& status);
 
-}  // namespace muster::detail::observe
+}  // namespace muster::detail::trainer
