@@ -2,6 +2,7 @@
 #pragma once
 
 #include <muster/checkpoint.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/error.hpp>
 #include <muster/json.hpp>
 #include <muster/metrics.hpp>
@@ -27,7 +28,7 @@ enum class LateCause {
   file_system,  ///< it waits for its batches, and they wait for the reading of files
 };
 /// In a few words, as "its core is shared with other processes".
-std::string to_string(LateCause cause);
+MUSTER_API std::string to_string(LateCause cause);
 
 /// A worker for which the others wait in most steps.
 struct LateRank {
@@ -45,7 +46,7 @@ struct LateRank {
 /// A callback that must keep its counts when a run is continued returns them as its state(). The first worker's state
 /// is saved with each checkpoint, under the callback's class and name(). Several callbacks with the same class and name
 /// are told apart by their order.
-class Callback {
+class MUSTER_API Callback {
  public:
   virtual ~Callback() = default;
 

@@ -14,6 +14,7 @@
 
 #include <muster/callback.hpp>
 #include <muster/config.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <chrono>
@@ -42,7 +43,7 @@ struct EarlyStoppingOptions {
 /// Ends training, as finished, when a metric no longer improves. A run that is continued keeps its count; with another
 /// metric or mode it begins anew, with a warning. A run that has ended this way is finished. It trains no more unless
 /// it is started with another train_loop_config or --resume must; then it continues if there is more patience.
-std::shared_ptr<Callback> early_stopping(const EarlyStoppingOptions& options);
+MUSTER_API std::shared_ptr<Callback> early_stopping(const EarlyStoppingOptions& options);
 
 struct PlateauOptions {
   /// A reported number.
@@ -52,7 +53,8 @@ struct PlateauOptions {
 /// Steps the scheduler with each report's metric, before the report's checkpoint is made: put the scheduler into the
 /// state. If a run continues with another metric, or the scheduler with another mode, the best value begins anew, with
 /// a warning; the learning rate stays.
-std::shared_ptr<Callback> plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options);
+MUSTER_API std::shared_ptr<Callback> plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler,
+                                             const PlateauOptions& options);
 
 struct LearningRateMonitorOptions {
   /// The metric's name; with several parameter groups: lr_0, lr_1, …
@@ -60,10 +62,10 @@ struct LearningRateMonitorOptions {
 };
 
 /// Adds the learning rate to each report's row.
-std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,
-                                                const LearningRateMonitorOptions& options = {});
+MUSTER_API std::shared_ptr<Callback> learning_rate_monitor(const torch::optim::Optimizer& optimizer,
+                                                           const LearningRateMonitorOptions& options = {});
 
 /// Ends training, as finished, at the first report whose time_total_s has reached `time`. It includes earlier jobs.
-std::shared_ptr<Callback> time_budget(std::chrono::milliseconds time);
+MUSTER_API std::shared_ptr<Callback> time_budget(std::chrono::milliseconds time);
 
 }  // namespace muster

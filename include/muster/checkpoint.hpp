@@ -1,6 +1,7 @@
 // A checkpoint is a directory: manifest.json, state.h5 and the user's own files.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/error.hpp>
 #include <muster/json.hpp>
 #include <muster/state.hpp>
@@ -67,7 +68,7 @@ class CheckpointDict {
 };
 
 /// A handle to a checkpoint's directory; copies are cheap.
-class Checkpoint {
+class MUSTER_API Checkpoint {
  public:
   /// An existing directory. It need not have been written by muster.
   static Checkpoint from_directory(std::filesystem::path path);
@@ -128,8 +129,8 @@ struct CheckpointInfo {
 };
 
 /// Lists the checkpoints in a run's directory, oldest first.
-std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
+MUSTER_API std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
 /// Describes one checkpoint after recomputing every checksum.
-CheckpointInfo verify_checkpoint(const std::filesystem::path& checkpoint);
+MUSTER_API CheckpointInfo verify_checkpoint(const std::filesystem::path& checkpoint);
 
 }  // namespace muster

@@ -30,6 +30,7 @@
 // rank's value only; where it is undefined it is NaN, which a report writes as null.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -46,7 +47,7 @@ class StateEntry;
 
 /// The base class of these metrics. Put a metric over a training epoch into the state, and let the report at the end of
 /// the epoch take() it; see Mean. take() returns the metric so far and resets it.
-class SampleMetric {
+class MUSTER_API SampleMetric {
  public:
   void reset() noexcept;
 
@@ -86,7 +87,7 @@ struct AccuracyOptions {
 };
 
 /// The fraction of the samples that are classified correctly. With `top_k` above 1, add() takes logits only.
-class Accuracy : public SampleMetric {
+class MUSTER_API Accuracy : public SampleMetric {
  public:
   Accuracy(const AccuracyOptions& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
@@ -108,7 +109,7 @@ struct F1Options {
 
 /// The harmonic mean of precision and recall, as scikit-learn's f1_score with zero_division = nan: a class that occurs
 /// neither in predictions nor in targets is undefined and left out of the mean.
-class F1 : public SampleMetric {
+class MUSTER_API F1 : public SampleMetric {
  public:
   F1(const F1Options& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
@@ -123,7 +124,7 @@ struct ConfusionMatrixOptions {
 };
 
 /// The number of samples by class (row) and predicted class (column). A list of rows in the report.
-class ConfusionMatrix : public SampleMetric {
+class MUSTER_API ConfusionMatrix : public SampleMetric {
  public:
   ConfusionMatrix(const ConfusionMatrixOptions& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
@@ -138,7 +139,7 @@ struct MeanIoUOptions {
 
 /// Intersection over union of segmentations: for each class over all pixels of all samples, then the mean over the
 /// classes that occur in predictions or targets, as torchmetrics' JaccardIndex.
-class MeanIoU : public SampleMetric {
+class MUSTER_API MeanIoU : public SampleMetric {
  public:
   MeanIoU(const MeanIoUOptions& options = {});
   void add(const at::Tensor& prediction, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
@@ -151,7 +152,7 @@ class MeanIoU : public SampleMetric {
 /// class 0, where equal scores count half (the Mann-Whitney statistic; Hanley and McNeil 1982,
 /// doi:10.1148/radiology.143.1.7063747). It is exact: it keeps the scores of all samples, about 30 bytes each, and a
 /// report gathers them. Undefined if one of the classes is missing or a score is NaN.
-class AUC : public SampleMetric {
+class MUSTER_API AUC : public SampleMetric {
  public:
   AUC();
   /// `score`: the score of class 1, [N, …], any numbers that order the samples.
@@ -161,7 +162,7 @@ class AUC : public SampleMetric {
 };
 
 /// exp of the mean negative log-likelihood of the tokens.
-class Perplexity : public SampleMetric {
+class MUSTER_API Perplexity : public SampleMetric {
  public:
   Perplexity();
   /// `logits`: [N, C, …], as cross_entropy takes them.

@@ -12,6 +12,7 @@
 // It needs <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -56,8 +57,8 @@ using CommHook = std::function<void(GradBucket& bucket, c10d::ProcessGroup& grou
 /// Sends gradients as bfloat16 or half precision; gradients of 16 bits and complex ones are sent as they are. With
 /// muster's own backend, the ranks of a node are summed in float, and the node's sum is rounded to 16 bits before it is
 /// sent to other nodes. In half precision, values above 65504 become infinite.
-CommHook bf16_compress_hook();
-CommHook fp16_compress_hook();
+MUSTER_API CommHook bf16_compress_hook();
+MUSTER_API CommHook fp16_compress_hook();
 
 struct PowerSgdOptions {
   /// The rank of the approximation: a higher one is closer to the gradient, and sends more.
@@ -77,6 +78,6 @@ struct PowerSgdOptions {
 /// matrix of its first dimension by all others. Vectors, and matrices that would not become small enough, are averaged
 /// as they are. A bucket that is not finite on some rank, as may happen with a GradScaler, becomes NaN on all ranks and
 /// does not change the stored errors. Neither does a parameter that no rank's batch has used.
-CommHook powersgd_hook(const PowerSgdOptions& options = {});
+MUSTER_API CommHook powersgd_hook(const PowerSgdOptions& options = {});
 
 }  // namespace muster

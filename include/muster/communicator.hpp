@@ -12,6 +12,7 @@
 // the late ranks), with another rank's error (RemoteError), or if ranks are in different calls (ExitCode::user_error).
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/reduce_op.hpp>
 
 #include <chrono>
@@ -63,7 +64,7 @@ class SharedMemory {
 };
 
 /// A communicator, made by Launch or by from_mpi() (muster/mpi.hpp).
-class Communicator {
+class MUSTER_API Communicator {
  public:
   /// This process's rank, from 0 on.
   int rank() const noexcept;

@@ -2,6 +2,7 @@
 // the order of the fields: {.num_workers = 2, .use_gpu = true} compiles, the other order does not.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <chrono>
@@ -63,8 +64,8 @@ struct ScalingConfig {
   /// micro-batches: step it, and do whatever else belongs to a whole step, only if session.step_complete().
   std::optional<int> virtual_workers = {};
 };
-void to_json(Json& json, const ScalingConfig& options);
-void from_json(const Json& json, ScalingConfig& options);
+MUSTER_API void to_json(Json& json, const ScalingConfig& options);
+MUSTER_API void from_json(const Json& json, ScalingConfig& options);
 
 enum class ScoreOrder { max, min };
 
@@ -102,8 +103,8 @@ struct CheckpointConfig {
   /// the run's folder, the only place where Result looks. Empty: no fast tier.
   std::filesystem::path fast_tier = {};
 };
-void to_json(Json& json, const CheckpointConfig& options);
-void from_json(const Json& json, CheckpointConfig& options);
+MUSTER_API void to_json(Json& json, const CheckpointConfig& options);
+MUSTER_API void from_json(const Json& json, CheckpointConfig& options);
 
 /// What happens to an optimizer's step for which an averaged gradient is NaN or infinite. This is checked before the
 /// step in all prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For
@@ -145,8 +146,8 @@ struct FailureConfig {
   /// (roll_back); one more is an Error as with BadNumbers::stop. -1: no limit.
   int bad_numbers_limit = 10;
 };
-void to_json(Json& json, const FailureConfig& options);
-void from_json(const Json& json, FailureConfig& options);
+MUSTER_API void to_json(Json& json, const FailureConfig& options);
+MUSTER_API void from_json(const Json& json, FailureConfig& options);
 
 /// Logging options.
 struct LoggingConfig {
@@ -157,8 +158,8 @@ struct LoggingConfig {
   /// True: a file for each rank. False: only rank 0's.
   bool per_rank = true;
 };
-void to_json(Json& json, const LoggingConfig& options);
-void from_json(const Json& json, LoggingConfig& options);
+MUSTER_API void to_json(Json& json, const LoggingConfig& options);
+MUSTER_API void from_json(const Json& json, LoggingConfig& options);
 
 /// A trace of some steps, in which ui.perfetto.dev or chrome://tracing shows what each thread of each rank did and
 /// when, on one clock: waiting for data, forward, backward, the reduction of each bucket, the network, the optimizer,
@@ -199,8 +200,8 @@ struct RunConfig {
   int histogram_interval = 0;
   ProfileConfig profile = {};
 };
-void to_json(Json& json, const RunConfig& options);
-void from_json(const Json& json, RunConfig& options);
+MUSTER_API void to_json(Json& json, const RunConfig& options);
+MUSTER_API void from_json(const Json& json, RunConfig& options);
 
 struct TorchConfig {
   /// See ProcessGroupOptions::backend; with use_gpu, "auto" is nccl if this build has it. The flag --backend overrides
@@ -209,8 +210,8 @@ struct TorchConfig {
   /// How long ranks wait for each other in any operation before the job ends (ExitCode::retry); --timeout overrides it.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
-void to_json(Json& json, const TorchConfig& options);
-void from_json(const Json& json, TorchConfig& options);
+MUSTER_API void to_json(Json& json, const TorchConfig& options);
+MUSTER_API void from_json(const Json& json, TorchConfig& options);
 
 /// Names of datasets; {"train"} if none are given.
 class DatasetNames {
@@ -241,7 +242,7 @@ struct DataConfig {
   /// Split all datasets; empty: false.
   std::optional<bool> split_all = {};
 };
-void to_json(Json& json, const DataConfig& options);
-void from_json(const Json& json, DataConfig& options);
+MUSTER_API void to_json(Json& json, const DataConfig& options);
+MUSTER_API void from_json(const Json& json, DataConfig& options);
 
 }  // namespace muster

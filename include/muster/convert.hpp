@@ -1,6 +1,7 @@
 // Making datasets: converts downloaded files into one HDF5 file that training reads fast.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <cstdint>
@@ -41,20 +42,23 @@ struct ConvertOptions {
 // disk is one with ExitCode::retry. Inputs are read as a stream; shuffling holds one column at a time in memory.
 
 /// IDX files (the format of MNIST: magic 0 0 TYPE NDIM, sizes and data big-endian), gzipped or not; one column each.
-std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,
-                                               const std::filesystem::path& output, const ConvertOptions& options = {});
+MUSTER_API std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,
+                                                          const std::filesystem::path& output,
+                                                          const ConvertOptions& options = {});
 /// NumPy .npy files, version 1 to 3, C order, numbers and booleans, gzipped or not; one column each.
-std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
-                                               const std::filesystem::path& output, const ConvertOptions& options = {});
+MUSTER_API std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
+                                                          const std::filesystem::path& output,
+                                                          const ConvertOptions& options = {});
 /// Comma-separated numbers: the last field of a line is the target (int64 if all are integers, otherwise float32), the
 /// fields before it are the features (float32). ConvertOptions::header says whether the first line is a header. Several
 /// files are concatenated; the numbers of all of them are held in memory.
-std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
-                                               const std::filesystem::path& output, const ConvertOptions& options = {});
+MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
+                                                          const std::filesystem::path& output,
+                                                          const ConvertOptions& options = {});
 
 /// Describes a dataset "FILE.h5[:/group]": {"path", "samples" (null if columns differ), "bytes" (of the file),
 /// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes"}], "groups": [those inside the
 /// group], "advice": [problems that prevent reading it or make it slow, with remedies]}.
-Json describe_dataset(const std::string& path);
+MUSTER_API Json describe_dataset(const std::string& path);
 
 }  // namespace muster

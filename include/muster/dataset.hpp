@@ -9,6 +9,7 @@
 // Inside a training function, session.get_dataset_shard("train").iter_torch_batches({…}) gives this rank's batches.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <ATen/core/Generator.h>
@@ -40,7 +41,7 @@ namespace detail::data {
 class Source;
 class BatchStream;
 struct ShardState;
-const std::shared_ptr<Source>& source_of(const Dataset& dataset) noexcept;
+MUSTER_API const std::shared_ptr<Source>& source_of(const Dataset& dataset) noexcept;
 }  // namespace detail::data
 namespace detail::step {
 struct BatchWeight;
@@ -58,7 +59,7 @@ struct Column {
 using Schema = std::vector<Column>;
 
 /// An ordered map from column names to tensors of shape [rows, …], all with the same number of rows.
-class Batch {
+class MUSTER_API Batch {
  public:
   using Item = std::pair<std::string, at::Tensor>;
 
@@ -148,7 +149,7 @@ using MakeStream = std::function<StreamReader(const StreamShard&)>;
 /// A handle to a dataset; copies are cheap and share it. Files are opened and fully checked at first use (an Error with
 /// ExitCode::data). A dataset must be the same on all ranks: count, columns, sizes and some blocks are compared before
 /// training.
-class Dataset {
+class MUSTER_API Dataset {
  public:
   /// "FILE.h5" or "FILE.h5:/group".
   Dataset(const char* path);
@@ -275,7 +276,7 @@ struct BatchOptions {
 /// One pass over a shard. It begins with begin(), which may be called once, and ends after its last batch or with the
 /// range. Owns what it iterates over. An error in reading (muster::Error with ExitCode::data, or what a preprocessor
 /// throws) is thrown by begin() or ++ when that batch is due, and again by each ++ after it.
-class BatchRange {
+class MUSTER_API BatchRange {
  public:
   class iterator {
    public:
@@ -334,7 +335,7 @@ class BatchRange {
 /// (side by side, or one inside a batch of the other), and a stop is not obeyed there. Two names for the same data in
 /// the trainer's datasets have separate positions. An inner pass that begins with `.training = false` or under
 /// torch::NoGradGuard has no position, and session.step(batch) still weights its batches.
-class DatasetShard {
+class MUSTER_API DatasetShard {
  public:
   explicit DatasetShard(std::shared_ptr<detail::data::ShardState> state);
 

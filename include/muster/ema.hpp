@@ -17,6 +17,7 @@
 // and `muster checkpoint export --entry ema` exports them to Python.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 #include <muster/state.hpp>
 
@@ -39,7 +40,7 @@ struct EMAOptions {
 };
 
 /// While it lives, the module's parameters have the averaged values. Made by EMA::apply().
-class EMAScope {
+class MUSTER_API EMAScope {
  public:
   EMAScope(const EMAScope&) = delete;
   EMAScope& operator=(const EMAScope&) = delete;
@@ -55,7 +56,7 @@ class EMAScope {
 /// not lost; whole numbers are copied, not averaged. Buffers, such as batch-norm's statistics, are not averaged: they
 /// remain the model's own, as in Python's AveragedModel. The first update copies the weights. Copies of an EMA share
 /// one average.
-class EMA {
+class MUSTER_API EMA {
  public:
   /// Throws an Error (ExitCode::usage) if the decay is not between 0 and 1.
   explicit EMA(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options = {});

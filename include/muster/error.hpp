@@ -1,6 +1,8 @@
 // Errors: what was being done, the fact, the remedy, and the exit code of the process.
 #pragma once
 
+#include <muster/detail/export.hpp>
+
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -36,7 +38,7 @@ constexpr bool is_worth_retrying(ExitCode code) noexcept {
 }
 
 /// An error that muster has detected. what() reads "DOING: FACT. REMEDY".
-class Error : public std::runtime_error {
+class MUSTER_API Error : public std::runtime_error {
  public:
   /// `doing` as in "opening train.h5", `fact` as in "there is no such file", `remedy` as a sentence without its full
   /// stop; an empty remedy is left out.
@@ -55,7 +57,7 @@ class Error : public std::runtime_error {
 };
 
 /// An error of another rank, thrown here so that this rank ends its work too. what() names rank and host.
-class RemoteError : public Error {
+class MUSTER_API RemoteError : public Error {
  public:
   RemoteError(ExitCode code, int rank, const std::string& text) : Error(code, text), rank_(rank) {}
 

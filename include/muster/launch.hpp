@@ -9,6 +9,7 @@
 #pragma once
 
 #include <muster/communicator.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/error.hpp>
 
 #include <chrono>
@@ -72,7 +73,7 @@ concept HasExitCode = requires(const T& ended) {
 };
 
 /// Not movable. It lives in main, around everything else of muster, or in a program that already has MPI.
-class Launch {
+class MUSTER_API Launch {
  public:
   /// Initialises MPI at THREAD_MULTIPLE unless it is initialised. `version` is what --version prints after the
   /// program's name. Ends the process with ExitCode::usage if the launcher has started N worlds of one rank instead of

@@ -1,6 +1,7 @@
 // Metrics: the values that session.report takes, and running means for a training loop.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <cmath>
@@ -30,7 +31,7 @@ class StateEntry;
 ///   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
 ///   …
 ///     session.report({{"loss", loss.take()}}, state);
-class Mean {
+class MUSTER_API Mean {
  public:
   /// `value` is itself a mean over `samples` samples; with 0 samples it is ignored.
   void add(double value, std::int64_t samples = 1) noexcept {
@@ -58,7 +59,7 @@ class Mean {
 
 /// One reported value: a number, a Mean, a metric of classification.hpp, a tensor of one real number, or any JSON (rank
 /// 0's is kept). A report rejects any other tensor and names its metric (ExitCode::user_error).
-class Metric {
+class MUSTER_API Metric {
  public:
   template <std::integral T>
   Metric(T value) : value_(value) {}

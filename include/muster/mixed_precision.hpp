@@ -13,6 +13,7 @@
 #pragma once
 
 #include <muster/communicator.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -43,7 +44,7 @@ struct AutocastOptions {
 /// products and convolutions to `dtype`, operations that need its range to float. Parameters keep their type. Scopes
 /// may be nested. backward() belongs outside the scope: it computes in the types of the forward pass. On a CPU without
 /// AVX-512, 16 bits take many times as long as float; the first scope warns about this.
-class Autocast {
+class MUSTER_API Autocast {
  public:
   /// An Error (ExitCode::usage) for another dtype.
   explicit Autocast(at::DeviceType device, const AutocastOptions& options = {});
@@ -74,7 +75,7 @@ struct GradScalerOptions {
 ///
 /// Several optimizers may share one scaler: call unscale_() and step() for each of them, and update() after all of
 /// them.
-class GradScaler {
+class MUSTER_API GradScaler {
  public:
   /// `communicator`: the ranks that step together; used by this scaler alone. Throws an Error (ExitCode::usage) if an
   /// option is out of its range.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <muster/comm_hooks.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <cstddef>
@@ -78,7 +79,7 @@ struct JoinOptions {
 /// that finished early; make it again or load its state if training continues.
 ///
 /// The loop must contain no other collective: no GradScaler, no session.mean, no fused optimizer.
-class Join {
+class MUSTER_API Join {
  public:
   /// Collective.
   Join(const std::vector<std::shared_ptr<detail::gradients::DataParallel>>& models, const JoinOptions& options);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <muster/communicator.hpp>
+#include <muster/detail/export.hpp>
 
 #include <mpi.h>
 
@@ -20,6 +21,6 @@ namespace muster {
 ///     muster::Launch launch(argc, argv, muster::from_mpi(half));    // the others go on computing
 ///     const int code = launch.run([&] { return muster::TorchTrainer(launch, train, {…}).fit(); });
 ///   }
-Communicator from_mpi(MPI_Comm comm);
+MUSTER_API Communicator from_mpi(MPI_Comm comm);
 
 }  // namespace muster

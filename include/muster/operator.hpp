@@ -35,6 +35,7 @@
 #pragma once
 
 #include <muster/config.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/detail/operator.hpp>
 #include <muster/launch.hpp>
 #include <muster/metrics.hpp>
@@ -81,7 +82,7 @@ struct BatchInfo : EpochInfo {
 };
 
 /// Means over batches, for your own train_epoch() or validate().
-class AverageMeterCollection {
+class MUSTER_API AverageMeterCollection {
  public:
   /// Adds the metrics of one batch. The batch's weight is `n`, or else its metric num_samples, or else 1. A batch of
   /// weight 0 only increases batch_count.
@@ -101,7 +102,7 @@ class AverageMeterCollection {
 };
 
 /// Measures seconds by name while profiling is enabled.
-class Timers {
+class MUSTER_API Timers {
  public:
   class Scope {
    public:
@@ -141,7 +142,7 @@ struct BatchColumns {
 };
 
 /// A source of an operator's batches. A pass over it takes each sample once.
-class OperatorLoader {
+class MUSTER_API OperatorLoader {
  public:
   /// A dataset, split among the workers; without OperatorTrainerOptions::add_dist_sampler each worker takes all of it.
   /// Without `columns`, a batch has all columns of the dataset.
@@ -206,7 +207,7 @@ class OperatorBatches {
 /// Defines what is trained and how; there is one on every worker. Derive your own, override setup(), and override other
 /// methods where you need something else. All workers must call what takes part in training (register_training(), the
 /// losses' backward()) alike.
-class TrainingOperator {
+class MUSTER_API TrainingOperator {
  public:
   TrainingOperator();
   TrainingOperator(const TrainingOperator&) = delete;
@@ -411,7 +412,7 @@ struct ValidateOptions {
 /// If a Callback asks for training to end, the call whose report it was still returns its results. Each later train()
 /// throws an Error with ExitCode::done on all ranks, with which Launch::run() ends as done. A program that catches it
 /// may continue with all other calls.
-class OperatorTrainerBase {
+class MUSTER_API OperatorTrainerBase {
  public:
   OperatorTrainerBase(const OperatorTrainerBase&) = delete;
   OperatorTrainerBase& operator=(const OperatorTrainerBase&) = delete;

@@ -47,6 +47,7 @@
 // take views and pointers again after it.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -81,7 +82,7 @@ namespace detail::optim {
 class OptimizerStep;
 
 /// The base class of all prepared optimizers, whatever their type.
-class Prepared {
+class MUSTER_API Prepared {
  public:
   Prepared(std::unique_ptr<OptimizerStep> step);
   Prepared(Prepared&&) noexcept;

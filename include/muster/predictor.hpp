@@ -10,6 +10,7 @@
 
 #include <muster/checkpoint.hpp>
 #include <muster/dataset.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 #include <muster/preprocessor.hpp>
 #include <muster/state.hpp>
@@ -32,7 +33,7 @@ class Launch;
 
 /// A model's predictions for a batch: columns by name, with a row for each row of the batch. A single tensor is the
 /// column "predictions".
-class Prediction {
+class MUSTER_API Prediction {
  public:
   Prediction(at::Tensor predictions) : columns_{{"predictions", std::move(predictions)}} {}
   Prediction(std::map<std::string, at::Tensor> columns) : columns_(std::move(columns)) {}
@@ -62,7 +63,7 @@ struct PredictorOptions {
 };
 
 /// A model with its preprocessing, on one rank. Copies are cheap and share the model. Use it in one thread at a time.
-class TorchPredictor {
+class MUSTER_API TorchPredictor {
  public:
   /// Computes predictions from a batch of the feature columns. It may change the batch and write into its tensors.
   using Function = std::function<Prediction(Batch&)>;
@@ -120,7 +121,7 @@ struct BatchPredictorOptions {
 };
 
 /// Computes and writes predictions for a whole dataset, by all ranks of a launch.
-class BatchPredictor {
+class MUSTER_API BatchPredictor {
  public:
   explicit BatchPredictor(TorchPredictor predictor) : predictor_(std::move(predictor)) {}
 

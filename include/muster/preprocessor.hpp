@@ -6,6 +6,7 @@
 
 #include <muster/communicator.hpp>
 #include <muster/dataset.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <memory>
@@ -15,7 +16,7 @@
 namespace muster {
 
 /// A transformation of batches with a fitted state. Derive your own classes from it.
-class Preprocessor {
+class MUSTER_API Preprocessor {
  public:
   virtual ~Preprocessor() = default;
   /// Fits the state to the dataset; each rank reads its share and the results are combined. Collective.
@@ -56,16 +57,16 @@ using PreprocessorPtr = std::shared_ptr<Preprocessor>;
 /// the population's, and 1 where that is 0. Means and variances of blocks of 256 samples are combined pairwise by the
 /// parallel formula of Chan, Golub and LeVeque (1979). All preprocessors here give the same bits at any number of
 /// ranks.
-PreprocessorPtr standard_scaler(std::vector<std::string> columns);
+MUSTER_API PreprocessorPtr standard_scaler(std::vector<std::string> columns);
 /// (x − min) / (max − min) for each feature; 0 where max = min.
-PreprocessorPtr min_max_scaler(std::vector<std::string> columns);
+MUSTER_API PreprocessorPtr min_max_scaler(std::vector<std::string> columns);
 /// Integers to 0 … k−1, in ascending order of the values seen in fit(); any other value is an Error. The columns that
 /// it transforms may be floats: 2.0 is the class 2, and 2.7 is an Error (ExitCode::data).
-PreprocessorPtr label_encoder(std::string column);
+MUSTER_API PreprocessorPtr label_encoder(std::string column);
 /// Integer columns to float vectors [k] with a single 1; a value not seen in fit() becomes all zeros. Floats as above.
-PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
+MUSTER_API PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
 /// Applies several, one after the other; each is fitted on the output of those before it. If some of them are already
 /// fitted, fit() does not change these.
-PreprocessorPtr chain(std::vector<PreprocessorPtr> steps);
+MUSTER_API PreprocessorPtr chain(std::vector<PreprocessorPtr> steps);
 
 }  // namespace muster

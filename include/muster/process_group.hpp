@@ -4,6 +4,7 @@
 #pragma once
 
 #include <muster/communicator.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <c10/util/intrusive_ptr.h>
@@ -32,7 +33,7 @@ struct ProcessGroupOptions {
 
 /// True if this build has the backend "mpi" (always), "gloo" (if gloo's headers were found) or "nccl" (if libtorch has
 /// CUDA and NCCL).
-bool has_backend(std::string_view name);
+MUSTER_API bool has_backend(std::string_view name);
 
 /// Makes a process group over a duplicate of `communicator`, with the same ranks. Collective. Use it in one thread at a
 /// time, with the same order of operations on all ranks. Dense tensors of any type can be moved; reductions take
@@ -44,7 +45,7 @@ bool has_backend(std::string_view name);
 /// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be destroyed before the
 /// launch. What they support, and the errors of their operations, are torch's. Destroying a group with NCCL aborts its
 /// operations, also on the other ranks: before that, wait for the GPU and then for the other ranks.
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const Communicator& communicator,
-                                                          const ProcessGroupOptions& options = {});
+MUSTER_API c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const Communicator& communicator,
+                                                                     const ProcessGroupOptions& options = {});
 
 }  // namespace muster

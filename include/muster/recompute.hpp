@@ -11,6 +11,8 @@
 // gradients of one tensor come from inside and outside of the block: these are added in another order.
 #pragma once
 
+#include <muster/detail/export.hpp>
+
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
@@ -34,7 +36,7 @@ using Tensors = std::vector<at::Tensor>;
 using Block = std::function<Tensors(const Tensors& inputs)>;
 
 /// `module`: the module whose buffers the block may write to; may be null.
-Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module);
+MUSTER_API Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module);
 
 }  // namespace detail::recomputation
 

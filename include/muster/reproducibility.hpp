@@ -1,6 +1,8 @@
 // Reproducible results.
 #pragma once
 
+#include <muster/detail/export.hpp>
+
 #include <cstdint>
 
 namespace muster {
@@ -14,6 +16,6 @@ namespace muster {
 ///
 /// Call it before the first tensor is on a GPU, on all ranks, in main or at the beginning of the training function.
 /// With several trainers call it in main: a start that finds the first run finished does not call its function.
-void enable_reproducibility(std::uint64_t seed = 0);
+MUSTER_API void enable_reproducibility(std::uint64_t seed = 0);
 
 }  // namespace muster

@@ -3,6 +3,7 @@
 
 #include <muster/checkpoint.hpp>
 #include <muster/config.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/error.hpp>
 #include <muster/json.hpp>
 
@@ -16,7 +17,7 @@ namespace muster {
 
 /// All reports of a run: a row for each report, and a column for each name in any of them, in the order of
 /// progress.csv.
-struct MetricsTable {
+struct MUSTER_API MetricsTable {
   std::vector<std::string> columns = {};
   /// Each row has a value for every column; null if the report had none.
   std::vector<std::vector<Json>> rows = {};
@@ -27,7 +28,7 @@ struct MetricsTable {
 };
 
 /// The same on every rank.
-struct Result {
+struct MUSTER_API Result {
   /// The metrics of the last report, as in the last line of result.json; null if there was none.
   Json metrics;
   /// The last committed checkpoint.

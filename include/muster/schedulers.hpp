@@ -21,6 +21,7 @@
 // too.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <torch/optim/schedulers/lr_scheduler.h>
@@ -32,7 +33,7 @@
 namespace muster {
 
 /// The base class of the schedules. Refers to the optimizer, which must outlive it.
-class Schedule : public torch::optim::LRScheduler {
+class MUSTER_API Schedule : public torch::optim::LRScheduler {
  public:
   /// The current learning rate of each of the optimizer's groups.
   std::vector<double> get_last_lr() const { return get_current_lrs(); }
@@ -58,7 +59,7 @@ struct LinearWarmupOptions {
 };
 
 /// Increases the learning rate linearly from `start_factor` of it to all of it, as Python's LinearLR.
-class LinearWarmup final : public Schedule {
+class MUSTER_API LinearWarmup final : public Schedule {
  public:
   LinearWarmup(torch::optim::Optimizer& optimizer, const LinearWarmupOptions& options);
 };
@@ -76,7 +77,7 @@ struct CosineWithWarmupOptions {
 
 /// A linear warm-up, then half a cosine down to `min_lr` (Loshchilov and Hutter, https://arxiv.org/abs/1608.03983,
 /// without restarts).
-class CosineWithWarmup final : public Schedule {
+class MUSTER_API CosineWithWarmup final : public Schedule {
  public:
   CosineWithWarmup(torch::optim::Optimizer& optimizer, const CosineWithWarmupOptions& options);
 };
@@ -104,7 +105,7 @@ struct OneCycleOptions {
 };
 
 /// Up to a large learning rate and down to a very small one (Smith and Topin, https://arxiv.org/abs/1708.07120).
-class OneCycle final : public Schedule {
+class MUSTER_API OneCycle final : public Schedule {
  public:
   /// Throws an Error (ExitCode::usage) for invalid options, or if the optimizer has no momentum to move.
   OneCycle(torch::optim::Optimizer& optimizer, const OneCycleOptions& options);

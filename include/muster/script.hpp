@@ -14,6 +14,7 @@
 // This header needs torch's modules, so muster.hpp leaves it out.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/weights.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +38,7 @@ namespace muster {
 ///
 /// It shares its parameters with the program, which therefore uses the values of every step. Its train(), eval() and
 /// to() set the program's `training` and its tensors.
-class ScriptModuleImpl : public torch::nn::Module {
+class MUSTER_API ScriptModuleImpl : public torch::nn::Module {
  public:
   /// Wraps `script`: the same program and tensors. Run the program only through this module from now on.
   explicit ScriptModuleImpl(const torch::jit::Module& script);
@@ -72,6 +73,6 @@ TORCH_MODULE(ScriptModule);
 /// Returns the module in a file of torch.jit.save(), on the CPU. An Error (ExitCode::data) that names the file if it
 /// does not exist, holds something else (such as a state dict), is damaged, or if its program needs code that is not
 /// linked in. Acts on the calling rank only.
-ScriptModule load_script(const std::filesystem::path& file);
+MUSTER_API ScriptModule load_script(const std::filesystem::path& file);
 
 }  // namespace muster

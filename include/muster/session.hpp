@@ -4,6 +4,7 @@
 #include <muster/checkpoint.hpp>
 #include <muster/communicator.hpp>
 #include <muster/dataset.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 #include <muster/metrics.hpp>
 #include <muster/mixed_precision.hpp>
@@ -37,7 +38,7 @@ struct SessionState;
 }
 namespace detail::data {
 struct Worker;
-Worker worker_of(const Session& session);
+MUSTER_API Worker worker_of(const Session& session);
 }  // namespace detail::data
 namespace detail::step {
 struct BatchWeight;
@@ -47,7 +48,7 @@ class Steps;
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
 /// state. Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is
 /// gone. When the run is asked to stop, the living State that was restored or reported last is saved.
-class State {
+class MUSTER_API State {
  public:
   /// Loads the checkpoint from which the run continues: its own newest one, or the one it was told to start from.
   /// Returns false on a fresh start. All names, shapes and types are compared first: if one differs, nothing is
@@ -106,7 +107,7 @@ struct Preemption {
 /// an epoch, there is a warning, and from then on a run that continues repeats the epoch of its State from the start.
 /// It is an Error to report a State while the program iterates over, and trains with, a dataset that is whole on each
 /// worker.
-class Epochs {
+class MUSTER_API Epochs {
  public:
   class iterator {
    public:
@@ -131,7 +132,7 @@ class Epochs {
 };
 
 /// While it lives, the module is in evaluation mode and no gradients are recorded. Made by Session::evaluation().
-class Evaluation {
+class MUSTER_API Evaluation {
  public:
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
@@ -145,7 +146,7 @@ class Evaluation {
 };
 
 /// While it lives, every backward() inside it is weighted by one given batch. Made by Session::step().
-class StepScope {
+class MUSTER_API StepScope {
  public:
   StepScope(const StepScope&) = delete;
   StepScope& operator=(const StepScope&) = delete;
@@ -183,7 +184,7 @@ class StepScope {
 /// training has ended. The time limit is --time-limit, or else SLURM_JOB_END_TIME. A run stops before it by the longest
 /// time so far between two boundaries, plus twice its slowest save (before the first save: three times its parameters
 /// at 100 MB/s), plus one second. Where there is no boundary, as in a long validation, nothing stops.
-class Session {
+class MUSTER_API Session {
  public:
   explicit Session(detail::session::SessionState& state) : state_(&state) {}
 

@@ -15,6 +15,7 @@
 // saved.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -56,7 +57,7 @@ struct StateDict {
 };
 
 /// One named object of a state.
-class StateEntry {
+class MUSTER_API StateEntry {
  public:
   StateEntry(std::shared_ptr<torch::nn::Module> module);
   template <class M>

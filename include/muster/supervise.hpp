@@ -1,6 +1,8 @@
 // A supervised job, as `muster run` starts it: the job is watched, and started again after a failure.
 #pragma once
 
+#include <muster/detail/export.hpp>
+
 #include <chrono>
 #include <optional>
 #include <string>
@@ -36,6 +38,6 @@ struct SuperviseOptions {
 /// when the reader of standard output has gone. A second SIGINT ends everything at once with ExitCode::interrupted. A
 /// host of `hosts` that cannot be reached is left out like a lost one. Each problem is printed once. Only one call at a
 /// time, in a process that has no other children.
-int supervise(const SuperviseOptions& options);
+MUSTER_API int supervise(const SuperviseOptions& options);
 
 }  // namespace muster

@@ -10,6 +10,7 @@
 
 #include <muster/checkpoint.hpp>
 #include <muster/config.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/error.hpp>
 #include <muster/json.hpp>
 #include <muster/launch.hpp>
@@ -26,7 +27,7 @@ namespace muster {
 
 /// The values of one setting over the trials. Impossible bounds, empty lists, and values that JSON does not have (NaN
 /// and infinity) are an Error (ExitCode::usage).
-class Domain {
+class MUSTER_API Domain {
  public:
   enum class Kind { grid, choice, uniform, log_uniform, randint };
 
@@ -42,15 +43,15 @@ class Domain {
 };
 
 /// Every value; a sample has a trial for each of them.
-Domain grid(std::vector<Json> values);
+MUSTER_API Domain grid(std::vector<Json> values);
 /// One of the values, all equally likely.
-Domain choice(std::vector<Json> values);
+MUSTER_API Domain choice(std::vector<Json> values);
 /// A number from `low` up to `high`, uniformly distributed.
-Domain uniform(double low, double high);
+MUSTER_API Domain uniform(double low, double high);
 /// The same, uniform in its logarithm; `low` must be above 0.
-Domain log_uniform(double low, double high);
+MUSTER_API Domain log_uniform(double low, double high);
 /// A whole number from `low` to below `high`.
-Domain randint(std::int64_t low, std::int64_t high);
+MUSTER_API Domain randint(std::int64_t low, std::int64_t high);
 
 /// Settings by name; "optimizer.lr" is the setting lr inside of optimizer.
 using Space = std::vector<std::pair<std::string, Domain>>;
@@ -109,7 +110,7 @@ struct Trial {
 };
 
 /// The same on every rank.
-struct SweepResult {
+struct MUSTER_API SweepResult {
   std::vector<Trial> trials = {};  ///< in the order of their numbers
   std::filesystem::path path = {};
   std::string metric = {};
@@ -137,7 +138,7 @@ struct SweepResult {
 ///
 /// The folder has sweep.json and sweep.csv, with a row per trial, and a folder for each trial. A run of the same name
 /// may follow, for example with the best settings; its files lie beside these.
-class Sweep {
+class MUSTER_API Sweep {
  public:
   /// All ranks must give the same options. MPI must allow calls by several threads (MPI_THREAD_MULTIPLE).
   Sweep(Launch& launch, Trainable trainable, SweepOptions options);

@@ -15,6 +15,8 @@
 // This header needs torch's modules, so muster.hpp leaves it out.
 #pragma once
 
+#include <muster/detail/export.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/batchnorm.h>
 
@@ -29,7 +31,7 @@ namespace detail::gradients {
 class BatchNormRanks;
 
 /// The base class by which prepare_model finds synchronised modules.
-class Synchronised {
+class MUSTER_API Synchronised {
  public:
   Synchronised() = default;
   /// A copy, such as a clone(), is an ordinary batch-norm until its own model is prepared.
@@ -50,7 +52,8 @@ class Synchronised {
 }  // namespace detail::gradients
 
 template <std::size_t D, class Derived>
-class SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, Derived>, public detail::gradients::Synchronised {
+class MUSTER_API SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, Derived>,
+                                         public detail::gradients::Synchronised {
  public:
   using torch::nn::BatchNormImplBase<D, Derived>::BatchNormImplBase;
 
@@ -77,19 +80,19 @@ class SyncBatchNormImplBase : public torch::nn::BatchNormImplBase<D, Derived>, p
   void _check_input_dim(const at::Tensor& input) override;
 };
 
-class SyncBatchNorm1dImpl : public SyncBatchNormImplBase<1, SyncBatchNorm1dImpl> {
+class MUSTER_API SyncBatchNorm1dImpl : public SyncBatchNormImplBase<1, SyncBatchNorm1dImpl> {
  public:
   using SyncBatchNormImplBase::SyncBatchNormImplBase;
 };
 TORCH_MODULE(SyncBatchNorm1d);
 
-class SyncBatchNorm2dImpl : public SyncBatchNormImplBase<2, SyncBatchNorm2dImpl> {
+class MUSTER_API SyncBatchNorm2dImpl : public SyncBatchNormImplBase<2, SyncBatchNorm2dImpl> {
  public:
   using SyncBatchNormImplBase::SyncBatchNormImplBase;
 };
 TORCH_MODULE(SyncBatchNorm2d);
 
-class SyncBatchNorm3dImpl : public SyncBatchNormImplBase<3, SyncBatchNorm3dImpl> {
+class MUSTER_API SyncBatchNorm3dImpl : public SyncBatchNormImplBase<3, SyncBatchNorm3dImpl> {
  public:
   using SyncBatchNormImplBase::SyncBatchNormImplBase;
 };

@@ -8,6 +8,7 @@
 #include <muster/callback.hpp>
 #include <muster/config.hpp>
 #include <muster/dataset.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 #include <muster/launch.hpp>
 #include <muster/preprocessor.hpp>
@@ -30,7 +31,7 @@ namespace muster {
 
 /// Sets up what a framework needs around a training function: environment variables, its own process group
 /// (Session::set_process_group). Every method is called on every worker, and is collective.
-class Backend {
+class MUSTER_API Backend {
  public:
   virtual ~Backend() = default;
   virtual void on_start(Session&) {}
@@ -41,7 +42,7 @@ class Backend {
 };
 
 /// Makes the backend of a trainer.
-class BackendConfig {
+class MUSTER_API BackendConfig {
  public:
   virtual ~BackendConfig() = default;
   virtual std::unique_ptr<Backend> make_backend() const = 0;
@@ -51,7 +52,7 @@ class BackendConfig {
 };
 
 /// Gives the workers a torch process group, over MPI unless TorchConfig, the devices or --backend say otherwise.
-class TorchBackend final : public Backend {
+class MUSTER_API TorchBackend final : public Backend {
  public:
   explicit TorchBackend(TorchConfig config) : config_(std::move(config)) {}
   void on_start(Session& session) override;
@@ -120,8 +121,8 @@ struct TrainerOptions {
   /// How checkpoints are validated whose reports ask for it; see muster/validation.hpp.
   ValidationConfig validation = {};
 };
-void to_json(Json& json, const TrainerOptions& options);
-void from_json(const Json& json, TrainerOptions& options);
+MUSTER_API void to_json(Json& json, const TrainerOptions& options);
+MUSTER_API void from_json(const Json& json, TrainerOptions& options);
 // One struct for all trainers.
 using DataParallelTrainerOptions = TrainerOptions;
 using TorchTrainerOptions = TrainerOptions;
@@ -131,7 +132,7 @@ using TorchTrainerOptions = TrainerOptions;
 using Trainable = std::function<Result(Launch& launch, const Config& config)>;
 
 /// Runs one function on every worker, each with its share of the data.
-class DataParallelTrainer {
+class MUSTER_API DataParallelTrainer {
  public:
   DataParallelTrainer(Launch& launch, TrainLoop train_loop, TrainerOptions options = {});
   virtual ~DataParallelTrainer() = default;
@@ -175,10 +176,10 @@ class DataParallelTrainer {
 /// For a restore() of your own trainer class: the saved options of the run in `path`, with which it continues. Fields
 /// of `given` that differ from their defaults override them. Options that are not data (see TrainerOptions) must be
 /// given again. An Error (ExitCode::data) if can_restore() is false.
-TrainerOptions restored_options(const std::filesystem::path& path, TrainerOptions given = {});
+MUSTER_API TrainerOptions restored_options(const std::filesystem::path& path, TrainerOptions given = {});
 
 /// A DataParallelTrainer for torch: the workers share a process group, session.prepare_model makes models parallel.
-class TorchTrainer : public DataParallelTrainer {
+class MUSTER_API TorchTrainer : public DataParallelTrainer {
  public:
   using DataParallelTrainer::DataParallelTrainer;
 

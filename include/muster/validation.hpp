@@ -33,6 +33,7 @@
 
 #include <muster/checkpoint.hpp>
 #include <muster/config.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/json.hpp>
 #include <muster/metrics.hpp>
 
@@ -52,7 +53,7 @@ class Session;
 /// The session's ranks are those that validate, and every dataset is split among them: a Mean is weighted by its
 /// samples, other numbers have equal weights. No gradients are recorded. The session is for evaluation only: to report,
 /// restore, stop or count epochs is an Error (ExitCode::usage).
-class ValidationFunction {
+class MUSTER_API ValidationFunction {
  public:
   ValidationFunction() = default;
   template <class Function>
@@ -82,7 +83,7 @@ struct ValidationConfig {
   /// without the destructors of static objects. If only one thread may call MPI, there is no time limit.
   std::chrono::milliseconds timeout = std::chrono::hours(1);
 };
-void to_json(Json& json, const ValidationConfig& options);
-void from_json(const Json& json, ValidationConfig& options);
+MUSTER_API void to_json(Json& json, const ValidationConfig& options);
+MUSTER_API void from_json(const Json& json, ValidationConfig& options);
 
 }  // namespace muster

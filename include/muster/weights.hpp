@@ -13,6 +13,7 @@
 // only.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/state.hpp>
 
 #include <cstdint>
@@ -31,20 +32,22 @@ struct ExportOptions {
 /// Writes the tensors under their paths; `values` are left out. The file appears only when it is complete and on the
 /// disk. Tensors that share memory are written separately; complex128 is an Error (ExitCode::usage), because the format
 /// has no such type.
-void save_safetensors(const StateDict& state, const std::filesystem::path& file, const ExportOptions& options = {});
+MUSTER_API void save_safetensors(const StateDict& state, const std::filesystem::path& file,
+                                 const ExportOptions& options = {});
 /// Writes a dict for Python's torch.load(file, weights_only=True). Tensors that share a storage share it in the file
 /// too.
-void save_torch(const StateDict& state, const std::filesystem::path& file, const ExportOptions& options = {});
+MUSTER_API void save_torch(const StateDict& state, const std::filesystem::path& file,
+                           const ExportOptions& options = {});
 
 /// Loads the tensors of a .safetensors file by their names, on the CPU; `values` has its metadata, strings by key.
-StateDict load_safetensors(const std::filesystem::path& file);
+MUSTER_API StateDict load_safetensors(const std::filesystem::path& file);
 /// Loads what torch.save() has written: tensors, numbers, strings, and dicts and lists of them; anything else in the
 /// pickle is an Error. Tensors of nested dicts get paths: {"model": {"fc.weight": …}} is "model/fc.weight"; `values`
 /// has the rest. Parameters become tensors, and all tensors are on the CPU.
-StateDict load_torch(const std::filesystem::path& file);
+MUSTER_API StateDict load_torch(const std::filesystem::path& file);
 
 /// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();
 /// if they differ, nothing is changed.
-void load_state_dict(const StateEntry& entry, const StateDict& state);
+MUSTER_API void load_state_dict(const StateEntry& entry, const StateDict& state);
 
 }  // namespace muster

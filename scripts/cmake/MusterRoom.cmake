@@ -1,3 +1,20 @@
+# muster_hide_symbols(TARGET): a shared library exports what is marked in its sources (muster/detail/export.hpp and
+# base/export.hpp) and nothing else.
+function(muster_hide_symbols TARGET)
+  set_target_properties(${TARGET} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
+
+# muster_link_options(TARGET): how a shared library is linked. Templates of the standard library and of torch are visible
+# in spite of the compiler's options, so the linker hides them; and what a library uses of another one must be exported.
+function(muster_link_options TARGET)
+  set(exports "${PROJECT_SOURCE_DIR}/src/exports.map")
+  target_link_options(${TARGET} PRIVATE "LINKER:--version-script=${exports}")
+  set_property(TARGET ${TARGET} APPEND PROPERTY LINK_DEPENDS "${exports}")
+  if(NOT MUSTER_SANITIZE)  # whose functions come with the program
+    target_link_options(${TARGET} PRIVATE LINKER:-z,defs)
+  endif()
+endfunction()
+
 # muster_room(NAME SOURCES file… [LINKS target…])
 #
 # A folder of src/ compiles with the include paths of what it LINKS and no others, which is what keeps MPI, HDF5, spdlog
@@ -7,6 +24,7 @@ function(muster_room NAME)
   add_library(muster_room_${NAME} OBJECT ${room_SOURCES})
   target_include_directories(muster_room_${NAME} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
   target_compile_options(muster_room_${NAME} PRIVATE -Wall -Wextra)
+  muster_hide_symbols(muster_room_${NAME})
   # g++ 12 warns wrongly about "text" + std::string (its bug 105329).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     target_compile_options(muster_room_${NAME} PRIVATE -Wno-restrict)
@@ -28,7 +46,12 @@ function(muster_library NAME)
   set_target_properties(muster_${NAME} PROPERTIES
     EXPORT_NAME ${NAME} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
   target_link_libraries(muster_${NAME} PRIVATE ${library_LINKS})
+  if(BUILD_SHARED_LIBS)
+    muster_link_options(muster_${NAME})
+  endif()
   set_property(GLOBAL APPEND PROPERTY MUSTER_LIBRARIES ${NAME})
+  set_property(GLOBAL APPEND PROPERTY MUSTER_ROOMS ${library_ROOMS})
+  set_property(GLOBAL APPEND PROPERTY MUSTER_LINKS ${library_LINKS})
 endfunction()
 
 # muster_addon(NAME [LINKS target…]): a room that stands on top of the core, as a library of its own.

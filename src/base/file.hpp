@@ -5,6 +5,7 @@
 // never its target.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/error.hpp"
 
 #include <cstddef>
@@ -18,7 +19,7 @@
 namespace muster::detail {
 
 /// An open file descriptor. Move-only; the destructor closes and ignores errors, so a writer calls close() itself.
-class File {
+class MUSTER_INTERNAL_API File {
  public:
   enum class Mode {
     read,
@@ -62,37 +63,39 @@ class File {
 ExitCode read_error_code(int error) noexcept;
 /// The type of what is at `path`, without following links; not_found if there is nothing. Throws an Error with the code
 /// of read_error_code() if that cannot be found out.
-std::filesystem::file_status status_of(const std::filesystem::path& path);
+MUSTER_INTERNAL_API std::filesystem::file_status status_of(const std::filesystem::path& path);
 /// Reads the whole file as text. Throws an Error (ExitCode::data) if it is longer than `most` bytes.
-std::string read_file(const std::filesystem::path& path, std::uint64_t most = std::uint64_t{1} << 40);
+MUSTER_INTERNAL_API std::string read_file(const std::filesystem::path& path,
+                                          std::uint64_t most = std::uint64_t{1} << 40);
 /// Replaces `path` by `content`, durably: after a crash either the old or the new file is there, complete.
-void write_file(const std::filesystem::path& path, std::string_view content);
+MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, std::string_view content);
 /// Like the above, but `write` fills the file. If it throws, `path` is unchanged. Without `replace`, throws an Error if
 /// the file exists.
-void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write, bool replace = true);
+MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write,
+                                    bool replace = true);
 /// Removes the temporary files that killed calls of write_file() have left beside `path`. `none_writes`: no process is
 /// writing `path` now; without it, the files of processes that run on this machine are kept.
-void remove_unfinished(const std::filesystem::path& path, bool none_writes = true) noexcept;
+MUSTER_INTERNAL_API void remove_unfinished(const std::filesystem::path& path, bool none_writes = true) noexcept;
 /// Throws an Error (ExitCode::usage) unless a new file may be written at `path`: its folder exists, and there is
 /// nothing or a regular file at `path`, so that no link, pipe or device is replaced. ExitCode::retry if the folder is
 /// not writable.
-void require_output(const std::filesystem::path& path);
+MUSTER_INTERNAL_API void require_output(const std::filesystem::path& path);
 /// Writes the folder's entries to the disk (after a create, rename or unlink in it).
-void sync_directory(const std::filesystem::path& path);
+MUSTER_INTERNAL_API void sync_directory(const std::filesystem::path& path);
 /// Creates the folder and its parents, durably, with mode 0777 less the umask. The Error has ExitCode::usage if a file
 /// or a loop of links is in the way, or if a name is too long.
-void make_directories(const std::filesystem::path& path);
+MUSTER_INTERNAL_API void make_directories(const std::filesystem::path& path);
 /// Throws an Error (ExitCode::usage) unless this process may safely write into the folder. It must not be a symbolic
 /// link. It must belong to this user, or a group of this user must have write permission, as in folders that a project
 /// shares. Owners are ignored if the file system gives new files to another user (root-squash).
-void require_own_directory(const std::filesystem::path& path);
+MUSTER_INTERNAL_API void require_own_directory(const std::filesystem::path& path);
 /// rename(2) that never replaces: throws an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Renames the folder `from`, which must be synced, to `to`, and removes the folder that was at `to`, if any. If the
 /// process is killed meanwhile, one of the two is at `to`. On a file system that cannot exchange names there may be
 /// none; then restore_directory() restores the old one.
-void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
+MUSTER_INTERNAL_API void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Restores the folder `to` if a replace_directory() was killed and has left nothing at `to`.
-void restore_directory(const std::filesystem::path& to);
+MUSTER_INTERNAL_API void restore_directory(const std::filesystem::path& to);
 
 }  // namespace muster::detail

@@ -1,6 +1,7 @@
 // JSON from files and flags, which is untrusted input.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/json.hpp"
 
 #include <filesystem>
@@ -16,9 +17,9 @@ inline constexpr std::uint64_t max_json_bytes = std::uint64_t{1} << 30;
 
 /// Throws an Error (ExitCode::data), whose text begins with `doing`, if the text is not JSON, is nested deeper than
 /// max_json_depth, or has an object with a duplicate key. With `comments`, // and /* */ comments are ignored.
-Json parse_json(std::string_view text, const std::string& doing, bool comments = false);
+MUSTER_INTERNAL_API Json parse_json(std::string_view text, const std::string& doing, bool comments = false);
 /// Reads and parses a file; `doing` is "reading PATH" unless given.
-Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
+MUSTER_INTERNAL_API Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
 /// True if the text is valid UTF-8, so that JSON keeps it unchanged.
 bool is_utf8(const std::string& text);

@@ -1,6 +1,8 @@
 // Logging by rank: rank 0 writes to the terminal, and every rank may write a file. Uses neither MPI nor torch.
 #pragma once
 
+#include "base/export.hpp"
+
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -13,15 +15,15 @@ enum class Level { trace, debug, info, warn, error, off };
 Level level_from_name(std::string_view name);
 
 /// Sets this process's rank and the lowest level that is logged. Before the first call they are 0 and info.
-void configure(int rank, Level level);
+MUSTER_INTERNAL_API void configure(int rank, Level level);
 
 /// The lowest level that is logged.
-Level level() noexcept;
+MUSTER_INTERNAL_API Level level() noexcept;
 /// Changes the level and keeps the rank.
 void set_level(Level level);
 
 /// The log file of a rank in its run's folder.
-std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank);
+MUSTER_INTERNAL_API std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank);
 /// Also writes all messages to the file `path` from now on (its folder must exist); an empty path ends that.
 void write_to(const std::filesystem::path& path);
 /// The file of write_to(); empty if there is none.
@@ -29,17 +31,17 @@ const std::filesystem::path& path() noexcept;
 
 // The terminal (stderr) shows rank 0's messages. Those of other ranks, even errors, go only to their files.
 void debug(const std::string& text);
-void info(const std::string& text);
-void warn(const std::string& text);
-void error(const std::string& text);
+MUSTER_INTERNAL_API void info(const std::string& text);
+MUSTER_INTERNAL_API void warn(const std::string& text);
+MUSTER_INTERNAL_API void error(const std::string& text);
 /// Writes only to this rank's file, if it has one. Errors in writing are ignored.
-void write_to_file_only(const std::string& text) noexcept;
+MUSTER_INTERNAL_API void write_to_file_only(const std::string& text) noexcept;
 
 /// Writes out buffered messages.
 void flush() noexcept;
 
 /// Its destructor restores the rank, the level and the file that were set when it was constructed.
-class Scope {
+class MUSTER_INTERNAL_API Scope {
  public:
   Scope();
   Scope(const Scope&) = delete;

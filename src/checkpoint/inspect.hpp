@@ -2,6 +2,7 @@
 // verify_checkpoint() (muster/checkpoint.hpp) are implemented here too.
 #pragma once
 
+#include "base/export.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "muster/checkpoint.hpp"
 #include "storage/tier.hpp"
@@ -42,6 +43,6 @@ std::vector<CheckpointInfo> intact_checkpoints(const std::filesystem::path& run,
 std::string data_problem(const std::function<void()>& look);
 
 /// Returns the preprocessor's state in a published checkpoint; null if it has none.
-Json preprocessor_state(const std::filesystem::path& checkpoint);
+MUSTER_INTERNAL_API Json preprocessor_state(const std::filesystem::path& checkpoint);
 
 }  // namespace muster::detail::checkpoint

@@ -1,6 +1,7 @@
 // Merges the entries of checkpoints that the user gives to a report, or to a run as its start.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/communicator.hpp"
 
@@ -13,6 +14,6 @@ namespace muster::detail::checkpoint {
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
 /// Returns the root's tensors, on the CPU, and its values on every rank. Collective.
-StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root = 0);
+MUSTER_INTERNAL_API StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root = 0);
 
 }  // namespace muster::detail::checkpoint

@@ -9,6 +9,7 @@
 // world itself, which agree() renews.
 #pragma once
 
+#include "base/export.hpp"
 #include "comm/outcome.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
@@ -22,11 +23,11 @@ namespace muster::detail::comm {
 /// follows from the one that another rank of the world has raised, such as a closed connection, becomes `interrupted`
 /// too. A rank that has raised an alarm keeps that outcome, whatever it receives or throws later, so that a cause
 /// remains if several ranks fail at once.
-Outcome current_outcome(const Communicator& world);
+MUSTER_INTERNAL_API Outcome current_outcome(const Communicator& world);
 
 /// Tells all other ranks of the world if this rank has failed; their waits throw RemoteError from then on. Returns at
 /// once; a second call before agree() does nothing.
-void raise_alarm(const Communicator& communicator, const Outcome& mine);
+MUSTER_INTERNAL_API void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
 /// Throws RemoteError if another rank of the world has raised an alarm, as every wait on a communicator does.
 void throw_if_alarm_raised(const Communicator& communicator);

@@ -1,6 +1,7 @@
 // Makes worlds: groups of ranks with an alarm and time limits of their own.
 #pragma once
 
+#include "base/export.hpp"
 #include "comm/placement.hpp"
 #include "muster/communicator.hpp"
 
@@ -12,6 +13,6 @@ Communicator make_world(const Communicator& ranks, Placement placement);
 
 /// Makes a separate world of the same ranks with the same limits, for another thread of each rank or for work that may
 /// fail alone: an alarm in one world does not reach the other. Collective.
-Communicator make_separate_world(const Communicator& ranks);
+MUSTER_INTERNAL_API Communicator make_separate_world(const Communicator& ranks);
 
 }  // namespace muster::detail::comm

@@ -1,6 +1,8 @@
 // Which threads of this process may call MPI.
 #pragma once
 
+#include "base/export.hpp"
+
 namespace muster::detail::comm {
 
 /// Throws an Error (ExitCode::usage), whose text begins with `doing`, unless MPI is initialised, not finalised, and may
@@ -8,6 +10,6 @@ namespace muster::detail::comm {
 void require_mpi(const char* doing);
 
 /// True if several threads may call MPI at once (MPI_THREAD_MULTIPLE).
-bool threads_may_call_mpi() noexcept;
+MUSTER_INTERNAL_API bool threads_may_call_mpi() noexcept;
 
 }  // namespace muster::detail::comm

@@ -1,6 +1,7 @@
 // Work that may fail on any rank. All ranks get the same error.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
@@ -17,8 +18,10 @@
 namespace muster::detail::comm {
 
 /// run_on_all() and run_on_root() with results as bytes.
-std::vector<std::string> run_packed_on_all(const Communicator& communicator, const std::function<std::string()>& work);
-std::string run_packed_on_root(const Communicator& communicator, const std::function<std::string()>& work);
+MUSTER_INTERNAL_API std::vector<std::string> run_packed_on_all(const Communicator& communicator,
+                                                               const std::function<std::string()>& work);
+MUSTER_INTERNAL_API std::string run_packed_on_root(const Communicator& communicator,
+                                                   const std::function<std::string()>& work);
 
 /// A result of type T as bytes: text as it is, all else as its JSON in CBOR.
 template <class T>
@@ -81,11 +84,13 @@ struct WaitLimits {
 /// cause. A failure ends the waits of the other ranks at once. `errors` gets the error text of each rank that did not
 /// succeed, by rank. Throws RanksMissing past the limit. A nested attempt throws the error that has ended the outer
 /// attempt on a rank that never entered the nested one. Collective over the world.
-std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
-                                    const std::function<void()>& work, std::map<int, std::string>* errors = nullptr);
+MUSTER_INTERNAL_API std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
+                                                        const std::function<void()>& work,
+                                                        std::map<int, std::string>* errors = nullptr);
 
 /// Runs `work`, in which the ranks do not communicate, on every rank and throws the root cause if it fails on any.
 /// Collective over the world.
-void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work);
+MUSTER_INTERNAL_API void check_on_all(const Communicator& world, const WaitLimits& limits,
+                                      const std::function<void()>& work);
 
 }  // namespace muster::detail::comm

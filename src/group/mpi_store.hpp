@@ -1,6 +1,7 @@
 // A c10d store over MPI: the ranks of torch's own backends find each other by it. It opens no port and writes no file.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/communicator.hpp"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -40,7 +41,7 @@ std::optional<Bytes> handle(std::map<std::string, Bytes>& table, const StoreRequ
 /// The constructor is collective; then each rank may use the store at any time, from any thread. It needs
 /// MPI_THREAD_MULTIPLE. The table lives as long as rank 0's store or a clone of it; these must be destroyed before MPI
 /// is finalised. The destructor is local.
-class MpiStore final : public c10d::Store {
+class MUSTER_INTERNAL_API MpiStore final : public c10d::Store {
  public:
   /// `communicator` must serve this store only.
   MpiStore(Communicator communicator, std::chrono::milliseconds timeout);

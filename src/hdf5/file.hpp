@@ -1,6 +1,7 @@
 // HDF5 files and their contents. Links and storage that lead out of the file are refused.
 #pragma once
 
+#include "base/export.hpp"
 #include "hdf5/file_storage.hpp"
 #include "hdf5/handle.hpp"
 
@@ -13,7 +14,7 @@
 namespace muster::detail::hdf5 {
 
 /// A file and a group in it, parsed from "FILE.h5" or "FILE.h5:/group".
-struct GroupPath {
+struct MUSTER_INTERNAL_API GroupPath {
   explicit GroupPath(const std::string& text);
   /// "FILE.h5:/group/NAME".
   std::string shown(const std::string& name) const;
@@ -23,28 +24,28 @@ struct GroupPath {
 
 /// Opens a file for reading, with POSIX I/O and without a file lock. The Errors for a missing file, a file that is not
 /// HDF5 and a truncated file differ.
-Handle open_file(const std::filesystem::path& path);
+MUSTER_INTERNAL_API Handle open_file(const std::filesystem::path& path);
 /// Makes a new file in the latest format, with data aligned to `alignment` bytes. The file must not exist.
-Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
+MUSTER_INTERNAL_API Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
 /// Like create_file(path), but on a fresh medium. The caller may read the medium once the handle is closed.
 Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t alignment = 4096,
                    const std::string& shown = "an HDF5 file in memory");
 
 /// Opens a group by its path inside the file. Refuses external links and soft links without a target.
-Handle open_group(hid_t file, const std::string& name, const std::string& shown);
+MUSTER_INTERNAL_API Handle open_group(hid_t file, const std::string& name, const std::string& shown);
 /// Opens a dataset by its path inside the file. Refuses the same links, external storage, virtual datasets, and objects
 /// that are not a dataset. `shown`: the name in errors.
-Handle open_dataset(hid_t file, const std::string& name, const std::string& shown);
+MUSTER_INTERNAL_API Handle open_dataset(hid_t file, const std::string& name, const std::string& shown);
 
 /// Names of the links of a group, sorted.
-std::vector<std::string> list(hid_t group);
+MUSTER_INTERNAL_API std::vector<std::string> list(hid_t group);
 /// Dimensions of a dataset; empty for a scalar. Throws an Error if one does not fit an int64. `shown`: the name in
 /// errors.
-std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown = {});
+MUSTER_INTERNAL_API std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown = {});
 
 /// Selects `count` rows of a dataset's space, in addition to the rows selected before (H5S_SELECT_OR) or instead of
 /// them (H5S_SELECT_SET).
-void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_t count, std::string_view doing,
-                 ExitCode code = ExitCode::data);
+MUSTER_INTERNAL_API void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_t count,
+                                     std::string_view doing, ExitCode code = ExitCode::data);
 
 }  // namespace muster::detail::hdf5

@@ -1,6 +1,7 @@
 // Filters of chunked datasets: those that muster writes, and the names and the availability of those in a file.
 #pragma once
 
+#include "base/export.hpp"
 #include "hdf5/handle.hpp"
 
 #include <string>
@@ -15,16 +16,16 @@ struct Filter {
   unsigned level;    ///< compression level, for deflate
 
   /// "deflate 9", "shuffle", "checksum" …
-  std::string text() const;
+  MUSTER_INTERNAL_API std::string text() const;
 };
 
 /// Returns the filters in a dataset's creation properties.
-std::vector<Filter> filters(hid_t creation, std::string_view doing);
+MUSTER_INTERNAL_API std::vector<Filter> filters(hid_t creation, std::string_view doing);
 
 /// Throws an Error (ExitCode::data) if a dataset with these creation properties needs a filter that this HDF5 lacks.
 void require_filters(hid_t creation, std::string_view doing);
 
 /// Adds deflate of that level to a new dataset's creation properties; values of several bytes are shuffled first.
-void compress(hid_t creation, hid_t type, int level, std::string_view doing);
+MUSTER_INTERNAL_API void compress(hid_t creation, hid_t type, int level, std::string_view doing);
 
 }  // namespace muster::detail::hdf5

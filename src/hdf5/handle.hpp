@@ -3,6 +3,7 @@
 // with ExitCode::data for bad content, and ExitCode::retry if writing has failed or the disk could not be read.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/error.hpp"
 
 #include <hdf5.h>
@@ -18,7 +19,7 @@ namespace muster::detail::hdf5 {
 
 /// Holds HDF5's lock, which is recursive. The first Lock prepares the library: no messages of its own, no external
 /// links, no filter plugins from the environment.
-class Lock {
+class MUSTER_INTERNAL_API Lock {
  public:
   Lock();
 
@@ -27,7 +28,7 @@ class Lock {
 };
 
 /// An HDF5 identifier with the function that closes it. Move-only. The destructor takes the lock.
-class Handle {
+class MUSTER_INTERNAL_API Handle {
  public:
   using Close = herr_t (*)(hid_t);
   Handle() noexcept = default;
@@ -63,17 +64,19 @@ struct Reason {
 /// The reason from HDF5's error stack, or "HDF5 gives no reason". Clears the stack.
 Reason last_reason();
 /// The text of last_reason().
-std::string last_error();
+MUSTER_INTERNAL_API std::string last_error();
 
 /// Returns `status` (an herr_t, hid_t, htri_t, …). If it is negative, throws an Error with last_error() and with
 /// `code`, or with ExitCode::retry if the disk could not be read.
-std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = ExitCode::data);
+MUSTER_INTERNAL_API std::int64_t check(std::int64_t status, std::string_view doing, ExitCode code = ExitCode::data);
 
 /// The dataset's type, space or creation properties: `get` is H5Dget_type, H5Dget_space or H5Dget_create_plist.
-Handle dataset_property(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing, ExitCode code = ExitCode::data);
+MUSTER_INTERNAL_API Handle dataset_property(hid_t dataset, hid_t (*get)(hid_t), std::string_view doing,
+                                            ExitCode code = ExitCode::data);
 /// A new property list; `kind`: H5P_DATASET_CREATE and so on.
-Handle make_properties(hid_t kind, std::string_view doing, ExitCode code = ExitCode::data);
+MUSTER_INTERNAL_API Handle make_properties(hid_t kind, std::string_view doing, ExitCode code = ExitCode::data);
 /// The HDF5 space of values in the given shape; the space of a single value if `shape` is empty.
-Handle make_space(const std::vector<std::int64_t>& shape, std::string_view doing, ExitCode code = ExitCode::data);
+MUSTER_INTERNAL_API Handle make_space(const std::vector<std::int64_t>& shape, std::string_view doing,
+                                      ExitCode code = ExitCode::data);
 
 }  // namespace muster::detail::hdf5

@@ -1,6 +1,7 @@
 // A program's configuration: its own defaults, then a file, then --set.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/config.hpp"
 
 #include <chrono>
@@ -20,11 +21,12 @@ std::string nearest_match(std::string_view word, const std::vector<std::string>&
 /// JSON or else text). Throws an Error for a key that the defaults do not have, which names the nearest known key or
 /// all of them, and for a value of another kind (a number instead of text). A default of null accepts any value. The
 /// file's errors have ExitCode::data, those of `set` ExitCode::usage.
-Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set);
+MUSTER_INTERNAL_API Config resolve(Config defaults, const std::optional<std::filesystem::path>& file,
+                                   const std::vector<std::string>& set);
 
 /// Returns `defaults` overridden by `values`, by the rules for a file; `values` as they are if there are no defaults.
 /// Errors have ExitCode::usage, and their text begins with `doing`.
-Config override_defaults(Config defaults, const Config& values, const std::string& doing);
+MUSTER_INTERNAL_API Config override_defaults(Config defaults, const Config& values, const std::string& doing);
 
 /// Parses "90", "45s", "30m", "1h30m", and Slurm's "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". Throws an
 /// Error (ExitCode::usage) for any other text.

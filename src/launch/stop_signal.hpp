@@ -6,6 +6,8 @@
 // install_handlers().
 #pragma once
 
+#include "base/export.hpp"
+
 #include <signal.h>
 
 namespace muster::detail::launch::stop_signal {
@@ -14,15 +16,15 @@ namespace muster::detail::launch::stop_signal {
 inline constexpr int first_seconds = 300;
 
 /// True if a request to stop has come since the program was loaded.
-bool is_requested() noexcept;
+MUSTER_INTERNAL_API bool is_requested() noexcept;
 
 /// Called by a Launch. Handles the signals from now on, whatever their disposition was, except that an ignored SIGHUP
 /// (nohup) stays ignored. `terminate`: handle SIGTERM too.
-void install_handlers(bool terminate) noexcept;
+MUSTER_INTERNAL_API void install_handlers(bool terminate) noexcept;
 
 /// For a Launch in a program that may handle signals itself. While it lives, it handles the signals that the program
 /// does not handle; its destructor restores the previous handlers.
-class ScopedHandlers {
+class MUSTER_INTERNAL_API ScopedHandlers {
  public:
   ScopedHandlers() noexcept;
   ScopedHandlers(const ScopedHandlers&) = delete;

@@ -5,6 +5,7 @@
 // `message_prefix`, and it collects errors ("muster: error: …") for its report of the cause.
 #pragma once
 
+#include "base/export.hpp"
 #include "base/supervisor_message.hpp"
 
 #include <sys/types.h>
@@ -25,7 +26,7 @@ struct Supervisor {
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
-std::optional<Supervisor> supervisor();
+MUSTER_INTERNAL_API std::optional<Supervisor> supervisor();
 
 /// Environment variables of a supervised rank.
 namespace variable {
@@ -49,11 +50,11 @@ inline constexpr std::string_view message_cause = "cause";      ///< error.txt i
 inline constexpr std::string_view message_ended = "ended";      ///< text: the exit code; every rank has done its work
 
 /// Writes a line to the supervisor. Does nothing if this process is not supervised.
-void tell_supervisor(std::string_view what, std::string_view text) noexcept;
+MUSTER_INTERNAL_API void tell_supervisor(std::string_view what, std::string_view text) noexcept;
 
 /// While it lives, this process acts as if it were not supervised: for a trial, which its sweep supervises. At most one
 /// exists at a time.
-class UnsupervisedScope {
+class MUSTER_INTERNAL_API UnsupervisedScope {
  public:
   UnsupervisedScope() noexcept;
   UnsupervisedScope(const UnsupervisedScope&) = delete;
@@ -68,7 +69,7 @@ class UnsupervisedScope {
 };
 
 /// The parent of a process; 0 if /proc does not show it.
-pid_t parent_of(pid_t process);
+MUSTER_INTERNAL_API pid_t parent_of(pid_t process);
 
 /// Makes this process be killed when its launcher ends, for whatever reason. The launcher itself ends with
 /// `muster run`.

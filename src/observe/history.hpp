@@ -1,6 +1,7 @@
 // The files result.json and progress.csv, with one row per report.
 #pragma once
 
+#include "base/export.hpp"
 #include "observe/observer.hpp"
 
 #include <cstdint>
@@ -39,7 +40,7 @@ class History final : public Observer {
   const std::vector<Json>& rows() const noexcept { return rows_; }
 
   /// The rows in a run's folder. Throws an Error (ExitCode::data) that names the first line that is not a row.
-  static std::vector<Json> read(const std::filesystem::path& folder);
+  MUSTER_INTERNAL_API static std::vector<Json> read(const std::filesystem::path& folder);
 
  private:
   void remove_abandoned_rows(const AttemptStart& start);

@@ -1,6 +1,7 @@
 // Combines the metrics that the ranks report into one row: pure functions.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/metrics.hpp"
 
 #include <string>
@@ -10,13 +11,13 @@
 namespace muster::detail::observe {
 
 /// True if `name` is a field of every row, so that no metric may have it. (A metric may replace "epoch".)
-bool is_reserved(std::string_view name);
+MUSTER_INTERNAL_API bool is_reserved(std::string_view name);
 
 /// A rank's metrics as JSON, with their weights and accumulators. Throws an Error (ExitCode::user_error) for a reserved
 /// name.
 Json to_json(const Metrics& metrics);
 /// Throws an Error that names the metric if it has no value, for example if it is a tensor of several numbers.
-void require_value(const std::string& name, const Metric& metric);
+MUSTER_INTERNAL_API void require_value(const std::string& name, const Metric& metric);
 
 /// Merges the ranks' metrics from to_json(). Each key gets one value, from the ranks that have the key:
 /// - equal integers stay as they are,
@@ -24,7 +25,7 @@ void require_value(const std::string& name, const Metric& metric);
 /// - metrics with accumulators are computed from all ranks' accumulators together,
 /// - anything else is taken from the lowest rank.
 /// NaN and infinity become null.
-Json mean_over_ranks(const std::vector<Json>& ranks);
+MUSTER_INTERNAL_API Json mean_over_ranks(const std::vector<Json>& ranks);
 /// The list of values per key, by rank; null for a rank that did not give the key.
 Json list_over_ranks(const std::vector<Json>& ranks);
 

@@ -6,6 +6,7 @@
 // time.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
 
@@ -33,46 +34,48 @@ struct RunPoint {
 
 /// The points of all runs that count: by name of the trial in a sweep, and by the empty name for the run itself.
 using RunPoints = std::map<std::string, RunPoint>;
-Json to_json(const RunPoints& points);
-RunPoints points_from(const Json& json);
+MUSTER_INTERNAL_API Json to_json(const RunPoints& points);
+MUSTER_INTERNAL_API RunPoints points_from(const Json& json);
 
 /// True if a run has come further in `now` than in `before`, or is not in `before`.
-bool is_progress(const RunPoints& now, const RunPoints& before) noexcept;
+MUSTER_INTERNAL_API bool is_progress(const RunPoints& now, const RunPoints& before) noexcept;
 
 struct Failures {
   int count = 0;
   RunPoints furthest = {};  ///< the furthest points at any failure so far; empty if there was no checkpoint
 
   /// Counts one more failure, when the runs have come as far as `now`.
-  Failures with_one_more(const RunPoints& now) const;
+  MUSTER_INTERNAL_API Failures with_one_more(const RunPoints& now) const;
   /// True if FailureConfig::max_failures, or --max-failures, allows another try. -1 always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
 
 /// True if the program or its data were refused, so that a start that ends with it changes nothing in the run.
-bool is_refusal(ExitCode code) noexcept;
+MUSTER_INTERNAL_API bool is_refusal(ExitCode code) noexcept;
 
 /// How long to wait before the next try: 0 s after the first failure, then 1, 2, 4 … s, at most a minute.
-std::chrono::seconds retry_delay(const Failures& failures) noexcept;
+MUSTER_INTERNAL_API std::chrono::seconds retry_delay(const Failures& failures) noexcept;
 
 /// The index of the newest checkpoint in the run's folder; -1 if there is none.
 int newest_checkpoint_index(const std::filesystem::path& run);
 
 /// Returns the point of the newest checkpoint in the run's folder that can be read and is not rolled back; none if
 /// there is none.
-std::optional<RunPoint> point_of(const std::filesystem::path& run);
+MUSTER_INTERNAL_API std::optional<RunPoint> point_of(const std::filesystem::path& run);
 /// Returns point_of() the run under the empty name.
-RunPoints progress_of(const std::filesystem::path& run);
+MUSTER_INTERNAL_API RunPoints progress_of(const std::filesystem::path& run);
 
 /// Counts one more failure than `before`, by the progress in the run's folder. If the folder cannot be read, there was
 /// no progress.
-Failures add_failure(const Failures& before, const std::filesystem::path& run,
-                     RunPoints (*progress)(const std::filesystem::path&) = progress_of);
+MUSTER_INTERNAL_API Failures add_failure(const Failures& before, const std::filesystem::path& run,
+                                         RunPoints (*progress)(const std::filesystem::path&) = progress_of);
 
 /// The failures in `.failures.json` of the run's folder; none if the `muster run` with the id `supervisor` did not
 /// write it.
-std::optional<Failures> read_failures(const std::filesystem::path& run, const std::string& supervisor);
+MUSTER_INTERNAL_API std::optional<Failures> read_failures(const std::filesystem::path& run,
+                                                          const std::string& supervisor);
 /// Writes that file. A run has only one, of the last `muster run`.
-void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures);
+MUSTER_INTERNAL_API void write_failures(const std::filesystem::path& run, const std::string& supervisor,
+                                        const Failures& failures);
 
 }  // namespace muster::detail::run

@@ -1,6 +1,7 @@
 // The resolved options of a trainer: its options combined with the flags, with every default filled in.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/trainer.hpp"
 #include "step/batch_weight.hpp"
 
@@ -28,7 +29,7 @@ struct ResolvedOptions {
 };
 
 /// Returns the same on every rank. Throws an Error for options that are invalid. Collective over the launch.
-ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
-                        std::shared_ptr<const BackendConfig> backend);
+MUSTER_INTERNAL_API ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
+                                            std::shared_ptr<const BackendConfig> backend);
 
 }  // namespace muster::detail::run

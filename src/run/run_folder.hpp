@@ -1,6 +1,7 @@
 // The folder of a run: its name, the lock of the job that uses it, params.json and error.txt.
 #pragma once
 
+#include "base/export.hpp"
 #include "comm/agreement.hpp"
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
@@ -18,10 +19,10 @@ namespace muster::detail::run {
 void check_run_name(const std::string& name);
 
 /// The absolute path, without a slash at its end, so that filename() is its last name.
-std::filesystem::path absolute_path(const std::filesystem::path& path);
+MUSTER_INTERNAL_API std::filesystem::path absolute_path(const std::filesystem::path& path);
 
 /// STORAGE/NAME, locked by this job as long as the object lives. The same on every rank; rank 0 writes.
-class RunFolder {
+class MUSTER_INTERNAL_API RunFolder {
  public:
   /// Chooses the name: the flag's, else RunConfig's, else program and Slurm job or time. Each start in a Slurm job gets
   /// a name of its own, unless Slurm has requeued the job or `muster run` has restarted it. Then makes the folder,

@@ -13,6 +13,7 @@
 // gets it.
 #pragma once
 
+#include "base/export.hpp"
 #include "base/file.hpp"
 
 #include <chrono>
@@ -39,7 +40,7 @@ class RunLock {
           std::function<void(std::chrono::milliseconds)> on_wait = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
-  ~RunLock();
+  MUSTER_INTERNAL_API ~RunLock();
 
   /// True if this rank sees rank 0's lock; false on a file system whose locks do not work between the two.
   bool sees_root_lock() const noexcept { return sees_root_lock_; }

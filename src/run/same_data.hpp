@@ -1,6 +1,7 @@
 // Checks that ranks have the same data.
 #pragma once
 
+#include "base/export.hpp"
 #include "data/sources/fingerprint.hpp"
 #include "muster/communicator.hpp"
 
@@ -11,7 +12,7 @@ namespace muster::detail::run {
 
 /// Compares the fingerprints of the first `workers` ranks. If they differ, throws an Error, the same on all ranks, that
 /// names the dataset, the difference, and a rank and its host on each side. Collective over the world.
-void require_same_data(const Communicator& world, int workers,
-                       const std::map<std::string, data::DatasetFingerprint>& mine);
+MUSTER_INTERNAL_API void require_same_data(const Communicator& world, int workers,
+                                           const std::map<std::string, data::DatasetFingerprint>& mine);
 
 }  // namespace muster::detail::run

@@ -2,6 +2,7 @@
 // the operator trainer keeps one open over all its calls.
 #pragma once
 
+#include "base/export.hpp"
 #include "comm/agreement.hpp"
 #include "muster/error.hpp"
 #include "session/session_state.hpp"
@@ -13,7 +14,7 @@
 
 namespace muster::detail::session {
 
-class OpenSession {
+class MUSTER_INTERNAL_API OpenSession {
  public:
   /// `workers` is for the training function's use; `control` has the same ranks over another channel.
   OpenSession(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,

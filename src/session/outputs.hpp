@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/export.hpp"
 #include "checkpoint/store.hpp"
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
@@ -42,7 +43,7 @@ struct Outputs {
   /// Commits a checkpoint and returns it; it may still be being written. Collective.
   Checkpoint commit(checkpoint::CheckpointContents contents, checkpoint::CheckpointStore::Mode mode);
   /// Waits for the checkpoint that is being written; throws if it could not be written. Collective.
-  void wait_for_save();
+  MUSTER_INTERNAL_API void wait_for_save();
   /// The newest committed checkpoint. Waits for the one that is being written, but leaves its error to wait_for_save().
   /// Not collective.
   std::optional<Checkpoint> wait_for_newest() const;

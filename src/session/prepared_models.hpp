@@ -1,6 +1,7 @@
 // The models that prepare_model() has prepared in a session, in the order of the calls.
 #pragma once
 
+#include "base/export.hpp"
 #include "gradients/data_parallel.hpp"
 
 #include <cstdint>
@@ -22,7 +23,7 @@ class PreparedModels {
   /// How often gradients have been averaged, summed over the models.
   std::int64_t gradient_average_count() const;
   /// Makes the buffers the same on all workers. Collective.
-  void synchronise_buffers() const;
+  MUSTER_INTERNAL_API void synchronise_buffers() const;
   void load_buffers_of(int micro_batch) const;
   /// Calls `visit` with the name of each parameter of each model, its values, and its gradient, averaged, which is
   /// undefined if there is none. Of several models the names begin with "0/", "1/" … Collective.

@@ -1,6 +1,7 @@
 // The random generators of a rank, and their states.
 #pragma once
 
+#include "base/export.hpp"
 #include "step/batch_weight.hpp"
 
 #include <c10/core/Device.h>
@@ -17,9 +18,9 @@ void seed_generators(std::uint64_t seed, int rank, std::int64_t reports = 0);
 
 /// The generators' state as bytes: the CPU's first, then that of `device` if it is a GPU. The same length on every
 /// rank.
-std::string generator_state(at::Device device);
+MUSTER_INTERNAL_API std::string generator_state(at::Device device);
 /// Restores it. A state that was saved without `device` restores the CPU's only.
-void set_generator_state(const std::string& state, at::Device device);
+MUSTER_INTERNAL_API void set_generator_state(const std::string& state, at::Device device);
 
 /// A random state for each micro-batch that a rank computes of a step, and one for the rank outside of micro-batches.
 class MicroBatchGenerators {

@@ -1,6 +1,7 @@
 // Saving a session: what its checkpoints hold. The inverse is resumer.hpp.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/state.hpp"
 #include "optim/memory_snapshot.hpp"
@@ -36,7 +37,7 @@ class Saver {
     bool leaves_out_state = false;                     ///< the run has a State, which `entries` would save
   };
   /// Commits a checkpoint and returns it. Collective.
-  Checkpoint save(const Contents& what);
+  MUSTER_INTERNAL_API Checkpoint save(const Contents& what);
   /// How long the last save() has taken before anything was written: the entries' own work.
   std::chrono::steady_clock::duration last_collect_duration() const noexcept { return collect_duration_; }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/export.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "data/passes/shard.hpp"
 #include "muster/config.hpp"
@@ -23,7 +24,7 @@ struct SessionData {
   bool has_warned_of_unsplit_data = false;
 
   /// Returns the shard of that name; makes it at its first use.
-  std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
+  MUSTER_INTERNAL_API std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
   /// Loads the preprocessor's state from a checkpoint (`saved`; null: none), or fits the preprocessor unless it is
   /// fitted, and applies it to all datasets. `own`: the checkpoint is this run's, not another run's that this one
   /// starts from. Collective.

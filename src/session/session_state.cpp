@@ -154,6 +154,8 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
                     .seed = resolved_.launch.flags().seed},
                    checkpoint) {}
 
+SessionState::~SessionState() = default;
+
 void SessionState::require_training(const char* doing) const {
   if (!outputs.store)
     throw Error(ExitCode::usage, doing, "this session validates a checkpoint and does not train",

@@ -2,6 +2,7 @@
 // each of them does stands in its own file.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/session.hpp"
 #include "run/resolve.hpp"
 #include "run/run_folder.hpp"
@@ -28,12 +29,13 @@ namespace muster::detail::session {
 struct ProcessGroups;
 
 /// A session as the sum of its parts, a member for each.
-struct SessionState {
+struct MUSTER_INTERNAL_API SessionState {
   SessionState(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
                const Communicator& control, at::Device device, BadSteps& bad_steps);
   /// A session that validates `checkpoint`. `validators` is a world of its own. Collective.
   SessionState(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& validators,
                at::Device device, const Checkpoint& checkpoint);
+  ~SessionState();
 
   // One member for each part of a session, in the order in which they use each other.
   const run::ResolvedOptions& resolved;

@@ -4,6 +4,7 @@
 // report. The decision there uses only what the workers have exchanged, so it is the same on all of them.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
@@ -46,7 +47,7 @@ class StopRequest {
 
 /// A file in the run's folder. If it exists, the run stops; so a person can stop a job without access to its processes.
 /// One rank looks for it.
-class StopFile {
+class MUSTER_INTERNAL_API StopFile {
  public:
   /// A file that never exists.
   StopFile() = default;

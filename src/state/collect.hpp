@@ -1,6 +1,7 @@
 // Converts objects to state and back.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "state/rank_in_group.hpp"
@@ -14,7 +15,7 @@ namespace muster::detail::state {
 /// Tensors share the objects' memory. A module has its parameters and buffers by name. An optimizer has its options per
 /// group, and its state under the paths of the parameters: "optimizer/model/fc.weight/exp_avg". Throws an Error
 /// (ExitCode::usage) for two entries with one name, or for an optimizer whose parameters belong to no entry.
-StateDict collect(const StateEntries& entries);
+MUSTER_INTERNAL_API StateDict collect(const StateEntries& entries);
 
 /// The Error for restoring a per-rank state on another number of ranks than saved it.
 class WrongNumberOfRanks : public Error {
@@ -30,15 +31,15 @@ class WrongNumberOfRanks : public Error {
 /// Compares `saved` with the entries. Throws an Error (ExitCode::data) that lists all differences: names that are
 /// missing or left over, different shapes or types, and entries that are per-rank only here or only in `saved`.
 /// `per_rank`: by name of the entry, whether it is per-rank in `saved`; an entry that is missing there is unknown.
-void require_fit(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
-                 const std::map<std::string, bool>& per_rank = {});
+MUSTER_INTERNAL_API void require_fit(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
+                                     const std::map<std::string, bool>& per_rank = {});
 
 /// Checks like require_fit(), then loads `saved` into the entries, into existing memory where there is some. The user's
 /// own load functions are called first, so that nothing else has changed if one of them throws. If an optimizer's
 /// parameters are not among the entries, they are matched by order. Of a per-rank entry it loads the part of rank
 /// `here`; it refuses another number of ranks than saved it, or an unknown one (0).
-void restore(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
-             const std::map<std::string, bool>& per_rank = {});
+MUSTER_INTERNAL_API void restore(const StateEntries& entries, const StateDict& saved, RankInGroup here = {},
+                                 const std::map<std::string, bool>& per_rank = {});
 
 /// Returns the name of the entry that a tensor belongs to: the first part of its path.
 std::string entry_name_of(const std::string& path);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "base/export.hpp"
+
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -9,6 +11,6 @@
 namespace muster::detail::state {
 
 /// Returns the size in bytes of a tensor of this type and shape; none if no tensor can have that shape.
-std::optional<std::uint64_t> tensor_bytes(at::ScalarType type, std::span<const std::int64_t> shape);
+MUSTER_INTERNAL_API std::optional<std::uint64_t> tensor_bytes(at::ScalarType type, std::span<const std::int64_t> shape);
 
 }  // namespace muster::detail::state

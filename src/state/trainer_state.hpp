@@ -1,6 +1,7 @@
 // The progress of training when a checkpoint was made: "progress" in its manifest.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/json.hpp"
 
 #include <cstdint>
@@ -29,6 +30,6 @@ struct TrainerState {
 Json to_json(const TrainerState& state);
 /// Reads a state. Missing keys get their defaults; unknown keys are ignored. Throws an Error (ExitCode::data) for a
 /// wrong type, a value out of range, or values that contradict each other.
-TrainerState trainer_state_from_json(const Json& json);
+MUSTER_INTERNAL_API TrainerState trainer_state_from_json(const Json& json);
 
 }  // namespace muster::detail::state

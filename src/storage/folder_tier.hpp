@@ -8,6 +8,7 @@
 //   best → checkpoint_000003      a name that a report gave it; not part of the protocol
 #pragma once
 
+#include "base/export.hpp"
 #include "storage/tier.hpp"
 
 #include <sys/types.h>
@@ -56,7 +57,7 @@ class NodeTier : public FolderTier {
 };
 
 /// Creates a file, `bytes` long and without content. If `with_space`, disk space is allocated for a large file.
-void create_file(const std::filesystem::path& path, std::uint64_t bytes, bool with_space = true);
+MUSTER_INTERNAL_API void create_file(const std::filesystem::path& path, std::uint64_t bytes, bool with_space = true);
 std::unique_ptr<SavedFile> open_file(const std::filesystem::path& path, Alignment alignment);
 
 /// Returns the number in a name that begins like that of a published checkpoint; none if it does not.

@@ -1,6 +1,7 @@
 // How far a sweep has progressed, for `muster run`, which counts failures since the last progress. Uses no torch.
 #pragma once
 
+#include "base/export.hpp"
 #include "run/failures.hpp"
 
 #include <filesystem>
@@ -12,6 +13,6 @@ inline constexpr const char* first_trial = "trial_00000";
 
 /// Returns the points of the run of that folder and of the trials in it. A trial that has ended well has a second
 /// entry.
-run::RunPoints progress(const std::filesystem::path& folder);
+MUSTER_INTERNAL_API run::RunPoints progress(const std::filesystem::path& folder);
 
 }  // namespace muster::detail::sweep

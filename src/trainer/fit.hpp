@@ -2,6 +2,7 @@
 // ranks.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/result.hpp"
 #include "run/resolve.hpp"
 #include "run/run_folder.hpp"
@@ -17,14 +18,14 @@ namespace muster::detail::trainer {
 
 /// Checks that this rank has its device and its data, and that all ranks have the same data. Returns the device. A rank
 /// that neither trains nor validates needs neither.
-at::Device check_device_and_data(const run::ResolvedOptions& resolved);
+MUSTER_INTERNAL_API at::Device check_device_and_data(const run::ResolvedOptions& resolved);
 
 /// The backend of TorchTrainer.
-std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
+MUSTER_INTERNAL_API std::shared_ptr<const BackendConfig> torch_backend(const TorchConfig& config);
 
 /// Writes params.json and logs what begins. Returns false, with a message, if the run is finished already and has the
 /// same configuration; then it removes unfinished checkpoints of an interrupted job.
-bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run);
+MUSTER_INTERNAL_API bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run);
 
 /// How training has ended.
 struct TrainingOutcome {
@@ -42,6 +43,6 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
 Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended);
 
 /// Reads the result from the folder of a run that is finished already.
-Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run);
+MUSTER_INTERNAL_API Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run);
 
 }  // namespace muster::detail::trainer

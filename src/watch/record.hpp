@@ -3,6 +3,7 @@
 // tens of nanoseconds and no lock. All-zero memory is a valid empty record.
 #pragma once
 
+#include "base/export.hpp"
 #include "node/call.hpp"
 #include "watch/step_log.hpp"
 
@@ -114,7 +115,7 @@ struct Record {
 };
 
 /// While it lives, calls of this thread without a name of their own are recorded under `name`.
-class ScopedCallName {
+class MUSTER_INTERNAL_API ScopedCallName {
  public:
   /// `name` must have static storage.
   explicit ScopedCallName(const char* name) noexcept;

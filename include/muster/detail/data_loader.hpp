@@ -1,6 +1,7 @@
 // Implementation of muster/data_loader.hpp; nothing in it is for users.
 #pragma once
 
+#include <muster/detail/export.hpp>
 #include <muster/detail/worker.hpp>
 #include <muster/error.hpp>
 
@@ -32,7 +33,7 @@ struct BatchWeight;
 namespace detail::data {
 
 /// Chooses the samples that a loader reads, and tracks which batch is the current one.
-class LoaderSampler {
+class MUSTER_API LoaderSampler {
  public:
   virtual ~LoaderSampler() = default;
   /// True if the user's own sampler chooses.
@@ -53,7 +54,7 @@ class LoaderSampler {
 };
 
 /// Calls `read`, and counts the time that it takes as time in which this worker waits for data.
-void run_as_wait_for_data(const std::function<void()>& read);
+MUSTER_API void run_as_wait_for_data(const std::function<void()>& read);
 
 /// The user's own sampler, which divides the samples among the workers itself.
 struct OwnSampler {
@@ -64,12 +65,13 @@ struct OwnSampler {
 
 /// Divides each step of one order of samples among the workers. A worker without samples in a step gets one sample of
 /// weight 0.
-std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options);
+MUSTER_API std::shared_ptr<LoaderSampler> split_sampler(const Worker& worker, std::int64_t size,
+                                                        const DataLoaderOptions& options);
 /// Uses the user's sampler.
-std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size, const DataLoaderOptions& options,
-                                              OwnSampler sampler);
+MUSTER_API std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t size,
+                                                         const DataLoaderOptions& options, OwnSampler sampler);
 /// `own_sampler`: torch's loader drops the last batch; otherwise the steps do.
-torch::data::DataLoaderOptions torch_options(const DataLoaderOptions& options, bool own_sampler);
+MUSTER_API torch::data::DataLoaderOptions torch_options(const DataLoaderOptions& options, bool own_sampler);
 
 /// Adapts a LoaderSampler to torch's loader.
 class TorchSampler final : public torch::data::samplers::Sampler<> {

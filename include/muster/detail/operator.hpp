@@ -2,6 +2,7 @@
 #pragma once
 
 #include <muster/dataset.hpp>
+#include <muster/detail/export.hpp>
 #include <muster/detail/worker.hpp>
 #include <muster/optimizer.hpp>
 #include <muster/state.hpp>
@@ -29,7 +30,7 @@ template <class Dataset>
 class DataLoader;
 
 namespace detail::data {
-Worker worker_of(const Session& session);
+MUSTER_API Worker worker_of(const Session& session);
 }
 
 namespace detail::operators {
@@ -75,10 +76,10 @@ class BatchSource {
   virtual Batch* first() { return next(); }
 };
 
-at::Tensor stacked(const std::vector<at::Tensor>& examples);
-Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples,
-                 std::shared_ptr<const step::BatchWeight> step);
-const Session& session_of(const OperatorRegistry& parts);
+MUSTER_API at::Tensor stacked(const std::vector<at::Tensor>& examples);
+MUSTER_API Batch make_batch(at::Tensor data, at::Tensor target, std::int64_t samples,
+                            std::shared_ptr<const step::BatchWeight> step);
+MUSTER_API const Session& session_of(const OperatorRegistry& parts);
 
 /// Makes a batch from what a data loader returns: an example of tensors, or a vector of examples.
 template <class Examples>
@@ -130,8 +131,8 @@ class LoaderPasses final : public Passes {
   std::optional<Batch> batch_;
 };
 
-[[noreturn]] void refuse_loader();
-[[noreturn]] void refuse_divided_loader();
+[[noreturn]] MUSTER_API void refuse_loader();
+[[noreturn]] MUSTER_API void refuse_divided_loader();
 
 template <class Loader>
 MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
@@ -213,7 +214,7 @@ bool call_forward(Module& module, const std::vector<at::Tensor>& features, at::T
   return false;
 }
 
-[[noreturn]] void refuse_features(std::size_t number);
+[[noreturn]] MUSTER_API void refuse_features(std::size_t number);
 
 /// Calls the model's forward(), with up to four tensors.
 template <class Model>

@@ -1,6 +1,8 @@
 // One worker, with what is needed to choose its samples.
 #pragma once
 
+#include <muster/detail/export.hpp>
+
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -25,7 +27,7 @@ struct Worker {
 };
 
 /// Returns the session's worker; the session defines it. An Error with virtual workers, which loaders do not support.
-Worker worker_of(const Session& session);
+MUSTER_API Worker worker_of(const Session& session);
 
 }  // namespace detail::data
 }  // namespace muster

@@ -25,6 +25,7 @@
 // before its line, in hexadecimal. The first three lines and the last two have this form in every version.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
 
@@ -96,9 +97,9 @@ std::string to_text(const Manifest& manifest);
 Manifest from_text(std::string_view text, const std::string& shown);
 
 /// True if the directory holds a manifest by muster, damaged or not.
-bool is_checkpoint(const std::filesystem::path& directory);
+MUSTER_INTERNAL_API bool is_checkpoint(const std::filesystem::path& directory);
 /// Reads and checks the manifest in `directory`.
-Manifest read_manifest(const std::filesystem::path& directory);
+MUSTER_INTERNAL_API Manifest read_manifest(const std::filesystem::path& directory);
 /// Creates the file durably: in `directory`, or in the checkpoint with the manifest's index that is being saved.
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest);
 void write_manifest(const storage::Tier& tier, const Manifest& manifest);

@@ -1,6 +1,7 @@
 // Files are divided into pieces. Each piece has a checksum, and ranks share the pieces among themselves.
 #pragma once
 
+#include "base/export.hpp"
 #include "state/rank_in_group.hpp"
 
 #include <algorithm>
@@ -41,6 +42,6 @@ inline Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, st
 }
 
 /// Returns zlib's CRC-32, continued from `before`.
-std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
+MUSTER_INTERNAL_API std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
 }  // namespace muster::detail::checkpoint

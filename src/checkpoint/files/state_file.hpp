@@ -3,6 +3,7 @@
 // (state_reader.hpp), so HDF5 never parses a file from elsewhere.
 #pragma once
 
+#include "base/export.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/pieces.hpp"
 
@@ -40,12 +41,13 @@ Layout unpack_layout(std::string_view packed);
 
 /// Throws an Error (ExitCode::usage) for a tensor that cannot be stored: not dense, of a type that HDF5 does not have,
 /// or with a name that conflicts with another.
-void check_storable(const Tensors& tensors);
+MUSTER_INTERNAL_API void check_storable(const Tensors& tensors);
 
 /// Returns the layout of a file with one dataset per tensor. The parts of a tensor's name become groups. Tensors that
 /// share their memory become one dataset with several names. Tensors named in `per_rank` have one row for each of
 /// `ranks` ranks.
-Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank = {}, int ranks = 1);
+MUSTER_INTERNAL_API Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank = {},
+                                       int ranks = 1);
 /// True if make_layout() with these arguments would return this layout.
 bool layout_fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks);
 

@@ -1,6 +1,7 @@
 // The batches of one pass, read ahead.
 #pragma once
 
+#include "base/export.hpp"
 #include "data/passes/shard.hpp"
 #include "data/sources/source.hpp"
 
@@ -28,7 +29,7 @@ struct SlowReader {
 
 /// Calls `produce` until it returns none, on a thread of its own that is up to `ahead` batches ahead. If `ahead` is 0,
 /// next() calls it on the caller's thread.
-class Prefetch {
+class MUSTER_INTERNAL_API Prefetch {
  public:
   using Produce = BatchReader;
 

@@ -1,6 +1,7 @@
 // Where a session stands in its datasets and data loaders.
 #pragma once
 
+#include "base/export.hpp"
 #include "data/passes/samples.hpp"
 #include "muster/dataset.hpp"
 #include "muster/json.hpp"
@@ -194,7 +195,7 @@ class PassPosition {
 
 /// The pass positions of a session, by the name of the dataset or loader. They belong to the thread that runs the
 /// training function.
-class PassPositions : public std::enable_shared_from_this<PassPositions> {
+class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<PassPositions> {
  public:
   explicit PassPositions(std::shared_ptr<step::Steps> of = std::make_shared<step::Steps>()) : steps(std::move(of)) {}
 

@@ -5,6 +5,8 @@
 // batch size.
 #pragma once
 
+#include "base/export.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -18,7 +20,7 @@ struct SampleRange {
 };
 /// The items that `rank` of `world` ranks gets out of `count`. If they do not divide evenly, the first ranks get one
 /// more.
-SampleRange share_of(std::int64_t count, int world, int rank) noexcept;
+MUSTER_INTERNAL_API SampleRange share_of(std::int64_t count, int world, int rank) noexcept;
 
 /// A permutation of 0 … size − 1 drawn from `key`, evaluated at an index in constant memory; the same on every machine.
 ///

@@ -1,6 +1,7 @@
 // Applies preprocessors to batches, on the right thread and with the right random generator.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/preprocessor.hpp"
 
 #include <ATen/core/Generator.h>
@@ -12,17 +13,17 @@
 namespace muster::detail::data {
 
 /// A CPU generator with the given seed.
-at::Generator make_generator(std::uint64_t seed);
+MUSTER_INTERNAL_API at::Generator make_generator(std::uint64_t seed);
 
 /// Applies the preprocessor. Throws an Error (ExitCode::data) if that changes the batch's number of rows.
-void apply(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator);
+MUSTER_INTERNAL_API void apply(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator);
 
 /// Like apply(), but on a thread that reads ahead. Returns false and leaves the batch unchanged if the preprocessor
 /// takes no generator: it may draw from torch's default generator, which belongs to the thread that trains.
 bool try_apply_ahead(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator);
 
 /// True if the preprocessor is known not to be fitted. False for a class of the user's, which need not tell.
-bool is_unfitted(const Preprocessor& preprocessor);
+MUSTER_INTERNAL_API bool is_unfitted(const Preprocessor& preprocessor);
 
 /// Appends the preprocessor to `steps`; appends the steps of a chain one by one.
 void add_steps(std::shared_ptr<const Preprocessor> preprocessor,

@@ -1,6 +1,7 @@
 // The kinds of preprocessors that muster has, and how each is made from its state in a checkpoint.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/json.hpp"
 #include "muster/preprocessor.hpp"
 
@@ -11,10 +12,11 @@
 namespace muster::detail::data {
 
 /// True if `state` is the state of a preprocessor of muster's, or of a chain of them.
-bool is_muster_preprocessor(const Json& state);
+MUSTER_INTERNAL_API bool is_muster_preprocessor(const Json& state);
 /// The columns that the preprocessor was fitted on.
-std::set<std::string> fitted_columns(const Json& state);
+MUSTER_INTERNAL_API std::set<std::string> fitted_columns(const Json& state);
 /// The preprocessor, restored for only those of its columns that are `wanted`; null if none is wanted.
-PreprocessorPtr restore_preprocessor(const Json& state, const std::function<bool(const std::string&)>& wanted);
+MUSTER_INTERNAL_API PreprocessorPtr restore_preprocessor(const Json& state,
+                                                         const std::function<bool(const std::string&)>& wanted);
 
 }  // namespace muster::detail::data

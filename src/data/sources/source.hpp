@@ -1,6 +1,7 @@
 // The sources of a dataset's samples: memory, HDF5 files, a stream, another source through a preprocessor.
 #pragma once
 
+#include "base/export.hpp"
 #include "data/passes/samples.hpp"
 #include "data/sources/fingerprint.hpp"
 #include "muster/dataset.hpp"
@@ -85,11 +86,11 @@ class TensorPool {
 };
 
 /// The columns of a batch.
-Schema schema_of(const Batch& batch);
+MUSTER_INTERNAL_API Schema schema_of(const Batch& batch);
 /// "Float[3]", for errors.
 std::string column_text(const Column& column);
 /// "x Float[3], y Long[]".
-std::string schema_text(const Schema& schema);
+MUSTER_INTERNAL_API std::string schema_text(const Schema& schema);
 /// "x, y": `text` applied to each item, joined by commas.
 template <class Items, class Text = std::identity>
 std::string joined(const Items& items, const Text& text = {}) {
@@ -98,6 +99,6 @@ std::string joined(const Items& items, const Text& text = {}) {
   return all;
 }
 /// The column `name`. Throws an Error that lists the columns if there is none.
-const Column& column_of(Source& source, const std::string& name, const std::string& doing);
+MUSTER_INTERNAL_API const Column& column_of(Source& source, const std::string& name, const std::string& doing);
 
 }  // namespace muster::detail::data
