@@ -175,8 +175,8 @@ struct ProfileConfig {
   /// Also libtorch's operators and autograd's functions. The flag --profile-operators turns it on.
   bool operators = false;
 };
-void to_json(Json& json, const ProfileConfig& options);
-void from_json(const Json& json, ProfileConfig& options);
+MUSTER_API void to_json(Json& json, const ProfileConfig& options);
+MUSTER_API void from_json(const Json& json, ProfileConfig& options);
 
 struct RunConfig {
   /// The run's folder is storage_path/name, on a file system that all nodes share; storage_path is ./runs by default.

@@ -8,6 +8,8 @@
 #include "comm/shared_memory.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <numeric>
 #include <utility>
 
 namespace muster {
@@ -81,34 +83,29 @@ std::string Communicator::broadcast(std::string value, int root) const {
   return std::move(*bytes);
 }
 
+// Sums to which each rank gives its own part and zeros: so the values go through the node's shared memory, and between
+// nodes as often as a sum does, not from each rank to each.
 std::vector<std::string> Communicator::all_gather(const std::string& value) const {
-  struct Memory {
-    std::string mine;
-    std::int64_t length = 0;
-    std::vector<std::int64_t> lengths;
-    std::vector<std::string> values;
-  };
   Collectives collectives(*this);
-  const auto n = static_cast<std::size_t>(size());
-  auto memory = std::make_shared<Memory>();
-  memory->mine = value;
-  memory->length = static_cast<std::int64_t>(value.size());
-  memory->lengths.resize(n);
-  memory->values.resize(n);
-
-  std::vector<detail::comm::Message> sends(n), receives(n);
-  for (std::size_t r = 0; r < n; ++r) {
-    sends[r] = {&memory->length, 1, static_cast<int>(r)};
-    receives[r] = {&memory->lengths[r], 1, static_cast<int>(r)};
+  collectives.set_name("all_gather");
+  const auto own = static_cast<std::size_t>(rank());
+  auto lengths = std::make_shared<std::vector<std::int64_t>>(static_cast<std::size_t>(size()));
+  (*lengths)[own] = static_cast<std::int64_t>(value.size());
+  finish(collectives.all_reduce(lengths->data(), lengths->size(), Dtype::i64, ReduceOp::sum), lengths);
+  const auto before = [&](std::size_t rank) {
+    return static_cast<std::size_t>(
+        std::accumulate(lengths->begin(), lengths->begin() + static_cast<long>(rank), std::int64_t{0}));
+  };
+  auto all = std::make_shared<std::string>(before(lengths->size()), '\0');
+  all->replace(before(own), value.size(), value);
+  if (!all->empty()) finish(collectives.all_reduce(all->data(), all->size(), Dtype::u8, ReduceOp::bit_or), all);
+  std::vector<std::string> values;
+  std::size_t first = 0;
+  for (const auto length : *lengths) {
+    values.push_back(all->substr(first, static_cast<std::size_t>(length)));
+    first += static_cast<std::size_t>(length);
   }
-  finish(collectives.all_to_all(sends, receives, Dtype::i64), memory);
-  for (std::size_t r = 0; r < n; ++r) {
-    memory->values[r].resize(static_cast<std::size_t>(memory->lengths[r]));
-    sends[r] = {memory->mine.data(), memory->mine.size(), static_cast<int>(r)};
-    receives[r] = {memory->values[r].data(), memory->values[r].size(), static_cast<int>(r)};
-  }
-  finish(collectives.all_to_all(sends, receives, Dtype::u8), memory);
-  return std::move(memory->values);
+  return values;
 }
 
 void Communicator::all_reduce(std::span<float> values, ReduceOp op) const {
