@@ -9,6 +9,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,6 +60,16 @@ MpiScope::~MpiScope() {
   int finalised = 0;
   MPI_Finalized(&finalised);
   if (initialised_here_ && !finalised) MPI_Finalize();
+}
+
+std::string mpi_library() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  std::string library(text.data(), static_cast<std::size_t>(length));
+  library.resize(std::min(library.find_first_of(",\n"), library.size()));
+  std::ranges::replace(library, '\t', ' ');  // of MPICH
+  return library;
 }
 
 void abort(int code) noexcept {

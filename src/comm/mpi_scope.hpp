@@ -5,6 +5,7 @@
 #include "muster/error.hpp"
 
 #include <optional>
+#include <string>
 
 namespace muster::detail::comm {
 
@@ -27,6 +28,9 @@ class MpiScope {
   bool initialised_here_ = false;
   std::optional<Communicator> world_;
 };
+
+/// The name and version of the MPI library: "Open MPI v4.1.4".
+std::string mpi_library();
 
 /// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort.
 [[noreturn]] void abort(int code) noexcept;

@@ -74,7 +74,7 @@ LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, 
   if (const double data = times.data - others.data; data >= behind / 2)
     return load.read - others_load.read >= data / 2 ? LateCause::file_system : LateCause::data;
   // A late worker hardly waits for others, so what has kept it off its core has made it late.
-  if (load.throttled >= enough) return LateCause::cpu_quota;
+  if (load.throttled - others_load.throttled >= enough) return LateCause::cpu_quota;
   if (load.run_queue >= enough) return LateCause::shared_core;
   if (static_cast<double>(load.major_faults) * seconds_per_major_fault >= enough) return LateCause::memory;
   if (load.clock_throttles > others_load.clock_throttles) return LateCause::hot_core;
@@ -95,8 +95,8 @@ std::vector<LateRank> LateRankDetector::add(StepWindow window) {
   for (std::size_t rank = 0; rank < count; ++rank) {
     const auto late = late_count(rank);
     if (is_late_[rank]) {
-      if (last_.size() == windows && late <= on_time_windows) is_late_[rank] = false;
-    } else if (late >= late_windows) {
+      if (last_.size() == windows && late <= on_time_windows && !is_held_up_by_quota(rank)) is_late_[rank] = false;
+    } else if (late >= late_windows || is_held_up_by_quota(rank)) {
       is_late_[rank] = true;
       found.push_back(describe(rank));
     }
@@ -109,13 +109,27 @@ std::size_t LateRankDetector::late_count(std::size_t rank) const {
       std::ranges::count_if(last_, [&](const Window& window) { return window.behind[rank] > least_behind; }));
 }
 
-/// From the windows in which the worker was late.
+bool LateRankDetector::is_held_up_by_quota(std::size_t rank) const {
+  if (last_.size() < windows) return false;
+  double seconds = 0, behind = 0, throttled = 0;
+  for (const auto& [window, behind_of] : last_) {
+    seconds += window.seconds;
+    behind += behind_of[rank] * window.seconds;
+    throttled += window.loads[rank].throttled - median_of_others(hosts_.size(), rank, [&](std::size_t other) {
+                   return window.loads[other].throttled;
+                 });
+  }
+  return behind > least_behind * seconds && throttled >= behind / 2;
+}
+
+/// From the windows in which the worker was late; from all if a quota holds it up in bursts.
 LateRank LateRankDetector::describe(std::size_t rank) const {
+  const bool in_bursts = late_count(rank) < late_windows;
   double seconds = 0, behind = 0;
   RankTimes own, others;
   RankLoad load, others_load;
   for (const auto& [window, behind_of] : last_) {
-    if (behind_of[rank] <= least_behind) continue;
+    if (behind_of[rank] <= least_behind && !in_bursts) continue;
     const auto of_others = [&](auto&& value) { return median_of_others(hosts_.size(), rank, value); };
     seconds += window.seconds;
     behind += behind_of[rank] * window.seconds;
@@ -124,6 +138,7 @@ LateRank LateRankDetector::describe(std::size_t rank) const {
     load.read += window.loads[rank].read;
     others_load.read += of_others([&](std::size_t other) { return window.loads[other].read; });
     load.throttled += window.loads[rank].throttled;
+    others_load.throttled += of_others([&](std::size_t other) { return window.loads[other].throttled; });
     load.run_queue += window.loads[rank].run_queue;
     load.major_faults += window.loads[rank].major_faults;
     load.clock_throttles += window.loads[rank].clock_throttles;

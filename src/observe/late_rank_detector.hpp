@@ -12,7 +12,10 @@
 namespace muster::detail::observe {
 
 /// A worker is late in a window if its own part is longer than the median of the other workers' by more than 10% of the
-/// window. It is late if it was in 8 of the last 10 windows, until it was in at most 2 of the last 10.
+/// window. It is late if it was in 8 of the last 10 windows, until it was in at most 2 of the last 10. A quota of
+/// processor time holds a worker up in bursts, of which many windows have none: so a worker is late as well while it is
+/// behind by more than 10% of the last 10 windows together, and its control group was out of processor time for half of
+/// that.
 class LateRankDetector {
  public:
   static constexpr double least_behind = 0.10;
@@ -26,6 +29,7 @@ class LateRankDetector {
 
  private:
   std::size_t late_count(std::size_t rank) const;
+  bool is_held_up_by_quota(std::size_t rank) const;
   LateRank describe(std::size_t rank) const;
 
   struct Window {

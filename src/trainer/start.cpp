@@ -4,6 +4,7 @@
 #include "comm/on_ranks.hpp"
 #include "data/sources/source.hpp"
 #include "muster/version.hpp"
+#include "run/environment.hpp"
 #include "run/params.hpp"
 #include "storage/tier.hpp"
 #include "trainer/fit.hpp"
@@ -32,6 +33,7 @@ Json describe(const run::ResolvedOptions& resolved, const run::RunFolder& run) {
       {"seed", resolved.launch.flags().seed},
       {"threads_per_worker", resolved.threads_per_worker},
       {"datasets", datasets},
+      {"environment", run::environment()},
   });
   return params;
 }

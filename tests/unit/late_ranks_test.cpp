@@ -128,6 +128,29 @@ TEST(LateRanks, TheCauseIsWhatExplainsTheDelay) {
   EXPECT_EQ(cause({}, {.clock_throttles = 1}), LateCause::hot_core);
   EXPECT_EQ(cause_of(1, {}, {.clock_throttles = 1}, {}, {.clock_throttles = 1}), LateCause::computation)
       << "the others' cores are as hot";
+  EXPECT_EQ(cause_of(1, {}, {.throttled = 0.5}, {}, {.throttled = 0.5}), LateCause::computation)
+      << "all ranks of the host are in one control group";
+}
+
+TEST(LateRanks, AQuotaIsNamedThoughItHoldsUpInBursts) {
+  // Steps of 10 ms, and a group that is out of processor time for the last 23 of each 100 ms.
+  for (const bool is_throttled : {true, false}) {
+    LateRankDetector detector(hosts(2));
+    std::vector<LateRank> named;
+    for (int windows = 0; windows < 40; ++windows) {
+      const double burst = windows % 4 == 3 ? 0.023 : 0;
+      StepWindow window{
+          .steps = 2, .seconds = 0.02 + burst, .times = {{.compute = 0.02, .wait = burst}, {.compute = 0.02 + burst}}};
+      window.loads.resize(2);
+      if (is_throttled) window.loads[1].throttled = burst;
+      for (auto& late : detector.add(std::move(window))) named.push_back(late);
+    }
+    ASSERT_EQ(named.size(), is_throttled ? 1U : 0U) << "once, until it is on time again";
+    if (!is_throttled) continue;
+    EXPECT_EQ(named[0].rank, 1);
+    EXPECT_EQ(named[0].cause, LateCause::cpu_quota);
+    EXPECT_GT(named[0].behind, 0.1);
+  }
 }
 
 TEST(LateRanks, TheCauseIsOfTheWindowsInWhichItWasLate) {
