@@ -112,7 +112,8 @@ TEST(Options, OfARunAreJson) {
                       .logging_config = logging,
                       .callbacks = {nullptr},
                       .tensorboard = true,
-                      .histogram_interval = 3};
+                      .histogram_interval = 3,
+                      .profile = {.enabled = true, .first_step = 5, .last_step = 7, .operators = true}};
   const Json run_json{
       {"name", "demo"},
       {"storage_path", "/a/b"},
@@ -121,7 +122,8 @@ TEST(Options, OfARunAreJson) {
        {{"max_failures", 2}, {"max_preemption_failures", -1}, {"bad_numbers", "ignore"}, {"bad_numbers_limit", 10}}},
       {"logging_config", logging_json},
       {"tensorboard", true},
-      {"histogram_interval", 3}};
+      {"histogram_interval", 3},
+      {"profile", {{"enabled", true}, {"first_step", 5}, {"last_step", 7}, {"operators", true}}}};
   check(run, run_json);
   const TorchConfig torch{.backend = "gloo", .timeout = std::chrono::hours(1000)};
   const Json torch_json{{"backend", "gloo"}, {"timeout_ms", 3'600'000'000}};
