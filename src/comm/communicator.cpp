@@ -6,6 +6,7 @@
 #include "comm/mpi_call.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/shared_memory.hpp"
+#include "watch/record.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -87,7 +88,7 @@ std::string Communicator::broadcast(std::string value, int root) const {
 // nodes as often as a sum does, not from each rank to each.
 std::vector<std::string> Communicator::all_gather(const std::string& value) const {
   Collectives collectives(*this);
-  collectives.set_name("all_gather");
+  if (detail::watch::ScopedCallName::name() == nullptr) collectives.set_name("all_gather");
   const auto own = static_cast<std::size_t>(rank());
   auto lengths = std::make_shared<std::vector<std::int64_t>>(static_cast<std::size_t>(size()));
   (*lengths)[own] = static_cast<std::int64_t>(value.size());

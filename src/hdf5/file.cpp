@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/number.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -59,9 +60,13 @@ Handle open_file(const std::filesystem::path& path) {
   const Lock lock;
   const std::string doing = "opening " + path.string();
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0 || ::access(path.c_str(), R_OK) != 0) refuse_to_open(doing, errno);
+  if (::stat(path.c_str(), &status) != 0) refuse_to_open(doing, errno);
   if (S_ISDIR(status.st_mode)) throw Error(ExitCode::data, doing, "it is a folder", "Name an HDF5 file");
   if (!S_ISREG(status.st_mode)) throw Error(ExitCode::data, doing, "it is no regular file", "Name an HDF5 file");
+  // HDF5 takes a file that may not be opened for one that cannot be read. access() may allow what open() refuses.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) refuse_to_open(doing, errno);
+  ::close(descriptor);
   const htri_t is_hdf5 = H5Fis_hdf5(path.c_str());
   if (is_hdf5 < 0) check(is_hdf5, doing);
   if (is_hdf5 == 0)

@@ -310,6 +310,7 @@ Json Session::broadcast_from_rank_zero(const Json& value) const {
 }
 
 std::filesystem::path Session::artifacts() const {
+  state_->run.require_not_replaced();
   auto folder = state_->run.path() / "artifacts";
   detail::make_directories(folder);
   detail::require_own_directory(folder);

@@ -24,10 +24,13 @@ constexpr std::uint64_t min_direct_bytes = 16 << 20;
   throw Error(ExitCode::retry, doing, std::strerror(errno), "Check the space and the permissions there");
 }
 
-/// Creates the folder in which the file will be, and returns the file's path.
-fs::path folder_for(fs::path file) {
-  make_directories(file.parent_path());
-  return file;
+/// The path of a checkpoint's file. Creates the folders that its name has, but not the checkpoint's: if that is gone,
+/// the run was removed, and is not made again. publish() syncs them.
+fs::path path_in(const fs::path& checkpoint, const fs::path& name) {
+  auto folder = checkpoint;
+  for (const auto& part : name.parent_path())
+    if (::mkdir((folder /= part).c_str(), 0777) != 0 && errno != EEXIST) fail("making the folder " + folder.string());
+  return checkpoint / name;
 }
 
 class OpenFile : public SavedFile {
@@ -99,7 +102,7 @@ void FolderTier::begin(int index) {
 }
 
 void FolderTier::create(int index, const std::string& name, std::uint64_t bytes) const {
-  create_file(folder_for(saving(index) / name), bytes);
+  create_file(path_in(saving(index), name), bytes);
 }
 
 std::unique_ptr<SavedFile> FolderTier::open(int index, const std::string& name, Alignment alignment) const {
@@ -201,7 +204,7 @@ void remove_folder(const fs::path& folder) noexcept {
 }
 
 void NodeTier::create(int index, const std::string& name, std::uint64_t bytes) const {
-  create_file(folder_for(saving(index) / name), bytes, /*with_space=*/false);
+  create_file(path_in(saving(index), name), bytes, /*with_space=*/false);
 }
 
 void NodeTier::abandon(int index) const noexcept {

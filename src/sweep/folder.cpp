@@ -78,6 +78,10 @@ run::RunPoints progress_of(const std::filesystem::path& trial) {
 }
 
 void write_trial(const Trial& trial, const LostStarts& lost_starts) {
+  if (const auto sweep = trial.path.parent_path(); !std::filesystem::exists(status_of(sweep)))
+    throw Error(ExitCode::usage, "writing into the sweep " + sweep.string(),
+                "the folder was moved away or removed while the job runs",
+                "Start again with the --storage and --name of the folder to go on with");
   make_directories(trial.path);
   require_own_directory(trial.path);
   auto row = to_json(trial);

@@ -598,6 +598,41 @@ TEST(Store, WhatIsRolledBackLosesItsNames) {
   EXPECT_EQ(fs::read_symlink(run / "best"), "checkpoint_000000");
 }
 
+TEST(Store, AfterARollbackThatLostItsCheckpointTheUserChooses) {
+  const auto run = test::shared_folder();
+  {
+    CheckpointStore store(world(), run, {});
+    for (const int value : {1, 2, 3}) store.commit(contents_of(value));
+    store.roll_back(0);
+    store.confirm_rollback();
+  }
+  run_on_root(world(), [&] { fs::remove_all(run / "checkpoint_000000"); });
+  CheckpointStore store(world(), run, {});
+  const auto text = error_of([&] { store.newest(); }, ExitCode::data);
+  EXPECT_NE(text.find("the checkpoint to which the run was rolled back is gone"), std::string::npos) << text;
+  EXPECT_TRUE(text.ends_with("--resume " + (run / "checkpoint_000002").string())) << text;
+}
+
+TEST(Store, RanksThatGiveDifferentKindsOfCheckpointsAreRefused) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank cannot differ from another";
+  const auto run = test::shared_folder();
+  CheckpointStore store(world(), run, {});
+  auto given = store.commit(contents_of(1));
+  run_on_root(world(), [&] {
+    fs::create_directory(run / "files");
+    write_file(run / "files/notes.txt", "the user's own");
+  });
+  if (world().rank() == 0) given = Checkpoint::from_directory(run / "files");
+  std::string text = "no error";
+  try {
+    store.read(given);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    text = error.what();
+  }
+  EXPECT_NE(text.find("the ranks give different kinds of checkpoints"), std::string::npos) << text;
+}
+
 TEST(Store, APageThatCannotBeReadIsAnErrorAndNoSignal) {
   const auto run = test::shared_folder();
   CheckpointStore store(world(), run, {});

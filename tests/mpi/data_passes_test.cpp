@@ -624,6 +624,30 @@ struct GivenNoise : Noise {
   }
 };
 
+/// Its state has one key.
+struct Keyed : Noise {
+  explicit Keyed(std::string key) : key(std::move(key)) {}
+  Json state() const override { return {{key, 1}}; }
+  void load_state(const Json& state) override { EXPECT_EQ(state.at(key), 1); }
+  std::string key;
+};
+
+TEST(Passes, APreprocessorWithAnotherStateIsRefusedOnResuming) {
+  const auto storage = test::shared_folder();
+  std::optional<Result> result;
+  for (const char* key : {"mean", "mean", "median"}) {
+    auto options = with("keyed", {{"train", numbers(8)}});
+    options.preprocessor = std::make_shared<Keyed>(key);
+    result = run({storage, {}, options}, [&](Session& session, const Config&) {
+               session.report({}, session.state({}));
+               throw Stop();
+             }).second;
+  }
+  const auto text = error_of(result);
+  EXPECT_NE(text.find("restoring the preprocessor: "), std::string::npos) << text;
+  EXPECT_NE(text.find("median"), std::string::npos) << text;
+}
+
 /// The noise of each sample in each of two epochs, over all workers; stopped in the middle, and gone on with by
 /// `later` workers, where they are not as many. Collective.
 std::set<std::string> noise_of(const std::filesystem::path& storage, const PreprocessorPtr& noise, int workers,

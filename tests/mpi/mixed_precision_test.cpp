@@ -220,6 +220,9 @@ TEST(GradScaler, GoesOnWhereItWasSaved) {
   GradScaler other(world().duplicate(), at::kCPU, {.enabled = false});
   const auto none = detail::state::collect({{"scaler", other}});
   EXPECT_EQ(refused([&] { detail::state::restore({{"scaler", *resumed}}, none); }), ExitCode::data);
+  auto damaged = saved;
+  damaged.values.at("scaler")["growth_factor"] = "two";
+  EXPECT_EQ(refused([&] { detail::state::restore({{"scaler", *resumed}}, damaged); }), ExitCode::data);
   detail::state::restore({{"scaler", other}}, saved);
   EXPECT_FALSE(other.is_enabled());
 }

@@ -244,9 +244,11 @@ TEST(Refusals, ABackendThatMakesNoProcessGroup) {
 }
 
 TEST(Refusals, AFolderThatWasMovedAway) {
-  for (const bool is_replaced : {false, true}) {
+  for (const auto& [is_replaced, writes_artifacts] :
+       {std::pair(false, false), std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
     const auto storage = test::shared_folder();
-    const auto move_away = [&](Session& session, const Config&) {
+    const auto move_away = [&, is_replaced = is_replaced, writes_artifacts = writes_artifacts](Session& session,
+                                                                                               const Config&) {
       auto net = session.prepare_model(Linear(1, 1));
       auto state = session.state({{"model", net}});
       if (session.world_rank() == 0) {
@@ -254,11 +256,12 @@ TEST(Refusals, AFolderThatWasMovedAway) {
         if (is_replaced) std::filesystem::create_directory(storage / "refused");
       }
       session.barrier();
-      session.report({}, state);
+      writes_artifacts ? static_cast<void>(session.artifacts()) : session.report({}, state);
     };
     expect_refused(refusal({}, move_away, {}, storage), is_replaced
                                                             ? "moved away while the job runs, and another one is there"
                                                             : "was moved away or removed while the job runs");
+    EXPECT_EQ(std::filesystem::exists(storage / "refused"), is_replaced) << "it is not made again";
   }
 }
 

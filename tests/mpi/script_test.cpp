@@ -5,6 +5,7 @@
 #include "muster/error.hpp"
 #include "support/job.hpp"
 
+#include <caffe2/serialize/inline_container.h>
 #include <gtest/gtest.h>
 #include <torch/script.h>
 #include <torch/torch.h>
@@ -365,6 +366,24 @@ TEST(Script, WhatIsNoProgramIsRefused) {
   damaged[damaged.find(bytes)] ^= 1;
   write_file(folder / "it.pt", damaged);
   expect(folder / "it.pt", "checksum is wrong");
+
+  // A program that was saved by a library with operators of its own.
+  caffe2::serialize::PyTorchStreamReader reader(file.string());
+  caffe2::serialize::PyTorchStreamWriter writer((folder / "it.pt").string());
+  const std::string known = "torch.batch_norm", unknown = "ops.nowhere.norm";
+  int changed = 0;
+  for (const auto& name : reader.getAllRecords()) {
+    const auto [data, size] = reader.getRecord(name);
+    std::string record(static_cast<const char*>(data.get()), size);
+    if (const auto at = record.find(known); name.starts_with("code/") && at != std::string::npos) {
+      record.replace(at, known.size(), unknown);
+      ++changed;
+    }
+    if (name != "version" && name != ".data/serialization_id") writer.writeRecord(name, record.data(), record.size());
+  }
+  writer.writeEndOfFile();
+  ASSERT_EQ(changed, 1);
+  expect(folder / "it.pt", "torch cannot load its program: ");
 }
 
 }  // namespace

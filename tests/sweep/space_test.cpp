@@ -280,6 +280,38 @@ TEST(Rows, ComeBackAsTheyWere) {
   EXPECT_TRUE(line.ends_with(",0.1,\"a \"\"b\"\", c\",0.1")) << line;
 }
 
+TEST(Rows, ThatAreDamagedAreRefused) {
+  const test::Folder folder;
+  const auto text_of = [&](const Json& row, const std::function<void(const std::filesystem::path&)>& read) {
+    std::ofstream(folder.path() / "trial.json") << row;
+    try {
+      read(folder.path());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::data);
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const std::string remedy = "Remove it: the trial goes on from its newest checkpoint";
+  const auto row = text_of({{"trial", "trial_00000"}}, [](const auto& trial) { read_trial(trial); });
+  EXPECT_TRUE(row.ends_with(remedy)) << row;
+  const auto losses = text_of({{"losses", {{"count", "many"}}}}, [](const auto& trial) { read_lost_starts(trial); });
+  EXPECT_TRUE(losses.ends_with(remedy)) << losses;
+}
+
+TEST(Rows, OfASweepThatIsGoneAreNotWritten) {
+  const test::Folder folder;
+  auto row = trial(0, TrialStatus::running, nullptr);
+  row.path = folder.path() / "gone" / row.name;
+  try {
+    write_trial(row);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("gone: the folder was moved away or removed"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "gone"));
+}
+
 TEST(Rows, GoWithoutACheckpointThatIsGone) {
   const test::Folder folder;
   auto row = trial(0, TrialStatus::done, nullptr);

@@ -865,6 +865,32 @@ TEST(Batches, APreprocessorThatOverridesNothingIsRefused) {
   }
 }
 
+/// Passes its generator to one that takes none.
+class Passing : public Noise {
+ public:
+  using Preprocessor::transform;
+  void transform(Batch& batch, at::Generator& generator) const override {
+    static_cast<const Preprocessor&>(noise_).transform(batch, generator);
+  }
+
+ private:
+  Noise noise_;
+};
+
+TEST(Prefetch, AGeneratorIsNotPassedToAPreprocessorThatTakesNone) {
+  World world(8, 1);
+  world.states[0]->dataset = world.states[0]->dataset.transform(std::make_shared<Passing>());
+  try {
+    all_of(world.shard().iter_torch_batches({.batch_size = 4, .prefetch_batches = 1}));
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_NE(std::string(error.what()).find("passes its generator to another preprocessor that takes none"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(Prefetch, ReadsNoFurtherAheadThanAsked) {
   for (const int ahead : {0, 1, 3}) {
     World world(100, 1);

@@ -728,6 +728,19 @@ TEST(Tier, APlaceThatIsNotAFolderGetsTheSameCheckpoint) {
     EXPECT_EQ(read_file(memory.published(4) / name), read_file(folder.published(4) / name)) << name;
 }
 
+TEST(Tier, ARunThatIsRemovedDuringASaveIsNotMadeAgain) {
+  const Folder folder;
+  const auto run = folder / "run";
+  fs::create_directory(run);
+  storage::FolderTier tier(run);
+  tier.begin(0);
+  tier.create(0, "in/a/folder", 1);
+  fs::remove_all(run);
+  for (const char* name : {"plain", "in/a/folder"})
+    EXPECT_SAYS(error_of([&] { tier.create(0, name, 1); }), "No such file or directory") << name;
+  EXPECT_FALSE(fs::exists(run));
+}
+
 TEST(Rollbacks, TakeBackWhatCameBetween) {
   const Folder run;
   const auto line = [&](int count) {

@@ -379,6 +379,9 @@ TEST(BadFiles, AnErrorOfTheDiskIsNotOfTheData) {
     const test::IoError sick("pread", "plain.h5", error);
     expect_parts(error_of([&] { Dataset(folder.file("plain.h5")).count(); }, ExitCode::retry), {word, "try again"});
   }
+  const test::IoError closed("open", "plain.h5", EACCES);
+  expect_parts(error_of([&] { Dataset(folder.file("plain.h5")).count(); }, ExitCode::data),
+               {"Permission denied. Check the permissions"});
 }
 
 TEST(BadFiles, AreTriedAgain) {

@@ -125,7 +125,7 @@ class RowParser {
 class Lines {
  public:
   explicit Lines(const std::filesystem::path& path) : path_(path), file_(path, std::ios::binary) {
-    if (!file_.is_open()) fail();
+    if (!file_.is_open()) fail(ExitCode::data, "Check the path and the permissions");
   }
 
   /// Calls visit(line, length, ends_with_newline) for each line that is not empty. At least SIMDJSON_PADDING bytes
@@ -161,14 +161,13 @@ class Lines {
   bool read_into(std::vector<char>& buffer, std::size_t& filled) {
     buffer.resize(std::max(buffer.size(), filled + block_bytes + simdjson::SIMDJSON_PADDING));
     file_.read(buffer.data() + filled, block_bytes);
-    if (file_.bad()) fail();
+    if (file_.bad()) fail(ExitCode::retry, "Check the disk or the file server, then try again");
     filled += static_cast<std::size_t>(file_.gcount());
     return file_.gcount() > 0;
   }
 
-  [[noreturn]] void fail() const {
-    throw Error(ExitCode::data, "reading " + path_.string(), std::strerror(errno),
-                "Check the path and the permissions");
+  [[noreturn]] void fail(ExitCode code, const char* remedy) const {
+    throw Error(code, "reading " + path_.string(), std::strerror(errno), remedy);
   }
 
   std::filesystem::path path_;
