@@ -10,6 +10,7 @@
 #include "checkpoint/files/write_plan.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
+#include "hdf5/file.hpp"
 #include "muster/error.hpp"
 #include "state/trainer_state.hpp"
 #include "storage/folder_tier.hpp"
@@ -726,6 +727,19 @@ TEST(Tier, APlaceThatIsNotAFolderGetsTheSameCheckpoint) {
   EXPECT_EQ(verify_checkpoint(memory.published(4)).problem, "");
   for (const char* name : {"manifest.json", "state.h5", "notes.txt"})
     EXPECT_EQ(read_file(memory.published(4) / name), read_file(folder.published(4) / name)) << name;
+}
+
+TEST(Tier, TheStateHasNoTimesOfItsOwn) {
+  const Folder run;
+  storage::FolderTier folder(run.path());
+  save(folder, sample(), 1);
+  const hdf5::Lock lock;
+  const auto file = hdf5::open_file(folder.published(4) / "state.h5");
+  for (const char* name : {"/", "deep", "deep/er", "deep/er/down", "model", "model/b.bias"}) {
+    H5O_info_t info{};
+    ASSERT_GE(H5Oget_info_by_name2(file.get(), name, &info, H5O_INFO_TIME, H5P_DEFAULT), 0) << name;
+    EXPECT_EQ(info.ctime, 0) << name;
+  }
 }
 
 TEST(Tier, ARunThatIsRemovedDuringASaveIsNotMadeAgain) {

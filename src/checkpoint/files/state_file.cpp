@@ -23,6 +23,17 @@ MemoryKey memory_key(const TensorEntry& entry, const at::Tensor& tensor) {
 
 std::int64_t check(std::int64_t status) { return hdf5::check(status, making, ExitCode::retry); }
 
+/// Creates the groups that the name has, unless they are in `made`. Those that HDF5 creates by itself have a time.
+void make_groups(hid_t file, const std::string& name, hid_t links, std::set<std::string>& made) {
+  const auto creation = hdf5::make_properties(H5P_GROUP_CREATE, making, ExitCode::retry);
+  check(H5Pset_obj_track_times(creation.get(), false));
+  for (auto end = name.find('/'); end != std::string::npos; end = name.find('/', end + 1)) {
+    const auto group = name.substr(0, end);
+    if (!made.insert(group).second) continue;
+    hdf5::Handle(check(H5Gcreate2(file, group.c_str(), links, creation.get(), H5P_DEFAULT)), H5Gclose).close(making);
+  }
+}
+
 /// Creates the tensor's dataset and returns the offset of its values in the file.
 std::uint64_t make_dataset(hid_t file, const TensorEntry& tensor, hid_t links) {
   const auto type = hdf5::memory_type_of(tensor.type);
@@ -113,15 +124,17 @@ Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank
     const hdf5::Lock lock;
     auto file = hdf5::create_file(memory, direct_alignment);
     const auto links = hdf5::make_properties(H5P_LINK_CREATE, making, ExitCode::retry);
-    check(H5Pset_create_intermediate_group(links.get(), 1));
     check(H5Pset_char_encoding(links.get(), H5T_CSET_UTF8));
     layout.tensors = entries_for(tensors, per_rank, ranks);
-    for (auto& entry : layout.tensors)
+    std::set<std::string> groups;
+    for (auto& entry : layout.tensors) {
+      make_groups(file.get(), entry.name, links.get(), groups);
       if (entry.same_as.empty())
         entry.offset = make_dataset(file.get(), entry, links.get());
       else
         check(H5Lcreate_hard(file.get(), entry.same_as.c_str(), file.get(), entry.name.c_str(), links.get(),
                              H5P_DEFAULT));
+    }
     file.close(making);
   }
   // HDF5 knows the size of its own data and ignores padding after it.
