@@ -42,8 +42,9 @@ fs::path git_folder(fs::path folder) {
 }
 
 bool is_commit(const std::string& text) {
-  return text.size() >= 40 &&
-         std::ranges::all_of(text, [](char c) { return std::string_view("0123456789abcdef").contains(c); });
+  return text.size() >= 40 && std::ranges::all_of(text, [](char c) {
+           return std::string_view("0123456789abcdef").find(c) != std::string_view::npos;
+         });
 }
 
 /// The words of a process's command line.
