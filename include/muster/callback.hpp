@@ -20,7 +20,7 @@ class Session;
 /// Why a rank is late, as far as the kernel's counts and muster's clocks tell.
 enum class LateCause {
   computation,  ///< its own computation takes longer, and nothing else is found
-  shared_core,  ///< its main thread is ready to run and has no core: other processes use it
+  shared_core,  ///< its threads are ready to run and have no core: other processes use it
   cpu_quota,    ///< its control group has used up its processor time
   hot_core,     ///< its core is slowed down because it is too hot
   memory,       ///< its pages are read back from swap, or from files that it maps

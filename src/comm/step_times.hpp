@@ -24,6 +24,8 @@ class StepTimes {
   /// Construct it on the thread that trains. Collective over the workers.
   explicit StepTimes(const Communicator& workers);
 
+  /// Counts the time for which these threads have no core as well, see HostLoadReader.
+  void watch_threads(const std::vector<int>& threads) { load_reader_.watch_threads(threads); }
   /// Notes that this step begins on this rank; each step has the number after the one before. Takes less than a
   /// microsecond, and every 20 ms some tens of microseconds more to read what the kernel has counted.
   void note(std::int64_t step);

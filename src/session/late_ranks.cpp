@@ -2,6 +2,12 @@
 
 #include "base/log.hpp"
 
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+#include <unistd.h>
+
+#include <set>
 #include <utility>
 
 namespace muster::detail::session {
@@ -13,6 +19,20 @@ constexpr std::int64_t longest_interval = 32;
 
 double seconds(std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); }
 
+/// The threads among which torch divides an operation, without this one. torch's own code has to go over the elements:
+/// at::parallel_for is compiled here, where OpenMP is not enabled, and would stay on this thread.
+std::vector<int> other_intraop_threads() {
+  auto ids = at::full(at::get_num_threads(), ::gettid(), at::kInt);
+  at::TensorIterator::nullary_op(ids).for_each(
+      [](char** data, const std::int64_t* strides, std::int64_t count) {
+        for (std::int64_t at = 0; at < count; ++at) *reinterpret_cast<int*>(data[0] + at * strides[0]) = ::gettid();
+      },
+      1);
+  std::set<int> threads(ids.data_ptr<int>(), ids.data_ptr<int>() + ids.numel());
+  threads.erase(::gettid());
+  return {threads.begin(), threads.end()};
+}
+
 }  // namespace
 
 LateRanks::LateRanks(const WorkerContext& workers, Outputs& outputs)
@@ -20,6 +40,8 @@ LateRanks::LateRanks(const WorkerContext& workers, Outputs& outputs)
       outputs_(outputs),
       times_(workers.control),
       detector_(workers.control.topology().hosts) {}
+
+void LateRanks::watch_intraop_threads() { times_.watch_threads(other_intraop_threads()); }
 
 void LateRanks::begin_step(std::int64_t step) {
   times_.note(step);

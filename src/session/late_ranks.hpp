@@ -18,6 +18,9 @@ class LateRanks {
   /// Collective over the workers.
   LateRanks(const WorkerContext& workers, Outputs& outputs);
 
+  /// Counts the time for which torch's threads for operations have no core. Call it once their number is set, on the
+  /// thread that trains.
+  void watch_intraop_threads();
   /// Call when this step begins. On the first worker, tells the observers the times of the workers from time to time,
   /// and warns of a late one.
   void begin_step(std::int64_t step);

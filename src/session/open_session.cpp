@@ -16,6 +16,7 @@ OpenSession::OpenSession(const run::ResolvedOptions& resolved, const run::RunFol
 void OpenSession::open() {
   const auto& resolved = state_.resolved;
   at::set_num_threads(resolved.threads_per_worker);
+  if (state_.late_ranks) state_.late_ranks->watch_intraop_threads();
   state_.workers.seed_generators();
   state_.resumer.resume();
   const std::shared_ptr<Backend> backend =

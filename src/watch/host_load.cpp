@@ -10,6 +10,7 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace muster::detail::watch {
 namespace {
@@ -66,19 +67,35 @@ int open_group(const std::filesystem::path& root) {
 
 HostLoadReader::HostLoadReader(const std::filesystem::path& root)
     : root_(root),
-      run_queue_(open_file(root / "proc/thread-self/schedstat")),
+      threads_{{.file = open_file(root / "proc/thread-self/schedstat")}},
       group_(open_group(root)),
       faults_(open_file(root / "proc/self/stat")) {}
 
 HostLoadReader::~HostLoadReader() {
-  for (const int file : {run_queue_, group_, faults_, clock_})
+  for (const auto& thread : threads_)
+    if (thread.file >= 0) ::close(thread.file);
+  for (const int file : {group_, faults_, clock_})
     if (file >= 0) ::close(file);
+}
+
+void HostLoadReader::watch_threads(const std::vector<int>& threads) {
+  std::array<char, 4096> buffer;
+  for (const int thread : threads) {
+    const int file = open_file(root_ / "proc/self/task" / std::to_string(thread) / "schedstat");
+    threads_.push_back({.file = file, .run_queue_ns = number_at(content(file, buffer), 1)});
+  }
 }
 
 HostLoad HostLoadReader::read() {
   std::array<char, 4096> buffer;
   HostLoad load;
-  load.run_queue_ns = number_at(content(run_queue_, buffer), 1);
+  std::int64_t longest = 0;
+  for (auto& thread : threads_) {
+    const auto now = number_at(content(thread.file, buffer), 1);
+    longest = std::max(longest, now - std::exchange(thread.run_queue_ns, now));
+  }
+  run_queue_ns_ += longest;
+  load.run_queue_ns = run_queue_ns_;
   const auto group = content(group_, buffer);
   load.throttled_ns = number_of(group, "throttled_time ");  // version 1, in nanoseconds
   if (load.throttled_ns == 0) load.throttled_ns = 1000 * number_of(group, "throttled_usec ");

@@ -1,16 +1,18 @@
-// Why a rank may be slow: what the kernel has counted for its main thread, its process, its control group and its core.
+// Why a rank may be slow: what the kernel has counted for its threads that compute, its process, its control group and
+// its core.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <vector>
 
 namespace muster::detail::watch {
 
 /// Totals since the process, the control group or the host began; 0 where the kernel does not tell. Only differences
 /// between two readings mean something.
 struct HostLoad {
-  std::int64_t run_queue_ns = 0;     ///< the main thread was ready to run and had no core (proc(5), schedstat)
+  std::int64_t run_queue_ns = 0;     ///< a watched thread was ready to run and had no core (proc(5), schedstat)
   std::int64_t throttled_ns = 0;     ///< the control group had used up its quota of processor time (cpu.stat)
   std::int64_t major_faults = 0;     ///< pages that had to be read from a disk or from swap (proc(5), stat)
   std::int64_t clock_throttles = 0;  ///< the core was slowed down because it was too hot (thermal_throttle in sysfs)
@@ -19,18 +21,28 @@ struct HostLoad {
 /// Reads HostLoad. Its files stay open.
 class HostLoadReader {
  public:
-  /// `root` is the folder in which proc and sys are. Construct it on the thread that is watched.
+  /// `root` is the folder in which proc and sys are. Watches the thread on which it is constructed.
   explicit HostLoadReader(const std::filesystem::path& root = "/");
   ~HostLoadReader();
   HostLoadReader(const HostLoadReader&) = delete;
   HostLoadReader& operator=(const HostLoadReader&) = delete;
 
-  /// Takes some tens of microseconds at most. Call it on the watched thread.
+  /// Watches these threads of the process as well, from now on: each operation takes as long as the slowest of them, so
+  /// the longest time of any counts between two readings.
+  void watch_threads(const std::vector<int>& threads);
+
+  /// Takes some tens of microseconds at most. Call it on the thread on which this was constructed.
   HostLoad read();
 
  private:
+  struct Thread {
+    int file = -1;                  ///< its schedstat
+    std::int64_t run_queue_ns = 0;  ///< at the last reading
+  };
   std::filesystem::path root_;
-  int run_queue_ = -1, group_ = -1, faults_ = -1, clock_ = -1;
+  std::vector<Thread> threads_;
+  std::int64_t run_queue_ns_ = 0;
+  int group_ = -1, faults_ = -1, clock_ = -1;
   int clock_cpu_ = -1;         ///< the core that clock_ belongs to
   std::int64_t clocks_ = 0;    ///< the counts of the cores that the thread has been on, without the current one's
   std::int64_t clock_at_ = 0;  ///< the count when the thread came to the current core

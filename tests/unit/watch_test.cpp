@@ -278,6 +278,22 @@ TEST(HostLoad, IsWhatTheKernelCounts) {
   EXPECT_EQ(memory_bytes(kernel.root()), 3 * ::sysconf(_SC_PAGESIZE));
 }
 
+TEST(HostLoad, IsOfTheThreadThatHadToWaitTheLongest) {
+  const Kernel kernel;
+  kernel.write("proc/self/task/43/schedstat", "1000 9000 7\n");
+  kernel.write("proc/self/task/44/schedstat", "1000 100 7\n");
+  HostLoadReader reader(kernel.root());
+  const auto before = reader.read().run_queue_ns;
+  reader.watch_threads({43, 44, 45});
+  EXPECT_EQ(reader.read().run_queue_ns, before) << "what was before does not count, nor a thread that is gone";
+  kernel.write("proc/thread-self/schedstat", "1000 2600 7\n");
+  kernel.write("proc/self/task/43/schedstat", "1000 9700 7\n");
+  kernel.write("proc/self/task/44/schedstat", "1000 400 7\n");
+  EXPECT_EQ(reader.read().run_queue_ns, before + 700) << "they wait at the same time";
+  kernel.write("proc/self/task/44/schedstat", "1000 900 7\n");
+  EXPECT_EQ(reader.read().run_queue_ns, before + 1200);
+}
+
 TEST(HostLoad, OfTheFirstVersionOfControlGroups) {
   const Kernel kernel("4:memory:/elsewhere\n2:cpuset,cpu:/job\n0::/\n");
   kernel.write("sys/fs/cgroup/cpu/job/cpu.stat", "nr_periods 1\nthrottled_time 1234\n");
