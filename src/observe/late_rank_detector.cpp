@@ -71,10 +71,10 @@ const char* remedy(LateCause cause) {
 LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, const RankTimes& others,
                    const RankLoad& others_load) {
   const double enough = explaining_share * behind;
+  if (load.throttled - others_load.throttled >= enough) return LateCause::cpu_quota;  // of the threads that read, too
   if (const double data = times.data - others.data; data >= behind / 2)
     return load.read - others_load.read >= data / 2 ? LateCause::file_system : LateCause::data;
   // A late worker hardly waits for others, so what has kept it off its core has made it late.
-  if (load.throttled - others_load.throttled >= enough) return LateCause::cpu_quota;
   if (load.run_queue >= enough) return LateCause::shared_core;
   if (static_cast<double>(load.major_faults) * seconds_per_major_fault >= enough) return LateCause::memory;
   if (load.clock_throttles > others_load.clock_throttles) return LateCause::hot_core;
@@ -95,8 +95,8 @@ std::vector<LateRank> LateRankDetector::add(StepWindow window) {
   for (std::size_t rank = 0; rank < count; ++rank) {
     const auto late = late_count(rank);
     if (is_late_[rank]) {
-      if (last_.size() == windows && late <= on_time_windows && !is_held_up_by_quota(rank)) is_late_[rank] = false;
-    } else if (late >= late_windows || is_held_up_by_quota(rank)) {
+      if (last_.size() == windows && late <= on_time_windows && !is_held_up(rank)) is_late_[rank] = false;
+    } else if (late >= late_windows || is_held_up(rank)) {
       is_late_[rank] = true;
       found.push_back(describe(rank));
     }
@@ -109,20 +109,25 @@ std::size_t LateRankDetector::late_count(std::size_t rank) const {
       std::ranges::count_if(last_, [&](const Window& window) { return window.behind[rank] > least_behind; }));
 }
 
-bool LateRankDetector::is_held_up_by_quota(std::size_t rank) const {
+/// By what the kernel has counted.
+bool LateRankDetector::is_held_up(std::size_t rank) const {
   if (last_.size() < windows) return false;
-  double seconds = 0, behind = 0, throttled = 0;
+  double seconds = 0, behind = 0, throttled = 0, without_core = 0;
   for (const auto& [window, behind_of] : last_) {
     seconds += window.seconds;
     behind += behind_of[rank] * window.seconds;
     throttled += window.loads[rank].throttled - median_of_others(hosts_.size(), rank, [&](std::size_t other) {
                    return window.loads[other].throttled;
                  });
+    without_core += window.loads[rank].run_queue;
   }
-  return behind > least_behind * seconds && throttled >= behind / 2;
+  if (behind <= least_behind * seconds) return false;
+  const auto late = late_count(rank);
+  return (late >= late_windows_by_quota && throttled >= behind / 2) ||
+         (late >= late_windows_without_core && without_core >= behind / 2);
 }
 
-/// From the windows in which the worker was late; from all if a quota holds it up in bursts.
+/// From the windows in which the worker was late; from all if it is held up in bursts.
 LateRank LateRankDetector::describe(std::size_t rank) const {
   const bool in_bursts = late_count(rank) < late_windows;
   double seconds = 0, behind = 0;

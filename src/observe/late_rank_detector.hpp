@@ -12,14 +12,15 @@
 namespace muster::detail::observe {
 
 /// A worker is late in a window if its own part is longer than the median of the other workers' by more than 10% of the
-/// window. It is late if it was in 8 of the last 10 windows, until it was in at most 2 of the last 10. A quota of
-/// processor time holds a worker up in bursts, of which many windows have none: so a worker is late as well while it is
-/// behind by more than 10% of the last 10 windows together, and its control group was out of processor time for half of
-/// that.
+/// window. It is late if it was in 8 of the last 10 windows, until it was in at most 2 of the last 10. What the
+/// kernel has counted needs less proof: a worker is late as well while it is behind by more than 10% of the last 10
+/// windows together, and for half of that its control group was out of processor time, in 2 windows or more, since a
+/// quota holds a worker up in bursts; or it had no core, in 5 windows or more.
 class LateRankDetector {
  public:
   static constexpr double least_behind = 0.10;
-  static constexpr std::size_t windows = 10, late_windows = 8, on_time_windows = 2;
+  static constexpr std::size_t windows = 10, late_windows = 8, on_time_windows = 2, late_windows_without_core = 5,
+                               late_windows_by_quota = 2;
 
   /// `hosts`: of each worker.
   explicit LateRankDetector(std::vector<std::string> hosts) : hosts_(std::move(hosts)), is_late_(hosts_.size()) {}
@@ -29,7 +30,7 @@ class LateRankDetector {
 
  private:
   std::size_t late_count(std::size_t rank) const;
-  bool is_held_up_by_quota(std::size_t rank) const;
+  bool is_held_up(std::size_t rank) const;
   LateRank describe(std::size_t rank) const;
 
   struct Window {

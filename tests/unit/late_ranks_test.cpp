@@ -123,6 +123,7 @@ TEST(LateRanks, TheCauseIsWhatExplainsTheDelay) {
   EXPECT_EQ(cause({.data = 0.2}, {.run_queue = 0.9}), LateCause::shared_core);
   EXPECT_EQ(cause({}, {.run_queue = 0.1}), LateCause::computation);
   EXPECT_EQ(cause({}, {.run_queue = 0.5, .throttled = 0.5}), LateCause::cpu_quota);
+  EXPECT_EQ(cause({.data = 0.8}, {.throttled = 0.5}), LateCause::cpu_quota) << "the threads that read are throttled";
   EXPECT_EQ(cause({}, {.major_faults = 100'000}), LateCause::memory);
   EXPECT_EQ(cause({}, {.major_faults = 10}), LateCause::computation);
   EXPECT_EQ(cause({}, {.clock_throttles = 1}), LateCause::hot_core);
@@ -130,6 +131,27 @@ TEST(LateRanks, TheCauseIsWhatExplainsTheDelay) {
       << "the others' cores are as hot";
   EXPECT_EQ(cause_of(1, {}, {.throttled = 0.5}, {}, {.throttled = 0.5}), LateCause::computation)
       << "all ranks of the host are in one control group";
+}
+
+TEST(LateRanks, OneWithoutACoreIsNamedAfterFiveLateWindows) {
+  // It is behind by 30% in every second window, because it has no core, or for another reason; or only in one window.
+  for (const auto& [has_core, every] : {std::pair(false, 2), {true, 2}, {false, 20}}) {
+    LateRankDetector detector(hosts(3));
+    std::size_t named = 0;
+    for (int number = 0; number < 40; ++number) {
+      const double behind = number % every == 0 ? (every == 20 ? 3.0 : 0.3) : 0.0;
+      StepWindow window{
+          .steps = 2, .seconds = 1 + behind, .times = {{.compute = 1}, {.compute = 1 + behind}, {.compute = 1}}};
+      window.loads.resize(3);
+      if (!has_core) window.loads[1].run_queue = behind;
+      for (const auto& late : detector.add(std::move(window))) {
+        ++named;
+        EXPECT_EQ(late.rank, 1);
+        EXPECT_EQ(late.cause, LateCause::shared_core);
+      }
+    }
+    EXPECT_EQ(named, !has_core && every == 2 ? 1U : 0U) << has_core << " " << every;
+  }
 }
 
 TEST(LateRanks, AQuotaIsNamedThoughItHoldsUpInBursts) {
