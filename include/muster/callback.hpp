@@ -57,9 +57,9 @@ class MUSTER_API Callback {
   virtual void on_epoch(std::int64_t /*epoch*/) {}
   /// A batch that completes a step has been handed out; `global_step` includes this step.
   virtual void on_batch(std::int64_t /*global_step*/) {}
-  /// The others wait for this worker: in 8 of the last 10 comparisons its part of a step took longer than the median of
-  /// the other workers' by more than 10% of the step. A comparison covers at least two steps and 20 ms. Called on the
-  /// first worker only, once until that worker is on time again. Steps are those of Session::global_step().
+  /// The others wait for this worker: in 8 of the last 10 comparisons, fewer where the kernel has counted why, its part
+  /// of a step took longer than the median of the other workers' by more than 10% of the step. A comparison covers at
+  /// least two steps and 20 ms. Called on the first worker only, once until that worker is on time again.
   virtual void on_late_rank(const LateRank& /*late*/) {}
   /// A report, before its checkpoint is made: the row as in result.json but without checkpoint_dir_name, the same on
   /// all workers.
