@@ -39,8 +39,10 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
                                    const TrainLoop& train_loop, session::Validation& validation);
 
 /// Marks the run as finished in its folder, unless training has ended with an error, and reads the result, the same on
-/// every rank. If training has failed and the result cannot be read, the returned error is training's.
-Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended);
+/// every rank. If training has failed and the result cannot be read, the returned error is training's; with validations
+/// that are left it is `unfinished_validations`. Rank 0 prints the summary.
+Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended,
+                  const std::optional<Error>& unfinished_validations);
 
 /// Reads the result from the folder of a run that is finished already.
 MUSTER_INTERNAL_API Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run);

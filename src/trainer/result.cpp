@@ -6,6 +6,7 @@
 #include "observe/csv.hpp"
 #include "observe/history.hpp"
 #include "observe/status_file.hpp"
+#include "run/failures.hpp"
 #include "run/params.hpp"
 #include "trainer/fit.hpp"
 #include "trainer/run_summary.hpp"
@@ -65,7 +66,8 @@ Result result_of(const std::filesystem::path& run, const Json& content) {
 
 }  // namespace
 
-Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended) {
+Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended,
+                  const std::optional<Error>& unfinished_validations) {
   if (!ended.error && resolved.world().rank() == 0) run.mark_finished(ended.return_value);
   Result result;
   try {
@@ -75,8 +77,9 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
     log::warn(unreadable.what());  // a warning, since the result's error is the cause
     result.path = run.path();
   }
-  result.error = ended.error;
-  if (resolved.world().rank() == 0 && resolved.progress != Progress::none)
+  result.error = ended.error ? ended.error : unfinished_validations;
+  const bool is_refused = result.error && run::is_refusal(result.error->code());  // its rows are of earlier starts
+  if (resolved.world().rank() == 0 && resolved.progress != Progress::none && !is_refused)
     std::fputs(run_summary(result, observe::read_status(run.path())).c_str(), stderr);
   return result;
 }

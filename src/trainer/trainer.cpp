@@ -207,8 +207,7 @@ Result DataParallelTrainer::fit() {
     if (before.is_object() && ended.error && detail::run::is_refusal(ended.error->code()) && world.rank() == 0 &&
         !content_of(*run).is_new_since(content_before))
       run->restore_params(before);
-    auto result = finish_run(*resolved, *run, ended);
-    if (!result.error) result.error = unfinished;
+    auto result = finish_run(*resolved, *run, ended, unfinished);
     if (!ended.error) share_preprocessor(*resolved);
     return result;
   } catch (const comm::RanksMissing& lost) {

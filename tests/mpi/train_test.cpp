@@ -2124,5 +2124,33 @@ TEST(Train, CanRestoreAndRestoreAgree) {
   world().barrier();
 }
 
+TEST(Train, PrintsASummaryOnceItIsOver) {
+  const auto storage = test::shared_folder();
+  const auto printed = [&](std::vector<std::string> flags, const std::string& name, bool fails = false) {
+    ::testing::internal::CaptureStderr();
+    test::Job job{storage, std::move(flags), {}};
+    job.options.run_config.name = name;
+    test::run(job, [&](Session& session, const Config&) {
+      session.report({{"loss", 0.5}});
+      session.report({{"loss", 0.25}});
+      if (fails) throw std::runtime_error("it has failed");
+    });
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto count = [](const std::string& text, const std::string& part) {
+    int times = 0;
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++times;
+    return times;
+  };
+  const int on_rank_0 = world().rank() == 0;
+  const auto text = printed({"--progress", "plain"}, "whole");
+  EXPECT_EQ(count(text, "finished: 2 reports, " + std::to_string(world().size()) + " rank"), on_rank_0) << text;
+  EXPECT_EQ(count(text, "  loss "), 3 * on_rank_0) << "two reports and the summary: " << text;
+  EXPECT_EQ(count(printed({"--progress", "plain"}, "whole"), "2 reports"), 0) << "it was finished before";
+  EXPECT_EQ(count(printed({}, "quiet"), "2 reports"), 0);
+  EXPECT_EQ(count(printed({"--progress", "plain"}, "failed", true), "failed: 2 reports"), on_rank_0);
+  EXPECT_EQ(count(printed({"--progress", "plain", "--workers", "99"}, "failed"), "2 reports"), 0) << "it was refused";
+}
+
 }  // namespace
 }  // namespace muster::train_test
