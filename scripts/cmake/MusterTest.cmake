@@ -5,7 +5,8 @@ set(MUSTER_MPI_ENVIRONMENT
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
   OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1)
 
-# LIBRARY: muster, as a user's program has it, or muster_internals for tests of what muster does not export.
+# LIBRARY: muster, the libraries that programs of users link, or muster_internals, for tests that use what muster does not
+# export.
 function(_muster_test_target NAME LIBRARY)
   cmake_parse_arguments(PARSE_ARGV 2 test "" "" "SOURCES;LINKS")
   add_executable(${NAME} ${test_SOURCES})

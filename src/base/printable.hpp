@@ -24,6 +24,19 @@ inline std::size_t utf8_length(std::string_view text) {
   return length;
 }
 
+/// The number of characters, not bytes, in UTF-8 text.
+inline std::size_t character_count(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }));
+}
+
+/// Returns `text` if it has at most that many characters, otherwise its beginning and "…", that many together.
+inline std::string shortened(std::string text, std::size_t characters) {
+  if (character_count(text) <= characters) return text;
+  while (character_count(text) >= characters && !text.empty()) text.pop_back();  // a character's first byte goes last
+  return text + "…";
+}
+
 /// Returns `text` with control characters and bytes that are not UTF-8 written as "\x1b" or "\u0085"; line breaks and
 /// tabs stay.
 inline std::string printable(std::string_view text) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 
 namespace muster::detail::comm {
 namespace {
@@ -15,28 +16,33 @@ constexpr int tag = 0;
 
 std::int64_t now() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
 
+/// Waits for the request, which keeps the number: if the wait throws, MPI may still write to it.
+void finish(Request request, const std::shared_ptr<std::int64_t>& number) {
+  request.keep(number);
+  request.wait();
+}
+
 /// Tells rank 0 the time, as often as it asks.
 void tell_time(Collectives& collectives) {
   for (int i = 0; i < exchanges; ++i) {
-    std::int64_t time = 0;
-    collectives.receive(&time, 1, Dtype::i64, 0, tag).wait();
-    time = now();
-    collectives.send(&time, 1, Dtype::i64, 0, tag).wait();
+    const auto asked = std::make_shared<std::int64_t>();
+    finish(collectives.receive(asked.get(), 1, Dtype::i64, 0, tag), asked);
+    const auto time = std::make_shared<std::int64_t>(now());
+    finish(collectives.send(time.get(), 1, Dtype::i64, 0, tag), time);
   }
 }
 
 ClockOffset ask_time(Collectives& collectives, int rank) {
   ClockOffset best{.error = std::chrono::nanoseconds::max()};
   for (int i = 0; i < exchanges; ++i) {
-    std::int64_t time = 0;
-    const auto before = now();
-    collectives.send(&before, 1, Dtype::i64, rank, tag).wait();
-    collectives.receive(&time, 1, Dtype::i64, rank, tag).wait();
+    const auto before = std::make_shared<std::int64_t>(now()), time = std::make_shared<std::int64_t>();
+    finish(collectives.send(before.get(), 1, Dtype::i64, rank, tag), before);
+    finish(collectives.receive(time.get(), 1, Dtype::i64, rank, tag), time);
     const auto after = now();
-    const std::chrono::nanoseconds error((after - before + 1) / 2);
+    const std::chrono::nanoseconds error((after - *before + 1) / 2);
     if (error >= best.error) continue;
-    const auto middle = before + (after - before) / 2;
-    best = {.offset = std::chrono::nanoseconds(middle - time),
+    const auto middle = *before + (after - *before) / 2;
+    best = {.offset = std::chrono::nanoseconds(middle - *time),
             .error = error,
             .when = Clock::time_point(std::chrono::nanoseconds(middle))};
   }

@@ -223,7 +223,7 @@ watch::Trace unpack_trace(std::string_view bytes) {
 std::int64_t TraceClocks::common_time(int rank, std::int64_t time_ns) const {
   const auto node = static_cast<std::size_t>(topology.node_of_rank[static_cast<std::size_t>(rank)]);
   const auto &first = before[node], &second = after[node];
-  // The offset changes evenly from one measurement to the other.
+  // Between the two measurements the offset is interpolated linearly.
   const auto begin = (first.when - first.offset).time_since_epoch(),
              end = (second.when - second.offset).time_since_epoch();
   const double part = end > begin ? static_cast<double>(time_ns - std::chrono::nanoseconds(begin).count()) /

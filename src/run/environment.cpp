@@ -106,7 +106,7 @@ std::string git_commit(fs::path folder) {
   constexpr std::string_view key = "ref: ";
   if (!head.starts_with(key)) return is_commit(head) ? head : "";
   const auto name = head.substr(key.size());
-  // A further working tree of a repository has its branches in the common folder.
+  // A working tree that `git worktree` has made keeps its branches in the folder of the repository.
   const auto common = first_line(git / "commondir");
   const auto branches = common.empty() ? git : git / common;
   if (const auto commit = first_line(branches / name); is_commit(commit)) return commit;

@@ -7,6 +7,7 @@
 #include "watch/trace.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -17,22 +18,31 @@ constexpr std::size_t most_events = std::size_t{1} << 16;  ///< of a rank
 constexpr std::int64_t default_first = 11, default_count = 10;
 constexpr int tag = 1;
 
+/// Waits for the request, which keeps the memory: if the wait throws, MPI may still use it.
+void finish_request(comm::Request request, std::shared_ptr<void> memory) {
+  request.keep(std::move(memory));
+  request.wait();
+}
+
 /// Returns the texts of all ranks on rank 0, which receives one after the other, and nothing elsewhere. Collective.
 std::vector<std::string> gather(const Communicator& ranks, std::string text) {
+  using comm::Dtype;
   comm::Collectives collectives(ranks);
   std::vector<std::string> all;
+  const auto own = std::make_shared<std::string>(std::move(text));
   if (ranks.rank() != 0) {
-    const auto bytes = static_cast<std::int64_t>(text.size());
-    collectives.send(&bytes, 1, comm::Dtype::i64, 0, tag).wait();
-    collectives.send(text.data(), text.size(), comm::Dtype::u8, 0, tag).wait();
+    const auto bytes = std::make_shared<std::int64_t>(static_cast<std::int64_t>(own->size()));
+    finish_request(collectives.send(bytes.get(), 1, Dtype::i64, 0, tag), bytes);
+    finish_request(collectives.send(own->data(), own->size(), Dtype::u8, 0, tag), own);
     return all;
   }
-  all.push_back(std::move(text));
+  all.push_back(std::move(*own));
   for (int rank = 1; rank < ranks.size(); ++rank) {
-    std::int64_t bytes = 0;
-    collectives.receive(&bytes, 1, comm::Dtype::i64, rank, tag).wait();
-    all.emplace_back(static_cast<std::size_t>(bytes), '\0');
-    collectives.receive(all.back().data(), all.back().size(), comm::Dtype::u8, rank, tag).wait();
+    const auto bytes = std::make_shared<std::int64_t>();
+    finish_request(collectives.receive(bytes.get(), 1, Dtype::i64, rank, tag), bytes);
+    const auto received = std::make_shared<std::string>(static_cast<std::size_t>(*bytes), '\0');
+    finish_request(collectives.receive(received->data(), received->size(), Dtype::u8, rank, tag), received);
+    all.push_back(std::move(*received));
   }
   return all;
 }
@@ -59,13 +69,13 @@ void Profiler::begin_step(std::int64_t step) {
     watch::record_until_now({.name = "step", .begin_ns = step_begin_ns_, .number = step_});
   if (step > last_ && state_ == State::recording) stop();
   if (step > last_) state_ = State::after;
+  step_ = step;
   if (step < first_ || step > last_) return;
   if (state_ == State::before) {
     watch::start_trace(most_events);
     phases_.emplace(config_.operators);
     state_ = State::recording;
   }
-  step_ = step;
   step_begin_ns_ = watch::trace_begin();
   phases_->begin_step();
 }
@@ -97,7 +107,7 @@ void Profiler::write() {
     if (std::ranges::all_of(traces, [](const auto& trace) { return trace.events.empty(); })) {
       log::warn("the profile has no trace: training " +
                 (last_ == 0 ? std::string("has counted no step")
-                            : "is at step " + std::to_string(step_) + ", and the steps to record are " +
+                            : "has come to step " + std::to_string(step_) + ", and the steps to record are " +
                                   std::to_string(first_) + " to " + std::to_string(last_)));
       return;
     }

@@ -40,7 +40,7 @@ class Profiler {
   const std::vector<comm::ClockOffset> clocks_at_begin_;
   State state_ = State::before;
   std::int64_t first_ = 0, last_ = 0;          ///< steps
-  std::int64_t step_ = 0, step_begin_ns_ = 0;  ///< the step that is recorded
+  std::int64_t step_ = 0, step_begin_ns_ = 0;  ///< the step that has begun
   std::optional<StepPhases> phases_ = {};      ///< while steps are recorded
 };
 

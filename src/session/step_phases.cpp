@@ -11,7 +11,7 @@
 namespace muster::detail::session {
 namespace {
 
-/// libtorch takes functions without an object. Threads of autograd run them too.
+/// The callbacks of libtorch are plain functions, which find the object here. Threads of autograd call them too.
 std::atomic<StepPhases*> the_phases{nullptr};
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "sweep/table.hpp"
 
+#include "base/printable.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
 
@@ -24,19 +25,6 @@ std::string text_of_value(const Json& value) {
 std::string metric_of(const Trial& trial, const std::string& name) {
   if (!trial.metrics.is_object() || !trial.metrics.contains(name)) return "";
   return text_of_value(trial.metrics.at(name));
-}
-
-/// The number of characters, not bytes, in UTF-8 text.
-std::size_t length_of(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
-std::string shortened(std::string text, std::size_t width) {
-  if (length_of(text) <= width) return text;
-  while (length_of(text) >= width) text.pop_back();
-  while (!text.empty() && (static_cast<unsigned char>(text.back()) & 0xc0) == 0x80) text.pop_back();
-  return text + "…";
 }
 
 /// The best trials first, then those that did not end well.
@@ -96,7 +84,7 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
   for (std::size_t c = 0; c < columns.size(); ++c) {
     const auto& column = columns[c];
     std::size_t wide = 0;
-    for (const auto& cell : column) wide = std::max(wide, length_of(cell));
+    for (const auto& cell : column) wide = std::max(wide, character_count(cell));
     const bool last = c + 1 == columns.size();
     const std::size_t gap = c == 0 ? 0 : 2;
     if (used + gap + wide + (last ? 0 : 3) > width) {  // keeps room for the dots
@@ -105,7 +93,7 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
     }
     used += gap + wide;
     for (std::size_t r = 0; r < lines.size(); ++r) {
-      const std::string space(wide - length_of(column[r]), ' ');
+      const std::string space(wide - character_count(column[r]), ' ');
       lines[r] += std::string(gap, ' ') + (c < 2 ? column[r] + space : space + column[r]);
     }
   }

@@ -73,16 +73,8 @@ std::string column_of(const std::string& name) {
   auto text = printable(name);
   std::ranges::replace_if(
       text, [](char byte) { return byte == '\n' || byte == '\t'; }, ' ');
-  const auto is_begin = [](char byte) { return (byte & 0xC0) != 0x80; };  // of a character in UTF-8
-  const auto width = [&] { return static_cast<std::size_t>(std::ranges::count_if(text, is_begin)); };
-  if (width() > name_width) {
-    while (width() > name_width - 1) {
-      while (!is_begin(text.back())) text.pop_back();
-      text.pop_back();
-    }
-    text += "…";
-  }
-  return text + std::string(name_width - width(), ' ');
+  text = shortened(std::move(text), name_width);
+  return text + std::string(name_width - character_count(text), ' ');
 }
 
 std::string metric_lines(const std::vector<Json>& rows) {

@@ -33,7 +33,6 @@ Json describe(const run::ResolvedOptions& resolved, const run::RunFolder& run) {
       {"seed", resolved.launch.flags().seed},
       {"threads_per_worker", resolved.threads_per_worker},
       {"datasets", datasets},
-      {"environment", run::environment()},
   });
   return params;
 }
@@ -52,7 +51,9 @@ bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run) {
     return false;
   }
   comm::run_on_root(world, [&] {
-    if (previous != params) run.write_params(params);
+    auto with_environment = params;
+    with_environment["environment"] = run::environment();
+    if (previous != with_environment) run.write_params(std::move(with_environment));
     run.clear_error();
   });
 

@@ -27,8 +27,8 @@ class HostLoadReader {
   HostLoadReader(const HostLoadReader&) = delete;
   HostLoadReader& operator=(const HostLoadReader&) = delete;
 
-  /// Watches these threads of the process as well, from now on: each operation takes as long as the slowest of them, so
-  /// the longest time of any counts between two readings.
+  /// Watches these threads of the process as well, from now on. An operation takes as long as the slowest thread, so
+  /// from one reading to the next run_queue_ns grows by the longest time of any watched thread.
   void watch_threads(const std::vector<int>& threads);
 
   /// Takes some tens of microseconds at most. Call it on the thread on which this was constructed.

@@ -203,6 +203,26 @@ TEST(Profile, ThatEndsWithTrainingHasTheStepsUntilThen) {
   EXPECT_GE((events[{0, "save"}].size()), 1U);
 }
 
+TEST(Profile, ARankThatFailsWhileTheOthersWriteEndsAll) {
+  const auto storage = test::shared_folder();
+  const auto train = training(1);
+  const int last = world().size() - 1;
+  const auto failing = [&](Session& session, const Config& config) {
+    train(session, config);
+    if (session.world_rank() == last) throw std::runtime_error("it has failed at the end");
+  };
+  const auto [code, result] = run(job(storage, {"--profile=7:100"}), failing);  // the others write at the end
+  EXPECT_EQ(code, 1);
+  ASSERT_TRUE(result->error);
+  EXPECT_NE(std::string(result->error->what()).find("it has failed at the end"), std::string::npos);
+  EXPECT_TRUE(traces(storage / "run").empty());
+  // The ranks go on, with communicators on which messages were left.
+  auto again = job(storage, {"--profile=7:100"});
+  again.options.run_config.name = "again";
+  EXPECT_EQ(run(again, train).first, 0);
+  EXPECT_EQ(traces(storage / "again"), std::set<std::string>{"trace_7_100.json"});
+}
+
 TEST(Profile, OfAnAttemptThatFailsDoesNotDisturbTheNext) {
   const auto storage = test::shared_folder();
   auto asked = job(storage, {"--profile=3:12"});

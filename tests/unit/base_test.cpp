@@ -1,6 +1,7 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/number.hpp"
+#include "base/printable.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 #include "support/io_errors.hpp"
@@ -52,6 +53,18 @@ TEST(Error, ControlCharactersOfNamesAreEscaped) {
 TEST(Error, BytesThatAreNotUtf8AreEscaped) {
   EXPECT_STREQ(Error(ExitCode::data, "\x9b[2J \xff é€😀 \xc3", "\xe2\x82 \xc0\xaf").what(),
                "\\x9b[2J \\xff é€😀 \\xc3: \\xe2\\x82 \\xc0\\xaf");
+}
+
+TEST(Printable, IsShortenedBetweenCharacters) {
+  using detail::shortened;
+  EXPECT_EQ(shortened("abc", 3), "abc");
+  EXPECT_EQ(shortened("äöü", 3), "äöü");
+  EXPECT_EQ(shortened("abcd", 3), "ab…");
+  EXPECT_EQ(shortened("äbcd", 3), "äb…");
+  EXPECT_EQ(shortened("aäöü", 3), "aä…");
+  EXPECT_EQ(shortened("€€😀😀", 3), "€€…");
+  EXPECT_EQ(shortened("ab", 1), "…");
+  EXPECT_EQ(shortened("", 0), "");
 }
 
 TEST(Log, RefusesUnknownLevels) {

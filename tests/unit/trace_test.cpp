@@ -166,7 +166,7 @@ Json read(const std::vector<Trace>& traces, const Clocks& clocks) {
   return Json::parse(read_file(path));
 }
 
-/// A collective call of a rank with the span in which it waits, which begins with the call.
+/// Adds a collective call, and a span of the same time in which the rank waits in it.
 void add_call(Trace& trace, std::uint64_t number, std::int64_t begin, std::int64_t end) {
   trace.events.push_back({.name = "wait for ranks", .begin_ns = begin, .end_ns = end, .channel = 7, .call = number});
   trace.events.push_back(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -16,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t most_traces = 3, most_spans = 40, most_ranks = 10;
-/// The page needs only the sums at the end of a file; a longer one is left out.
+/// A longer file is left out: the page needs only the sums at its end, but all of it is read to find them.
 constexpr std::uintmax_t most_bytes = std::uintmax_t{1} << 30;
 
 /// The traces in the folder, the newest first.
