@@ -88,9 +88,10 @@ class TensorBoard final : public Observer {
     if (file_) write([](EventFile& file) { file.flush(); });
   }
 
-  // After a failure the run may go on: TensorBoard would show the first end that it reads for ever.
+  // After a failure the run may go on: TensorBoard would show the first end that it reads for ever. A start that finds
+  // nothing left to train has logged nothing, and opens its file here: the start before it may have been stopped.
   void end() override {
-    if (file_) write([](EventFile& file) { file.add_success(); });
+    write([](EventFile& file) { file.add_success(); });
     file_.reset();
   }
 

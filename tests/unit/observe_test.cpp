@@ -1,3 +1,4 @@
+#include "base/file.hpp"
 #include "muster/error.hpp"
 #include "observe/callbacks.hpp"
 #include "observe/history.hpp"
@@ -438,6 +439,19 @@ TEST(TensorBoard, ALaterStartHasALaterFile) {
     EXPECT_EQ(std::vector(names.begin(), names.end() - 1), before);
     before = names;
   }
+}
+
+TEST(TensorBoard, AStartWithNothingLeftToTrainSaysThatTheRunHasEnded) {
+  const test::Folder run;
+  const auto stopped = make_tensorboard(run.path(), {});
+  stopped->start({});
+  stopped->report({{"training_iteration", 1}, {"global_step", 5}, {"loss", 0.5}}, 0);
+  const auto again = make_tensorboard(run.path(), {});
+  again->start({.training_iteration = 1, .global_step = 5});
+  again->end();
+  const auto names = event_files(run.path());
+  ASSERT_EQ(names.size(), 2);
+  EXPECT_NE(read_file(run / names[1]).find("_hparams_/session_end_info"), std::string::npos);
 }
 
 TEST(TensorBoard, ARunGoesOnWithoutFilesThatCannotBeWritten) {

@@ -1,6 +1,6 @@
-"""read_events.py MPIRUN -n PROGRAM: random runs of PROGRAM (tensorboard.cpp) on 1 and 3 ranks, some of them stopped,
-killed or failed, and started again, and what TensorBoard's own package reads from their files. Ends with 77 where Python
-has none."""
+"""read_events.py MPIRUN -n PROGRAM COUNT SEED: COUNT random runs of PROGRAM (tensorboard.cpp) on 1 and 3 ranks, with the
+seeds from SEED on, some of them stopped, killed or failed, and started again, and what TensorBoard's own package reads
+from their files. Ends with 77 where Python has none."""
 
 import glob
 import io
@@ -131,8 +131,7 @@ def check(folder, plan):
 
 def main():
     mpirun, flag, program = sys.argv[1:4]
-    seed = int(os.environ.get("MUSTER_SEED", random.randrange(1_000_000)))
-    count = int(os.environ.get("MUSTER_COUNT", 8))
+    count, seed = int(sys.argv[4]), int(sys.argv[5])
     for number in range(seed, seed + count):
         generator = random.Random(number)
         with tempfile.TemporaryDirectory() as folder:
