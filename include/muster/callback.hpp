@@ -21,11 +21,13 @@ class Session;
 enum class LateCause {
   computation,  ///< its own computation takes longer, and nothing else is found
   shared_core,  ///< its threads are ready to run and have no core: other processes use it
+  own_threads,  ///< other threads of its process use its core
   cpu_quota,    ///< its control group has used up its processor time
   hot_core,     ///< its core is slowed down because it is too hot
   memory,       ///< its pages are read back from swap, or from files that it maps
   data,         ///< it waits for its batches
   file_system,  ///< it waits for its batches, and they wait for the reading of files
+  saving,       ///< it takes longer to save its part of the checkpoints
 };
 /// In a few words, as "its core is shared with other processes".
 MUSTER_API std::string to_string(LateCause cause);

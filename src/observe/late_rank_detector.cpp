@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <utility>
 
 namespace muster {
@@ -13,6 +14,8 @@ std::string to_string(LateCause cause) {
       return "its computation takes longer";
     case LateCause::shared_core:
       return "its core is shared with other processes";
+    case LateCause::own_threads:
+      return "other threads of its process use its core";
     case LateCause::cpu_quota:
       return "its control group has used up its processor time";
     case LateCause::hot_core:
@@ -22,9 +25,11 @@ std::string to_string(LateCause cause) {
     case LateCause::data:
       return "it waits for its batches";
     case LateCause::file_system:
+      return "it waits for the reading of files";
+    case LateCause::saving:
       break;
   }
-  return "it waits for the reading of files";
+  return "it takes longer to save its part of the checkpoints";
 }
 
 }  // namespace muster
@@ -52,6 +57,8 @@ const char* remedy(LateCause cause) {
       return "Compare its node with the others, or give it less to compute";
     case LateCause::shared_core:
       return "Look for other processes there (top), or ask for whole cores";
+    case LateCause::own_threads:
+      return "Ask for more cores for each rank, or use fewer threads";
     case LateCause::cpu_quota:
       return "Ask for more processor time, or use fewer threads";
     case LateCause::hot_core:
@@ -61,9 +68,21 @@ const char* remedy(LateCause cause) {
     case LateCause::data:
       return "Prefetch more batches, or have them made faster";
     case LateCause::file_system:
+      return "Look at the file system's load from there, or copy the data to the node";
+    case LateCause::saving:
       break;
   }
-  return "Look at the file system's load from there, or copy the data to the node";
+  return "Look at the file system's load from there, or save less often";
+}
+
+/// How much longer the part of each worker's time is than the median of the others', in seconds.
+std::vector<double> behind_in(const StepWindow& window, const std::function<double(const RankTimes&)>& part) {
+  std::vector<double> behind;
+  for (std::size_t rank = 0; rank < window.times.size(); ++rank)
+    behind.push_back(part(window.times[rank]) - median_of_others(window.times.size(), rank, [&](std::size_t other) {
+                       return part(window.times[other]);
+                     }));
+  return behind;
 }
 
 }  // namespace
@@ -75,7 +94,9 @@ LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, 
   if (const double data = times.data - others.data; data >= behind / 2)
     return load.read - others_load.read >= data / 2 ? LateCause::file_system : LateCause::data;
   // A late worker hardly waits for others, so what has kept it off its core has made it late.
-  if (load.run_queue >= enough) return LateCause::shared_core;
+  if (load.run_queue >= enough)
+    return load.other_threads - others_load.other_threads >= load.run_queue / 2 ? LateCause::own_threads
+                                                                                : LateCause::shared_core;
   if (static_cast<double>(load.major_faults) * seconds_per_major_fault >= enough) return LateCause::memory;
   if (load.clock_throttles > others_load.clock_throttles) return LateCause::hot_core;
   return LateCause::computation;
@@ -83,13 +104,10 @@ LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, 
 
 std::vector<LateRank> LateRankDetector::add(StepWindow window) {
   const auto count = hosts_.size();
-  std::vector<LateRank> found;
-  if (count < 2) return found;
-  std::vector<double> behind(count);
-  for (std::size_t rank = 0; rank < count; ++rank)
-    behind[rank] = (window.times[rank].own() -
-                    median_of_others(count, rank, [&](std::size_t other) { return window.times[other].own(); })) /
-                   window.seconds;
+  if (count < 2) return {};
+  auto found = add_save(window);
+  auto behind = behind_in(window, &RankTimes::own);
+  for (auto& share : behind) share /= window.seconds;
   last_.push_back({std::move(window), std::move(behind)});
   if (last_.size() > windows) last_.pop_front();
   for (std::size_t rank = 0; rank < count; ++rank) {
@@ -99,6 +117,32 @@ std::vector<LateRank> LateRankDetector::add(StepWindow window) {
     } else if (late >= late_windows || is_held_up(rank)) {
       is_late_[rank] = true;
       found.push_back(describe(rank));
+    }
+  }
+  return found;
+}
+
+std::vector<LateRank> LateRankDetector::add_save(const StepWindow& window) {
+  seconds_since_save_ += window.seconds;
+  if (std::ranges::all_of(window.times, [](const RankTimes& times) { return times.save <= 0; })) return {};
+  last_saves_.push_back({seconds_since_save_, behind_in(window, &RankTimes::save)});
+  seconds_since_save_ = 0;
+  if (last_saves_.size() > windows) last_saves_.pop_front();
+  std::vector<LateRank> found;
+  for (std::size_t rank = 0; rank < hosts_.size(); ++rank) {
+    const auto is_late_in = [&](const Save& save) { return save.behind[rank] > least_behind * save.seconds; };
+    const auto late = static_cast<std::size_t>(std::ranges::count_if(last_saves_, is_late_in));
+    if (is_late_at_saves_[rank]) {
+      if (last_saves_.size() == windows && late <= on_time_windows) is_late_at_saves_[rank] = false;
+    } else if (late >= late_windows) {
+      is_late_at_saves_[rank] = true;
+      double seconds = 0, behind = 0;
+      for (const auto& save : last_saves_)
+        if (is_late_in(save)) seconds += save.seconds, behind += save.behind[rank];
+      found.push_back({.rank = static_cast<int>(rank),
+                       .host = hosts_[rank],
+                       .cause = LateCause::saving,
+                       .behind = behind / seconds});
     }
   }
   return found;
@@ -145,6 +189,8 @@ LateRank LateRankDetector::describe(std::size_t rank) const {
     load.throttled += window.loads[rank].throttled;
     others_load.throttled += of_others([&](std::size_t other) { return window.loads[other].throttled; });
     load.run_queue += window.loads[rank].run_queue;
+    load.other_threads += window.loads[rank].other_threads;
+    others_load.other_threads += of_others([&](std::size_t other) { return window.loads[other].other_threads; });
     load.major_faults += window.loads[rank].major_faults;
     load.clock_throttles += window.loads[rank].clock_throttles;
     others_load.clock_throttles += static_cast<std::int64_t>(
@@ -160,7 +206,8 @@ std::string text_of(const LateRank& late) {
   char percent[16];
   std::snprintf(percent, sizeof percent, "%.0f%%", 100 * late.behind);
   return "the other ranks wait for rank " + std::to_string(late.rank) + " (" + late.host + "), for " + percent +
-         " of each step: " + to_string(late.cause) + ". " + remedy(late.cause);
+         " of " + (late.cause == LateCause::saving ? "the time" : "each step") + ": " + to_string(late.cause) + ". " +
+         remedy(late.cause);
 }
 
 }  // namespace muster::detail::observe

@@ -16,6 +16,9 @@ namespace muster::detail::observe {
 /// kernel has counted needs less proof: a worker is late as well while it is behind by more than 10% of the last 10
 /// windows together, and for half of that its control group was out of processor time, in 2 windows or more, since a
 /// quota holds a worker up in bursts; or it had no core, in 5 windows or more.
+///
+/// The same holds for saves, which few windows have: a worker is late if its own part of a save is longer than the
+/// median of the others' by more than 10% of the time since the save before, in 8 of the last 10 saves.
 class LateRankDetector {
  public:
   static constexpr double least_behind = 0.10;
@@ -23,12 +26,14 @@ class LateRankDetector {
                                late_windows_by_quota = 2;
 
   /// `hosts`: of each worker.
-  explicit LateRankDetector(std::vector<std::string> hosts) : hosts_(std::move(hosts)), is_late_(hosts_.size()) {}
+  explicit LateRankDetector(std::vector<std::string> hosts)
+      : hosts_(std::move(hosts)), is_late_(hosts_.size()), is_late_at_saves_(hosts_.size()) {}
 
   /// Adds a window. Returns the workers that have become late with it.
   std::vector<LateRank> add(StepWindow window);
 
  private:
+  std::vector<LateRank> add_save(const StepWindow& window);
   std::size_t late_count(std::size_t rank) const;
   bool is_held_up(std::size_t rank) const;
   LateRank describe(std::size_t rank) const;
@@ -37,9 +42,15 @@ class LateRankDetector {
     StepWindow content;
     std::vector<double> behind;  ///< [rank]: as a share of the window; negative if it is ahead
   };
+  struct Save {
+    double seconds = 0;          ///< since the save before
+    std::vector<double> behind;  ///< [rank]: in seconds
+  };
   std::vector<std::string> hosts_;
-  std::vector<bool> is_late_;
-  std::deque<Window> last_ = {};  ///< at most `windows`
+  std::vector<bool> is_late_, is_late_at_saves_;
+  std::deque<Window> last_ = {};      ///< at most `windows`
+  std::deque<Save> last_saves_ = {};  ///< at most `windows`
+  double seconds_since_save_ = 0;
 };
 
 /// The cause for a worker whose time is `behind` seconds longer than the other workers' median. `times` and `load` are

@@ -13,7 +13,7 @@ struct RankTimes {
   double compute = 0;  ///< the rest
   double wait = 0;     ///< in calls in which ranks wait for each other or exchange data
   double data = 0;     ///< for batches that are not there yet
-  double save = 0;     ///< saving checkpoints
+  double save = 0;     ///< saving checkpoints, without waiting for other ranks
 
   /// The time in which the other workers may wait for this one.
   double own() const noexcept { return compute + data; }
@@ -22,7 +22,7 @@ struct RankTimes {
 /// What may explain the time of a worker. Differences of watch::HostLoad, in seconds.
 struct RankLoad {
   double read = 0;  ///< all threads of the process together, reading values of datasets from files
-  double run_queue = 0, throttled = 0;
+  double run_queue = 0, other_threads = 0, throttled = 0;
   std::int64_t major_faults = 0, clock_throttles = 0;
 };
 

@@ -82,7 +82,7 @@ void TimeAccount::start(const AttemptStart& start) {
   for (const auto& row : History::read(run_)) {
     if (number_at(row, "training_iteration") > static_cast<double>(start.training_iteration)) continue;
     report(row);
-    spent_.saves += part_of(row, "save", "max");
+    spent_.saves += part_of(row, "save", "median");
   }
 }
 

@@ -87,6 +87,7 @@ observe::StepWindow LateRanks::window_until(const Sampled& end) const {
     window.times.push_back(times);
     window.loads.push_back({.read = seconds(after.read_ns - before.read_ns),
                             .run_queue = seconds(after.load.run_queue_ns - before.load.run_queue_ns),
+                            .other_threads = seconds(after.load.other_threads_ns - before.load.other_threads_ns),
                             .throttled = seconds(after.load.throttled_ns - before.load.throttled_ns),
                             .major_faults = after.load.major_faults - before.load.major_faults,
                             .clock_throttles = after.load.clock_throttles - before.load.clock_throttles});

@@ -273,6 +273,7 @@ class Supervision {
   }
 
   int run() {
+    announce_first_start();
     for (int ranks = requirements_.ranks;;) {
       auto end = start(ranks);
       if (signals_.stop_immediately()) return interrupted();
@@ -404,6 +405,13 @@ class Supervision {
     }
     terminal_.error(text);
     return code;
+  }
+
+  void announce_first_start() {
+    auto text = "muster: starting " + detail::counted(requirements_.ranks, "rank") + " of " + options_.command[0];
+    if (!options_.hosts.empty()) text += " on " + options_.hosts;
+    terminal_.add(text + "\n");
+    terminal_.write_some();
   }
 
   void announce_next_start(const JobEnd& end, const std::string& cause, const NextStart& next) {

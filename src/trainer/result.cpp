@@ -80,7 +80,9 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
   result.error = ended.error ? ended.error : unfinished_validations;
   const bool is_refused = result.error && run::is_refusal(result.error->code());  // its rows are of earlier starts
   if (resolved.world().rank() == 0 && resolved.progress != Progress::none && !is_refused)
-    std::fputs(run_summary(result, observe::read_status(run.path())).c_str(), stderr);
+    std::fputs(
+        run_summary(result, resolved.options.run_config.checkpoint_config, observe::read_status(run.path())).c_str(),
+        stderr);
   return result;
 }
 

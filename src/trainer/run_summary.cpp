@@ -2,6 +2,7 @@
 
 #include "base/json.hpp"
 #include "base/printable.hpp"
+#include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
 
@@ -68,12 +69,17 @@ std::map<std::string, Values> values_of(const std::vector<Json>& rows) {
   return values;
 }
 
-/// A name from the program, in `name_width` columns.
-std::string column_of(const std::string& name) {
+/// A name from the program, on one line.
+std::string printable_line(const std::string& name) {
   auto text = printable(name);
   std::ranges::replace_if(
       text, [](char byte) { return byte == '\n' || byte == '\t'; }, ' ');
-  text = shortened(std::move(text), name_width);
+  return text;
+}
+
+/// A name from the program, in `name_width` columns.
+std::string column_of(const std::string& name) {
+  const auto text = shortened(printable_line(name), name_width);
   return text + std::string(name_width - character_count(text), ' ');
 }
 
@@ -115,9 +121,33 @@ std::string time_line(const Json& time) {
   return text + "\n";
 }
 
+/// Samples per second over all reports; 0 if no report counts samples.
+double samples_per_second(const std::vector<Json>& rows) {
+  double samples = 0, seconds = 0;
+  for (const auto& row : rows) {
+    samples += number_at(row, "num_samples");
+    seconds += number_at(row, "time_this_iter_s");
+  }
+  return seconds > 0 ? samples / seconds : 0;
+}
+
+/// "3 checkpoints: the newest is checkpoint_000003, the best checkpoint_000001 (loss 0.029)".
+std::string checkpoint_line(const Result& result, const CheckpointConfig& config) {
+  if (result.best_checkpoints.empty() || !result.checkpoint) return {};
+  const auto name_of = [](const Checkpoint& checkpoint) { return checkpoint.path().filename().string(); };
+  auto text = "  " + counted(static_cast<std::int64_t>(result.best_checkpoints.size()), "checkpoint") +
+              ": the newest is " + name_of(*result.checkpoint);
+  const auto& [best, metrics] = result.best_checkpoints.front();
+  const auto& score = config.checkpoint_score_attribute;
+  if (score.empty() || !metrics.is_object() || !metrics.contains(score) || !metrics.at(score).is_number())
+    return text + "\n";
+  return text + ",\n  the best " + name_of(best) + " (" + shortened(printable_line(score), name_width) +
+         formatted(" %.4g)\n", metrics.at(score).get<double>());
+}
+
 }  // namespace
 
-std::string run_summary(const Result& result, const Json& status) {
+std::string run_summary(const Result& result, const CheckpointConfig& config, const Json& status) {
   const auto& rows = result.metrics_history;
   if (rows.empty()) return {};
   const auto& last = rows.back();
@@ -132,10 +162,9 @@ std::string run_summary(const Result& result, const Json& status) {
   if (const auto ranks = static_cast<std::int64_t>(number_at(last, "world_size")); ranks > 0)
     text += ", " + counted(ranks, "rank");
   if (seconds > 0) text += ", " + duration(seconds);
-  text += "\n" + metric_lines(rows) + time_line(time);
-  if (const auto count = result.best_checkpoints.size(); count > 0 && result.checkpoint)
-    text += "  " + counted(static_cast<std::int64_t>(count), "checkpoint") + ", the newest is " +
-            result.checkpoint->path().filename().string() + "\n";
+  text += "\n" + metric_lines(rows);
+  if (const double speed = samples_per_second(rows); speed > 0) text += formatted("  %.4g samples/s\n", speed);
+  text += time_line(time) + checkpoint_line(result, config);
   return text + "  " + printable(result.path.string()) + "\n";
 }
 

@@ -89,10 +89,12 @@ void HostLoadReader::watch_threads(const std::vector<int>& threads) {
 HostLoad HostLoadReader::read() {
   std::array<char, 4096> buffer;
   HostLoad load;
-  std::int64_t longest = 0;
+  std::int64_t longest = 0, watched_ns = 0;
   for (auto& thread : threads_) {
-    const auto now = number_at(content(thread.file, buffer), 1);
+    const auto schedstat = content(thread.file, buffer);
+    const auto now = number_at(schedstat, 1);
     longest = std::max(longest, now - std::exchange(thread.run_queue_ns, now));
+    watched_ns += number_at(schedstat, 0);
   }
   run_queue_ns_ += longest;
   load.run_queue_ns = run_queue_ns_;
@@ -102,6 +104,8 @@ HostLoad HostLoadReader::read() {
   auto stat = content(faults_, buffer);
   stat.remove_prefix(std::min(stat.size(), stat.rfind(')') + 2));  // the name may hold spaces
   load.major_faults = number_at(stat, 9);
+  static const std::int64_t ns_per_tick = 1'000'000'000 / ::sysconf(_SC_CLK_TCK);
+  load.other_threads_ns = (number_at(stat, 11) + number_at(stat, 12)) * ns_per_tick - watched_ns;
   if (const int cpu = ::sched_getcpu(); cpu != clock_cpu_) {
     clocks_ += number_at(content(clock_, buffer), 0) - clock_at_;
     if (clock_ >= 0) ::close(clock_);

@@ -12,10 +12,11 @@ namespace muster::detail::watch {
 /// Totals since the process, the control group or the host began; 0 where the kernel does not tell. Only differences
 /// between two readings mean something.
 struct HostLoad {
-  std::int64_t run_queue_ns = 0;     ///< a watched thread was ready to run and had no core (proc(5), schedstat)
-  std::int64_t throttled_ns = 0;     ///< the control group had used up its quota of processor time (cpu.stat)
-  std::int64_t major_faults = 0;     ///< pages that had to be read from a disk or from swap (proc(5), stat)
-  std::int64_t clock_throttles = 0;  ///< the core was slowed down because it was too hot (thermal_throttle in sysfs)
+  std::int64_t run_queue_ns = 0;      ///< a watched thread was ready to run and had no core (proc(5), schedstat)
+  std::int64_t other_threads_ns = 0;  ///< threads of the process that are not watched had a core, to some 10 ms
+  std::int64_t throttled_ns = 0;      ///< the control group had used up its quota of processor time (cpu.stat)
+  std::int64_t major_faults = 0;      ///< pages that had to be read from a disk or from swap (proc(5), stat)
+  std::int64_t clock_throttles = 0;   ///< the core was slowed down because it was too hot (thermal_throttle in sysfs)
 };
 
 /// Reads HostLoad. Its files stay open.

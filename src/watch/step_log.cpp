@@ -3,20 +3,28 @@
 namespace muster::detail::watch {
 
 std::array<std::int64_t, StepSample::words> StepSample::pack() const noexcept {
-  return {clock_ns,          wait_ns,           data_ns,
-          save_ns,           read_ns,           load.run_queue_ns,
-          load.throttled_ns, load.major_faults, load.clock_throttles,
+  return {clock_ns,
+          wait_ns,
+          data_ns,
+          save_ns,
+          read_ns,
+          load.run_queue_ns,
+          load.other_threads_ns,
+          load.throttled_ns,
+          load.major_faults,
+          load.clock_throttles,
           memory_bytes};
 }
 
 StepSample StepSample::unpack(const std::array<std::int64_t, words>& values) noexcept {
-  const auto [clock, wait, data, save, read, run_queue, throttled, faults, throttles, memory] = values;
+  const auto [clock, wait, data, save, read, run_queue, other_threads, throttled, faults, throttles, memory] = values;
   return {.clock_ns = clock,
           .wait_ns = wait,
           .data_ns = data,
           .save_ns = save,
           .read_ns = read,
           .load = {.run_queue_ns = run_queue,
+                   .other_threads_ns = other_threads,
                    .throttled_ns = throttled,
                    .major_faults = faults,
                    .clock_throttles = throttles},

@@ -20,7 +20,7 @@ struct StepSample {
   HostLoad load = {};
   std::int64_t memory_bytes = 0;
 
-  static constexpr std::size_t words = 10;
+  static constexpr std::size_t words = 11;
   std::array<std::int64_t, words> pack() const noexcept;
   static StepSample unpack(const std::array<std::int64_t, words>& values) noexcept;
 };

@@ -42,8 +42,7 @@ void ThreadTime::switch_to(std::optional<Activity> next) noexcept {
 
 TimeUse time_use() noexcept { return of_thread.use; }
 
-ScopedActivity::ScopedActivity(Activity activity) noexcept
-    : switches_(of_thread.current != Activity::save && of_thread.current != activity) {
+ScopedActivity::ScopedActivity(Activity activity) noexcept : switches_(of_thread.current != activity) {
   if (!switches_) return;
   before_ = of_thread.current;
   of_thread.switch_to(activity);

@@ -26,8 +26,8 @@ struct TimeUse {
 /// Of this thread.
 TimeUse time_use() noexcept;
 
-/// While it lives, this thread's time counts for the activity. Of several scopes the innermost counts, except that all
-/// within a save belongs to the save.
+/// While it lives, this thread's time counts for the activity. Of several scopes the innermost counts: what a rank
+/// waits for others within a save is waiting.
 class ScopedActivity {
  public:
   explicit ScopedActivity(Activity activity) noexcept;

@@ -584,5 +584,34 @@ TEST(Callbacks, HearOfALateRank) {
   EXPECT_EQ(row.at("late_ranks").at(0).at("cause"), to_string(LateCause::data));
 }
 
+TEST(Callbacks, HearOfARankThatSavesSlowly) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank alone is never late";
+  struct SlowState : Callback {
+    Json state() const override {
+      if (world().rank() == world().size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+      return nullptr;
+    }
+  };
+  const auto listener = std::make_shared<LateRankListener>();
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("saves", {listener, std::make_shared<SlowState>()})},
+          [&](Session& session, const Config&) {
+            std::int64_t step = 0;
+            auto state = session.state({{"step", step}});
+            auto loader = prepare_data_loader(session, SlowSamples(std::chrono::milliseconds(1)), {.batch_size = 1});
+            for ([[maybe_unused]] auto& batch : *loader) {
+              session.barrier();
+              if (++step % 4 == 0) session.report({{"step", step}}, state);
+            }
+          });
+  EXPECT_EQ(code, 0);
+  ASSERT_FALSE(result->metrics_history.empty());
+  EXPECT_EQ(result->metrics.at("rank_times").at("save").at("max_rank"), world().size() - 1);
+  if (world().rank() != 0) return;
+  ASSERT_TRUE(listener->heard.has_value());
+  EXPECT_EQ(listener->heard->rank, world().size() - 1);
+  EXPECT_EQ(listener->heard->cause, LateCause::saving);
+}
+
 }  // namespace
 }  // namespace muster::callbacks_test

@@ -566,6 +566,33 @@ TEST(Operators, ARefusedStartLeavesTheParamsOfTheRun) {
   EXPECT_EQ(params_of("refused_start"), before);
 }
 
+TEST(Operators, DoNotGoOnFromACheckpointWithoutTheirCalls) {
+  EXPECT_EQ(program({"--name", "without_calls"},
+                    [](Launch& launch) {
+                      const auto train = [](Session& session, const Config&) {
+                        const auto entry = [](const Json& values) {
+                          return StateEntry([values] { return StateDict{.values = values}; }, [](const StateDict&) {});
+                        };
+                        auto state = session.state({{"operator", entry({})},
+                                                    {"progress", entry({{"epochs", 1}, {"global_step", 4}})},
+                                                    {"calls", entry({{"open", false}, {"taken", 0}})}});
+                        session.report({{"loss", 1}}, state);
+                        throw std::runtime_error("it goes on as an operator");
+                      };
+                      const auto result = TorchTrainer(launch, train, {}).fit();
+                      EXPECT_TRUE(result.error);
+                    }),
+            0);
+  world().barrier();
+  EXPECT_EQ(program({"--name", "without_calls"},
+                    [](Launch& launch) {
+                      EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Curriculum> trainer(launch, all_ranks(launch)); }),
+                                      "restoring the calls of an operator's trainer: the checkpoint has none. Choose "
+                                      "another --name to begin anew"));
+                    }),
+            0);
+}
+
 // --- Several trainers ---
 
 struct Folds {

@@ -1,8 +1,9 @@
 // Trains with a disturbance on the last rank, or with none, and says which ranks were named as late.
 //   mpirun -n RANKS late_ranks DISTURBANCE STEPS [CONTROL-GROUP]
 // DISTURBANCE is none, quota (CONTROL-GROUP, in which the rank is, gets 77% of a core), competitor (another process on
-// its core) or data (its batches take longer). It begins after 40 steps. Rank 0 prints a line of JSON: the step of the
-// disturbance, the steps and their mean time, and for each rank named: rank, cause, step.
+// its core), thread (another thread of its own on its core) or data (its batches take longer). It begins after 40
+// steps. Rank 0 prints a line of JSON: the step of the disturbance, the steps and their mean time, and for each rank
+// named: rank, cause, step.
 #include "muster/callbacks.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
@@ -57,8 +58,13 @@ struct Samples : torch::data::datasets::Dataset<Samples> {
   static inline std::atomic<std::int64_t> delay_us{0};
 };
 
-/// Starts a process that computes on this rank's core, with about a third of the rank's share of it, until this
-/// process ends.
+/// Computes for ever, with about a third of the share of the core that the rank has.
+[[noreturn]] void compete() {
+  ::setpriority(PRIO_PROCESS, 0, 5);  // of this thread alone
+  for (volatile std::uint64_t count = 0;; count = count + 1) continue;
+}
+
+/// Starts a process that competes for this rank's core until this process ends.
 void start_competitor() {
   const auto parent = ::getpid();
   if (const auto child = ::fork(); child != 0) {
@@ -67,8 +73,7 @@ void start_competitor() {
   }
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(0);
-  ::setpriority(PRIO_PROCESS, 0, 5);
-  for (volatile std::uint64_t count = 0;; count = count + 1) continue;
+  compete();
 }
 
 /// 77% of a core, in the usual period of 100 ms: in version 2 of control groups, or else in version 1.
@@ -86,6 +91,7 @@ void disturb(double step_seconds) {
   if (!is_disturbed_rank) return;
   if (disturbance == "quota") set_quota();
   if (disturbance == "competitor") start_competitor();
+  if (disturbance == "thread") std::thread(compete).detach();
   // Batches are read ahead, so that only those that take longer than a step delay it.
   if (disturbance == "data") Samples::delay_us = static_cast<std::int64_t>(1.3e6 * step_seconds);
 }

@@ -121,6 +121,11 @@ TEST(LateRanks, TheCauseIsWhatExplainsTheDelay) {
   EXPECT_EQ(cause({.data = 0.8}, {.read = 0.6}), LateCause::file_system);
   EXPECT_EQ(cause({.data = 0.8}, {.run_queue = 0.9}), LateCause::data);
   EXPECT_EQ(cause({.data = 0.2}, {.run_queue = 0.9}), LateCause::shared_core);
+  EXPECT_EQ(cause({}, {.run_queue = 0.9, .other_threads = 0.5}), LateCause::own_threads);
+  EXPECT_EQ(cause({}, {.run_queue = 0.9, .other_threads = 0.4}), LateCause::shared_core);
+  EXPECT_EQ(cause_of(1, {}, {.run_queue = 0.9, .other_threads = 0.5}, {}, {.other_threads = 0.5}),
+            LateCause::shared_core)
+      << "the others' threads work as much";
   EXPECT_EQ(cause({}, {.run_queue = 0.1}), LateCause::computation);
   EXPECT_EQ(cause({}, {.run_queue = 0.5, .throttled = 0.5}), LateCause::cpu_quota);
   EXPECT_EQ(cause({.data = 0.8}, {.throttled = 0.5}), LateCause::cpu_quota) << "the threads that read are throttled";
@@ -172,6 +177,35 @@ TEST(LateRanks, AQuotaIsNamedThoughItHoldsUpInBursts) {
     EXPECT_EQ(named[0].rank, 1);
     EXPECT_EQ(named[0].cause, LateCause::cpu_quota);
     EXPECT_GT(named[0].behind, 0.1);
+  }
+}
+
+TEST(LateRanks, OneThatSavesSlowlyIsNamedAfterEightSaves) {
+  // A save in each 20th window. Worker 2 needs `longer` for its part.
+  for (const double longer : {4.0, 1.0}) {
+    LateRankDetector detector(hosts(3));
+    std::vector<std::pair<int, LateRank>> named;
+    int saves = 0;
+    for (int number = 1; number <= 400; ++number) {
+      const double save = number % 20 == 0 ? 1 : 0, slow = save * (1 + longer);
+      saves += save > 0 ? 1 : 0;
+      StepWindow window{.steps = 2,
+                        .seconds = 1 + slow,
+                        .times = {{.compute = 1, .wait = slow - save, .save = save},
+                                  {.compute = 1, .wait = slow - save, .save = save},
+                                  {.compute = 1, .save = slow}}};
+      window.loads.resize(3);
+      for (auto& late : detector.add(std::move(window))) named.emplace_back(saves, late);
+    }
+    ASSERT_EQ(named.size(), longer == 4.0 ? 1U : 0U) << "4 of 25 seconds are more than 10%, 1 of 22 is not";
+    if (named.empty()) continue;
+    EXPECT_EQ(named[0].first, 8);
+    EXPECT_EQ(named[0].second.rank, 2);
+    EXPECT_EQ(named[0].second.cause, LateCause::saving);
+    EXPECT_NEAR(named[0].second.behind, 0.16, 1e-9);
+    EXPECT_EQ(text_of(named[0].second),
+              "the other ranks wait for rank 2 (n2), for 16% of the time: it takes longer to save its part of the "
+              "checkpoints. Look at the file system's load from there, or save less often");
   }
 }
 

@@ -1,9 +1,12 @@
 // What is printed when a run is over.
 #include "trainer/run_summary.hpp"
 
+#include "support/folder.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,8 +28,8 @@ Result result(std::vector<Json> rows) {
 }
 
 /// The text, after a check that it fits a terminal of 80 columns.
-std::string summary(const Result& of, const Json& status = nullptr) {
-  const auto text = run_summary(of, status);
+std::string summary(const Result& of, const Json& status = nullptr, const CheckpointConfig& config = {}) {
+  const auto text = run_summary(of, config, status);
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     const auto columns = std::ranges::count_if(line, [](char byte) { return (byte & 0xC0) != 0x80; });
@@ -83,6 +86,35 @@ TEST(RunSummary, SaysHowTheRunEnded) {
   EXPECT_TRUE(summary(ended).starts_with("stopped: 1 report"));
   ended.error = Error(ExitCode::user_error, "training", "it has failed", "look");
   EXPECT_TRUE(summary(ended).starts_with("failed: 1 report"));
+}
+
+TEST(RunSummary, HasTheSpeedOfAllReports) {
+  const auto text = summary(result({row(1, {{"num_samples", 100}, {"time_this_iter_s", 1.5}, {"samples_per_s", 66.7}}),
+                                    row(2, {{"num_samples", 300}, {"time_this_iter_s", 0.5}})}));
+  EXPECT_NE(text.find("\n  200 samples/s\n"), std::string::npos) << text;
+}
+
+TEST(RunSummary, NamesTheNewestAndTheBestCheckpoint) {
+  const test::Folder run;
+  const auto checkpoint = [&](const std::string& name) {
+    std::filesystem::create_directory(run / name);
+    return Checkpoint::from_directory(run / name);
+  };
+  const auto first = checkpoint("checkpoint_000001"), second = checkpoint("checkpoint_000002");
+  auto ended = result({row(1, {{"loss", 0.5}}), row(2, {{"loss", 0.7}})});
+  ended.checkpoint = second;
+  ended.best_checkpoints = {{first, ended.metrics_history[0]}, {second, ended.metrics_history[1]}};
+  EXPECT_NE(summary(ended).find("\n  2 checkpoints: the newest is checkpoint_000002\n"), std::string::npos);
+  EXPECT_NE(summary(ended, nullptr, {.checkpoint_score_attribute = "loss"})
+                .find("\n  2 checkpoints: the newest is checkpoint_000002,\n"
+                      "  the best checkpoint_000001 (loss 0.5)\n"),
+            std::string::npos);
+  ended.best_checkpoints = {{second, {{std::string(200, 'x') + "\n", 1e-300}}}};
+  EXPECT_NE(summary(ended, nullptr, {.checkpoint_score_attribute = std::string(200, 'x') + "\n"}).find("… 1e-300)"),
+            std::string::npos);
+  EXPECT_NE(summary(ended, nullptr, {.checkpoint_score_attribute = "missing"})
+                .find("\n  1 checkpoint: the newest is checkpoint_000002\n"),
+            std::string::npos);
 }
 
 TEST(RunSummary, WithoutReportsIsEmpty) { EXPECT_EQ(summary(result({})), ""); }
