@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,71 +25,51 @@ struct Outcomes {
   std::vector<int> depths;   ///< [rank]: of nested attempts
 };
 
-/// Sends this rank's outcome to all ranks of a world, and receives theirs.
+/// Gives the outcomes of all ranks of a world to each of them, in ⌈log₂ p⌉ rounds. In round k each rank sends the outcomes
+/// of itself and the ranks after it, 2^k in all, to the rank 2^k before it (Bruck et al., Efficient algorithms for
+/// all-to-all communications in multiport message-passing systems, 1997).
 class OutcomeExchange {
  public:
   OutcomeExchange(World& world, int rank, const Outcome& mine)
       : world_(world), rank_(static_cast<std::size_t>(rank)), size_(world.members.size()) {
     // What this rank has raised stays its outcome: other ranks may have left because of it.
     const auto raised = world_.alarm.raised();
-    memory_->mine = {static_cast<char>(raised.has_value()), static_cast<char>(world_.depth)};
-    memory_->mine += pack(raised.value_or(mine), longest - fields - packed_fields);
-    memory_->theirs.resize(size_);
-    memory_->receives.assign(size_, MPI_REQUEST_NULL);
-    memory_->sends.assign(size_, MPI_REQUEST_NULL);
-    memory_->lengths.assign(size_, -1);
-    const MPI_Comm comm = world_.agreement;
-    for (std::size_t r = 0; r < size_; ++r) {
-      if (r == rank_) continue;
-      const int other = static_cast<int>(r);
-      memory_->theirs[r].resize(longest);
-      check(MPI_Irecv(memory_->theirs[r].data(), static_cast<int>(longest), MPI_BYTE, other, 0, comm,
-                      &memory_->receives[r]),
-            "MPI_Irecv");
-      check(MPI_Isend(memory_->mine.data(), static_cast<int>(memory_->mine.size()), MPI_BYTE, other, 0, comm,
-                      &memory_->sends[r]),
-            "MPI_Isend");
-    }
+    std::string own{static_cast<char>(raised.has_value()), static_cast<char>(world_.depth)};
+    own += pack(raised.value_or(mine), longest - fields - packed_fields);
+    known_.push_back(std::move(own));
   }
 
   OutcomeExchange(const OutcomeExchange&) = delete;
   OutcomeExchange& operator=(const OutcomeExchange&) = delete;
   /// If this rank has given up waiting, MPI may still use the memory.
   ~OutcomeExchange() {
-    if (!finished_) world_.agreement->abandon(memory_->receives, memory_->sends, memory_);
+    if (!finished_) world_.agreement->abandon({memory_->receive}, memory_->sends, memory_);
   }
 
-  /// Makes progress. True if the outcomes of all ranks are here and all have this rank's.
+  /// Makes progress. True if the outcomes of all ranks are here and no rank needs anything from this one.
   bool advance() {
-    bool all = true;
-    for (std::size_t r = 0; r < size_; ++r) {
-      if (r == rank_ || memory_->lengths[r] >= 0) continue;
-      int flag = 0;
-      MPI_Status status;
-      check(MPI_Test(&memory_->receives[r], &flag, &status), "MPI_Test");
-      if (flag) check(MPI_Get_count(&status, MPI_BYTE, &memory_->lengths[r]), "MPI_Get_count");
-      all = all && flag;
-    }
+    while (known_.size() < size_ && advance_round()) continue;
     int sent = 0;
-    check(MPI_Testall(static_cast<int>(size_), memory_->sends.data(), &sent, MPI_STATUSES_IGNORE), "MPI_Testall");
-    return finished_ = all && sent;
+    check(MPI_Testall(static_cast<int>(memory_->sends.size()), memory_->sends.data(), &sent, MPI_STATUSES_IGNORE),
+          "MPI_Testall");
+    return finished_ = known_.size() == size_ && sent;
   }
 
-  /// The ranks whose outcome is not here yet.
+  /// The ranks that have not come, as far as this rank knows.
   std::vector<int> missing() const {
     std::vector<int> ranks;
-    for (std::size_t r = 0; r < size_; ++r)
-      if (r != rank_ && memory_->lengths[r] < 0) ranks.push_back(static_cast<int>(r));
+    for (std::size_t distance = known_.size(); distance < size_; ++distance)
+      if (const int r = rank_at(distance); !world_.presence.has_answered(r, world_.agreements + 1)) ranks.push_back(r);
+    std::ranges::sort(ranks);
     return ranks;
   }
 
   /// Call it when no rank is missing.
   Outcomes take() const {
     Outcomes all{std::vector<Outcome>(size_), std::vector<bool>(size_), std::vector<int>(size_)};
-    for (std::size_t r = 0; r < size_; ++r) {
-      std::string_view bytes = memory_->mine;
-      if (r != rank_)
-        bytes = std::string_view(memory_->theirs[r]).substr(0, static_cast<std::size_t>(memory_->lengths[r]));
+    for (std::size_t distance = 0; distance < size_; ++distance) {
+      const std::string_view bytes = known_[distance];
+      const auto r = static_cast<std::size_t>(rank_at(distance));
       all.raised[r] = bytes[0] != 0;
       all.depths[r] = bytes[1];
       all.of_rank[r] = unpack(bytes.substr(fields));
@@ -95,19 +78,71 @@ class OutcomeExchange {
   }
 
  private:
-  static constexpr std::size_t longest = 8 * 1024;  ///< bytes of a message
+  static constexpr std::size_t longest = 8 * 1024;  ///< bytes of an outcome
   static constexpr std::size_t fields = 2;          ///< bytes before the packed outcome: alarm raised, depth
+  static constexpr int tag = 0;
 
+  /// What MPI uses.
   struct Memory {
-    std::string mine;
-    std::vector<std::string> theirs;
-    std::vector<MPI_Request> receives, sends;
-    std::vector<int> lengths;
+    std::deque<std::string> sent;  ///< a deque, so that they keep their addresses
+    std::vector<MPI_Request> sends;
+    std::string received;
+    MPI_Request receive = MPI_REQUEST_NULL;
   };
+
+  /// The rank that far after this one; after the last rank comes rank 0.
+  int rank_at(std::size_t distance) const { return static_cast<int>((rank_ + distance) % size_); }
+
+  /// Advances the round that this rank is in. True if it has ended. Each rank sends once to a given rank in an
+  /// agreement, and MPI keeps the order of messages, so a message never belongs to another agreement.
+  bool advance_round() {
+    const auto distance = known_.size();
+    const auto count = std::min(distance, size_ - distance);
+    if (distance != begun_round_) {
+      begun_round_ = distance;
+      send(rank_at(size_ - distance), count);
+    }
+    const int from = rank_at(distance);
+    int flag = 0;
+    MPI_Status status;
+    if (memory_->receive == MPI_REQUEST_NULL) {
+      check(MPI_Iprobe(from, tag, world_.agreement, &flag, &status), "MPI_Iprobe");
+      if (!flag) return false;
+      int bytes = 0;
+      check(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+      memory_->received.resize(static_cast<std::size_t>(bytes));
+      check(MPI_Irecv(memory_->received.data(), bytes, MPI_BYTE, from, tag, world_.agreement, &memory_->receive),
+            "MPI_Irecv");
+    }
+    check(MPI_Test(&memory_->receive, &flag, MPI_STATUS_IGNORE), "MPI_Test");
+    if (!flag) return false;
+    std::string_view rest = memory_->received;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint32_t bytes = 0;
+      std::memcpy(&bytes, rest.data(), sizeof bytes);
+      known_.emplace_back(rest.substr(sizeof bytes, bytes));
+      rest.remove_prefix(sizeof bytes + bytes);
+    }
+    return true;
+  }
+
+  /// Sends the first `count` known outcomes, each after its length.
+  void send(int to, std::size_t count) {
+    auto& message = memory_->sent.emplace_back();
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto bytes = static_cast<std::uint32_t>(known_[i].size());
+      message.append(reinterpret_cast<const char*>(&bytes), sizeof bytes).append(known_[i]);
+    }
+    check(MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, to, tag, world_.agreement,
+                    &memory_->sends.emplace_back(MPI_REQUEST_NULL)),
+          "MPI_Isend");
+  }
 
   World& world_;
   const std::size_t rank_;
   const std::size_t size_;
+  std::vector<std::string> known_;  ///< [distance]: packed outcomes of this rank and the ranks after it
+  std::size_t begun_round_ = 0;     ///< `distance` of the round whose message was sent
   const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   bool finished_ = false;
 };
@@ -158,16 +193,24 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
   const WaitedFor end{0, number, Channel::of(communicator)->world_ranks};
   const auto begun = watch::now();
   std::optional<std::chrono::nanoseconds> given_up;  // when this rank learnt that some rank has waited too long
+  bool has_asked = false;
   const auto received_or_given_up = [&] {
     if (exchange.advance()) return true;
     // Other ranks may still need this rank's part in operations that it has started and does not wait for.
     if (mine.kind == Outcome::Kind::done) Channel::advance_all();
     world.alarm.poll();
+    world.presence.poll(world.agreements + 1);
     if (!given_up && world.alarm.stalled()) given_up = watch::now();
+    // The outcome of a rank that has come may be held up by one that has not.
+    if (!has_asked && (given_up || watch::now() - begun > limit / 2)) {
+      world.presence.ask(exchange.missing(), world.agreements + 1);
+      has_asked = true;
+    }
     return given_up && watch::now() > *given_up + stall_grace;
   };
   WaitMonitor::Decision decision;
-  for (auto more = limit; more.count() > 0 && !wait_until(received_or_given_up, more);) {
+  for (auto more = std::max(limit, limit / 2 + stall_grace);
+       more.count() > 0 && !wait_until(received_or_given_up, more);) {
     const auto late = exchange.missing();
     decision = world.wait_monitor.decide(end, begun, limit, &late);
     more = decision.more;

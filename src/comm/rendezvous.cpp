@@ -81,8 +81,9 @@ class Rendezvous {
       tell(0, Word::gone);
       // Rank 0 answers, or it is in agree() already, or it is busy elsewhere: then it will read that this rank is gone
       // before it lets any rank go.
+      channel_.world->presence.ask({channel_.world_ranks.front()}, attempt_ + 1);
       wait_until([&] { return answered() || first_is_done(); }, within);
-      return answer == Word::go;
+      return answered() && answer == Word::go;
     };
     tell(0, Word::here);
     try {
@@ -133,11 +134,8 @@ class Rendezvous {
 
   /// True if rank 0 waits in agree(): then it has not let any rank go.
   bool first_is_done() {
-    int flag = 0;
-    MPI_Status status;
-    check(MPI_Iprobe(channel_.world_ranks.front(), MPI_ANY_TAG, channel_.world->agreement, &flag, &status),
-          "MPI_Iprobe");
-    return flag != 0;
+    channel_.world->presence.poll(0);
+    return channel_.world->presence.has_answered(channel_.world_ranks.front(), attempt_ + 1);
   }
 
   /// Throws, since another rank has left: the alarm of that rank, or, if none comes, an Error of its own.

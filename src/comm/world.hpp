@@ -5,6 +5,7 @@
 #include "comm/outcome.hpp"
 #include "comm/placement.hpp"
 #include "comm/pool.hpp"
+#include "comm/presence.hpp"
 #include "comm/wait.hpp"
 #include "comm/wait_monitor.hpp"
 
@@ -34,7 +35,8 @@ struct World {
   const std::shared_ptr<Pool> pool;
   const std::vector<int> members;  // [rank]: its number in the pool
   Alarm alarm;
-  const PooledCommunicator agreement;     // used by agree() alone
+  const PooledCommunicator agreement;     // used by agree() and `presence` alone
+  Presence presence{agreement};           // in agreements
   std::int64_t agreements = 0;            // completed so far
   std::atomic<std::int64_t> failures{0};  // agreements so far in which some rank was not done
   int depth = 0;                          // of nested attempts, on this rank

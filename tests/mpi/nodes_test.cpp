@@ -270,6 +270,23 @@ TEST(Watch, ARankWhoseNodeDoesNotAnswerIsNotWaitedForLonger) {
   world().barrier();
 }
 
+TEST(Watch, EveryRankThatHasNotComeToAnAgreementIsNamed) {
+  // Outcomes pass through other ranks, which may be missing too.
+  for (const std::vector<int>& missing : {std::vector{1}, std::vector{3}, std::vector{1, 2}, std::vector{0, 2, 3}}) {
+    const auto ranks = on_nodes({0, 0, 1, 1});
+    if (std::ranges::count(missing, world().rank()) == 0) try {
+        agree(ranks, {}, 300ms);
+        ADD_FAILURE() << "not all ranks have come";
+      } catch (const RanksMissing& lost) {
+        std::string names;
+        for (const int rank : missing)
+          names += (names.empty() ? "" : ", ") + std::to_string(rank) + (rank < 2 ? " (0)" : " (1)");
+        EXPECT_NE(std::string(lost.what()).find(" from rank " + names + ": "), std::string::npos) << lost.what();
+      }
+    world().barrier();
+  }
+}
+
 TEST(Watch, OneSpeaksWhereSeveralHaveWaitedTooLong) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 2, 3}}) {
     const auto ranks = on_nodes(nodes);

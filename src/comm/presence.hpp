@@ -1,0 +1,53 @@
+// Which ranks wait in an agreement, asked by messages once a wait takes too long.
+#pragma once
+
+#include "comm/pool.hpp"
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::comm {
+
+/// Thread-safe. Agreements have numbers, which grow from one to the next.
+class Presence {
+ public:
+  /// Messages go over `comm`, with a tag of their own.
+  explicit Presence(const PooledCommunicator& comm) : comm_(comm) {}
+  ~Presence();
+  Presence(const Presence&) = delete;
+  Presence& operator=(const Presence&) = delete;
+
+  /// Asks the ranks that this rank has not asked yet whether they wait in that agreement. They answer once they do.
+  void ask(const std::vector<int>& ranks, std::int64_t agreement);
+  /// Receives what has come, and answers the ranks that ask about the agreement in which this rank waits; 0 if it waits
+  /// in none.
+  void poll(std::int64_t agreement);
+  /// True if the rank has answered that it waits in that agreement.
+  bool has_answered(int rank, std::int64_t agreement) const;
+
+ private:
+  struct Note {
+    std::int64_t agreement = 0;
+    std::int64_t is_answer = 0;
+  };
+  struct Sends {
+    std::deque<Note> notes = {};  ///< a deque, so that they keep their addresses
+    std::vector<MPI_Request> requests = {};
+  };
+  void send(int rank, Note note);
+
+  const PooledCommunicator& comm_;
+  mutable std::mutex mutex_;
+  std::map<int, std::int64_t> asked_;      ///< by this rank: the last agreement that the rank was asked about
+  std::map<int, std::int64_t> questions_;  ///< of other ranks, without an answer so far
+  std::map<int, std::int64_t> answers_;    ///< the last agreement that the rank has answered for
+  Sends sends_;
+};
+
+}  // namespace muster::detail::comm
