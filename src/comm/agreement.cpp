@@ -133,9 +133,8 @@ class OutcomeExchange {
       const auto bytes = static_cast<std::uint32_t>(known_[i].size());
       message.append(reinterpret_cast<const char*>(&bytes), sizeof bytes).append(known_[i]);
     }
-    check(MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, to, tag, world_.agreement,
-                    &memory_->sends.emplace_back(MPI_REQUEST_NULL)),
-          "MPI_Isend");
+    memory_->sends.push_back(
+        world_.agreement->send(message.data(), static_cast<int>(message.size()), MPI_BYTE, to, tag));
   }
 
   World& world_;

@@ -31,9 +31,7 @@ void Alarm::raise(const Outcome& mine) {
   sent_ = std::make_shared<std::string>(pack(mine, longest_notice));
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    sends_.push_back(MPI_REQUEST_NULL);
-    check(MPI_Isend(sent_->data(), static_cast<int>(sent_->size()), MPI_BYTE, r, tag_, comm_, &sends_.back()),
-          "MPI_Isend");
+    sends_.push_back(comm_->send(sent_->data(), static_cast<int>(sent_->size()), MPI_BYTE, r, tag_));
   }
 }
 

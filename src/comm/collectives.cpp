@@ -190,22 +190,19 @@ std::byte* at(void* data, std::size_t element, Dtype type) {
   return static_cast<std::byte*>(data) + element * size_of(type);
 }
 
-/// Starts the MPI function `call` for each chunk of a message to or from its rank.
-template <bool receives, class Call>
-void start_message(Call* call, const char* name, Request::State& state, MPI_Comm comm, const Message& message,
-                   Dtype type, int tag, std::size_t chunk) {
+void start_send(Request::State& state, MpiCommunicator& communicator, const Message& message, Dtype type, int tag,
+                std::size_t chunk) {
   each_chunk(message.count, chunk, [&](std::size_t first, int part) {
-    const auto expected = receives ? Expected{part, mpi_type(type)} : Expected();
-    check(call(at(message.data, first, type), part, mpi_type(type), message.rank, tag, comm, state.request(expected)),
-          name);
+    *state.request() = communicator.send(at(message.data, first, type), part, mpi_type(type), message.rank, tag);
   });
-}
-void start_send(Request::State& state, MPI_Comm comm, const Message& message, Dtype type, int tag, std::size_t chunk) {
-  start_message<false>(MPI_Isend, "MPI_Isend", state, comm, message, type, tag, chunk);
 }
 void start_receive(Request::State& state, MPI_Comm comm, const Message& message, Dtype type, int tag,
                    std::size_t chunk) {
-  start_message<true>(MPI_Irecv, "MPI_Irecv", state, comm, message, type, tag, chunk);
+  each_chunk(message.count, chunk, [&](std::size_t first, int part) {
+    check(MPI_Irecv(at(message.data, first, type), part, mpi_type(type), message.rank, tag, comm,
+                    state.request(Expected{part, mpi_type(type)})),
+          "MPI_Irecv");
+  });
 }
 
 /// Starts one MPI collective for each chunk of `data`.
@@ -282,7 +279,7 @@ Request Collectives::all_to_all(const std::vector<Message>& sends, const std::ve
     if (piece.rank == rank)
       from_self.push_back(&piece);
     else
-      start_send(*state, state->transport->collective, piece, type, 0, chunk_);
+      start_send(*state, *state->transport->collective, piece, type, 0, chunk_);
   }
   for (std::size_t i = 0; i < std::min(from_self.size(), to_self.size()); ++i) {
     const auto bytes = std::min(from_self[i]->count, to_self[i]->count) * size_of(type);
@@ -293,7 +290,7 @@ Request Collectives::all_to_all(const std::vector<Message>& sends, const std::ve
 
 Request Collectives::send(const void* data, std::size_t count, Dtype type, int to, int tag) {
   auto state = start(communicator_, {.kind = Kind::send, .type = type, .root = to, .count = count}, name_);
-  start_send(*state, state->transport->point_to_point, {const_cast<void*>(data), count, to}, type, tag, chunk_);
+  start_send(*state, *state->transport->point_to_point, {const_cast<void*>(data), count, to}, type, tag, chunk_);
   return Request(std::move(state));
 }
 

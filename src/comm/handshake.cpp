@@ -10,12 +10,13 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 namespace muster::detail::comm {
 namespace {
 
 /// Above the tags of Collectives::all_to_all(), SliceExchange and wait_for_all_ranks().
-constexpr int handshake_tag = 16'386;
+constexpr int text_tag = 16'386, max_tag = 16'387;
 
 constexpr std::size_t longest = 1024;
 using Text = std::array<char, longest>;
@@ -33,6 +34,7 @@ struct Handshake::Memory {
   int all = 0;
   Text mine{};
   std::vector<Text> texts;
+  std::vector<std::uint64_t> sent, received;
   std::vector<MPI_Request> pending;
 };
 
@@ -47,9 +49,10 @@ Handshake::~Handshake() {
 
 MPI_Request* Handshake::start() { return &memory_->pending.emplace_back(MPI_REQUEST_NULL); }
 
-void Handshake::finish() {
+void Handshake::finish(const std::function<void()>& meanwhile) {
   auto& pending = memory_->pending;
   const auto done = [&] {
+    meanwhile();
     int flag = 0;
     check(MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, MPI_STATUSES_IGNORE), "MPI_Testall");
     return flag != 0;
@@ -80,14 +83,34 @@ std::vector<std::string> Handshake::all_gather(const std::string& mine) {
   return all;
 }
 
+void Handshake::all_max(const std::vector<int>& ranks, std::span<std::uint64_t> values,
+                        const std::function<void()>& meanwhile) {
+  const auto size = ranks.size();
+  const auto own = static_cast<std::size_t>(std::ranges::find(ranks, rank_in(over_.comm)) - ranks.begin());
+  const auto count = static_cast<int>(values.size());
+  // A value may reach a rank on several ways, which does not change a maximum.
+  for (std::size_t distance = 1; distance < size; distance *= 2) {
+    memory_->sent.assign(values.begin(), values.end());
+    memory_->received.resize(values.size());
+    check(MPI_Irecv(memory_->received.data(), count, MPI_UINT64_T, ranks[(own + size - distance) % size], max_tag,
+                    over_.comm, start()),
+          "MPI_Irecv");
+    check(MPI_Isend(memory_->sent.data(), count, MPI_UINT64_T, ranks[(own + distance) % size], max_tag, over_.comm,
+                    start()),
+          "MPI_Isend");
+    finish(meanwhile);
+    std::ranges::transform(values, memory_->received, values.begin(), [](auto a, auto b) { return std::max(a, b); });
+  }
+}
+
 std::string Handshake::from_first(const std::vector<int>& ranks, const std::string& mine) {
   memory_->mine = text_of(mine);
   const bool first = rank_in(over_.comm) == ranks.front();
   for (const int r : ranks)
     if (first && r != ranks.front())
-      check(MPI_Isend(memory_->mine.data(), longest, MPI_CHAR, r, handshake_tag, over_.comm, start()), "MPI_Isend");
+      check(MPI_Isend(memory_->mine.data(), longest, MPI_CHAR, r, text_tag, over_.comm, start()), "MPI_Isend");
   if (!first)
-    check(MPI_Irecv(memory_->mine.data(), longest, MPI_CHAR, ranks.front(), handshake_tag, over_.comm, start()),
+    check(MPI_Irecv(memory_->mine.data(), longest, MPI_CHAR, ranks.front(), text_tag, over_.comm, start()),
           "MPI_Irecv");
   finish();
   return memory_->mine.data();

@@ -9,7 +9,10 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,13 +35,17 @@ class Handshake {
   bool all_true(bool mine);
   /// Returns the text of each rank, cut to 1 KB.
   std::vector<std::string> all_gather(const std::string& mine);
+  /// Sets each value to its maximum over `ranks`, in ⌈log₂ p⌉ rounds. Calls meanwhile() again and again while it waits.
+  void all_max(
+      const std::vector<int>& ranks, std::span<std::uint64_t> values,
+      const std::function<void()>& meanwhile = [] {});
   /// Returns the text of the first of `ranks` on all of them, cut to 1 KB.
   std::string from_first(const std::vector<int>& ranks, const std::string& mine);
 
  private:
   struct Memory;
   MPI_Request* start();
-  void finish();
+  void finish(const std::function<void()>& meanwhile = [] {});
 
   MpiCommunicator& over_;
   const char* const doing_;

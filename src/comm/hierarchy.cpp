@@ -81,21 +81,19 @@ class SliceExchange {
     for (int n = 0; n < nodes_; ++n)
       if (n != here_) body(n);
   }
-  /// Starts a message to or from the slice's leader on `node`.
-  template <class Start, class Data>
-  void start(Start&& start, const char* call, Data* data, std::size_t count, int node, int tag) {
+  /// The slice's leader on `node`.
+  int leader(int node) const {
     const auto slice = static_cast<std::size_t>(channel_.topology.local_rank);
-    memory_->pending.push_back(MPI_REQUEST_NULL);
-    check(start(data, static_cast<int>(count), mpi_type(reduction_.type),
-                channel_.hierarchy()->leaders_of_node[static_cast<std::size_t>(node)][slice], tag,
-                channel_.transport->collective, &memory_->pending.back()),
-          call);
+    return channel_.hierarchy()->leaders_of_node[static_cast<std::size_t>(node)][slice];
   }
   void send(const node::Slice& share, int node, int tag) {
-    start(MPI_Isend, "MPI_Isend", at(share.first), share.count, node, tag);
+    memory_->pending.push_back(channel_.transport->collective->send(at(share.first), static_cast<int>(share.count),
+                                                                    mpi_type(reduction_.type), leader(node), tag));
   }
   void receive(std::byte* data, std::size_t count, int node, int tag) {
-    start(MPI_Irecv, "MPI_Irecv", data, count, node, tag);
+    check(MPI_Irecv(data, static_cast<int>(count), mpi_type(reduction_.type), leader(node), tag,
+                    channel_.transport->collective, &memory_->pending.emplace_back(MPI_REQUEST_NULL)),
+          "MPI_Irecv");
     ++memory_->num_receives;
   }
 

@@ -48,9 +48,7 @@ Mailbox::~Mailbox() {
 void Mailbox::send(int rank, std::string text) {
   memory_->free_sent();
   auto& letter = memory_->sent.emplace_back(std::move(text));
-  check(MPI_Isend(letter.text.data(), static_cast<int>(letter.text.size()), MPI_BYTE, rank, 0, memory_->comm,
-                  &letter.request),
-        "MPI_Isend");
+  letter.request = memory_->comm->send(letter.text.data(), static_cast<int>(letter.text.size()), MPI_BYTE, rank, 0);
 }
 
 std::optional<std::string> Mailbox::receive() {

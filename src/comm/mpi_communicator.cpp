@@ -13,8 +13,8 @@
 namespace muster::detail::comm {
 namespace {
 
-/// The tag of markers, above those of all_to_all(), SliceExchange, wait_for_all_ranks() and Handshake.
-constexpr int marker_tag = 16'387;
+/// Of the last message to a rank. Users may have this tag too.
+constexpr int last_tag = 0;
 
 /// The most bytes that missed collectives may move: a rank allocates memory for all of them at once.
 constexpr std::size_t most_missed_bytes = std::size_t{256} << 20;
@@ -38,7 +38,10 @@ std::uint64_t new_id(MPI_Comm comm, int first) {
 }
 
 MpiCommunicator::MpiCommunicator(MPI_Comm its_comm, std::vector<int> its_members, std::uint64_t its_id)
-    : comm(its_comm), members(std::move(its_members)), id(its_id), mine_{.id = its_id} {}
+    : comm(its_comm),
+      members(std::move(its_members)),
+      id(its_id),
+      has_sent_to_(std::make_unique<std::atomic<bool>[]>(members.size())) {}
 
 MpiCommunicator::~MpiCommunicator() {
   // MPI may still read or write this memory, so it is never freed.
@@ -63,7 +66,14 @@ MPI_Request MpiCommunicator::start(const node::Call& call, void* data) {
                       call.root, comm, &request),
           "MPI_Ireduce");
   }
-  mine_.calls[mine_.begun++ % kept_calls] = call.encode();
+  calls_[begun_++ % kept_calls] = call.encode();
+  return request;
+}
+
+MPI_Request MpiCommunicator::send(const void* data, int count, MPI_Datatype type, int to, int tag) {
+  has_sent_to_[static_cast<std::size_t>(to)] = true;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check(MPI_Isend(data, count, type, to, tag, comm, &request), "MPI_Isend");
   return request;
 }
 
@@ -91,79 +101,83 @@ void MpiCommunicator::cancel_receives() {
   receives_.clear();
 }
 
-bool MpiCommunicator::clean(const char* doing) {
+bool MpiCommunicator::clean(const char* doing, const AllMax& all_max) {
   is_usable_ = false;  // until the end
-  if (!catch_up(exchange_markers(doing))) return false;
+  drop_messages(doing, all_max);
+  if (!catch_up(all_max)) return false;
   wait_for_all_ranks(doing, [&] { return all_finished(); });
   memory_.clear();
-  mine_ = {.id = id};
+  begun_ = 0;
+  calls_ = {};
+  for (std::size_t rank = 0; rank < members.size(); ++rank) has_sent_to_[rank] = false;
   return is_usable_ = true;
 }
 
-/// Returns the markers of all ranks. MPI delivers the messages of a rank in order, so everything that comes before its
-/// marker belongs to the old use and is dropped.
-std::vector<MpiCommunicator::Marker> MpiCommunicator::exchange_markers(const char* doing) {
-  const auto mine = std::make_shared<Marker>(mine_);
-  memory_.push_back(mine);
-  for (std::size_t r = 0; r < members.size(); ++r)
-    check(MPI_Isend(mine.get(), sizeof *mine, MPI_BYTE, static_cast<int>(r), marker_tag, comm,
-                    &pending_.emplace_back(MPI_REQUEST_NULL)),
-          "MPI_Isend");
-  std::vector<std::optional<Marker>> received(members.size());
+/// Each rank sends a last message, synchronously, to the ranks that it has sent to. MPI delivers the messages of a rank in
+/// order, so once the last ones of all ranks have been received, nothing of the old use is under way (Hoefler et al.,
+/// Scalable communication protocols for dynamic sparse data exchange, 2010). No rank returns from the all_max() that
+/// follows in catch_up() before all have left this function, and so no message of the next use is dropped.
+void MpiCommunicator::drop_messages(const char* doing, const AllMax& all_max) {
+  std::vector<MPI_Request> last;
+  for (std::size_t rank = 0; rank < members.size(); ++rank)
+    if (has_sent_to_[rank])
+      check(MPI_Issend(nullptr, 0, MPI_BYTE, static_cast<int>(rank), last_tag, comm,
+                       &last.emplace_back(MPI_REQUEST_NULL)),
+            "MPI_Issend");
   wait_for_all_ranks(doing, [&] {
-    bool all = true;
-    for (std::size_t r = 0; r < members.size(); ++r) all = receive_marker(static_cast<int>(r), received[r]) && all;
-    all_finished();  // makes progress
-    return all;
+    receive_all();
+    int received = 0;
+    check(MPI_Testall(static_cast<int>(last.size()), last.data(), &received, MPI_STATUSES_IGNORE), "MPI_Testall");
+    return received != 0;
   });
-  std::vector<Marker> markers;
-  for (const auto& marker : received) markers.push_back(*marker);
-  return markers;
+  std::uint64_t none = 0;
+  all_max(std::span(&none, 1), [this] { receive_all(); });
 }
 
-/// Receives the messages of that rank up to its marker. True once the marker has come.
-bool MpiCommunicator::receive_marker(int rank, std::optional<Marker>& marker) {
-  while (!marker) {
+/// Receives the messages that have come, and makes progress with what was abandoned.
+void MpiCommunicator::receive_all() {
+  for (;;) {
     int flag = 0;
     MPI_Status status;
-    check(MPI_Iprobe(rank, MPI_ANY_TAG, comm, &flag, &status), "MPI_Iprobe");
-    if (!flag) return false;
+    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &flag, &status), "MPI_Iprobe");
+    if (!flag) break;
     MPI_Count bytes = 0;
     check(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
-    if (status.MPI_TAG == marker_tag && bytes == sizeof(Marker)) {
-      Marker heard;
-      check(MPI_Recv(&heard, sizeof heard, MPI_BYTE, rank, marker_tag, comm, MPI_STATUS_IGNORE), "MPI_Recv");
-      if (heard.id == id) marker = heard;  // users may send with this tag too
-      continue;
-    }
     // Received in units of the largest MPI type, so that the count of every message fits into an int.
     constexpr MPI_Count unit = 16;
     const auto count = bytes / unit + 1;
     const auto dropped = std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count * unit));
     memory_.push_back(dropped);
-    check(MPI_Irecv(dropped.get(), static_cast<int>(count), MPI_C_DOUBLE_COMPLEX, rank, status.MPI_TAG, comm,
-                    &pending_.emplace_back(MPI_REQUEST_NULL)),
+    check(MPI_Irecv(dropped.get(), static_cast<int>(count), MPI_C_DOUBLE_COMPLEX, status.MPI_SOURCE, status.MPI_TAG,
+                    comm, &pending_.emplace_back(MPI_REQUEST_NULL)),
           "MPI_Irecv");
   }
-  return true;
+  all_finished();
 }
 
 /// Starts the collectives that other ranks have begun and this one has not, so that those of the others end. False, on
 /// all ranks alike, if the ranks were in different collectives, or if a rank misses too many.
-bool MpiCommunicator::catch_up(const std::vector<Marker>& markers) {
-  const auto [least, most] = std::ranges::minmax_element(markers, {}, &Marker::begun);
-  if (most->begun - least->begun > kept_calls) return false;
-  const auto word = [](const Marker& marker, std::uint64_t number) { return marker.calls[number % kept_calls]; };
-  const auto oldest = most->begun - std::min<std::uint64_t>(most->begun, kept_calls);
-  for (const auto& marker : markers)
-    for (auto number = oldest; number < marker.begun; ++number)
-      if (word(marker, number) != word(*most, number)) return false;
+bool MpiCommunicator::catch_up(const AllMax& all_max) {
+  std::array<std::uint64_t, 2> bounds{begun_, ~begun_};
+  all_max(bounds, [] {});
+  const auto most = bounds[0], least = ~bounds[1];
+  if (most - least > kept_calls) return false;
+  const auto oldest = most - std::min<std::uint64_t>(most, kept_calls);
+  // The maximum of a call and of its complement are complements if all ranks that have begun it have the same call.
+  std::vector<std::uint64_t> words(2 * static_cast<std::size_t>(most - oldest));
+  const auto word = [&](std::uint64_t number) { return words.begin() + 2 * static_cast<std::ptrdiff_t>(number - oldest); };
+  for (auto number = oldest; number < begun_; ++number) {
+    word(number)[0] = calls_[number % kept_calls];
+    word(number)[1] = ~calls_[number % kept_calls];
+  }
+  all_max(words, [] {});
+  for (auto number = oldest; number < most; ++number)
+    if (word(number)[0] != ~word(number)[1]) return false;
   std::size_t missed_bytes = 0;
-  for (auto number = least->begun; number < most->begun; ++number)
-    missed_bytes += bytes_of(node::Call::decode(word(*most, number)));
+  for (auto number = least; number < most; ++number) missed_bytes += bytes_of(node::Call::decode(*word(number)));
   if (missed_bytes > most_missed_bytes) return false;
-  while (mine_.begun < most->begun) {
-    const auto call = node::Call::decode(word(*most, mine_.begun));
+  while (begun_ < most) {
+    const auto call = node::Call::decode(*word(begun_));
     const auto unused = std::make_shared<std::byte[]>(std::max<std::size_t>(1, bytes_of(call)));
     memory_.push_back(unused);
     pending_.push_back(start(call, unused.get()));

@@ -4,37 +4,19 @@
 #include "comm/mpi_call.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <functional>
 #include <iterator>
-#include <set>
-#include <sstream>
-#include <string>
+#include <span>
 
 namespace muster::detail::comm {
 namespace {
 
-/// So many ids, of 17 characters each, fit into one text of a handshake.
+/// As many of the idle communicators as the ranks compare.
 constexpr std::size_t most_offered = 50;
 
 std::atomic<std::int64_t> num_made{0};
-
-using Ids = std::set<std::uint64_t>;
-
-std::string text_of(const std::vector<std::unique_ptr<MpiCommunicator>>& communicators) {
-  std::ostringstream text;
-  text << std::hex;
-  for (const auto& one : communicators) text << one->id << ' ';
-  return text.str();
-}
-
-Ids ids_in(const std::string& text) {
-  std::istringstream in(text);
-  in >> std::hex;
-  Ids ids;
-  for (std::uint64_t id = 0; in >> id;) ids.insert(id);
-  return ids;
-}
 
 /// Makes an MPI communicator over `ranks` of `over`, in that order. Collective over these ranks.
 MPI_Comm make(MPI_Comm over, const std::vector<int>& ranks) {
@@ -83,25 +65,31 @@ std::vector<PooledCommunicator> Pool::take(std::size_t count, const std::vector<
                                            const std::vector<int>& ranks, const char* doing) {
   auto offered = claim(members);
   Handshake handshake(over, doing);
-  const auto texts = handshake.all_gather(text_of(offered));
-  std::vector<Ids> idle_on_rank;
-  for (const int r : ranks) idle_on_rank.push_back(ids_in(texts[static_cast<std::size_t>(r)]));
-
-  // All ranks choose the same communicators in the same order.
+  const auto find = [&](std::uint64_t id) { return std::ranges::find(offered, id, [](auto& one) { return one->id; }); };
+  // All ranks choose the same communicators in the same order, from those that the first rank has.
+  std::array<std::uint64_t, most_offered> ids{}, lacks{};
+  if (rank_in(over.comm) == ranks.front())
+    std::ranges::transform(offered, ids.begin(), [](const auto& one) { return one->id; });
+  handshake.all_max(ranks, ids);
+  std::ranges::transform(ids, lacks.begin(), [&](auto id) { return find(id) == offered.end(); });
+  handshake.all_max(ranks, lacks);
   std::vector<std::unique_ptr<MpiCommunicator>> chosen;
-  for (auto& one : offered) {
-    const bool everywhere = std::ranges::all_of(idle_on_rank, [&](const Ids& ids) { return ids.contains(one->id); });
-    if (everywhere && chosen.size() < count)
-      chosen.push_back(std::move(one));
-    else
-      give_back(std::move(one));
+  for (std::size_t i = 0; i < ids.size() && chosen.size() < count; ++i) {
+    if (lacks[i] != 0) continue;
+    const auto one = find(ids[i]);
+    chosen.push_back(std::move(*one));
+    offered.erase(one);
   }
+  for (auto& one : offered) give_back(std::move(one));
   for (const auto& one : chosen) one->cancel_receives();
   handshake.all_true(true);
 
+  const auto all_max = [&](std::span<std::uint64_t> values, const std::function<void()>& meanwhile) {
+    handshake.all_max(ranks, values, meanwhile);
+  };
   std::vector<PooledCommunicator> taken;
   for (auto& one : chosen)
-    if (one->clean(doing)) taken.emplace_back(std::move(one), shared_from_this());
+    if (one->clean(doing, all_max)) taken.emplace_back(std::move(one), shared_from_this());
   while (taken.size() < count) {
     const auto made = make(over.comm, ranks);
     taken.emplace_back(std::make_unique<MpiCommunicator>(made, members, new_id(made, members.front())),

@@ -19,9 +19,7 @@ Presence::~Presence() {
 }
 
 void Presence::send(int rank, Note note) {
-  check(MPI_Isend(&sends_.notes.emplace_back(note), sizeof note, MPI_BYTE, rank, note_tag, comm_,
-                  &sends_.requests.emplace_back(MPI_REQUEST_NULL)),
-        "MPI_Isend");
+  sends_.requests.push_back(comm_->send(&sends_.notes.emplace_back(note), sizeof note, MPI_BYTE, rank, note_tag));
 }
 
 void Presence::ask(const std::vector<int>& ranks, std::int64_t agreement) {

@@ -109,9 +109,8 @@ class Rendezvous {
 
   void tell(int rank, Word word) {
     const auto& note = sends_->notes.emplace_back(Note{attempt_, number_, word});
-    check(MPI_Isend(&note, sizeof note, MPI_BYTE, rank, rendezvous_tag, channel_.transport->collective,
-                    &sends_->requests.emplace_back(MPI_REQUEST_NULL)),
-          "MPI_Isend");
+    sends_->requests.push_back(
+        channel_.transport->collective->send(&note, sizeof note, MPI_BYTE, rank, rendezvous_tag));
   }
   void tell_all(Word word) {
     for (int r = 1; r < channel_.size; ++r) tell(r, word);

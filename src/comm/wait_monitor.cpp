@@ -202,10 +202,8 @@ void WaitMonitor::answer_questions() try {
     Json answer{question[0], Json::array()};
     for (const auto& finding : findings) answer[1].push_back(finding.pack());
     const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(answer));
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_,
-                    &request),
-          "MPI_Isend");
+    const auto request =
+        comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, status.MPI_SOURCE, answer_tag);
     comm_->abandon({}, {request}, sent);  // not waited for: the rank that asked may be gone
   }
 } catch (const std::exception& error) {
@@ -300,10 +298,8 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
   for (const auto& [unused, ranks] : of_node) {
     const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(
         Json{number, call.channel, call.call_number, ranks, late ? *late : std::vector<int>(), late != nullptr}));
-    MPI_Request request = MPI_REQUEST_NULL;
-    check(
-        MPI_Isend(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks.front(), question_tag, comm_, &request),
-        "MPI_Isend");
+    const auto request =
+        comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks.front(), question_tag);
     comm_->abandon({}, {request}, sent);  // not waited for: it may never be received
   }
   std::vector<Finding> findings;

@@ -114,13 +114,12 @@ TEST(Pool, AnOperationThatNobodyWaitsForHoldsThemOnlyUntilItsEnd) {
 }
 
 TEST(Pool, AMessageThatNobodyReceivedIsDropped) {
-  // The second message could be taken for the marker with which a use of an MPI communicator ends (see
-  // MpiCommunicator): it has the same tag and length.
-  for (const std::size_t count : {1UL, 516UL, 300'000UL})
+  // The second message has the tag of the last message of a use of an MPI communicator (see MpiCommunicator).
+  for (const std::size_t count : {1UL, 300'000UL})
     expect_none_made(10, [&](int round) {
       {
         Collectives before(world().duplicate());
-        for (const int tag : {7, 16'387}) {
+        for (const int tag : {7, 0}) {
           const auto stale = std::make_shared<std::vector<std::int32_t>>(count, -1);
           before.send(stale->data(), count, Dtype::i32, next(), tag).keep(stale);
         }
