@@ -25,9 +25,9 @@ struct Outcomes {
   std::vector<int> depths;   ///< [rank]: of nested attempts
 };
 
-/// Gives the outcomes of all ranks of a world to each of them, in ⌈log₂ p⌉ rounds. In round k each rank sends the outcomes
-/// of itself and the ranks after it, 2^k in all, to the rank 2^k before it (Bruck et al., Efficient algorithms for
-/// all-to-all communications in multiport message-passing systems, 1997).
+/// Gives the outcomes of all ranks of a world to each of them, in ⌈log₂ p⌉ rounds. In round k each rank sends the
+/// outcomes of itself and the ranks after it, 2^k in all, to the rank 2^k before it (Bruck et al., Efficient algorithms
+/// for all-to-all communications in multiport message-passing systems, 1997).
 class OutcomeExchange {
  public:
   OutcomeExchange(World& world, int rank, const Outcome& mine)

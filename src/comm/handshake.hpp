@@ -37,8 +37,7 @@ class Handshake {
   std::vector<std::string> all_gather(const std::string& mine);
   /// Sets each value to its maximum over `ranks`, in ⌈log₂ p⌉ rounds. Calls meanwhile() again and again while it waits.
   void all_max(
-      const std::vector<int>& ranks, std::span<std::uint64_t> values,
-      const std::function<void()>& meanwhile = [] {});
+      const std::vector<int>& ranks, std::span<std::uint64_t> values, const std::function<void()>& meanwhile = [] {});
   /// Returns the text of the first of `ranks` on all of them, cut to 1 KB.
   std::string from_first(const std::vector<int>& ranks, const std::string& mine);
 

@@ -5,6 +5,7 @@
 #include "watch/trace.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -20,11 +21,16 @@ int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 /// Open MPI polls its sockets only in every eighth call that makes progress.
 constexpr int calls_per_poll = 8;
 
-/// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves.
-constexpr std::size_t short_bytes = std::size_t{16} << 10;
+/// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves. Since each leader gets
+/// the whole slice of every node, they are shorter where there are many nodes.
+constexpr std::size_t short_bytes(int nodes) {
+  return std::min(std::size_t{16} << 10, (std::size_t{128} << 10) / static_cast<std::size_t>(nodes));
+}
+/// Up to so many nodes, each sends a short slice to all others itself. Among more it goes in rounds.
+constexpr int few_nodes = 8;
 /// An all-reduce is cut into pieces of this size so that network and memory work at the same time. With larger pieces
 /// the messages of the second exchange wait behind those of the first: pieces of 4 MB take 1.3 times as long on a link
-/// of 1 Gbit/s. Slices stay above short_bytes.
+/// of 1 Gbit/s. Slices stay above short_bytes().
 std::size_t piece_bytes(int leaders) {
   return std::max(std::size_t{1} << 20, static_cast<std::size_t>(leaders) * (std::size_t{256} << 10));
 }
@@ -35,7 +41,8 @@ constexpr std::size_t split_bytes = std::size_t{32} << 10;
 
 /// The exchange of one slice among its leaders, one on each node. Each leader reduces its share of the slice and sends
 /// the result to the others; a short slice is reduced whole by every leader. Sums are formed in the order of nodes, so
-/// all leaders get the same bits.
+/// all leaders get the same bits. Among many nodes a short slice comes to all of them in ⌈log₂ n⌉ rounds: in each round
+/// a leader sends the slices that it has to the node as many places before it, and gets as many from the node after it.
 class SliceExchange {
  public:
   SliceExchange(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
@@ -44,7 +51,10 @@ class SliceExchange {
               .track = watch::TraceTrack::network,
               .begin_ns = watch::trace_begin(),
               .bytes = static_cast<std::int64_t>(count_ * size_of(reduction_.type))};
-    scatter();
+    if (in_rounds_)
+      begin_rounds();
+    else
+      scatter();
   }
   ~SliceExchange() {
     if (memory_->pending.empty()) return;
@@ -60,6 +70,7 @@ class SliceExchange {
   /// Makes progress; true once the exchange has finished.
   bool advance() {
     if (state_ == State::scattering && test()) {
+      if (in_rounds_ && !next_round()) return false;
       reduce_share();
       state_ = whole_ ? State::done : State::gathering;
       if (!whole_) gather();
@@ -86,8 +97,8 @@ class SliceExchange {
     const auto slice = static_cast<std::size_t>(channel_.topology.local_rank);
     return channel_.hierarchy()->leaders_of_node[static_cast<std::size_t>(node)][slice];
   }
-  void send(const node::Slice& share, int node, int tag) {
-    memory_->pending.push_back(channel_.transport->collective->send(at(share.first), static_cast<int>(share.count),
+  void send(const std::byte* data, std::size_t count, int node, int tag) {
+    memory_->pending.push_back(channel_.transport->collective->send(data, static_cast<int>(count),
                                                                     mpi_type(reduction_.type), leader(node), tag));
   }
   void receive(std::byte* data, std::size_t count, int node, int tag) {
@@ -106,7 +117,27 @@ class SliceExchange {
       receive(into, mine, n, scatter_tag(number_));
       into += bytes;
     });
-    for_other_nodes([&](int n) { send(share_of(n), n, scatter_tag(number_)); });
+    for_other_nodes([&](int n) { send(at(share_of(n).first), share_of(n).count, n, scatter_tag(number_)); });
+  }
+
+  std::size_t slice_bytes() const { return count_ * size_of(reduction_.type); }
+
+  void begin_rounds() {
+    memory_->received = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(nodes_) * slice_bytes());
+    std::memcpy(memory_->received.get(), data_, slice_bytes());
+    start_round();
+  }
+  void start_round() {
+    const auto count = static_cast<std::size_t>(std::min(known_, nodes_ - known_)) * count_;
+    receive(memory_->received.get() + static_cast<std::size_t>(known_) * slice_bytes(), count,
+            (here_ + known_) % nodes_, scatter_tag(number_));
+    send(memory_->received.get(), count, (here_ + nodes_ - known_) % nodes_, scatter_tag(number_));
+  }
+  /// True if the last round has ended.
+  bool next_round() {
+    known_ = std::min(2 * known_, nodes_);
+    if (known_ < nodes_) start_round();
+    return known_ == nodes_;
   }
 
   void reduce_share() {
@@ -114,6 +145,11 @@ class SliceExchange {
     void* const target = at(mine.first);
     std::vector<const void*> sources;
     for (int n = 0; n < nodes_; ++n) {
+      if (in_rounds_ && n != here_) {
+        sources.push_back(memory_->received.get() +
+                          static_cast<std::size_t>((n - here_ + nodes_) % nodes_) * slice_bytes());
+        continue;
+      }
       const auto others = static_cast<std::size_t>(n < here_ ? n : n - 1);
       sources.push_back(n == here_ ? target : memory_->received.get() + others * mine.count * size_of(reduction_.type));
     }
@@ -122,7 +158,8 @@ class SliceExchange {
 
   void gather() {
     for_other_nodes([&](int n) { receive(at(share_of(n).first), share_of(n).count, n, gather_tag(number_)); });
-    for_other_nodes([&](int n) { send(share_of(here_), n, gather_tag(number_)); });
+    const auto mine = share_of(here_);
+    for_other_nodes([&](int n) { send(at(mine.first), mine.count, n, gather_tag(number_)); });
   }
 
   bool test() {
@@ -144,9 +181,11 @@ class SliceExchange {
   const int here_ = channel_.topology.node_rank;
   const unsigned number_ = channel_.hierarchy()->exchanges++;  ///< the same on all nodes
   /// True if every leader reduces the whole slice: one exchange instead of two.
-  const bool whole_ = count_ * size_of(reduction_.type) <= short_bytes;
+  const bool whole_ = slice_bytes() <= short_bytes(nodes_);
+  const bool in_rounds_ = whole_ && nodes_ > few_nodes;
+  int known_ = 1;  ///< in rounds: the slices that this leader has, of its node and those after it
   struct Memory {
-    std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares
+    std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares; in rounds [nodes] slices, from this node on
     std::vector<MPI_Request> pending;       ///< receives first, then sends
     std::size_t num_receives = 0;
     std::shared_ptr<Hierarchy> hierarchy = nullptr;

@@ -113,10 +113,10 @@ bool MpiCommunicator::clean(const char* doing, const AllMax& all_max) {
   return is_usable_ = true;
 }
 
-/// Each rank sends a last message, synchronously, to the ranks that it has sent to. MPI delivers the messages of a rank in
-/// order, so once the last ones of all ranks have been received, nothing of the old use is under way (Hoefler et al.,
-/// Scalable communication protocols for dynamic sparse data exchange, 2010). No rank returns from the all_max() that
-/// follows in catch_up() before all have left this function, and so no message of the next use is dropped.
+/// Each rank sends a last message, synchronously, to the ranks that it has sent to. MPI delivers the messages of a rank
+/// in order, so once the last ones of all ranks have been received, nothing of the old use is under way (Hoefler et
+/// al., Scalable communication protocols for dynamic sparse data exchange, 2010). No rank returns from the all_max()
+/// that follows in catch_up() before all have left this function, and so no message of the next use is dropped.
 void MpiCommunicator::drop_messages(const char* doing, const AllMax& all_max) {
   std::vector<MPI_Request> last;
   for (std::size_t rank = 0; rank < members.size(); ++rank)
@@ -165,7 +165,9 @@ bool MpiCommunicator::catch_up(const AllMax& all_max) {
   const auto oldest = most - std::min<std::uint64_t>(most, kept_calls);
   // The maximum of a call and of its complement are complements if all ranks that have begun it have the same call.
   std::vector<std::uint64_t> words(2 * static_cast<std::size_t>(most - oldest));
-  const auto word = [&](std::uint64_t number) { return words.begin() + 2 * static_cast<std::ptrdiff_t>(number - oldest); };
+  const auto word = [&](std::uint64_t number) {
+    return words.begin() + 2 * static_cast<std::ptrdiff_t>(number - oldest);
+  };
   for (auto number = oldest; number < begun_; ++number) {
     word(number)[0] = calls_[number % kept_calls];
     word(number)[1] = ~calls_[number % kept_calls];
