@@ -123,12 +123,12 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
-  refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv));
+  refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv, detail::comm::mpi_library()));
   detail::launch::tell_supervisor(detail::launch::message_starting, "");
   state_->environment.emplace();
   state_->join(state_->environment->world());
   detail::log::configure(rank(), detail::log::Level::info);
-  refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size()));
+  refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size(), detail::comm::mpi_library()));
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
 }
 

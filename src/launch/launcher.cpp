@@ -4,37 +4,66 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <initializer_list>
+#include <string_view>
 
 namespace muster::detail::launch {
 namespace {
 
-int number(const Environment& environment, std::initializer_list<const char*> names, int fallback) {
-  for (const char* name : names)
-    if (const char* value = environment(name); value != nullptr && *value != '\0') return std::atoi(value);
-  return fallback;
+int number(const Environment& environment, const char* name, int fallback) {
+  const char* const value = environment(name);
+  return value == nullptr || *value == '\0' ? fallback : std::atoi(value);
+}
+
+/// The variables in which a launcher tells a process how many there are, and which one it is.
+struct LauncherVariables {
+  const char* processes;
+  const char* number;
+};
+
+constexpr const char* step_tasks = "SLURM_STEP_NUM_TASKS";
+
+/// The first that is set counts: a launcher may start its daemons by srun. PALS tells only how many are on this node.
+constexpr std::array<LauncherVariables, 7> launchers{{{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
+                                                      {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
+                                                      {"PMI_SIZE", "PMI_RANK"},
+                                                      {"PALS_LOCAL_SIZE", "PALS_RANKID"},
+                                                      {"JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"},
+                                                      {"FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
+                                                      {step_tasks, "SLURM_PROCID"}}};
+
+/// How srun starts the tasks of a program that uses that MPI.
+std::string srun_for(const std::string& mpi_library) {
+  const auto is = [&](std::string_view name) { return mpi_library.find(name) != std::string::npos; };
+  return is("CRAY") ? "srun --mpi=cray_shasta" : is("Open MPI") ? "srun --mpi=pmix" : "srun --mpi=pmi2";
 }
 
 }  // namespace
 
-std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment) {
-  const int tasks = number(environment, {"SLURM_STEP_NUM_TASKS"}, 1);
+std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library) {
+  const int tasks = number(environment, step_tasks, 1);
   const bool other_launcher = environment("PMIX_RANK") != nullptr || environment("OMPI_COMM_WORLD_SIZE") != nullptr;
-  if (tasks <= 1 || environment("SLURM_PROCID") == nullptr || other_launcher) return std::nullopt;
+  if (tasks <= 1 || environment("SLURM_PROCID") == nullptr || other_launcher || !mpi_library.starts_with("Open MPI"))
+    return std::nullopt;
   return SeparateWorlds{
-      .task = number(environment, {"SLURM_PROCID"}, 0),
+      .task = number(environment, "SLURM_PROCID", 0),
       .fact = "srun started " + std::to_string(tasks) + " tasks without PMIx, so they cannot find each other",
       .remedy = "Start them with srun --mpi=pmix"};
 }
 
-std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size) {
-  const int tasks = number(environment, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}, 1);
-  if (world_size != 1 || tasks <= 1) return std::nullopt;
-  return SeparateWorlds{.task = number(environment, {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}, 0),
-                        .fact = "the launcher started " + std::to_string(tasks) +
+std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
+                                              const std::string& mpi_library) {
+  const auto launcher = std::ranges::find_if(
+      launchers, [&](const LauncherVariables& one) { return environment(one.processes) != nullptr; });
+  if (world_size != 1 || launcher == launchers.end()) return std::nullopt;
+  const int processes = number(environment, launcher->processes, 1);
+  if (processes <= 1) return std::nullopt;
+  return SeparateWorlds{.task = number(environment, launcher->number, 0),
+                        .fact = "the launcher started " + std::to_string(processes) +
                                 " processes, but each of them is alone in its MPI world",
-                        .remedy = "Use the mpirun of the MPI that this program is linked with, or srun --mpi=pmix"};
+                        .remedy = "This program uses " + mpi_library + ": start it with the mpirun of that MPI, or with " +
+                                  srun_for(mpi_library)};
 }
 
 bool started_by_srun(const Environment& environment) {

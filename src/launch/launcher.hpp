@@ -19,14 +19,15 @@ struct SeparateWorlds {
   std::string remedy;
 };
 
-/// Call it before MPI is initialised. Returns the error if srun started several tasks without PMIx: an Open MPI built
-/// like Debian's would then fail in MPI_Init. SLURM_NTASKS is not used, since it is also set in a batch script's own
-/// process.
-std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment);
+/// Call it before MPI is initialised. Returns the error if srun started several tasks without PMIx and the program uses
+/// Open MPI, which would then fail in MPI_Init. Other MPIs understand PMI2 as well. SLURM_NTASKS is not used, since it
+/// is also set in a batch script's own process. `mpi_library`: see comm::mpi_library().
+std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library);
 
 /// Call it after MPI is initialised. Returns the error if MPI has one rank although the launcher started several
-/// processes.
-std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size);
+/// processes. Knows mpirun of Open MPI, Hydra (MPICH, Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux and srun.
+std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
+                                              const std::string& mpi_library);
 
 /// True if srun started this process directly. Then SIGTERM is a request to stop (scancel, the end of the allocation, a
 /// preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two seconds, which is

@@ -167,18 +167,39 @@ TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second;
   };
-  EXPECT_FALSE(separate_worlds(environment, 1)) << "no launcher";
+  const std::string open_mpi = "Open MPI v4.1.4", mpich = "MPICH Version: 4.0.2";
+  EXPECT_FALSE(separate_worlds(environment, 1, open_mpi)) << "no launcher";
   variables = {{"SLURM_NTASKS", "4"}};
-  EXPECT_FALSE(separate_worlds(environment, 1)) << "a plain process in a batch script";
-  variables = {{"PMI_SIZE", "4"}, {"PMI_RANK", "2"}};
-  ASSERT_TRUE(separate_worlds(environment, 1));
-  EXPECT_EQ(separate_worlds(environment, 1)->task, 2);
-  EXPECT_FALSE(separate_worlds(environment, 4));
+  EXPECT_FALSE(separate_worlds(environment, 1, open_mpi)) << "a plain process in a batch script";
+  using Variables = std::map<std::string, const char*>;
+  for (const auto& of_launcher :
+       {Variables{{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"SLURM_STEP_NUM_TASKS", "1"}},
+        Variables{{"PMI_SIZE", "4"}, {"PMI_RANK", "2"}},
+        Variables{{"MV2_COMM_WORLD_SIZE", "4"}, {"MV2_COMM_WORLD_RANK", "2"}},
+        Variables{{"PALS_LOCAL_SIZE", "4"}, {"PALS_RANKID", "2"}},
+        Variables{{"JSM_NAMESPACE_SIZE", "4"}, {"JSM_NAMESPACE_RANK", "2"}},
+        Variables{{"FLUX_JOB_SIZE", "4"}, {"FLUX_TASK_RANK", "2"}},
+        Variables{{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "2"}}}) {
+    variables = of_launcher;
+    const auto found = separate_worlds(environment, 1, mpich);
+    ASSERT_TRUE(found) << of_launcher.begin()->first;
+    EXPECT_EQ(found->task, 2);
+    EXPECT_EQ(found->fact, "the launcher started 4 processes, but each of them is alone in its MPI world");
+    EXPECT_EQ(found->remedy,
+              "This program uses MPICH Version: 4.0.2: start it with the mpirun of that MPI, or with srun --mpi=pmi2");
+    EXPECT_FALSE(separate_worlds(environment, 4, mpich));
+  }
+  EXPECT_TRUE(separate_worlds(environment, 1, open_mpi)->remedy.ends_with(" or with srun --mpi=pmix"));
+  EXPECT_TRUE(separate_worlds(environment, 1, "MPI VERSION    : CRAY MPICH version 8.1.25.17")
+                  ->remedy.ends_with(" or with srun --mpi=cray_shasta"));
+  variables = {{"FLUX_JOB_SIZE", "1"}, {"FLUX_TASK_RANK", "0"}};
+  EXPECT_FALSE(separate_worlds(environment, 1, mpich));
   variables = {{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "0"}};
-  ASSERT_TRUE(srun_without_pmix(environment));
-  EXPECT_NE(srun_without_pmix(environment)->remedy.find("--mpi=pmix"), std::string::npos);
+  ASSERT_TRUE(srun_without_pmix(environment, open_mpi));
+  EXPECT_NE(srun_without_pmix(environment, open_mpi)->remedy.find("--mpi=pmix"), std::string::npos);
+  EXPECT_FALSE(srun_without_pmix(environment, mpich)) << "it may find the other tasks by PMI2";
   variables["PMIX_RANK"] = "0";
-  EXPECT_FALSE(srun_without_pmix(environment));
+  EXPECT_FALSE(srun_without_pmix(environment, open_mpi));
 }
 
 }  // namespace
