@@ -143,14 +143,18 @@ void MpiCommunicator::receive_all() {
     if (!flag) break;
     MPI_Count bytes = 0;
     check(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x");
-    // Received in units of the largest MPI type, so that the count of every message fits into an int.
-    constexpr MPI_Count unit = 16;
-    const auto count = bytes / unit + 1;
-    const auto dropped = std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count * unit));
+    // In pages, so that the count of every message fits into an int.
+    constexpr MPI_Count page = 4096;
+    const auto count = bytes / page + 1;
+    const auto dropped = std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(count * page));
     memory_.push_back(dropped);
-    check(MPI_Irecv(dropped.get(), static_cast<int>(count), MPI_C_DOUBLE_COMPLEX, status.MPI_SOURCE, status.MPI_TAG,
-                    comm, &pending_.emplace_back(MPI_REQUEST_NULL)),
+    MPI_Datatype type = MPI_DATATYPE_NULL;
+    check(MPI_Type_contiguous(page, MPI_BYTE, &type), "MPI_Type_contiguous");
+    check(MPI_Type_commit(&type), "MPI_Type_commit");
+    check(MPI_Irecv(dropped.get(), static_cast<int>(count), type, status.MPI_SOURCE, status.MPI_TAG, comm,
+                    &pending_.emplace_back(MPI_REQUEST_NULL)),
           "MPI_Irecv");
+    check(MPI_Type_free(&type), "MPI_Type_free");  // once the message is here
   }
   all_finished();
 }

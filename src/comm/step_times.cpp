@@ -62,6 +62,7 @@ watch::StepSample StepTimes::sample() {
           .wait_ns = nanoseconds(use.wait),
           .data_ns = nanoseconds(use.data),
           .save_ns = nanoseconds(use.save),
+          .save_wait_ns = nanoseconds(use.save_wait),
           .read_ns = nanoseconds(watch::file_read_time()),
           .load = load_,
           .memory_bytes = memory_bytes_};

@@ -11,7 +11,7 @@ namespace muster::detail::observe {
 /// Of one worker, in seconds.
 struct RankTimes {
   double compute = 0;  ///< the rest
-  double wait = 0;     ///< in calls in which ranks wait for each other or exchange data
+  double wait = 0;     ///< in calls in which ranks wait for each other or exchange data, but for saves
   double data = 0;     ///< for batches that are not there yet
   double save = 0;     ///< saving checkpoints, without waiting for other ranks
 

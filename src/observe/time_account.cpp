@@ -82,7 +82,7 @@ void TimeAccount::start(const AttemptStart& start) {
   for (const auto& row : History::read(run_)) {
     if (number_at(row, "training_iteration") > static_cast<double>(start.training_iteration)) continue;
     report(row);
-    spent_.saves += part_of(row, "save", "median");
+    spent_.saves += part_of(row, "save", "max");
   }
 }
 
@@ -99,7 +99,8 @@ void TimeAccount::add_to(Json& status, const std::string& state, const std::stri
     return;
   }
   const double training = std::chrono::duration<double>(Clock::now() - began_).count();
-  const double saves = std::chrono::duration<double>((watch::time_use() - at_start_).save).count();
+  const auto use = watch::time_use() - at_start_;
+  const double saves = std::chrono::duration<double>(use.save + use.save_wait).count();
   status["time"] = {{"training_s", earlier_training_s_ + training},
                     {"repeated_s", repeated_s_},
                     {"data_s", spent_.data},

@@ -83,7 +83,8 @@ observe::StepWindow LateRanks::window_until(const Sampled& end) const {
     observe::RankTimes times{.wait = seconds(after.wait_ns - before.wait_ns),
                              .data = seconds(after.data_ns - before.data_ns),
                              .save = seconds(after.save_ns - before.save_ns)};
-    times.compute = seconds(after.clock_ns - before.clock_ns) - times.wait - times.data - times.save;
+    times.compute = seconds(after.clock_ns - before.clock_ns) - times.wait - times.data - times.save -
+                    seconds(after.save_wait_ns - before.save_wait_ns);
     window.times.push_back(times);
     window.loads.push_back({.read = seconds(after.read_ns - before.read_ns),
                             .run_queue = seconds(after.load.run_queue_ns - before.load.run_queue_ns),

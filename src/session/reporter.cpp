@@ -60,7 +60,7 @@ observe::RankTimes take_times(TrainingProgress& progress) {
   const auto all = watch::time_use();
   const auto use = all - std::exchange(progress.times_taken, all);
   const auto elapsed = now - std::exchange(progress.times_taken_at, now);
-  return {.compute = Seconds(elapsed - use.wait - use.data - use.save).count(),
+  return {.compute = Seconds(elapsed - use.sum()).count(),
           .wait = Seconds(use.wait).count(),
           .data = Seconds(use.data).count(),
           .save = Seconds(use.save).count()};

@@ -7,6 +7,7 @@ std::array<std::int64_t, StepSample::words> StepSample::pack() const noexcept {
           wait_ns,
           data_ns,
           save_ns,
+          save_wait_ns,
           read_ns,
           load.run_queue_ns,
           load.other_threads_ns,
@@ -17,11 +18,12 @@ std::array<std::int64_t, StepSample::words> StepSample::pack() const noexcept {
 }
 
 StepSample StepSample::unpack(const std::array<std::int64_t, words>& values) noexcept {
-  const auto [clock, wait, data, save, read, run_queue, other_threads, throttled, faults, throttles, memory] = values;
+  const auto [clock, wait, data, save, save_wait, read, run_queue, other_threads, throttled, faults, throttles, memory] = values;
   return {.clock_ns = clock,
           .wait_ns = wait,
           .data_ns = data,
           .save_ns = save,
+          .save_wait_ns = save_wait,
           .read_ns = read,
           .load = {.run_queue_ns = run_queue,
                    .other_threads_ns = other_threads,

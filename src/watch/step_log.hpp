@@ -15,12 +15,12 @@ namespace muster::detail::watch {
 /// times of the steps between them. HostLoad is a few milliseconds old.
 struct StepSample {
   std::int64_t clock_ns = 0;                           ///< the node's steady clock
-  std::int64_t wait_ns = 0, data_ns = 0, save_ns = 0;  ///< see TimeUse
+  std::int64_t wait_ns = 0, data_ns = 0, save_ns = 0, save_wait_ns = 0;  ///< see TimeUse
   std::int64_t read_ns = 0;                            ///< see file_read_time()
   HostLoad load = {};
   std::int64_t memory_bytes = 0;
 
-  static constexpr std::size_t words = 11;
+  static constexpr std::size_t words = 12;
   std::array<std::int64_t, words> pack() const noexcept;
   static StepSample unpack(const std::array<std::int64_t, words>& values) noexcept;
 };

@@ -26,9 +26,11 @@ std::chrono::nanoseconds& time_of(TimeUse& use, Activity activity) noexcept {
     case Activity::data:
       return use.data;
     case Activity::save:
+      return use.save;
+    case Activity::save_wait:
       break;
   }
-  return use.save;
+  return use.save_wait;
 }
 
 void ThreadTime::switch_to(std::optional<Activity> next) noexcept {
@@ -42,7 +44,10 @@ void ThreadTime::switch_to(std::optional<Activity> next) noexcept {
 
 TimeUse time_use() noexcept { return of_thread.use; }
 
-ScopedActivity::ScopedActivity(Activity activity) noexcept : switches_(of_thread.current != activity) {
+ScopedActivity::ScopedActivity(Activity activity) noexcept {
+  const bool is_saving = of_thread.current == Activity::save || of_thread.current == Activity::save_wait;
+  if (is_saving) activity = activity == Activity::wait ? Activity::save_wait : *of_thread.current;
+  switches_ = of_thread.current != activity;
   if (!switches_) return;
   before_ = of_thread.current;
   of_thread.switch_to(activity);

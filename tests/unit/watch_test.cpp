@@ -208,7 +208,7 @@ TEST(TimeUse, TheInnermostScopeCounts) {
   EXPECT_EQ((time_use() - before).data, use.data) << "outside of a scope the thread computes";
 }
 
-TEST(TimeUse, WhatASaveWaitsForOtherRanksIsWaiting) {
+TEST(TimeUse, WhatASaveWaitsForOtherRanksIsCountedApart) {
   const auto before = time_use();
   {
     const ScopedActivity saving(Activity::save);
@@ -216,12 +216,15 @@ TEST(TimeUse, WhatASaveWaitsForOtherRanksIsWaiting) {
       const ScopedActivity waiting(Activity::wait);
       work();
     }
-    EXPECT_GE((time_use() - before).wait, 1ms);
+    EXPECT_GE((time_use() - before).save_wait, 1ms);
+    const ScopedActivity reading(Activity::data);
     work();
   }
   const auto use = time_use() - before;
   EXPECT_GE(use.save, 1ms);
-  EXPECT_GE(use.wait, 1ms);
+  EXPECT_GE(use.save_wait, 1ms);
+  EXPECT_EQ(use.wait + use.data, 0ms);
+  EXPECT_EQ(use.sum(), use.save + use.save_wait);
 }
 
 TEST(TimeUse, IsOfTheThread) {
