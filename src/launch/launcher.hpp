@@ -2,6 +2,8 @@
 // the end of the allocation; and the CPUs of each rank.
 #pragma once
 
+#include "base/export.hpp"
+
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -22,11 +24,11 @@ struct SeparateWorlds {
 /// Call it before MPI is initialised. Returns the error if srun started several tasks without PMIx: an Open MPI built
 /// like Debian's would then fail in MPI_Init. SLURM_NTASKS is not used, since it is also set in a batch script's own
 /// process.
-std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment);
+MUSTER_INTERNAL_API std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment);
 
 /// Call it after MPI is initialised. Returns the error if MPI has one rank although the launcher started several
 /// processes.
-std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size);
+MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size);
 
 /// True if srun started this process directly. Then SIGTERM is a request to stop (scancel, the end of the allocation, a
 /// preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two seconds, which is
@@ -39,7 +41,7 @@ std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Env
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share
 /// counts as 1/n; at least 1.
-int threads_for(const std::vector<std::string>& masks, int rank);
+MUSTER_INTERNAL_API int threads_for(const std::vector<std::string>& masks, int rank);
 
 /// The number of CPUs that the launcher (this process's parent) may run on: the node's CPUs that belong to the job.
 int launcher_cpus();
@@ -48,6 +50,6 @@ int launcher_cpus();
 bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
 
 /// This process's mask, in the form that threads_for() takes.
-std::string cpu_mask();
+MUSTER_INTERNAL_API std::string cpu_mask();
 
 }  // namespace muster::detail::launch
