@@ -68,7 +68,8 @@ Findings check_slurm(const Json& facts, std::chrono::system_clock::time_point no
 
 /// The facts that should be the same on all nodes: [{"host": …, "libtorch": …, "clock_s": …}].
 Findings check_differences(const std::vector<Json>& nodes);
-/// Joins findings that differ only in their hosts, and orders them: the worst first.
+/// Joins findings that differ only in their hosts or in numbers, and orders them: the worst first. Where the numbers
+/// differ, the fact is that of the first host.
 Findings merged(Findings findings);
 
 /// to_mend or may_pass for the errno of a failed call.

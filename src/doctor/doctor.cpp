@@ -1,6 +1,7 @@
 #include "muster/doctor.hpp"
 
 #include "base/listed.hpp"
+#include "base/log.hpp"
 #include "base/program.hpp"
 #include "comm/mpi_scope.hpp"
 #include "comm/mpi_threads.hpp"
@@ -291,6 +292,7 @@ ExitCode examine_ranks(const DoctorOptions& options, const Print& print) {
   const bool is_first = number_in({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) == 0;
   Watch watch(print, examination, is_first);
   watch.begin("starting MPI on all ranks");
+  detail::log::configure(0, detail::log::Level::error);  // a warning would say what a finding says
   const detail::comm::MpiScope mpi;
   const auto& world = mpi.world();
   if (const auto worlds = separate_worlds(environment, world.size()))

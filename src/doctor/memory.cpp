@@ -104,9 +104,9 @@ Findings check_memory(const Json& facts, int ranks) {
   if (!problem.empty())
     findings.push_back({warning, "/dev/shm", problem + "; ranks then exchange gradients through MPI, which is slower",
                         "Mount a tmpfs there that this user may write to"});
-  else if (free < mpi_bytes_per_rank * ranks)
+  else if (const auto least = mpi_bytes_per_rank * ranks; free < least)
     findings.push_back(
-        {may_pass, "/dev/shm", fact + " " + bytes_text(mpi_bytes_per_rank * ranks) + " for MPI alone", remedy});
+        {size < least ? to_mend : may_pass, "/dev/shm", fact + " " + bytes_text(least) + " for MPI alone", remedy});
   else if (free < wanted)
     findings.push_back({warning, "/dev/shm",
                         fact + " about " + bytes_text(wanted) +

@@ -20,6 +20,11 @@ std::string by_value(const std::map<std::string, std::vector<std::string>>& host
   return text;
 }
 
+std::string without_numbers(std::string text) {
+  std::erase_if(text, [](char c) { return (c >= '0' && c <= '9') || c == '.'; });
+  return text;
+}
+
 struct Compared {
   const char *key, *name, *remedy;
   Finding::Severity severity;
@@ -77,20 +82,34 @@ Findings check_differences(const std::vector<Json>& nodes) {
 }
 
 Findings merged(Findings findings) {
-  Findings joined;
+  struct Joined {
+    Finding finding;
+    bool varies = false;
+  };
+  std::vector<Joined> joined;
   for (auto& finding : findings) {
-    const auto same = std::ranges::find_if(joined, [&](const Finding& other) {
-      return other.severity == finding.severity && other.subject == finding.subject && other.fact == finding.fact;
+    const auto same = std::ranges::find_if(joined, [&](const Joined& other) {
+      return other.finding.severity == finding.severity && other.finding.subject == finding.subject &&
+             other.finding.remedy == finding.remedy &&
+             (finding.severity == Finding::Severity::ok ||
+              without_numbers(other.finding.fact) == without_numbers(finding.fact));
     });
     if (same == joined.end()) {
-      joined.push_back(std::move(finding));
+      joined.push_back({std::move(finding)});
       continue;
     }
+    auto& hosts = same->finding.hosts;
     for (auto& host : finding.hosts)
-      if (std::ranges::find(same->hosts, host) == same->hosts.end()) same->hosts.push_back(std::move(host));
+      if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(std::move(host));
+    same->varies = same->varies || same->finding.fact != finding.fact;
   }
-  std::ranges::stable_sort(joined, {}, &Finding::severity);
-  return joined;
+  Findings result;
+  for (auto& [finding, varies] : joined) {
+    if (varies && finding.hosts.size() > 1) finding.fact = "on " + finding.hosts.front() + " " + finding.fact;
+    result.push_back(std::move(finding));
+  }
+  std::ranges::stable_sort(result, {}, &Finding::severity);
+  return result;
 }
 
 }  // namespace muster::detail::doctor
