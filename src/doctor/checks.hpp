@@ -56,8 +56,9 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks);
 /// `path` itself if it exists, otherwise the nearest of its parents that does; absolute.
 std::filesystem::path existing_parent(const std::filesystem::path& path);
 /// Tries the file system of `path`, or of its nearest parent that exists, in a folder that is removed again:
-/// {"path": …, "type": "ext4", "free_bytes", "free_inodes": or null, "problems": [{"doing", "error": errno, "text"}],
-/// "locks": bool, "direct": bool, "clock_ahead_s": of new files before this node's clock, "write_bytes_per_s"}
+/// {"wanted": `path` as an absolute one, "parent_exists": bool, "path": …, "type": "ext4", "free_bytes", "free_inodes":
+/// or null, "problems": [{"doing", "error": errno, "text"}], "locks": bool, "direct": bool, "clock_ahead_s": of new
+/// files before this node's clock, "write_bytes_per_s"}
 Json look_at_storage(const std::filesystem::path& path);
 Findings check_storage(const Json& facts);
 

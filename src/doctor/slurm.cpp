@@ -40,7 +40,8 @@ Json look_at_slurm(const Environment& environment, const Run& run) {
   if (job == nullptr && config.is_null()) return nullptr;
   const char* const end = environment("SLURM_JOB_END_TIME");
   return {{"config", pairs_in(config)},
-          {"job", job == nullptr || config.is_null() ? Json() : pairs_in(run({"scontrol", "--oneliner", "show", "job", job}))},
+          {"job",
+           job == nullptr || config.is_null() ? Json() : pairs_in(run({"scontrol", "--oneliner", "show", "job", job}))},
           {"in_job", job != nullptr},
           {"end", end == nullptr ? Json() : Json(std::atoll(end))}};
 }

@@ -83,7 +83,7 @@ void try_small_files(const fs::path& folder, Json& facts, Tries& tries) {
   const auto first = folder / "first", second = folder / "second";
   const Descriptor file(::open(first.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!tries.worked("creating a file", file.number())) return;
-  if (!tries.worked("writing to a file", static_cast<int>(::write(file.number(), "muster", 6)))) return;
+  if (!tries.worked("writing", static_cast<int>(::write(file.number(), "muster", 6)))) return;
   tries.worked("writing a file to the disk (fsync)", ::fsync(file.number()));
   struct stat status {};
   timespec now{};
@@ -173,9 +173,19 @@ fs::path existing_parent(const fs::path& path) {
 
 Json look_at_storage(const fs::path& path) {
   const auto place = existing_parent(path);
-  Json facts{{"path", place.string()},   {"type", nullptr},           {"free_bytes", nullptr},
-             {"free_inodes", nullptr},   {"locks", nullptr},          {"direct", nullptr},
-             {"clock_ahead_s", nullptr}, {"problems", Json::array()}, {"write_bytes_per_s", nullptr}};
+  std::error_code none;
+  const auto wanted = fs::absolute(path, none).lexically_normal();
+  Json facts{{"wanted", wanted.string()},
+             {"parent_exists", place == wanted || place == wanted.parent_path()},
+             {"path", place.string()},
+             {"type", nullptr},
+             {"free_bytes", nullptr},
+             {"free_inodes", nullptr},
+             {"locks", nullptr},
+             {"direct", nullptr},
+             {"clock_ahead_s", nullptr},
+             {"problems", Json::array()},
+             {"write_bytes_per_s", nullptr}};
   Tries tries(facts);
   struct statfs type {};
   struct statvfs space {};
@@ -199,7 +209,8 @@ Json look_at_storage(const fs::path& path) {
 
 Findings check_storage(const Json& facts) {
   using enum Finding::Severity;
-  const auto subject = "storage " + facts.at("path").get<std::string>();
+  const auto wanted = facts.at("wanted").get<std::string>(), place = facts.at("path").get<std::string>();
+  const auto subject = "storage " + wanted;
   const auto number = [&](const char* key, double missing) {
     return facts.at(key).is_number() ? facts.at(key).get<double>() : missing;
   };
@@ -207,7 +218,8 @@ Findings check_storage(const Json& facts) {
   for (const auto& problem : facts.at("problems")) {
     const auto severity = severity_of(problem.at("error"));
     findings.push_back(
-        {severity, subject, problem.at("doing").get<std::string>() + ": " + problem.at("text").get<std::string>(),
+        {severity, subject,
+         problem.at("doing").get<std::string>() + " in " + place + ": " + problem.at("text").get<std::string>(),
          severity == may_pass
              ? "Free some space there, have the disk or the file server looked at, or choose another --storage"
              : "Choose a --storage that this user may write to, or have the permission given"});
@@ -216,6 +228,10 @@ Findings check_storage(const Json& facts) {
   const auto type = facts.at("type").is_string() ? facts.at("type").get<std::string>() : "";
   const auto free = number("free_bytes", 0), inodes = number("free_inodes", few_inodes);
   const auto speed = number("write_bytes_per_s", slow), ahead = number("clock_ahead_s", 0);
+  if (facts.at("parent_exists") == false)
+    findings.push_back({warning, subject,
+                        "of its folders only " + place + " is there, and the others would be made in it",
+                        "Check the name, and that the file system is mounted"});
   if (free < little_space)
     findings.push_back({free < no_space ? may_pass : warning, subject, "only " + bytes_text(free) + " are free",
                         "Free some space there, or choose another --storage"});
@@ -244,7 +260,8 @@ Findings check_storage(const Json& facts) {
                         "Choose a faster --storage, or save behind training (async_save)"});
   if (findings.empty())
     findings.push_back({ok, subject,
-                        (type.empty() ? "" : type + ", ") + bytes_text(free) + " free, takes " + mb_per_s(speed) +
+                        (place == wanted ? "" : "made in " + place + ", ") + (type.empty() ? "" : type + ", ") +
+                            bytes_text(free) + " free, takes " + mb_per_s(speed) +
                             (facts.at("direct") == true ? " past the cache" : "")});
   return findings;
 }

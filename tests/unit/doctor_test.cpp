@@ -240,14 +240,17 @@ TEST(Cores, OfThisProcess) {
 
 // ---- storage
 
-const Json storage{{"path", "/scratch"},      {"type", "Lustre"}, {"free_bytes", 5e12},   {"free_inodes", 1e6},
-                   {"locks", true},           {"direct", true},   {"clock_ahead_s", 0.0}, {"problems", Json::array()},
-                   {"write_bytes_per_s", 5e8}};
+const Json storage{{"wanted", "/scratch"}, {"parent_exists", true},     {"path", "/scratch"},      {"type", "Lustre"},
+                   {"free_bytes", 5e12},   {"free_inodes", 1e6},        {"locks", true},           {"direct", true},
+                   {"clock_ahead_s", 0.0}, {"problems", Json::array()}, {"write_bytes_per_s", 5e8}};
 
 TEST(Storage, TriesTheNearestFolderAndLeavesNothing) {
   const test::Folder folder;
   const auto facts = look_at_storage(folder / "a/b/c");
   EXPECT_EQ(facts.at("path"), folder.path().string());
+  EXPECT_EQ(facts.at("wanted"), folder.file("a/b/c"));
+  EXPECT_EQ(facts.at("parent_exists"), false);
+  EXPECT_EQ(look_at_storage(folder / "a").at("parent_exists"), true);
   EXPECT_EQ(facts.at("problems"), Json::array());
   EXPECT_EQ(facts.at("locks"), true);
   EXPECT_GT(facts.at("write_bytes_per_s"), 0);
@@ -260,14 +263,16 @@ TEST(Storage, OfAFileIsAProblem) {
   write(folder / "file", "x");
   const auto facts = look_at_storage(folder / "file");
   EXPECT_EQ(facts.at("problems").at(0).at("error"), ENOTDIR);
-  expect_one(check_storage(facts), to_mend, "making a folder: Not a directory");
+  expect_one(check_storage(facts), to_mend,
+             "making a folder in " + facts.at("path").get<std::string>() + ": Not a directory");
 }
 
 TEST(Storage, ErrorsAreToBeMendedOrMayPass) {
   const auto failed = [](int error, const char* text) {
     return with(storage, {{"problems", {{{"doing", "creating a file"}, {"error", error}, {"text", text}}}}});
   };
-  expect_one(check_storage(failed(EROFS, "Read-only file system")), to_mend, "creating a file: Read-only file system");
+  expect_one(check_storage(failed(EROFS, "Read-only file system")), to_mend,
+             "creating a file in /scratch: Read-only file system");
   expect_one(check_storage(failed(ENOSPC, "No space left on device")), may_pass, "Free some space");
   for (const int error : {EDQUOT, EIO, ESTALE, ETIMEDOUT}) EXPECT_EQ(severity_of(error), may_pass);
   for (const int error : {EACCES, EPERM, EROFS, ENOTDIR}) EXPECT_EQ(severity_of(error), to_mend);
@@ -275,6 +280,9 @@ TEST(Storage, ErrorsAreToBeMendedOrMayPass) {
 
 TEST(Storage, IsJudgedByItsFacts) {
   expect_one(check_storage(storage), ok, "Lustre, 5.0 TB free, takes 500.0 MB/s past the cache");
+  expect_one(check_storage(with(storage, {{"wanted", "/scratch/runs"}})), ok, "made in /scratch, Lustre");
+  expect_one(check_storage(with(storage, {{"wanted", "/scratch/a/runs"}, {"parent_exists", false}})), warning,
+             "only /scratch is there");
   expect_one(check_storage(with(storage, {{"free_bytes", 5e8}})), warning, "only 500.0 MB are free");
   expect_one(check_storage(with(storage, {{"free_bytes", 5e7}})), may_pass, "only 50.0 MB are free");
   expect_one(check_storage(with(storage, {{"free_inodes", 7}})), warning, "only 7 more files fit");
