@@ -79,7 +79,9 @@ Json look_at_node_cores(const std::filesystem::path& root) {
 
 Json look_at_rank_cores(const Environment& environment) {
   const char* const threads = environment("OMP_NUM_THREADS");
-  return {{"mask", launch::cpu_mask()}, {"threads", threads == nullptr ? 0 : std::atoi(threads)}};
+  return {{"mask", launch::cpu_mask()},
+          {"launcher_cpus", launch::launcher_cpus()},
+          {"threads", threads == nullptr ? 0 : std::atoi(threads)}};
 }
 
 Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
@@ -88,8 +90,9 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
   std::vector<std::string> masks;
   std::string usable;                                     // by any rank
   std::map<std::string, std::vector<std::size_t>> bound;  // to one CPU: the ranks, by their mask
-  int threads = 0;
+  int threads = 0, of_launcher = 1;
   for (const auto& rank : ranks) {
+    of_launcher = std::max(of_launcher, rank.at("launcher_cpus").get<int>());
     masks.push_back(rank.at("mask"));
     const auto& mask = masks.back();
     usable.resize(std::max(usable.size(), mask.size()), '0');
@@ -126,11 +129,11 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
         {warning, "cores",
          counted(count, "rank") + " with " + counted(threads, "thread") + " in all share " + counted(available, "CPU"),
          "Unset OMP_NUM_THREADS, and each rank takes its share"});
-  else if (cpus / count > 1 && available < cpus / 2)
-    findings.push_back(
-        {warning, "cores",
-         counted(count, "rank") + " may use " + counted(available, "CPU") + " of " + std::to_string(cpus),
-         "Start with mpirun --bind-to none, or ask for more with srun --cpus-per-task, if they are yours"});
+  else if (launch::bound_below_share(masks, 0, of_launcher))
+    findings.push_back({warning, "cores",
+                        "each rank is bound to " + std::to_string(launch::threads_for(masks, 0)) + " of " +
+                            counted(of_launcher, "CPU"),
+                        "Start with mpirun --bind-to none, or srun --cpus-per-task, to use them all"});
   if (findings.empty())
     findings.push_back(
         {ok, "cores",

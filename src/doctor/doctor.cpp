@@ -119,11 +119,12 @@ class Watch {
         continue;
       }
       if (prints_) {
-        examination_.findings = {{may_pass,
-                                  "time",
-                                  step_ + " has not ended within " + std::to_string(step_limit.count()) + " s",
-                                  "Look at the network, the nodes and the file server; try it on fewer nodes",
-                                  {examination_.host}}};
+        examination_.findings.insert(examination_.findings.begin(),
+                                     {may_pass,
+                                      "time",
+                                      step_ + " has not ended within " + std::to_string(step_limit.count()) + " s",
+                                      "Look at the network, the nodes and the file server; try it on fewer nodes",
+                                      {examination_.host}});
         print_(examination_);
       }
       std::_Exit(static_cast<int>(ExitCode::retry));
@@ -287,10 +288,15 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
 
 ExitCode examine_ranks(const DoctorOptions& options, const Print& print) {
   using detail::launch::separate_worlds, detail::launch::srun_without_pmix;
-  Examination examination{.host = look_at_network().at("host"), .launcher = launcher()};
+  const auto network = look_at_network();
+  const int started = number_in({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"});
+  Examination examination{.host = network.at("host"), .launcher = launcher(), .ranks = std::max(1, started)};
   if (const auto worlds = srun_without_pmix(environment)) return report_separate_worlds(*worlds, examination, print);
   const bool is_first = number_in({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) == 0;
-  Watch watch(print, examination, is_first);
+  auto if_it_hangs = examination;
+  const int nodes = number_in({"OMPI_COMM_WORLD_LOCAL_SIZE"}) == started ? 1 : 2;  // or more
+  add(if_it_hangs.findings, check_network(network, nodes), examination.host);
+  Watch watch(print, std::move(if_it_hangs), is_first);
   watch.begin("starting MPI on all ranks");
   detail::log::configure(0, detail::log::Level::error);  // a warning would say what a finding says
   const detail::comm::MpiScope mpi;

@@ -76,8 +76,7 @@ Findings check_network(const Json& facts, int nodes) {
     names += (names.empty() ? "" : ", ") + name + " " + one.at("address").get<std::string>();
   }
   if (names.empty() && severity == warning)
-    findings.push_back({warning, "network",
-                        "no interface is up but the loopback, and there are " + std::to_string(nodes) + " nodes",
+    findings.push_back({warning, "network", "no interface is up but the loopback, and the ranks are on several nodes",
                         "Bring an interface up that the other nodes reach"});
   if (findings.empty())
     findings.push_back(

@@ -44,10 +44,10 @@ std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Env
 MUSTER_INTERNAL_API int threads_for(const std::vector<std::string>& masks, int rank);
 
 /// The number of CPUs that the launcher (this process's parent) may run on: the node's CPUs that belong to the job.
-int launcher_cpus();
+MUSTER_INTERNAL_API int launcher_cpus();
 
 /// True if `rank` is bound to fewer CPUs than its share of the node's `cpus`.
-bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
+MUSTER_INTERNAL_API bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
 
 /// This process's mask, in the form that threads_for() takes.
 MUSTER_INTERNAL_API std::string cpu_mask();

@@ -197,7 +197,9 @@ TEST(Memory, ReadsTheKernelsFiles) {
 // ---- cores
 
 Json node_of(int cpus) { return {{"cpus", cpus}, {"quota", nullptr}}; }
-Json rank_on(const std::string& mask, int threads = 0) { return {{"mask", mask}, {"threads", threads}}; }
+Json rank_on(const std::string& mask, int threads = 0, int of_launcher = 1) {
+  return {{"mask", mask}, {"threads", threads}, {"launcher_cpus", of_launcher}};
+}
 
 TEST(Cores, EachRankWantsItsOwn) {
   expect_one(check_cores(node_of(2), {rank_on("1"), rank_on("01")}), ok, "2 ranks on 2 CPUs, 2 threads in all");
@@ -209,7 +211,10 @@ TEST(Cores, EachRankWantsItsOwn) {
   expect_one(check_cores(node_of(2), {rank_on("11"), rank_on("11"), rank_on("11")}), warning, "3 ranks share 2 CPUs");
   expect_one(check_cores(node_of(4), {rank_on("1111", 4), rank_on("1111", 4)}), warning,
              "2 ranks with 8 threads in all share 4 CPUs");
-  expect_one(check_cores(node_of(64), {rank_on("1"), rank_on("01")}), warning, "2 ranks may use 2 CPUs of 64");
+  // Of a node that the job shares with others.
+  expect_one(check_cores(node_of(64), {rank_on("1", 0, 2), rank_on("01", 0, 2)}), ok, "2 ranks on 2 CPUs");
+  expect_one(check_cores(node_of(64), {rank_on("1", 0, 64), rank_on("01", 0, 64)}), warning,
+             "each rank is bound to 1 of 64 CPUs");
   expect_one(check_cores(with(node_of(4), {{"quota", 1.5}}), {rank_on("1111"), rank_on("1111")}), warning,
              "grants 1.5 CPUs, and 2 ranks with 4 threads run there");
 }
