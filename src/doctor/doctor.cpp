@@ -120,12 +120,13 @@ class Watch {
         continue;
       }
       if (prints_) {
-        examination_.findings.insert(examination_.findings.begin(),
-                                     {may_pass,
-                                      "time",
-                                      step_ + " has not ended within " + std::to_string(step_limit.count()) + " s",
-                                      "Look at the network, the nodes and the file server; try it on fewer nodes",
-                                      {examination_.host}});
+        examination_.findings.insert(
+            examination_.findings.begin(),
+            {may_pass,
+             "time",
+             step_ + " has not ended within " + std::to_string(step_limit.count()) + " s",
+             "Look at the network (OMPI_MCA_btl_tcp_if_include chooses it), the nodes and the file server",
+             {examination_.host}});
         print_(examination_);
       }
       std::_Exit(static_cast<int>(ExitCode::retry));
