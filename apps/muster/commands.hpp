@@ -19,6 +19,7 @@ void add_report(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_export(CLI::App& checkpoint);
 void add_bench(CLI::App& app);
+void add_doctor(CLI::App& app);
 void add_init(CLI::App& app);
 void add_completion(CLI::App& app);
 

@@ -75,6 +75,7 @@ int run(int argc, char** argv) {
   add_report(app);
   add_checkpoint(app);
   add_bench(app);
+  add_doctor(app);
   add_init(app);
   add_completion(app);
   try {

@@ -5,6 +5,7 @@
 //   sync_batch_norm.hpp needs torch's modules
 //   reduce_op.hpp       comes with communicator.hpp
 //   supervise.hpp       is for programs that start others
+//   doctor.hpp          is for tools that look at a machine
 #pragma once
 
 #include <muster/callback.hpp>

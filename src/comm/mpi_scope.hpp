@@ -1,6 +1,7 @@
 // The beginning and the end of MPI in this process.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
 
@@ -12,10 +13,10 @@ namespace muster::detail::comm {
 /// Initialises MPI (MPI_THREAD_MULTIPLE) unless that is done already, and then finalises it too. One per process.
 class MpiScope {
  public:
-  MpiScope();
+  MUSTER_INTERNAL_API MpiScope();
   MpiScope(const MpiScope&) = delete;
   MpiScope& operator=(const MpiScope&) = delete;
-  ~MpiScope();
+  MUSTER_INTERNAL_API ~MpiScope();
 
   /// All ranks of MPI_COMM_WORLD.
   const Communicator& world() const noexcept { return *world_; }
@@ -30,7 +31,7 @@ class MpiScope {
 };
 
 /// The name and version of the MPI library: "Open MPI v4.1.4".
-std::string mpi_library();
+MUSTER_INTERNAL_API std::string mpi_library();
 
 /// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort.
 [[noreturn]] void abort(int code) noexcept;

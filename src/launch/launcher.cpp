@@ -62,8 +62,8 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
   return SeparateWorlds{.task = number(environment, launcher->number, 0),
                         .fact = "the launcher started " + std::to_string(processes) +
                                 " processes, but each of them is alone in its MPI world",
-                        .remedy = "This program uses " + mpi_library + ": start it with the mpirun of that MPI, or with " +
-                                  srun_for(mpi_library)};
+                        .remedy = "This program uses " + mpi_library +
+                                  ": start it with the mpirun of that MPI, or with " + srun_for(mpi_library)};
 }
 
 bool started_by_srun(const Environment& environment) {

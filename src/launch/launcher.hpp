@@ -2,6 +2,8 @@
 // the end of the allocation; and the CPUs of each rank.
 #pragma once
 
+#include "base/export.hpp"
+
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -22,12 +24,13 @@ struct SeparateWorlds {
 /// Call it before MPI is initialised. Returns the error if srun started several tasks without PMIx and the program uses
 /// Open MPI, which would then fail in MPI_Init. Other MPIs understand PMI2 as well. SLURM_NTASKS is not used, since it
 /// is also set in a batch script's own process. `mpi_library`: see comm::mpi_library().
-std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library);
+MUSTER_INTERNAL_API std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment,
+                                                                    const std::string& mpi_library);
 
 /// Call it after MPI is initialised. Returns the error if MPI has one rank although the launcher started several
 /// processes. Knows mpirun of Open MPI, Hydra (MPICH, Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux and srun.
-std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
-                                              const std::string& mpi_library);
+MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
+                                                                  const std::string& mpi_library);
 
 /// True if srun started this process directly. Then SIGTERM is a request to stop (scancel, the end of the allocation, a
 /// preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two seconds, which is
@@ -40,15 +43,15 @@ std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Env
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share
 /// counts as 1/n; at least 1.
-int threads_for(const std::vector<std::string>& masks, int rank);
+MUSTER_INTERNAL_API int threads_for(const std::vector<std::string>& masks, int rank);
 
 /// The number of CPUs that the launcher (this process's parent) may run on: the node's CPUs that belong to the job.
-int launcher_cpus();
+MUSTER_INTERNAL_API int launcher_cpus();
 
 /// True if `rank` is bound to fewer CPUs than its share of the node's `cpus`.
-bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
+MUSTER_INTERNAL_API bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
 
 /// This process's mask, in the form that threads_for() takes.
-std::string cpu_mask();
+MUSTER_INTERNAL_API std::string cpu_mask();
 
 }  // namespace muster::detail::launch

@@ -18,7 +18,8 @@ std::array<std::int64_t, StepSample::words> StepSample::pack() const noexcept {
 }
 
 StepSample StepSample::unpack(const std::array<std::int64_t, words>& values) noexcept {
-  const auto [clock, wait, data, save, save_wait, read, run_queue, other_threads, throttled, faults, throttles, memory] = values;
+  const auto [clock, wait, data, save, save_wait, read, run_queue, other_threads, throttled, faults, throttles,
+              memory] = values;
   return {.clock_ns = clock,
           .wait_ns = wait,
           .data_ns = data,

@@ -14,9 +14,9 @@ namespace muster::detail::watch {
 /// What a rank had spent its time on when a step began: totals since its thread began, so that two samples give the
 /// times of the steps between them. HostLoad is a few milliseconds old.
 struct StepSample {
-  std::int64_t clock_ns = 0;                           ///< the node's steady clock
+  std::int64_t clock_ns = 0;                                             ///< the node's steady clock
   std::int64_t wait_ns = 0, data_ns = 0, save_ns = 0, save_wait_ns = 0;  ///< see TimeUse
-  std::int64_t read_ns = 0;                            ///< see file_read_time()
+  std::int64_t read_ns = 0;                                              ///< see file_read_time()
   HostLoad load = {};
   std::int64_t memory_bytes = 0;
 

@@ -9,9 +9,9 @@ namespace muster::detail::watch {
 
 /// What a thread does apart from computing.
 enum class Activity : std::uint8_t {
-  wait,  ///< a call in which ranks wait for each other or exchange data
-  data,  ///< the next batch of a pass is not there yet
-  save,  ///< a checkpoint is saved
+  wait,       ///< a call in which ranks wait for each other or exchange data
+  data,       ///< the next batch of a pass is not there yet
+  save,       ///< a checkpoint is saved
   save_wait,  ///< a wait within a save; ScopedActivity makes it of `wait`
 };
 

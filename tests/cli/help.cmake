@@ -2,7 +2,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
 foreach(command "" run convert "convert idx" "convert npy" "convert csv" inspect ls report checkpoint "checkpoint ls" "checkpoint verify"
-        "checkpoint export" init completion bench "bench allreduce" "bench step" "bench checkpoint" "bench start" "bench recovery")
+        "checkpoint export" doctor init completion bench "bench allreduce" "bench step" "bench checkpoint" "bench start" "bench recovery")
   string(REPLACE " " ";" words "${command}")
   muster(0 ${words} --help)
   expect_match("${out}" "Example:\n  muster ")

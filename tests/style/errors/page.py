@@ -42,7 +42,8 @@ More about a failed run is in its folder, `STORAGE/NAME`:
 - `muster inspect STORAGE/NAME` shows how far the run has come and whether its checkpoints are whole.
 
 Exceptions of libtorch and of your own code are passed on with their own texts; they are not on this page.
-[Faults and `muster run`](faults.md) explains lost and hung ranks.
+[Faults and `muster run`](faults.md) explains lost and hung ranks. If a program does not start at all, [`muster
+doctor`](installing.md#would-it-run-here) looks for the cause on one node or on all of them.
 """
 
 # Headings in their order, each with the beginnings of the sources' paths. The longest beginning counts.

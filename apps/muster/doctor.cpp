@@ -1,0 +1,133 @@
+// muster doctor: whether training would start on this machine or on a launcher's ranks, and what to mend.
+#include "commands.hpp"
+#include "text.hpp"
+
+#include <muster/doctor.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster::tool {
+namespace {
+
+constexpr std::size_t most_hosts = 2;  ///< that a finding names
+
+std::string name_of(Finding::Severity severity) {
+  switch (severity) {
+    case Finding::Severity::to_mend:
+      return "to_mend";
+    case Finding::Severity::may_pass:
+      return "may_pass";
+    case Finding::Severity::warning:
+      return "warning";
+    default:
+      return "ok";
+  }
+}
+
+std::string mark_of(Finding::Severity severity) {
+  switch (severity) {
+    case Finding::Severity::warning:
+      return "[warn] ";
+    case Finding::Severity::ok:
+      return "[ok]   ";
+    default:
+      return "[bad]  ";
+  }
+}
+
+/// "n1, n2 and 14 more"
+std::string named(const std::vector<std::string>& hosts) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(hosts.size(), most_hosts); ++i) text += (i == 0 ? "" : ", ") + hosts[i];
+  return hosts.size() <= most_hosts ? text : text + " and " + std::to_string(hosts.size() - most_hosts) + " more";
+}
+
+std::string text_of(const Finding& finding, bool names_hosts) {
+  std::string text = finding.subject;
+  if (names_hosts && !finding.hosts.empty()) text += " on " + named(finding.hosts);
+  text += ": " + finding.fact;
+  if (!finding.remedy.empty()) text += ". " + finding.remedy;
+  const auto mark = mark_of(finding.severity);
+  std::string lines;
+  for (const auto& line : wrapped(printable(text), line_width - mark.size()))
+    lines += (lines.empty() ? mark : std::string(mark.size(), ' ')) + line + "\n";
+  return lines;
+}
+
+std::string things(std::ptrdiff_t count) { return std::to_string(count) + (count == 1 ? " thing" : " things"); }
+
+std::string verdict(const Examination& examination) {
+  const auto count = [&](Finding::Severity severity) {
+    return std::ranges::count(examination.findings, severity, &Finding::severity);
+  };
+  const auto to_mend = count(Finding::Severity::to_mend), may_pass = count(Finding::Severity::may_pass);
+  if (to_mend + may_pass == 0) return "training would start here";
+  std::string text = "training would not start here: ";
+  if (to_mend > 0) text += things(to_mend) + " to install or configure";
+  if (may_pass > 0) text += (to_mend > 0 ? ", " : "") + things(may_pass) + " that may pass by itself";
+  return text;
+}
+
+void print_text(const Examination& examination) {
+  std::string title = "muster doctor on " + examination.host + ": ";
+  if (examination.launcher.empty())
+    title += "started alone";
+  else
+    title += std::to_string(examination.ranks) + (examination.ranks == 1 ? " rank" : " ranks") +
+             (examination.nodes > 1 ? " on " + std::to_string(examination.nodes) + " nodes" : "") + " under " +
+             examination.launcher;
+  std::cout << printable(title) << "\n";
+  for (const auto& finding : examination.findings) std::cout << text_of(finding, examination.nodes > 1);
+  std::cout << verdict(examination) << std::endl;
+}
+
+void print_as_json(const Examination& examination) {
+  nlohmann::json findings = nlohmann::json::array();
+  for (const auto& finding : examination.findings)
+    findings.push_back({{"severity", name_of(finding.severity)},
+                        {"subject", finding.subject},
+                        {"fact", finding.fact},
+                        {"remedy", finding.remedy},
+                        {"hosts", finding.hosts}});
+  print_json({{"host", examination.host},
+              {"launcher", examination.launcher},
+              {"ranks", examination.ranks},
+              {"nodes", examination.nodes},
+              {"exit_code", static_cast<int>(examination.exit_code())},
+              {"findings", findings},
+              {"facts", examination.facts}});
+  std::cout.flush();
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app) {
+  auto* command = app.add_subcommand("doctor", "Find out whether training would start here, and what to mend");
+  const auto options = std::make_shared<DoctorOptions>();
+  const auto storage = std::make_shared<std::string>("runs");
+  const auto json = std::make_shared<bool>(false), start_mpi = std::make_shared<bool>(false);
+  command->add_option("--storage", *storage, "Where runs are to lie [./runs]")->option_text("DIR");
+  command->add_flag("--json", *json, "Print all facts and findings as JSON");
+  command->add_flag("--start-mpi", *start_mpi)->group("");
+  command->footer(
+      "It ends with 0 if training would start, with 69 if something is to be installed\n"
+      "or configured, and with 75 if what is wrong may pass by itself.\n\n"
+      "Example:\n  muster doctor\n  mpirun -n 4 muster doctor --storage /shared/runs");
+  command->callback([options, storage, json, start_mpi] {
+    if (*start_mpi) {
+      std::cout << (start_mpi_alone() ? "multiple" : "single") << "\n";
+      return;
+    }
+    options->storage = *storage;
+    options->start_mpi = {std::filesystem::read_symlink("/proc/self/exe").string(), "doctor", "--start-mpi"};
+    const auto code = examine(*options, *json ? print_as_json : print_text);
+    if (code != ExitCode::done) throw CLI::RuntimeError(static_cast<int>(code));
+  });
+}
+
+}  // namespace muster::tool

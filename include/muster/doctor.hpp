@@ -1,0 +1,57 @@
+// Whether training would start on this machine or on the nodes of a launcher's ranks, as `muster doctor` reports it.
+#pragma once
+
+#include <muster/detail/export.hpp>
+#include <muster/error.hpp>
+#include <muster/json.hpp>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace muster {
+
+/// What was found out about one thing.
+struct Finding {
+  enum class Severity {
+    to_mend,   ///< training would not start, or not be of use: something is to be installed or configured
+    may_pass,  ///< training would not start now: a full disk, a node that does not answer
+    warning,   ///< training would start, but be slower or lose something
+    ok,
+  };
+  Severity severity = Severity::ok;
+  std::string subject;                  ///< what was looked at: "MPI"
+  std::string fact;                     ///< without a full stop
+  std::string remedy = {};              ///< a sentence without its full stop; empty for ok
+  std::vector<std::string> hosts = {};  ///< where that is so
+};
+
+struct Examination {
+  std::string host;      ///< of rank 0
+  std::string launcher;  ///< "mpirun", "srun" or "mpiexec"; empty if this process was started alone
+  int ranks = 1;
+  int nodes = 1;
+  std::vector<Finding> findings = {};  ///< the worst first
+  Json facts = Json::object();         ///< an object for each host
+
+  /// missing_package if something is to be mended, retry if something may pass by itself, otherwise done.
+  MUSTER_API ExitCode exit_code() const;
+};
+
+struct DoctorOptions {
+  std::filesystem::path storage = "runs";  ///< the nearest existing parent is tried if it does not exist
+  /// A command that calls start_mpi_alone(). A process without a launcher runs it, since MPI's start may hang or end
+  /// the process.
+  std::vector<std::string> start_mpi = {};
+};
+
+/// Looks at this machine, or under a launcher at the nodes of all ranks; then it is collective and initialises MPI.
+/// Calls `print` with the result on one rank, before any rank returns. Returns Examination::exit_code(), the same on
+/// all ranks. If something hangs for a minute, prints that and ends the process with ExitCode::retry.
+MUSTER_API ExitCode examine(const DoctorOptions& options, const std::function<void(const Examination&)>& print);
+
+/// Initialises and finalises MPI. Returns true if several threads may call it at once.
+MUSTER_API bool start_mpi_alone();
+
+}  // namespace muster

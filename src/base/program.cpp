@@ -1,0 +1,72 @@
+#include "base/program.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+
+namespace muster::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Appends what is read until the end of the file; false if that does not come in time.
+bool read_all(int file, std::string& text, Clock::time_point until) {
+  std::array<char, 4096> buffer{};
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    pollfd source{file, POLLIN, 0};
+    if (left <= 0) return false;
+    if (::poll(&source, 1, static_cast<int>(left)) <= 0) continue;
+    const auto count = ::read(file, buffer.data(), buffer.size());
+    if (count <= 0) return true;
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+  }
+}
+
+}  // namespace
+
+ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds limit, bool errors) {
+  ProgramEnd end;
+  std::vector<char*> pointers;
+  for (auto& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return end;
+  posix_spawn_file_actions_t files;
+  ::posix_spawn_file_actions_init(&files);
+  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
+  if (errors)
+    ::posix_spawn_file_actions_adddup2(&files, ends[1], STDERR_FILENO);
+  else
+    ::posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  ::posix_spawnattr_setpgroup(&attributes, 0);
+  pid_t process = 0;
+  const bool started = ::posix_spawnp(&process, pointers[0], &files, &attributes, pointers.data(), environ) == 0;
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&files);
+  ::close(ends[1]);
+  if (started) {
+    const bool in_time = read_all(ends[0], end.output, Clock::now() + limit);
+    if (!in_time) ::kill(-process, SIGKILL);
+    int status = 0;
+    if (::waitpid(process, &status, 0) == process && in_time) {
+      end.kind = WIFEXITED(status) ? ProgramEnd::Kind::exited : ProgramEnd::Kind::killed_by_signal;
+      end.code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
+    } else {
+      end.kind = ProgramEnd::Kind::out_of_time;
+    }
+  }
+  ::close(ends[0]);
+  return end;
+}
+
+}  // namespace muster::detail

@@ -1,0 +1,111 @@
+#include "doctor/checks.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <regex>
+#include <sstream>
+
+namespace muster::detail::doctor {
+namespace {
+
+std::filesystem::path find_in_path(const Environment& environment, const char* name) {
+  const char* const path = environment("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (const auto file = std::filesystem::path(folder) / name; !folder.empty() && ::access(file.c_str(), X_OK) == 0)
+      return file;
+  return {};
+}
+
+/// The name of an MPI in what its library or its mpirun says of itself; empty if it is none of these.
+std::string family_of(const std::string& text) {
+  if (text.find("Open MPI") != std::string::npos || text.find("OpenRTE") != std::string::npos) return "Open MPI";
+  if (text.find("Intel(R) MPI") != std::string::npos) return "Intel MPI";
+  if (text.find("MPICH") != std::string::npos || text.find("HYDRA") != std::string::npos) return "MPICH";
+  return {};
+}
+
+/// "4.1.4"; empty if there is none.
+std::string version_in(const std::string& text) {
+  std::smatch found;
+  return std::regex_search(text, found, std::regex(R"(\d+\.\d+(\.\d+)*)")) ? found.str() : "";
+}
+
+/// "4.1" of "4.1.4": releases of it work together.
+std::string series_of(const std::string& version) {
+  const auto dot = version.find('.');
+  return dot == std::string::npos ? version : version.substr(0, version.find('.', dot + 1));
+}
+
+Findings check_launcher(const Json& facts, const std::string& library) {
+  using enum Finding::Severity;
+  const auto& mpirun = facts.at("mpirun");
+  if (mpirun.is_null()) {
+    const std::string fact = "there is no mpirun in PATH, which starts ranks of " + library;
+    if (facts.at("srun") == true)
+      return {{warning, "mpirun", fact, "Start ranks with srun --mpi=pmix, or load its module"}};
+    return {{to_mend, "mpirun", fact, "Install it (Debian: openmpi-bin), or load its module"}};
+  }
+  const auto path = mpirun.at("path").get<std::string>();
+  const auto text = mpirun.at("version").is_string() ? mpirun.at("version").get<std::string>() : "";
+  const auto theirs = family_of(text), ours = family_of(library);
+  if (text.empty())
+    return {{may_pass, "mpirun", path + " --version gave no answer within some seconds", "Run it by hand"}};
+  if (!theirs.empty() && !ours.empty() && theirs != ours)
+    return {{to_mend, "mpirun", path + " is of " + theirs + ", and muster is linked with " + library,
+             "Put the mpirun of " + ours + " first in PATH, or load its module"}};
+  const auto version = version_in(text), library_version = version_in(library);
+  if (series_of(version) != series_of(library_version))
+    return {{warning, "mpirun", path + " is of version " + version + ", and muster is linked with " + library,
+             "Put the mpirun of " + library_version + " first in PATH"}};
+  return {};
+}
+
+}  // namespace
+
+Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run) {
+  Json facts{{"library", library}, {"mpirun", nullptr}, {"srun", !find_in_path(environment, "srun").empty()}};
+  for (const char* name : {"mpirun", "mpiexec"}) {
+    const auto found = find_in_path(environment, name);
+    if (found.empty()) continue;
+    auto version = run({found.string(), "--version"});
+    if (version.is_string()) {  // the whole of Hydra's answer has many lines
+      auto text = version.get<std::string>();
+      text.resize(std::min(text.size(), text.find('\n')));
+      version = text;
+    }
+    facts["mpirun"] = {{"path", found.string()}, {"version", version}};
+    break;
+  }
+  return facts;
+}
+
+Findings check_mpi(const Json& facts, const MpiStart& start) {
+  using enum Finding::Severity;
+  const auto library = facts.at("library").get<std::string>();
+  Findings findings;
+  if (!start.problem.empty())
+    findings.push_back({start.may_pass ? may_pass : to_mend, "MPI", start.problem, start.remedy});
+  if (!start.calls_from_threads && start.problem.empty())
+    findings.push_back(
+        {warning, "MPI",
+         library + " lets only one thread call it, so that gloo, NCCL, sweeps and async_save do not work",
+         "Use an MPI with MPI_THREAD_MULTIPLE"});
+  const bool alone = start.launcher.empty();
+  // Under a launcher, what matters is the one that has started these ranks.
+  if (alone) {
+    auto more = check_launcher(facts, library);
+    findings.insert(findings.end(), more.begin(), more.end());
+  }
+  if (findings.empty()) {
+    const auto& mpirun = facts.at("mpirun");
+    findings.push_back(
+        {ok, "MPI",
+         library + (start.calls_from_threads ? ", several threads may call it" : "") +
+             (alone ? "; mpirun is " + mpirun.at("path").get<std::string>() : "; started by " + start.launcher)});
+  }
+  return findings;
+}
+
+}  // namespace muster::detail::doctor

@@ -1,0 +1,16 @@
+// Whether all nodes see the same storage.
+#pragma once
+
+#include "doctor/checks.hpp"
+#include "muster/communicator.hpp"
+
+namespace muster::detail::doctor {
+
+/// Rank 0 writes a file in a temporary folder and locks it; each node's first rank looks for it at the same path:
+/// {"path": …, "seen": bool, "after_s": …, "sees_lock": bool}. Null on other ranks, on rank 0, and if rank 0 cannot
+/// write there. Collective.
+Json try_shared_storage(const Communicator& world, const std::filesystem::path& storage);
+/// `writer`: the host of rank 0.
+Findings check_shared_storage(const Json& facts, const std::string& writer);
+
+}  // namespace muster::detail::doctor

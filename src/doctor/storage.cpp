@@ -1,0 +1,271 @@
+#include "doctor/checks.hpp"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <memory>
+
+namespace muster::detail::doctor {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t speed_bytes = std::size_t{64} << 20, chunk_bytes = std::size_t{4} << 20;
+constexpr std::chrono::seconds speed_limit{3};
+constexpr double little_space = 1e9, no_space = 100e6, few_inodes = 1000, slow = 20e6;
+
+/// The name of a file system's type (statfs(2)).
+std::string type_of(long magic) {
+  static const std::map<long, const char*> names{
+      {0xEF53, "ext4"},       {0x58465342, "XFS"},     {0x9123683E, "Btrfs"},  {0x01021994, "tmpfs"},
+      {0x858458F6, "ramfs"},  {0x6969, "NFS"},         {0x0BD00BD0, "Lustre"}, {0x47504653, "GPFS"},
+      {0x19830326, "BeeGFS"}, {0x794C7630, "overlay"}, {0x00C36400, "Ceph"},   {0xFF534D42, "CIFS"},
+      {0xFE534D42, "SMB"},    {0x65735546, "FUSE"},    {0x2FC12FC1, "ZFS"},    {0x01021997, "9P"},
+      {0x61636673, "ACFS"},   {0x7461636f, "OCFS2"},   {0x01161970, "GFS2"},   {0x6A656A63, "virtiofs"}};
+  const auto found = names.find(magic);
+  return found == names.end() ? "" : found->second;
+}
+
+bool is_memory(const std::string& type) { return type == "tmpfs" || type == "ramfs"; }
+
+/// A descriptor that closes itself.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  int number() const noexcept { return number_; }
+
+ private:
+  int number_;
+};
+
+/// The tries in one folder, and what failed.
+class Tries {
+ public:
+  explicit Tries(Json& facts) : facts_(facts) {}
+
+  /// Notes a failure of `call` (its result is -1). Returns true if it did not fail.
+  bool worked(const char* doing, int result) {
+    if (result >= 0) return true;
+    facts_["problems"].push_back({{"doing", doing}, {"error", errno}, {"text", std::strerror(errno)}});
+    return false;
+  }
+
+ private:
+  Json& facts_;
+};
+
+bool has_locks(int file) {
+  struct flock range {};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_len = 1;
+  return ::fcntl(file, F_OFD_SETLK, &range) == 0;
+}
+
+void try_small_files(const fs::path& folder, Json& facts, Tries& tries) {
+  const auto first = folder / "first", second = folder / "second";
+  const Descriptor file(::open(first.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!tries.worked("creating a file", file.number())) return;
+  if (!tries.worked("writing", static_cast<int>(::write(file.number(), "muster", 6)))) return;
+  tries.worked("writing a file to the disk (fsync)", ::fsync(file.number()));
+  struct stat status {};
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  if (::fstat(file.number(), &status) == 0)
+    facts["clock_ahead_s"] = static_cast<double>(status.st_mtim.tv_sec - now.tv_sec) +
+                             1e-9 * static_cast<double>(status.st_mtim.tv_nsec - now.tv_nsec);
+  facts["locks"] = has_locks(file.number());
+  const Descriptor other(::open(second.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!tries.worked("creating a file", other.number())) return;
+  tries.worked("renaming a file over another one", ::rename(first.c_str(), second.c_str()));
+  const Descriptor whole(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (tries.worked("opening a folder", whole.number()))
+    tries.worked("writing a folder to the disk (fsync)", ::fsync(whole.number()));
+}
+
+void try_speed(const fs::path& folder, Json& facts, Tries& tries) {
+  const auto path = folder / "large";
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!tries.worked("creating a file", file.number())) return;
+  ::unlink(path.c_str());  // so that nothing is left if this process is killed
+  const std::unique_ptr<std::byte, decltype(&std::free)> chunk(
+      static_cast<std::byte*>(std::aligned_alloc(4096, chunk_bytes)), std::free);
+  if (chunk == nullptr) return;
+  for (std::size_t i = 0; i < chunk_bytes; ++i)  // not zeros, which some file systems do not write
+    chunk.get()[i] = static_cast<std::byte>(i * 2654435761U >> 13);
+  const int flags = ::fcntl(file.number(), F_GETFL);
+  bool direct = ::fcntl(file.number(), F_SETFL, flags | O_DIRECT) == 0;
+  const auto begin = Clock::now();
+  std::size_t written = 0;
+  while (written < speed_bytes && Clock::now() - begin < speed_limit) {
+    const auto count = ::pwrite(file.number(), chunk.get(), chunk_bytes, static_cast<off_t>(written));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EINVAL && direct) {
+      direct = false;
+      ::fcntl(file.number(), F_SETFL, flags);
+      continue;
+    }
+    if (!tries.worked("writing 64 MB", static_cast<int>(std::min<ssize_t>(count, 1)))) return;
+    written += static_cast<std::size_t>(count);
+  }
+  if (!tries.worked("writing 64 MB to the disk (fsync)", ::fsync(file.number()))) return;
+  facts["direct"] = direct;
+  const std::chrono::duration<double> took = Clock::now() - begin;
+  facts["write_bytes_per_s"] = std::llround(static_cast<double>(written) / std::max(1e-9, took.count()));
+}
+
+std::string mb_per_s(double bytes) { return bytes_text(bytes) + "/s"; }
+
+}  // namespace
+
+Finding::Severity severity_of(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EIO:
+    case ESTALE:
+    case ETIMEDOUT:
+    case EHOSTDOWN:
+    case EHOSTUNREACH:
+    case ENOTCONN:
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+    case EAGAIN:
+      return Finding::Severity::may_pass;
+    default:
+      return Finding::Severity::to_mend;
+  }
+}
+
+std::string bytes_text(double bytes) {
+  constexpr const char* units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
+  std::size_t unit = 0;
+  for (; bytes >= 999.95 && unit + 1 < std::size(units); ++unit) bytes /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+  return text;
+}
+
+fs::path existing_parent(const fs::path& path) {
+  std::error_code error;
+  auto place = fs::absolute(path, error).lexically_normal();
+  while (place.has_relative_path() && !fs::exists(place, error) && !error) place = place.parent_path();
+  return place;
+}
+
+Json look_at_storage(const fs::path& path) {
+  const auto place = existing_parent(path);
+  std::error_code none;
+  const auto wanted = fs::absolute(path, none).lexically_normal();
+  Json facts{{"wanted", wanted.string()},
+             {"parent_exists", place == wanted || place == wanted.parent_path()},
+             {"path", place.string()},
+             {"type", nullptr},
+             {"free_bytes", nullptr},
+             {"free_inodes", nullptr},
+             {"locks", nullptr},
+             {"direct", nullptr},
+             {"clock_ahead_s", nullptr},
+             {"problems", Json::array()},
+             {"write_bytes_per_s", nullptr}};
+  Tries tries(facts);
+  struct statfs type {};
+  struct statvfs space {};
+  if (!tries.worked("looking at the file system", ::statfs(place.c_str(), &type)) ||
+      !tries.worked("looking at the file system", ::statvfs(place.c_str(), &space)))
+    return facts;
+  facts["type"] = type_of(type.f_type);
+  facts["free_bytes"] = space.f_bavail * space.f_frsize;
+  // Some file systems make inodes as they are needed, and say 0.
+  if (space.f_files > 0) facts["free_inodes"] = space.f_favail;
+  auto name = (place / ".muster-doctor-XXXXXX").string();
+  if (!tries.worked("making a folder", ::mkdtemp(name.data()) == nullptr ? -1 : 0)) return facts;
+  try_small_files(name, facts, tries);
+  if (facts["problems"].empty()) try_speed(name, facts, tries);
+  std::error_code error;
+  fs::remove_all(name, error);
+  if (error)
+    facts["problems"].push_back({{"doing", "removing a folder"}, {"error", error.value()}, {"text", error.message()}});
+  return facts;
+}
+
+Findings check_storage(const Json& facts) {
+  using enum Finding::Severity;
+  const auto wanted = facts.at("wanted").get<std::string>(), place = facts.at("path").get<std::string>();
+  const auto subject = "storage " + wanted;
+  const auto number = [&](const char* key, double missing) {
+    return facts.at(key).is_number() ? facts.at(key).get<double>() : missing;
+  };
+  Findings findings;
+  for (const auto& problem : facts.at("problems")) {
+    const auto severity = severity_of(problem.at("error"));
+    findings.push_back(
+        {severity, subject,
+         problem.at("doing").get<std::string>() + " in " + place + ": " + problem.at("text").get<std::string>(),
+         severity == may_pass
+             ? "Free some space there, have the disk or the file server looked at, or choose another --storage"
+             : "Choose a --storage that this user may write to, or have the permission given"});
+  }
+  if (!findings.empty()) return findings;
+  const auto type = facts.at("type").is_string() ? facts.at("type").get<std::string>() : "";
+  const auto free = number("free_bytes", 0), inodes = number("free_inodes", few_inodes);
+  const auto speed = number("write_bytes_per_s", slow), ahead = number("clock_ahead_s", 0);
+  if (facts.at("parent_exists") == false)
+    findings.push_back({warning, subject,
+                        "of its folders only " + place + " is there, and the others would be made in it",
+                        "Check the name, and that the file system is mounted"});
+  if (free < little_space)
+    findings.push_back({free < no_space ? may_pass : warning, subject, "only " + bytes_text(free) + " are free",
+                        "Free some space there, or choose another --storage"});
+  if (inodes < few_inodes)
+    findings.push_back({warning, subject,
+                        "only " + std::to_string(static_cast<long>(inodes)) + " more files fit (inodes)",
+                        "Remove files there, or choose another --storage"});
+  if (facts.at("locks") == false)
+    findings.push_back({warning, subject,
+                        "the file system has no locks, so that muster uses a lease and cannot tell whether a job of "
+                        "another host has ended",
+                        "Mount it with locks (Lustre: -o flock), or choose another --storage"});
+  if (is_memory(type))
+    findings.push_back({warning, subject, "it is in memory (" + type + "), and is lost when the node starts again",
+                        "Choose a --storage on a disk"});
+  if (ahead > 1 || ahead < -1) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.1f s", ahead > 0 ? ahead : -ahead);
+    findings.push_back(
+        {warning, subject,
+         std::string("the clock of its server is ") + seconds + (ahead > 0 ? " ahead of" : " behind") + " this node's",
+         "Have the clocks set by NTP"});
+  }
+  if (speed < slow)
+    findings.push_back({warning, subject, "it takes " + mb_per_s(speed),
+                        "Choose a faster --storage, or save behind training (async_save)"});
+  if (findings.empty())
+    findings.push_back({ok, subject,
+                        (place == wanted ? "" : "made in " + place + ", ") + (type.empty() ? "" : type + ", ") +
+                            bytes_text(free) + " free, takes " + mb_per_s(speed) +
+                            (facts.at("direct") == true ? " past the cache" : "")});
+  return findings;
+}
+
+}  // namespace muster::detail::doctor
