@@ -586,13 +586,22 @@ TEST(Callbacks, HearOfALateRank) {
 
 TEST(Callbacks, HearOfARankThatSavesSlowly) {
   if (world().size() == 1) GTEST_SKIP() << "one rank alone is never late";
+  // Its part of a save takes as long as the steps between two saves, however long they take on a busy machine.
   struct SlowState : Callback {
+    using Clock = std::chrono::steady_clock;
     Json state() const override {
-      if (world().rank() == world().size() - 1) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+      if (world().rank() == world().size() - 1) std::this_thread::sleep_for(Clock::now() - last);
+      last = Clock::now();
       return nullptr;
     }
+    mutable Clock::time_point last = Clock::now();
   };
-  const auto listener = std::make_shared<LateRankListener>();
+  struct SlowSaveListener : LateRankListener {
+    void on_late_rank(const LateRank& late) override {
+      if (late.cause == LateCause::saving) heard = late;
+    }
+  };
+  const auto listener = std::make_shared<SlowSaveListener>();
   const auto [code, result] =
       run({test::shared_folder(), {}, with("saves", {listener, std::make_shared<SlowState>()})},
           [&](Session& session, const Config&) {
@@ -605,8 +614,10 @@ TEST(Callbacks, HearOfARankThatSavesSlowly) {
             }
           });
   EXPECT_EQ(code, 0);
-  ASSERT_FALSE(result->metrics_history.empty());
-  EXPECT_EQ(result->metrics.at("rank_times").at("save").at("max_rank"), world().size() - 1);
+  const auto slowest_is_last = [&](const Json& row) {
+    return row.at("rank_times").at("save").at("max_rank") == world().size() - 1;
+  };
+  EXPECT_GE(std::ranges::count_if(result->metrics_history, slowest_is_last), 5) << "of at least 8";
   if (world().rank() != 0) return;
   ASSERT_TRUE(listener->heard.has_value());
   EXPECT_EQ(listener->heard->rank, world().size() - 1);
