@@ -5,8 +5,6 @@
 #include <array>
 #include <cstdlib>
 #include <ctime>
-#include <iomanip>
-#include <locale>
 #include <sstream>
 
 namespace muster::detail::launch {
@@ -23,13 +21,11 @@ std::string value_of(const Environment& environment, const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Parses a local time; `format` as for std::get_time, for the whole text.
+/// Parses a local time; `format` as for strptime, for the whole text.
 JobEndTime local_time(const std::string& text, const char* format) {
   std::tm local{};
-  local.tm_isdst = -1;
-  std::istringstream in(text);
-  in.imbue(std::locale::classic());
-  if (!(in >> std::get_time(&local, format)) || !(in >> std::ws).eof()) return {};
+  const char* const end = ::strptime(text.c_str(), format, &local);
+  if (end == nullptr || *end != '\0') return {};
   local.tm_isdst = -1;
   const auto time = std::mktime(&local);
   return time < 0 ? JobEndTime() : system_clock::from_time_t(time);

@@ -167,8 +167,11 @@ std::string slurm_script(const BatchOptions& options) {
   if (options.nodes > 1 && options.cpus_per_rank > 1)
     text += "# srun does not take --cpus-per-task from the job by itself.\n"
             "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n";
-  return text + "# exec, since Slurm's signals reach only the process of this script.\nexec " +
-         shell_word(options.tool) + " run" + (options.chain > 0 ? "" : " --requeue") + " --" +
+  // The ranks may use the time after the signal, less a moment for their launcher.
+  const auto grace = std::to_string(std::max<seconds::rep>(signal_lead(options).count() - 10, 1));
+  return text + "# exec, since Slurm's signals reach only the process of this script. --grace: how many seconds the ranks may take\n"
+                "# to save after a signal.\nexec " +
+         shell_word(options.tool) + " run" + (options.chain > 0 ? "" : " --requeue") + " --grace " + grace + " --" +
          program_words(options, options.chain > 0 ? "$SLURM_ARRAY_JOB_ID" : "") + "\n";
 }
 
@@ -177,7 +180,7 @@ std::string pbs_script(const BatchOptions& options) {
   auto text = head("PBS", "qsub", options) + "#PBS -N " + job_name(options) + "\n#PBS -S /bin/bash\n";
   if (!options.queue.empty()) text += "#PBS -q " + options.queue + "\n";
   if (!options.account.empty()) text += "#PBS -A " + options.account + "\n";
-  text += "# Nodes, and the cores, ranks" + std::string(options.gpus > 0 ? " and GPUs" : "") + " of each.\n#PBS -l select=" +
+  text += "# Nodes, and the cores" + std::string(options.gpus > 0 ? ", ranks and GPUs" : " and ranks") + " of each.\n#PBS -l select=" +
           std::to_string(options.nodes) + ":ncpus=" + std::to_string(ranks * options.cpus_per_rank) +
           ":mpiprocs=" + std::to_string(ranks) +
           (options.gpus > 0 ? ":ngpus=" + std::to_string(options.gpus) : std::string()) + "\n";

@@ -22,7 +22,7 @@ struct BatchOptions {
 
   std::string written_by = {};                        ///< the command line that has asked for the script
   std::string tool = "muster";                        ///< how the script calls this program
-  std::optional<std::chrono::seconds> longest_save;  ///< of an earlier run with that name
+  std::optional<std::chrono::seconds> longest_save = {};  ///< of an earlier run with that name
 };
 
 /// Parses a time as sbatch does: "MINUTES", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". None for another
