@@ -12,6 +12,7 @@ namespace muster::detail {
 
 /// Runs a program, searched in PATH; returns what it has written to standard output. None if there is no such program,
 /// if it fails, or if it has not ended its output within `limit`: it is killed then.
-MUSTER_INTERNAL_API std::optional<std::string> output_of(std::vector<std::string> words, std::chrono::milliseconds limit);
+MUSTER_INTERNAL_API std::optional<std::string> output_of(std::vector<std::string> words,
+                                                         std::chrono::milliseconds limit);
 
 }  // namespace muster::detail

@@ -16,7 +16,8 @@ using JobEndTime = std::optional<std::chrono::system_clock::time_point>;
 
 /// The end by SLURM_JOB_END_TIME, or else by MUSTER_JOB_END_TIME: seconds since 1970. None if it is in the past, which
 /// happens in a shell of an earlier allocation.
-MUSTER_INTERNAL_API JobEndTime end_of_allocation(const Environment& environment, std::chrono::system_clock::time_point now);
+MUSTER_INTERNAL_API JobEndTime end_of_allocation(const Environment& environment,
+                                                 std::chrono::system_clock::time_point now);
 
 /// What a batch system is asked with: the program and its arguments. Empty if this is no job of a known system.
 std::vector<std::string> job_end_question(const Environment& environment);

@@ -128,7 +128,8 @@ void Launch::State::choose_end() {
   const auto seconds = job_end ? std::chrono::system_clock::to_time_t(*job_end) : never;
   const auto first = ranks->all_reduce(std::int64_t{seconds}, ReduceOp::min);
   if (first != never)
-    end = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(system_clock::from_time_t(first) - now);
+    end = steady_clock::now() +
+          std::chrono::duration_cast<steady_clock::duration>(system_clock::from_time_t(first) - now);
 }
 
 Launch::Launch(int argc, char** argv, const std::string& version)

@@ -49,9 +49,7 @@ void install_over_default(int signal) noexcept {
   if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
 }
 
-bool supervised_in_batch_job() noexcept {
-  return std::getenv(supervised_variable) != nullptr && in_batch_job();
-}
+bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable) != nullptr && in_batch_job(); }
 
 [[gnu::constructor]] void stand_by() noexcept {
   loaded = seconds();

@@ -502,7 +502,7 @@ class Supervision {
   std::set<pid_t> sruns_;         ///< of all starts
   bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
   std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
-  launch::JobEndTime job_end_;        ///< of the batch job; none if it is not known
+  launch::JobEndTime job_end_;    ///< of the batch job; none if it is not known
   fs::path run_;                  ///< the run's folder, once a rank has reported it
 };
 

@@ -16,8 +16,8 @@ TEST(BatchScript, ReadsTimesAsSbatchDoes) {
   EXPECT_EQ(parse_time("1-2"), seconds(26 * 3600));
   EXPECT_EQ(parse_time("1-2:3"), seconds(26 * 3600 + 180));
   EXPECT_EQ(parse_time("1-2:3:4"), seconds(26 * 3600 + 184));
-  for (const char* const wrong : {"", "0", "0:00", "x", "1h", "1:", ":1", "1:2:3:4", "1-", "1-2-3", "1:2-3", "-5", "1:-5",
-                                  "1-2:3:4:5", " 5", "99999999999999999999"})
+  for (const char* const wrong : {"", "0", "0:00", "x", "1h", "1:", ":1", "1:2:3:4", "1-", "1-2-3", "1:2-3", "-5",
+                                  "1:-5", "1-2:3:4:5", " 5", "99999999999999999999"})
     EXPECT_FALSE(parse_time(wrong)) << wrong;
 }
 

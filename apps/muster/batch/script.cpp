@@ -52,11 +52,13 @@ std::string program_words(const BatchOptions& options, const std::string& unique
 }
 
 std::string head(const std::string& system, const std::string& submit, const BatchOptions& options) {
-  return "#!/bin/bash\n# Trains in " + system + ". Submit it with: " + submit + " FILE\n# Written by: " +
-         options.written_by + "\n";
+  return "#!/bin/bash\n# Trains in " + system + ". Submit it with: " + submit +
+         " FILE\n# Written by: " + options.written_by + "\n";
 }
 
-std::string modules() { return "\n# Load the modules that the program was built with here: module load openmpi hdf5\n\n"; }
+std::string modules() {
+  return "\n# Load the modules that the program was built with here: module load openmpi hdf5\n\n";
+}
 
 /// Why the lead is what it is.
 std::string reason_of_lead(const BatchOptions& options) {
@@ -99,8 +101,8 @@ std::optional<seconds> parse_time(const std::string& text) {
 
 std::string shell_word(const std::string& text) {
   const auto is_plain = [](unsigned char c) {
-    return c < 0x80 && (std::isalnum(c) != 0 || std::string_view("_-./:,=+@%").find(static_cast<char>(c)) !=
-                                                    std::string_view::npos);
+    return c < 0x80 && (std::isalnum(c) != 0 ||
+                        std::string_view("_-./:,=+@%").find(static_cast<char>(c)) != std::string_view::npos);
   };
   if (!text.empty() && std::ranges::all_of(text, is_plain)) return text;
   std::string word = "'";
@@ -146,31 +148,40 @@ std::string slurm_script(const BatchOptions& options) {
   line("time", time_text(options.time));
   text += "# One file, in the folder of submission. The log of each rank is in the run's folder.\n";
   line("output", std::string(options.chain > 0 ? "%x-%A.out" : "%x-%j.out"));
-  text += "#SBATCH --open-mode=append\n"
-          "# Slurm signals muster run so many seconds before the time limit: the ranks save, stop and end with code 85.\n"
-          "# " + lead + " s: " + reason_of_lead(options) + ".\n";
+  text +=
+      "#SBATCH --open-mode=append\n"
+      "# Slurm signals muster run so many seconds before the time limit: the ranks save, stop and end with code 85.\n"
+      "# " +
+      lead + " s: " + reason_of_lead(options) + ".\n";
   line("signal", "B:USR1@" + lead);
   if (options.chain > 0) {
-    text += "# A chain of jobs, for sites that do not queue a job again: they run one after the other, and each goes on\n"
-            "# from what the one before has saved. When the run has finished, those that are left end at once; scancel\n"
-            "# ends the whole chain.\n";
+    text +=
+        "# A chain of jobs, for sites that do not queue a job again: they run one after the other, and each goes on\n"
+        "# from what the one before has saved. When the run has finished, those that are left end at once; scancel\n"
+        "# ends the whole chain.\n";
     line("array", "1-" + std::to_string(options.chain) + "%1");
   } else {
-    text += "# Then muster run --requeue queues the job again, and it goes on from there. Slurm itself queues it again when\n"
-            "# it is preempted or a node fails.\n"
-            "#SBATCH --requeue\n";
+    text +=
+        "# Then muster run --requeue queues the job again, and it goes on from there. Slurm itself queues it again "
+        "when\n"
+        "# it is preempted or a node fails.\n"
+        "#SBATCH --requeue\n";
   }
   if (options.nodes > 1)
-    text += "# A lost node does not end the job: muster run starts the ranks again on the nodes that are left.\n"
-            "#SBATCH --no-kill\n";
+    text +=
+        "# A lost node does not end the job: muster run starts the ranks again on the nodes that are left.\n"
+        "#SBATCH --no-kill\n";
   text += modules();
   if (options.nodes > 1 && options.cpus_per_rank > 1)
-    text += "# srun does not take --cpus-per-task from the job by itself.\n"
-            "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n";
+    text +=
+        "# srun does not take --cpus-per-task from the job by itself.\n"
+        "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n";
   // The ranks may use the time after the signal, less a moment for their launcher.
   const auto grace = std::to_string(std::max<seconds::rep>(signal_lead(options).count() - 10, 1));
-  return text + "# exec, since Slurm's signals reach only the process of this script. --grace: how many seconds the ranks may take\n"
-                "# to save after a signal.\nexec " +
+  return text +
+         "# exec, since Slurm's signals reach only the process of this script. --grace: how many seconds the ranks may "
+         "take\n"
+         "# to save after a signal.\nexec " +
          shell_word(options.tool) + " run" + (options.chain > 0 ? "" : " --requeue") + " --grace " + grace + " --" +
          program_words(options, options.chain > 0 ? "$SLURM_ARRAY_JOB_ID" : "") + "\n";
 }
@@ -180,27 +191,33 @@ std::string pbs_script(const BatchOptions& options) {
   auto text = head("PBS", "qsub", options) + "#PBS -N " + job_name(options) + "\n#PBS -S /bin/bash\n";
   if (!options.queue.empty()) text += "#PBS -q " + options.queue + "\n";
   if (!options.account.empty()) text += "#PBS -A " + options.account + "\n";
-  text += "# Nodes, and the cores" + std::string(options.gpus > 0 ? ", ranks and GPUs" : " and ranks") + " of each.\n#PBS -l select=" +
-          std::to_string(options.nodes) + ":ncpus=" + std::to_string(ranks * options.cpus_per_rank) +
-          ":mpiprocs=" + std::to_string(ranks) +
+  text += "# Nodes, and the cores" + std::string(options.gpus > 0 ? ", ranks and GPUs" : " and ranks") +
+          " of each.\n#PBS -l select=" + std::to_string(options.nodes) +
+          ":ncpus=" + std::to_string(ranks * options.cpus_per_rank) + ":mpiprocs=" + std::to_string(ranks) +
           (options.gpus > 0 ? ":ngpus=" + std::to_string(options.gpus) : std::string()) + "\n";
   if (options.nodes > 1) text += "#PBS -l place=scatter\n";
-  text += "# muster run asks PBS when this time ends, and the ranks save, stop and end with code 85 before it.\n"
-          "#PBS -l walltime=" + time_text(options.time) + "\n"
-          "# Output and errors in one file. The log of each rank is in the run's folder.\n"
-          "#PBS -j oe\n"
-          "# PBS starts the job again after the failure of a node, and it goes on from its newest checkpoint.\n"
-          "#PBS -r y\n";
+  text +=
+      "# muster run asks PBS when this time ends, and the ranks save, stop and end with code 85 before it.\n"
+      "#PBS -l walltime=" +
+      time_text(options.time) +
+      "\n"
+      "# Output and errors in one file. The log of each rank is in the run's folder.\n"
+      "#PBS -j oe\n"
+      "# PBS starts the job again after the failure of a node, and it goes on from its newest checkpoint.\n"
+      "#PBS -r y\n";
   if (options.chain > 0)
-    text += "# A chain of jobs: they run one after the other (%1), and each goes on from what the one before has saved.\n"
-            "# When the run has finished, those that are left end at once; qdel ends the whole chain.\n"
-            "#PBS -J 1-" + std::to_string(options.chain) + "%1\n";
+    text +=
+        "# A chain of jobs: they run one after the other (%1), and each goes on from what the one before has saved.\n"
+        "# When the run has finished, those that are left end at once; qdel ends the whole chain.\n"
+        "#PBS -J 1-" +
+        std::to_string(options.chain) + "%1\n";
   else
     text += "# After code 85, submit this script again " +
             std::string(options.name.empty() && !flag_in(options.command, "--name") ? "with a --name for the program "
-                                                                                      : "") +
+                                                                                    : "") +
             "to go on; muster pbs --chain N writes a script of N jobs.\n";
-  return text + modules() + "cd \"$PBS_O_WORKDIR\" || exit\n# exec, since PBS signals the process of this script.\nexec " +
+  return text + modules() +
+         "cd \"$PBS_O_WORKDIR\" || exit\n# exec, since PBS signals the process of this script.\nexec " +
          shell_word(options.tool) + " run --" + program_words(options, "${PBS_JOBID%%[!0-9]*}") + "\n";
 }
 

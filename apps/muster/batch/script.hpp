@@ -11,17 +11,17 @@ namespace muster::tool {
 struct BatchOptions {
   std::vector<std::string> command = {};  ///< the program and its arguments
   int nodes = 1;
-  int gpus = 0;                        ///< of each node
+  int gpus = 0;                            ///< of each node
   std::optional<int> ranks_per_node = {};  ///< one for each GPU, or else 2
   int cpus_per_rank = 1;
   std::chrono::seconds time = std::chrono::hours(1);
-  std::string name = {};                ///< of the job and of the run; empty: the program's
-  std::string storage = {};             ///< the folder of the run's folder; empty: the program's default
+  std::string name = {};                 ///< of the job and of the run; empty: the program's
+  std::string storage = {};              ///< the folder of the run's folder; empty: the program's default
   std::string queue = {}, account = {};  ///< empty: the user's default
-  int chain = 0;                        ///< so many jobs, one after the other; 0: one that is queued again
+  int chain = 0;                         ///< so many jobs, one after the other; 0: one that is queued again
 
-  std::string written_by = {};                        ///< the command line that has asked for the script
-  std::string tool = "muster";                        ///< how the script calls this program
+  std::string written_by = {};                            ///< the command line that has asked for the script
+  std::string tool = "muster";                            ///< how the script calls this program
   std::optional<std::chrono::seconds> longest_save = {};  ///< of an earlier run with that name
 };
 
