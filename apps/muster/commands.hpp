@@ -12,6 +12,7 @@ namespace muster::tool {
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most = std::numeric_limits<std::int64_t>::max());
 
 void add_run(CLI::App& app);
+void add_batch(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_ls(CLI::App& app);

@@ -69,6 +69,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Example:\n  muster convert idx images.gz labels.gz train.h5\n  muster inspect train.h5");
   add_run(app);
+  add_batch(app);
   add_convert(app);
   add_inspect(app);
   add_ls(app);

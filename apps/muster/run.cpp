@@ -11,9 +11,8 @@ namespace muster::tool {
 void add_run(CLI::App& app) {
   auto* command = app.add_subcommand("run", "Start a program on its ranks, and again when it fails");
   const auto options = std::make_shared<SuperviseOptions>();
-  command->add_option("-n,--ranks", options->ranks, "Ranks [the tasks of the Slurm job, else the CPUs]")
-      ->option_text("N");
-  command->add_option("--hosts", options->hosts, "Where, with how many slots [here, or the Slurm job's nodes]")
+  command->add_option("-n,--ranks", options->ranks, "Ranks [the tasks of the job, else the CPUs]")->option_text("N");
+  command->add_option("--hosts", options->hosts, "Where, with how many slots [here, or the job's nodes]")
       ->option_text("n1,n2:4");
   command
       ->add_option("--max-failures", options->max_failures,
@@ -23,6 +22,8 @@ void add_run(CLI::App& app) {
       ->add_option("--min-workers", options->min_workers,
                    "Go on with so few where there are no more, with as many samples in a step [all]")
       ->option_text("M");
+  command->add_flag("--requeue", options->requeue,
+                    "Queue the Slurm job again when it has saved and stopped at the end of its time");
   const auto grace =
       std::make_shared<int>(static_cast<int>(std::chrono::round<std::chrono::seconds>(options->grace).count()));
   command->add_option("--grace", *grace, "Seconds to save and stop in, before the end [60]")

@@ -137,7 +137,7 @@ class MUSTER_API Launch {
   /// Receive the events of every run of this launch, in addition to the run's own callbacks; used by sweeps.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// True if this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP
-  /// unless it is ignored (nohup), by SIGTERM in a Slurm job if srun or `muster run` has started it, or by its time
+  /// unless it is ignored (nohup), by SIGTERM in a batch job if srun or `muster run` has started it, or by its time
   /// limit. A session's workers tell each other, stop at the same place, and the run ends with ExitCode::stopped or, if
   /// nothing could be saved, ExitCode::retry; see Session. Under mpirun alone, SIGTERM to mpirun or to a rank ends all
   /// ranks within two seconds, whatever the program does.
@@ -145,8 +145,8 @@ class MUSTER_API Launch {
   /// Signals are noted from the moment libmuster is loaded, if they had their default handler. A program that makes no
   /// Launch gets the default handlers back after five minutes; it may set its own handlers at any time.
   bool stop_requested() const noexcept;
-  /// Inside run(): the time until the limit of --time-limit or, without it, until the end of the Slurm allocation
-  /// (SLURM_JOB_END_TIME). Negative afterwards; empty if there is no limit.
+  /// Inside run(): the time until the limit of --time-limit or, without it, until the end of the batch job, as
+  /// Slurm, PBS or LSF tell it. Negative afterwards; empty if there is no limit.
   std::optional<std::chrono::duration<double>> time_left() const noexcept;
 
  private:

@@ -181,9 +181,9 @@ class MUSTER_API StepScope {
 /// When a Callback ends training, an exception leaves the training function too; this is not a failure.
 ///
 /// The file `stop` in the run's folder is looked for once a second. It is removed once the run has obeyed it or
-/// training has ended. The time limit is --time-limit, or else SLURM_JOB_END_TIME. A run stops before it by the longest
-/// time so far between two boundaries, plus twice its slowest save (before the first save: three times its parameters
-/// at 100 MB/s), plus one second. Where there is no boundary, as in a long validation, nothing stops.
+/// training has ended. The time limit is --time-limit, or else the end of the batch job. A run stops before it by the
+/// longest time so far between two boundaries, plus twice its slowest save (before the first save: three times its
+/// parameters at 100 MB/s), plus one second. Where there is no boundary, as in a long validation, nothing stops.
 class MUSTER_API Session {
  public:
   explicit Session(detail::session::SessionState& state) : state_(&state) {}

@@ -12,9 +12,11 @@ namespace muster {
 
 struct SuperviseOptions {
   std::vector<std::string> command = {};  ///< the program, searched in PATH if it has no slash, and its arguments
-  /// The number of ranks; empty: the tasks of the Slurm job, the slots of `hosts`, or else the CPUs of this process.
+  /// The number of ranks; empty: the tasks of the Slurm job, the slots of `hosts` or of a PBS or LSF job, or else the
+  /// CPUs of this process.
   std::optional<int> ranks = {};
-  std::string hosts = {};  ///< "n1,n2:4": with so many slots each, one unless given; this machine where empty
+  std::string hosts =
+      {};  ///< "n1,n2:4": with so many slots each, one unless given; empty: the hosts of the job, or this machine
   /// Failures since the last progress after which the job is started again: 0 none, -1 no limit. FailureConfig's unless
   /// given. FailureConfig::max_failures says what progress is. A lost node, or SIGTERM to the
   /// ranks, is no failure of the program: FailureConfig::max_preemption_failures says how often.
@@ -23,6 +25,9 @@ struct SuperviseOptions {
   /// ScalingConfig::num_workers, or else `ranks`. The number of samples per step stays the same: that of the
   /// checkpoint, or else batch_size times all ranks.
   std::optional<int> min_workers = {};
+  /// Puts the Slurm job into the queue again when its ranks have saved and stopped (ExitCode::stopped) at the end of
+  /// its time: after SIGUSR1, or without a signal in the last tenth of its time.
+  bool requeue = false;
   /// Between the wish to stop and the end of ranks that do not heed it.
   std::chrono::milliseconds grace = std::chrono::seconds(60);
   /// How long the ranks may wait for each other in Launch's constructor. Then the start counts as a failure.

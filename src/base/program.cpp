@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <utility>
 
 namespace muster::detail {
 namespace {
@@ -67,6 +68,11 @@ ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds
   }
   ::close(ends[0]);
   return end;
+}
+
+std::optional<std::string> output_of(std::vector<std::string> words, std::chrono::milliseconds limit) {
+  auto end = run_program(std::move(words), limit);
+  return end.succeeded() ? std::optional(std::move(end.output)) : std::nullopt;
 }
 
 }  // namespace muster::detail

@@ -4,6 +4,7 @@
 #include "base/export.hpp"
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,5 +22,8 @@ struct ProgramEnd {
 /// output does not end within `limit`. With `errors`, the output includes standard error.
 MUSTER_INTERNAL_API ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds limit,
                                            bool errors = false);
+/// What the program has written to standard output; none unless it has succeeded within `limit`.
+MUSTER_INTERNAL_API std::optional<std::string> output_of(std::vector<std::string> words,
+                                                         std::chrono::milliseconds limit);
 
 }  // namespace muster::detail

@@ -18,6 +18,12 @@ inline constexpr std::string_view message_loaded = "loaded";    ///< the library
 inline constexpr std::string_view message_leaving = "leaving";  ///< the exit code: this rank ends the job now
 inline constexpr std::string_view message_silent = "silent";    ///< a host on which no rank answers
 
+/// True in a job of Slurm, PBS or LSF. They send SIGTERM to all processes of a job that they are about to end.
+inline bool in_batch_job() noexcept {
+  return std::getenv("SLURM_JOB_ID") != nullptr || std::getenv("PBS_JOBID") != nullptr ||
+         std::getenv("LSB_JOBID") != nullptr;
+}
+
 /// Writes the line, if a `muster run` reads it.
 inline void tell(std::string_view word, std::string_view text) noexcept {
   if (std::getenv(supervised_variable) == nullptr) return;

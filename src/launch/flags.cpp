@@ -238,7 +238,7 @@ Flags::Flags(const std::string& program, const std::string& version) {
   option("--backend", backend_, "auto, mpi, gloo, nccl, or by device:\ncpu:mpi,cuda:nccl [auto]");
   option("--timeout", timeout_, "Seconds that ranks wait for each other before\nthe job ends [1800]")
       ->check(number_of_seconds());
-  option("--time-limit", time_limit_, "Save and stop within that time, as in 1h30m\n[Slurm allocation]")
+  option("--time-limit", time_limit_, "Save and stop within that time, as in 1h30m\n[that of the batch job]")
       ->check(duration());
   option("--progress", progress_, "auto, bar, plain or none [auto]")
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));

@@ -9,6 +9,7 @@
 #include "comm/rank_status.hpp"
 #include "comm/time_limit.hpp"
 #include "launch/flags.hpp"
+#include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
 #include "launch/part.hpp"
 #include "launch/stop_signal.hpp"
@@ -18,7 +19,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -76,6 +79,7 @@ struct Launch::State {
   int trainers = 0;
   std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
   std::optional<std::chrono::steady_clock::time_point> end;
+  detail::launch::AskedJobEnd asked_job_end;  ///< on rank 0, where no variable tells the end of the job
   int local_process_index = 0;
   std::optional<int> status;  ///< of the last run()
   std::function<bool()> asked_to_stop = [] { return false; };
@@ -114,8 +118,18 @@ void Launch::State::choose_end() {
     end = (first_begin ? steady_clock::now() - std::chrono::duration_cast<steady_clock::duration>(now - *first_begin)
                        : begin) +
           *flags.time_limit;
-  } else if (const auto allocation = detail::launch::end_of_allocation(::getenv, now))
-    end = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(*allocation - now);
+    return;
+  }
+  if (!asked_job_end.note.empty()) detail::log::debug(asked_job_end.note);
+  auto job_end = detail::launch::end_of_allocation(::getenv, now);
+  if (!job_end) job_end = asked_job_end.end;
+  // Ranks of other nodes may not have the variable, and only rank 0 has asked.
+  constexpr auto never = std::numeric_limits<std::int64_t>::max();
+  const auto seconds = job_end ? std::chrono::system_clock::to_time_t(*job_end) : never;
+  const auto first = ranks->all_reduce(std::int64_t{seconds}, ReduceOp::min);
+  if (first != never)
+    end = steady_clock::now() +
+          std::chrono::duration_cast<steady_clock::duration>(system_clock::from_time_t(first) - now);
 }
 
 Launch::Launch(int argc, char** argv, const std::string& version)
@@ -124,6 +138,10 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv, detail::comm::mpi_library()));
+  // `muster run` has asked already. Afterwards no other program should be started: some MPIs do not allow it.
+  if (!detail::launch::supervisor() && detail::launch::is_first_process(::getenv) &&
+      !detail::launch::end_of_allocation(::getenv, std::chrono::system_clock::now()))
+    state_->asked_job_end = detail::launch::ask_for_job_end(::getenv);
   detail::launch::tell_supervisor(detail::launch::message_starting, "");
   state_->environment.emplace();
   state_->join(state_->environment->world());

@@ -41,6 +41,14 @@ std::string srun_for(const std::string& mpi_library) {
 
 }  // namespace
 
+bool is_first_process(const Environment& environment) {
+  // PMIX_RANK alone is set by srun --mpi=pmix.
+  for (const char* const name : {"PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PALS_RANKID",
+                                 "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "SLURM_PROCID"})
+    if (environment(name) != nullptr) return number(environment, name, 0) == 0;
+  return true;
+}
+
 std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library) {
   const int tasks = number(environment, step_tasks, 1);
   const bool other_launcher = environment("PMIX_RANK") != nullptr || environment("OMPI_COMM_WORLD_SIZE") != nullptr;
@@ -69,17 +77,6 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
 bool started_by_srun(const Environment& environment) {
   return environment("SLURM_STEP_ID") != nullptr && environment("SLURM_PROCID") != nullptr &&
          environment("OMPI_COMM_WORLD_SIZE") == nullptr;
-}
-
-std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Environment& environment,
-                                                                       std::chrono::system_clock::time_point now) {
-  using std::chrono::seconds, std::chrono::system_clock;
-  constexpr seconds longest{1'000'000'000};  // an end later than this is no limit
-  const char* const variable = environment("SLURM_JOB_END_TIME");
-  const seconds end(variable == nullptr ? 0 : std::atoll(variable));
-  const auto begin = std::chrono::duration_cast<seconds>(now.time_since_epoch());
-  if (end <= begin || end > begin + longest) return {};
-  return system_clock::time_point(end);
 }
 
 int threads_for(const std::vector<std::string>& masks, int rank) {

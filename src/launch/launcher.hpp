@@ -1,10 +1,9 @@
 // Finds out what the launcher (mpirun, srun) has set up: one world of N ranks, or by mistake N worlds of one rank each;
-// the end of the allocation; and the CPUs of each rank.
+// and the CPUs of each rank.
 #pragma once
 
 #include "base/export.hpp"
 
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -13,6 +12,9 @@
 namespace muster::detail::launch {
 
 using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
+
+/// True on the rank that asks for all where MPI does not tell yet: the launcher's first process, or the only one.
+bool is_first_process(const Environment& environment);
 
 /// The error that the launcher has started N worlds of one rank.
 struct SeparateWorlds {
@@ -36,10 +38,6 @@ MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environm
 /// preemption), and Slurm kills the process KillWait seconds later (30 by default). mpirun leaves two seconds, which is
 /// too short to do anything. Call it before MPI is initialised, which sets mpirun's variables too.
 bool started_by_srun(const Environment& environment);
-
-/// SLURM_JOB_END_TIME; none if it is in the past, which happens in a shell of an earlier allocation.
-std::optional<std::chrono::system_clock::time_point> end_of_allocation(const Environment& environment,
-                                                                       std::chrono::system_clock::time_point now);
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share
 /// counts as 1/n; at least 1.

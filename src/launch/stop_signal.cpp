@@ -49,14 +49,12 @@ void install_over_default(int signal) noexcept {
   if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
 }
 
-bool supervised_in_slurm_job() noexcept {
-  return std::getenv(supervised_variable) != nullptr && std::getenv("SLURM_JOB_ID") != nullptr;
-}
+bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable) != nullptr && in_batch_job(); }
 
 [[gnu::constructor]] void stand_by() noexcept {
   loaded = seconds();
   for (const int signal : of_a_stop) install_over_default(signal);
-  if (supervised_in_slurm_job()) install_over_default(SIGTERM);
+  if (supervised_in_batch_job()) install_over_default(SIGTERM);
   tell(message_loaded, "");  // from now on a wish to stop does no harm
 }
 
@@ -68,7 +66,7 @@ void install_handlers(bool terminate) noexcept {
   launched = 1;
   for (const int signal : of_a_stop)
     if (signal != SIGHUP || !ignored(signal)) install(signal);
-  if (terminate || supervised_in_slurm_job()) install(SIGTERM);
+  if (terminate || supervised_in_batch_job()) install(SIGTERM);
 }
 
 ScopedHandlers::ScopedHandlers() noexcept : launched_(launched != 0) {

@@ -1,5 +1,5 @@
 // The request to stop: SIGUSR1, SIGUSR2, SIGHUP (a lost terminal), and SIGTERM in two cases: if install_handlers() says
-// so, and under `muster run` in a Slurm job. Slurm sends SIGTERM to the processes of a job that it is about to end.
+// so, and under `muster run` in a batch job, whose processes get SIGTERM when it is about to be ended.
 //
 // It is a separate library that the loader initialises before all others: libtorch and MPI take seconds to load, and
 // mpirun may forward signals meanwhile. A signal whose disposition is not the default is left alone until

@@ -33,7 +33,8 @@ namespace variable {
 inline constexpr const char* supervised = supervised_variable;  // 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
-inline constexpr const char* begin = "MUSTER_BEGIN";  // seconds since 1970
+inline constexpr const char* begin = "MUSTER_BEGIN";           // seconds since 1970
+inline constexpr const char* job_end = "MUSTER_JOB_END_TIME";  // seconds since 1970, as SLURM_JOB_END_TIME
 inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
 inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
 }  // namespace variable

@@ -1,6 +1,7 @@
 #include "supervise/job.hpp"
 
 #include "base/log.hpp"
+#include "base/supervisor_message.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
@@ -111,10 +112,9 @@ Job::Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_rank
   const pid_t self = ::getpid();
   sigset_t blocked;
   ::sigemptyset(&blocked);
-  // Slurm sends SIGTERM to all processes of a job that it is about to end. The ranks save then, and mpirun would kill
-  // them; it does not pass its mask on to them. srun does not end its ranks in a job that is ending.
-  if (kind == Launcher::Kind::mpirun && !has_remote_ranks && std::getenv("SLURM_JOB_ID") != nullptr)
-    ::sigaddset(&blocked, SIGTERM);
+  // A batch system sends SIGTERM to all processes of a job that it is about to end. The ranks save then, and mpirun
+  // would kill them; it does not pass its mask on to them. srun does not end its ranks in a job that is ending.
+  if (kind == Launcher::Kind::mpirun && !has_remote_ranks && in_batch_job()) ::sigaddset(&blocked, SIGTERM);
   launcher_ = ::vfork();  // copies no page tables; copying libtorch's takes milliseconds
   if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, blocked, nothing, ends[1]);
   ::close(ends[1]);

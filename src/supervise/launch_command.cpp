@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 #include <system_error>
 
@@ -64,6 +66,33 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 }  // namespace
+
+std::string hosts_of_slots(const std::string& text) {
+  std::vector<std::pair<std::string, int>> hosts;
+  std::istringstream lines(text);
+  for (std::string name; lines >> name;) {
+    const auto known = std::ranges::find(hosts, name, [](const auto& host) { return host.first; });
+    known == hosts.end() ? hosts.emplace_back(name, 1).second : ++known->second;
+  }
+  std::vector<std::string> entries;
+  for (const auto& [name, slots] : hosts) entries.push_back(name + ":" + std::to_string(slots));
+  return joined(entries);
+}
+
+SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment) {
+  if (!options.hosts.empty() || environment("SLURM_JOB_ID") != nullptr) return options;
+  for (const char* const variable : {"PBS_NODEFILE", "LSB_DJOB_HOSTFILE"}) {
+    const char* const file = environment(variable);
+    if (file == nullptr) continue;
+    std::ifstream in(file);
+    const auto hosts = hosts_of_slots(std::string(std::istreambuf_iterator<char>(in), {}));
+    if (hosts.empty()) continue;
+    if (!options.ranks) options.ranks = slots_of(hosts_in(hosts));
+    if (hosts.find(',') != std::string::npos) options.hosts = hosts;
+    return options;
+  }
+  return options;
+}
 
 Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment) {
   const bool several = environment("SLURM_JOB_ID") != nullptr && number_in(environment, "SLURM_JOB_NUM_NODES") > 1;
@@ -125,6 +154,7 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
   std::vector<std::pair<std::string, std::string>> told{
       {variable::supervised, "1"}, {variable::id, supervisor_info.id}, {variable::started, supervisor_info.started}};
   if (supervisor_info.begin > 0) told.emplace_back(variable::begin, std::to_string(supervisor_info.begin));
+  if (supervisor_info.job_end > 0) told.emplace_back(variable::job_end, std::to_string(supervisor_info.job_end));
   if (options.max_failures) told.emplace_back(variable::max_failures, std::to_string(*options.max_failures));
   if (supervisor_info.full_worker_count > 0)
     told.emplace_back(variable::full_worker_count, std::to_string(supervisor_info.full_worker_count));

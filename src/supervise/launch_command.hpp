@@ -28,6 +28,10 @@ struct Launcher {
   std::filesystem::path path;
 };
 
+/// The hosts of a job of PBS or LSF with their slots, "n1:2,n2:2": from the file that has a line for each slot.
+std::string hosts_of_slots(const std::string& text);
+/// Fills in the hosts of a PBS or LSF job of several hosts, or the slots of a job on this host, where none were given.
+SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment);
 /// Returns srun in a Slurm job of several nodes, otherwise mpirun.
 Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment);
 /// The requested number of ranks; `cpus`: the number of CPUs on which this process may run.
@@ -42,7 +46,8 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
 /// What the ranks are told about their supervisor; see launch/supervised.hpp.
 struct SupervisorInfo {
   std::string id = {}, started = {};
-  std::time_t begin = 0;  ///< of the first start
+  std::time_t begin = 0;    ///< of the first start
+  std::time_t job_end = 0;  ///< of the batch job, where the ranks do not know it from Slurm
   int full_worker_count = 0;
 };
 

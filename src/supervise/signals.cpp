@@ -61,6 +61,7 @@ void Signals::take() {
     for (ssize_t i = 0; i < count; ++i) {
       const int signal = came[static_cast<std::size_t>(i)];
       interrupts_ += signal == SIGINT;
+      if (signal != SIGCHLD && first_wish_ == 0) first_wish_ = signal;
       stop_requested_ = stop_requested_ || signal != SIGCHLD;
     }
 }

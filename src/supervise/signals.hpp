@@ -22,6 +22,8 @@ class Signals {
   void take();
 
   bool stop_requested() const noexcept { return stop_requested_; }
+  /// True if the first wish was SIGUSR1, by which a batch system announces the end of the job's time.
+  bool time_is_over() const noexcept { return first_wish_ == SIGUSR1; }
   /// Acts as if a signal had come.
   void request_stop() noexcept { stop_requested_ = true; }
   /// True after a second SIGINT.
@@ -34,6 +36,7 @@ class Signals {
   struct sigaction pipe_before_ {};
   sigset_t blocked_before_{};
   bool stop_requested_ = false;
+  int first_wish_ = 0;
   int interrupts_ = 0;
 };
 

@@ -19,22 +19,17 @@ using Clock = std::chrono::steady_clock;
 
 /// How long one of Slurm's programs may take: they wait for minutes for a controller that does not answer.
 constexpr auto tool_limit = 3s;
+/// How long Slurm may take to queue a job again: nothing else is left to do.
+constexpr auto requeue_limit = 60s;
 /// How long a step may take to end.
 constexpr auto end_limit = 2s;
-
-/// Runs one of Slurm's programs; returns its output, or none if it failed or was killed because it took too long.
-std::optional<std::string> output_of(std::vector<std::string> words) {
-  auto end = run_program(std::move(words), tool_limit);
-  if (!end.succeeded()) return {};
-  return std::move(end.output);
-}
 
 /// The ids of their steps ("12.0"); none if Slurm does not answer. A line of scontrol describes a step:
 /// "StepId=12.0 … SrunHost:Pid=n1:4711".
 std::optional<std::vector<std::string>> steps_of(const std::set<pid_t>& sruns, const std::string& host) {
   const char* const job = std::getenv("SLURM_JOB_ID");
   if (job == nullptr) return {};
-  const auto text = output_of({"scontrol", "--oneliner", "show", "step", job});
+  const auto text = output_of({"scontrol", "--oneliner", "show", "step", job}, tool_limit);
   if (!text) return {};
   constexpr std::string_view id_key = "StepId=", srun_key = "SrunHost:Pid=";
   std::vector<std::string> steps;
@@ -55,7 +50,7 @@ std::optional<std::vector<std::string>> steps_of(const std::set<pid_t>& sruns, c
 
 bool kill_all(std::vector<std::string> steps) {
   steps.insert(steps.begin(), {"scancel", "--quiet", "--signal=KILL"});
-  return output_of(std::move(steps)).has_value();
+  return output_of(std::move(steps), tool_limit).has_value();
 }
 
 }  // namespace
@@ -68,5 +63,7 @@ bool end_steps(const std::set<pid_t>& sruns, const std::string& host) {
     std::this_thread::sleep_for(100ms);
   }
 }
+
+bool requeue(const std::string& job) { return output_of({"scontrol", "requeue", job}, requeue_limit).has_value(); }
 
 }  // namespace muster::detail::supervise

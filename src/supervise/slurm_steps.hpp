@@ -1,4 +1,4 @@
-// The steps of a Slurm job that one `muster run` has started.
+// What `muster run` asks of Slurm: to end the steps that it has started, and to queue its job again.
 #pragma once
 
 #include <sys/types.h>
@@ -12,5 +12,8 @@ namespace muster::detail::supervise {
 /// ended. They go on when their srun is killed. Returns false if some may be left: Slurm does not answer, or waits for
 /// a node that is gone.
 bool end_steps(const std::set<pid_t>& sruns, const std::string& host);
+
+/// Puts a job into the queue again; Slurm then ends it here. Returns false if Slurm refuses it or does not answer.
+bool requeue(const std::string& job);
 
 }  // namespace muster::detail::supervise

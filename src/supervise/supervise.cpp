@@ -5,6 +5,7 @@
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
+#include "launch/job_end.hpp"
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
 #include "muster/error.hpp"
@@ -250,13 +251,15 @@ bool wait(Signals& signals, std::chrono::seconds time) {
 /// The supervision of a job. Many members: what its starts have in common, and what the starts so far have shown.
 class Supervision {
  public:
-  explicit Supervision(const SuperviseOptions& options)
-      : options_(options),
-        launcher_(find_launcher(launcher_kind(options, environment))),
-        requirements_{.ranks = wanted_ranks(options, environment, own_cpus()), .max_failures = 0} {
+  explicit Supervision(const SuperviseOptions& given)
+      : options_(with_hosts_of_job(given, environment)),
+        launcher_(find_launcher(launcher_kind(options_, environment))),
+        requirements_{.ranks = wanted_ranks(options_, environment, own_cpus()), .max_failures = 0} {
+    const auto& options = options_;
     check(options, requirements_.ranks, environment);
     requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
     supervisor_info_ = make_supervisor_info(options, requirements_.ranks);
+    find_job_end();
     if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&
         find_program("rsh").empty())
       throw Error(ExitCode::missing_package, "starting the ranks on " + options.hosts, "there is no ssh in PATH",
@@ -289,7 +292,11 @@ class Supervision {
       if (end.report.lost_host) next.ranks = ranks_without(lost_hosts_, options_, requirements_.ranks, environment);
       // A killed rank cannot write its cause itself.
       if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) cause_to_keep_ = cause;
-      if (!next.again) return give_up(end, cause, next.code);
+      if (!next.again) {
+        give_up(end, cause);
+        if (next.code == static_cast<int>(ExitCode::stopped)) requeue_if_time_is_over();
+        return next.code;
+      }
       if (run_is_gone()) {
         terminal_.error(cause + ". It is not started again: the run's folder " + run_.string() +
                         " was moved away or removed. Start again with the --storage and --name of the folder");
@@ -389,7 +396,7 @@ class Supervision {
     if (!enough) lost_hosts_.clear();
   }
 
-  int give_up(const JobEnd& end, const std::string& cause, int code) {
+  void give_up(const JobEnd& end, const std::string& cause) {
     keep_cause();
     auto text = cause;
     if (is_failure(end, signals_.stop_requested())) {
@@ -404,7 +411,34 @@ class Supervision {
       if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
     }
     terminal_.error(text);
-    return code;
+  }
+
+  void find_job_end() {
+    const auto now = std::chrono::system_clock::now();
+    job_end_ = launch::end_of_allocation(environment, now);
+    if (job_end_) return;
+    auto asked = launch::ask_for_job_end(environment);
+    if (asked.end) supervisor_info_.job_end = std::chrono::system_clock::to_time_t(*asked.end);
+    const char* const level = environment("MUSTER_LOG_LEVEL");
+    if (!asked.note.empty() && level != nullptr && (level == std::string("debug") || level == std::string("trace")))
+      terminal_.add("muster: debug: " + asked.note + "\n");
+    job_end_ = asked.end;
+  }
+
+  /// True if the ranks were told that the job ends, or have stopped by themselves shortly before its end.
+  bool time_is_over() const {
+    if (signals_.stop_requested() || !job_end_) return signals_.time_is_over();
+    const char* const variable = environment("SLURM_JOB_START_TIME");
+    const auto begin = std::chrono::system_clock::from_time_t(variable ? std::atoll(variable) : supervisor_info_.begin);
+    return *job_end_ - std::chrono::system_clock::now() < (*job_end_ - begin) / 10;
+  }
+
+  void requeue_if_time_is_over() {
+    const char* const job = environment("SLURM_JOB_ID");
+    if (!options_.requeue || job == nullptr || !time_is_over()) return;
+    terminal_.add("muster: the job's time is over; it is queued again\n");
+    terminal_.flush();
+    if (!requeue(job)) terminal_.warn("Slurm does not queue the job " + std::string(job) + " again; submit it again");
   }
 
   void announce_first_start() {
@@ -455,7 +489,7 @@ class Supervision {
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
   }
 
-  const SuperviseOptions& options_;
+  const SuperviseOptions options_;
   Launcher launcher_;
   JobRequirements requirements_;
   SupervisorInfo supervisor_info_;
@@ -468,6 +502,7 @@ class Supervision {
   std::set<pid_t> sruns_;         ///< of all starts
   bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
   std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
+  launch::JobEndTime job_end_;    ///< of the batch job; none if it is not known
   fs::path run_;                  ///< the run's folder, once a rank has reported it
 };
 

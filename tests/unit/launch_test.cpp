@@ -1,11 +1,14 @@
+#include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
 #include "launch/settings.hpp"
 #include "muster/error.hpp"
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -150,15 +153,92 @@ TEST(Launcher, SigtermIsARequestWhereSrunStartedTheRank) {
   EXPECT_FALSE(started_by_srun(environment)) << "mpirun has started its daemons with srun";
 }
 
-TEST(Launcher, TheAllocationsEndIsSlurms) {
-  const auto now = std::chrono::system_clock::from_time_t(1'700'000'000);
-  const auto end = [&](const char* value) {
-    return end_of_allocation(
-        [=](const char* name) { return name == std::string("SLURM_JOB_END_TIME") ? value : nullptr; }, now);
+using Clock = std::chrono::system_clock;
+
+TEST(JobEnd, AVariableTellsIt) {
+  const auto now = Clock::from_time_t(1'700'000'000);
+  for (const std::string variable : {"SLURM_JOB_END_TIME", "MUSTER_JOB_END_TIME"}) {
+    const auto end = [&](const char* value) {
+      return end_of_allocation([=](const char* name) { return name == variable ? value : nullptr; }, now);
+    };
+    EXPECT_EQ(end("1700000060"), now + std::chrono::seconds(60));
+    for (const char* none : {static_cast<const char*>(nullptr), "", "soon", "0", "1699999999", "9223372036854775807"})
+      EXPECT_FALSE(end(none));
+  }
+}
+
+TEST(JobEnd, EachSystemIsAskedForThisJob) {
+  std::map<std::string, const char*> variables;
+  const Environment environment = [&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second;
   };
-  EXPECT_EQ(end("1700000060"), now + std::chrono::seconds(60));
-  for (const char* none : {static_cast<const char*>(nullptr), "", "soon", "0", "1699999999", "9223372036854775807"})
-    EXPECT_FALSE(end(none));
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(job_end_question(environment), Words());
+  EXPECT_EQ(ask_for_job_end(environment).note, "");
+  variables = {{"LSB_JOBID", "12"}, {"LSB_JOBINDEX", "0"}};
+  EXPECT_EQ(job_end_question(environment), (Words{"bjobs", "-noheader", "-o", "time_left", "12"}));
+  variables["LSB_JOBINDEX"] = "3";
+  EXPECT_EQ(job_end_question(environment).back(), "12[3]");
+  variables = {{"PBS_JOBID", "12[3].server"}};
+  EXPECT_EQ(job_end_question(environment), (Words{"qstat", "-f", "12[3].server"}));
+  variables = {{"SLURM_JOB_ID", "12"}};
+  EXPECT_EQ(job_end_question(environment)[5], "12");
+  variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_ARRAY_JOB_ID", "12"}, {"SLURM_ARRAY_TASK_ID", "3"}};
+  EXPECT_EQ(job_end_question(environment)[5], "12_3") << "12 is the whole array, too";
+}
+
+TEST(JobEnd, OfSlurm) {
+  std::tm local{};
+  local.tm_year = 126, local.tm_mon = 10, local.tm_mday = 7, local.tm_hour = 3, local.tm_min = 5, local.tm_isdst = -1;
+  EXPECT_EQ(end_in_squeue("2026-11-07T03:05:00\n"), Clock::from_time_t(std::mktime(&local)));
+  for (const char* none : {"", "N/A\n", "NONE\n", "Unknown\n", "2026-11-07T03:05:00\n2026-11-07T03:05:00\n",
+                           "slurm_load_jobs error: Invalid job id specified\n", "2026-11-07"})
+    EXPECT_FALSE(end_in_squeue(none)) << none;
+}
+
+TEST(JobEnd, OfPbs) {
+  const auto now = Clock::from_time_t(1'800'000'000);
+  std::tm local{};
+  local.tm_year = 126, local.tm_mon = 10, local.tm_mday = 5, local.tm_hour = 10, local.tm_min = 7, local.tm_isdst = -1;
+  const auto begin = Clock::from_time_t(std::mktime(&local));
+  // OpenPBS 22
+  const std::string pbs = R"(Job Id: 4711.pbs01
+    Job_Name = demo
+    Job_Owner = ada@login1
+    resources_used.cpupercent = 196
+    resources_used.cput = 00:18:42
+    resources_used.walltime = 00:10:02
+    job_state = R
+    ctime = Thu Nov  5 10:06:51 2026
+    exec_host = n1/0*2+n2/0*2
+    Resource_List.select = 2:ncpus=2:mpiprocs=2
+    Resource_List.walltime = 01:30:00
+    stime = Thu Nov  5 10:07:00 2026
+    Variable_List = PBS_O_HOME=/home/ada,PBS_O_LANG=en_US.UTF-8,
+	PBS_O_WORKDIR=/home/ada/demo,PBS_O_QUEUE=workq
+    project = _pbs_project_default
+)";
+  EXPECT_EQ(end_in_qstat(pbs, now), begin + std::chrono::minutes(90));
+  // Torque 6
+  EXPECT_EQ(end_in_qstat("Job Id: 12.torque\n    Resource_List.walltime = 1:12:00:00\n    start_time = Thu Nov  5 "
+                         "10:07:00 2026\n    Walltime.Remaining = 129599\n",
+                         now),
+            begin + std::chrono::hours(36));
+  EXPECT_EQ(end_in_qstat("  resources_used.walltime = 00:10:00\n  Resource_List.walltime = 01:00:00\n", now),
+            now + std::chrono::minutes(50));
+  for (const char* none : {"", "qstat: Unknown Job Id 4711.pbs01\n", "    stime = Thu Nov  5 10:07:00 2026\n",
+                           "    Resource_List.walltime = 01:00:00\n", "    Resource_List.walltime = a while\n"})
+    EXPECT_FALSE(end_in_qstat(none, now)) << none;
+}
+
+TEST(JobEnd, OfLsf) {
+  const auto now = Clock::from_time_t(1'800'000'000);
+  EXPECT_EQ(end_in_bjobs("1:05 L\n", now), now + std::chrono::minutes(65));
+  EXPECT_EQ(end_in_bjobs("0:13\n", now), now + std::chrono::minutes(13));
+  EXPECT_EQ(end_in_bjobs("120:00 L   \n", now), now + std::chrono::hours(120));
+  for (const char* none : {"", "-\n", "   -    \n", "0:13 E\n", "0:02 X\n", "Job <12> is not found\n", "13 L\n"})
+    EXPECT_FALSE(end_in_bjobs(none, now)) << none;
 }
 
 TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -512,6 +513,11 @@ TEST_F(LaunchCommandTest, OnHosts) {
                           .words;
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_NAME"), 1) << "rank 0 may be elsewhere";
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_SUPERVISOR"), 1) << "mpirun refuses a name twice";
+  EXPECT_EQ(value(made, "MUSTER_JOB_END_TIME"), "missing");
+  const auto in_job = launch_command({Launcher::Kind::mpirun, "/bin/launcher"}, options, 5, {},
+                                     {.id = "7", .job_end = 1'800'000'000}, {}, environment);
+  EXPECT_EQ(value(in_job, "MUSTER_JOB_END_TIME"), "1800000000");
+  EXPECT_EQ(std::ranges::count(in_job.words, "MUSTER_JOB_END_TIME"), 1);
 }
 
 TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
@@ -543,6 +549,31 @@ TEST_F(LaunchCommandTest, InSlurm) {
   EXPECT_EQ(ranks_without({"n2"}, options, 8, environment), 4);
   options.hosts = "n1";
   EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
+}
+
+TEST_F(LaunchCommandTest, InPbsAndLsf) {
+  EXPECT_EQ(hosts_of_slots(""), "");
+  EXPECT_EQ(hosts_of_slots("n1\nn1\nn2\nn1\n"), "n1:3,n2:1");
+  const auto file = testing::TempDir() + "muster_nodefile." + std::to_string(::getpid());
+  for (const char* const variable : {"PBS_NODEFILE", "LSB_DJOB_HOSTFILE"}) {
+    std::ofstream(file) << "n1.cluster\nn1.cluster\nn2.cluster\nn2.cluster\n";
+    variables = {{variable, file}};
+    EXPECT_EQ(with_hosts_of_job(options, environment).hosts, "n1.cluster:2,n2.cluster:2");
+    EXPECT_EQ(with_hosts_of_job(options, environment).ranks, 4);
+    std::ofstream(file) << "n1\nn1\n";
+    EXPECT_EQ(with_hosts_of_job(options, environment).hosts, "") << "mpirun needs no daemon here";
+    EXPECT_EQ(with_hosts_of_job(options, environment).ranks, 2);
+    auto given = options;
+    given.ranks = 1;
+    EXPECT_EQ(with_hosts_of_job(given, environment).ranks, 1);
+    given.hosts = "n3";
+    EXPECT_EQ(with_hosts_of_job(given, environment).hosts, "n3");
+    variables["SLURM_JOB_ID"] = "12";
+    EXPECT_FALSE(with_hosts_of_job(options, environment).ranks);
+    variables = {{variable, "/does/not/exist"}};
+    EXPECT_FALSE(with_hosts_of_job(options, environment).ranks);
+  }
+  std::filesystem::remove(file);
 }
 
 TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {

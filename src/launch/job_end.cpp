@@ -1,0 +1,129 @@
+#include "launch/job_end.hpp"
+
+#include "base/program.hpp"
+
+#include <array>
+#include <cstdlib>
+#include <ctime>
+#include <sstream>
+
+namespace muster::detail::launch {
+namespace {
+
+using std::chrono::seconds, std::chrono::system_clock;
+
+/// The programs of a batch system wait for minutes for a server that does not answer.
+constexpr seconds answer_limit{3};
+constexpr seconds longest{1'000'000'000};  ///< an end later than this is no limit
+
+std::string value_of(const Environment& environment, const char* name) {
+  const char* const value = environment(name);
+  return value == nullptr ? "" : value;
+}
+
+/// Parses a local time; `format` as for strptime, for the whole text.
+JobEndTime local_time(const std::string& text, const char* format) {
+  std::tm local{};
+  const char* const end = ::strptime(text.c_str(), format, &local);
+  if (end == nullptr || *end != '\0') return {};
+  local.tm_isdst = -1;
+  const auto time = std::mktime(&local);
+  return time < 0 ? JobEndTime() : system_clock::from_time_t(time);
+}
+
+/// "HH:MM:SS" or "D:HH:MM:SS" as PBS writes them, or a number of seconds.
+std::optional<seconds> duration_of(const std::string& text) {
+  constexpr std::array<long long, 4> units{1, 60, 3600, 86400};
+  std::vector<long long> numbers;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ':');) {
+    if (part.empty() || part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos) return {};
+    numbers.push_back(std::stoll(part));
+  }
+  if (numbers.empty() || numbers.size() > units.size()) return {};
+  long long total = 0;
+  for (std::size_t i = 0; i < numbers.size(); ++i) total += numbers[numbers.size() - 1 - i] * units[i];
+  return seconds(total);
+}
+
+std::string trimmed(const std::string& text) {
+  const auto first = text.find_first_not_of(" \t\r\n");
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+JobEndTime within_reach(JobEndTime end, system_clock::time_point now) {
+  return end && *end > now && *end < now + longest ? end : std::nullopt;
+}
+
+}  // namespace
+
+JobEndTime end_of_allocation(const Environment& environment, system_clock::time_point now) {
+  for (const char* const name : {"SLURM_JOB_END_TIME", "MUSTER_JOB_END_TIME"})
+    if (const auto end = seconds(std::atoll(value_of(environment, name).c_str()));
+        end > std::chrono::floor<seconds>(now.time_since_epoch()) && end < seconds(1'000'000'000'000))
+      if (const auto known = within_reach(system_clock::time_point(end), now)) return known;
+  return {};
+}
+
+std::vector<std::string> job_end_question(const Environment& environment) {
+  if (auto job = value_of(environment, "SLURM_JOB_ID"); !job.empty()) {
+    // The number of an array's last job is also that of the whole array.
+    const auto array = value_of(environment, "SLURM_ARRAY_JOB_ID"), task = value_of(environment, "SLURM_ARRAY_TASK_ID");
+    if (!array.empty() && !task.empty()) job = array + "_" + task;
+    return {"env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", job, "-o", "%e"};
+  }
+  if (auto job = value_of(environment, "PBS_JOBID"); !job.empty()) return {"qstat", "-f", job};
+  if (auto job = value_of(environment, "LSB_JOBID"); !job.empty()) {
+    if (const auto index = value_of(environment, "LSB_JOBINDEX"); !index.empty() && index != "0")
+      job += "[" + index + "]";
+    return {"bjobs", "-noheader", "-o", "time_left", job};
+  }
+  return {};
+}
+
+JobEndTime end_in_squeue(const std::string& text) { return local_time(trimmed(text), "%Y-%m-%dT%H:%M:%S"); }
+
+JobEndTime end_in_qstat(const std::string& text, system_clock::time_point now) {
+  std::string limit, used, began;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto sign = line.find(" = ");
+    if (sign == std::string::npos) continue;
+    const auto key = trimmed(line.substr(0, sign)), value = trimmed(line.substr(sign + 3));
+    if (key == "Resource_List.walltime") limit = value;
+    if (key == "resources_used.walltime") used = value;
+    if (key == "stime" || key == "start_time") began = value;  // PBS, Torque
+  }
+  const auto whole = duration_of(limit);
+  if (!whole) return {};
+  if (const auto begin = local_time(began, "%a %b %d %H:%M:%S %Y")) return *begin + *whole;
+  if (const auto past = duration_of(used)) return now + *whole - *past;
+  return {};
+}
+
+JobEndTime end_in_bjobs(const std::string& text, system_clock::time_point now) {
+  // "1:05 E" and "1:05 X" are estimates of how long the job runs, not limits.
+  std::istringstream words(text);
+  std::string time, kind, more;
+  words >> time >> kind;
+  if ((!kind.empty() && kind != "L") || (words >> more) || time.find(':') == std::string::npos) return {};
+  const auto left = duration_of(time + ":00");
+  return left ? JobEndTime(now + *left) : JobEndTime();
+}
+
+AskedJobEnd ask_for_job_end(const Environment& environment) {
+  const auto question = job_end_question(environment);
+  if (question.empty()) return {};
+  const auto& program = question.front() == "env" ? question.at(2) : question.front();
+  const auto unknown = "the end of this job is not known: " + program;
+  const auto answer = output_of(question, answer_limit);
+  if (!answer) return {.note = unknown + " is missing, has failed or has not answered within 3 s"};
+  const auto now = system_clock::now();
+  const auto end = program == "squeue"  ? end_in_squeue(*answer)
+                   : program == "qstat" ? end_in_qstat(*answer, now)
+                                        : end_in_bjobs(*answer, now);
+  if (const auto known = within_reach(end, now)) return {.end = known};
+  return {.note = unknown + " names no time to come"};
+}
+
+}  // namespace muster::detail::launch

@@ -1,0 +1,42 @@
+// When the batch job ends in which this process runs. Slurm tells it in a variable since version 22.05; other batch
+// systems, and an older Slurm, are asked by their own programs.
+#pragma once
+
+#include "base/export.hpp"
+#include "launch/launcher.hpp"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::detail::launch {
+
+using JobEndTime = std::optional<std::chrono::system_clock::time_point>;
+
+/// The end by SLURM_JOB_END_TIME, or else by MUSTER_JOB_END_TIME: seconds since 1970. None if it is in the past, which
+/// happens in a shell of an earlier allocation.
+MUSTER_INTERNAL_API JobEndTime end_of_allocation(const Environment& environment,
+                                                 std::chrono::system_clock::time_point now);
+
+/// What a batch system is asked with: the program and its arguments. Empty if this is no job of a known system.
+std::vector<std::string> job_end_question(const Environment& environment);
+
+// Their answers. None for a text that tells no end: an error, or a job without a limit.
+
+/// squeue -h -o %e: "2026-11-27T03:00:00", in local time.
+JobEndTime end_in_squeue(const std::string& text);
+/// qstat -f of PBS and Torque: when the job began, or how long it has run, and its limit.
+JobEndTime end_in_qstat(const std::string& text, std::chrono::system_clock::time_point now);
+/// bjobs -noheader -o time_left: "1:05 L", hours and minutes until the limit.
+JobEndTime end_in_bjobs(const std::string& text, std::chrono::system_clock::time_point now);
+
+/// The end as the batch system tells it, or why it is not known; `note` is empty where there is no job.
+struct AskedJobEnd {
+  JobEndTime end = {};
+  std::string note = {};
+};
+/// Asks the batch system, for a few seconds at most.
+MUSTER_INTERNAL_API AskedJobEnd ask_for_job_end(const Environment& environment);
+
+}  // namespace muster::detail::launch
