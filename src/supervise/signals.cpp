@@ -37,6 +37,7 @@ Signals::Signals() {
   }
   // Until now the handler of muster's library has had them.
   stop_requested_ = launch::stop_signal::is_requested();
+  if (stop_requested_) first_wish_ = SIGUSR1;  // it was not written down which; in a batch job it is this one
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);

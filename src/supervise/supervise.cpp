@@ -276,6 +276,13 @@ class Supervision {
   }
 
   int run() {
+    const int code = run_job();
+    if (code == static_cast<int>(ExitCode::stopped)) requeue_if_time_is_over();
+    return code;
+  }
+
+ private:
+  int run_job() {
     announce_first_start();
     for (int ranks = requirements_.ranks;;) {
       auto end = start(ranks);
@@ -292,11 +299,7 @@ class Supervision {
       if (end.report.lost_host) next.ranks = ranks_without(lost_hosts_, options_, requirements_.ranks, environment);
       // A killed rank cannot write its cause itself.
       if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) cause_to_keep_ = cause;
-      if (!next.again) {
-        give_up(end, cause);
-        if (next.code == static_cast<int>(ExitCode::stopped)) requeue_if_time_is_over();
-        return next.code;
-      }
+      if (!next.again) return give_up(end, cause, next.code);
       if (run_is_gone()) {
         terminal_.error(cause + ". It is not started again: the run's folder " + run_.string() +
                         " was moved away or removed. Start again with the --storage and --name of the folder");
@@ -309,7 +312,6 @@ class Supervision {
     }
   }
 
- private:
   /// True if the run's folder is not there any more, so that a new start would begin a new run. Only where all ranks
   /// are on this host: the storage of other hosts need not be visible here.
   bool run_is_gone() const {
@@ -396,7 +398,7 @@ class Supervision {
     if (!enough) lost_hosts_.clear();
   }
 
-  void give_up(const JobEnd& end, const std::string& cause) {
+  int give_up(const JobEnd& end, const std::string& cause, int code) {
     keep_cause();
     auto text = cause;
     if (is_failure(end, signals_.stop_requested())) {
@@ -411,6 +413,7 @@ class Supervision {
       if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
     }
     terminal_.error(text);
+    return code;
   }
 
   void find_job_end() {

@@ -215,8 +215,8 @@ TEST(JobEnd, OfPbs) {
     Resource_List.select = 2:ncpus=2:mpiprocs=2
     Resource_List.walltime = 01:30:00
     stime = Thu Nov  5 10:07:00 2026
-    Variable_List = PBS_O_HOME=/home/ada,PBS_O_LANG=en_US.UTF-8,
-	PBS_O_WORKDIR=/home/ada/demo,PBS_O_QUEUE=workq
+    Variable_List = PBS_O_HOME=/u/ada,PBS_O_LANG=en_US.UTF-8,
+	PBS_O_WORKDIR=/u/ada/demo,PBS_O_QUEUE=workq
     project = _pbs_project_default
 )";
   EXPECT_EQ(end_in_qstat(pbs, now), begin + std::chrono::minutes(90));
