@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <utility>
 
 namespace muster::detail {
@@ -59,7 +60,9 @@ ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds
     const bool in_time = read_all(ends[0], end.output, Clock::now() + limit);
     if (!in_time) ::kill(-process, SIGKILL);
     int status = 0;
-    if (::waitpid(process, &status, 0) == process && in_time) {
+    pid_t ended = 0;
+    while ((ended = ::waitpid(process, &status, 0)) < 0 && errno == EINTR) continue;
+    if (ended == process && in_time) {
       end.kind = WIFEXITED(status) ? ProgramEnd::Kind::exited : ProgramEnd::Kind::killed_by_signal;
       end.code = WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status);
     } else {

@@ -130,7 +130,9 @@ std::vector<LateRank> LateRankDetector::add_save(const StepWindow& window) {
   if (last_saves_.size() > windows) last_saves_.pop_front();
   std::vector<LateRank> found;
   for (std::size_t rank = 0; rank < hosts_.size(); ++rank) {
-    const auto is_late_in = [&](const Save& save) { return save.behind[rank] > least_behind * save.seconds; };
+    const auto is_late_in = [&](const Save& save) {
+      return save.behind[rank] > std::max(least_behind * save.seconds, least_behind_in_save);
+    };
     const auto late = static_cast<std::size_t>(std::ranges::count_if(last_saves_, is_late_in));
     if (is_late_at_saves_[rank]) {
       if (last_saves_.size() == windows && late <= on_time_windows) is_late_at_saves_[rank] = false;

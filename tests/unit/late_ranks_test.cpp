@@ -180,6 +180,16 @@ TEST(LateRanks, AQuotaIsNamedThoughItHoldsUpInBursts) {
   }
 }
 
+TEST(LateRanks, AFewMillisecondsMoreInEachSaveAreNotLate) {
+  LateRankDetector detector(hosts(2));
+  for (int saves = 0; saves < 40; ++saves) {
+    StepWindow window{
+        .steps = 2, .seconds = 0.03, .times = {{.compute = 0.01, .save = 0.02}, {.compute = 0.01, .save = 0.005}}};
+    window.loads.resize(2);
+    EXPECT_TRUE(detector.add(std::move(window)).empty());
+  }
+}
+
 TEST(LateRanks, OneThatSavesSlowlyIsNamedAfterEightSaves) {
   // A save in each 20th window. Worker 2 needs `longer` for its part.
   for (const double longer : {4.0, 1.0}) {
