@@ -48,23 +48,30 @@ class OutcomeExchange {
 
   /// Makes progress. True if the outcomes of all ranks are here and no rank needs anything from this one.
   bool advance() {
-    while (known_.size() < size_ && advance_round()) continue;
+    while (!has_all() && advance_round()) continue;
     int sent = 0;
     check(MPI_Testall(static_cast<int>(memory_->sends.size()), memory_->sends.data(), &sent, MPI_STATUSES_IGNORE),
           "MPI_Testall");
-    return finished_ = known_.size() == size_ && sent;
+    return finished_ = has_all() && sent;
   }
 
-  /// The ranks that have not come, as far as this rank knows.
-  std::vector<int> missing() const {
+  /// True if the outcomes of all ranks are here.
+  bool has_all() const { return known_.size() == size_; }
+  /// The ranks whose outcome is not here.
+  std::vector<int> without_outcome() const {
     std::vector<int> ranks;
-    for (std::size_t distance = known_.size(); distance < size_; ++distance)
-      if (const int r = rank_at(distance); !world_.presence.has_answered(r, world_.agreements + 1)) ranks.push_back(r);
+    for (std::size_t distance = known_.size(); distance < size_; ++distance) ranks.push_back(rank_at(distance));
     std::ranges::sort(ranks);
     return ranks;
   }
+  /// Those of them that have not come, as far as this rank knows.
+  std::vector<int> missing() const {
+    auto ranks = without_outcome();
+    std::erase_if(ranks, [&](int r) { return world_.presence.has_answered(r, world_.agreements + 1); });
+    return ranks;
+  }
 
-  /// Call it when no rank is missing.
+  /// Call it when has_all().
   Outcomes take() const {
     Outcomes all{std::vector<Outcome>(size_), std::vector<bool>(size_), std::vector<int>(size_)};
     for (std::size_t distance = 0; distance < size_; ++distance) {
@@ -214,9 +221,13 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
     decision = world.wait_monitor.decide(end, begun, limit, &late);
     more = decision.more;
   }
-  if (const auto missing = exchange.missing(); !missing.empty())
-    throw ranks_missing(world, communicator.rank(), missing, given_up ? world.alarm.stalled() : std::nullopt,
-                        watch::now() - begun, decision);
+  // If the last rank has come only now, its outcome is still on its way.
+  if (exchange.missing().empty()) wait_until([&] { return exchange.advance() || exchange.has_all(); }, stall_grace);
+  if (!exchange.has_all()) {
+    const auto missing = exchange.missing();
+    throw ranks_missing(world, communicator.rank(), missing.empty() ? exchange.without_outcome() : missing,
+                        given_up ? world.alarm.stalled() : std::nullopt, watch::now() - begun, decision);
+  }
   calls.end(ticket);
   return exchange.take();
 }

@@ -287,6 +287,20 @@ TEST(Watch, EveryRankThatHasNotComeToAnAgreementIsNamed) {
   }
 }
 
+TEST(Watch, ARankThatComesToAnAgreementAtTheLimitIsHeardOrNamed) {
+  // Ranks with this limit wait for 1.15 s: half of it, and a second for answers.
+  for (const auto delay : {1140ms, 1149ms, 1150ms, 1151ms, 1160ms}) {
+    const auto ranks = on_nodes({0, 0, 1, 1});
+    if (world().rank() == 3) std::this_thread::sleep_for(delay);
+    try {
+      EXPECT_EQ(agree(ranks, {}, 300ms).size(), 4U);
+    } catch (const RanksMissing& lost) {
+      EXPECT_NE(std::string(lost.what()).find("no word within"), std::string::npos) << lost.what();
+    }
+    world().barrier();
+  }
+}
+
 TEST(Watch, OneSpeaksWhereSeveralHaveWaitedTooLong) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 2, 3}}) {
     const auto ranks = on_nodes(nodes);
