@@ -22,8 +22,10 @@ void add_run(CLI::App& app) {
       ->add_option("--min-workers", options->min_workers,
                    "Go on with so few where there are no more, with as many samples in a step [all]")
       ->option_text("M");
+  command->add_option("--spares", options->spares, "Slots to keep free for the ranks of a host that is lost [0]")
+      ->option_text("N");
   command->add_flag("--requeue", options->requeue,
-                    "Queue the Slurm job again when it has saved and stopped at the end of its time");
+                    "Queue the Slurm job again at the end of its time, or when too few nodes are left");
   const auto grace =
       std::make_shared<int>(static_cast<int>(std::chrono::round<std::chrono::seconds>(options->grace).count()));
   command->add_option("--grace", *grace, "Seconds to save and stop in, before the end [60]")

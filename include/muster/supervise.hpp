@@ -13,7 +13,7 @@ namespace muster {
 struct SuperviseOptions {
   std::vector<std::string> command = {};  ///< the program, searched in PATH if it has no slash, and its arguments
   /// The number of ranks; empty: the tasks of the Slurm job, the slots of `hosts` or of a PBS or LSF job, or else the
-  /// CPUs of this process.
+  /// CPUs of this process, in each case without the spares.
   std::optional<int> ranks = {};
   std::string hosts =
       {};  ///< "n1,n2:4": with so many slots each, one unless given; empty: the hosts of the job, or this machine
@@ -25,8 +25,12 @@ struct SuperviseOptions {
   /// ScalingConfig::num_workers, or else `ranks`. The number of samples per step stays the same: that of the
   /// checkpoint, or else batch_size times all ranks.
   std::optional<int> min_workers = {};
+  /// So many slots are kept free for the ranks of a host that is lost: then the job goes on with as many ranks as
+  /// before. `ranks` is then by default all slots but these.
+  int spares = 0;
   /// Puts the Slurm job into the queue again when its ranks have saved and stopped (ExitCode::stopped) at the end of
-  /// its time: after SIGUSR1, or without a signal in the last tenth of its time.
+  /// its time: after SIGUSR1, or without a signal in the last tenth of its time; and when it has lost a node and too
+  /// few are left for `min_workers`.
   bool requeue = false;
   /// Between the wish to stop and the end of ranks that do not heed it.
   std::chrono::milliseconds grace = std::chrono::seconds(60);
@@ -41,8 +45,10 @@ struct SuperviseOptions {
 ///
 /// The ranks are asked to save and stop by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP unless it is ignored (nohup), and
 /// when the reader of standard output has gone. A second SIGINT ends everything at once with ExitCode::interrupted. A
-/// host of `hosts` that cannot be reached is left out like a lost one. Each problem is printed once. Only one call at a
-/// time, in a process that has no other children.
+/// host of `hosts` that cannot be reached is left out like a lost one. Lost hosts are asked from time to time (ssh HOST
+/// echo) whether they answer again; then the ranks save their state, and all start again. A node that Slurm has drained
+/// is left out at the next start. Each problem is printed once. Only one call at a time, in a process that has no other
+/// children.
 MUSTER_API int supervise(const SuperviseOptions& options);
 
 }  // namespace muster

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cerrno>
+#include <sstream>
 #include <utility>
 
 namespace muster::detail {
@@ -31,6 +32,19 @@ bool read_all(int file, std::string& text, Clock::time_point until) {
 }
 
 }  // namespace
+
+std::filesystem::path find_program(const std::string& name, const char* path) {
+  const auto is_program = [](const std::filesystem::path& file) {
+    std::error_code unknown;
+    return std::filesystem::is_regular_file(file, unknown) && ::access(file.c_str(), X_OK) == 0;
+  };
+  if (name.find('/') != std::string::npos)
+    return is_program(name) ? std::filesystem::path(name) : std::filesystem::path();
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (const auto file = std::filesystem::path(folder) / name; !folder.empty() && is_program(file)) return file;
+  return {};
+}
 
 ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds limit, bool errors) {
   ProgramEnd end;

@@ -1,14 +1,19 @@
-// The output of a short program, such as scontrol, with a limit for its time.
+// Programs by their name, and the output of a short one, such as scontrol, with a limit for its time.
 #pragma once
 
 #include "base/export.hpp"
 
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace muster::detail {
+
+/// Finds an executable file of that name in `path`, or the file itself if the name has a slash; empty if there is none.
+MUSTER_INTERNAL_API std::filesystem::path find_program(const std::string& name, const char* path = std::getenv("PATH"));
 
 struct ProgramEnd {
   enum class Kind { exited, killed_by_signal, out_of_time, not_started };

@@ -6,6 +6,7 @@
 #include "comm/mpi_call.hpp"
 #include "muster/mpi.hpp"
 
+#include <dlfcn.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -70,6 +71,12 @@ std::string mpi_library() {
   library.resize(std::min(library.find_first_of(",\n"), library.size()));
   std::ranges::replace(library, '\t', ' ');  // of MPICH
   return library;
+}
+
+std::string mpi_library_file() {
+  Dl_info found{};
+  const bool known = ::dladdr(reinterpret_cast<const void*>(&MPI_Get_library_version), &found) != 0;
+  return known && found.dli_fname != nullptr ? found.dli_fname : "";
 }
 
 void abort(int code) noexcept {

@@ -32,6 +32,8 @@ class MpiScope {
 
 /// The name and version of the MPI library: "Open MPI v4.1.4".
 MUSTER_INTERNAL_API std::string mpi_library();
+/// The file of the MPI library that this process has loaded; empty if it is not known.
+MUSTER_INTERNAL_API std::string mpi_library_file();
 
 /// Ends all processes of MPI_COMM_WORLD with that exit code, as a last resort.
 [[noreturn]] void abort(int code) noexcept;

@@ -1,22 +1,11 @@
+#include "base/program.hpp"
 #include "doctor/checks.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <regex>
-#include <sstream>
 
 namespace muster::detail::doctor {
 namespace {
-
-std::filesystem::path find_in_path(const Environment& environment, const char* name) {
-  const char* const path = environment("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (const auto file = std::filesystem::path(folder) / name; !folder.empty() && ::access(file.c_str(), X_OK) == 0)
-      return file;
-  return {};
-}
 
 /// The name of an MPI in what its library or its mpirun says of itself; empty if it is none of these.
 std::string family_of(const std::string& text) {
@@ -65,9 +54,9 @@ Findings check_launcher(const Json& facts, const std::string& library) {
 }  // namespace
 
 Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run) {
-  Json facts{{"library", library}, {"mpirun", nullptr}, {"srun", !find_in_path(environment, "srun").empty()}};
+  Json facts{{"library", library}, {"mpirun", nullptr}, {"srun", !find_program("srun", environment("PATH")).empty()}};
   for (const char* name : {"mpirun", "mpiexec"}) {
-    const auto found = find_in_path(environment, name);
+    const auto found = find_program(name, environment("PATH"));
     if (found.empty()) continue;
     auto version = run({found.string(), "--version"});
     if (version.is_string()) {  // the whole of Hydra's answer has many lines

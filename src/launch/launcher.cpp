@@ -49,6 +49,14 @@ bool is_first_process(const Environment& environment) {
   return true;
 }
 
+std::string process_for_launcher(const Environment& environment) {
+  const char* const rank = environment("PMI_RANK");
+  if (rank == nullptr || environment("SLURM_PROCID") != nullptr) return {};
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) return {};
+  return std::string(rank) + " " + std::to_string(::getpid()) + " " + host.data();
+}
+
 std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library) {
   const int tasks = number(environment, step_tasks, 1);
   const bool other_launcher = environment("PMIX_RANK") != nullptr || environment("OMPI_COMM_WORLD_SIZE") != nullptr;

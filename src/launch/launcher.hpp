@@ -16,6 +16,9 @@ using Environment = std::function<const char*(const char*)>;  ///< like std::get
 /// True on the rank that asks for all where MPI does not tell yet: the launcher's first process, or the only one.
 bool is_first_process(const Environment& environment);
 
+/// "RANK PID HOST" of this process under Hydra, which names a lost rank by its process id; otherwise empty.
+std::string process_for_launcher(const Environment& environment);
+
 /// The error that the launcher has started N worlds of one rank.
 struct SeparateWorlds {
   int task = 0;      ///< this process's number among the processes that the launcher started

@@ -41,6 +41,8 @@ inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
 
 using detail::message_prefix;
 inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
+/// Text: "RANK PID HOST", where the launcher names a lost rank by its process id.
+inline constexpr std::string_view message_process = "process";
 inline constexpr std::string_view message_up = "up";              ///< MPI is there: the ranks have come together
 inline constexpr std::string_view message_run = "run";            ///< the folder of the run that begins
 inline constexpr std::string_view message_min_workers = "least";  ///< the workers that are enough

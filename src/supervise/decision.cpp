@@ -88,7 +88,8 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   if (report.lost_host && !report.launcher_error.empty())
     return report.launcher_error;  // its ranks were lost with the host
   if (const auto& lost = report.lost_rank)
-    return "rank " + std::to_string(lost->rank) + " (" + lost->host + ") was ended by " + signal_text(lost->signal);
+    return (lost->rank < 0 ? "a rank" : "rank " + std::to_string(lost->rank)) + " (" + lost->host + ") was ended by " +
+           signal_text(lost->signal);
   if (!report.error.empty()) return report.error;
   if (!in_file.empty()) return in_file;
   if (!report.launcher_error.empty()) return report.launcher_error;

@@ -17,7 +17,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <sstream>
 #include <thread>
 
 namespace muster::detail::supervise {
@@ -53,9 +52,18 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return result;
 }
 
+/// Makes a pipe, whose reading end never blocks; returns the end to write to.
+int make_pipe(int& reading_end) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("making a pipe");
+  reading_end = ends[0];
+  ::fcntl(reading_end, F_SETFL, O_NONBLOCK);
+  return ends[1];
+}
+
 /// Runs between vfork and exec: only system calls are allowed.
 [[noreturn]] void become(char* const* words, char* const* variables, pid_t parent, const sigset_t& blocked, int input,
-                         int error) {
+                         int output, int error) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
@@ -64,6 +72,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   ::signal(SIGPIPE, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   ::dup2(input, STDIN_FILENO);
+  if (output >= 0) ::dup2(output, STDOUT_FILENO);
   ::dup2(error, STDERR_FILENO);
   ::execve(words[0], words, variables);
   ::_exit(127);
@@ -104,34 +113,34 @@ Job::Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_rank
   auto words = command.words;
   auto variables = environment_with(command.environment);
   const auto words_to = pointers(words), variables_to = pointers(variables);
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("making a pipe");
-  output_ = ends[0];
-  ::fcntl(output_, F_SETFL, O_NONBLOCK);
+  const int error_end = make_pipe(output_);
+  const int output_end = kind == Launcher::Kind::hydra ? make_pipe(standard_output_) : -1;
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const pid_t self = ::getpid();
   sigset_t blocked;
   ::sigemptyset(&blocked);
   // A batch system sends SIGTERM to all processes of a job that it is about to end. The ranks save then, and mpirun
   // would kill them; it does not pass its mask on to them. srun does not end its ranks in a job that is ending.
-  if (kind == Launcher::Kind::mpirun && !has_remote_ranks && in_batch_job()) ::sigaddset(&blocked, SIGTERM);
+  if (kind != Launcher::Kind::srun && !has_remote_ranks && in_batch_job()) ::sigaddset(&blocked, SIGTERM);
   launcher_ = ::vfork();  // copies no page tables; copying libtorch's takes milliseconds
-  if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, blocked, nothing, ends[1]);
-  ::close(ends[1]);
+  if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, blocked, nothing, output_end, error_end);
+  ::close(error_end);
+  if (output_end >= 0) ::close(output_end);
   ::close(nothing);
   if (launcher_ < 0) {
-    ::close(output_);
+    close(output_);
+    close(standard_output_);
     fail("starting a process");
   }
 }
 
-std::string Job::read() {
+std::string Job::read(int& source) {
   std::string text;
   std::array<char, 16384> buffer{};
   ssize_t count = 0;
-  while ((count = ::read(output_, buffer.data(), buffer.size())) > 0)
+  while ((count = ::read(source, buffer.data(), buffer.size())) > 0)
     text.append(buffer.data(), static_cast<std::size_t>(count));
-  if (count == 0) close_output();
+  if (count == 0) close(source);
   return text;
 }
 
@@ -148,7 +157,7 @@ int Job::signal() const noexcept { return status_ && WIFSIGNALED(*status_) ? WTE
 
 bool Job::ask_to_stop() {
   const auto ranks = children_of(launcher_);
-  if (kind_ == Launcher::Kind::mpirun && ranks && ranks->empty()) return false;
+  if (kind_ != Launcher::Kind::srun && ranks && ranks->empty()) return false;
   ::kill(launcher_, SIGUSR1);
   return true;
 }
@@ -170,21 +179,9 @@ void Job::end() {
   end_children();
 }
 
-void Job::close_output() noexcept {
-  if (output_ >= 0) ::close(output_);
-  output_ = -1;
-}
-
-std::filesystem::path find_program(const std::string& name) {
-  const auto is_program = [](const fs::path& path) {
-    return fs::is_regular_file(path) && ::access(path.c_str(), X_OK) == 0;
-  };
-  if (name.find('/') != std::string::npos) return is_program(name) ? fs::path(name) : fs::path();
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (!folder.empty() && is_program(fs::path(folder) / name)) return fs::path(folder) / name;
-  return {};
+void Job::close(int& file) noexcept {
+  if (file >= 0) ::close(file);
+  file = -1;
 }
 
 }  // namespace muster::detail::supervise

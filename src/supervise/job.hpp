@@ -22,14 +22,19 @@ class Job {
   /// Ends all processes that are left.
   ~Job() {
     end();
-    close_output();
+    close(output_);
+    close(standard_output_);
   }
 
   pid_t launcher() const noexcept { return launcher_; }
   /// The launcher's stderr, for poll(); -1 when no process writes to it any more.
   int output() const noexcept { return output_; }
   /// Reads what is available of it now.
-  std::string read();
+  std::string read() { return read(output_); }
+  /// Hydra's stdout, which the ranks' output comes through, and what Hydra says of lost ranks; -1 for other launchers,
+  /// whose stdout is ours.
+  int standard_output() const noexcept { return standard_output_; }
+  std::string read_standard_output() { return read(standard_output_); }
   /// True if the launcher has ended by itself. SIGCHLD announces this.
   bool ended();
   /// Its exit code; or 0, and the signal that has ended it.
@@ -41,16 +46,15 @@ class Job {
   void end();
 
  private:
-  void close_output() noexcept;
+  static std::string read(int& source);
+  static void close(int& file) noexcept;
 
   pid_t launcher_ = -1;
   Launcher::Kind kind_;
   bool has_remote_ranks_;  ///< mpirun has daemons on other hosts
   int output_ = -1;
+  int standard_output_ = -1;
   std::optional<int> status_ = {};
 };
-
-/// Finds an executable file of that name in PATH, or the file itself if the name has a slash; empty if there is none.
-std::filesystem::path find_program(const std::string& name);
 
 }  // namespace muster::detail::supervise

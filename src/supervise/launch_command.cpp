@@ -59,13 +59,20 @@ int slots_of(const std::vector<Host>& hosts) {
   return slots;
 }
 
+/// The nodes of a Slurm job that so many ranks take, of those that are not lost.
+int nodes_for(int ranks, const Hosts& lost, const Environment& environment) {
+  const int all = number_in(environment, "SLURM_JOB_NUM_NODES"), left = all - static_cast<int>(lost.size());
+  const int on_each = std::max(1, number_in(environment, "SLURM_NTASKS") / std::max(1, all));
+  return std::min(left, (ranks + on_each - 1) / on_each);
+}
+
+}  // namespace
+
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
   for (const auto& word : words) text += (text.empty() ? "" : ",") + word;
   return text;
 }
-
-}  // namespace
 
 std::string hosts_of_slots(const std::string& text) {
   std::vector<std::pair<std::string, int>> hosts;
@@ -94,35 +101,53 @@ SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& 
   return options;
 }
 
-Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment) {
+Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment, const std::string& mpi) {
+  const auto is = [&](std::string_view name) { return mpi.find(name) != std::string::npos; };
   const bool several = environment("SLURM_JOB_ID") != nullptr && number_in(environment, "SLURM_JOB_NUM_NODES") > 1;
-  return several && options.hosts.empty() ? Launcher::Kind::srun : Launcher::Kind::mpirun;
+  // Cray MPICH has no mpiexec of its own.
+  const bool only_srun = environment("SLURM_JOB_ID") != nullptr && is("CRAY");
+  if ((several || only_srun) && options.hosts.empty()) return Launcher::Kind::srun;
+  return is("MPICH") || is("Intel") || is("MVAPICH") ? Launcher::Kind::hydra : Launcher::Kind::open_mpi;
 }
 
-int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cpus) {
-  if (options.ranks) return *options.ranks;
+int all_slots(const SuperviseOptions& options, const Environment& environment, int cpus) {
   if (!options.hosts.empty()) return slots_of(hosts_in(options.hosts));
   const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : number_in(environment, "SLURM_NTASKS");
   return tasks > 0 ? tasks : cpus;
 }
 
-int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment) {
-  const bool slurm = launcher_kind(options, environment) == Launcher::Kind::srun;
-  const int all = slurm ? number_in(environment, "SLURM_JOB_NUM_NODES") : slots_of(hosts_in(options.hosts));
-  const int left = slurm ? all - static_cast<int>(lost.size()) : slots_of(hosts_in(options.hosts, lost));
-  if (!slurm && ranks <= all) return std::min(ranks, left);
-  return all > 0 ? static_cast<int>(std::int64_t{ranks} * left / all) : ranks;
+int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cpus) {
+  return options.ranks ? *options.ranks : all_slots(options, environment, cpus) - options.spares;
+}
+
+int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
+                  Launcher::Kind launcher) {
+  if (launcher == Launcher::Kind::srun) {
+    const int nodes = number_in(environment, "SLURM_JOB_NUM_NODES"), left = nodes - static_cast<int>(lost.size());
+    const int slots = std::max(ranks, number_in(environment, "SLURM_NTASKS"));
+    return nodes > 0 ? std::min(ranks, static_cast<int>(std::int64_t{slots} * left / nodes)) : ranks;
+  }
+  const int all = slots_of(hosts_in(options.hosts)), left = slots_of(hosts_in(options.hosts, lost));
+  if (all == 0) return ranks;
+  return ranks <= all ? std::min(ranks, left) : static_cast<int>(std::int64_t{ranks} * left / all);
+}
+
+std::string name_in_hosts(const SuperviseOptions& options, const std::string& host) {
+  for (const auto& one : hosts_in(options.hosts))
+    if (short_name(one.name) == short_name(host)) return one.name;
+  return host;
 }
 
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment) {
   // In a Slurm job, mpirun starts its daemons through Slurm. The user may have set another program than ssh.
-  if (environment("SLURM_JOB_ID") != nullptr || environment("OMPI_MCA_plm_rsh_agent") != nullptr) return false;
+  for (const auto* name : {"SLURM_JOB_ID", "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"})
+    if (environment(name) != nullptr) return false;
   return std::ranges::any_of(hosts_in(options.hosts), [&](const Host& host) {
     return host.name != "localhost" && !host.name.starts_with("127.") && short_name(host.name) != short_name(here);
   });
 }
 
-void check(const SuperviseOptions& options, int ranks, const Environment& environment) {
+void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment) {
   const auto refuse = [](const std::string& fact, const std::string& remedy) {
     throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
   };
@@ -136,6 +161,10 @@ void check(const SuperviseOptions& options, int ranks, const Environment& enviro
       refuse("\"" + host.entry + "\" in --hosts has no number of slots behind the colon",
              "Name the hosts with 1 slot or more, as in n1:4,n2:4");
   if (ranks < 1) refuse(std::to_string(ranks) + " is not a number of ranks", "Ask for 1 or more");
+  if (options.spares < 0 || (options.spares > 0 && ranks + options.spares > slots))
+    refuse(counted(ranks, "rank") + " and " + counted(options.spares, "spare") +
+               " are asked for, and there is room for " + std::to_string(slots),
+           "Name more hosts, or ask for fewer");
   const int least = options.min_workers.value_or(1);
   if (least < 1 || least > ranks)
     refuse("--min-workers is " + std::to_string(least) + " of " + counted(ranks, "rank"),
@@ -148,10 +177,7 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
                              const SupervisorInfo& supervisor_info, const Folders& folders,
                              const Environment& environment, const std::vector<std::string>& flag_variables) {
   namespace variable = launch::variable;
-  const bool mpirun = launcher.kind == Launcher::Kind::mpirun;
-  LaunchCommand command{.words = {launcher.path.string()}, .environment = {}};
-  auto& words = command.words;
-  std::vector<std::pair<std::string, std::string>> told{
+  Variables told{
       {variable::supervised, "1"}, {variable::id, supervisor_info.id}, {variable::started, supervisor_info.started}};
   if (supervisor_info.begin > 0) told.emplace_back(variable::begin, std::to_string(supervisor_info.begin));
   if (supervisor_info.job_end > 0) told.emplace_back(variable::job_end, std::to_string(supervisor_info.job_end));
@@ -159,39 +185,32 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
   if (supervisor_info.full_worker_count > 0)
     told.emplace_back(variable::full_worker_count, std::to_string(supervisor_info.full_worker_count));
 
-  // When a rank has failed, Job::end() has the others killed at once. --kill-on-bad-exit would send SIGTERM, by which
-  // Slurm asks ranks to save, and SIGKILL only after KillWait, 30 s by default.
-  if (!mpirun) words.insert(words.end(), {"--mpi=pmix", "--kill-on-bad-exit=0"});
-  if (!mpirun && !lost.empty()) {
-    // Without the number, srun asks for as many nodes as the job has.
-    const int nodes = number_in(environment, "SLURM_JOB_NUM_NODES") - static_cast<int>(lost.size());
-    words.insert(words.end(), {"--exclude=" + joined({lost.begin(), lost.end()}), "--nodes=" + std::to_string(nodes)});
-  }
-  words.insert(words.end(), {"-n", std::to_string(ranks)});
-  if (mpirun && !options.hosts.empty()) {
-    std::vector<std::string> entries;
-    for (const auto& host : hosts_in(options.hosts, lost)) entries.push_back(host.entry);
-    words.insert(words.end(), {"--host", joined(entries)});
-    for (const auto& [name, value] : told) words.insert(words.end(), {"-x", name});
-    // Rank 0, whose flags all ranks take, may be on another host. mpirun refuses a name that is given twice.
-    for (const auto& name : flag_variables)
-      if (std::ranges::find(told, name, [](const auto& one) { return one.first; }) == told.end())
-        words.insert(words.end(), {"-x", name});
-  }
-  words.insert(words.end(), options.command.begin(), options.command.end());
+  Start start{.ranks = ranks, .lost = lost, .folders = folders};
+  if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, environment);
+  for (const auto& host : hosts_in(options.hosts, lost)) start.hosts.push_back(host.entry);
+  // Rank 0, whose flags all ranks take, may be on another host. mpirun refuses a name that is given twice.
+  for (const auto& [name, value] : told) start.passed_variables.push_back(name);
+  for (const auto& name : flag_variables)
+    if (std::ranges::find(start.passed_variables, name) == start.passed_variables.end())
+      start.passed_variables.push_back(name);
 
-  // Settings of Open MPI, which other launchers ignore: run as root too, allow more ranks than cores, do not bind, and
-  // when the first rank ends, end the others at once. Settings that the user has made are kept.
-  std::vector<std::pair<std::string, std::string>> settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                                                            {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-                                                            {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
-                                                            {"OMPI_MCA_hwloc_base_binding_policy", "none"},
-                                                            {"OMPI_MCA_odls_base_sigkill_timeout", "0"}};
-  if (mpirun && options.hosts.empty()) {
-    settings.emplace_back("OMPI_MCA_orte_tmpdir_base", folders.temporary.string());
-    if (!folders.shared_memory.empty())
-      settings.emplace_back("OMPI_MCA_btl_vader_backing_directory", folders.shared_memory.string());
+  LaunchCommand command{.words = {launcher.path.string()}, .environment = {}};
+  Variables settings;
+  switch (launcher.kind) {
+    case Launcher::Kind::open_mpi:
+      open_mpi::add_words(command.words, launcher, start);
+      settings = open_mpi::settings(launcher, start);
+      break;
+    case Launcher::Kind::hydra:
+      hydra::add_words(command.words, launcher, start);
+      settings = hydra::settings(launcher, start);
+      break;
+    case Launcher::Kind::srun:
+      srun::add_words(command.words, launcher, start);
+      settings = srun::settings(launcher, start);
+      break;
   }
+  command.words.insert(command.words.end(), options.command.begin(), options.command.end());
   for (auto& setting : settings)
     if (environment(setting.first.c_str()) == nullptr) command.environment.push_back(std::move(setting));
   command.environment.insert(command.environment.end(), told.begin(), told.end());

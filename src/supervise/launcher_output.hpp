@@ -6,14 +6,22 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace muster::detail::supervise {
 
 /// A rank that was ended by a signal, as reported by the launcher.
 struct LostRank {
-  int rank = 0;
+  int rank = 0;  ///< negative if it is not known
   std::string host = {};
   int signal = 0;
+};
+
+/// A rank's process, as the rank tells where its launcher names lost ranks by their process.
+struct RankProcess {
+  int rank = 0;
+  int pid = 0;
+  std::string host = {};
 };
 
 /// What was learned from the output of one start, a member for each fact.
@@ -37,39 +45,44 @@ struct LauncherReport {
   std::string launcher_error = {};           ///< why the launcher could not start the ranks, or lost them
   std::optional<std::string> lost_host = {};  ///< that it has lost or could not reach
   std::string slurm = {};                     ///< the last line of Slurm's that is about something else
-  bool no_program = false;                    ///< the system cannot execute the program, at any start
+  std::set<std::string> shown_of_slurm = {};  ///< lines of Slurm's, which repeats some
+  std::vector<RankProcess> processes = {};    ///< those that have told
+  /// A host that ssh could not reach, and what ssh has said. It counts only if the launcher then says that it could not
+  /// start.
+  std::string unreachable = {}, unreachable_text = {};
+  bool no_program = false;  ///< the system cannot execute the program, at any start
 };
 
 class LauncherOutput {
  public:
+  LauncherOutput() : report_(own_) {}
+  /// Reads another of the launcher's streams, for the same report.
+  explicit LauncherOutput(LauncherReport& report) : report_(report) {}
+  LauncherOutput(const LauncherOutput&) = delete;
+  LauncherOutput& operator=(const LauncherOutput&) = delete;
+
   /// Takes bytes that were read; returns what to show of them now, including unfinished lines.
   std::string take(std::string_view bytes);
   /// Returns what is left to show at the end.
   std::string finish();
 
   const LauncherReport& report() const noexcept { return report_; }
+  LauncherReport& report() noexcept { return report_; }
 
  private:
   std::string take_line(const std::string& line);
   std::string take_block_line(const std::string& line);
   std::string shown_of(const std::string& line);
   bool keep(std::string_view line);
+  void keep_process(const std::string& text);
   void keep_unreachable(std::string_view line);
-  void keep_block();
-
-  /// A host that ssh could not reach. It counts only if mpirun then says that it could not start.
-  struct Unreachable {
-    std::string host, said;
-  };
-
-  LauncherReport report_;
-  std::optional<Unreachable> unreachable_;
-  std::set<std::string> shown_of_slurm_;  ///< lines of Slurm's, which repeats some
-  std::string line_;                      ///< the unfinished line, not shown yet
-  bool showing_ = false;                  ///< true if the unfinished line is shown, since it is not for us
-  std::size_t dashes_ = 0;                ///< the number of dashes at its end so far
-  std::string opening_;  ///< the line of dashes above a message of the launcher; empty if it has been shown
-  std::string block_;    ///< the text of that message
+  LauncherReport own_;
+  LauncherReport& report_;
+  std::string line_;        ///< the unfinished line, not shown yet
+  bool showing_ = false;    ///< true if the unfinished line is shown, since it is not for us
+  std::size_t dashes_ = 0;  ///< the number of dashes at its end so far
+  std::string opening_;     ///< the line above a message of the launcher; empty if it has been shown
+  std::string block_;       ///< the text of that message
   bool in_block_ = false;
 };
 

@@ -64,6 +64,23 @@ bool end_steps(const std::set<pid_t>& sruns, const std::string& host) {
   }
 }
 
+std::set<std::string> nodes_out_of_service(const std::string& text) {
+  std::set<std::string> nodes;
+  std::istringstream lines(text);
+  for (std::string node, state; lines >> node >> state;)
+    for (const std::string_view out : {"drain", "drng", "down", "fail"})
+      if (state.starts_with(out)) nodes.insert(node);
+  return nodes;
+}
+
+std::set<std::string> nodes_out_of_service() {
+  const char* const nodes = std::getenv("SLURM_JOB_NODELIST");
+  if (nodes == nullptr) return {};
+  const auto text =
+      output_of({"sinfo", "--noheader", "--Node", "--format=%N %t", "--nodes=" + std::string(nodes)}, tool_limit);
+  return text ? nodes_out_of_service(*text) : std::set<std::string>();
+}
+
 bool requeue(const std::string& job) { return output_of({"scontrol", "requeue", job}, requeue_limit).has_value(); }
 
 }  // namespace muster::detail::supervise

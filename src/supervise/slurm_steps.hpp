@@ -1,4 +1,4 @@
-// What `muster run` asks of Slurm: to end the steps that it has started, and to queue its job again.
+// What `muster run` asks of Slurm: to end the steps that it has started, to queue its job again, and which nodes serve.
 #pragma once
 
 #include <sys/types.h>
@@ -15,5 +15,11 @@ bool end_steps(const std::set<pid_t>& sruns, const std::string& host);
 
 /// Puts a job into the queue again; Slurm then ends it here. Returns false if Slurm refuses it or does not answer.
 bool requeue(const std::string& job);
+
+/// The nodes that new steps should not use: drained ones, on which a step that runs goes on, and those that are down.
+/// `text`: lines of sinfo, "NODE STATE" with the short names of states.
+std::set<std::string> nodes_out_of_service(const std::string& text);
+/// Those of this process's job; none if Slurm does not answer.
+std::set<std::string> nodes_out_of_service();
 
 }  // namespace muster::detail::supervise

@@ -5,6 +5,8 @@
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/program.hpp"
+#include "comm/mpi_scope.hpp"
 #include "launch/job_end.hpp"
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
@@ -12,6 +14,7 @@
 #include "run/failures.hpp"
 #include "supervise/decision.hpp"
 #include "supervise/job.hpp"
+#include "supervise/lost_hosts.hpp"
 #include "supervise/signals.hpp"
 #include "supervise/slurm_steps.hpp"
 #include "supervise/temporary_folders.hpp"
@@ -47,17 +50,25 @@ int own_cpus() {
   return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
 }
 
-Launcher find_launcher(Launcher::Kind kind) {
-  if (kind == Launcher::Kind::srun) {
-    if (auto path = find_program("srun"); !path.empty()) return {kind, path};
+Launcher find_launcher(const SuperviseOptions& options) {
+  Launcher launcher{.mpi = comm::mpi_library()};
+  launcher.kind = launcher_kind(options, environment, launcher.mpi);
+  if (launcher.kind == Launcher::Kind::srun) {
+    launcher.path = find_program("srun");
+    if (!launcher.path.empty()) return launcher;
     throw Error(ExitCode::missing_package, "starting the ranks", "this is a job of Slurm and there is no srun in PATH",
                 "Load its module, or give --hosts");
   }
-  for (const auto* name : {MUSTER_MPIEXEC, "mpirun", "mpiexec"})
-    if (auto path = find_program(name); !path.empty()) return {kind, path};
+  // The one beside the library that the ranks use is sure to fit it.
+  const auto programs = fs::path(comm::mpi_library_file()).parent_path().parent_path() / "bin";
+  const bool hydra = launcher.kind == Launcher::Kind::hydra;
+  const std::array<std::string, 2> names{hydra ? "mpiexec.hydra" : "mpirun", "mpiexec"};
+  for (const auto& name : {(programs / names[0]).string(), (programs / names[1]).string(), std::string(MUSTER_MPIEXEC),
+                           names[0], names[1]})
+    if (launcher.path = find_program(name); !launcher.path.empty()) return launcher;
   throw Error(ExitCode::missing_package, "starting the ranks",
-              "there is no mpirun, neither " MUSTER_MPIEXEC " nor in PATH",
-              "Install Open MPI's programs (Debian: openmpi-bin) or load its module");
+              "there is no " + names[0] + ", neither " MUSTER_MPIEXEC " nor in PATH",
+              "Install the programs of the MPI (Debian: openmpi-bin or mpich) or load its module");
 }
 
 std::string host_name() {
@@ -105,9 +116,11 @@ std::string in_seconds(std::chrono::milliseconds time) {
   return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
 }
 
-/// One start, to its end: nothing of it is left then.
-JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, const SuperviseOptions& options) {
-  LauncherOutput output;
+/// One start, to its end: nothing of it is left then. `should_grow`: asked often; when it returns true, the ranks save
+/// their state and stop, to be started again on more hosts.
+JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, Terminal& standard_output,
+             const SuperviseOptions& options, const std::function<bool(const LauncherReport&)>& should_grow) {
+  LauncherOutput output, of_standard_output(output.report());
   bool told = false;
   std::optional<Clock::time_point> stop_time, start_limit, end_of_work;
   std::optional<std::chrono::seconds> patience;
@@ -127,6 +140,10 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       stop_time = now;
       say("", "stopping; the ranks have " + in_seconds(options.grace) +
                   " to save their state. A second Ctrl-C ends them at once");
+    }
+    if (!stop_time && should_grow(output.report())) {
+      stop_time = now;
+      end.grows = true;
     }
     // Over several hosts mpirun starts its daemons first, and a signal ends it meanwhile. If no rank has reported for
     // some time, their messages may go elsewhere.
@@ -162,12 +179,14 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     if (patience && now >= end_of_patience) break;
     const int timeout = stop_time && !told ? 10 : 100;  // ms
     // In a stop the launcher must not wait for our reader.
-    const bool reads = !terminal.is_full() || stop_time;
-    std::array<pollfd, 5> sources{{{signals.descriptor(), POLLIN, 0},
+    const bool reads = (!terminal.is_full() && !standard_output.is_full()) || stop_time;
+    std::array<pollfd, 7> sources{{{signals.descriptor(), POLLIN, 0},
                                    {reads ? job.output() : -1, POLLIN, 0},
                                    {read_by_others[0], 0, 0},
                                    {read_by_others[1], 0, 0},
-                                   terminal.source()}};
+                                   terminal.source(),
+                                   {reads ? job.standard_output() : -1, POLLIN, 0},
+                                   standard_output.source()}};
     ::poll(sources.data(), sources.size(), timeout);
     signals.take();
     for (std::size_t i = 0; i < read_by_others.size(); ++i) {
@@ -179,8 +198,12 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
                            " any more, to which the ranks write");
       signals.request_stop();
     }
-    if (reads) terminal.add(output.take(job.read()));
+    if (reads) {
+      terminal.add(output.take(job.read()));
+      if (job.standard_output() >= 0) standard_output.add(of_standard_output.take(job.read_standard_output()));
+    }
     terminal.write_some();
+    standard_output.write_some();
   }
   end.code = job.code();
   end.launcher_signal = job.signal();
@@ -188,11 +211,16 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   const bool ended_by_itself = job.ended();
   job.end();
   terminal.add(output.take(job.read()) + output.finish());
+  if (job.standard_output() >= 0)
+    standard_output.add(of_standard_output.take(job.read_standard_output()) + of_standard_output.finish());
   terminal.flush();
+  standard_output.flush();
   end.report = output.report();
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
   if (!ended_by_itself && end.report.agreed_exit_code) end.code = *end.report.agreed_exit_code;
+  // Hydra that has passed on a signal may end with 0, whatever the ranks' codes.
+  if (kind == Launcher::Kind::hydra && told && end.code == 0) end.code = end.report.agreed_exit_code.value_or(0);
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
   if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
     end.report.lost_host = end.report.silent;
@@ -253,10 +281,12 @@ class Supervision {
  public:
   explicit Supervision(const SuperviseOptions& given)
       : options_(with_hosts_of_job(given, environment)),
-        launcher_(find_launcher(launcher_kind(options_, environment))),
-        requirements_{.ranks = wanted_ranks(options_, environment, own_cpus()), .max_failures = 0} {
+        launcher_(find_launcher(options_)),
+        requirements_{.ranks = wanted_ranks(options_, environment, own_cpus()), .max_failures = 0},
+        // A node that a Slurm job has lost does not come back to it.
+        lost_(launcher_.kind == Launcher::Kind::srun ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
-    check(options, requirements_.ranks, environment);
+    check(options, requirements_.ranks, all_slots(options, environment, own_cpus()), environment);
     requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
     supervisor_info_ = make_supervisor_info(options, requirements_.ranks);
     find_job_end();
@@ -266,7 +296,7 @@ class Supervision {
                   "Install it (Debian: openssh-client), or name another program in OMPI_MCA_plm_rsh_agent");
     if (has_input())
       log::warn("standard input is not passed on to the ranks, which may be started again; give the program a file");
-    if (launcher_.kind == Launcher::Kind::mpirun && options.hosts.empty() && find_program(options.command[0]).empty()) {
+    if (launcher_.kind != Launcher::Kind::srun && options.hosts.empty() && find_program(options.command[0]).empty()) {
       const auto& program = options.command[0];
       const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
       throw Error(ExitCode::usage, "starting " + program,
@@ -277,7 +307,7 @@ class Supervision {
 
   int run() {
     const int code = run_job();
-    if (code == static_cast<int>(ExitCode::stopped)) requeue_if_time_is_over();
+    if (code == static_cast<int>(ExitCode::stopped) && time_is_over()) queue_again("the job's time is over");
     return code;
   }
 
@@ -289,14 +319,23 @@ class Supervision {
       if (signals_.stop_immediately()) return interrupted();
       if (!end.report.run.empty()) run_ = end.report.run;
       if (end.report.min_workers) set_min_workers(*end.report.min_workers);
-      leave_out_lost_host(end);
       const int code = exit_code_of(end);
       if (end.stop_requested && !has_started(end) && !end.report.no_program) return stopped_between_starts();
       if (code == 0) return finish_successfully(end);
+      if (end.grows && code == static_cast<int>(ExitCode::stopped) && !signals_.stop_requested()) {
+        ranks = ranks_on(lost_.hosts());
+        continue;
+      }
+      leave_out_lost_hosts(end);
       const auto cause = cause_of(end, read_kept_cause(end.report));
       if (is_failure(end, signals_.stop_requested())) is_preemption(end) ? count_preemption() : count(code);
       auto next = decide(end, counted_failures(end), requirements_, ranks, signals_.stop_requested());
-      if (end.report.lost_host) next.ranks = ranks_without(lost_hosts_, options_, requirements_.ranks, environment);
+      if (end.report.lost_host) next.ranks = requirements_.ranks;
+      if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));
+      // A failed node has left the job for good; queued again, the job gets all its nodes.
+      if (end.report.lost_host && !end.host_is_excused && launcher_.kind == Launcher::Kind::srun &&
+          queue_again(cause + ". Too few nodes of the job are left"))
+        return static_cast<int>(ExitCode::retry);
       // A killed rank cannot write its cause itself.
       if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) cause_to_keep_ = cause;
       if (!next.again) return give_up(end, cause, next.code);
@@ -315,13 +354,13 @@ class Supervision {
   /// True if the run's folder is not there any more, so that a new start would begin a new run. Only where all ranks
   /// are on this host: the storage of other hosts need not be visible here.
   bool run_is_gone() const {
-    const bool is_local = launcher_.kind == Launcher::Kind::mpirun && options_.hosts.empty();
+    const bool is_local = launcher_.kind != Launcher::Kind::srun && options_.hosts.empty();
     return is_local && !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
   }
 
   JobEnd start(int ranks) {
     JobEnd end;
-    auto command = launch_command(launcher_, options_, ranks, lost_hosts_, supervisor_info_, folders_.paths(),
+    auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
                                   environment, flag_variables());
     // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
     if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
@@ -329,7 +368,8 @@ class Supervision {
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
       if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
-      end = watch(job, launcher_.kind, signals_, terminal_, options_);
+      end = watch(job, launcher_.kind, signals_, terminal_, standard_output_, options_,
+                  [&](const LauncherReport& report) { return should_grow(report, ranks); });
     }
     folders_.empty();
     return end;
@@ -386,16 +426,50 @@ class Supervision {
     }
   }
 
-  /// Leaves out the host that the launcher says it has lost, if enough ranks fit on the others. After a start without
-  /// host problems, all hosts are tried again.
-  void leave_out_lost_host(JobEnd& end) {
-    if (end.report.launcher_error.empty()) lost_hosts_.clear();
-    if (!end.report.lost_host) return;
-    lost_hosts_.insert(*end.report.lost_host);
-    const bool enough =
-        ranks_without(lost_hosts_, options_, requirements_.ranks, environment) >= requirements_.min_workers;
-    end.host_is_excused = enough || waits_for_ranks_;
-    if (!enough) lost_hosts_.clear();
+  int ranks_on(const Hosts& lost) const {
+    return ranks_without(lost, options_, requirements_.ranks, environment, launcher_.kind);
+  }
+  bool are_enough_without(const Hosts& lost) const { return ranks_on(lost) >= requirements_.min_workers; }
+
+  /// The hosts that the next start leaves out, if enough ranks fit on the others: the one that the launcher says it has
+  /// lost, and those lost before that do not answer yet.
+  void leave_out_lost_hosts(JobEnd& end) {
+    if (end.report.lost_host)
+      lost_.add(name_in_hosts(options_, *end.report.lost_host));
+    else if (launcher_.kind == Launcher::Kind::srun)
+      lost_.replace({});  // Slurm knows better
+    else
+      lost_.remove_answering();
+    const bool enough = are_enough_without(lost_.hosts());
+    if (end.report.lost_host) end.host_is_excused = enough || waits_for_ranks_;
+    if (!enough) lost_.replace({});
+    if (launcher_.kind == Launcher::Kind::srun) leave_out_drained_nodes();
+  }
+
+  /// Where a node is drained, Slurm lets the step that runs there go on, but wants no new one.
+  void leave_out_drained_nodes() {
+    auto out = nodes_out_of_service();
+    out.insert(lost_.hosts().begin(), lost_.hosts().end());
+    if (!are_enough_without(out)) return;
+    for (const auto& node : out)
+      if (!lost_.hosts().contains(node) && named_nodes_.insert(node).second)
+        terminal_.warn("Slurm has taken the node " + node + " out of service; it is left out from now on");
+    lost_.replace(std::move(out));
+  }
+
+  /// True if a lost host answers again, and the ranks, which are fewer than they should be, can go on from a
+  /// checkpoint.
+  bool should_grow(const LauncherReport& report, int ranks) {
+    const auto answering = lost_.answering();
+    if (answering.empty()) return false;
+    if (ranks < requirements_.ranks && (report.run.empty() || sweep::progress(report.run).empty())) return false;
+    lost_.remove(answering);
+    if (ranks >= requirements_.ranks) return false;  // the host is a spare now
+    terminal_.add("muster: " + joined({answering.begin(), answering.end()}) +
+                  (answering.size() == 1 ? " answers" : " answer") +
+                  " again; the ranks save their state and start again as " +
+                  detail::counted(ranks_on(lost_.hosts()), "rank") + "\n");
+    return true;
   }
 
   int give_up(const JobEnd& end, const std::string& cause, int code) {
@@ -436,12 +510,15 @@ class Supervision {
     return *job_end_ - std::chrono::system_clock::now() < (*job_end_ - begin) / 10;
   }
 
-  void requeue_if_time_is_over() {
+  /// Queues this job of Slurm again, if that is asked for; returns whether Slurm does so.
+  bool queue_again(const std::string& reason) {
     const char* const job = environment("SLURM_JOB_ID");
-    if (!options_.requeue || job == nullptr || !time_is_over()) return;
-    terminal_.add("muster: the job's time is over; it is queued again\n");
+    if (!options_.requeue || job == nullptr) return false;
+    terminal_.add("muster: " + reason + "; it is queued again\n");
     terminal_.flush();
-    if (!requeue(job)) terminal_.warn("Slurm does not queue the job " + std::string(job) + " again; submit it again");
+    if (requeue(job)) return true;
+    terminal_.warn("Slurm does not queue the job " + std::string(job) + " again; submit it again");
+    return false;
   }
 
   void announce_first_start() {
@@ -497,11 +574,13 @@ class Supervision {
   JobRequirements requirements_;
   SupervisorInfo supervisor_info_;
   Signals signals_;
-  Terminal terminal_{signals_};
+  Terminal terminal_{signals_, STDERR_FILENO};
+  Terminal standard_output_{signals_, STDOUT_FILENO};  ///< for what comes through the launcher
   TemporaryFolders folders_;
   run::Failures failures_;        ///< of this muster run, without preemptions
   run::Failures preemptions_;     ///< of this muster run
-  Hosts lost_hosts_;              ///< hosts that the next start leaves out
+  LostHosts lost_;                ///< hosts that the next start leaves out
+  Hosts named_nodes_;             ///< drained nodes that a warning has named
   std::set<pid_t> sruns_;         ///< of all starts
   bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
   std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt

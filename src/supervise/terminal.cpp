@@ -15,21 +15,19 @@ namespace {
 /// After a request to stop, how long a reader that does not read is waited for.
 constexpr int time_for_reader_ms = 5000;
 
-bool is_writable() noexcept {
-  pollfd now{STDERR_FILENO, POLLOUT, 0};
+}  // namespace
+
+bool Terminal::is_writable() const noexcept {
+  pollfd now{file_, POLLOUT, 0};
   return ::poll(&now, 1, 0) > 0;
 }
 
-}  // namespace
-
-pollfd Terminal::source() const noexcept {
-  return {STDERR_FILENO, static_cast<short>(pending_.empty() ? 0 : POLLOUT), 0};
-}
+pollfd Terminal::source() const noexcept { return {file_, static_cast<short>(pending_.empty() ? 0 : POLLOUT), 0}; }
 
 void Terminal::write_some() {
   // A write of at most PIPE_BUF bytes to a writable pipe does not block.
   while (!pending_.empty() && is_writable()) {
-    const auto count = ::write(STDERR_FILENO, pending_.data(), std::min<std::size_t>(pending_.size(), PIPE_BUF));
+    const auto count = ::write(file_, pending_.data(), std::min<std::size_t>(pending_.size(), PIPE_BUF));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
     if (count < 0) return pending_.clear();  // nobody reads it any more
     pending_.erase(0, static_cast<std::size_t>(count));
@@ -42,7 +40,7 @@ bool Terminal::flush() {
       pending_.clear();
       return false;
     }
-    std::array<pollfd, 2> sources{{{signals_.descriptor(), POLLIN, 0}, {STDERR_FILENO, POLLOUT, 0}}};
+    std::array<pollfd, 2> sources{{{signals_.descriptor(), POLLIN, 0}, {file_, POLLOUT, 0}}};
     is_unread_ = ::poll(sources.data(), sources.size(), time_for_reader_ms) == 0;
     signals_.take();
   }

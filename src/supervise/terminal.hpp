@@ -1,5 +1,5 @@
-// This process's stderr, to which the ranks' messages and our own go. Its reader may have stopped reading (a pipe that
-// is full, a terminal after Ctrl-S); that must not keep this process from its signals.
+// This process's stderr, to which the ranks' messages and our own go, or its stdout. The reader may have stopped
+// reading (a pipe that is full, a terminal after Ctrl-S); that must not keep this process from its signals.
 #pragma once
 
 #include "supervise/signals.hpp"
@@ -12,7 +12,7 @@ namespace muster::detail::supervise {
 
 class Terminal {
  public:
-  explicit Terminal(Signals& signals) : signals_(signals) {}
+  explicit Terminal(Signals& signals, int file) : signals_(signals), file_(file) {}
 
   /// Adds text to what is to be written.
   void add(const std::string& text) { pending_ += text; }
@@ -32,7 +32,10 @@ class Terminal {
  private:
   static constexpr std::size_t most_pending = 1 << 20;  // bytes
 
+  bool is_writable() const noexcept;
+
   Signals& signals_;
+  int file_;
   std::string pending_;
   bool is_unread_ = false;  ///< nothing could be written for too long
 };

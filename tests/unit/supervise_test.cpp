@@ -2,6 +2,8 @@
 #include "muster/error.hpp"
 #include "supervise/decision.hpp"
 #include "supervise/launch_command.hpp"
+#include "supervise/lost_hosts.hpp"
+#include "supervise/slurm_steps.hpp"
 #include "supervise/temporary_folders.hpp"
 
 #include <gtest/gtest.h>
@@ -228,6 +230,83 @@ TEST(LauncherOutput, NamesTheHostThatCannotBeReached) {
   EXPECT_EQ(unknown.report().launcher_error, "ORTE was unable to reliably start one or more daemons")
       << "no half sentence";
   EXPECT_FALSE(unknown.report().lost_host);
+}
+
+TEST(LauncherOutput, KeepsTheMessagesOfOpenMpi5) {
+  const std::string rule(74, '-');
+  LauncherOutput lost;
+  EXPECT_EQ(lost.take(rule +
+                      "\nprterun noticed that process rank 1 with PID 19549 on node n1 exited on\nsignal 9 "
+                      "(Killed).\n" +
+                      rule + "\n"),
+            "");
+  ASSERT_TRUE(lost.report().lost_rank);
+  EXPECT_EQ(lost.report().lost_rank->rank, 1);
+  EXPECT_EQ(lost.report().lost_rank->host, "n1");
+  EXPECT_EQ(lost.report().lost_rank->signal, 9);
+  LauncherOutput failed;
+  EXPECT_EQ(failed.take(rule +
+                        "\nprterun detected that one or more processes exited with non-zero status,\nthus causing "
+                        "the job to be terminated. The first process to do so was:\n\n   Process name: "
+                        "[prterun-n1-19570@1,3]\n   Exit code:    3\n" +
+                        rule + "\n"),
+            "");
+  EXPECT_EQ(failed.report().failed_rank, 3);
+  LauncherOutput host;
+  EXPECT_EQ(host.take(rule +
+                      "\nPRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-n1-5@0,0] "
+                      "on node n1\n  Remote daemon: [prterun-n1-5@0,1] on node n2\n\nThis is usually due to\n" +
+                      rule + "\n"),
+            "");
+  EXPECT_EQ(host.report().lost_host, "n2");
+  EXPECT_EQ(host.report().launcher_error, "PRTE has lost communication with a remote daemon, on n2");
+  LauncherOutput program;
+  EXPECT_EQ(program.take(rule +
+                         "\nPRTE tried to fork a new process via the \"execve\" system call but\nfailed.\n\n  Local "
+                         "host:        n1\n  Application name:  /tmp/fit\n  Error:             Exec format error\n" +
+                         rule + "\n"),
+            "");
+  EXPECT_TRUE(program.report().no_program);
+  EXPECT_EQ(program.report().launcher_error, "starting /tmp/fit: Exec format error");
+}
+
+TEST(LauncherOutput, KeepsTheMessagesOfHydra) {
+  const std::string line(83, '=');
+  const auto message = [&](const std::string& items) {
+    return "\n" + line + "\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n" + items +
+           "=   CLEANING UP REMAINING PROCESSES\n" + line +
+           "\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\nThis typically refers to a problem "
+           "with "
+           "your application.\nPlease see the FAQ page for debugging suggestions\n";
+  };
+  LauncherOutput lost;
+  EXPECT_EQ(
+      lost.take("\x1emuster process 0 4710 n1.cluster\n\x1emuster process 2 4711 n2.cluster\n\x1emuster process 1 "
+                "4711 n1.cluster\n"),
+      "");
+  EXPECT_EQ(lost.take(message("=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n")), "\n");
+  ASSERT_TRUE(lost.report().lost_rank);
+  EXPECT_EQ(lost.report().lost_rank->rank, 1);
+  EXPECT_EQ(lost.report().lost_rank->signal, 9);
+  LauncherOutput unknown;
+  unknown.take(message("=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 11\n"));
+  ASSERT_TRUE(unknown.report().lost_rank);
+  EXPECT_TRUE(cause_of({.report = unknown.report()}, "").starts_with("a rank (n1) was ended by signal 11"));
+  LauncherOutput intel;
+  EXPECT_EQ(intel.take(message("=   RANK 3 PID 4711 RUNNING AT n1\n=   KILLED BY SIGNAL: 9 (Killed)\n")), "\n");
+  ASSERT_TRUE(intel.report().lost_rank);
+  EXPECT_EQ(intel.report().lost_rank->rank, 3);
+  EXPECT_EQ(intel.report().lost_rank->signal, 9);
+  LauncherOutput program;
+  EXPECT_EQ(
+      program.take("[proxy:0:0@n1] HYDU_create_process (utils/launch/launch.c:73): execvp error on file /no/such (No "
+                   "such file or directory)\n"),
+      "");
+  EXPECT_TRUE(program.report().no_program);
+  EXPECT_EQ(program.report().launcher_error, "starting /no/such (No such file or directory)");
+  LauncherOutput own;
+  EXPECT_EQ(own.take(line + "\nRESULTS\n" + line + "\n"), line + "\nRESULTS\n") << "held back until the next line";
+  EXPECT_EQ(own.finish(), line + "\n");
 }
 
 TEST(LauncherOutput, KeepsTheWordsOfSrun) {
@@ -471,8 +550,9 @@ class LaunchCommandTest : public testing::Test {
     const auto found = variables.find(name);
     return found == variables.end() ? nullptr : found->second.c_str();
   };
-  LaunchCommand command(Launcher::Kind kind, int ranks, const Hosts& lost = {}) {
-    return launch_command({kind, "/bin/launcher"}, options, ranks, lost,
+  static constexpr const char* open_mpi_4 = "Open MPI v4.1.4";
+  LaunchCommand command(Launcher::Kind kind, int ranks, const Hosts& lost = {}, const std::string& mpi = open_mpi_4) {
+    return launch_command({kind, "/bin/launcher", mpi}, options, ranks, lost,
                           {.id = "7", .started = "now", .full_worker_count = 4}, {"/tmp/t", "/dev/shm/s"}, environment);
   }
   static std::string value(const LaunchCommand& command, const std::string& name) {
@@ -487,7 +567,7 @@ class LaunchCommandTest : public testing::Test {
 
 TEST_F(LaunchCommandTest, HereByMpirun) {
   variables["OMPI_MCA_hwloc_base_binding_policy"] = "core";
-  const auto made = command(Launcher::Kind::mpirun, 2);
+  const auto made = command(Launcher::Kind::open_mpi, 2);
   EXPECT_EQ(made.words, (std::vector<std::string>{"/bin/launcher", "-n", "2", "./fit", "--epochs", "3"}));
   EXPECT_EQ(value(made, "MUSTER_SUPERVISED"), "1");
   EXPECT_EQ(value(made, "MUSTER_MAX_FAILURES"), "5");
@@ -499,22 +579,22 @@ TEST_F(LaunchCommandTest, HereByMpirun) {
 
 TEST_F(LaunchCommandTest, OnHosts) {
   options.hosts = "n1,n2:4";
-  const auto made = command(Launcher::Kind::mpirun, 5);
+  const auto made = command(Launcher::Kind::open_mpi, 5);
   const auto& words = made.words;
   EXPECT_NE(std::find(words.begin(), words.end(), "n1,n2:4"), words.end());
   EXPECT_NE(std::find(words.begin(), words.end(), "MUSTER_SUPERVISED"), words.end());
   EXPECT_EQ(value(made, "OMPI_MCA_btl_vader_backing_directory"), "missing");
   EXPECT_EQ(wanted_ranks(options, environment, 1), 5);
-  EXPECT_EQ(ranks_without({"n2"}, options, 5, environment), 1);
-  EXPECT_EQ(ranks_without({"n1"}, options, 10, environment), 8);
-  EXPECT_EQ(command(Launcher::Kind::mpirun, 4, {"n1"}).words[4], "n2:4");
-  const auto passed = launch_command({Launcher::Kind::mpirun, "/bin/launcher"}, options, 5, {}, {.id = "7"}, {},
-                                     environment, {"MUSTER_NAME", "MUSTER_SUPERVISOR"})
+  EXPECT_EQ(ranks_without({"n2"}, options, 5, environment, Launcher::Kind::open_mpi), 1);
+  EXPECT_EQ(ranks_without({"n1"}, options, 10, environment, Launcher::Kind::open_mpi), 8);
+  EXPECT_EQ(command(Launcher::Kind::open_mpi, 4, {"n1"}).words[4], "n2:4");
+  const auto passed = launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
+                                     {.id = "7"}, {}, environment, {"MUSTER_NAME", "MUSTER_SUPERVISOR"})
                           .words;
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_NAME"), 1) << "rank 0 may be elsewhere";
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_SUPERVISOR"), 1) << "mpirun refuses a name twice";
   EXPECT_EQ(value(made, "MUSTER_JOB_END_TIME"), "missing");
-  const auto in_job = launch_command({Launcher::Kind::mpirun, "/bin/launcher"}, options, 5, {},
+  const auto in_job = launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
                                      {.id = "7", .job_end = 1'800'000'000}, {}, environment);
   EXPECT_EQ(value(in_job, "MUSTER_JOB_END_TIME"), "1800000000");
   EXPECT_EQ(std::ranges::count(in_job.words, "MUSTER_JOB_END_TIME"), 1);
@@ -522,33 +602,71 @@ TEST_F(LaunchCommandTest, OnHosts) {
 
 TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
   options.hosts = "n1.cluster:2,n2.cluster:2";
-  EXPECT_EQ(ranks_without({"n1"}, options, 4, environment), 2);
-  EXPECT_EQ(command(Launcher::Kind::mpirun, 2, {"n1"}).words[4], "n2.cluster:2");
+  EXPECT_EQ(ranks_without({"n1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
+  EXPECT_EQ(command(Launcher::Kind::open_mpi, 2, {"n1"}).words[4], "n2.cluster:2");
   options.hosts = "n1:2,n2:2";
-  EXPECT_EQ(ranks_without({"n2.cluster"}, options, 4, environment), 2);
-  EXPECT_EQ(ranks_without({"n1"}, options, 2, environment), 2) << "the other host has the slots";
+  EXPECT_EQ(ranks_without({"n2.cluster"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
+  EXPECT_EQ(ranks_without({"n1"}, options, 2, environment, Launcher::Kind::open_mpi), 2)
+      << "the other host has the slots";
   options.hosts = "10.0.0.1:2,10.0.0.2:2";
-  EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment), 2);
-  EXPECT_EQ(ranks_without({"10"}, options, 4, environment), 4);
+  EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
+  EXPECT_EQ(ranks_without({"10"}, options, 4, environment, Launcher::Kind::open_mpi), 4);
 }
 
 TEST_F(LaunchCommandTest, InSlurm) {
-  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
+  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
   EXPECT_EQ(wanted_ranks(options, environment, 6), 6);
   variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "1"}, {"SLURM_NTASKS", "8"}};
-  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
+  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
   EXPECT_EQ(wanted_ranks(options, environment, 6), 8);
   variables["SLURM_JOB_NUM_NODES"] = "2";
-  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::srun);
+  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::srun);
   const auto made = command(Launcher::Kind::srun, 8);
   EXPECT_EQ(made.words[1], "--mpi=pmix");
   EXPECT_EQ(made.words[2], "--kill-on-bad-exit=0") << "it asks the other ranks to save, and waits for KillWait";
   const auto without = command(Launcher::Kind::srun, 4, {"n2"}).words;
   EXPECT_EQ(without[3], "--exclude=n2");
   EXPECT_EQ(without[4], "--nodes=1") << "or srun asks for two, of which it has excluded one";
-  EXPECT_EQ(ranks_without({"n2"}, options, 8, environment), 4);
+  EXPECT_EQ(ranks_without({"n2"}, options, 8, environment, Launcher::Kind::srun), 4);
   options.hosts = "n1";
-  EXPECT_EQ(launcher_kind(options, environment), Launcher::Kind::mpirun);
+  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
+}
+
+TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
+  const auto made = command(Launcher::Kind::open_mpi, 2, {}, "Open MPI v5.0.11");
+  EXPECT_EQ(value(made, "PRTE_MCA_rmaps_default_mapping_policy"), ":oversubscribe");
+  EXPECT_EQ(value(made, "PRTE_MCA_hwloc_default_binding_policy"), "none");
+  EXPECT_EQ(value(made, "OMPI_MCA_btl_sm_backing_directory"), "/dev/shm/s");
+  EXPECT_EQ(value(made, "OMPI_ALLOW_RUN_AS_ROOT"), "1");
+  EXPECT_EQ(value(made, "OMPI_MCA_rmaps_base_oversubscribe"), "missing");
+}
+
+TEST_F(LaunchCommandTest, ByHydra) {
+  for (const char* const mpi : {"MPICH Version:      4.0.2", "Intel(R) MPI Library 2021.7", "MVAPICH2 Version 2.3"})
+    EXPECT_EQ(launcher_kind(options, environment, mpi), Launcher::Kind::hydra) << mpi;
+  const auto here = command(Launcher::Kind::hydra, 2);
+  EXPECT_EQ(here.words, (std::vector<std::string>{"/bin/launcher", "-n", "2", "./fit", "--epochs", "3"}));
+  EXPECT_EQ(value(here, "HYDRA_LAUNCHER"), "fork") << "in a Slurm job it would use srun";
+  EXPECT_EQ(value(here, "MUSTER_SUPERVISED"), "1");
+  options.hosts = "n1:2,n2:2,n3:2";
+  const auto there = command(Launcher::Kind::hydra, 4, {"n2"});
+  EXPECT_EQ(there.words,
+            (std::vector<std::string>{"/bin/launcher", "-n", "4", "-hosts", "n1:2,n3:2", "./fit", "--epochs", "3"}));
+  EXPECT_EQ(value(there, "HYDRA_LAUNCHER"), "missing");
+}
+
+TEST_F(LaunchCommandTest, HowTasksOfSrunFindEachOther) {
+  variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "2"}};
+  const auto way = [&](const char* mpi) {
+    EXPECT_EQ(launcher_kind(options, environment, mpi), Launcher::Kind::srun) << mpi;
+    return command(Launcher::Kind::srun, 4, {}, mpi).words[1];
+  };
+  EXPECT_EQ(way("Open MPI v5.0.11"), "--mpi=pmix");
+  EXPECT_EQ(way("MPICH Version:      4.0.2"), "--mpi=pmi2");
+  EXPECT_EQ(way("Intel(R) MPI Library 2021.7"), "--mpi=pmi2");
+  EXPECT_EQ(way("MPI VERSION    : CRAY MPICH version 8.1.25.17"), "--mpi=cray_shasta");
+  variables["SLURM_JOB_NUM_NODES"] = "1";
+  EXPECT_EQ(launcher_kind(options, environment, "MPI VERSION    : CRAY MPICH version 8.1.25.17"), Launcher::Kind::srun);
 }
 
 TEST_F(LaunchCommandTest, InPbsAndLsf) {
@@ -576,22 +694,66 @@ TEST_F(LaunchCommandTest, InPbsAndLsf) {
   std::filesystem::remove(file);
 }
 
+TEST_F(LaunchCommandTest, KeepsSpares) {
+  options.hosts = "n1:2,n2:2,n3:2";
+  options.spares = 2;
+  EXPECT_EQ(wanted_ranks(options, environment, 8), 4);
+  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, Launcher::Kind::open_mpi), 4) << "n3 takes its ranks";
+  EXPECT_EQ(ranks_without({"n2", "n3"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
+  EXPECT_NO_THROW(check(options, 4, 6, environment));
+  try {
+    check(options, 5, 6, environment);
+    ADD_FAILURE() << "there is no room";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("5 ranks and 2 spares are asked for, and there is room for 6"),
+              std::string::npos)
+        << error.what();
+  }
+  options.spares = -1;
+  EXPECT_THROW(check(options, 4, 6, environment), Error);
+  options = {.command = {"./fit"}, .spares = 2};
+  variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "3"}, {"SLURM_NTASKS", "6"}};
+  EXPECT_EQ(wanted_ranks(options, environment, 8), 4);
+  EXPECT_EQ(command(Launcher::Kind::srun, 4).words[3], "--nodes=2");
+  const auto without = command(Launcher::Kind::srun, 4, {"n2"}).words;
+  EXPECT_EQ(without[3], "--exclude=n2");
+  EXPECT_EQ(without[4], "--nodes=2");
+  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, Launcher::Kind::srun), 4);
+  EXPECT_EQ(ranks_without({"n2", "n3"}, options, 4, environment, Launcher::Kind::srun), 2);
+}
+
+TEST(Slurm, NodesOutOfService) {
+  EXPECT_EQ(nodes_out_of_service("n1 alloc\nn2 drng\nn3 down*\nn4 mix\nn5 drain*\nn6 fail\nn7 idle\n"),
+            (std::set<std::string>{"n2", "n3", "n5", "n6"}));
+  EXPECT_EQ(nodes_out_of_service(""), std::set<std::string>());
+}
+
+TEST_F(LaunchCommandTest, LogsInToHosts) {
+  EXPECT_EQ(login_program(environment).front(), "ssh");
+  variables["HYDRA_LAUNCHER_EXEC"] = "/bin/agent -q";
+  EXPECT_EQ(login_program(environment), (std::vector<std::string>{"/bin/agent", "-q"}));
+  options.hosts = "n1.cluster:2,10.0.0.2";
+  EXPECT_EQ(name_in_hosts(options, "n1"), "n1.cluster");
+  EXPECT_EQ(name_in_hosts(options, "10.0.0.2"), "10.0.0.2");
+  EXPECT_EQ(name_in_hosts(options, "n7"), "n7");
+}
+
 TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
-  EXPECT_NO_THROW(check(options, 2, environment));
+  EXPECT_NO_THROW(check(options, 2, 2, environment));
   variables["OMPI_COMM_WORLD_SIZE"] = "2";
-  EXPECT_THROW(check(options, 2, environment), Error);
+  EXPECT_THROW(check(options, 2, 2, environment), Error);
   variables.clear();
-  EXPECT_THROW(check(options, 0, environment), Error);
+  EXPECT_THROW(check(options, 0, 2, environment), Error);
   options.min_workers = 3;
-  EXPECT_THROW(check(options, 2, environment), Error);
+  EXPECT_THROW(check(options, 2, 2, environment), Error);
   options = {.command = {"./fit"}, .hosts = ",,"};
-  EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), environment), Error);
+  EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), 2, environment), Error);
   for (const char* const hosts : {"n1:x", "n1:0", "n1:4,n2:", "n1:2x"}) {
     options.hosts = hosts;
-    EXPECT_THROW(check(options, 2, environment), Error) << hosts;
+    EXPECT_THROW(check(options, 2, 2, environment), Error) << hosts;
   }
   options = {};
-  EXPECT_THROW(check(options, 2, environment), Error);
+  EXPECT_THROW(check(options, 2, 2, environment), Error);
 }
 
 }  // namespace

@@ -1,0 +1,95 @@
+// mpiexec of MPICH, which is called Hydra, and of what is made of MPICH: Intel MPI and MVAPICH.
+#include "supervise/launcher_output.hpp"
+#include "supervise/launchers/launchers.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+namespace muster::detail::supervise::hydra {
+namespace {
+
+// Its message about a rank that was ended by a signal stands between two lines of equals signs. MPICH tells the process
+// id, Intel MPI the rank, too:
+//   =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+//   =   PID 4711 RUNNING AT n1                 or: =   RANK 1 PID 4711 RUNNING AT n1
+//   =   EXIT CODE: 9                           or: =   KILLED BY SIGNAL: 9 (Killed)
+//   …
+//   YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+constexpr std::array<std::string_view, 3> advice{
+    "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ", "This typically refers to a problem with your application.",
+    "Please see the FAQ page for debugging suggestions"};
+/// What its own parts say begins with "[mpiexec@n1] " or "[proxy:0:1@n2] ".
+constexpr std::array<std::string_view, 2> parts{"[mpiexec@", "[proxy:"};
+constexpr std::string_view cannot_execute = "execvp error on file ";
+
+/// The rank of a process, as it has told; none if none of that host and number has.
+std::optional<int> rank_of(const LauncherReport& report, int pid, const std::string& host) {
+  const auto label = [](const std::string& name) { return name.substr(0, name.find('.')); };
+  for (const auto& process : report.processes)
+    if (process.pid == pid && label(process.host) == label(host)) return process.rank;
+  return {};
+}
+
+/// A line of one of its parts: "[proxy:0:1@n2] HYDU_create_process (launch.c:73): execvp error on file ./fit (No such
+/// …)".
+void read_part(const std::string& line, LauncherReport& report) {
+  const auto end = line.find("] ");
+  if (end == std::string::npos || !report.launcher_error.empty()) return;
+  if (const auto program = line.find(cannot_execute); program != std::string::npos) {
+    report.no_program = true;
+    report.launcher_error = "starting " + line.substr(program + cannot_execute.size());
+  }
+}
+
+}  // namespace
+
+void add_words(std::vector<std::string>& words, const Launcher&, const Start& start) {
+  words.insert(words.end(), {"-n", std::to_string(start.ranks)});
+  // All variables are passed on by default, also to other hosts.
+  if (!start.hosts.empty()) words.insert(words.end(), {"-hosts", joined(start.hosts)});
+}
+
+Variables settings(const Launcher&, const Start& start) {
+  if (!start.hosts.empty()) return {};
+  // In a Slurm job it would start the ranks of this host by srun.
+  return {{"HYDRA_LAUNCHER", "fork"}, {"HYDRA_RMK", "user"}, {"I_MPI_HYDRA_BOOTSTRAP", "fork"}};
+}
+
+bool may_begin(std::string_view begun) {
+  const auto may_be = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
+  return may_be("Abort(") || std::ranges::any_of(advice, may_be) || std::ranges::any_of(parts, may_be);
+}
+
+bool read_line(std::string_view line, LauncherReport& report) {
+  if (std::ranges::any_of(parts, [&](auto part) { return line.starts_with(part); })) {
+    read_part(std::string(line), report);
+    return true;
+  }
+  // MPICH's own words about MPI_Abort; other fatal errors are shown.
+  if (line.starts_with("Abort(") && line.find("application called MPI_Abort") != std::string_view::npos) return true;
+  return std::ranges::any_of(advice, [&](auto begin) { return line.starts_with(begin); });
+}
+
+bool is_message(std::string_view first_line) {
+  return first_line.find("BAD TERMINATION OF ONE") != std::string_view::npos;
+}
+
+void read_message(const std::string& text, LauncherReport& report) {
+  if (report.lost_rank) return;
+  std::array<char, 256> host{};
+  int rank = -1, pid = 0, signal = 0;
+  const auto process = text.find(" RUNNING AT "), line = text.rfind('\n', process);
+  if (process == std::string::npos || line == std::string::npos) return;
+  const char* const begin = text.c_str() + line + 1;
+  if (std::sscanf(begin, "= RANK %d PID %d RUNNING AT %255s", &rank, &pid, host.data()) != 3 &&
+      std::sscanf(begin, "= PID %d RUNNING AT %255s", &pid, host.data()) != 2)
+    return;
+  for (const std::string_view name : {"EXIT CODE: ", "KILLED BY SIGNAL: "})
+    if (const auto at = text.find(name); at != std::string::npos && signal == 0)
+      signal = std::atoi(text.c_str() + at + name.size());
+  report.lost_rank = {rank >= 0 ? rank : rank_of(report, pid, host.data()).value_or(-1), host.data(), signal};
+}
+
+}  // namespace muster::detail::supervise::hydra

@@ -1,0 +1,157 @@
+// mpirun of Open MPI: version 4.1, whose parts call themselves ORTE, and version 5, where they are PRTE.
+#include "supervise/launcher_output.hpp"
+#include "supervise/launchers/launchers.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace muster::detail::supervise::open_mpi {
+namespace {
+
+// A message stands between two lines of dashes. Its first line contains one of these if it is about the ranks' end.
+constexpr std::array<std::string_view, 6> rank_end_messages{
+    "Primary job ",          " noticed that process rank ",      " detected that one ",
+    "MPI_ABORT was invoked", " has exited due to process rank ", "An MPI communication peer process has unexpectedly"};
+// If it is about something that mpirun could not do, it reads "NAME was unable to …" (mpirun may have another name), or
+// begins with one of these, in version 5 with PRTE in place of ORTE.
+constexpr std::string_view unable_to = " was unable to ";
+constexpr std::array<std::string_view, 8> trouble_messages{"There are not enough slots",
+                                                           "ORTE has lost",
+                                                           "ORTE does not know",
+                                                           "A daemon",
+                                                           "An ORTE daemon",
+                                                           "All nodes which are allocated",
+                                                           "One or more daemons could not be ordered to ",
+                                                           "Open MPI tried to fork a new process via the \"execve\""};
+constexpr std::array<std::string_view, 2> fork_failures{"Open MPI tried to fork", "PRTE tried to fork"};
+constexpr std::array<std::string_view, 7> ignored_phrases{
+    ": Forwarding signal ",     ": abort is already in progress",   " sent help message help-",
+    "orte_base_help_aggregate", " total processes failed to start", " total processes killed",
+    " ORTE_ERROR_LOG: "};
+
+bool contains_any(std::string_view text, const auto& parts) {
+  return std::ranges::any_of(parts, [&](auto part) { return text.find(part) != std::string_view::npos; });
+}
+
+/// Version 4's name for what version 5 calls by a new one.
+std::string by_old_names(std::string_view line) {
+  std::string text(line);
+  if (const auto prte = text.find("PRTE"); prte != std::string::npos) text.replace(prte, 4, "ORTE");
+  return text;
+}
+
+bool is_trouble(std::string_view first_line) {
+  const auto old = by_old_names(first_line);
+  const std::string_view line = old;
+  return line.substr(std::min(line.size(), line.find(' '))).starts_with(unable_to) ||
+         first_line.starts_with(fork_failures[1]) ||
+         std::ranges::any_of(trouble_messages, [&](auto begin) { return line.starts_with(begin); });
+}
+
+/// The first paragraph, without its last sentence if that only introduces a list ("This usually is caused by:").
+std::string first_sentences(const std::string& block) {
+  auto text = block.substr(0, block.find("\n\n"));
+  if (const auto item = text.find("\n* "); item != std::string::npos) text.erase(item);
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  text.erase(text.find_last_not_of(' ') + 1);
+  if (const auto stop = text.rfind(". "); text.ends_with(':') && stop != std::string::npos) text.erase(stop);
+  text.erase(text.find_last_not_of(" .:") + 1);
+  return text;
+}
+
+/// "n2" in "Remote daemon: [[1,0],1] on node n2"; empty if that line is not there.
+std::string remote_node_in(const std::string& text) {
+  const auto remote = text.find("Remote daemon");
+  const auto node = remote == std::string::npos ? remote : text.find(" on node ", remote);
+  return node == std::string::npos ? "" : text.substr(node + 9, text.find('\n', node) - node - 9);
+}
+
+/// The value in "  Application name:  ./fit".
+std::string value_of(const std::string& text, std::string_view name) {
+  const auto at = text.find(name);
+  if (at == std::string::npos) return {};
+  const auto begin = std::min(text.size(), text.find_first_not_of(' ', at + name.size()));
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
+/// The rank in "Process name: [[35,1],2]", in version 5 "[prterun-n1-4711@1,2]".
+std::optional<int> failed_rank_in(const std::string& text) {
+  const auto name = value_of(text, "Process name: ");
+  const auto comma = name.rfind(',');
+  int rank = 0;
+  if (comma == std::string::npos || std::sscanf(name.c_str() + comma, ",%d", &rank) != 1) return {};
+  return rank;
+}
+
+}  // namespace
+
+void add_words(std::vector<std::string>& words, const Launcher&, const Start& start) {
+  words.insert(words.end(), {"-n", std::to_string(start.ranks)});
+  if (start.hosts.empty()) return;
+  words.insert(words.end(), {"--host", joined(start.hosts)});
+  for (const auto& name : start.passed_variables) words.insert(words.end(), {"-x", name});
+}
+
+Variables settings(const Launcher& launcher, const Start& start) {
+  // Run as root too, allow more ranks than cores, do not bind, and when the first rank ends, end the others at once.
+  Variables settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+  const auto& folders = start.folders;
+  const bool local = start.hosts.empty();
+  if (launcher.mpi.find("v4.") == std::string::npos) {
+    settings.emplace_back("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+    settings.emplace_back("PRTE_MCA_hwloc_default_binding_policy", "none");
+    settings.emplace_back("PRTE_MCA_odls_base_sigkill_timeout", "0");
+    if (local) settings.emplace_back("PRTE_MCA_prte_tmpdir_base", folders.temporary.string());
+    if (local && !folders.shared_memory.empty())
+      settings.emplace_back("OMPI_MCA_btl_sm_backing_directory", folders.shared_memory.string());
+    return settings;
+  }
+  settings.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
+  settings.emplace_back("OMPI_MCA_hwloc_base_binding_policy", "none");
+  settings.emplace_back("OMPI_MCA_odls_base_sigkill_timeout", "0");
+  if (local) settings.emplace_back("OMPI_MCA_orte_tmpdir_base", folders.temporary.string());
+  if (local && !folders.shared_memory.empty())
+    settings.emplace_back("OMPI_MCA_btl_vader_backing_directory", folders.shared_memory.string());
+  return settings;
+}
+
+bool may_begin(std::string_view begun) {
+  const auto may_be = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
+  return may_be("mpirun: ") || may_be("mpiexec: ") || may_be("prterun: ") || begun.front() == '[' ||
+         (begun.front() >= '0' && begun.front() <= '9');
+}
+
+bool read_line(std::string_view line, LauncherReport&) { return contains_any(by_old_names(line), ignored_phrases); }
+
+bool is_message(std::string_view first_line) {
+  return contains_any(first_line, rank_end_messages) || is_trouble(first_line);
+}
+
+void read_message(const std::string& text, LauncherReport& report) {
+  std::array<char, 256> host{};
+  int rank = 0, pid = 0, signal = 0;
+  if (std::sscanf(text.c_str(), "%*s noticed that process rank %d with PID %d on node %255s exited on signal %d", &rank,
+                  &pid, host.data(), &signal) == 4) {
+    if (!report.lost_rank) report.lost_rank = {rank, host.data(), signal};
+    return;
+  }
+  if (!report.failed_rank) report.failed_rank = failed_rank_in(text);
+  if (!is_trouble(text.substr(0, text.find('\n')))) return;
+  if (const auto node = remote_node_in(text); !node.empty()) report.lost_host = node;
+  if (!report.launcher_error.empty()) return;
+  if (std::ranges::any_of(fork_failures, [&](auto begin) { return text.starts_with(begin); })) {
+    report.no_program = true;
+    report.launcher_error = "starting " + value_of(text, "Application name:") + ": " + value_of(text, "Error:");
+    report.launcher_error.erase(report.launcher_error.find_last_not_of(" .") + 1);
+    return;
+  }
+  if (!report.unreachable.empty() && !report.lost_host) {
+    report.lost_host = report.unreachable;
+    report.launcher_error = report.unreachable_text;
+    return;
+  }
+  report.launcher_error = first_sentences(text) + (report.lost_host ? ", on " + *report.lost_host : "");
+}
+
+}  // namespace muster::detail::supervise::open_mpi

@@ -1,0 +1,103 @@
+// srun, which starts the ranks of a Slurm job by Slurm's daemons.
+#include "supervise/launcher_output.hpp"
+#include "supervise/launchers/launchers.hpp"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+
+namespace muster::detail::supervise::srun {
+namespace {
+
+/// Slurm's lines begin with these.
+constexpr std::array<std::string_view, 2> prefixes{"srun: ", "slurmstepd"};
+/// What they say about the end of a step, which we report ourselves.
+constexpr std::array<std::string_view, 11> step_end_phrases{": *** STEP ",
+                                                            ": *** JOB ",
+                                                            "Job step aborted: ",
+                                                            "forcing job termination",
+                                                            "Terminating StepId=",
+                                                            "Force Terminated Step",
+                                                            "Complete StepId=",
+                                                            "got SIGCONT",
+                                                            "Timed out waiting for job step to complete",
+                                                            "setting nnodes to ",
+                                                            ": Error handler invoked: "};
+constexpr std::string_view no_step = "srun: error: Unable to create step for job ";
+constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
+
+bool contains_any(std::string_view text, const auto& parts) {
+  return std::ranges::any_of(parts, [&](auto part) { return text.find(part) != std::string_view::npos; });
+}
+
+/// How the tasks find each other with this MPI.
+std::string plugin_for(const std::string& mpi) {
+  const auto is = [&](std::string_view name) { return mpi.find(name) != std::string::npos; };
+  return is("CRAY") ? "cray_shasta" : is("MPICH") || is("Intel") || is("MVAPICH") ? "pmi2" : "pmix";
+}
+
+/// "srun: error: n1: task 1: Killed"; several tasks in one line are "tasks 0,2-3: Killed".
+bool read_task(const std::string& text, LauncherReport& report) {
+  std::array<char, 256> host{};
+  int rank = 0, end = 0;
+  if (std::sscanf(text.c_str(), "srun: error: %255[^:]: task%*[s ]%d%n", host.data(), &rank, &end) != 2) return false;
+  const auto fact = text.find(": ", static_cast<std::size_t>(end));
+  if (fact == std::string::npos) return true;
+  const int signal = signal_named(std::string_view(text).substr(fact + 2));
+  // The first failure counts, except that srun sends SIGTERM to all others when one task has failed.
+  const bool replaces = report.lost_rank && report.lost_rank->signal == SIGTERM && signal != SIGTERM;
+  if (report.failed_rank && !replaces) return true;
+  report.failed_rank = rank;
+  report.lost_rank.reset();
+  if (signal != 0) report.lost_rank = {rank, host.data(), signal};
+  int code = 0;
+  report.exit_code.reset();
+  if (std::sscanf(text.c_str() + fact, ": Exited with exit code %d", &code) == 1) report.exit_code = code;
+  return true;
+}
+
+}  // namespace
+
+void add_words(std::vector<std::string>& words, const Launcher& launcher, const Start& start) {
+  // When a rank has failed, Job::end() has the others killed at once. --kill-on-bad-exit would send SIGTERM, by which
+  // Slurm asks ranks to save, and SIGKILL only after KillWait, 30 s by default.
+  words.insert(words.end(), {"--mpi=" + plugin_for(launcher.mpi), "--kill-on-bad-exit=0"});
+  if (!start.lost.empty()) words.push_back("--exclude=" + joined({start.lost.begin(), start.lost.end()}));
+  // Without the number, srun asks for as many nodes as the job has.
+  if (start.nodes > 0) words.push_back("--nodes=" + std::to_string(start.nodes));
+  words.insert(words.end(), {"-n", std::to_string(start.ranks)});
+}
+
+Variables settings(const Launcher&, const Start&) { return {}; }
+
+bool may_begin(std::string_view begun) {
+  return std::ranges::any_of(
+      prefixes, [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); });
+}
+
+bool read_line(std::string_view line, LauncherReport& report) {
+  if (std::ranges::none_of(prefixes, [&](auto prefix) { return line.starts_with(prefix); })) return false;
+  if (contains_any(line, preemption_phrases)) report.preempted = true;
+  const std::string text(line);
+  std::array<char, 256> host{};
+  if (read_task(text, report)) return true;
+  if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
+    report.lost_host = host.data();
+    if (report.launcher_error.empty()) report.launcher_error = "Slurm has lost the node " + *report.lost_host;
+  } else if (std::sscanf(text.c_str(), "srun: error: Task launch for %*s failed on node %255[^:]", host.data()) == 1) {
+    // Slurm has not yet noticed that the node is lost. It then kills the ranks of the other nodes.
+    report.lost_host = host.data();
+    if (report.launcher_error.empty())
+      report.launcher_error = "Slurm cannot start a rank on the node " + *report.lost_host;
+  } else if (text.starts_with(no_step)) {
+    if (report.launcher_error.empty())
+      report.launcher_error = "Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size()));
+  } else if (!contains_any(line, step_end_phrases)) {
+    report.slurm = text;
+    return !report.shown_of_slurm.insert(text).second;
+  }
+  return true;
+}
+
+}  // namespace muster::detail::supervise::srun

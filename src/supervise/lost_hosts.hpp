@@ -1,0 +1,56 @@
+// The hosts that a start leaves out, and whether they answer again.
+#pragma once
+
+#include "supervise/launchers/launchers.hpp"
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace muster::detail::supervise {
+
+/// The program, with its arguments, by which the launcher logs in to other hosts: that of its variables, or ssh.
+std::vector<std::string> login_program(const Environment& environment);
+
+/// Asks the lost hosts from time to time, by logging in to them, whether they answer again. A host that was lost again
+/// after it had come back is asked less often each time.
+class LostHosts {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `login`: see login_program(); empty where hosts that are lost do not come back.
+  explicit LostHosts(std::vector<std::string> login) : login_(std::move(login)) {}
+  LostHosts(const LostHosts&) = delete;
+  LostHosts& operator=(const LostHosts&) = delete;
+  ~LostHosts() { stop_asking(); }
+
+  const Hosts& hosts() const noexcept { return hosts_; }
+  void add(const std::string& host);
+  void replace(Hosts hosts) { hosts_ = std::move(hosts); }
+  void remove(const Hosts& hosts);
+
+  /// Asks the hosts whose time has come, and reads the answers; to be called often, and does not wait. Returns the
+  /// hosts that have answered.
+  Hosts answering();
+  /// Asks all of them, waits for their answers for a few seconds, and removes those that answer.
+  void remove_answering();
+
+ private:
+  struct Asked {
+    std::string host;
+    int answer = -1;  ///< a pipe that gets a line when the host answers
+    pid_t process = -1;
+  };
+  void ask(const std::string& host);
+  Hosts read_answers();
+  void stop_asking();
+
+  std::vector<std::string> login_;
+  Hosts hosts_;
+  std::map<std::string, Clock::time_point> next_question_;
+  std::map<std::string, int> times_lost_;
+  std::vector<Asked> asked_;
+};
+
+}  // namespace muster::detail::supervise
