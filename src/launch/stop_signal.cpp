@@ -18,6 +18,7 @@ constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2, SIGHUP};
 volatile std::sig_atomic_t requested = 0;
 volatile std::sig_atomic_t launched = 0;
 time_t loaded = 0;
+bool hangup_ignored_at_start = false;
 
 time_t seconds() noexcept {
   timespec now{};
@@ -53,6 +54,7 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
 
 [[gnu::constructor]] void stand_by() noexcept {
   loaded = seconds();
+  hangup_ignored_at_start = ignored(SIGHUP);
   for (const int signal : of_a_stop) install_over_default(signal);
   if (supervised_in_batch_job()) install_over_default(SIGTERM);
   tell(message_loaded, "");  // from now on a wish to stop does no harm
@@ -62,10 +64,15 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
 
 bool is_requested() noexcept { return requested != 0; }
 
+bool ignores_hangup() noexcept { return hangup_ignored_at_start || ignored(SIGHUP); }
+
 void install_handlers(bool terminate) noexcept {
   launched = 1;
-  for (const int signal : of_a_stop)
-    if (signal != SIGHUP || !ignored(signal)) install(signal);
+  for (const int signal : {SIGUSR1, SIGUSR2}) install(signal);
+  if (ignores_hangup())
+    ::signal(SIGHUP, SIG_IGN);
+  else
+    install(SIGHUP);
   if (terminate || supervised_in_batch_job()) install(SIGTERM);
 }
 

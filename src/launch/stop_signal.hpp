@@ -18,6 +18,10 @@ inline constexpr int first_seconds = 300;
 /// True if a request to stop has come since the program was loaded.
 MUSTER_INTERNAL_API bool is_requested() noexcept;
 
+/// True if SIGHUP was ignored when the program was started (nohup), or is ignored now. Some libraries of MPI's networks
+/// install a handler for it when they are loaded.
+MUSTER_INTERNAL_API bool ignores_hangup() noexcept;
+
 /// Called by a Launch. Handles the signals from now on, whatever their disposition was, except that an ignored SIGHUP
 /// (nohup) stays ignored. `terminate`: handle SIGTERM too.
 MUSTER_INTERNAL_API void install_handlers(bool terminate) noexcept;

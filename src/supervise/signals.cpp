@@ -28,18 +28,17 @@ Signals::Signals() {
   if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0)
     throw Error(ExitCode::retry, "starting the ranks", std::string("making a pipe: ") + std::strerror(errno),
                 "Look at the limits of this machine (ulimit -a)");
+  const bool ignores_hangup = launch::stop_signal::ignores_hangup();
   struct sigaction action {};
   action.sa_handler = note;
   action.sa_flags = SA_RESTART;
-  for (std::size_t i = 0; i < handled.size(); ++i) {
-    ::sigaction(handled[i], &action, &before_[i]);
-    if (handled[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) ::sigaction(SIGHUP, &before_[i], nullptr);
-  }
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  for (std::size_t i = 0; i < handled.size(); ++i)
+    ::sigaction(handled[i], handled[i] == SIGHUP && ignores_hangup ? &ignore : &action, &before_[i]);
   // Until now the handler of muster's library has had them.
   stop_requested_ = launch::stop_signal::is_requested();
   if (stop_requested_) first_wish_ = SIGUSR1;  // it was not written down which; in a batch job it is this one
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   sigset_t all;
   ::sigemptyset(&all);
