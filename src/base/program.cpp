@@ -46,31 +46,36 @@ std::filesystem::path find_program(const std::string& name, const char* path) {
   return {};
 }
 
-ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds limit, bool errors) {
-  ProgramEnd end;
+pid_t start_program(std::vector<std::string> words, int output, bool errors) {
   std::vector<char*> pointers;
   for (auto& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return end;
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
+  ::posix_spawn_file_actions_adddup2(&files, output, STDOUT_FILENO);
   if (errors)
-    ::posix_spawn_file_actions_adddup2(&files, ends[1], STDERR_FILENO);
+    ::posix_spawn_file_actions_adddup2(&files, output, STDERR_FILENO);
   else
     ::posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   ::posix_spawnattr_setpgroup(&attributes, 0);
-  pid_t process = 0;
+  pid_t process = -1;
   const bool started = ::posix_spawnp(&process, pointers[0], &files, &attributes, pointers.data(), environ) == 0;
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&files);
+  return started ? process : -1;
+}
+
+ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds limit, bool errors) {
+  ProgramEnd end;
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return end;
+  const pid_t process = start_program(std::move(words), ends[1], errors);
   ::close(ends[1]);
-  if (started) {
+  if (process >= 0) {
     const bool in_time = read_all(ends[0], end.output, Clock::now() + limit);
     if (!in_time) ::kill(-process, SIGKILL);
     int status = 0;

@@ -3,6 +3,8 @@
 
 #include "base/export.hpp"
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -22,6 +24,10 @@ struct ProgramEnd {
   std::string output;  ///< of standard output
   bool succeeded() const noexcept { return kind == Kind::exited && code == 0; }
 };
+
+/// Starts a program, searched in PATH, without input and in a process group of its own. Its standard output goes to the
+/// file `output`, and standard error with it if `errors`. Returns its process id, which the caller waits for, or -1.
+MUSTER_INTERNAL_API pid_t start_program(std::vector<std::string> words, int output, bool errors = false);
 
 /// Runs the program, searched in PATH, without input, and waits for its end. Kills it, and what it has started, if its
 /// output does not end within `limit`. With `errors`, the output includes standard error.

@@ -66,6 +66,12 @@ int nodes_for(int ranks, const Hosts& lost, const Environment& environment) {
   return std::min(left, (ranks + on_each - 1) / on_each);
 }
 
+/// How many hosts the job has.
+int number_of_hosts(const SuperviseOptions& options, const Environment& environment) {
+  if (!options.hosts.empty()) return static_cast<int>(hosts_in(options.hosts).size());
+  return environment("SLURM_JOB_ID") == nullptr ? 1 : number_in(environment, "SLURM_JOB_NUM_NODES");
+}
+
 }  // namespace
 
 std::string joined(const std::vector<std::string>& words) {
@@ -103,10 +109,9 @@ SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& 
 
 Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment, const std::string& mpi) {
   const auto is = [&](std::string_view name) { return mpi.find(name) != std::string::npos; };
-  const bool several = environment("SLURM_JOB_ID") != nullptr && number_in(environment, "SLURM_JOB_NUM_NODES") > 1;
   // Cray MPICH has no mpiexec of its own.
-  const bool only_srun = environment("SLURM_JOB_ID") != nullptr && is("CRAY");
-  if ((several || only_srun) && options.hosts.empty()) return Launcher::Kind::srun;
+  const bool srun = number_of_hosts(options, environment) > 1 || is("CRAY");
+  if (environment("SLURM_JOB_ID") != nullptr && options.hosts.empty() && srun) return Launcher::Kind::srun;
   return is("MPICH") || is("Intel") || is("MVAPICH") ? Launcher::Kind::hydra : Launcher::Kind::open_mpi;
 }
 
@@ -165,6 +170,9 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
     refuse(counted(ranks, "rank") + " and " + counted(options.spares, "spare") +
                " are asked for, and there is room for " + std::to_string(slots),
            "Name more hosts, or ask for fewer");
+  if (options.spares > 0 && number_of_hosts(options, environment) < 2)
+    refuse("--spares is " + std::to_string(options.spares) + " on a single host, whose loss they cannot make good",
+           "Name several in --hosts, or leave it away");
   const int least = options.min_workers.value_or(1);
   if (least < 1 || least > ranks)
     refuse("--min-workers is " + std::to_string(least) + " of " + counted(ranks, "rank"),

@@ -33,7 +33,7 @@ bool is_rule(std::string_view line) { return is_rule(line.size()) && may_be_rule
 bool may_be_ours(std::string_view begun) {
   if (erase_line.starts_with(begun)) return true;
   if (begun.starts_with(erase_line)) begun.remove_prefix(erase_line.size());
-  const auto may_begin = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
+  const auto may_begin = [&](std::string_view beginning) { return may_become(begun, beginning); };
   return may_begin(launch::message_prefix) || may_begin(error_prefix) ||
          std::any_of(ssh_failures.begin(), ssh_failures.end(), may_begin) || may_be_rule(begun) ||
          open_mpi::may_begin(begun) || hydra::may_begin(begun) || srun::may_begin(begun);

@@ -56,7 +56,7 @@ struct LauncherReport {
 class LauncherOutput {
  public:
   LauncherOutput() : report_(own_) {}
-  /// Reads another of the launcher's streams, for the same report.
+  /// For the launcher's second stream: adds to the report of the first.
   explicit LauncherOutput(LauncherReport& report) : report_(report) {}
   LauncherOutput(const LauncherOutput&) = delete;
   LauncherOutput& operator=(const LauncherOutput&) = delete;

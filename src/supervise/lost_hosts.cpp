@@ -1,8 +1,9 @@
 #include "supervise/lost_hosts.hpp"
 
+#include "base/program.hpp"
+
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,24 +75,9 @@ void LostHosts::ask(const std::string& host) {
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   auto words = login_;
   words.insert(words.end(), {host, "echo", "here"});
-  std::vector<char*> pointers;
-  for (auto& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  posix_spawn_file_actions_t files;
-  ::posix_spawn_file_actions_init(&files);
-  ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&files, ends[1], STDOUT_FILENO);
-  ::posix_spawn_file_actions_addopen(&files, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-  posix_spawnattr_t attributes;
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  ::posix_spawnattr_setpgroup(&attributes, 0);
-  pid_t process = -1;
-  const bool started = ::posix_spawnp(&process, pointers[0], &files, &attributes, pointers.data(), environ) == 0;
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&files);
+  const pid_t process = start_program(std::move(words), ends[1]);
   ::close(ends[1]);
-  if (started)
+  if (process >= 0)
     asked_.push_back({host, ends[0], process});  // the job's object collects the process when it has ended
   else
     ::close(ends[0]);
@@ -111,6 +97,7 @@ Hosts LostHosts::read_answers() {
 }
 
 void LostHosts::stop_asking() {
+  read_answers();  // forgets the processes that have ended, whose numbers others may have by now
   for (const auto& one : asked_) {
     ::kill(-one.process, SIGKILL);
     ::close(one.answer);

@@ -13,8 +13,8 @@ namespace muster::detail::supervise {
 /// The program, with its arguments, by which the launcher logs in to other hosts: that of its variables, or ssh.
 std::vector<std::string> login_program(const Environment& environment);
 
-/// Asks the lost hosts from time to time, by logging in to them, whether they answer again. A host that was lost again
-/// after it had come back is asked less often each time.
+/// Asks the lost hosts from time to time, by logging in to them, whether they answer again. Each time that a host is
+/// lost, it is asked later.
 class LostHosts {
  public:
   using Clock = std::chrono::steady_clock;

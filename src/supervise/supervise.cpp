@@ -59,12 +59,14 @@ Launcher find_launcher(const SuperviseOptions& options) {
     throw Error(ExitCode::missing_package, "starting the ranks", "this is a job of Slurm and there is no srun in PATH",
                 "Load its module, or give --hosts");
   }
-  // The one beside the library that the ranks use is sure to fit it.
-  const auto programs = fs::path(comm::mpi_library_file()).parent_path().parent_path() / "bin";
   const bool hydra = launcher.kind == Launcher::Kind::hydra;
   const std::array<std::string, 2> names{hydra ? "mpiexec.hydra" : "mpirun", "mpiexec"};
-  for (const auto& name : {(programs / names[0]).string(), (programs / names[1]).string(), std::string(MUSTER_MPIEXEC),
-                           names[0], names[1]})
+  std::vector<std::string> candidates{MUSTER_MPIEXEC, names[0], names[1]};
+  // The one beside the library that the ranks use is sure to fit it.
+  if (const fs::path library = comm::mpi_library_file(); library.is_absolute())
+    for (const auto& name : {names[1], names[0]})
+      candidates.insert(candidates.begin(), (library.parent_path().parent_path() / "bin" / name).string());
+  for (const auto& name : candidates)
     if (launcher.path = find_program(name); !launcher.path.empty()) return launcher;
   throw Error(ExitCode::missing_package, "starting the ranks",
               "there is no " + names[0] + ", neither " MUSTER_MPIEXEC " nor in PATH",
@@ -200,7 +202,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     }
     if (reads) {
       terminal.add(output.take(job.read()));
-      if (job.standard_output() >= 0) standard_output.add(of_standard_output.take(job.read_standard_output()));
+      standard_output.add(of_standard_output.take(job.read_standard_output()));
     }
     terminal.write_some();
     standard_output.write_some();
@@ -210,9 +212,10 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   end.stop_requested = signals.stop_requested();
   const bool ended_by_itself = job.ended();
   job.end();
-  terminal.add(output.take(job.read()) + output.finish());
-  if (job.standard_output() >= 0)
-    standard_output.add(of_standard_output.take(job.read_standard_output()) + of_standard_output.finish());
+  terminal.add(output.take(job.read()));
+  terminal.add(output.finish());
+  standard_output.add(of_standard_output.take(job.read_standard_output()));
+  standard_output.add(of_standard_output.finish());
   terminal.flush();
   standard_output.flush();
   end.report = output.report();
@@ -436,10 +439,10 @@ class Supervision {
   void leave_out_lost_hosts(JobEnd& end) {
     if (end.report.lost_host)
       lost_.add(name_in_hosts(options_, *end.report.lost_host));
-    else if (launcher_.kind == Launcher::Kind::srun)
-      lost_.replace({});  // Slurm knows better
-    else
+    else if (launcher_.kind != Launcher::Kind::srun)
       lost_.remove_answering();
+    else if (end.report.launcher_error.empty())
+      lost_.replace({});  // Slurm could use them all; it says below which it has lost meanwhile
     const bool enough = are_enough_without(lost_.hosts());
     if (end.report.lost_host) end.host_is_excused = enough || waits_for_ranks_;
     if (!enough) lost_.replace({});
@@ -461,10 +464,12 @@ class Supervision {
   /// checkpoint.
   bool should_grow(const LauncherReport& report, int ranks) {
     const auto answering = lost_.answering();
-    if (answering.empty()) return false;
-    if (ranks < requirements_.ranks && (report.run.empty() || sweep::progress(report.run).empty())) return false;
+    const bool ends = report.leaving || report.lost_rank || report.agreed_exit_code;
+    if (answering.empty() || ends) return false;
+    const bool needed = ranks < requirements_.ranks;
+    if (needed && (report.run.empty() || sweep::progress(report.run).empty())) return false;
     lost_.remove(answering);
-    if (ranks >= requirements_.ranks) return false;  // the host is a spare now
+    if (!needed) return false;  // spares have its ranks, and its slots are spare from now on
     terminal_.add("muster: " + joined({answering.begin(), answering.end()}) +
                   (answering.size() == 1 ? " answers" : " answer") +
                   " again; the ranks save their state and start again as " +

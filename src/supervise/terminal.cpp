@@ -22,7 +22,10 @@ bool Terminal::is_writable() const noexcept {
   return ::poll(&now, 1, 0) > 0;
 }
 
-pollfd Terminal::source() const noexcept { return {file_, static_cast<short>(pending_.empty() ? 0 : POLLOUT), 0}; }
+pollfd Terminal::source() const noexcept {
+  // Polled without need, a file that nobody reads any more would end every poll() at once.
+  return {pending_.empty() ? -1 : file_, POLLOUT, 0};
+}
 
 void Terminal::write_some() {
   // A write of at most PIPE_BUF bytes to a writable pipe does not block.

@@ -304,6 +304,8 @@ TEST(LauncherOutput, KeepsTheMessagesOfHydra) {
       "");
   EXPECT_TRUE(program.report().no_program);
   EXPECT_EQ(program.report().launcher_error, "starting /no/such (No such file or directory)");
+  const std::string unknown_trouble = "[mpiexec@n1] wait_for_completion: unable to reach n2\n";
+  EXPECT_EQ(program.take(unknown_trouble), unknown_trouble);
   LauncherOutput own;
   EXPECT_EQ(own.take(line + "\nRESULTS\n" + line + "\n"), line + "\nRESULTS\n") << "held back until the next line";
   EXPECT_EQ(own.finish(), line + "\n");
@@ -641,6 +643,11 @@ TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
   EXPECT_EQ(value(made, "OMPI_MCA_rmaps_base_oversubscribe"), "missing");
 }
 
+TEST_F(LaunchCommandTest, SettingsOfSpectrumMpi) {
+  const auto made = command(Launcher::Kind::open_mpi, 2, {}, "IBM Spectrum MPI 10.4");
+  EXPECT_EQ(value(made, "OMPI_MCA_rmaps_base_oversubscribe"), "1") << "it is made of an Open MPI before 5";
+}
+
 TEST_F(LaunchCommandTest, ByHydra) {
   for (const char* const mpi : {"MPICH Version:      4.0.2", "Intel(R) MPI Library 2021.7", "MVAPICH2 Version 2.3"})
     EXPECT_EQ(launcher_kind(options, environment, mpi), Launcher::Kind::hydra) << mpi;
@@ -709,6 +716,13 @@ TEST_F(LaunchCommandTest, KeepsSpares) {
               std::string::npos)
         << error.what();
   }
+  options.hosts = "n1:6";
+  try {
+    check(options, 4, 6, environment);
+    ADD_FAILURE() << "no host is left when this one is lost";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("--spares is 2 on a single host"), std::string::npos) << error.what();
+  }
   options.spares = -1;
   EXPECT_THROW(check(options, 4, 6, environment), Error);
   options = {.command = {"./fit"}, .spares = 2};
@@ -726,6 +740,22 @@ TEST(Slurm, NodesOutOfService) {
   EXPECT_EQ(nodes_out_of_service("n1 alloc\nn2 drng\nn3 down*\nn4 mix\nn5 drain*\nn6 fail\nn7 idle\n"),
             (std::set<std::string>{"n2", "n3", "n5", "n6"}));
   EXPECT_EQ(nodes_out_of_service(""), std::set<std::string>());
+}
+
+TEST(LostHosts, ThoseThatAnswerAreRemoved) {
+  LostHosts lost({"sh", "-c", "test $0 = n2 && $1 $2"});
+  for (const char* const host : {"n1", "n2", "n3"}) lost.add(host);
+  EXPECT_EQ(lost.answering(), Hosts()) << "they are asked after a while only";
+  lost.remove_answering();
+  EXPECT_EQ(lost.hosts(), (Hosts{"n1", "n3"}));
+  LostHosts never({});
+  never.add("n1");
+  never.remove_answering();
+  EXPECT_EQ(never.hosts(), Hosts{"n1"});
+  LostHosts without_program({"/no/such/program"});
+  without_program.add("n1");
+  without_program.remove_answering();
+  EXPECT_EQ(without_program.hosts(), Hosts{"n1"});
 }
 
 TEST_F(LaunchCommandTest, LogsInToHosts) {

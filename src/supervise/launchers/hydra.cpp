@@ -1,4 +1,4 @@
-// mpiexec of MPICH, which is called Hydra, and of what is made of MPICH: Intel MPI and MVAPICH.
+// Hydra, the mpiexec of MPICH. Intel MPI and MVAPICH, which derive from MPICH, have it too.
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
 
@@ -20,7 +20,7 @@ namespace {
 constexpr std::array<std::string_view, 3> advice{
     "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ", "This typically refers to a problem with your application.",
     "Please see the FAQ page for debugging suggestions"};
-/// What its own parts say begins with "[mpiexec@n1] " or "[proxy:0:1@n2] ".
+/// The lines of its own processes begin with "[mpiexec@n1] " or "[proxy:0:1@n2] ".
 constexpr std::array<std::string_view, 2> parts{"[mpiexec@", "[proxy:"};
 constexpr std::string_view cannot_execute = "execvp error on file ";
 
@@ -32,15 +32,14 @@ std::optional<int> rank_of(const LauncherReport& report, int pid, const std::str
   return {};
 }
 
-/// A line of one of its parts: "[proxy:0:1@n2] HYDU_create_process (launch.c:73): execvp error on file ./fit (No such
-/// …)".
-void read_part(const std::string& line, LauncherReport& report) {
-  const auto end = line.find("] ");
-  if (end == std::string::npos || !report.launcher_error.empty()) return;
-  if (const auto program = line.find(cannot_execute); program != std::string::npos) {
-    report.no_program = true;
-    report.launcher_error = "starting " + line.substr(program + cannot_execute.size());
-  }
+/// Reads "[proxy:0:1@n2] HYDU_create_process (launch.c:73): execvp error on file ./fit (No such …)". Returns false for
+/// everything else that its parts say, which is shown.
+bool read_part(const std::string& line, LauncherReport& report) {
+  const auto program = line.find(cannot_execute);
+  if (program == std::string::npos) return false;
+  report.no_program = true;
+  if (report.launcher_error.empty()) report.launcher_error = "starting " + line.substr(program + cannot_execute.size());
+  return true;
 }
 
 }  // namespace
@@ -58,15 +57,13 @@ Variables settings(const Launcher&, const Start& start) {
 }
 
 bool may_begin(std::string_view begun) {
-  const auto may_be = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
+  const auto may_be = [&](std::string_view beginning) { return may_become(begun, beginning); };
   return may_be("Abort(") || std::ranges::any_of(advice, may_be) || std::ranges::any_of(parts, may_be);
 }
 
 bool read_line(std::string_view line, LauncherReport& report) {
-  if (std::ranges::any_of(parts, [&](auto part) { return line.starts_with(part); })) {
-    read_part(std::string(line), report);
-    return true;
-  }
+  if (std::ranges::any_of(parts, [&](auto part) { return line.starts_with(part); }))
+    return read_part(std::string(line), report);
   // MPICH's own words about MPI_Abort; other fatal errors are shown.
   if (line.starts_with("Abort(") && line.find("application called MPI_Abort") != std::string_view::npos) return true;
   return std::ranges::any_of(advice, [&](auto begin) { return line.starts_with(begin); });

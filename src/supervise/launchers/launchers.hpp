@@ -4,6 +4,7 @@
 
 #include "muster/supervise.hpp"
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -56,10 +57,9 @@ std::string joined(const std::vector<std::string>& words);
 //   settings():   variables that are set unless the user has set them
 //   may_begin():  true if a line that begins like this may be the launcher's; it is then held back until it is whole
 //   read_line():  reads a whole line; true if it was the launcher's and is not to be shown
-//   is_message(): true if a message between two lines of dashes or equals signs, of which this is the first line, is
-//   about
-//                 the ranks' end, or about something that the launcher could not do. We report that ourselves
-//   read_message(): reads the text between these lines
+//   is_message(): `first_line` is the first one after a line of dashes or equals signs. True if the launcher then says
+//                 how ranks have ended or what it could not do, up to the next such line; we report that ourselves
+//   read_message(): reads the text between the two lines
 // A launcher's text is read whatever launcher is used: mpirun may start its daemons by srun, and ranks print some of
 // their MPI's.
 
@@ -88,6 +88,16 @@ bool may_begin(std::string_view begun);
 /// Slurm repeats some of its lines: true for the second of two that are equal, too.
 bool read_line(std::string_view line, LauncherReport& report);
 }  // namespace srun
+
+/// True if what has been read of a line may become one that begins with `beginning`.
+inline bool may_become(std::string_view begun, std::string_view beginning) {
+  return begun.starts_with(beginning) || beginning.starts_with(begun);
+}
+
+/// True if `text` contains one of these.
+bool contains_any(std::string_view text, const auto& parts) {
+  return std::ranges::any_of(parts, [&](auto part) { return text.find(part) != std::string_view::npos; });
+}
 
 /// The signal whose strsignal() begins the text; 0 if there is none.
 int signal_named(std::string_view text);

@@ -30,11 +30,7 @@ constexpr std::array<std::string_view, 7> ignored_phrases{
     "orte_base_help_aggregate", " total processes failed to start", " total processes killed",
     " ORTE_ERROR_LOG: "};
 
-bool contains_any(std::string_view text, const auto& parts) {
-  return std::ranges::any_of(parts, [&](auto part) { return text.find(part) != std::string_view::npos; });
-}
-
-/// Version 4's name for what version 5 calls by a new one.
+/// The line with the first "PRTE", the name since version 5, replaced by "ORTE".
 std::string by_old_names(std::string_view line) {
   std::string text(line);
   if (const auto prte = text.find("PRTE"); prte != std::string::npos) text.replace(prte, 4, "ORTE");
@@ -60,7 +56,7 @@ std::string first_sentences(const std::string& block) {
   return text;
 }
 
-/// "n2" in "Remote daemon: [[1,0],1] on node n2"; empty if that line is not there.
+/// Returns "n2" if there is a line "Remote daemon: [[1,0],1] on node n2", otherwise an empty text.
 std::string remote_node_in(const std::string& text) {
   const auto remote = text.find("Remote daemon");
   const auto node = remote == std::string::npos ? remote : text.find(" on node ", remote);
@@ -98,7 +94,8 @@ Variables settings(const Launcher& launcher, const Start& start) {
   Variables settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
   const auto& folders = start.folders;
   const bool local = start.hosts.empty();
-  if (launcher.mpi.find("v4.") == std::string::npos) {
+  int version = 0;
+  if (std::sscanf(launcher.mpi.c_str(), "Open MPI v%d", &version) == 1 && version >= 5) {
     settings.emplace_back("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
     settings.emplace_back("PRTE_MCA_hwloc_default_binding_policy", "none");
     settings.emplace_back("PRTE_MCA_odls_base_sigkill_timeout", "0");
@@ -117,7 +114,7 @@ Variables settings(const Launcher& launcher, const Start& start) {
 }
 
 bool may_begin(std::string_view begun) {
-  const auto may_be = [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); };
+  const auto may_be = [&](std::string_view beginning) { return may_become(begun, beginning); };
   return may_be("mpirun: ") || may_be("mpiexec: ") || may_be("prterun: ") || begun.front() == '[' ||
          (begun.front() >= '0' && begun.front() <= '9');
 }

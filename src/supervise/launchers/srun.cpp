@@ -27,17 +27,13 @@ constexpr std::array<std::string_view, 11> step_end_phrases{": *** STEP ",
 constexpr std::string_view no_step = "srun: error: Unable to create step for job ";
 constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
 
-bool contains_any(std::string_view text, const auto& parts) {
-  return std::ranges::any_of(parts, [&](auto part) { return text.find(part) != std::string_view::npos; });
-}
-
 /// How the tasks find each other with this MPI.
 std::string plugin_for(const std::string& mpi) {
   const auto is = [&](std::string_view name) { return mpi.find(name) != std::string::npos; };
   return is("CRAY") ? "cray_shasta" : is("MPICH") || is("Intel") || is("MVAPICH") ? "pmi2" : "pmix";
 }
 
-/// "srun: error: n1: task 1: Killed"; several tasks in one line are "tasks 0,2-3: Killed".
+/// Reads "srun: error: n1: task 1: Killed", or "srun: error: n1: tasks 0,2-3: Killed"; false for other lines.
 bool read_task(const std::string& text, LauncherReport& report) {
   std::array<char, 256> host{};
   int rank = 0, end = 0;
@@ -72,8 +68,7 @@ void add_words(std::vector<std::string>& words, const Launcher& launcher, const 
 Variables settings(const Launcher&, const Start&) { return {}; }
 
 bool may_begin(std::string_view begun) {
-  return std::ranges::any_of(
-      prefixes, [&](std::string_view whole) { return begun.starts_with(whole) || whole.starts_with(begun); });
+  return std::ranges::any_of(prefixes, [&](auto prefix) { return may_become(begun, prefix); });
 }
 
 bool read_line(std::string_view line, LauncherReport& report) {
