@@ -11,7 +11,7 @@ namespace muster::tool {
 void add_run(CLI::App& app) {
   auto* command = app.add_subcommand("run", "Start a program on its ranks, and again when it fails");
   const auto options = std::make_shared<SuperviseOptions>();
-  command->add_option("-n,--ranks", options->ranks, "Ranks [the tasks of the job, else the CPUs]")->option_text("N");
+  command->add_option("-n,--ranks", options->ranks, "Ranks [the tasks of the job, else the cores]")->option_text("N");
   command->add_option("--hosts", options->hosts, "Where, with how many slots [here, or the job's nodes]")
       ->option_text("n1,n2:4");
   command

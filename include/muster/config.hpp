@@ -47,7 +47,7 @@ struct ScalingConfig {
   /// then starts the program with fewer ranks if not all are available, as with --min-workers, which overrides it. The
   /// number of samples per step stays the same.
   NumWorkers num_workers = {};
-  /// Train on cuda:local_rank. An error if there is no GPU.
+  /// Train on cuda:local_rank, or another GPU that no other launch uses. An error if there is none.
   bool use_gpu = false;
   /// Threads of torch per rank; empty: the launch's choice.
   std::optional<int> threads_per_worker = {};

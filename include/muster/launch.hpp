@@ -12,6 +12,8 @@
 #include <muster/detail/export.hpp>
 #include <muster/error.hpp>
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <concepts>
 #include <cstdint>
@@ -19,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -36,6 +39,7 @@ struct LaunchPart;
 }
 
 enum class Progress { automatic, bar, plain, none };
+enum class Bind { automatic, cores, none };
 enum class Resume { automatic, never, must, path };
 
 /// The flags that every program has, with their resolved values: the flag, otherwise the environment variable
@@ -54,6 +58,7 @@ struct LaunchFlags {
   std::uint64_t seed = 0;
   std::optional<int> workers;
   std::optional<int> threads;
+  Bind bind = Bind::automatic;  ///< with none, neither cores nor GPUs are claimed
   std::optional<std::string> backend;
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::milliseconds> time_limit;
@@ -80,12 +85,12 @@ class MUSTER_API Launch {
   /// one of N.
   Launch(int argc, char** argv, const std::string& version = {});
   /// A launch on the ranks of the caller's communicator, such as one from from_mpi() (muster/mpi.hpp). It leaves MPI,
-  /// malloc and the end of the process as they are. An error on which the ranks agree is only run()'s exit code; a rank
-  /// of the launch that does not answer ends the job. The launch handles SIGUSR1, SIGUSR2 and SIGHUP while it lives,
-  /// unless the program has its own handler for them or ignores SIGHUP. The job's other ranks may do anything
-  /// meanwhile; threads_per_rank() does not know of them. Launches may follow one another; torch's seeds and number of
-  /// threads stay as training has set them. If MPI was initialised below MPI_THREAD_MULTIPLE, sweeps, gloo and NCCL are
-  /// refused, and asynchronous saving is off. Collective over `ranks`.
+  /// malloc, the threads' CPUs and the process's end as they are. An error on which the ranks agree is only run()'s
+  /// exit code; a rank of the launch that does not answer ends the job. The launch handles SIGUSR1, SIGUSR2 and SIGHUP
+  /// while it lives, unless the program has its own handler for them or ignores SIGHUP. The job's other ranks may do
+  /// anything meanwhile; threads_per_rank() does not know of them. Launches may follow one another; torch's seeds and
+  /// number of threads stay as training has set them. If MPI was initialised below MPI_THREAD_MULTIPLE, sweeps, gloo
+  /// and NCCL are refused, and asynchronous saving is off. Collective over `ranks`.
   Launch(int argc, char** argv, const Communicator& ranks, const std::string& version = {});
   /// The launch of a sweep's trial, on a part of the ranks.
   Launch(const Launch& whole, detail::launch::LaunchPart part);
@@ -128,10 +133,12 @@ class MUSTER_API Launch {
   /// Threads of torch that a rank should use: --threads, OMP_NUM_THREADS, or cpus_per_rank().
   int threads_per_rank() const noexcept;
   /// This rank's share of the CPUs on which it may run: each CPU is divided by the number of the node's ranks that may
-  /// use it.
+  /// use it. Not more than its part of the quota that a control group grants.
   int cpus_per_rank() const noexcept;
   /// This process's number among the processes of the whole launch on its node; it selects the GPU.
   int local_process_index() const noexcept;
+  /// Inside run(): the processes of the whole launch on this host.
+  const std::set<pid_t>& processes_of_host() const noexcept;
   /// Returns the next trainer's number in this launch, from 1 on: the suffix of its run's name under --name.
   int next_trainer_number() noexcept;
   /// Receive the events of every run of this launch, in addition to the run's own callbacks; used by sweeps.

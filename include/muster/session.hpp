@@ -205,7 +205,7 @@ class MUSTER_API Session {
   /// True if the current batch is the last one of its step; always true without ScalingConfig::virtual_workers.
   bool step_complete() const noexcept;
 
-  /// cuda:local_rank with use_gpu, otherwise cpu.
+  /// This rank's GPU with use_gpu (ScalingConfig), otherwise cpu.
   at::Device get_device() const;
   /// A torch process group of the workers.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;

@@ -1,9 +1,10 @@
 # How tests are declared. Every test has a label and a time limit; one with ranks says how many.
 
-# MPI must neither mind root nor want a core per rank, and ranks must not be pinned onto one core.
+# MPI must neither mind root nor want a core per rank, and ranks must not be pinned onto one core. Tests run side by side,
+# and would warn of each other; tests of binding unset MUSTER_BIND.
 set(MUSTER_MPI_ENVIRONMENT
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-  OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1)
+  OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 MUSTER_BIND=none)
 
 # LIBRARY: muster, the libraries that programs of users link, or muster_internals, for tests that use what muster does not
 # export.

@@ -1,5 +1,7 @@
+#include "base/cpus.hpp"
 #include "base/listed.hpp"
 #include "doctor/checks.hpp"
+#include "launch/binding.hpp"
 #include "launch/launcher.hpp"
 
 #include <algorithm>
@@ -8,52 +10,9 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
-#include <sstream>
 
 namespace muster::detail::doctor {
 namespace {
-
-/// The number of CPUs in a list of the kernel, such as "0-3,8".
-int count_in(const std::string& list) {
-  int count = 0;
-  std::istringstream ranges(list);
-  for (std::string range; std::getline(ranges, range, ',');) {
-    int first = 0, last = 0;
-    const int numbers = std::sscanf(range.c_str(), "%d-%d", &first, &last);
-    count += numbers == 2 ? last - first + 1 : numbers == 1 ? 1 : 0;
-  }
-  return count;
-}
-
-/// The CPUs that a control group grants; infinity if it does not say. Version 2: "max 100000" or "150000 100000".
-double quota_in(const std::filesystem::path& folder) {
-  std::string quota;
-  double period = 0;
-  if (std::ifstream file(folder / "cpu.max"); file >> quota >> period && quota != "max" && period > 0)
-    return std::atof(quota.c_str()) / period;
-  double given = 0;
-  std::ifstream first(folder / "cpu.cfs_quota_us"), second(folder / "cpu.cfs_period_us");
-  if (first >> given && second >> period && given > 0 && period > 0) return given / period;
-  return HUGE_VAL;
-}
-
-/// The least quota of this process's control group and those around it; null if there is none.
-Json quota(const std::filesystem::path& root) {
-  double least = HUGE_VAL;
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controllers != ",," && controllers.find(",cpu,") == std::string::npos) continue;
-    const auto mount = root / (controllers == ",," ? "sys/fs/cgroup" : "sys/fs/cgroup/cpu");
-    for (std::filesystem::path group = line.substr(second + 1);; group = group.parent_path()) {
-      least = std::min(least, quota_in(mount / group.relative_path()));
-      if (!group.has_relative_path()) break;
-    }
-  }
-  return std::isinf(least) ? Json() : Json(least);
-}
 
 std::string cpu_model(const std::filesystem::path& root) {
   std::ifstream file(root / "proc/cpuinfo");
@@ -72,14 +31,22 @@ std::string text_of(double cpus) {
 }  // namespace
 
 Json look_at_node_cores(const std::filesystem::path& root) {
-  std::string online;
-  std::getline(std::ifstream(root / "sys/devices/system/cpu/online"), online);
-  return {{"cpus", std::max(1, count_in(online))}, {"model", cpu_model(root)}, {"quota", quota(root)}};
+  const double quota = cpu_quota(root);
+  int cpus = 0;
+  auto claims = Json::array();
+  for (const auto& core : cores_of_machine(root)) {
+    cpus += static_cast<int>(core.cpus.size());
+    if (const auto process = launch::claimant_of(core)) claims.push_back({{"cpu", core.number}, {"process", *process}});
+  }
+  return {{"cpus", std::max(1, cpus)},
+          {"model", cpu_model(root)},
+          {"quota", std::isinf(quota) ? Json() : Json(quota)},
+          {"claims", std::move(claims)}};
 }
 
 Json look_at_rank_cores(const Environment& environment) {
   const char* const threads = environment("OMP_NUM_THREADS");
-  return {{"mask", launch::cpu_mask()},
+  return {{"mask", cpu_mask()},
           {"launcher_cpus", launch::launcher_cpus()},
           {"threads", threads == nullptr ? 0 : std::atoi(threads)}};
 }
@@ -91,6 +58,7 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
   std::string usable;                                     // by any rank
   std::map<std::string, std::vector<std::size_t>> bound;  // to one CPU: the ranks, by their mask
   int threads = 0, of_launcher = 1;
+  const auto quota = node.at("quota").is_number() ? node.at("quota").get<double>() : HUGE_VAL;
   for (const auto& rank : ranks) {
     of_launcher = std::max(of_launcher, rank.at("launcher_cpus").get<int>());
     masks.push_back(rank.at("mask"));
@@ -102,7 +70,7 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
   }
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const int chosen = ranks[rank].at("threads");
-    threads += chosen > 0 ? chosen : launch::threads_for(masks, static_cast<int>(rank));
+    threads += chosen > 0 ? chosen : launch::threads_for(masks, static_cast<int>(rank), quota);
   }
   const int available = static_cast<int>(std::ranges::count(usable, '1'));
 
@@ -115,7 +83,6 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
                ", and it has " + std::to_string(cpus),
            "Start with mpirun --bind-to none, or srun --cpus-per-task, and one launcher at a time on a node"});
   if (!findings.empty()) return findings;
-  const auto quota = node.at("quota").is_number() ? node.at("quota").get<double>() : HUGE_VAL;
   if (quota < std::min(available, threads))
     findings.push_back({warning, "cores",
                         "the control group grants " + text_of(quota) + " CPUs, and " + counted(count, "rank") +
@@ -134,6 +101,23 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
                         "each rank is bound to " + std::to_string(launch::threads_for(masks, 0)) + " of " +
                             counted(of_launcher, "CPU"),
                         "Start with mpirun --bind-to none, or srun --cpus-per-task, to use them all"});
+  std::vector<std::string> claimants;
+  std::size_t claimed = 0;
+  for (const auto& claim : node.at("claims")) {
+    const std::size_t cpu = claim.at("cpu");
+    if (cpu >= usable.size() || usable[cpu] != '1') continue;
+    ++claimed;
+    if (const int process = claim.at("process"); process > 0) {
+      auto name = std::to_string(process);
+      if (std::ranges::find(claimants, name) == claimants.end()) claimants.push_back(std::move(name));
+    }
+  }
+  const auto named = listed(claimants, 3, [](const auto& process) { return process; });
+  if (claimed > 0)
+    findings.push_back({warning, "cores",
+                        "another muster launch" + (named.empty() ? "" : " (process " + named + ")") + " uses " +
+                            counted(claimed, "core"),
+                        "Wait for its end, or give each launch its own cores, as in taskset -c 0-3 muster run"});
   if (findings.empty())
     findings.push_back(
         {ok, "cores",

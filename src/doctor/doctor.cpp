@@ -1,5 +1,6 @@
 #include "muster/doctor.hpp"
 
+#include "base/cpus.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/program.hpp"
@@ -182,11 +183,9 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
   node["mpi"] = look_at_mpi(detail::comm::mpi_library(), environment, run);
   node["slurm"] = look_at_slurm(environment, run);
   const std::vector<Json> ranks{look_at_rank_cores(environment)};
-  // `muster run` starts so many ranks.
-  const auto cpus = std::ranges::count(ranks[0].at("mask").get<std::string>(), '1');
   Findings findings;
   add(findings, check_mpi(node.at("mpi"), start), examination.host);
-  add(findings, check_node(node, ranks, 1, static_cast<int>(cpus)), examination.host);
+  add(findings, check_node(node, ranks, 1, /*of `muster run`*/ detail::count_usable_cores()), examination.host);
   add(findings, check_slurm(node.at("slurm"), std::chrono::system_clock::now()), examination.host);
   node["ranks"] = ranks;
   examination.facts[examination.host] = std::move(node);

@@ -235,6 +235,8 @@ Flags::Flags(const std::string& program, const std::string& version) {
   option("--workers", workers_, "Ranks that train [all]")->transform(whole_number(1, std::numeric_limits<int>::max()));
   option("--threads", threads_, "Threads of torch per rank [its share of the CPUs]")
       ->transform(whole_number(1, most_threads));
+  option("--bind", bind_, "cores: each rank gets cores of its own; auto: if it\ngets two or more; or none [auto]")
+      ->check(CLI::IsMember({"auto", "cores", "none"}));
   option("--backend", backend_, "auto, mpi, gloo, nccl, or by device:\ncpu:mpi,cuda:nccl [auto]");
   option("--timeout", timeout_, "Seconds that ranks wait for each other before\nthe job ends [1800]")
       ->check(number_of_seconds());
@@ -300,6 +302,7 @@ LaunchFlags Flags::resolve() const {
   if (!backend_.empty()) flags.backend = backend_;
   if (workers_ > 0) flags.workers = workers_;
   if (threads_ > 0) flags.threads = threads_;
+  flags.bind = bind_ == "auto" ? Bind::automatic : bind_ == "cores" ? Bind::cores : Bind::none;
   if (timeout_ > 0) flags.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_ * 1000));
   if (!time_limit_.empty()) flags.time_limit = parse_duration(time_limit_);
   static const std::map<std::string, Resume> resumes{

@@ -33,8 +33,8 @@ class Flags {
 
   std::optional<std::string> help_;
   std::vector<std::string> set_;
-  std::string resume_ = "auto", progress_ = "auto", log_level_ = "info", time_limit_, backend_, storage_, name_,
-              config_, profile_;
+  std::string resume_ = "auto", progress_ = "auto", log_level_ = "info", bind_ = "auto", time_limit_, backend_,
+              storage_, name_, config_, profile_;
   std::uint64_t seed_ = 0;
   double timeout_ = 0;
   int workers_ = 0, threads_ = 0;

@@ -8,6 +8,7 @@
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/time_limit.hpp"
+#include "launch/binding.hpp"
 #include "launch/flags.hpp"
 #include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
@@ -22,8 +23,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace muster {
 namespace {
@@ -81,7 +84,9 @@ struct Launch::State {
   std::optional<std::chrono::steady_clock::time_point> end;
   detail::launch::AskedJobEnd asked_job_end;  ///< on rank 0, where no variable tells the end of the job
   int local_process_index = 0;
-  std::optional<int> status;  ///< of the last run()
+  std::set<pid_t> processes;          ///< of this launch on this host
+  std::vector<detail::Claim> claims;  ///< on cores of this node
+  std::optional<int> status;          ///< of the last run()
   std::function<bool()> asked_to_stop = [] { return false; };
   std::vector<std::shared_ptr<Callback>> callbacks;
   std::optional<detail::comm::MpiScope> environment;  ///< empty if the program itself initialises MPI
@@ -93,19 +98,22 @@ struct Launch::State {
 
 void Launch::State::choose_threads() {
   const auto& world = *ranks;
-  const auto& topology = world.topology();
-  const auto all = world.all_gather(detail::launch::cpu_mask());
-  std::vector<std::string> local;
-  for (std::size_t r = 0; r < all.size(); ++r)
-    if (topology.node_of_rank[r] == topology.node_rank) local.push_back(all[r]);
-  cpus = detail::launch::threads_for(local, topology.local_rank);
+  const int local_rank = world.topology().local_rank;
+  auto node = detail::launch::find_node_ranks(world);
+  processes = node.processes;
   const char* const variable = std::getenv("OMP_NUM_THREADS");
-  const int chosen = variable == nullptr ? 0 : std::atoi(variable);
-  threads = flags.threads.value_or(chosen > 0 ? chosen : cpus);
-  const int of_node = detail::launch::launcher_cpus();
-  if (flags.threads || !detail::launch::bound_below_share(local, topology.local_rank, of_node)) return;
-  detail::log::warn("each rank is bound to " + std::to_string(cpus) + " of " + std::to_string(of_node) +
-                    " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
+  const int given = flags.threads.value_or(variable == nullptr ? 0 : std::max(0, std::atoi(variable)));
+  if (const int of_node = detail::launch::launcher_cpus();
+      !flags.threads && detail::launch::bound_below_share(node.masks, local_rank, of_node))
+    detail::log::warn("each rank is bound to " + std::to_string(detail::launch::threads_for(node.masks, local_rank)) +
+                      " of " + std::to_string(of_node) +
+                      " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
+  // The threads of a program that has brought its own ranks are that program's.
+  // A rank that is bound to one core waits there for any other process that computes, and all ranks with it.
+  if (environment && flags.bind != Bind::none)
+    claims = detail::launch::bind_to_cores(world, node, given, flags.bind == Bind::cores ? 1 : 2);
+  cpus = detail::launch::threads_for(node.masks, local_rank, node.quota);
+  threads = given > 0 ? given : cpus;
 }
 
 void Launch::State::choose_end() {
@@ -170,6 +178,7 @@ Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
   state_->cpus = whole.state_->cpus;
   state_->end = whole.state_->end;
   state_->local_process_index = whole.state_->local_process_index;
+  state_->processes = whole.state_->processes;
   state_->asked_to_stop = [&whole, asked = std::move(part.asked_to_stop)] {
     return whole.stop_requested() || (asked && asked());
   };
@@ -191,6 +200,7 @@ const std::string& Launch::program() const noexcept { return state_->program; }
 int Launch::threads_per_rank() const noexcept { return state_->threads; }
 int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
 int Launch::local_process_index() const noexcept { return state_->local_process_index; }
+const std::set<pid_t>& Launch::processes_of_host() const noexcept { return state_->processes; }
 int Launch::next_trainer_number() noexcept { return ++state_->trainers; }
 const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->callbacks; }
 

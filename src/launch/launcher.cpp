@@ -1,6 +1,7 @@
 #include "launch/launcher.hpp"
 
-#include <sched.h>
+#include "base/cpus.hpp"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -87,7 +88,7 @@ bool started_by_srun(const Environment& environment) {
          environment("OMPI_COMM_WORLD_SIZE") == nullptr;
 }
 
-int threads_for(const std::vector<std::string>& masks, int rank) {
+int threads_for(const std::vector<std::string>& masks, int rank, double quota) {
   const auto& mine = masks[static_cast<std::size_t>(rank)];
   double share = 0;
   for (std::size_t cpu = 0; cpu < mine.size(); ++cpu) {
@@ -96,6 +97,7 @@ int threads_for(const std::vector<std::string>& masks, int rank) {
                                        [&](const auto& mask) { return cpu < mask.size() && mask[cpu] == '1'; });
     share += 1.0 / static_cast<double>(holders);
   }
+  share = std::min(share, quota / static_cast<double>(masks.size()));
   // A sum of halves and thirds may fall just short of a whole number.
   return std::max(1, static_cast<int>(share + 1e-6));
 }
@@ -105,21 +107,6 @@ bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus
   return share > 1 && threads_for(masks, rank) < share;
 }
 
-int launcher_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(::getppid(), sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-std::string cpu_mask() {
-  std::string mask(CPU_SETSIZE, '0');
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return "1";
-  for (std::size_t cpu = 0; cpu < mask.size(); ++cpu)
-    if (CPU_ISSET(cpu, &set)) mask[cpu] = '1';
-  mask.resize(mask.find_last_of('1') + 1);
-  return mask;
-}
+int launcher_cpus() { return static_cast<int>(std::ranges::count(cpu_mask(::getppid()), '1')); }
 
 }  // namespace muster::detail::launch

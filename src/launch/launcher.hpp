@@ -5,6 +5,7 @@
 #include "base/export.hpp"
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,16 +44,14 @@ MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environm
 bool started_by_srun(const Environment& environment);
 
 /// masks[r][c] is '1' if local rank r may run on CPU c. Returns the CPUs of `rank`, where a CPU that n ranks share
-/// counts as 1/n; at least 1.
-MUSTER_INTERNAL_API int threads_for(const std::vector<std::string>& masks, int rank);
+/// counts as 1/n, but not more than its part of the `quota` that a control group grants the node's ranks; at least 1.
+MUSTER_INTERNAL_API int threads_for(const std::vector<std::string>& masks, int rank,
+                                    double quota = std::numeric_limits<double>::infinity());
 
 /// The number of CPUs that the launcher (this process's parent) may run on: the node's CPUs that belong to the job.
 MUSTER_INTERNAL_API int launcher_cpus();
 
 /// True if `rank` is bound to fewer CPUs than its share of the node's `cpus`.
 MUSTER_INTERNAL_API bool bound_below_share(const std::vector<std::string>& masks, int rank, int cpus);
-
-/// This process's mask, in the form that threads_for() takes.
-MUSTER_INTERNAL_API std::string cpu_mask();
 
 }  // namespace muster::detail::launch

@@ -63,6 +63,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
       throw Error(ExitCode::usage, "predicting", "batch_size is less than 1", "Give at least 1");
     at::set_num_threads(launch.threads_per_rank());
     const c10::DeviceGuard own(run::choose_device(predictor_.uses_gpu(), launch));
+    if (predictor_.uses_gpu()) run::warn_of_shared_gpus(launch);
     auto& source = *data::source_of(dataset);
     for (const auto& name : options.keep_columns) data::column_of(source, name, "keeping columns");
     run::require_same_data(world, world.size(), {{"to predict", source.fingerprint()}});

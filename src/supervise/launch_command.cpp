@@ -115,14 +115,14 @@ Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment&
   return is("MPICH") || is("Intel") || is("MVAPICH") ? Launcher::Kind::hydra : Launcher::Kind::open_mpi;
 }
 
-int all_slots(const SuperviseOptions& options, const Environment& environment, int cpus) {
+int all_slots(const SuperviseOptions& options, const Environment& environment, int cores) {
   if (!options.hosts.empty()) return slots_of(hosts_in(options.hosts));
   const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : number_in(environment, "SLURM_NTASKS");
-  return tasks > 0 ? tasks : cpus;
+  return tasks > 0 ? tasks : cores;
 }
 
-int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cpus) {
-  return options.ranks ? *options.ranks : all_slots(options, environment, cpus) - options.spares;
+int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores) {
+  return options.ranks ? *options.ranks : all_slots(options, environment, cores) - options.spares;
 }
 
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,

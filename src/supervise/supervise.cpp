@@ -1,6 +1,7 @@
 // muster run, from the command line to the exit code: start the job, watch it, interpret its end, report, start again.
 #include "muster/supervise.hpp"
 
+#include "base/cpus.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/listed.hpp"
@@ -22,7 +23,6 @@
 #include "sweep/progress.hpp"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,12 +43,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 const char* environment(const char* name) { return std::getenv(name); }
-
-int own_cpus() {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  return ::sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-}
 
 Launcher find_launcher(const SuperviseOptions& options) {
   Launcher launcher{.mpi = comm::mpi_library()};
@@ -285,11 +279,11 @@ class Supervision {
   explicit Supervision(const SuperviseOptions& given)
       : options_(with_hosts_of_job(given, environment)),
         launcher_(find_launcher(options_)),
-        requirements_{.ranks = wanted_ranks(options_, environment, own_cpus()), .max_failures = 0},
+        requirements_{.ranks = wanted_ranks(options_, environment, count_usable_cores()), .max_failures = 0},
         // A node that a Slurm job has lost does not come back to it.
         lost_(launcher_.kind == Launcher::Kind::srun ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
-    check(options, requirements_.ranks, all_slots(options, environment, own_cpus()), environment);
+    check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment);
     requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
     supervisor_info_ = make_supervisor_info(options, requirements_.ranks);
     find_job_end();

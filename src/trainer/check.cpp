@@ -23,6 +23,7 @@ at::Device check_device_and_data(const run::ResolvedOptions& resolved) {
                        for (const auto& [name, dataset] : datasets)
                          prints[name] = data::source_of(dataset)->fingerprint();
                      });
+  if (resolved.options.scaling_config.use_gpu) run::warn_of_shared_gpus(resolved.launch);
   run::require_same_data(resolved.world(), all_need_data ? resolved.world().size() : resolved.worker_count, prints);
   for (const auto& name : resolved.options.dataset_config.datasets_to_split.names())
     if (name != "train" && !datasets.contains(name))  // "train" is in the default, even without such a dataset

@@ -196,7 +196,7 @@ TEST(Memory, ReadsTheKernelsFiles) {
 
 // ---- cores
 
-Json node_of(int cpus) { return {{"cpus", cpus}, {"quota", nullptr}}; }
+Json node_of(int cpus) { return {{"cpus", cpus}, {"quota", nullptr}, {"claims", Json::array()}}; }
 Json rank_on(const std::string& mask, int threads = 0, int of_launcher = 1) {
   return {{"mask", mask}, {"threads", threads}, {"launcher_cpus", of_launcher}};
 }
@@ -216,7 +216,11 @@ TEST(Cores, EachRankWantsItsOwn) {
   expect_one(check_cores(node_of(64), {rank_on("1", 0, 64), rank_on("01", 0, 64)}), warning,
              "each rank is bound to 1 of 64 CPUs");
   expect_one(check_cores(with(node_of(4), {{"quota", 1.5}}), {rank_on("1111"), rank_on("1111")}), warning,
-             "grants 1.5 CPUs, and 2 ranks with 4 threads run there");
+             "grants 1.5 CPUs, and 2 ranks with 2 threads run there");
+  const Json claims{{{"cpu", 0}, {"process", 4711}}, {{"cpu", 1}, {"process", 4711}}, {{"cpu", 3}, {"process", 5}}};
+  expect_one(check_cores(with(node_of(4), {{"claims", claims}}), {rank_on("111"), rank_on("111")}), warning,
+             "another muster launch (process 4711) uses 2 cores");
+  expect_one(check_cores(with(node_of(4), {{"claims", claims}}), {rank_on("001")}), ok, "1 rank on 1 CPU");
 }
 
 TEST(Cores, ReadsTheQuotaOfTheControlGroupAndThoseAroundIt) {

@@ -133,6 +133,10 @@ TEST(Threads, AreTheShareOfTheMask) {
   EXPECT_EQ(threads_for({"10", "01"}, 1), 1);
   EXPECT_EQ(threads_for({"11", "11", "11", "11"}, 3), 1) << "never none";
   EXPECT_EQ(threads_for({"111111", "111111"}, 0), 3);
+  EXPECT_EQ(threads_for({"11111111", "11111111"}, 0, 4), 2) << "the control group grants 4";
+  EXPECT_EQ(threads_for({"11111111", "11111111"}, 0, 7.5), 3);
+  EXPECT_EQ(threads_for({"11111111", "11111111"}, 0, 0.5), 1);
+  EXPECT_EQ(threads_for({"1", "01"}, 0, 4), 1);
   EXPECT_TRUE(bound_below_share({"1000", "0100"}, 0, 4));
   EXPECT_FALSE(bound_below_share({"1111", "1111"}, 0, 4));
   EXPECT_FALSE(bound_below_share({"10", "01"}, 0, 2));

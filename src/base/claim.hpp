@@ -1,0 +1,38 @@
+// Claims of processes on what they should not share, such as cores and GPUs. A claim is a name that one process of the
+// machine has: that of a socket in the kernel's abstract namespace. It leaves no file, other users see it, and it ends
+// with the process, SIGKILL included. Processes in different network namespaces (containers with a network of their
+// own) do not see each other's claims.
+#pragma once
+
+#include "base/export.hpp"
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+
+namespace muster::detail {
+
+/// Move-only; the destructor gives the name up.
+class MUSTER_INTERNAL_API Claim {
+ public:
+  /// Claims `name`, such as "cpu/3", unless it is claimed.
+  explicit Claim(const std::string& name);
+  Claim(Claim&& other) noexcept;
+  Claim& operator=(Claim&& other) noexcept;
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  ~Claim();
+
+  /// The process that had claimed the name before, 0 if its id is not known here; empty if none had.
+  std::optional<pid_t> other() const noexcept { return other_; }
+
+ private:
+  int socket_ = -1;
+  std::optional<pid_t> other_;
+};
+
+/// The process that has claimed the name, 0 if its id is not known here; empty if none has.
+MUSTER_INTERNAL_API std::optional<pid_t> holder_of(const std::string& name);
+
+}  // namespace muster::detail

@@ -1,0 +1,192 @@
+#include "launch/binding.hpp"
+
+#include "base/listed.hpp"
+#include "base/log.hpp"
+#include "muster/json.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace muster::detail::launch {
+namespace {
+
+std::string name_of(const Core& core) { return "cpu/" + std::to_string(core.number); }
+
+/// The CPUs that are in any of the masks.
+std::string united(const std::vector<std::string>& masks) {
+  std::string all;
+  for (const auto& mask : masks) {
+    all.resize(std::max(all.size(), mask.size()), '0');
+    for (std::size_t cpu = 0; cpu < mask.size(); ++cpu)
+      if (mask[cpu] == '1') all[cpu] = '1';
+  }
+  return all;
+}
+
+/// Ranks with the same mask.
+struct Group {
+  std::string mask;
+  std::vector<std::size_t> ranks;
+  std::vector<Core> free = {};  ///< cores of the mask that are not taken
+  TakenCores taken = {};        ///< those that are
+};
+
+std::vector<Group> groups_of(const std::vector<Core>& cores, const std::vector<std::string>& masks,
+                             const TakenCores& taken) {
+  std::map<std::string, Group> groups;
+  for (std::size_t rank = 0; rank < masks.size(); ++rank) groups[masks[rank]].ranks.push_back(rank);
+  std::vector<Group> result;
+  for (auto& [mask, group] : groups) {
+    group.mask = mask;
+    for (auto& core : cores_in(mask, cores))
+      if (const auto claimed = taken.find(core.number); claimed == taken.end())
+        group.free.push_back(std::move(core));
+      else
+        group.taken.insert(*claimed);
+    result.push_back(std::move(group));
+  }
+  return result;
+}
+
+/// True if a CPU is in the masks of two groups.
+bool overlap(const std::vector<Group>& groups) {
+  const auto count = [](const std::string& mask) { return std::ranges::count(mask, '1'); };
+  std::vector<std::string> masks;
+  std::ptrdiff_t all = 0;
+  for (const auto& group : groups) {
+    masks.push_back(group.mask);
+    all += count(group.mask);
+  }
+  return all != count(united(masks));
+}
+
+/// Item `index` of `parts` almost equal parts of `items`.
+template <class Item>
+std::span<const Item> part_of(const std::vector<Item>& items, std::size_t parts, std::size_t index) {
+  const auto begin = items.size() * index / parts, end = items.size() * (index + 1) / parts;
+  return std::span(items).subspan(begin, end - begin);
+}
+
+/// "process 4711, 4712"; empty if no id is known.
+std::string named(const std::set<pid_t>& processes) {
+  std::vector<pid_t> known;
+  std::ranges::copy_if(processes, std::back_inserter(known), [](pid_t process) { return process > 0; });
+  return known.empty() ? "" : " (process " + listed(known, 3, [](pid_t one) { return std::to_string(one); }) + ")";
+}
+
+/// What rank 0 says of a node where another launch uses the cores.
+std::string conflict_on(const std::string& host, std::size_t ranks, const TakenCores& taken) {
+  std::set<pid_t> processes;
+  for (const auto& [core, process] : taken) processes.insert(process);
+  return "another muster launch" + named(processes) + " uses " + counted(taken.size(), "core") + " of " + host +
+         ", on which " + counted(ranks, "rank") + " of this one " + (ranks == 1 ? "runs" : "run") +
+         ": the two slow each other. Start them one after the other, or give each its own cores, as in taskset -c 0-3 "
+         "muster run";
+}
+
+}  // namespace
+
+std::optional<pid_t> claimant_of(const Core& core) { return holder_of(name_of(core)); }
+
+std::vector<std::string> share_out(const std::vector<Core>& cores, const std::vector<std::string>& masks,
+                                   const TakenCores& taken, std::size_t least_cores) {
+  auto shares = masks;
+  const auto groups = groups_of(cores, masks, taken);
+  if (overlap(groups)) return shares;
+  for (const auto& [mask, ranks, free, others] : groups) {
+    if (free.size() < ranks.size()) continue;
+    const auto parts = free.size() < least_cores * ranks.size() ? 1 : ranks.size();
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      std::vector<int> cpus;
+      for (const auto& core : part_of(free, parts, i % parts))
+        cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
+      shares[ranks[i]] = mask_of(cpus);
+    }
+  }
+  return shares;
+}
+
+TakenCores shared_with_others(const std::vector<Core>& cores, const std::vector<std::string>& masks,
+                              const TakenCores& taken) {
+  TakenCores shared;
+  for (const auto& group : groups_of(cores, masks, taken))
+    if (group.free.size() < group.ranks.size()) shared.insert(group.taken.begin(), group.taken.end());
+  return shared;
+}
+
+NodeRanks find_node_ranks(const Communicator& world) {
+  const auto& topology = world.topology();
+  const Json mine{{"mask", cpu_mask()}, {"quota", cpu_quota()}, {"process", ::getpid()}};  // an infinite quota is null
+  const auto all = world.all_gather(mine.dump());
+  NodeRanks ranks;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const auto rank = Json::parse(all[r]);
+    if (topology.hosts[r] == topology.hosts[static_cast<std::size_t>(world.rank())])
+      ranks.processes.insert(rank.at("process").get<pid_t>());
+    if (topology.node_of_rank[r] != topology.node_rank) continue;
+    ranks.masks.push_back(rank.at("mask"));
+    if (const auto& quota = rank.at("quota"); quota.is_number()) ranks.quota = std::min<double>(ranks.quota, quota);
+  }
+  return ranks;
+}
+
+std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, int threads, std::size_t least_cores) {
+  const auto& topology = world.topology();
+  const auto own = static_cast<std::size_t>(world.rank());
+  const auto local_rank = static_cast<std::size_t>(topology.local_rank), local_size = ranks.masks.size();
+  const auto of_node = [&](const std::string& mine) {
+    const auto all = world.all_gather(mine);
+    std::vector<std::string> here;
+    for (std::size_t r = 0; r < all.size(); ++r)
+      if (topology.node_of_rank[r] == topology.node_rank) here.push_back(all[r]);
+    return here;
+  };
+
+  // The first rank of the node reads the cores, so that the others have the same.
+  auto described = Json::array();
+  if (local_rank == 0)
+    for (const auto& core : cores_of_machine()) described.push_back(core.cpus);
+  std::vector<Core> machine;
+  for (const auto& cpus : Json::parse(of_node(described.dump()).front()))
+    machine.push_back({cpus.front().get<int>(), cpus.get<std::vector<int>>()});
+  const auto cores = cores_in(united(ranks.masks), machine);
+  const bool has_all = ranks.quota >= static_cast<double>(cores.size());
+
+  // Each rank claims in its part of the cores, and looks at those that it does not need.
+  std::vector<Claim> claims;
+  auto found = Json::array();
+  for (const auto& core : has_all ? part_of(cores, local_size, local_rank) : std::span<const Core>()) {
+    std::optional<pid_t> claimant;
+    if (threads == 0 || claims.size() < static_cast<std::size_t>(threads)) {
+      Claim claim(name_of(core));
+      claimant = claim.other();
+      if (!claimant) claims.push_back(std::move(claim));
+    } else {
+      claimant = claimant_of(core);
+    }
+    if (claimant) found.push_back({core.number, *claimant});
+  }
+  TakenCores taken;
+  for (const auto& of_rank : of_node(found.dump()))
+    for (const auto& one : Json::parse(of_rank)) taken.emplace(one.at(0), one.at(1));
+
+  auto shared = shared_with_others(machine, ranks.masks, taken);
+  std::erase_if(shared, [&](const auto& one) { return ranks.processes.contains(one.second); });
+  const auto conflicts =
+      world.all_gather(local_rank > 0 || shared.empty() ? "" : conflict_on(topology.hosts[own], local_size, shared));
+  const auto conflict = std::ranges::find_if(conflicts, [](const auto& text) { return !text.empty(); });
+  if (conflict != conflicts.end()) log::warn(*conflict);
+
+  if (!has_all) return claims;
+  const auto before = ranks.masks[local_rank];
+  ranks.masks = share_out(machine, ranks.masks, taken, least_cores);
+  if (ranks.masks[local_rank] != before && !bind_threads(ranks.masks[local_rank])) ranks.masks[local_rank] = before;
+  return claims;
+}
+
+}  // namespace muster::detail::launch
