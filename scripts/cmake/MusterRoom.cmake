@@ -1,3 +1,6 @@
+# The root of muster, which is not the project's where tests/cross builds single rooms.
+get_filename_component(muster_root "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
+
 # muster_hide_symbols(TARGET): a shared library exports what is marked in its sources (muster/detail/export.hpp and
 # base/export.hpp) and nothing else.
 function(muster_hide_symbols TARGET)
@@ -7,7 +10,7 @@ endfunction()
 # muster_link_options(TARGET): how a shared library is linked. Templates of the standard library and of torch are visible
 # in spite of the compiler's options, so the linker hides them; and what a library uses of another one must be exported.
 function(muster_link_options TARGET)
-  set(exports "${PROJECT_SOURCE_DIR}/src/exports.map")
+  set(exports "${muster_root}/src/exports.map")
   target_link_options(${TARGET} PRIVATE "LINKER:--version-script=${exports}")
   set_property(TARGET ${TARGET} APPEND PROPERTY LINK_DEPENDS "${exports}")
   if(NOT MUSTER_SANITIZE)  # whose functions come with the program
@@ -22,7 +25,7 @@ endfunction()
 function(muster_room NAME)
   cmake_parse_arguments(PARSE_ARGV 1 room "" "" "SOURCES;LINKS")
   add_library(muster_room_${NAME} OBJECT ${room_SOURCES})
-  target_include_directories(muster_room_${NAME} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+  target_include_directories(muster_room_${NAME} PRIVATE "${muster_root}/include" "${muster_root}/src")
   target_compile_options(muster_room_${NAME} PRIVATE -Wall -Wextra)
   muster_hide_symbols(muster_room_${NAME})
   # g++ 12 warns wrongly about "text" + std::string (its bug 105329).

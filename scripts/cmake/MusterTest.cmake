@@ -11,7 +11,7 @@ set(MUSTER_MPI_ENVIRONMENT
 function(_muster_test_target NAME LIBRARY)
   cmake_parse_arguments(PARSE_ARGV 2 test "" "" "SOURCES;LINKS")
   add_executable(${NAME} ${test_SOURCES})
-  target_include_directories(${NAME} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/tests")
+  target_include_directories(${NAME} PRIVATE "${muster_root}/src" "${muster_root}/tests")
   # What is tested is optimised as ever; the tests themselves compile in three quarters of the time so.
   target_compile_options(${NAME} PRIVATE -Wall -Wextra $<$<CONFIG:Release>:-O1>)
   # g++ 12 warns wrongly about "text" + std::string (its bug 105329).
@@ -68,7 +68,8 @@ endfunction()
 # _muster_add_mpi_test(TEST TARGET LABEL RANKS TIMEOUT [ENVIRONMENT variable…] [FILTER filter])
 function(_muster_add_mpi_test TEST TARGET LABEL RANKS TIMEOUT)
   cmake_parse_arguments(PARSE_ARGV 5 test "" "FILTER" "ENVIRONMENT")
-  set(command ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${RANKS} $<TARGET_FILE:${TARGET}>)
+  set(command ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${RANKS} ${CMAKE_CROSSCOMPILING_EMULATOR}
+      $<TARGET_FILE:${TARGET}>)
   if(test_FILTER)
     list(APPEND command --gtest_filter=${test_FILTER})
   endif()

@@ -254,8 +254,7 @@ MpiBackend::Started MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
 
 MpiBackend::Started MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
-  auto work =
-      begin(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "muster:reduce_scatter_tensor_coalesced", options.timeout);
+  auto work = begin(c10d::OpType::COALESCED, "muster:reduce_scatter_tensor_coalesced", options.timeout);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) reduce_scatter_even(*work, outputs[i], inputs[i], options.reduceOp);
   return start(std::move(work));

@@ -1,5 +1,6 @@
 #include "node/communicator.hpp"
 
+#include "base/page_size.hpp"
 #include "node/operation.hpp"
 
 #include <algorithm>

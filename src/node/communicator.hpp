@@ -80,7 +80,8 @@ class NodeCommunicator {
   /// Reduces in place on the root; the other ranks' data are only read.
   Ticket reduce(void* data, std::size_t count, const Reduction& reduction, int root);
   /// Each of the first `owners` ranks owns a slice of the elements (see slice_of()), which is reduced in place. The
-  /// other elements are undefined afterwards.
+  /// other elements are undefined afterwards; other ranks may still read those in registered memory, so only an
+  /// all_gather() of the same data may write to them next.
   Ticket reduce_scatter(void* data, std::size_t count, int owners, const Reduction& reduction);
   /// Copies each owner's slice to all ranks, in place.
   Ticket all_gather(void* data, std::size_t count, int owners, Dtype type, Start start = Start::open);

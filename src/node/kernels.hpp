@@ -10,10 +10,11 @@
 namespace muster::detail::node {
 
 /// The instruction set that a set of kernels was compiled for.
-enum class Isa { portable, avx2, avx512 };
+enum class Isa { portable, avx2, avx512, neon };
 
-/// The best instruction set that was built and that this processor has.
-Isa best_isa() noexcept;
+/// The instruction sets that were built and that this processor has, the best one last.
+std::span<const Isa> usable_isas() noexcept;
+inline Isa best_isa() noexcept { return usable_isas().back(); }
 
 struct Reduction {
   Dtype type = Dtype::f32;

@@ -12,6 +12,8 @@
 
 #if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(MUSTER_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace muster::detail::node {
@@ -92,6 +94,10 @@ template <class T>
   if constexpr (std::is_same_v<T, Half>)
     for (; i + 8 <= n; i += 8)
       _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+#elif defined(MUSTER_NEON)
+  if constexpr (std::is_same_v<T, Half>)
+    for (; i + 4 <= n; i += 4)
+      vst1q_f32(wide + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const std::uint16_t*>(from + i)))));
 #endif
   for (; i < n; ++i) {
     if constexpr (sizeof(Wide<T>) == sizeof(T))
@@ -110,6 +116,10 @@ template <class T>
     if constexpr (std::is_same_v<T, Half>)
       for (; i + 8 <= n; i += 8)
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(wide + i), 0));
+#elif defined(MUSTER_NEON)
+    if constexpr (std::is_same_v<T, Half>)
+      for (; i + 4 <= n; i += 4)
+        vst1_u16(reinterpret_cast<std::uint16_t*>(to + i), vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(wide + i))));
 #endif
     for (; i < n; ++i) to[i] = narrow<T>(wide[i]);
   }

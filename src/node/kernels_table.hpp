@@ -16,6 +16,8 @@ ReduceArrays portable_kernel(Dtype type, ReduceOp op) noexcept;
 #if defined(MUSTER_X86_KERNELS)
 ReduceArrays avx2_kernel(Dtype type, ReduceOp op) noexcept;
 ReduceArrays avx512_kernel(Dtype type, ReduceOp op) noexcept;
+#elif defined(MUSTER_NEON_KERNELS)
+ReduceArrays neon_kernel(Dtype type, ReduceOp op) noexcept;
 #endif
 
 }  // namespace muster::detail::node

@@ -109,11 +109,6 @@ std::string random_name() {
 
 }  // namespace
 
-std::size_t page_size() noexcept {
-  static const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return size;
-}
-
 SharedSegment SharedSegment::create(std::size_t bytes) {
   SharedSegment segment;
   segment.name_ = random_name();
@@ -220,7 +215,7 @@ SharedSegment::~SharedSegment() {
 }
 
 std::shared_ptr<std::byte> local_memory(std::size_t bytes) {
-  const auto page = static_cast<std::align_val_t>(node::page_size());
+  const auto page = static_cast<std::align_val_t>(page_size());
   return {new (page) std::byte[bytes](), [page](std::byte* data) { ::operator delete[](data, page); }};
 }
 

@@ -5,14 +5,14 @@
 // the segment. A name without a lock was left by processes that were killed before they could remove it.
 #pragma once
 
+#include "base/page_size.hpp"
+
 #include <cstddef>
 #include <memory>
 #include <string>
 
 namespace muster::detail::node {
 
-/// Bytes of a memory page on this machine.
-std::size_t page_size() noexcept;
 inline std::size_t whole_pages(std::size_t bytes) noexcept {
   return (bytes + page_size() - 1) / page_size() * page_size();
 }

@@ -1,5 +1,6 @@
 #include "optim/dirty_pages.hpp"
 
+#include "base/page_size.hpp"
 #include "node/shared_segment.hpp"
 
 #include <fcntl.h>
@@ -23,16 +24,16 @@ constexpr std::uint64_t of_a_file = std::uint64_t{1} << 61;  ///< or of shared m
 
 DirtyPages::DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, Method method)
     : view_(view), shared_(shared) {
-  if (method == Method::comparison || bytes < node::page_size()) return;
+  if (method == Method::comparison || bytes < page_size()) return;
   pagemap_ = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pagemap_ < 0) return;
   // Test it with a write, since sandboxes have a /proc of their own.
   auto* const byte = static_cast<volatile std::byte*>(view_);
   const auto value = *byte;
-  const bool untouched = ask_kernel(0, node::page_size()) == 0;
+  const bool untouched = ask_kernel(0, page_size()) == 0;
   *byte = value;
-  const bool written = ask_kernel(0, node::page_size()) == 1;
-  node::SharedSegment::drop_private_pages(view_, node::page_size());
+  const bool written = ask_kernel(0, page_size()) == 1;
+  node::SharedSegment::drop_private_pages(view_, page_size());
   if (!untouched || !written) ::close(std::exchange(pagemap_, -1));
 }
 
@@ -48,8 +49,8 @@ bool DirtyPages::any_written(std::size_t first, std::size_t bytes) const {
 
 int DirtyPages::ask_kernel(std::size_t first, std::size_t bytes) const {
   std::array<std::uint64_t, 2048> entries;
-  const auto begin = (reinterpret_cast<std::uintptr_t>(view_) + first) / node::page_size();
-  const auto pages = bytes / node::page_size();
+  const auto begin = (reinterpret_cast<std::uintptr_t>(view_) + first) / kernel_page_size();
+  const auto pages = bytes / kernel_page_size();
   for (std::size_t done = 0; done < pages;) {
     const auto want = std::min(entries.size(), pages - done) * sizeof entries[0];
     const auto got = ::pread(pagemap_, entries.data(), want, static_cast<off_t>((begin + done) * sizeof entries[0]));

@@ -1,5 +1,6 @@
 #include "optim/fused_step.hpp"
 
+#include "base/page_size.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "node/finite.hpp"
 #include "node/kernels.hpp"
@@ -129,7 +130,7 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
   std::vector<std::vector<Pages>> pages;
   std::size_t bytes = 0;
   for (const auto& [members, count] : gradients.layout().buckets) {
-    const auto of_kind = round_up(count * parameters[members.front()].element_size(), node::page_size());
+    const auto of_kind = round_up(count * parameters[members.front()].element_size(), page_size());
     auto& kinds = pages.emplace_back();
     for (int kind = 0; kind <= states; ++kind) kinds.push_back({std::exchange(bytes, bytes + of_kind), of_kind});
   }
@@ -137,7 +138,7 @@ std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradient
   std::vector<std::unique_ptr<Copy>> copies;
   for (const auto total : {bytes + gradients.chunk_count() * sizeof(double), bytes}) {
     if (copies.size() == 1 && !with_second_copy) break;
-    const auto share = round_up((total + ranks - 1) / ranks, node::page_size());
+    const auto share = round_up((total + ranks - 1) / ranks, page_size());
     auto region = comm::allocate_shared(gradients.communicator(), share, share);
     if (region) copies.push_back(std::make_unique<Copy>(std::move(*region), bytes));
     if (copies.empty()) return nullptr;

@@ -1,5 +1,7 @@
 #include "watch/host_load.hpp"
 
+#include "base/page_size.hpp"
+
 #include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
@@ -121,7 +123,7 @@ HostLoad HostLoadReader::read() {
 std::int64_t memory_bytes(const std::filesystem::path& root) {
   std::int64_t size = 0, resident = 0;
   std::ifstream(root / "proc/self/statm") >> size >> resident;
-  return resident * ::sysconf(_SC_PAGESIZE);
+  return resident * static_cast<std::int64_t>(kernel_page_size());
 }
 
 }  // namespace muster::detail::watch

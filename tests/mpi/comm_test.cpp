@@ -69,7 +69,7 @@ TEST(Communicator, SharedMemoryBeginsWithAPage) {
     for (const std::size_t bytes : {1, 100, 70'000}) {
       const auto memory = communicator.shared_memory(bytes), another = communicator.shared_memory(bytes);
       for (const auto& one : {memory, another})
-        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(one.data()) % node::page_size(), 0U) << bytes << " bytes";
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(one.data()) % page_size(), 0U) << bytes << " bytes";
       EXPECT_EQ(std::ranges::count(memory.as<char>(), 0), static_cast<std::ptrdiff_t>(bytes));
     }
 }

@@ -3,8 +3,6 @@
 #include "muster/error.hpp"
 #include "muster/mixed_precision.hpp"
 #include "muster/state.hpp"
-#include "node/shared_segment.hpp"
-#include "optim/dirty_pages.hpp"
 #include "optim/optimizer_step.hpp"
 #include "state/stateful.hpp"
 #include "support/io_errors.hpp"
@@ -360,27 +358,6 @@ TEST(PreparedOptimizer, WhatIsWrittenThroughPointersIsTakenOver) {
         if (step == 5) t.net->middle->weight.data().mul_(0.9);
       },
       "two ways");
-}
-
-TEST(DirtyPages, AreKnownByTheKernelAndByComparison) {
-  const auto page = node::page_size();
-  auto segment = node::SharedSegment::create(8 * page);
-  segment.unlink();
-  segment.reserve(0, 8 * page);
-  for (const auto by : {DirtyPages::Method::kernel, DirtyPages::Method::comparison}) {
-    const auto view = segment.private_view(0, 8 * page);
-    const DirtyPages written(view.get(), segment.data(), 8 * page, by);
-    segment.data()[3 * page] = std::byte{7};
-    EXPECT_EQ(view.get()[3 * page], std::byte{7});
-    EXPECT_FALSE(written.any_written(0, 8 * page)) << "what is read, or written by others, is not";
-    view.get()[5 * page + 9] = std::byte{1};
-    EXPECT_TRUE(written.any_written(0, 8 * page));
-    EXPECT_TRUE(written.any_written(5 * page, page));
-    EXPECT_FALSE(written.any_written(0, 5 * page));
-    EXPECT_FALSE(written.any_written(6 * page, 2 * page));
-    node::SharedSegment::drop_private_pages(view.get() + 5 * page, page);
-    EXPECT_FALSE(written.any_written(0, 8 * page));
-  }
 }
 
 TEST(PreparedOptimizer, OtherMemoryMayHaveAnotherOrder) {

@@ -1,12 +1,14 @@
 // Runs the tests on every rank. Rank 0 prints as usual, the others only what failed, with their number.
 #include "support/world.hpp"
 
+#include "base/page_size.hpp"
 #include "comm/mpi_scope.hpp"
 #include "muster/mpi.hpp"
 #include "support/folder.hpp"
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -51,6 +53,8 @@ std::filesystem::path shared_folder() {
 int main(int argc, char** argv) {
   std::optional<muster::test::OwnMpi> own;
   if (std::getenv("MUSTER_TEST_MPI_FUNNELED") != nullptr) own.emplace();
+  if (const char* const kib = std::getenv("MUSTER_TEST_PAGE_KIB"))
+    muster::detail::set_page_size(static_cast<std::size_t>(std::atoi(kib)) << 10);
   const muster::detail::comm::MpiScope environment;
   muster::test::environment = &environment;
   testing::InitGoogleTest(&argc, argv);

@@ -46,8 +46,8 @@ using muster::test::on_ranks;
 using muster::test::wait;
 using Bytes = std::vector<std::byte>;
 
-// A sanitizer makes everything slower by an order of magnitude.
-#if defined(__SANITIZE_THREAD__)
+// A sanitizer or an emulated processor (tests/cross) makes everything slower by an order of magnitude.
+#if defined(__SANITIZE_THREAD__) || defined(MUSTER_EMULATED)
 constexpr bool brief = true;
 #else
 constexpr bool brief = false;
@@ -158,8 +158,7 @@ std::string described(Dtype type, ReduceOp op, int ranks, std::size_t count) {
 }
 
 TEST(Kernels, EveryTypeAndOperationOnEveryInstructionSet) {
-  for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-    if (isa > muster::detail::node::best_isa()) continue;
+  for (const auto isa : muster::detail::node::usable_isas()) {
     for (const auto type : all_types)
       for (const auto op : all_ops) {
         if (!muster::detail::node::is_reducible(type, op)) continue;
@@ -199,8 +198,7 @@ std::vector<std::uint16_t> round_trip(Dtype type, Isa isa) {
 }
 
 TEST(Kernels, EveryHalfSurvivesTheWayThroughFloat) {
-  for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-    if (isa > muster::detail::node::best_isa()) continue;
+  for (const auto isa : muster::detail::node::usable_isas()) {
     for (const auto type : {Dtype::f16, Dtype::bf16}) {
       const auto values = round_trip(type, isa);
       const std::uint16_t infinity = type == Dtype::f16 ? 0x7c00 : 0x7f80;
@@ -218,8 +216,7 @@ TEST(Kernels, EveryHalfSurvivesTheWayThroughFloat) {
 TEST(Kernels, HalvesAreRoundedOnceToNearest) {
   // With three ranks 2048 + 1 + 1 is 2050 in half precision, but 2048 if each partial sum is rounded.
   const std::array<std::uint16_t, 3> ranks{half_bits(2048), half_bits(1), half_bits(1)};
-  for (const auto isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-    if (isa > muster::detail::node::best_isa()) continue;
+  for (const auto isa : muster::detail::node::usable_isas()) {
     std::vector<std::vector<std::uint16_t>> data;
     for (const auto value : ranks) data.emplace_back(11, value);
     const std::array<const void*, 3> sources{data[0].data(), data[1].data(), data[2].data()};
@@ -227,6 +224,51 @@ TEST(Kernels, HalvesAreRoundedOnceToNearest) {
     muster::detail::node::reduce_arrays(std::span(&target, 1), sources, 11, {.type = Dtype::f16}, isa);
     for (const auto value : data[0]) EXPECT_EQ(value, half_bits(2050));
   }
+}
+
+/// The half-precision number nearest to x, computed without bits: `digits` of fraction, exponents from `lowest` on.
+float rounded_to_half(float x, Dtype type) {
+  const int digits = type == Dtype::f16 ? 10 : 7, lowest = type == Dtype::f16 ? -14 : -126;
+  if (x == 0 || !std::isfinite(x)) return x;
+  const float unit = std::ldexp(1.0F, std::max(std::ilogb(x), lowest) - digits);
+  const auto nearest = static_cast<double>(std::nearbyint(x / unit)) * unit;
+  const double largest = type == Dtype::f16 ? 65504 : std::ldexp(255.0, 120);
+  return static_cast<float>(std::abs(nearest) > largest ? std::copysign(INFINITY, nearest) : nearest);
+}
+
+float float_of_half(std::uint16_t bits, Dtype type) {
+  if (type == Dtype::bf16) return std::bit_cast<float>(std::uint32_t{bits} << 16);
+  const int exponent = bits >> 10 & 31, fraction = bits & 0x3ff;
+  const float magnitude = exponent == 31  ? (fraction != 0 ? NAN : INFINITY)
+                          : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                          : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+TEST(Kernels, HalvesAreWhatPlainArithmeticGives) {
+  // Every number of the type with a random one, so that results lie between two numbers, are subnormal and overflow.
+  std::mt19937 random(1);
+  std::vector<std::uint16_t> all(65536), others(65536), results(65536);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = static_cast<std::uint16_t>(i);
+    others[i] = static_cast<std::uint16_t>(random());
+  }
+  for (const auto isa : muster::detail::node::usable_isas())
+    for (const auto type : {Dtype::f16, Dtype::bf16})
+      for (const auto op : {ReduceOp::sum, ReduceOp::product})
+        for (const double scale : {1.0, 1.0 / 3}) {
+          const std::array<const void*, 2> sources{all.data(), others.data()};
+          void* const target = results.data();
+          muster::detail::node::reduce_arrays(std::span(&target, 1), sources, all.size(), {type, op, scale}, isa);
+          for (std::size_t i = 0; i < all.size(); ++i) {
+            const float a = float_of_half(all[i], type), b = float_of_half(others[i], type);
+            const float exact = (op == ReduceOp::sum ? a + b : a * b) * static_cast<float>(scale);
+            const float want = rounded_to_half(exact, type), got = float_of_half(results[i], type);
+            ASSERT_TRUE(got == want || (std::isnan(got) && std::isnan(want)))
+                << a << " with " << b << " is " << got << " instead of " << want << ", instruction set "
+                << static_cast<int>(isa) << ", type " << static_cast<int>(type);
+          }
+        }
 }
 
 TEST(Kernels, ANumberThatIsNoneIsKept) {
@@ -311,7 +353,7 @@ TEST(NodeCommunicator, EverySizeAndNumberOfRanks) {
 }
 
 TEST(NodeCommunicator, TenMillionElements) {
-  if (brief) GTEST_SKIP() << "too slow under the thread sanitizer";
+  if (brief) GTEST_SKIP() << "too slow under the thread sanitizer or an emulator";
   check_collectives(2, Dtype::f32, ReduceOp::sum, 10'000'000, [](int) { return false; });
   check_collectives(2, Dtype::f32, ReduceOp::sum, 10'000'000, [](int) { return true; });
   check_collectives(3, Dtype::f16, ReduceOp::sum, 10'000'000, [](int) { return true; });

@@ -241,9 +241,10 @@ TEST(TraceFile, HasAnEventForEachAndTheirSums) {
   EXPECT_EQ(other["dropped_events"], 7);
   EXPECT_EQ(other["spans"].size(), 3U);
   for (const auto& span : other["spans"])
-    if (span["name"] == "step")
+    if (span["name"] == "step") {
       EXPECT_EQ(span, Json::parse(R"({"name": "step", "count": 2, "total_ms": 0.0161, "longest_ms": 0.0081,
                                       "longest_rank": 2, "longest_at_ms": 0.0005})"));
+    }
 }
 
 }  // namespace

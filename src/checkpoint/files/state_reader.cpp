@@ -1,6 +1,6 @@
 #include "checkpoint/files/state_reader.hpp"
 
-#include "base/direct.hpp"
+#include "base/page_size.hpp"
 #include "checkpoint/files/checked_files.hpp"
 
 #include <ATen/ops/empty.h>
@@ -95,7 +95,7 @@ MappedState::~MappedState() { ::munmap(data_, entry_.bytes); }
 /// Makes the kernel read this range now, so that a failure is an Error and not a signal on a later access. Returns
 /// false if the kernel does not support this.
 bool MappedState::load(Range range) const {
-  const auto begin = range.begin / direct_alignment * direct_alignment;
+  const auto begin = range.begin / page_size() * page_size();
   int status;
   do status = ::madvise(data_ + begin, range.end - begin, MADV_POPULATE_READ);
   while (status != 0 && errno == EINTR);

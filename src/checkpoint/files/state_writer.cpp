@@ -1,6 +1,7 @@
 #include "checkpoint/files/state_writer.hpp"
 
 #include "base/direct.hpp"
+#include "base/page_size.hpp"
 #include "comm/collectives.hpp"
 #include "state/checksum.hpp"
 
@@ -154,7 +155,7 @@ std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layou
 
 std::span<std::byte> StateWriter::Buffer::take(std::size_t bytes) {
   if (size < bytes) {
-    memory.reset(static_cast<std::byte*>(std::aligned_alloc(direct_alignment, bytes)));
+    memory.reset(static_cast<std::byte*>(std::aligned_alloc(std::max(direct_alignment, page_size()), bytes)));
     size = memory ? bytes : 0;
     if (!memory) throw std::bad_alloc();
     ::madvise(memory.get(), bytes, MADV_HUGEPAGE);  // a hint
