@@ -41,19 +41,6 @@ Json run(const std::vector<std::string>& words) {
   return end.succeeded() ? Json(std::move(end.output)) : Json();
 }
 
-int number_in(std::initializer_list<const char*> names) {
-  for (const char* name : names)
-    if (const char* const value = std::getenv(name)) return std::atoi(value);
-  return 0;
-}
-
-/// Empty if no launcher has started this process.
-std::string launcher() {
-  if (number_in({"OMPI_COMM_WORLD_SIZE"}) > 0) return "mpirun";
-  if (number_in({"SLURM_STEP_NUM_TASKS"}) > 1 || std::getenv("PMIX_RANK") != nullptr) return "srun";
-  return std::getenv("PMI_SIZE") != nullptr ? "mpiexec" : "";
-}
-
 void add(Findings& to, Findings more, const std::string& host) {
   for (auto& finding : more) {
     if (finding.hosts.empty()) finding.hosts = {host};
@@ -287,18 +274,17 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
   return findings;
 }
 
-ExitCode examine_ranks(const DoctorOptions& options, const Print& print) {
+ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptions& options, const Print& print) {
   using detail::launch::separate_worlds, detail::launch::srun_without_pmix;
   const auto network = look_at_network();
-  const int started = number_in({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"});
-  Examination examination{.host = network.at("host"), .launcher = launcher(), .ranks = std::max(1, started)};
+  Examination examination{.host = network.at("host"), .launcher = start.launcher, .ranks = start.processes};
   if (const auto worlds = srun_without_pmix(environment, detail::comm::mpi_library()))
     return report_separate_worlds(*worlds, examination, print);
-  const bool is_first = number_in({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) == 0;
   auto if_it_hangs = examination;
-  const int nodes = number_in({"OMPI_COMM_WORLD_LOCAL_SIZE"}) == started ? 1 : 2;  // or more
+  const char* const here = environment("OMPI_COMM_WORLD_LOCAL_SIZE");
+  const int nodes = here != nullptr && std::atoi(here) == start.processes ? 1 : 2;  // or more
   add(if_it_hangs.findings, check_network(network, nodes), examination.host);
-  Watch watch(print, std::move(if_it_hangs), is_first);
+  Watch watch(print, std::move(if_it_hangs), start.number == 0);
   watch.begin("starting MPI on all ranks");
   detail::log::configure(0, detail::log::Level::error);  // a warning would say what a finding says
   const detail::comm::MpiScope mpi;
@@ -340,7 +326,8 @@ ExitCode Examination::exit_code() const {
 }
 
 ExitCode examine(const DoctorOptions& options, const std::function<void(const Examination&)>& print) {
-  return launcher().empty() ? examine_alone(options, print) : examine_ranks(options, print);
+  const auto start = detail::launch::started_by(environment);
+  return start ? examine_ranks(*start, options, print) : examine_alone(options, print);
 }
 
 bool start_mpi_alone() {

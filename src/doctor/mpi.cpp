@@ -1,5 +1,6 @@
 #include "base/program.hpp"
 #include "doctor/checks.hpp"
+#include "launch/launcher.hpp"
 
 #include <algorithm>
 #include <regex>
@@ -13,6 +14,12 @@ std::string family_of(const std::string& text) {
   if (text.find("Intel(R) MPI") != std::string::npos) return "Intel MPI";
   if (text.find("MPICH") != std::string::npos || text.find("HYDRA") != std::string::npos) return "MPICH";
   return {};
+}
+
+/// What starts the ranks of that MPI. A machine may have another MPI's mpirun and mpiexec beside Hydra.
+std::string launcher_of(const std::string& library) {
+  const auto family = family_of(library);
+  return family == "MPICH" || family == "Intel MPI" ? "mpiexec.hydra" : "mpirun";
 }
 
 /// "4.1.4"; empty if there is none.
@@ -31,10 +38,10 @@ Findings check_launcher(const Json& facts, const std::string& library) {
   using enum Finding::Severity;
   const auto& mpirun = facts.at("mpirun");
   if (mpirun.is_null()) {
-    const std::string fact = "there is no mpirun in PATH, which starts ranks of " + library;
+    const auto fact = "there is no " + launcher_of(library) + " in PATH, which starts ranks of " + library;
     if (facts.at("srun") == true)
-      return {{warning, "mpirun", fact, "Start ranks with srun --mpi=pmix, or load its module"}};
-    return {{to_mend, "mpirun", fact, "Install it (Debian: openmpi-bin), or load its module"}};
+      return {{warning, "mpirun", fact, "Start ranks with " + launch::srun_for(library) + ", or load its module"}};
+    return {{to_mend, "mpirun", fact, "Install it (Debian: openmpi-bin or mpich), or load its module"}};
   }
   const auto path = mpirun.at("path").get<std::string>();
   const auto text = mpirun.at("version").is_string() ? mpirun.at("version").get<std::string>() : "";
@@ -45,7 +52,7 @@ Findings check_launcher(const Json& facts, const std::string& library) {
     return {{to_mend, "mpirun", path + " is of " + theirs + ", and muster is linked with " + library,
              "Put the mpirun of " + ours + " first in PATH, or load its module"}};
   const auto version = version_in(text), library_version = version_in(library);
-  if (series_of(version) != series_of(library_version))
+  if (!version.empty() && series_of(version) != series_of(library_version))  // the first line of Hydra has none
     return {{warning, "mpirun", path + " is of version " + version + ", and muster is linked with " + library,
              "Put the mpirun of " + library_version + " first in PATH"}};
   return {};
@@ -55,7 +62,7 @@ Findings check_launcher(const Json& facts, const std::string& library) {
 
 Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run) {
   Json facts{{"library", library}, {"mpirun", nullptr}, {"srun", !find_program("srun", environment("PATH")).empty()}};
-  for (const char* name : {"mpirun", "mpiexec"}) {
+  for (const auto& name : {launcher_of(library), std::string("mpiexec")}) {
     const auto found = find_program(name, environment("PATH"));
     if (found.empty()) continue;
     auto version = run({found.string(), "--version"});

@@ -19,6 +19,7 @@ int number(const Environment& environment, const char* name, int fallback) {
 
 /// The variables in which a launcher tells a process how many there are, and which one it is.
 struct LauncherVariables {
+  const char* launcher;
   const char* processes;
   const char* number;
 };
@@ -26,28 +27,34 @@ struct LauncherVariables {
 constexpr const char* step_tasks = "SLURM_STEP_NUM_TASKS";
 
 /// The first that is set counts: a launcher may start its daemons by srun. PALS tells only how many are on this node.
-constexpr std::array<LauncherVariables, 7> launchers{{{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
-                                                      {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
-                                                      {"PMI_SIZE", "PMI_RANK"},
-                                                      {"PALS_LOCAL_SIZE", "PALS_RANKID"},
-                                                      {"JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"},
-                                                      {"FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
-                                                      {step_tasks, "SLURM_PROCID"}}};
+constexpr std::array<LauncherVariables, 7> launchers{{{"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
+                                                      {"mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
+                                                      {"mpiexec", "PMI_SIZE", "PMI_RANK"},
+                                                      {"PALS", "PALS_LOCAL_SIZE", "PALS_RANKID"},
+                                                      {"jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"},
+                                                      {"Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
+                                                      {"srun", step_tasks, "SLURM_PROCID"}}};
 
-/// How srun starts the tasks of a program that uses that MPI.
+}  // namespace
+
 std::string srun_for(const std::string& mpi_library) {
   const auto is = [&](std::string_view name) { return mpi_library.find(name) != std::string::npos; };
   return is("CRAY") ? "srun --mpi=cray_shasta" : is("Open MPI") ? "srun --mpi=pmix" : "srun --mpi=pmi2";
 }
 
-}  // namespace
+std::optional<StartedBy> started_by(const Environment& environment) {
+  for (const auto& one : launchers) {
+    if (environment(one.processes) == nullptr) continue;
+    StartedBy found{one.launcher, number(environment, one.processes, 1), number(environment, one.number, 0)};
+    // srun --pty bash is a step of one task too.
+    if (found.launcher != "srun" || found.processes > 1 || environment("PMIX_RANK") != nullptr) return found;
+  }
+  return {};
+}
 
 bool is_first_process(const Environment& environment) {
-  // PMIX_RANK alone is set by srun --mpi=pmix.
-  for (const char* const name : {"PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PALS_RANKID",
-                                 "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "SLURM_PROCID"})
-    if (environment(name) != nullptr) return number(environment, name, 0) == 0;
-  return true;
+  const auto launcher = started_by(environment);
+  return !launcher || launcher->number == 0;
 }
 
 std::string process_for_launcher(const Environment& environment) {
@@ -71,13 +78,10 @@ std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, 
 
 std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
                                               const std::string& mpi_library) {
-  const auto launcher = std::ranges::find_if(
-      launchers, [&](const LauncherVariables& one) { return environment(one.processes) != nullptr; });
-  if (world_size != 1 || launcher == launchers.end()) return std::nullopt;
-  const int processes = number(environment, launcher->processes, 1);
-  if (processes <= 1) return std::nullopt;
-  return SeparateWorlds{.task = number(environment, launcher->number, 0),
-                        .fact = "the launcher started " + std::to_string(processes) +
+  const auto launcher = started_by(environment);
+  if (world_size != 1 || !launcher || launcher->processes <= 1) return std::nullopt;
+  return SeparateWorlds{.task = launcher->number,
+                        .fact = "the launcher started " + std::to_string(launcher->processes) +
                                 " processes, but each of them is alone in its MPI world",
                         .remedy = "This program uses " + mpi_library +
                                   ": start it with the mpirun of that MPI, or with " + srun_for(mpi_library)};

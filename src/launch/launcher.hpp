@@ -14,11 +14,24 @@ namespace muster::detail::launch {
 
 using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
 
+/// The launcher that has started this process.
+struct StartedBy {
+  std::string launcher;  ///< "mpirun"
+  int processes = 1;
+  int number = 0;  ///< of this process among them
+};
+/// Empty if no launcher has. Knows mpirun of Open MPI, Hydra (MPICH, Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux
+/// and srun, by their variables.
+MUSTER_INTERNAL_API std::optional<StartedBy> started_by(const Environment& environment);
+
 /// True on the rank that asks for all where MPI does not tell yet: the launcher's first process, or the only one.
 bool is_first_process(const Environment& environment);
 
 /// "RANK PID HOST" of this process under Hydra, which names a lost rank by its process id; otherwise empty.
 std::string process_for_launcher(const Environment& environment);
+
+/// How srun starts the tasks of a program that uses that MPI; see comm::mpi_library().
+MUSTER_INTERNAL_API std::string srun_for(const std::string& mpi_library);
 
 /// The error that the launcher has started N worlds of one rank.
 struct SeparateWorlds {
@@ -34,7 +47,7 @@ MUSTER_INTERNAL_API std::optional<SeparateWorlds> srun_without_pmix(const Enviro
                                                                     const std::string& mpi_library);
 
 /// Call it after MPI is initialised. Returns the error if MPI has one rank although the launcher started several
-/// processes. Knows mpirun of Open MPI, Hydra (MPICH, Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux and srun.
+/// processes.
 MUSTER_INTERNAL_API std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
                                                                   const std::string& mpi_library);
 

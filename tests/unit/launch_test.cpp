@@ -245,6 +245,27 @@ TEST(JobEnd, OfLsf) {
     EXPECT_FALSE(end_in_bjobs(none, now)) << none;
 }
 
+TEST(Launcher, IsKnownByItsVariables) {
+  using Variables = std::map<std::string, const char*>;
+  const auto launcher = [](const Variables& variables) {
+    const auto found = started_by([&](const char* name) {
+      const auto variable = variables.find(name);
+      return variable == variables.end() ? nullptr : variable->second;
+    });
+    return !found ? "none"
+                  : found->launcher + " " + std::to_string(found->number) + " of " + std::to_string(found->processes);
+  };
+  EXPECT_EQ(launcher({}), "none");
+  EXPECT_EQ(launcher({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}), "none") << "a batch script";
+  EXPECT_EQ(launcher({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}), "none") << "srun --pty bash";
+  EXPECT_EQ(launcher({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}, {"PMIX_RANK", "0"}}), "srun 0 of 1");
+  EXPECT_EQ(launcher({{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "3"}}), "srun 3 of 4");
+  EXPECT_EQ(launcher({{"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_RANK", "7"}, {"SLURM_STEP_NUM_TASKS", "2"}}),
+            "mpirun 7 of 8");
+  EXPECT_EQ(launcher({{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}}), "mpiexec 1 of 2");
+  EXPECT_EQ(launcher({{"JSM_NAMESPACE_SIZE", "2"}, {"JSM_NAMESPACE_RANK", "1"}}), "jsrun 1 of 2");
+}
+
 TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {
   std::map<std::string, const char*> variables;
   const Environment environment = [&](const char* name) {
