@@ -25,9 +25,10 @@ jobs() {
   say $((by_memory < 1 ? 1 : by_memory < cores ? by_memory : cores))
 }
 
-# build [TARGET…]: builds with the preset `release`; configures only where that was not done.
+# build [TARGET…]: builds with $preset, `release` unless it is set; configures only where that was not done.
 build() {
   cd "$root"
-  [ -f build/release/build.ninja ] || cmake --preset release
-  ninja -C build/release -j "$(jobs)" "$@"
+  preset=${preset:-release}
+  [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset"
+  ninja -C "build/$preset" -j "$(jobs)" "$@"
 }

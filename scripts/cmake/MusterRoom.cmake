@@ -47,14 +47,13 @@ function(muster_library NAME)
     target_sources(muster_${NAME} PRIVATE $<TARGET_OBJECTS:muster_room_${room}>)
   endforeach()
   set_target_properties(muster_${NAME} PROPERTIES
-    EXPORT_NAME ${NAME} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+    EXPORT_NAME ${NAME} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    MUSTER_ROOMS "${library_ROOMS}" MUSTER_LINKS "${library_LINKS}")
   target_link_libraries(muster_${NAME} PRIVATE ${library_LINKS})
   if(BUILD_SHARED_LIBS)
     muster_link_options(muster_${NAME})
   endif()
   set_property(GLOBAL APPEND PROPERTY MUSTER_LIBRARIES ${NAME})
-  set_property(GLOBAL APPEND PROPERTY MUSTER_ROOMS ${library_ROOMS})
-  set_property(GLOBAL APPEND PROPERTY MUSTER_LINKS ${library_LINKS})
 endfunction()
 
 # muster_addon(NAME [LINKS target…]): a room that stands on top of the core, as a library of its own.

@@ -56,6 +56,7 @@ Launcher find_launcher(const SuperviseOptions& options) {
   const bool hydra = launcher.kind == Launcher::Kind::hydra;
   const std::array<std::string, 2> names{hydra ? "mpiexec.hydra" : "mpirun", "mpiexec"};
   std::vector<std::string> candidates{MUSTER_MPIEXEC, names[0], names[1]};
+  if (hydra) std::swap(candidates[0], candidates[1]);  // whose name says what it is
   // The one beside the library that the ranks use is sure to fit it.
   if (const fs::path library = comm::mpi_library_file(); library.is_absolute())
     for (const auto& name : {names[1], names[0]})
