@@ -58,7 +58,7 @@ bool is_failure(const JobEnd& end, bool stop_requested) {
 
 bool is_preemption(const JobEnd& end) {
   const auto& report = end.report;
-  if (report.lost_host && end.host_is_excused) return true;
+  if (report.slurm_away || (report.lost_host && end.host_is_excused)) return true;
   return !report.run.empty() && (report.lost_host.has_value() || report.preempted || ended_by_sigterm(end));
 }
 
@@ -74,7 +74,8 @@ NextStart decide(const JobEnd& end, const run::Failures& failures, const JobRequ
   next.wait = run::retry_delay(failures);
   // Whoever ends a whole job sends SIGTERM to this process too: it may be on its way.
   if (ended_by_sigterm(end) || end.report.preempted) next.wait = std::max(next.wait, std::chrono::seconds(1));
-  if (!end.report.launcher_error.empty()) next.ranks = std::max(requirements.min_workers, ranks / 2);
+  if (!end.report.launcher_error.empty() && !end.report.failed_rank && !end.report.slurm_away)
+    next.ranks = std::max(requirements.min_workers, ranks / 2);
   return next;
 }
 
@@ -102,7 +103,7 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
 std::string log_hint(const JobEnd& end) {
   const auto& report = end.report;
   if (report.run.empty()) return {};
-  const auto rank = report.lost_rank ? report.lost_rank->rank : report.failed_rank.value_or(-1);
+  const auto rank = report.lost_host ? -1 : report.lost_rank ? report.lost_rank->rank : report.failed_rank.value_or(-1);
   if (rank < 0) return "The logs of the ranks are in " + report.run + "/logs";
   return "The log of rank " + std::to_string(rank) + " is " + log::file_of_rank(report.run, rank).string();
 }

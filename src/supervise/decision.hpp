@@ -52,14 +52,15 @@ int exit_code_of(const JobEnd& end);
 bool has_started(const JobEnd& end);
 
 /// Decides what follows. `failures`: the preemptions or the other failures, including this end if it is one. `ranks`:
-/// of this start. If the launcher could not start that many, the next start has half of them, and after a start that
+/// of this start. If the launcher has no room for that many, the next start has half of them, and after a start that
 /// ran all of them again. If the saved state requires another number of ranks, and the job may have that many, it is
 /// started at once with that number.
 NextStart decide(const JobEnd& end, const run::Failures& failures, const JobRequirements& requirements, int ranks,
                  bool stop_requested);
 
 /// True if the failure is not the program's fault: a host could not be reached and there are enough others, or ranks
-/// whose run had begun lost their node, or were ended by SIGTERM or preempted by the scheduler.
+/// whose run had begun lost their node, or were ended by SIGTERM or preempted by the scheduler, or Slurm's controller
+/// did not answer.
 bool is_preemption(const JobEnd& end);
 
 /// True if the end is a failure that counts: not a stop, however it was requested, and not an error that a new start

@@ -13,7 +13,7 @@ namespace {
 /// Slurm's lines begin with these.
 constexpr std::array<std::string_view, 2> prefixes{"srun: ", "slurmstepd"};
 /// What they say about the end of a step, which we report ourselves.
-constexpr std::array<std::string_view, 11> step_end_phrases{": *** STEP ",
+constexpr std::array<std::string_view, 12> step_end_phrases{": *** STEP ",
                                                             ": *** JOB ",
                                                             "Job step aborted: ",
                                                             "forcing job termination",
@@ -23,7 +23,9 @@ constexpr std::array<std::string_view, 11> step_end_phrases{": *** STEP ",
                                                             "got SIGCONT",
                                                             "Timed out waiting for job step to complete",
                                                             "setting nnodes to ",
+                                                            " aborted before step completely launched",
                                                             ": Error handler invoked: "};
+constexpr std::string_view unable = "srun: error: Unable to ", no_controller = "Unable to contact slurm controller";
 constexpr std::string_view no_step = "srun: error: Unable to create step for job ";
 constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
 
@@ -46,7 +48,7 @@ bool read_task(const std::string& text, LauncherReport& report) {
   if (report.failed_rank && !replaces) return true;
   report.failed_rank = rank;
   report.lost_rank.reset();
-  if (signal != 0) report.lost_rank = {rank, host.data(), signal};
+  if (signal != 0 && report.launcher_error.empty()) report.lost_rank = {rank, host.data(), signal};
   int code = 0;
   report.exit_code.reset();
   if (std::sscanf(text.c_str() + fact, ": Exited with exit code %d", &code) == 1) report.exit_code = code;
@@ -76,6 +78,7 @@ bool read_line(std::string_view line, LauncherReport& report) {
   if (contains_any(line, preemption_phrases)) report.preempted = true;
   const std::string text(line);
   std::array<char, 256> host{};
+  int rank = 0, end = 0;
   if (read_task(text, report)) return true;
   if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
     report.lost_host = host.data();
@@ -85,6 +88,18 @@ bool read_line(std::string_view line, LauncherReport& report) {
     report.lost_host = host.data();
     if (report.launcher_error.empty())
       report.launcher_error = "Slurm cannot start a rank on the node " + *report.lost_host;
+  } else if (std::sscanf(text.c_str(), "srun: error: task %d launch failed: %n", &rank, &end) == 1 && end > 0) {
+    // Slurm then kills the others. Another start may succeed with as many ranks.
+    report.failed_rank = rank;
+    report.lost_rank.reset();
+    if (report.launcher_error.empty())
+      report.launcher_error = "Slurm cannot start rank " + std::to_string(rank) + ": " +
+                              text.substr(static_cast<std::size_t>(end));
+  } else if (text.starts_with(unable) && text.find(no_controller) != std::string::npos) {
+    report.slurm_away = true;
+    report.launcher_error = "Slurm's controller does not answer";
+  } else if (report.slurm_away && text.starts_with("srun: Check SLURM_JOB_ID environment variable")) {
+    // It takes the job for one that has ended.
   } else if (text.starts_with(no_step)) {
     if (report.launcher_error.empty())
       report.launcher_error = "Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size()));
