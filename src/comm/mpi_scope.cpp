@@ -39,6 +39,21 @@ void copy_twice_where_once_is_forbidden() {
     ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
 }
 
+std::string library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  return {text.data(), static_cast<std::size_t>(length)};
+}
+
+/// MPICH 4.0 and 4.1 over UCX: in MPI_Finalize, ranks that have closed their connections wait where they no longer
+/// answer those of other nodes that have not (pmodels/mpich, pull request 6596).
+bool may_hang_in_finalize() {
+  const auto library = library_version();
+  const auto has = [&](const char* text) { return library.find(text) != std::string::npos; };
+  return has("ch4:ucx") && (has("MPICH Version:\t4.0") || has("MPICH Version:\t4.1"));
+}
+
 }  // namespace
 
 MpiScope::MpiScope() {
@@ -57,17 +72,15 @@ MpiScope::MpiScope() {
 void MpiScope::wait_for_all() const noexcept { MPI_Barrier(MPI_COMM_WORLD); }
 
 MpiScope::~MpiScope() {
+  const bool finalises = world_->topology().num_nodes == 1 || !may_hang_in_finalize();
   world_.reset();
   int finalised = 0;
   MPI_Finalized(&finalised);
-  if (initialised_here_ && !finalised) MPI_Finalize();
+  if (initialised_here_ && !finalised && finalises) MPI_Finalize();
 }
 
 std::string mpi_library() {
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-  int length = 0;
-  MPI_Get_library_version(text.data(), &length);
-  std::string library(text.data(), static_cast<std::size_t>(length));
+  auto library = library_version();
   library.resize(std::min(library.find_first_of(",\n"), library.size()));
   std::ranges::replace(library, '\t', ' ');  // of MPICH
   return library;
