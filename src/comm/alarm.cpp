@@ -31,7 +31,10 @@ void Alarm::raise(const Outcome& mine) {
   sent_ = std::make_shared<std::string>(pack(mine, longest_notice));
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
-    sends_.push_back(comm_->send(sent_->data(), static_cast<int>(sent_->size()), MPI_BYTE, r, tag_));
+    try {
+      sends_.push_back(comm_->send(sent_->data(), static_cast<int>(sent_->size()), MPI_BYTE, r, tag_));
+    } catch (const Error&) {  // a lost rank must not keep the notice from the others
+    }
   }
 }
 

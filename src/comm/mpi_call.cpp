@@ -3,6 +3,7 @@
 #include "muster/error.hpp"
 #include "node/kernels.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <numeric>
@@ -46,6 +47,7 @@ void fail(int code, const char* call) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   const bool known = MPI_Error_string(code, text.data(), &length) == MPI_SUCCESS;
+  std::replace(text.begin(), text.end(), '\n', ' ');  // MPICH's has a stack
   throw Error(ExitCode::retry, std::string("calling ") + call,
               known ? text.data() : "MPI error " + std::to_string(code),
               "A rank or its node may be lost; start the job again");

@@ -256,6 +256,8 @@ int Launch::run_body(const std::function<int()>& body) {
   } catch (const comm::RanksMissing& error) {
     std::this_thread::sleep_for(error.report_delay());
     give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));
+  } catch (const Error& error) {  // MPICH reports a lost rank as an error of MPI
+    give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : error);
   }
 }
 

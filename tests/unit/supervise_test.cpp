@@ -360,14 +360,20 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   LauncherOutput unreached;
   EXPECT_EQ(
       unreached.take("srun: error: Task launch for StepId=1.1 failed on node n2: Communication connection failure\n"
+                     "srun: error: Application launch failed: Communication connection failure\n"
                      "srun: error: n1: task 0: Killed\n"),
       "");
   EXPECT_EQ(unreached.report().lost_host, "n2");
   EXPECT_EQ(cause_of({.code = 137, .report = unreached.report()}, ""), "Slurm cannot start a rank on the node n2");
+  LauncherOutput aborted;
+  aborted.take("muster: error: rank 1 (n1): calling MPI_Isend: no\n" + tell("leaving 75") +
+               "srun: error: n1: task 0: Killed\n");
+  EXPECT_EQ(cause_of({.code = 137, .report = aborted.report()}, ""), "rank 1 (n1): calling MPI_Isend: no");
   LauncherOutput away;
-  EXPECT_EQ(away.take("srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect "
-                      "failure)\nsrun: Check SLURM_JOB_ID environment variable. Expired or invalid job 1\n"),
-            "");
+  EXPECT_EQ(
+      away.take("srun: error: Unable to confirm allocation for job 1: Unable to contact slurm controller (connect "
+                "failure)\nsrun: Check SLURM_JOB_ID environment variable. Expired or invalid job 1\n"),
+      "");
   const JobEnd nothing_started{.code = 1, .report = away.report()};
   const JobRequirements requirements{.ranks = 4, .min_workers = 1, .max_failures = 1};
   EXPECT_EQ(cause_of(nothing_started, ""), "Slurm's controller does not answer");
@@ -375,10 +381,11 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   EXPECT_TRUE(is_preemption(nothing_started));
   EXPECT_EQ(decide(nothing_started, {.count = 3}, requirements, 4, false).ranks, 4);
   LauncherOutput not_launched;
-  EXPECT_EQ(not_launched.take("srun: launch/slurm: launch_p_step_launch: StepId=1.0 aborted before step completely "
-                              "launched.\nsrun: error: task 2 launch failed: Unspecified error\n"
-                              "srun: error: task 3 launch failed: Unspecified error\nsrun: error: n1: task 0: Killed\n"),
-            "");
+  EXPECT_EQ(
+      not_launched.take("srun: launch/slurm: launch_p_step_launch: StepId=1.0 aborted before step completely "
+                        "launched.\nsrun: error: task 2 launch failed: Unspecified error\n"
+                        "srun: error: task 3 launch failed: Unspecified error\nsrun: error: n1: task 0: Killed\n"),
+      "");
   const JobEnd end{.code = 137, .report = not_launched.report()};
   EXPECT_EQ(decide(end, {.count = 1}, requirements, 4, false).ranks, 4) << "only one could not be started this time";
   EXPECT_EQ(cause_of(end, ""), "Slurm cannot start rank 2: Unspecified error");

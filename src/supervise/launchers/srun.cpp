@@ -13,7 +13,7 @@ namespace {
 /// Slurm's lines begin with these.
 constexpr std::array<std::string_view, 2> prefixes{"srun: ", "slurmstepd"};
 /// What they say about the end of a step, which we report ourselves.
-constexpr std::array<std::string_view, 12> step_end_phrases{": *** STEP ",
+constexpr std::array<std::string_view, 13> step_end_phrases{": *** STEP ",
                                                             ": *** JOB ",
                                                             "Job step aborted: ",
                                                             "forcing job termination",
@@ -24,6 +24,7 @@ constexpr std::array<std::string_view, 12> step_end_phrases{": *** STEP ",
                                                             "Timed out waiting for job step to complete",
                                                             "setting nnodes to ",
                                                             " aborted before step completely launched",
+                                                            "Application launch failed: ",
                                                             ": Error handler invoked: "};
 constexpr std::string_view unable = "srun: error: Unable to ", no_controller = "Unable to contact slurm controller";
 constexpr std::string_view no_step = "srun: error: Unable to create step for job ";
@@ -48,7 +49,9 @@ bool read_task(const std::string& text, LauncherReport& report) {
   if (report.failed_rank && !replaces) return true;
   report.failed_rank = rank;
   report.lost_rank.reset();
-  if (signal != 0 && report.launcher_error.empty()) report.lost_rank = {rank, host.data(), signal};
+  // After MPI_Abort or a lost node, Slurm kills the others.
+  const bool follows = !report.launcher_error.empty() || (report.leaving && signal == SIGKILL);
+  if (signal != 0 && !follows) report.lost_rank = {rank, host.data(), signal};
   int code = 0;
   report.exit_code.reset();
   if (std::sscanf(text.c_str() + fact, ": Exited with exit code %d", &code) == 1) report.exit_code = code;
@@ -93,8 +96,8 @@ bool read_line(std::string_view line, LauncherReport& report) {
     report.failed_rank = rank;
     report.lost_rank.reset();
     if (report.launcher_error.empty())
-      report.launcher_error = "Slurm cannot start rank " + std::to_string(rank) + ": " +
-                              text.substr(static_cast<std::size_t>(end));
+      report.launcher_error =
+          "Slurm cannot start rank " + std::to_string(rank) + ": " + text.substr(static_cast<std::size_t>(end));
   } else if (text.starts_with(unable) && text.find(no_controller) != std::string::npos) {
     report.slurm_away = true;
     report.launcher_error = "Slurm's controller does not answer";
