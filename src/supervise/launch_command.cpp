@@ -143,13 +143,19 @@ std::string name_in_hosts(const SuperviseOptions& options, const std::string& ho
   return host;
 }
 
+Hosts other_hosts(const SuperviseOptions& options, const std::string& here) {
+  Hosts others;
+  for (const auto& host : hosts_in(options.hosts))
+    if (host.name != "localhost" && !host.name.starts_with("127.") && short_name(host.name) != short_name(here))
+      others.insert(host.name);
+  return others;
+}
+
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment) {
   // In a Slurm job, mpirun starts its daemons through Slurm. The user may have set another program than ssh.
   for (const auto* name : {"SLURM_JOB_ID", "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"})
     if (environment(name) != nullptr) return false;
-  return std::ranges::any_of(hosts_in(options.hosts), [&](const Host& host) {
-    return host.name != "localhost" && !host.name.starts_with("127.") && short_name(host.name) != short_name(here);
-  });
+  return !other_hosts(options, here).empty();
 }
 
 void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment) {

@@ -26,6 +26,8 @@ int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks,
                   Launcher::Kind launcher);
 /// The name that --hosts has for a host, which launchers name by its first label; the name itself if it has none.
 std::string name_in_hosts(const SuperviseOptions& options, const std::string& host);
+/// The hosts of --hosts without this one, whose name is `here`.
+Hosts other_hosts(const SuperviseOptions& options, const std::string& here);
 /// True if the launcher must log in to another host; `here` is the name of this one.
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment);
 /// Throws an Error (ExitCode::usage) for invalid options.

@@ -2,6 +2,7 @@
 
 #include "launch/supervised.hpp"
 #include "supervise/launchers/launchers.hpp"
+#include "supervise/lost_hosts.hpp"
 
 #include <algorithm>
 #include <array>
@@ -19,8 +20,6 @@ constexpr std::string_view output_tag = "]<stderr>:";
 constexpr std::size_t longest_tag = 24;
 constexpr std::string_view erase_line = "\033[K";  // clears a progress line before other output
 
-/// ssh's messages about a host that it could not reach; the host's name follows.
-constexpr std::array<std::string_view, 2> ssh_failures{"ssh: connect to host ", "ssh: Could not resolve hostname "};
 /// Open MPI's rules have 74 dashes, Hydra's 83 equals signs.
 bool is_rule(std::size_t length) { return length >= 70 && length <= 90; }
 bool may_be_rule(std::string_view begun) {
@@ -124,6 +123,7 @@ bool LauncherOutput::keep(std::string_view line) {
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
     report_.loaded = true;
+    if (what == message_loaded) ++report_.loaded_count;
     if (what == launch::message_starting) report_.starting = true;
     if (what == launch::message_up) report_.up = true;
     if (what == launch::message_process) keep_process(text);

@@ -27,6 +27,7 @@ struct RankProcess {
 /// What was learned from the output of one start, a member for each fact.
 struct LauncherReport {
   bool loaded = false;                       ///< a rank has loaded muster's library
+  int loaded_count = 0;                      ///< how many ranks have, and programs that they have started
   bool starting = false;                     ///< a rank initialises MPI, and waits for the others there
   bool up = false;                           ///< the ranks have come together
   std::optional<int> leaving = {};           ///< the exit code with which the first rank has ended the job

@@ -20,7 +20,26 @@ using namespace std::chrono_literals;
 constexpr auto question_interval = 10s;
 constexpr auto longest_interval = 600s;
 /// How long a host may take to answer before a start.
-constexpr auto answer_limit = 5s;
+constexpr auto answer_limit = 6s;
+/// What it answers.
+constexpr std::string_view answer = "here";
+
+/// True if one of the lines is the answer; others may be a greeting.
+bool has_answered(const std::string& text) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (line == answer) return true;
+  return false;
+}
+
+/// The line in which ssh says that it cannot reach the host, without its full stop; empty if there is none.
+std::string ssh_failure_in(const std::string& text) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (std::ranges::any_of(ssh_failures, [&](auto begin) { return line.starts_with(begin); }))
+      return line.substr(0, line.find_last_not_of(" .\r") + 1);
+  return {};
+}
 
 }  // namespace
 
@@ -55,17 +74,29 @@ Hosts LostHosts::answering() {
       ask(host);
       next = now + question_interval;
     }
-  return read_answers();
+  Hosts answering;
+  for (const auto& one : read_answers())
+    if (has_answered(one.text) && hosts_.contains(one.host)) answering.insert(one.host);
+  return answering;
 }
 
-void LostHosts::remove_answering() {
-  if (login_.empty() || hosts_.empty()) return;
+std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others) {
+  std::map<std::string, std::string> unreached;
+  if (login_.empty()) return unreached;
   for (const auto& host : hosts_) ask(host);
+  for (const auto& host : others) ask(host);
   for (const auto until = Clock::now() + answer_limit; !asked_.empty() && Clock::now() < until;) {
-    remove(read_answers());
+    for (const auto& one : read_answers()) {
+      if (has_answered(one.text)) hosts_.erase(one.host);
+      if (const auto failure = ssh_failure_in(one.text); !failure.empty() && others.contains(one.host))
+        unreached[one.host] = failure;
+    }
     std::this_thread::sleep_for(10ms);
   }
+  for (const auto& one : asked_)
+    if (others.contains(one.host)) unreached[one.host] = "the node " + one.host + " does not answer";
   stop_asking();
+  return unreached;
 }
 
 void LostHosts::ask(const std::string& host) {
@@ -74,8 +105,8 @@ void LostHosts::ask(const std::string& host) {
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return;
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   auto words = login_;
-  words.insert(words.end(), {host, "echo", "here"});
-  const pid_t process = start_program(std::move(words), ends[1]);
+  words.insert(words.end(), {host, "echo", std::string(answer)});
+  const pid_t process = start_program(std::move(words), ends[1], /*errors=*/true);
   ::close(ends[1]);
   if (process >= 0)
     asked_.push_back({host, ends[0], process});  // the job's object collects the process when it has ended
@@ -83,17 +114,21 @@ void LostHosts::ask(const std::string& host) {
     ::close(ends[0]);
 }
 
-Hosts LostHosts::read_answers() {
-  Hosts answered;
-  std::erase_if(asked_, [&](const Asked& one) {
-    std::array<char, 64> text{};
-    const auto count = ::read(one.answer, text.data(), text.size());
-    if (count < 0) return false;  // no answer yet
-    if (count > 0 && hosts_.contains(one.host)) answered.insert(one.host);
+/// Reads what has come; returns and forgets those that have answered or whose login program has ended.
+std::vector<LostHosts::Asked> LostHosts::read_answers() {
+  std::vector<Asked> ended;
+  std::erase_if(asked_, [&](Asked& one) {
+    std::array<char, 1024> text{};
+    ssize_t count = 0;
+    while ((count = ::read(one.answer, text.data(), text.size())) > 0)
+      one.text.append(text.data(), static_cast<std::size_t>(count));
+    // A master connection of ssh may keep the pipe open after the answer.
+    if (count < 0 && !has_answered(one.text)) return false;
     ::close(one.answer);
+    ended.push_back(std::move(one));
     return true;
   });
-  return answered;
+  return ended;
 }
 
 void LostHosts::stop_asking() {

@@ -3,15 +3,21 @@
 
 #include "supervise/launchers/launchers.hpp"
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace muster::detail::supervise {
 
 /// The program, with its arguments, by which the launcher logs in to other hosts: that of its variables, or ssh.
 std::vector<std::string> login_program(const Environment& environment);
+
+/// What ssh says of a host that it cannot reach begins with one of these; the host's name follows.
+inline constexpr std::array<std::string_view, 2> ssh_failures{"ssh: connect to host ",
+                                                              "ssh: Could not resolve hostname "};
 
 /// Asks the lost hosts from time to time, by logging in to them, whether they answer again. Each time that a host is
 /// lost, it is asked later.
@@ -33,17 +39,19 @@ class LostHosts {
   /// Asks the hosts whose time has come, and reads the answers; to be called often, and does not wait. Returns the
   /// hosts that have answered.
   Hosts answering();
-  /// Asks all of them, waits for their answers for a few seconds, and removes those that answer.
-  void remove_answering();
+  /// Asks all of them and `others`, and waits for their answers for a few seconds. Removes those that answer. Returns
+  /// those of `others` that do not answer or cannot be reached, with what is known of that.
+  std::map<std::string, std::string> ask_all(const Hosts& others);
 
  private:
   struct Asked {
     std::string host;
-    int answer = -1;  ///< a pipe that gets a line when the host answers
+    int answer = -1;  ///< a pipe from the login program
     pid_t process = -1;
+    std::string text = {};  ///< read from it
   };
   void ask(const std::string& host);
-  Hosts read_answers();
+  std::vector<Asked> read_answers();
   void stop_asking();
 
   std::vector<std::string> login_;

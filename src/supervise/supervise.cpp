@@ -115,7 +115,7 @@ std::string in_seconds(std::chrono::milliseconds time) {
 
 /// One start, to its end: nothing of it is left then. `should_grow`: asked often; when it returns true, the ranks save
 /// their state and stop, to be started again on more hosts.
-JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, Terminal& standard_output,
+JobEnd watch(Job& job, Launcher::Kind kind, int ranks, Signals& signals, Terminal& terminal, Terminal& standard_output,
              const SuperviseOptions& options, const std::function<bool(const LauncherReport&)>& should_grow) {
   LauncherOutput output, of_standard_output(output.report());
   bool told = false;
@@ -142,9 +142,11 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       stop_time = now;
       end.grows = true;
     }
-    // Over several hosts mpirun starts its daemons first, and a signal ends it meanwhile. If no rank has reported for
-    // some time, their messages may go elsewhere.
-    const bool may_ask = options.hosts.empty() || output.report().loaded ||
+    // A signal ends a rank that has not loaded muster's library yet, and over several hosts a launcher that still starts
+    // its daemons. On one host Open MPI and srun keep it from such ranks. If they have not all reported for some time,
+    // their messages may go elsewhere.
+    const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra;
+    const bool may_ask = asks_at_once || output.report().loaded_count >= ranks ||
                          (stop_time && now >= *stop_time + std::min(options.grace / 2, daemons_start_time));
     if (stop_time && !told && may_ask) told = job.ask_to_stop();
     if (stop_time && now >= *stop_time + options.grace) {
@@ -326,7 +328,7 @@ class Supervision {
       }
       leave_out_lost_hosts(end);
       const auto cause = cause_of(end, read_kept_cause(end.report));
-      if (is_failure(end, signals_.stop_requested())) is_preemption(end) ? count_preemption() : count(code);
+      if (is_failure(end, signals_.stop_requested())) is_preemption(end) ? count_preemption() : count(exit_code_of(end));
       auto next = decide(end, counted_failures(end), requirements_, ranks, signals_.stop_requested());
       if (end.report.lost_host) next.ranks = requirements_.ranks;
       if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));
@@ -366,7 +368,7 @@ class Supervision {
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
       if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
-      end = watch(job, launcher_.kind, signals_, terminal_, standard_output_, options_,
+      end = watch(job, launcher_.kind, ranks, signals_, terminal_, standard_output_, options_,
                   [&](const LauncherReport& report) { return should_grow(report, ranks); });
     }
     folders_.empty();
@@ -429,13 +431,26 @@ class Supervision {
   }
   bool are_enough_without(const Hosts& lost) const { return ranks_on(lost) >= requirements_.min_workers; }
 
-  /// The hosts that the next start leaves out, if enough ranks fit on the others: the one that the launcher says it has
-  /// lost, and those lost before that do not answer yet.
+  /// Asks all hosts of the job whether they answer, if one of them may be the cause of this end: the launcher may say
+  /// only that it has failed, or that a rank was lost shortly before its host.
+  void find_lost_hosts(JobEnd& end) {
+    const bool may_be_lost = is_failure(end, signals_.stop_requested()) && !end.report.agreed_exit_code;
+    auto hosts = may_be_lost ? other_hosts(options_, host_name()) : Hosts();
+    for (const auto& host : lost_.hosts()) hosts.erase(host);
+    for (const auto& [host, reason] : lost_.ask_all(hosts)) {
+      lost_.add(host);
+      if (!end.report.lost_host) end.report.launcher_error = reason;
+      end.report.lost_host = host;
+    }
+  }
+
+  /// The hosts that the next start leaves out, if enough ranks fit on the others: those that the launcher or the ranks
+  /// have lost, and those lost before that do not answer yet.
   void leave_out_lost_hosts(JobEnd& end) {
     if (end.report.lost_host)
       lost_.add(name_in_hosts(options_, *end.report.lost_host));
     else if (launcher_.kind != Launcher::Kind::srun)
-      lost_.remove_answering();
+      find_lost_hosts(end);
     else if (end.report.launcher_error.empty())
       lost_.replace({});  // Slurm could use them all; it says below which it has lost meanwhile
     const bool enough = are_enough_without(lost_.hosts());

@@ -98,6 +98,8 @@ TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
   EXPECT_FALSE(output.report().loaded);
   EXPECT_EQ(output.take("\x1emuster loaded \n"), "");
   EXPECT_TRUE(output.report().loaded);
+  EXPECT_EQ(output.take("\x1emuster loaded \n"), "");
+  EXPECT_EQ(output.report().loaded_count, 2);
   EXPECT_FALSE(output.report().starting);
   EXPECT_EQ(output.take("\x1emuster starting \n\x1emuster up 4\n"), "");
   EXPECT_TRUE(output.report().starting);
@@ -769,19 +771,31 @@ TEST(Slurm, NodesOutOfService) {
 }
 
 TEST(LostHosts, ThoseThatAnswerAreRemoved) {
-  LostHosts lost({"sh", "-c", "test $0 = n2 && $1 $2"});
+  LostHosts lost({"sh", "-c", "echo welcome >&2; test $0 = n2 && $1 $2"});
   for (const char* const host : {"n1", "n2", "n3"}) lost.add(host);
   EXPECT_EQ(lost.answering(), Hosts()) << "they are asked after a while only";
-  lost.remove_answering();
+  EXPECT_TRUE(lost.ask_all({}).empty());
   EXPECT_EQ(lost.hosts(), (Hosts{"n1", "n3"}));
   LostHosts never({});
   never.add("n1");
-  never.remove_answering();
+  EXPECT_TRUE(never.ask_all({"n2"}).empty());
   EXPECT_EQ(never.hosts(), Hosts{"n1"});
   LostHosts without_program({"/no/such/program"});
   without_program.add("n1");
-  without_program.remove_answering();
+  EXPECT_TRUE(without_program.ask_all({"n2"}).empty());
   EXPECT_EQ(without_program.hosts(), Hosts{"n1"});
+}
+
+TEST(LostHosts, ThoseThatCannotBeReachedAreNamed) {
+  const std::string program =
+      "case $0 in n1) $1 $2;; n2) echo 'ssh: connect to host n2 port 22: No route to host\r' >&2; exit 255;; "
+      "n3) echo 'n3: Permission denied (publickey).' >&2; exit 255;; n4) exec sleep 100;; "
+      "n5) $1 $2; exec sleep 100;; esac";
+  using Reasons = std::map<std::string, std::string>;
+  LostHosts lost({"sh", "-c", program});
+  EXPECT_EQ(lost.ask_all({"n1", "n2", "n3", "n4", "n5"}),
+            (Reasons{{"n2", "ssh: connect to host n2 port 22: No route to host"}, {"n4", "the node n4 does not answer"}}))
+      << "one that does not let us in is there";
 }
 
 TEST_F(LaunchCommandTest, LogsInToHosts) {
@@ -792,6 +806,7 @@ TEST_F(LaunchCommandTest, LogsInToHosts) {
   EXPECT_EQ(name_in_hosts(options, "n1"), "n1.cluster");
   EXPECT_EQ(name_in_hosts(options, "10.0.0.2"), "10.0.0.2");
   EXPECT_EQ(name_in_hosts(options, "n7"), "n7");
+  EXPECT_EQ(other_hosts(options, "n1"), Hosts{"10.0.0.2"});
 }
 
 TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
