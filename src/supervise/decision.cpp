@@ -56,6 +56,14 @@ bool is_failure(const JobEnd& end, bool stop_requested) {
   return !stop_requested && !end.report.stopped && is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
 }
 
+int times_to_ask_hosts(const JobEnd& end, bool stop_requested) {
+  const auto& report = end.report;
+  if (!is_failure(end, stop_requested) || report.agreed_exit_code) return 0;
+  const bool is_explained = report.lost_rank || report.failed_rank || report.leaving || !report.error.empty() ||
+                            !report.launcher_error.empty() || end.launcher_signal != 0 || end.not_up;
+  return is_explained ? 1 : 5;
+}
+
 bool is_preemption(const JobEnd& end) {
   const auto& report = end.report;
   if (report.slurm_away || (report.lost_host && end.host_is_excused)) return true;
@@ -82,12 +90,12 @@ NextStart decide(const JobEnd& end, const run::Failures& failures, const JobRequ
 std::string cause_of(const JobEnd& end, const std::string& in_file) {
   const auto& report = end.report;
   if (end.exceeded_grace) return "the ranks did not stop within the time that they were given, and were ended";
-  if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
   constexpr auto stopped = static_cast<int>(ExitCode::stopped);
   if (end.code == stopped || exit_code_of(end) == stopped)
     return report.error.empty() ? "stopped on request" : report.error;
   if (report.lost_host && !report.launcher_error.empty())
     return report.launcher_error;  // its ranks were lost with the host
+  if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
   if (const auto& lost = report.lost_rank)
     return (lost->rank < 0 ? "a rank" : "rank " + std::to_string(lost->rank)) + " (" + lost->host + ") was ended by " +
            signal_text(lost->signal);

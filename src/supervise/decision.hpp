@@ -51,6 +51,10 @@ int exit_code_of(const JobEnd& end);
 /// the exit code of a stop shows it.
 bool has_started(const JobEnd& end);
 
+/// How often all hosts of the job are asked, once a second, whether they answer: the launcher may report a lost rank
+/// shortly before its host is gone, and Hydra says nothing about a lost host.
+int times_to_ask_hosts(const JobEnd& end, bool stop_requested);
+
 /// Decides what follows. `failures`: the preemptions or the other failures, including this end if it is one. `ranks`:
 /// of this start. If the launcher has no room for that many, the next start has half of them, and after a start that
 /// ran all of them again. If the saved state requires another number of ranks, and the job may have that many, it is

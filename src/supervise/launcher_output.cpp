@@ -49,6 +49,7 @@ int signal_named(std::string_view text) {
 std::string LauncherOutput::take(std::string_view bytes) {
   std::string shown;
   for (const char c : bytes) {
+    if (std::exchange(after_message_, false) && c == '\0') continue;  // PRTE writes its string's end, too
     if (showing_ && c != launch::message_prefix.front()) {
       shown += c;
       showing_ = c != '\n' && c != '\r';
@@ -103,6 +104,7 @@ std::string LauncherOutput::take_block_line(const std::string& line) {
   opening_.clear();
   block_.clear();
   in_block_ = false;
+  after_message_ = true;
   return {};
 }
 
@@ -123,7 +125,6 @@ bool LauncherOutput::keep(std::string_view line) {
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
     report_.loaded = true;
-    if (what == message_loaded) ++report_.loaded_count;
     if (what == launch::message_starting) report_.starting = true;
     if (what == launch::message_up) report_.up = true;
     if (what == launch::message_process) keep_process(text);

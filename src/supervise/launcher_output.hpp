@@ -27,7 +27,6 @@ struct RankProcess {
 /// What was learned from the output of one start, a member for each fact.
 struct LauncherReport {
   bool loaded = false;                       ///< a rank has loaded muster's library
-  int loaded_count = 0;                      ///< how many ranks have, and programs that they have started
   bool starting = false;                     ///< a rank initialises MPI, and waits for the others there
   bool up = false;                           ///< the ranks have come together
   std::optional<int> leaving = {};           ///< the exit code with which the first rank has ended the job
@@ -86,6 +85,7 @@ class LauncherOutput {
   std::string opening_;     ///< the line above a message of the launcher; empty if it has been shown
   std::string block_;       ///< the text of that message
   bool in_block_ = false;
+  bool after_message_ = false;  ///< true right after it
 };
 
 }  // namespace muster::detail::supervise

@@ -19,8 +19,6 @@ using namespace std::chrono_literals;
 /// Between two questions to a host that was lost once.
 constexpr auto question_interval = 10s;
 constexpr auto longest_interval = 600s;
-/// How long a host may take to answer before a start.
-constexpr auto answer_limit = 6s;
 /// What it answers.
 constexpr std::string_view answer = "here";
 
@@ -80,12 +78,12 @@ Hosts LostHosts::answering() {
   return answering;
 }
 
-std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others) {
+std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others, std::chrono::seconds limit) {
   std::map<std::string, std::string> unreached;
   if (login_.empty()) return unreached;
   for (const auto& host : hosts_) ask(host);
   for (const auto& host : others) ask(host);
-  for (const auto until = Clock::now() + answer_limit; !asked_.empty() && Clock::now() < until;) {
+  for (const auto until = Clock::now() + limit; !asked_.empty() && Clock::now() < until;) {
     for (const auto& one : read_answers()) {
       if (has_answered(one.text)) hosts_.erase(one.host);
       if (const auto failure = ssh_failure_in(one.text); !failure.empty() && others.contains(one.host))

@@ -39,9 +39,10 @@ class LostHosts {
   /// Asks the hosts whose time has come, and reads the answers; to be called often, and does not wait. Returns the
   /// hosts that have answered.
   Hosts answering();
+  static constexpr std::chrono::seconds answer_limit{6};  ///< ssh waits for 5 s
   /// Asks all of them and `others`, and waits for their answers for a few seconds. Removes those that answer. Returns
   /// those of `others` that do not answer or cannot be reached, with what is known of that.
-  std::map<std::string, std::string> ask_all(const Hosts& others);
+  std::map<std::string, std::string> ask_all(const Hosts& others, std::chrono::seconds limit = answer_limit);
 
  private:
   struct Asked {

@@ -115,7 +115,7 @@ std::string in_seconds(std::chrono::milliseconds time) {
 
 /// One start, to its end: nothing of it is left then. `should_grow`: asked often; when it returns true, the ranks save
 /// their state and stop, to be started again on more hosts.
-JobEnd watch(Job& job, Launcher::Kind kind, int ranks, Signals& signals, Terminal& terminal, Terminal& standard_output,
+JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, Terminal& standard_output,
              const SuperviseOptions& options, const std::function<bool(const LauncherReport&)>& should_grow) {
   LauncherOutput output, of_standard_output(output.report());
   bool told = false;
@@ -142,11 +142,11 @@ JobEnd watch(Job& job, Launcher::Kind kind, int ranks, Signals& signals, Termina
       stop_time = now;
       end.grows = true;
     }
-    // A signal ends a rank that has not loaded muster's library yet, and over several hosts a launcher that still starts
-    // its daemons. On one host Open MPI and srun keep it from such ranks. If they have not all reported for some time,
-    // their messages may go elsewhere.
+    // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. Hydra passes
+    // it on to ranks that have not loaded muster's library yet. If no rank has reported for some time, their messages may
+    // go elsewhere.
     const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra;
-    const bool may_ask = asks_at_once || output.report().loaded_count >= ranks ||
+    const bool may_ask = asks_at_once || output.report().up ||
                          (stop_time && now >= *stop_time + std::min(options.grace / 2, daemons_start_time));
     if (stop_time && !told && may_ask) told = job.ask_to_stop();
     if (stop_time && now >= *stop_time + options.grace) {
@@ -162,7 +162,9 @@ JobEnd watch(Job& job, Launcher::Kind kind, int ranks, Signals& signals, Termina
                                     : "the last that Slurm has said is \"" + report.slurm + "\""));
     }
     if (report.starting && !start_limit) start_limit = now + options.start_limit;
-    if (start_limit && !report.up && now >= *start_limit) {
+    // Hydra waits for a host for ever, although ssh has said that it cannot reach it.
+    const bool waits_in_vain = kind == Launcher::Kind::hydra && other_hosts(options, "").contains(report.unreachable);
+    if (!report.up && (waits_in_vain || (start_limit && now >= *start_limit))) {
       end.not_up = true;
       break;
     }
@@ -368,7 +370,7 @@ class Supervision {
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
       if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
-      end = watch(job, launcher_.kind, ranks, signals_, terminal_, standard_output_, options_,
+      end = watch(job, launcher_.kind, signals_, terminal_, standard_output_, options_,
                   [&](const LauncherReport& report) { return should_grow(report, ranks); });
     }
     folders_.empty();
@@ -431,13 +433,15 @@ class Supervision {
   }
   bool are_enough_without(const Hosts& lost) const { return ranks_on(lost) >= requirements_.min_workers; }
 
-  /// Asks all hosts of the job whether they answer, if one of them may be the cause of this end: the launcher may say
-  /// only that it has failed, or that a rank was lost shortly before its host.
+  /// Asks the hosts of the job whether they answer, if the loss of one may be the cause of this end.
   void find_lost_hosts(JobEnd& end) {
-    const bool may_be_lost = is_failure(end, signals_.stop_requested()) && !end.report.agreed_exit_code;
-    auto hosts = may_be_lost ? other_hosts(options_, host_name()) : Hosts();
+    const int times = times_to_ask_hosts(end, signals_.stop_requested());
+    auto hosts = times > 0 ? other_hosts(options_, host_name()) : Hosts();
     for (const auto& host : lost_.hosts()) hosts.erase(host);
-    for (const auto& [host, reason] : lost_.ask_all(hosts)) {
+    auto unreached = lost_.ask_all(hosts);
+    for (int i = 1; i < times && !hosts.empty() && unreached.empty() && wait(signals_, std::chrono::seconds(1)); ++i)
+      unreached = lost_.ask_all(hosts);
+    for (const auto& [host, reason] : unreached) {
       lost_.add(host);
       if (!end.report.lost_host) end.report.launcher_error = reason;
       end.report.lost_host = host;
