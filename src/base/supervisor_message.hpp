@@ -16,7 +16,8 @@ inline constexpr const char* supervised_variable = "MUSTER_SUPERVISED";
 inline constexpr std::string_view message_prefix = "\x1emuster ";
 inline constexpr std::string_view message_loaded = "loaded";    ///< the library, in a rank or a program that it starts
 inline constexpr std::string_view message_leaving = "leaving";  ///< the exit code: this rank ends the job now
-inline constexpr std::string_view message_silent = "silent";    ///< a host on which no rank answers
+inline constexpr std::string_view message_finalized = "finalized";  ///< MPI_Finalize has returned on this rank
+inline constexpr std::string_view message_silent = "silent";        ///< a host on which no rank answers
 
 /// True in a job of Slurm, PBS or LSF. They send SIGTERM to all processes of a job that they are about to end.
 inline bool in_batch_job() noexcept {

@@ -104,8 +104,8 @@ SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) 
           .full_worker_count = options.min_workers ? ranks : 0};
 }
 
-/// How long mpirun may take to start its daemons on other hosts.
-constexpr std::chrono::milliseconds daemons_start_time = std::chrono::seconds(10);
+/// How long a launcher may take to start its daemons on other hosts, and ranks on this host to load muster's library.
+constexpr std::chrono::milliseconds daemons_start_time = std::chrono::seconds(10), load_time = std::chrono::seconds(2);
 /// After that time a warning says that the program goes on after its work.
 constexpr std::chrono::seconds time_after_work(60);
 
@@ -143,11 +143,11 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       end.grows = true;
     }
     // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. Hydra passes
-    // it on to ranks that have not loaded muster's library yet. If no rank has reported for some time, their messages may
-    // go elsewhere.
+    // it on to ranks that have not loaded muster's library yet. If no rank has reported for some time, their messages
+    // may go elsewhere.
     const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra;
-    const bool may_ask = asks_at_once || output.report().up ||
-                         (stop_time && now >= *stop_time + std::min(options.grace / 2, daemons_start_time));
+    const auto longest_wait = std::min(options.grace / 2, options.hosts.empty() ? load_time : daemons_start_time);
+    const bool may_ask = asks_at_once || output.report().up || (stop_time && now >= *stop_time + longest_wait);
     if (stop_time && !told && may_ask) told = job.ask_to_stop();
     if (stop_time && now >= *stop_time + options.grace) {
       end.exceeded_grace = true;
@@ -173,11 +173,16 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       warned_of_end = true;
       say("warning: ", "the ranks have finished their work and do not end; Ctrl-C ends them");
     }
-    if (const auto limit = patience_with(report, kind == Launcher::Kind::srun); limit && limit != patience) {
+    if (const auto limit = patience_with(report, kind == Launcher::Kind::srun); limit != patience) {
       patience = limit;
-      end_of_patience = now + *patience;
+      end_of_patience = now + limit.value_or(std::chrono::seconds(0));
     }
-    if (patience && now >= end_of_patience) break;
+    if (patience && now >= end_of_patience) {
+      if (report.agreed_exit_code && !report.finalized)
+        say("warning: ",
+            "the ranks have finished their work, and MPI_Finalize returns on none of them; they are ended");
+      break;
+    }
     const int timeout = stop_time && !told ? 10 : 100;  // ms
     // In a stop the launcher must not wait for our reader.
     const bool reads = (!terminal.is_full() && !standard_output.is_full()) || stop_time;
@@ -330,7 +335,8 @@ class Supervision {
       }
       leave_out_lost_hosts(end);
       const auto cause = cause_of(end, read_kept_cause(end.report));
-      if (is_failure(end, signals_.stop_requested())) is_preemption(end) ? count_preemption() : count(exit_code_of(end));
+      if (is_failure(end, signals_.stop_requested()))
+        is_preemption(end) ? count_preemption() : count(exit_code_of(end));
       auto next = decide(end, counted_failures(end), requirements_, ranks, signals_.stop_requested());
       if (end.report.lost_host) next.ranks = requirements_.ranks;
       if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));

@@ -102,6 +102,8 @@ TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
   EXPECT_EQ(output.take("\x1emuster starting \n\x1emuster up 4\n"), "");
   EXPECT_TRUE(output.report().starting);
   EXPECT_TRUE(output.report().up);
+  EXPECT_EQ(output.take("\x1emuster finalized \n"), "");
+  EXPECT_TRUE(output.report().finalized);
   EXPECT_EQ(output.take("\x1emuster silent n2\n\x1emuster silent n3\n\x1emuster leaving 75\n\x1emuster leaving 1\n"),
             "");
   EXPECT_EQ(output.report().silent, "n2") << "the first one that was seen";
@@ -112,6 +114,8 @@ TEST(Patience, IsForRanksThatHaveFailedAndNotForWorkAfterTraining) {
   LauncherReport report;
   EXPECT_FALSE(patience_with(report, false));
   report.agreed_exit_code = 0;
+  EXPECT_EQ(patience_with(report, false), std::chrono::seconds(20)) << "MPI_Finalize has not returned";
+  report.finalized = true;
   EXPECT_FALSE(patience_with(report, false)) << "the program may go on";
   report.failed_rank = 1;
   EXPECT_FALSE(patience_with(report, false));
@@ -423,8 +427,9 @@ TEST(Verdict, NothingThatDidNotRunIsDone) {
       << "a program without a run";
   EXPECT_EQ(exit_code_of({.code = 0, .not_up = true}), 75);
   EXPECT_NE(cause_of({.not_up = true}, "").find("did not come together"), std::string::npos);
-  EXPECT_EQ(cause_of({.report = {.launcher_error = "the node n2 does not answer", .lost_host = "n2"}, .not_up = true}, ""),
-            "the node n2 does not answer");
+  EXPECT_EQ(
+      cause_of({.report = {.launcher_error = "the node n2 does not answer", .lost_host = "n2"}, .not_up = true}, ""),
+      "the node n2 does not answer");
 }
 
 TEST(Verdict, WhatIsTriedAgain) {
@@ -803,8 +808,9 @@ TEST(LostHosts, ThoseThatCannotBeReachedAreNamed) {
       "n5) $1 $2; exec sleep 100;; esac";
   using Reasons = std::map<std::string, std::string>;
   LostHosts lost({"sh", "-c", program});
-  EXPECT_EQ(lost.ask_all({"n1", "n2", "n3", "n4", "n5"}, std::chrono::seconds(1)),
-            (Reasons{{"n2", "ssh: connect to host n2 port 22: No route to host"}, {"n4", "the node n4 does not answer"}}))
+  EXPECT_EQ(
+      lost.ask_all({"n1", "n2", "n3", "n4", "n5"}, std::chrono::seconds(1)),
+      (Reasons{{"n2", "ssh: connect to host n2 port 22: No route to host"}, {"n4", "the node n4 does not answer"}}))
       << "one that does not let us in is there";
 }
 
