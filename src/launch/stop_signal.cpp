@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <iterator>
+#include <string>
 
 namespace muster::detail::launch::stop_signal {
 namespace {
@@ -50,6 +51,14 @@ void install_over_default(int signal) noexcept {
   if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
 }
 
+#ifdef __GLIBC__
+void tell_exit(int code, void*) noexcept {
+  const char* const rank = std::getenv("PMI_RANK");
+  const bool by_hydra = rank != nullptr && std::getenv("SLURM_PROCID") == nullptr;  // srun tells it
+  if (code != 0 && by_hydra) tell(message_exit, std::string(rank) + " " + std::to_string(code));
+}
+#endif
+
 bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable) != nullptr && in_batch_job(); }
 
 [[gnu::constructor]] void stand_by() noexcept {
@@ -57,6 +66,9 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
   hangup_ignored_at_start = ignored(SIGHUP);
   for (const int signal : of_a_stop) install_over_default(signal);
   if (supervised_in_batch_job()) install_over_default(SIGTERM);
+#ifdef __GLIBC__
+  ::on_exit(tell_exit, nullptr);
+#endif
   tell(message_loaded, "");  // from now on a wish to stop does no harm
 }
 

@@ -24,7 +24,7 @@ constexpr std::int64_t global_batch = 40;
 void do_it(const std::string& fault) {
   if (fault == "kill") ::raise(SIGKILL);
   if (fault == "throw") throw std::runtime_error("the loss is a teapot");
-  if (fault.starts_with("exit ")) std::_Exit(std::atoi(fault.c_str() + 5));
+  if (fault.starts_with("exit ")) std::exit(std::atoi(fault.c_str() + 5));
 }
 
 /// The step is done: says so, with the time by the clock that all processes of a machine share.

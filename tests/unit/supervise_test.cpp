@@ -110,6 +110,15 @@ TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
   EXPECT_EQ(output.report().leaving, 75);
 }
 
+TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
+  LauncherOutput output;
+  EXPECT_EQ(output.take("\x1emuster exit 1 7\n\x1emuster exit 0 9\n"), "");
+  EXPECT_EQ(output.report().failed_rank, 1);
+  LauncherOutput agreed;
+  agreed.take("\x1emuster ended 1\n\x1emuster exit 3 1\n");
+  EXPECT_FALSE(agreed.report().failed_rank) << "all ranks exit so";
+}
+
 TEST(Patience, IsForRanksThatHaveFailedAndNotForWorkAfterTraining) {
   LauncherReport report;
   EXPECT_FALSE(patience_with(report, false));
@@ -679,7 +688,7 @@ TEST_F(LaunchCommandTest, InSlurm) {
 
 TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
   const auto made = command(Launcher::Kind::open_mpi, 2, {}, "Open MPI v5.0.11");
-  EXPECT_EQ(value(made, "PRTE_MCA_rmaps_default_mapping_policy"), ":oversubscribe");
+  EXPECT_EQ(value(made, "PRTE_MCA_rmaps_default_mapping_policy"), "slot:oversubscribe");
   EXPECT_EQ(value(made, "PRTE_MCA_hwloc_default_binding_policy"), "none");
   EXPECT_EQ(value(made, "OMPI_MCA_btl_sm_backing_directory"), "/dev/shm/s");
   EXPECT_EQ(value(made, "OMPI_ALLOW_RUN_AS_ROOT"), "1");

@@ -96,7 +96,7 @@ Variables settings(const Launcher& launcher, const Start& start) {
   const bool local = start.hosts.empty();
   int version = 0;
   if (std::sscanf(launcher.mpi.c_str(), "Open MPI v%d", &version) == 1 && version >= 5) {
-    settings.emplace_back("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+    settings.emplace_back("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe");
     settings.emplace_back("PRTE_MCA_hwloc_default_binding_policy", "none");
     settings.emplace_back("PRTE_MCA_odls_base_sigkill_timeout", "0");
     if (local) settings.emplace_back("PRTE_MCA_prte_tmpdir_base", folders.temporary.string());
