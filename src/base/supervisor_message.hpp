@@ -14,8 +14,9 @@ inline constexpr const char* supervised_variable = "MUSTER_SUPERVISED";
 
 /// What such a line begins with. A word, a space and a text without line breaks follow.
 inline constexpr std::string_view message_prefix = "\x1emuster ";
-inline constexpr std::string_view message_loaded = "loaded";    ///< the library, in a rank or a program that it starts
-inline constexpr std::string_view message_leaving = "leaving";  ///< the exit code: this rank ends the job now
+inline constexpr std::string_view message_loaded = "loaded";  ///< the library, in a rank or a program that it starts
+inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
+inline constexpr std::string_view message_leaving = "leaving";    ///< the exit code: this rank ends the job now
 /// "RANK CODE": this rank exits with a code other than 0; only under launchers that do not tell which rank did.
 inline constexpr std::string_view message_exit = "exit";
 inline constexpr std::string_view message_finalized = "finalized";  ///< MPI_Finalize has returned on this rank

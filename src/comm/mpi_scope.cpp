@@ -62,6 +62,7 @@ MpiScope::MpiScope() {
   if (!initialised) {
     start_quickly_on_one_node();
     copy_twice_where_once_is_forbidden();
+    tell(message_starting, "");
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     initialised_here_ = true;

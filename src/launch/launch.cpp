@@ -152,7 +152,6 @@ Launch::Launch(int argc, char** argv, const std::string& version)
     state_->asked_job_end = detail::launch::ask_for_job_end(::getenv);
   if (const auto process = detail::launch::process_for_launcher(::getenv); !process.empty())
     detail::launch::tell_supervisor(detail::launch::message_process, process);
-  detail::launch::tell_supervisor(detail::launch::message_starting, "");
   state_->environment.emplace();
   state_->join(state_->environment->world());
   detail::log::configure(rank(), detail::log::Level::info);

@@ -40,7 +40,6 @@ inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
 }  // namespace variable
 
 using detail::message_prefix;
-inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
 /// Text: "RANK PID HOST", where the launcher names a lost rank by its process id.
 inline constexpr std::string_view message_process = "process";
 inline constexpr std::string_view message_up = "up";              ///< MPI is there: the ranks have come together

@@ -58,6 +58,12 @@ bool is_failure(const JobEnd& end, bool stop_requested) {
   return !stop_requested && !end.report.stopped && is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
 }
 
+bool is_unfinished(const JobEnd& end) {
+  const auto& report = end.report;
+  return end.code == 0 && end.launcher_signal == 0 && report.starting && !report.run.empty() &&
+         !report.agreed_exit_code && !end.stop_requested;
+}
+
 int times_to_ask_hosts(const JobEnd& end, bool stop_requested) {
   const auto& report = end.report;
   if (!is_failure(end, stop_requested) || report.agreed_exit_code) return 0;

@@ -52,6 +52,10 @@ int exit_code_of(const JobEnd& end);
 /// the exit code of a stop shows it.
 bool has_started(const JobEnd& end);
 
+/// True if the launcher has ended with 0 before the ranks of a run were through their work, as mpirun of Open MPI 5 may
+/// when it loses a host. Ranks that own MPI always tell that they are through.
+bool is_unfinished(const JobEnd& end);
+
 /// How often all hosts of the job are asked, once a second, whether they answer: the launcher may report a lost rank
 /// shortly before its host is gone, and Hydra says nothing about a lost host.
 int times_to_ask_hosts(const JobEnd& end, bool stop_requested);

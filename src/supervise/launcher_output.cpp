@@ -125,7 +125,7 @@ bool LauncherOutput::keep(std::string_view line) {
     const auto what = line.substr(0, space);
     const std::string text(space == std::string_view::npos ? "" : line.substr(space + 1));
     report_.loaded = true;
-    if (what == launch::message_starting) report_.starting = true;
+    if (what == message_starting) report_.starting = true;
     if (what == launch::message_up) report_.up = true;
     if (what == launch::message_process) keep_process(text);
     if (what == message_leaving && !report_.leaving) report_.leaving = std::atoi(text.c_str());

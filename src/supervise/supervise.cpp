@@ -228,6 +228,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   if (!ended_by_itself && end.report.agreed_exit_code) end.code = *end.report.agreed_exit_code;
   // Hydra that has passed on a signal may end with 0, whatever the ranks' codes.
   if (kind == Launcher::Kind::hydra && told && end.code == 0) end.code = end.report.agreed_exit_code.value_or(0);
+  if (!options.hosts.empty() && is_unfinished(end)) end.code = static_cast<int>(ExitCode::retry);
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
   if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
     end.report.lost_host = end.report.silent;

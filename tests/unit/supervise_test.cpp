@@ -456,6 +456,14 @@ TEST(Verdict, WhatIsTriedAgain) {
   EXPECT_EQ(last.code, 75);
 }
 
+TEST(Verdict, ARunWhoseRanksAreNotThroughIsNotDone) {
+  EXPECT_TRUE(is_unfinished({.code = 0, .report = {.starting = true, .run = "/runs/demo"}}));
+  EXPECT_FALSE(is_unfinished({.code = 0, .report = {.starting = true, .run = "/runs/demo", .agreed_exit_code = 0}}));
+  EXPECT_FALSE(is_unfinished({.code = 0, .report = {.run = "/runs/demo"}})) << "MPI is the program's own";
+  EXPECT_FALSE(is_unfinished({.code = 0, .report = {.starting = true}})) << "no run";
+  EXPECT_FALSE(is_unfinished({.code = 1, .report = {.starting = true, .run = "/runs/demo"}}));
+}
+
 TEST(Verdict, HostsAreAskedWhereOneMayBeTheCause) {
   EXPECT_EQ(times_to_ask_hosts(lost_rank(), false), 1) << "its host may be gone";
   EXPECT_EQ(times_to_ask_hosts({.code = 1, .report = {.launcher_error = "PRTE has lost communication"}}, false), 1);
