@@ -92,7 +92,7 @@ std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others, std::
     std::this_thread::sleep_for(10ms);
   }
   for (const auto& one : asked_)
-    if (others.contains(one.host)) unreached[one.host] = "the node " + one.host + " does not answer";
+    if (others.contains(one.host)) unreached[one.host] = "";
   stop_asking();
   return unreached;
 }

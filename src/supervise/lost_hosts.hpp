@@ -41,7 +41,7 @@ class LostHosts {
   Hosts answering();
   static constexpr std::chrono::seconds answer_limit{6};  ///< ssh waits for 5 s
   /// Asks all of them and `others`, and waits for their answers for a few seconds. Removes those that answer. Returns
-  /// those of `others` that do not answer or cannot be reached, with what is known of that.
+  /// those of `others` that cannot be reached, with what ssh says, and those that do not answer, with an empty text.
   std::map<std::string, std::string> ask_all(const Hosts& others, std::chrono::seconds limit = answer_limit);
 
  private:

@@ -449,8 +449,10 @@ class Supervision {
     for (int i = 1; i < times && !hosts.empty() && unreached.empty() && wait(signals_, std::chrono::seconds(1)); ++i)
       unreached = lost_.ask_all(hosts);
     for (const auto& [host, reason] : unreached) {
+      if (reason.empty() && times == 1) continue;  // the end has a cause, and a login may take long
       lost_.add(host);
-      if (!end.report.lost_host) end.report.launcher_error = reason;
+      if (!end.report.lost_host)
+        end.report.launcher_error = reason.empty() ? "the node " + host + " does not answer" : reason;
       end.report.lost_host = host;
     }
   }
