@@ -14,9 +14,9 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t samples = 8192, inputs = 784, classes = 10;
 
 void train(muster::Session& session, const muster::Config&) {
-  auto net = session.prepare_model(torch::nn::Sequential(
-      torch::nn::Linear(inputs, 1024), torch::nn::ReLU(), torch::nn::Linear(1024, 1024), torch::nn::ReLU(),
-      torch::nn::Linear(1024, classes)));
+  auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(inputs, 1024), torch::nn::ReLU(),
+                                                         torch::nn::Linear(1024, 1024), torch::nn::ReLU(),
+                                                         torch::nn::Linear(1024, classes)));
   auto optimizer = session.prepare_optimizer(torch::optim::SGD(net->parameters(), 0.01));
   auto state = session.state({{"net", net}, {"optimizer", optimizer}});
   state.restore();
@@ -29,7 +29,8 @@ void train(muster::Session& session, const muster::Config&) {
       loss.backward();
       optimizer.step();
       // Rank 0's clock decides for all.
-      if (session.communicator().broadcast(std::string(1, Clock::now() - saved < std::chrono::seconds(1) ? 'n' : 'y')) == "n")
+      if (session.communicator().broadcast(
+              std::string(1, Clock::now() - saved < std::chrono::seconds(1) ? 'n' : 'y')) == "n")
         continue;
       saved = Clock::now();
       session.report({{"loss", loss.item<double>()}}, state);

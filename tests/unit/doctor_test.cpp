@@ -82,8 +82,9 @@ TEST(Mpi, FindsTheLauncherOfTheSameMpi) {
   const Json mpich{{"library", "MPICH Version: 4.0.2"}, {"mpirun", nullptr}, {"srun", true}};
   expect_one(check_mpi(mpich, {}), warning, "there is no mpiexec.hydra in PATH");
   expect_one(check_mpi(mpich, {}), warning, "srun --mpi=pmi2");
-  expect_one(check_mpi(with(mpich, {{"mpirun", {{"path", "/bin/mpiexec.hydra"}, {"version", "HYDRA build details:"}}}}), {}),
-             ok, "mpirun is /bin/mpiexec.hydra");
+  expect_one(
+      check_mpi(with(mpich, {{"mpirun", {{"path", "/bin/mpiexec.hydra"}, {"version", "HYDRA build details:"}}}}), {}),
+      ok, "mpirun is /bin/mpiexec.hydra");
 }
 
 TEST(Mpi, UnderALauncherDoesNotMindWhatIsInPath) {

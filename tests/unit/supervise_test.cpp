@@ -825,9 +825,8 @@ TEST(LostHosts, ThoseThatCannotBeReachedAreNamed) {
       "n5) $1 $2; exec sleep 100;; esac";
   using Reasons = std::map<std::string, std::string>;
   LostHosts lost({"sh", "-c", program});
-  EXPECT_EQ(
-      lost.ask_all({"n1", "n2", "n3", "n4", "n5"}, std::chrono::seconds(1)),
-      (Reasons{{"n2", "ssh: connect to host n2 port 22: No route to host"}, {"n4", ""}}))
+  EXPECT_EQ(lost.ask_all({"n1", "n2", "n3", "n4", "n5"}, std::chrono::seconds(1)),
+            (Reasons{{"n2", "ssh: connect to host n2 port 22: No route to host"}, {"n4", ""}}))
       << "one that does not let us in is there";
 }
 
