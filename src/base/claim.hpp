@@ -4,8 +4,6 @@
 // own) do not see each other's claims.
 #pragma once
 
-#include "base/export.hpp"
-
 #include <sys/types.h>
 
 #include <optional>
@@ -14,7 +12,7 @@
 namespace muster::detail {
 
 /// Move-only; the destructor gives the name up.
-class MUSTER_INTERNAL_API Claim {
+class Claim {
  public:
   /// Claims `name`, such as "cpu/3", unless it is claimed.
   explicit Claim(const std::string& name);
@@ -33,6 +31,6 @@ class MUSTER_INTERNAL_API Claim {
 };
 
 /// The process that has claimed the name, 0 if its id is not known here; empty if none has.
-MUSTER_INTERNAL_API std::optional<pid_t> holder_of(const std::string& name);
+std::optional<pid_t> holder_of(const std::string& name);
 
 }  // namespace muster::detail

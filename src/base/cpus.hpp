@@ -32,7 +32,7 @@ std::string mask_of(const std::vector<int>& cpus);
 /// the kernel does not tell.
 MUSTER_INTERNAL_API std::vector<Core> cores_of_machine(const std::filesystem::path& root = "/");
 /// The cores that have CPUs in `mask`, with these CPUs. A CPU of `mask` that is in none of `cores` is a core.
-MUSTER_INTERNAL_API std::vector<Core> cores_in(const std::string& mask, const std::vector<Core>& cores);
+std::vector<Core> cores_in(const std::string& mask, const std::vector<Core>& cores);
 
 /// The CPUs that the control group of this process and those around it grant; infinity if they set no limit.
 MUSTER_INTERNAL_API double cpu_quota(const std::filesystem::path& root = "/");

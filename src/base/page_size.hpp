@@ -1,16 +1,14 @@
 // The size of the machine's memory pages: 4 KiB on x86-64, and 4, 16 or 64 KiB on aarch64.
 #pragma once
 
-#include "base/export.hpp"
-
 #include <cstddef>
 
 namespace muster::detail {
 
 /// Bytes of a memory page, of which mmap() and madvise() want multiples.
-MUSTER_INTERNAL_API std::size_t page_size() noexcept;
+std::size_t page_size() noexcept;
 /// The same for numbers that the kernel counts in pages, as in /proc/self/pagemap; tests cannot set it.
-MUSTER_INTERNAL_API std::size_t kernel_page_size() noexcept;
+std::size_t kernel_page_size() noexcept;
 
 /// For tests: page_size() returns this multiple of kernel_page_size() from then on. Nothing may have been mapped yet.
 /// 0 for the kernel's.

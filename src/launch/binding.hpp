@@ -27,13 +27,12 @@ MUSTER_INTERNAL_API std::optional<pid_t> claimant_of(const Core& core);
 /// neighbours together and as evenly as possible, without those that are taken. If there are fewer than `least_cores`
 /// for each, they share all that are free. A rank keeps its mask if some ranks' masks differ and overlap, or if its own
 /// has fewer free cores than ranks.
-MUSTER_INTERNAL_API std::vector<std::string> share_out(const std::vector<Core>& cores,
-                                                       const std::vector<std::string>& masks, const TakenCores& taken,
-                                                       std::size_t least_cores = 1);
+std::vector<std::string> share_out(const std::vector<Core>& cores, const std::vector<std::string>& masks,
+                                   const TakenCores& taken, std::size_t least_cores = 1);
 
 /// The taken cores among those that ranks with too few free cores share with another launch; empty if all is well.
-MUSTER_INTERNAL_API TakenCores shared_with_others(const std::vector<Core>& cores, const std::vector<std::string>& masks,
-                                                  const TakenCores& taken);
+TakenCores shared_with_others(const std::vector<Core>& cores, const std::vector<std::string>& masks,
+                              const TakenCores& taken);
 
 /// The launch's ranks where this rank is.
 struct NodeRanks {

@@ -25,9 +25,8 @@ MUSTER_INTERNAL_API void warn_of_shared_gpus(const Launch& launch);
 
 /// Which of `gpus`, those that a rank sees, it takes: the ranks of a node go round those that are not `taken`, or round
 /// all if all are. `process_index`: see Launch::local_process_index().
-MUSTER_INTERNAL_API std::size_t choose_gpu(const std::vector<std::string>& gpus, const std::set<std::string>& taken,
-                                           int process_index);
+std::size_t choose_gpu(const std::vector<std::string>& gpus, const std::set<std::string>& taken, int process_index);
 /// The name of the GPU that has `index` among those of CUDA_VISIBLE_DEVICES, whose value is `visible`; null: not set.
-MUSTER_INTERNAL_API std::string gpu_in_list(const char* visible, int index);
+std::string gpu_in_list(const char* visible, int index);
 
 }  // namespace muster::detail::run

@@ -380,8 +380,9 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   EXPECT_EQ(unreached.report().lost_host, "n2");
   EXPECT_EQ(cause_of({.code = 137, .report = unreached.report()}, ""), "Slurm cannot start a rank on the node n2");
   LauncherOutput aborted;
-  aborted.take("muster: error: rank 1 (n1): calling MPI_Isend: no\n\x1emuster leaving 75\n"
-               "srun: error: n1: task 0: Killed\n");
+  aborted.take(
+      "muster: error: rank 1 (n1): calling MPI_Isend: no\n\x1emuster leaving 75\n"
+      "srun: error: n1: task 0: Killed\n");
   EXPECT_EQ(cause_of({.code = 137, .report = aborted.report()}, ""), "rank 1 (n1): calling MPI_Isend: no");
   LauncherOutput away;
   EXPECT_EQ(
