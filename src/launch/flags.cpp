@@ -235,7 +235,7 @@ Flags::Flags(const std::string& program, const std::string& version) {
   option("--workers", workers_, "Ranks that train [all]")->transform(whole_number(1, std::numeric_limits<int>::max()));
   option("--threads", threads_, "Threads of torch per rank [its share of the CPUs]")
       ->transform(whole_number(1, most_threads));
-  option("--bind", bind_, "cores: each rank gets cores of its own; auto: if it\ngets two or more; or none [auto]")
+  option("--bind", bind_, "cores: each rank gets cores of its own;\nauto: if it gets two or more; or none [auto]")
       ->check(CLI::IsMember({"auto", "cores", "none"}));
   option("--backend", backend_, "auto, mpi, gloo, nccl, or by device:\ncpu:mpi,cuda:nccl [auto]");
   option("--timeout", timeout_, "Seconds that ranks wait for each other before\nthe job ends [1800]")
