@@ -47,9 +47,8 @@ struct SuperviseOptions {
 /// when the reader of standard output has gone. A second SIGINT ends everything at once with ExitCode::interrupted. A
 /// host of `hosts` that cannot be reached is left out like a lost one; after a failure they are asked (ssh HOST echo),
 /// since not every launcher names it. Lost hosts are asked from time to time whether they answer again; then the ranks
-/// save their state, and all start again. A node that Slurm has drained
-/// is left out at the next start. Each problem is printed once. Only one call at a time, in a process that has no other
-/// children.
+/// save their state, and all start again. A node that Slurm has drained is left out at the next start. Each problem is
+/// printed once. Only one call at a time, in a process that has no other children.
 MUSTER_API int supervise(const SuperviseOptions& options);
 
 }  // namespace muster

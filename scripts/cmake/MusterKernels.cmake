@@ -12,7 +12,7 @@ function(muster_kernels ROOM NAME)
     set_source_files_properties(${NAME}_avx512.cpp PROPERTIES
       COMPILE_OPTIONS "${options};-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mf16c;-mprefer-vector-width=512")
   elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64" AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${NAME}_neon.cpp")
-    # NEON is part of every aarch64; the file differs by instructions that the compiler does not choose by itself.
+    # Every aarch64 has NEON. The file converts half precision by intrinsics, which the compiler does not use by itself.
     target_sources(muster_room_${ROOM} PRIVATE ${NAME}_neon.cpp)
     target_compile_definitions(muster_room_${ROOM} PRIVATE MUSTER_NEON_KERNELS)
     set_source_files_properties(${NAME}_neon.cpp PROPERTIES COMPILE_OPTIONS "${options}")

@@ -19,8 +19,7 @@ inline constexpr std::string_view message_starting = "starting";  ///< this rank
 inline constexpr std::string_view message_leaving = "leaving";    ///< the exit code: this rank ends the job now
 /// "RANK CODE": this rank exits with a code other than 0; only under launchers that do not tell which rank did.
 inline constexpr std::string_view message_exit = "exit";
-inline constexpr std::string_view message_finalized = "finalized";  ///< MPI_Finalize has returned on this rank
-inline constexpr std::string_view message_silent = "silent";        ///< a host on which no rank answers
+inline constexpr std::string_view message_silent = "silent";  ///< a host on which no rank answers
 
 /// True in a job of Slurm, PBS or LSF. They send SIGTERM to all processes of a job that they are about to end.
 inline bool in_batch_job() noexcept {

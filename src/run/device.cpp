@@ -33,7 +33,7 @@ std::string uuid_of_gpu(int index) {
   int device = 0;
   std::array<unsigned char, 16> bytes{};
   std::string text;
-  // Only the second version tells slices of a GPU (MIG) apart.
+  // The first version gives all MIG instances of a GPU the same UUID.
   const bool known = function("cuDeviceGet", get_device) &&
                      (function("cuDeviceGetUuid_v2", get_uuid) || function("cuDeviceGetUuid", get_uuid)) &&
                      get_device(&device, index) == 0 && get_uuid(&bytes, device) == 0;

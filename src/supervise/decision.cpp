@@ -37,8 +37,6 @@ std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, 
   // srun lets the other ranks go on. They cannot, but may have more to say.
   if (report.failed_rank && is_srun) return std::chrono::seconds(1);
   if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
-  // MPICH 4.0 over UCX may wait for ever in MPI_Finalize, on several hosts.
-  if (report.agreed_exit_code && !report.finalized) return std::chrono::seconds(20);
   return {};
 }
 

@@ -39,9 +39,8 @@ struct NextStart {
   int ranks = 0;                   ///< the number of ranks of the next start
 };
 
-/// How long the launcher may take to end once a rank has ended the job or has failed, or MPI_Finalize once all ranks
-/// have done their work; empty without such a limit. The launcher may wait for a daemon on a node that does not answer.
-/// After training and MPI_Finalize the program may go on for as long as it likes.
+/// How long the launcher may take to end once a rank has ended the job or has failed; empty without such a limit. It
+/// may wait for a daemon on a node that does not answer. After training the program may go on for as long as it likes.
 std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, bool is_srun);
 
 /// The job's exit code. If the ranks had agreed on a code before they ended, that code holds, whatever happened

@@ -131,7 +131,6 @@ bool LauncherOutput::keep(std::string_view line) {
     if (what == message_leaving && !report_.leaving) report_.leaving = std::atoi(text.c_str());
     if (what == message_exit && !report_.failed_rank && !report_.agreed_exit_code)
       report_.failed_rank = std::atoi(text.c_str());
-    if (what == message_finalized) report_.finalized = true;
     if (what == message_silent && !report_.silent) report_.silent = text;
     if (what == launch::message_run) report_.run = text;
     if (what == launch::message_min_workers) report_.min_workers = std::atoi(text.c_str());

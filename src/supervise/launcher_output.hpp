@@ -38,7 +38,6 @@ struct LauncherReport {
   std::string error = {};                    ///< the first error that a rank has printed
   bool has_error_file = false;               ///< the ranks have written error.txt into the run's folder
   std::optional<int> agreed_exit_code = {};  ///< every rank was through its work, and the job was to end with that code
-  bool finalized = false;                    ///< MPI_Finalize has returned on a rank
   bool stopped = false;                      ///< on request, and there was nothing to save
   std::optional<LostRank> lost_rank = {};    ///< the first one
   std::optional<int> failed_rank = {};       ///< the first one that ended with a code other than 0

@@ -173,16 +173,11 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       warned_of_end = true;
       say("warning: ", "the ranks have finished their work and do not end; Ctrl-C ends them");
     }
-    if (const auto limit = patience_with(report, kind == Launcher::Kind::srun); limit != patience) {
+    if (const auto limit = patience_with(report, kind == Launcher::Kind::srun); limit && limit != patience) {
       patience = limit;
-      end_of_patience = now + limit.value_or(std::chrono::seconds(0));
+      end_of_patience = now + *patience;
     }
-    if (patience && now >= end_of_patience) {
-      if (report.agreed_exit_code && !report.finalized)
-        say("warning: ",
-            "the ranks have finished their work, and MPI_Finalize returns on none of them; they are ended");
-      break;
-    }
+    if (patience && now >= end_of_patience) break;
     const int timeout = stop_time && !told ? 10 : 100;  // ms
     // In a stop the launcher must not wait for our reader.
     const bool reads = (!terminal.is_full() && !standard_output.is_full()) || stop_time;
