@@ -70,10 +70,17 @@ void TimeAccount::start(const AttemptStart& start) {
   if (!earlier_starts_.empty() && earlier_starts_.back().value("state", Json()) == "training")
     earlier_starts_.back()["state"] = "died";
   if (earlier_starts_.size() >= most_starts) earlier_starts_.erase(0);
-  const auto last_sign = earlier_starts_.empty() ? begun : number_at(earlier_starts_.back(), "ended");
+  earlier_training_s_ = number_at(time, "training_s");
+  auto last_sign = earlier_starts_.empty() ? begun : number_at(earlier_starts_.back(), "ended");
+  // status.json is written less often than some runs save: the checkpoint may be a later sign of life.
+  const auto unseen = start.time_total_s + number_at(time, "repeated_s") - earlier_training_s_;
+  if (!earlier_starts_.empty() && unseen > 0 && last_sign + unseen < begun) {
+    earlier_training_s_ += unseen;
+    last_sign += unseen;
+    earlier_starts_.back()["ended"] = last_sign;
+  }
   idle_s_ = number_at(time, "idle_s") + std::max(begun - last_sign, 0.0);
   starting_s_ = number_at(time, "starting_s") + std::max(started_ - std::max(begun, last_sign), 0.0);
-  earlier_training_s_ = number_at(time, "training_s");
   repeated_s_ = std::max(earlier_training_s_ - start.time_total_s, 0.0);
   if (number_at(before, "training_iteration") == static_cast<double>(start.training_iteration)) {
     spent_ = {number_at(time, "data_s"), number_at(time, "saves_s"), number_at(time, "late_s")};

@@ -359,6 +359,26 @@ TEST(TimeAccount, StepsAfterTheCheckpointAreDoneAgain) {
   EXPECT_EQ(again.at("starts")[1].at("state"), "failed");
 }
 
+TEST(TimeAccount, ACheckpointMayBeALaterSignOfLifeThanTheStatus) {
+  const test::Folder run;
+  const double now = static_cast<double>(std::time(nullptr));
+  write(run / "status.json",
+        {{{"time", {{"training_s", 100.0}, {"repeated_s", 10}, {"idle_s", 5}}},
+          {"starts", {{{"started", now - 5000}, {"ended", now - 4000}, {"world_size", 1}, {"state", "training"}}}}}});
+  const auto idle_after = [&](double checkpoint_s) {
+    TimeAccount account(run.path(), 1);
+    account.start({.time_total_s = checkpoint_s});
+    return written(account, "training");
+  };
+  const auto earlier = idle_after(90), later = idle_after(98);
+  const double saved = 8;  // of 98 s + 10 s of training, the status has seen 100 s
+  EXPECT_NEAR(earlier.at("time").at("idle_s").get<double>() - later.at("time").at("idle_s").get<double>(), saved, 1e-3);
+  EXPECT_NEAR(later.at("starts")[0].at("ended").get<double>(), now - 4000 + saved, 1e-3);
+  EXPECT_EQ(later.at("time").at("repeated_s"), 10);
+  EXPECT_GE(later.at("time").at("training_s"), 108);
+  EXPECT_EQ(idle_after(1e9).at("starts")[0].at("ended"), now - 4000) << "a time that cannot be true";
+}
+
 TEST(TimeAccount, KeepsTheTotalsOfReportsThatStay) {
   const test::Folder run;
   write(run / "status.json", {{{"training_iteration", 6}, {"time", {{"training_s", 10.0}, {"data_s", 4.5}}}}});
