@@ -107,9 +107,10 @@ struct DatasetOptions {
   /// Selects and orders the columns; empty: every dataset of the group with the same first dimension, in the order of
   /// names.
   std::vector<std::string> columns = {};
-  /// Chunked, compressed or byte-swapped columns are read once, whole, and kept in memory by every rank that reads
-  /// them, as long as they take no more than this together. Columns beyond that are read from the file batch by batch,
-  /// which is far slower in a random order. Contiguous columns need no cache: they are read directly from the file.
+  /// Bytes of memory for columns that are not contiguous (chunked, compressed) or byte-swapped, on every rank that
+  /// reads them. Columns that fit are read once, whole, and kept. Of chunked columns beyond that, decoded chunks are
+  /// kept, and BatchOptions::shuffle takes an order that reads each chunk once. Must be the same on all ranks.
+  /// Contiguous columns need no cache: they are read directly from the file.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -258,6 +259,14 @@ struct BatchOptions {
   bool training = true;
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.
+  ///
+  /// Chunked columns that are too large for DatasetOptions::cache_bytes are taken chunk by chunk in 64 lanes, or in
+  /// fewer if 128 chunks do not fit into cache_bytes: the chunks are dealt out to the lanes in random order, each lane
+  /// gives the rows of one chunk in random order and then those of its next one, and a step takes one row from each
+  /// lane in turn. So neighbours in the order come from different chunks, which are random ones of the whole dataset,
+  /// and each worker reads the chunks of its own lanes. A chunk is decoded once in a pass if 64 is a multiple of the
+  /// number of workers and the step's samples are a multiple or a divisor of 64; otherwise workers share some lanes.
+  /// The order does not depend on the number of workers, and a run resumes in it at any number of workers.
   bool shuffle = false;
   /// Leaves out the last step of an epoch if it is not full. In a stream, each worker leaves out its last batch.
   bool drop_last = false;

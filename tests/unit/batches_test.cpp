@@ -3,6 +3,7 @@
 #include "data/passes/shard.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
+#include "support/hdf5_fixture.hpp"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -26,6 +27,7 @@ namespace muster::detail::data::batches_test {
 namespace {
 
 using Samples = std::vector<std::int64_t>;
+using test::Folder, test::H5File;
 
 /// Sample i is y = i, x = {2 i, 2 i + 1}.
 Dataset numbers(std::int64_t n) {
@@ -33,17 +35,19 @@ Dataset numbers(std::int64_t n) {
 }
 
 struct World {
-  World(std::int64_t samples, int size, bool split = true, std::uint64_t seed = 0) {
+  World(std::int64_t samples, int size, bool split = true, std::uint64_t seed = 0)
+      : World(numbers(samples), size, split, seed) {}
+  World(const Dataset& data, int size, bool split = true, std::uint64_t seed = 0) {
     for (int rank = 0; rank < size; ++rank) {
       pass_positions.push_back(std::make_shared<PassPositions>());
-      states.push_back(add("train", samples, rank, size, split, seed));
+      states.push_back(add("train", data, rank, size, split, seed));
     }
   }
-  std::shared_ptr<ShardState> add(const std::string& name, std::int64_t samples, int rank = 0, int size = 1,
+  std::shared_ptr<ShardState> add(const std::string& name, std::int64_t samples) { return add(name, numbers(samples)); }
+  std::shared_ptr<ShardState> add(const std::string& name, const Dataset& data, int rank = 0, int size = 1,
                                   bool split = true, std::uint64_t seed = 0) {
     auto state = std::make_shared<ShardState>(
-        PassPositionOptions{.name = name, .share = {.total = size, .first = rank}, .split = split, .seed = seed},
-        numbers(samples));
+        PassPositionOptions{.name = name, .share = {.total = size, .first = rank}, .split = split, .seed = seed}, data);
     pass_positions[static_cast<std::size_t>(rank)]->add(state);
     return state;
   }
@@ -113,6 +117,33 @@ TEST(Batches, OfOneRankInOrder) {
     EXPECT_EQ(samples, indices(10));
     EXPECT_EQ(sizes, (std::vector<std::int64_t>{4, 4, 2}));
   }
+}
+
+TEST(Batches, OfChunksBeyondTheCacheComeOnceAndResumeAtAnyNumberOfRanks) {
+  const Folder folder;
+  constexpr std::int64_t samples = 1000;
+  H5File(folder.file("a.h5")).columns(samples - 100, 0, {.chunk = 16, .deflate = 1});
+  H5File(folder.file("b.h5")).columns(100, samples - 100, {.chunk = 16, .deflate = 1});
+  const auto data = Dataset::from_hdf5({folder.file("a.h5"), folder.file("b.h5")}, {.cache_bytes = 4000});
+  const BatchOptions options{.global_batch_size = 48, .shuffle = true};
+  const auto whole = run(World(data, 1, true, 3), options);
+  EXPECT_EQ(sorted(whole), indices(samples));
+  EXPECT_NE(whole, run(World(data, 1, true, 4), options));
+  EXPECT_EQ(sorted(run(World(data, 5, true, 3), options)), indices(samples));
+  Json position;
+  auto seen = run(World(data, 3, true, 3), options, 7, &position);
+  EXPECT_EQ(sorted(seen), sorted({whole.begin(), whole.begin() + 7 * 48}));
+  const World later(data, 4, true, 99);
+  for (const auto& state : later.states) state->restore(position);
+  const auto rest = run(later, options);
+  seen.insert(seen.end(), rest.begin(), rest.end());
+  EXPECT_EQ(sorted(seen), indices(samples));
+  // With a larger cache the rest of the pass still comes in the order in which it began; the next pass is a full
+  // shuffle.
+  const World larger(Dataset::from_hdf5({folder.file("a.h5"), folder.file("b.h5")}), 1, true, 99);
+  larger.states[0]->restore(position);
+  EXPECT_EQ(run(larger, options), Samples(whole.begin() + 7 * 48, whole.end()));
+  EXPECT_EQ(sorted(run(larger, options)), indices(samples));
 }
 
 TEST(Batches, ReferencesStayGoodWhenColumnsAreAdded) {
@@ -512,7 +543,7 @@ TEST(Weight, OfTwoPassesIsSaidUnlessTheyAreAlike) {
 
 TEST(Weight, IsThatOfTheTrainingPassInHand) {
   World world(7, 3);
-  const auto other = world.add("other", 5, 2, 3);
+  const auto other = world.add("other", numbers(5), 2, 3);
   const auto weight = [&] { return world.pass_positions[2]->steps->weight(); };
   std::optional<Batch> kept;
   for (const auto& batch : world.shard(2).iter_batches({.batch_size = 2})) {

@@ -29,6 +29,7 @@ struct StepReader {
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
+    if (const auto samples = samples_to_read_ahead(step, pass.order); !samples.empty()) source->expect(samples);
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
     step::BatchWeightPtr weight;
     if (split)
@@ -67,7 +68,7 @@ void check(const std::string& doing, const BatchOptions& options) {
 class IndexedBatches final : public BatchStream {
  public:
   IndexedBatches(std::shared_ptr<ShardState> of, const BatchOptions& options)
-      : BatchStream(of, options, of->dataset.count()) {
+      : BatchStream(of, options, of->dataset.count(), source_of(of->dataset)->blocks()) {
     for (const auto& dtype : options.dtypes.named())
       column_of(*source_of(of->dataset), dtype.first, "converting dataset \"" + of->options().name + "\"");
   }
@@ -112,8 +113,9 @@ ReadBatch then_finish(ReadBatch read, std::function<void(Batch&)> then) {
           }};
 }
 
-BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count)
-    : shard_(std::move(shard)), options_(options), count_(count) {
+BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count,
+                         Blocks blocks)
+    : shard_(std::move(shard)), options_(options), count_(count), blocks_(std::move(blocks)) {
   check(doing(), options);
 }
 
@@ -123,7 +125,7 @@ void BatchStream::start() {
   if (pass_ || at_end_)
     throw Error(ExitCode::usage, doing(), "begin() was called twice on one range",
                 "Ask the shard for a new range for each pass");
-  pass_ = shard_->begin_pass(options_, count_);
+  pass_ = shard_->begin_pass(options_, count_, blocks_);
   batches_ = open(*pass_);
   advance();
 }

@@ -113,6 +113,8 @@ Json PassPosition::PassGroup::position(std::int64_t global_step) const {
           {"window", last.window},
           {"shuffle", last.shuffle ? Json(*last.shuffle) : Json()},
           {"window_seed", last.window_seed ? Json(*last.window_seed) : Json()},
+          {"block_rows", last.block_rows},
+          {"lanes", last.lanes},
           {"global_batch_size", last.global_batch},
           {"workers", last.workers},
           {"samples", last.samples}};
@@ -146,6 +148,8 @@ void PassPosition::PassGroup::restore(const Json& position) {
   const auto known = [&](const char* key) { return position.contains(key) && !position.at(key).is_null(); };
   last.shuffle = known("shuffle") ? std::optional<bool>(position.at("shuffle")) : std::nullopt;
   last.window_seed = known("window_seed") ? std::optional<std::uint64_t>(position.at("window_seed")) : std::nullopt;
+  last.block_rows = position.value("block_rows", std::int64_t{0});
+  last.lanes = position.value("lanes", 0);
   last.samples = position.at("samples");
   last.under_way = false;
 }
@@ -157,7 +161,8 @@ void PassPosition::restore(const Json& position, bool complete) {
       group.restore(saved);
       const auto& epoch = group.epoch;
       const auto& last = group.last;
-      if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 || last.consumed > last.samples)
+      if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 || last.consumed > last.samples ||
+          last.block_rows < 0 || (last.block_rows > 0 && last.lanes < 1))
         refuse_position(options_.name, "its numbers do not go together");
     }
     group.last.global_batch = saved.at("global_batch_size");
@@ -177,7 +182,7 @@ void PassPosition::restore(const Json& position, bool complete) {
   }
 }
 
-Pass PassPosition::plan(const BatchOptions& options, std::int64_t count) const {
+Pass PassPosition::plan(const BatchOptions& options, std::int64_t count, const Blocks& blocks) const {
   const bool split = options_.split;
   const auto share = split ? options_.share : step::MicroBatchShare{};
   const auto per_worker = split || !options.global_batch_size
@@ -203,6 +208,7 @@ Pass PassPosition::plan(const BatchOptions& options, std::int64_t count) const {
     return pass;
   }
   OrderOptions order{.shuffle = options.shuffle,
+                     .blocks = blocks,
                      .window = window_of(options, share),
                      .seed = options_.seed,
                      .window_seed = options.local_shuffle_seed.value_or(options_.seed),
@@ -213,6 +219,8 @@ Pass PassPosition::plan(const BatchOptions& options, std::int64_t count) const {
     if (!last.under_way && last.consumed > 0) {  // continues a pass begun before the restart
       order.window = last.window;
       order.shuffle = last.shuffle.value_or(options.shuffle);
+      order.blocks.rows = last.block_rows;
+      order.blocks.lanes = last.lanes;
       order.window_seed = last.window_seed.value_or(order.window_seed);
       pass.position = last.consumed;
     }
@@ -220,6 +228,7 @@ Pass PassPosition::plan(const BatchOptions& options, std::int64_t count) const {
     const auto evaluation = group.number_of_evaluation(section());
     order.pass = split ? -1 - evaluation : evaluation;
   }
+  if (order.blocks.files.empty()) order.blocks.files = {count};
   pass.order = Order(count, order);
   return pass;
 }
@@ -257,9 +266,9 @@ void PassPosition::warn_if_order_changed(const LastPass& last, const BatchOption
             "order that it began with, so that each sample comes once; the next pass has the new order");
 }
 
-Pass PassPosition::begin_pass(const BatchOptions& options, std::int64_t count,
+Pass PassPosition::begin_pass(const BatchOptions& options, std::int64_t count, const Blocks& blocks,
                               const std::shared_ptr<const void>& loader) {
-  Pass pass = plan(options, count);
+  Pass pass = plan(options, count, blocks);
   auto& group = passes(pass.in_loop);
   auto& last = group.last;
   if (!pass.training) {
@@ -317,6 +326,8 @@ Pass PassPosition::begin_pass(const BatchOptions& options, std::int64_t count,
           .first_step = steps_->global_step - (continues ? last.steps_before : 0),
           .window = continues ? last.window : window_of(options, options_.share),
           .shuffle = continues && last.shuffle ? last.shuffle : options.shuffle,
+          .block_rows = continues ? last.block_rows : blocks.rows,
+          .lanes = continues ? last.lanes : blocks.lanes,
           .window_seed =
               continues && last.window_seed ? last.window_seed : options.local_shuffle_seed.value_or(options_.seed),
           .global_batch = pass.plan.global_batch,

@@ -90,11 +90,12 @@ class PassPosition {
   /// `complete`: the epoch of `position` is over; only its step size is kept, to warn if it has changed.
   void restore(const Json& position, bool complete = false);
 
-  /// The pass that would begin now, over `count` samples.
-  Pass plan(const BatchOptions& options, std::int64_t count) const;
+  /// The pass that would begin now, over `count` samples. `blocks`: how they are stored, if that matters.
+  Pass plan(const BatchOptions& options, std::int64_t count, const Blocks& blocks = {}) const;
   /// `loader` identifies the data loader that begins the pass; null for a dataset. Throws an Error if a training pass
   /// over another loader of the same name is under way.
-  Pass begin_pass(const BatchOptions& options, std::int64_t count, const std::shared_ptr<const void>& loader = {});
+  Pass begin_pass(const BatchOptions& options, std::int64_t count, const Blocks& blocks = {},
+                  const std::shared_ptr<const void>& loader = {});
   /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
   /// The program is done with the batch in hand and asks for the next one.
@@ -136,6 +137,8 @@ class PassPosition {
     std::int64_t first_step = 0;       ///< the run's step number when the pass began
     std::int64_t window = 0;           ///< samples of a local shuffle's window, from the worker count at its begin
     std::optional<bool> shuffle = {};  ///< none if not known
+    std::int64_t block_rows = 0;       ///< of the blocks that a shuffle keeps together; 0: none
+    int lanes = 0;                     ///< of that shuffle
     std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
     std::int64_t global_batch = 0;                  ///< samples of a step
     int workers = 0;                                ///< a step takes `workers` times batch_size; 0 if not known

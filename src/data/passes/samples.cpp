@@ -1,21 +1,9 @@
 #include "data/passes/samples.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 namespace muster::detail::data {
 namespace {
-
-/// The finaliser of splitmix64 (Steele, Lea, Flood, 2014): every bit of the argument moves every bit of the result.
-std::uint64_t scramble(std::uint64_t x) noexcept {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-/// A number below `bound` (at most 2^32) from 32 random bits.
-std::uint64_t below(std::uint64_t bound, std::uint64_t bits) noexcept { return ((bits >> 32) * bound) >> 32; }
 
 enum Purpose : std::uint64_t { shuffling = 1, windows = 2, drawing = 3 };
 
@@ -26,45 +14,21 @@ std::uint64_t key_of(std::uint64_t seed, const OrderOptions& options, Purpose pu
 
 }  // namespace
 
-std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return scramble(scramble(a) ^ b); }
-
-SampleRange share_of(std::int64_t count, int world, int rank) noexcept {
-  const std::int64_t each = count / world, more = count % world;
-  return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
-}
-
-Permutation::Permutation(std::int64_t size, std::uint64_t key) noexcept : size_(static_cast<std::uint64_t>(size)) {
-  // A small set is permuted inside a larger domain: a network over a handful of pairs has too few different functions.
-  constexpr std::uint64_t smallest = 8;
-  left_ = std::max(smallest, static_cast<std::uint64_t>(std::sqrt(static_cast<double>(size_))));
-  right_ = std::max(smallest, (size_ + left_ - 1) / left_);
-  for (auto& round_key : keys_) round_key = key = scramble(key);
-}
-
-std::int64_t Permutation::operator()(std::int64_t index) const noexcept {
-  auto value = static_cast<std::uint64_t>(index);
-  do {
-    std::uint64_t left = value / right_, right = value % right_;
-    for (int round = 0; round < rounds; round += 2) {
-      left += below(left_, scramble(right ^ keys_[round]));
-      if (left >= left_) left -= left_;
-      right += below(right_, scramble(left ^ keys_[round + 1]));
-      if (right >= right_) right -= right_;
-    }
-    value = left * right_ + right;
-  } while (value >= size_);
-  return static_cast<std::int64_t>(value);
-}
-
 Order::Order(std::int64_t size, const OrderOptions& options)
     : size_(size),
       window_(options.window),
       window_key_(key_of(options.window_seed, options, windows)),
       random_key_(key_of(options.random_seed, options, drawing)) {
-  if (options.shuffle) shuffle_.emplace(size, key_of(options.seed, options, shuffling));
+  if (!options.shuffle) return;
+  const auto key = key_of(options.seed, options, shuffling);
+  if (options.blocks.rows > 0)
+    lanes_ = std::make_shared<Lanes>(options.blocks, key);
+  else
+    shuffle_.emplace(size, key);
 }
 
-std::int64_t Order::operator()(std::int64_t position) const noexcept {
+std::int64_t Order::operator()(std::int64_t position) const {
+  if (lanes_) return lanes_->row_at(position);
   if (window_ > 0) {
     const std::int64_t number = position / window_, begin = number * window_;
     const Permutation within(std::min(window_, size_ - begin), mix(window_key_, static_cast<std::uint64_t>(number)));
@@ -89,10 +53,48 @@ std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t gl
   return left / global_batch + (!drop_last && left % global_batch != 0 ? 1 : 0);
 }
 
+namespace {
+
+/// Rows `first` … `last` − 1 of a lane.
+struct LaneRange {
+  int lane;
+  std::int64_t first, last;
+};
+
+/// The rank's part of the step.
+std::vector<LaneRange> lanes_of(const StepSamples& step, const Lanes& lanes) {
+  const auto first = lanes.taken(step.position), last = lanes.taken(step.position + step.samples);
+  std::vector<LaneRange> mine;
+  auto before = step.mine.first - step.position, count = step.mine.count;
+  for (int lane = 0; lane < lanes.count() && count > 0; ++lane) {
+    const auto at = static_cast<std::size_t>(lane);
+    const auto begin = first[at] + std::min(before, last[at] - first[at]), end = std::min(last[at], begin + count);
+    before -= begin - first[at];
+    count -= end - begin;
+    if (begin < end) mine.push_back({lane, begin, end});
+  }
+  return mine;
+}
+
+}  // namespace
+
 std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order) {
   if (step.mine.count == 0) return {order(step.position)};
-  std::vector<std::int64_t> samples(static_cast<std::size_t>(step.mine.count));
-  for (std::size_t i = 0; i < samples.size(); ++i) samples[i] = order(step.mine.first + static_cast<std::int64_t>(i));
+  std::vector<std::int64_t> samples;
+  samples.reserve(static_cast<std::size_t>(step.mine.count));
+  if (order.lanes() != nullptr)
+    for (const auto& [lane, first, last] : lanes_of(step, *order.lanes()))
+      for (auto row = first; row < last; ++row) samples.push_back(order.lanes()->row(lane, row));
+  else
+    for (std::int64_t i = 0; i < step.mine.count; ++i) samples.push_back(order(step.mine.first + i));
+  return samples;
+}
+
+std::vector<std::int64_t> samples_to_read_ahead(const StepSamples& step, const Order& order) {
+  std::vector<std::int64_t> samples;
+  if (order.lanes() == nullptr) return samples;
+  for (const auto& [lane, first, last] : lanes_of(step, *order.lanes()))
+    if (const auto row = order.lanes()->row_to_read_ahead(lane, first, last); row >= 0) samples.push_back(row);
   return samples;
 }
 

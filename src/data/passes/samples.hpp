@@ -6,43 +6,20 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "data/passes/lanes.hpp"
+#include "data/passes/permutation.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 namespace muster::detail::data {
 
-/// `count` consecutive items, from item `first`.
-struct SampleRange {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-/// The items that `rank` of `world` ranks gets out of `count`. If they do not divide evenly, the first ranks get one
-/// more.
-MUSTER_INTERNAL_API SampleRange share_of(std::int64_t count, int world, int rank) noexcept;
-
-/// A permutation of 0 … size − 1 drawn from `key`, evaluated at an index in constant memory; the same on every machine.
-///
-/// A Feistel network over pairs (left, right) with left < a, right < b, a × b ≥ size, as in Black and Rogaway, "Ciphers
-/// with arbitrary finite domains" (2002); a value outside of the domain is passed through the network again.
-class Permutation {
- public:
-  Permutation(std::int64_t size, std::uint64_t key) noexcept;
-  std::int64_t operator()(std::int64_t index) const noexcept;
-
- private:
-  static constexpr int rounds = 8;
-  std::uint64_t size_, left_, right_;
-  std::uint64_t keys_[rounds];
-};
-
-/// A hash of a pair of numbers, the same on every machine.
-std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept;
-
 /// How the samples of one pass are ordered.
 struct OrderOptions {
   bool shuffle = false;              ///< permute all samples
+  Blocks blocks = {};                ///< with `shuffle`: in which the samples are stored; rows 0: of no importance
   std::int64_t window = 0;           ///< samples of a window, permuted within it; 0: no local shuffle
   std::uint64_t seed = 0;            ///< seed of the shuffle
   std::uint64_t window_seed = 0;     ///< seed of the local shuffle
@@ -54,8 +31,10 @@ struct OrderOptions {
 class Order {
  public:
   Order(std::int64_t size, const OrderOptions& options);
-  std::int64_t operator()(std::int64_t position) const noexcept;
+  std::int64_t operator()(std::int64_t position) const;
   std::int64_t size() const noexcept { return size_; }
+  /// Null if the order does not care how the samples are stored.
+  const Lanes* lanes() const noexcept { return lanes_.get(); }
   /// The random seed for a batch that begins at `position`, different in each pass of each epoch.
   std::uint64_t random_seed(std::int64_t position) const noexcept;
 
@@ -63,19 +42,23 @@ class Order {
   std::int64_t size_, window_;
   std::uint64_t window_key_, random_key_;
   std::optional<Permutation> shuffle_;
+  std::shared_ptr<const Lanes> lanes_;
 };
 
 /// The samples of one step, as one rank sees them.
 struct StepSamples {
   std::int64_t position = 0;  ///< position of the step's first sample
   std::int64_t samples = 0;   ///< samples that the step takes, over all ranks
-  SampleRange mine;           ///< positions of this rank; count 0 if it has none
+  SampleRange mine;           ///< the rank's part of the step, as positions; count 0 if it has none
 };
 /// The step that begins at `position` < size. It takes `global_batch` samples, or the rest if there are fewer.
 StepSamples step_at(std::int64_t position, std::int64_t size, std::int64_t global_batch, int world, int rank) noexcept;
 /// Steps from `position` to the end.
 std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t global_batch, bool drop_last) noexcept;
-/// The samples that the rank reads: its own. A rank without samples reads the step's first one, to have input.
-std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
+/// The samples that the rank reads: its own. A rank without samples reads the step's first one, to have input. With
+/// lanes, a step's samples are divided among the ranks lane by lane.
+MUSTER_INTERNAL_API std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
+/// Samples of blocks that the rank's next steps need, for a source that can read ahead.
+std::vector<std::int64_t> samples_to_read_ahead(const StepSamples& step, const Order& order);
 
 }  // namespace muster::detail::data

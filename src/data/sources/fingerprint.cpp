@@ -71,11 +71,11 @@ FingerprintPart fingerprint_of(const std::string& column, const at::Tensor& tens
 Json DatasetFingerprint::to_json() const {
   Json all = Json::array();
   for (const auto& portion : parts) all.push_back({portion.name, portion.bytes, portion.checksum});
-  return {count, schema, all};
+  return {count, schema, all, order};
 }
 
 DatasetFingerprint DatasetFingerprint::from_json(const Json& json) {
-  DatasetFingerprint print{.count = json[0], .schema = json[1]};
+  DatasetFingerprint print{.count = json[0], .schema = json[1], .order = json[3]};
   for (const auto& portion : json[2]) print.parts.push_back({portion[0], portion[1], portion[2]});
   return print;
 }
@@ -88,6 +88,7 @@ std::optional<std::string> difference(const DatasetFingerprint& a, const std::st
   const auto number = [](auto value) { return std::to_string(value); };
   if (a.count != b.count) return say("it has ", number(a.count) + " samples", number(b.count));
   if (a.schema != b.schema) return say("its columns are ", a.schema, b.schema);
+  if (a.order != b.order) return say("it is read ", a.order, b.order);
   if (a.parts.size() != b.parts.size())
     return say("it is made of ", number(a.parts.size()) + " files", number(b.parts.size()));
   for (std::size_t p = 0; p < a.parts.size(); ++p) {

@@ -24,7 +24,8 @@ struct FingerprintPart {
 
 struct DatasetFingerprint {
   std::int64_t count = 0;
-  std::string schema;  ///< "x Float[3], y Long[]"
+  std::string schema;      ///< "x Float[3], y Long[]"
+  std::string order = {};  ///< what a shuffle depends on beside the number of samples; empty if on nothing else
   std::vector<FingerprintPart> parts = {};
 
   Json to_json() const;

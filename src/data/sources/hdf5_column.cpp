@@ -69,6 +69,11 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
 
   const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, doing);
   hdf5::require_filters(creation.get(), doing);
+  if (H5Pget_layout(creation.get()) == H5D_CHUNKED) {
+    std::vector<hsize_t> chunk(shape.size() + 1);
+    hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()), doing);
+    chunk_rows_ = static_cast<std::int64_t>(std::min<hsize_t>(chunk[0], static_cast<hsize_t>(rows_)));
+  }
   if (H5Pget_layout(creation.get()) == H5D_CONTIGUOUS && H5Tequal(stored.get(), memory_type_.get()) > 0) locate(bytes);
 }
 
@@ -84,6 +89,17 @@ void Hdf5Column::locate(const File& bytes) {
                 "Make or copy it again");
   offset_ = static_cast<std::int64_t>(offset);
   dataset_ = {};
+}
+
+void Hdf5Column::keep_chunks(hid_t group, std::int64_t bytes) {
+  const std::string doing = "reading " + shown_;
+  const hdf5::Lock lock;
+  const hdf5::Handle access(hdf5::check(H5Pcreate(H5P_DATASET_ACCESS), doing), H5Pclose);
+  constexpr std::size_t slots = 20011;  // a prime number, far above the number of chunks kept, as HDF5 advises
+  // A chunk whose rows were all read is not needed again in this pass and goes first.
+  hdf5::check(H5Pset_chunk_cache(access.get(), slots, static_cast<std::size_t>(bytes), /*w0=*/1.0), doing);
+  dataset_ = {};  // while it is open its cache stays as it is
+  dataset_ = hdf5::Handle(hdf5::check(H5Dopen2(group, column_.name.c_str(), access.get()), doing), H5Dclose);
 }
 
 void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {

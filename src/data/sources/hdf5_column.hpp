@@ -36,6 +36,11 @@ class Hdf5Column {
   bool is_direct() const noexcept { return offset_ >= 0; }
   /// Keeps the whole column in memory from the first read on. Only for a column that is not is_direct().
   void cache() noexcept { cached_ = true; }
+  bool is_cached() const noexcept { return cached_; }
+  /// Rows of a chunk of the file; 0 if the column is not chunked.
+  std::int64_t chunk_rows() const noexcept { return chunk_rows_; }
+  /// Keeps chunks that were read last, decoded, up to so many bytes. `group`: that of the column, in its file.
+  void keep_chunks(hid_t group, std::int64_t bytes);
 
   /// Reads rows in ascending order. Thread-safe.
   void read(const File& bytes, std::span<const RowDestination> wanted);
@@ -49,7 +54,7 @@ class Hdf5Column {
   Column column_;
   std::string shown_;
   hdf5::Handle dataset_, memory_type_;
-  std::int64_t rows_ = 0, row_bytes_ = 0;
+  std::int64_t rows_ = 0, row_bytes_ = 0, chunk_rows_ = 0;
   std::int64_t offset_ = -1;  ///< file offset of the first value, in bytes; −1 if HDF5 reads
   bool unsigned_ = false;     ///< stored as uint64, which tensors do not have: values above 2^63 − 1 are an Error
   bool cached_ = false;

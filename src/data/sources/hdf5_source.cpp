@@ -86,6 +86,11 @@ class Hdf5Source final : public Source {
     return files_.front().path + (files_.size() > 1 ? " and " + std::to_string(files_.size() - 1) + " more" : "");
   }
 
+  Blocks blocks() override {
+    ensure_open();
+    return blocks_;
+  }
+
   Batch read(std::span<const std::int64_t> samples) override {
     ensure_open();
     std::vector<Batch::Item> items;
@@ -121,6 +126,9 @@ class Hdf5Source final : public Source {
   DatasetFingerprint fingerprint() override {
     ensure_open();
     DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};
+    if (blocks_.rows > 0)
+      print.order = "in blocks of " + std::to_string(blocks_.rows) + " samples, " + std::to_string(blocks_.lanes) +
+                    " of them at a time";
     for (const auto& file : files_)
       print.parts.push_back(fingerprint_of(*file.bytes, max_fingerprint_blocks / static_cast<int>(files_.size())));
     return print;
@@ -153,7 +161,36 @@ class Hdf5Source final : public Source {
         budget -= bytes;
       }
     }
+    find_blocks(budget);
   }
+
+  /// Where columns are read chunk by chunk, all samples of a chunk are to be read while it is in memory.
+  void find_blocks(std::int64_t budget) {
+    blocks_ = {};
+    std::int64_t bytes_of_row = 0;
+    for (const auto& file : files_) {
+      blocks_.files.push_back(file.rows());
+      std::int64_t of_file = 0;
+      for (const auto& column : file.columns)
+        if (is_read_by_chunks(column)) {
+          blocks_.rows = std::max(blocks_.rows, column.chunk_rows());
+          of_file += column.row_bytes();
+        }
+      bytes_of_row = std::max(bytes_of_row, of_file);
+    }
+    if (blocks_.rows == 0) return;
+    // While the rows of a block are taken, the next block of its lane is read.
+    const auto bytes_of_lane = 2 * static_cast<double>(blocks_.rows) * static_cast<double>(bytes_of_row);
+    blocks_.lanes = static_cast<int>(std::clamp(static_cast<double>(budget) / bytes_of_lane, 1.0, 64.0));
+    const auto bytes_of_file = budget * 2 / std::max<std::int64_t>(2, static_cast<std::int64_t>(files_.size()));
+    for (auto& file : files_) {
+      const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
+      for (auto& column : file.columns)
+        if (is_read_by_chunks(column))
+          column.keep_chunks(group.get(), bytes_of_file / bytes_of_row * column.row_bytes());
+    }
+  }
+  static bool is_read_by_chunks(const Hdf5Column& column) { return column.chunk_rows() > 0 && !column.is_cached(); }
 
   void require_same(const Schema& schema, const SourceFile& file) const {
     const std::string doing = "opening " + file.path, other = files_.front().path;
@@ -175,6 +212,7 @@ class Hdf5Source final : public Source {
   std::vector<SourceFile> files_;
   std::int64_t count_ = 0;
   Schema schema_;
+  Blocks blocks_;
   TensorPool pool_;
 };
 

@@ -120,6 +120,9 @@ class TransformedSource final : public Source {
     return apply_ahead(steps_, source_->read(samples), seed);
   }
 
+  void expect(std::span<const std::int64_t> samples) override { source_->expect(samples); }
+  Blocks blocks() override { return source_->blocks(); }
+
  private:
   /// Applies the steps up to the first one that draws from torch's generator. That step and those after it are left to
   /// ReadBatch::finish, on the thread that takes the batch.
