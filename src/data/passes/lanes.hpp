@@ -7,7 +7,6 @@
 // order is a pure function, and does not depend on the number of ranks.
 #pragma once
 
-#include "base/export.hpp"
 #include "data/passes/permutation.hpp"
 
 #include <cstdint>
@@ -22,7 +21,7 @@ struct Blocks {
   int lanes = 64;
 };
 
-class MUSTER_INTERNAL_API Lanes {
+class Lanes {
  public:
   /// Blocks::rows, Blocks::lanes and the number of files are at least 1.
   Lanes(const Blocks& blocks, std::uint64_t key);

@@ -57,7 +57,7 @@ StepSamples step_at(std::int64_t position, std::int64_t size, std::int64_t globa
 std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t global_batch, bool drop_last) noexcept;
 /// The samples that the rank reads: its own. A rank without samples reads the step's first one, to have input. With
 /// lanes, a step's samples are divided among the ranks lane by lane.
-MUSTER_INTERNAL_API std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
+std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
 /// Samples of blocks that the rank's next steps need, for a source that can read ahead.
 std::vector<std::int64_t> samples_to_read_ahead(const StepSamples& step, const Order& order);
 
