@@ -14,8 +14,9 @@ void require_same_data(const Communicator& world, int workers,
     return "rank " + std::to_string(rank) + " (" + world.topology().hosts[rank] + ")";
   };
   const auto refuse = [](const std::string& name, const std::string& fact) {
-    throw Error(ExitCode::data, "comparing the dataset \"" + name + "\" over the ranks", fact,
-                "Copy the same files to every host, or make the same tensors on every rank");
+    throw Error(
+        ExitCode::data, "comparing the dataset \"" + name + "\" over the ranks", fact,
+        "Copy the same files to every host, or make the same tensors on every rank, with the same DatasetOptions");
   };
   const auto first = Json::parse(of_rank.front());
   for (std::size_t rank = 1; rank < static_cast<std::size_t>(workers); ++rank) {

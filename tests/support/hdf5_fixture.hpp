@@ -17,6 +17,8 @@ struct Layout {
   hsize_t chunk = 0;  ///< rows; contiguous if 0
   unsigned deflate = 0;
   bool compact = false;
+  H5Z_filter_t filter = 0;  ///< one that the test has registered
+  hsize_t inner_chunk = 0;  ///< of the second dimension; all of it if 0
 };
 
 /// 0, 1, 2, … of C++ type T.
@@ -58,8 +60,10 @@ class H5File {
     if (layout.chunk > 0) {
       auto chunk = shape;
       chunk[0] = layout.chunk;
+      if (layout.inner_chunk > 0 && chunk.size() > 1) chunk[1] = layout.inner_chunk;
       detail::hdf5::check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()), "fixture");
     }
+    if (layout.filter > 0) detail::hdf5::check(H5Pset_filter(creation.get(), layout.filter, 0, 0, nullptr), "fixture");
     if (layout.deflate > 0) detail::hdf5::check(H5Pset_deflate(creation.get(), layout.deflate), "fixture");
     create(name, stored, given, space.get(), creation.get(), values);
   }

@@ -1,6 +1,8 @@
 #include "data/passes/batches.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "data/passes/shard.hpp"
+#include "data/sources/fingerprint.hpp"
+#include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 #include "support/hdf5_fixture.hpp"
@@ -138,12 +140,72 @@ TEST(Batches, OfChunksBeyondTheCacheComeOnceAndResumeAtAnyNumberOfRanks) {
   const auto rest = run(later, options);
   seen.insert(seen.end(), rest.begin(), rest.end());
   EXPECT_EQ(sorted(seen), indices(samples));
+  // The files may be joined meanwhile: the rest of the pass comes in the order in which it began.
+  H5File(folder.file("ab.h5")).columns(samples, 0, {.chunk = 32});
+  const World joined(Dataset::from_hdf5({folder.file("ab.h5")}, {.cache_bytes = 4000}), 1, true, 99);
+  joined.states[0]->restore(position);
+  EXPECT_EQ(run(joined, options), Samples(whole.begin() + 7 * 48, whole.end()));
+  for (const auto& damaged :
+       {Json{{"rows", 16}, {"lanes", 0}, {"files", {1000}}}, Json{{"rows", -1}, {"lanes", 64}, {"files", {1000}}},
+        Json{{"rows", 16}, {"lanes", 64}, {"files", {900, 101}}},
+        Json{{"rows", 16}, {"lanes", 64}, {"files", {2000, -1000}}}, Json("16")}) {
+    auto wrong = position;
+    wrong["blocks"] = damaged;
+    EXPECT_THROW(World(data, 1).states[0]->restore(wrong), Error) << damaged;
+  }
   // With a larger cache the rest of the pass still comes in the order in which it began; the next pass is a full
   // shuffle.
   const World larger(Dataset::from_hdf5({folder.file("a.h5"), folder.file("b.h5")}), 1, true, 99);
   larger.states[0]->restore(position);
   EXPECT_EQ(run(larger, options), Samples(whole.begin() + 7 * 48, whole.end()));
   EXPECT_EQ(sorted(run(larger, options)), indices(samples));
+}
+
+constexpr H5Z_filter_t counting_filter = 300;
+std::atomic<int> chunks_decoded = 0;
+
+/// Changes nothing, and counts the chunks that are read.
+std::size_t count_chunk(unsigned flags, std::size_t, const unsigned*, std::size_t bytes, std::size_t*, void**) {
+  if ((flags & H5Z_FLAG_REVERSE) != 0) ++chunks_decoded;
+  return bytes;
+}
+
+TEST(Batches, OfChunksBeyondTheCacheDecodeEachChunkOnce) {
+  const H5Z_class2_t filter{H5Z_CLASS_T_VERS, counting_filter, 1, 1, "counting", nullptr, nullptr, count_chunk};
+  {
+    const hdf5::Lock lock;
+    ASSERT_GE(H5Zregister(&filter), 0);
+  }
+  const Folder folder;
+  constexpr int rows = 10'000, chunk_rows = 10, chunks = rows / chunk_rows;
+  constexpr std::int64_t chunk_bytes = chunk_rows * 12 + chunk_rows * 8;
+  H5File(folder.file("a.h5")).columns(rows, 0, {.chunk = chunk_rows, .filter = counting_filter});
+  for (const int world : {1, 2, 8})
+    for (const std::int64_t batch : {64, 128, 32}) {
+      const World ranks(Dataset::from_hdf5({folder.file("a.h5")}, {.cache_bytes = 128 * chunk_bytes}), world, true, 5);
+      chunks_decoded = 0;
+      EXPECT_EQ(sorted(run(ranks, {.global_batch_size = batch, .shuffle = true})), indices(rows));
+      EXPECT_EQ(chunks_decoded, 2 * chunks) << world << " ranks, batch " << batch << ": x and y";
+    }
+  // Three values of a row in chunks of two: half of the second chunk is padding, which takes memory, too.
+  H5File(folder.file("b.h5")).columns(rows, 0, {.chunk = chunk_rows, .filter = counting_filter, .inner_chunk = 2});
+  const World padded(Dataset::from_hdf5({folder.file("b.h5")}, {.cache_bytes = 128 * (chunk_bytes + chunk_rows * 4)}),
+                     1);
+  chunks_decoded = 0;
+  EXPECT_EQ(sorted(run(padded, {.global_batch_size = 64, .shuffle = true})), indices(rows));
+  EXPECT_EQ(chunks_decoded, 3 * chunks);
+}
+
+TEST(Batches, RanksMustAgreeOnTheLanes) {
+  const Folder folder;
+  H5File(folder.file("a.h5")).columns(1000, 0, {.chunk = 10});
+  const auto print = [&](std::int64_t cache) {
+    return source_of(Dataset::from_hdf5({folder.file("a.h5")}, {.cache_bytes = cache}))->fingerprint();
+  };
+  const auto copy = DatasetFingerprint::from_json(print(4000).to_json());
+  EXPECT_FALSE(difference(print(4000), "rank 0", copy, "rank 1"));
+  EXPECT_EQ(difference(print(4000), "rank 0", print(1 << 20), "rank 1"),
+            "it is shuffled in 10 lanes of chunks of 10 samples on rank 0 and in any order on rank 1");
 }
 
 TEST(Batches, ReferencesStayGoodWhenColumnsAreAdded) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -62,7 +61,7 @@ TEST(Lanes, TakenAgreesWithThePositions) {
     Rows taken(static_cast<std::size_t>(lanes.count()));
     for (std::int64_t position = 0; position < lanes.size(); ++position) {
       ASSERT_EQ(lanes.taken(position), taken);
-      // The next row comes from the one lane whose count is one higher afterwards.
+      // Exactly one lane gives the next row.
       const auto after = lanes.taken(position + 1);
       int changed = -1;
       for (int lane = 0; lane < lanes.count(); ++lane) {
@@ -149,15 +148,14 @@ TEST(Lanes, ABlockIsReadByOneRank) {
   const Blocks blocks{.rows = 50, .files = {50 * 64 * 10}};
   for (const int world : {1, 2, 4, 8, 16, 64})
     for (const std::int64_t batch : {64, 128, 640}) EXPECT_EQ(blocks_read(blocks, world, batch), 640) << world;
-  // Where the ranks do not divide the lanes, neighbours share a lane.
+  // If the number of lanes is not a multiple of the number of ranks, neighbours share a lane.
   EXPECT_LE(blocks_read(blocks, 3, 192), 1.1 * 640);
   EXPECT_LE(blocks_read(blocks, 6, 384), 1.1 * 640);
 }
 
-TEST(Lanes, OnlySoManyBlocksAreOpen) {
+TEST(Lanes, ALaneGivesItsBlocksOneAfterTheOther) {
   const Blocks blocks{.rows = 40, .files = {40 * 500 + 17, 33, 40 * 100 + 1}, .lanes = 16};
   const Lanes lanes(blocks, 7);
-  std::map<int, std::set<std::int64_t>> blocks_of_lane;
   for (int lane = 0; lane < lanes.count(); ++lane) {
     std::set<std::int64_t> left;
     std::int64_t open = -1;
@@ -169,29 +167,6 @@ TEST(Lanes, OnlySoManyBlocksAreOpen) {
       if (open >= 0) left.insert(open);
       open = block;
       EXPECT_FALSE(left.contains(block)) << "a lane has opened a block twice";
-    }
-  }
-}
-
-TEST(Lanes, EachBlockButTheFirstIsReadAheadOnce) {
-  std::mt19937_64 random(8);
-  for (int i = 0; i < 200; ++i) {
-    const std::int64_t rows = 20 + static_cast<std::int64_t>(random() % 50);
-    const Blocks blocks{.rows = rows, .files = {rows * 100 + 7}, .lanes = 8};
-    const Lanes lanes(blocks, random());
-    for (int lane = 0; lane < lanes.count(); ++lane) {
-      std::set<std::int64_t> ahead, opened;
-      for (std::int64_t first = 0, last = 0; first < lanes.length(lane); first = last) {
-        last = std::min(lanes.length(lane), first + 1 + static_cast<std::int64_t>(random() % 4));
-        const auto row = lanes.row_to_read_ahead(lane, first, last);
-        EXPECT_TRUE(row < 0 || ahead.insert(row / rows).second);
-        for (auto index = first; index < last; ++index) {
-          const auto block = lanes.row(lane, index) / rows;
-          const bool is_next = opened.insert(block).second && opened.size() > 1;
-          EXPECT_TRUE(!is_next || ahead.contains(block)) << "opened before it was read ahead";
-        }
-      }
-      EXPECT_EQ(ahead.size() + 1, opened.size());
     }
   }
 }

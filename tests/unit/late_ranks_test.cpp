@@ -371,7 +371,7 @@ TEST(TimeAccount, ACheckpointMayBeALaterSignOfLifeThanTheStatus) {
     return written(account, "training");
   };
   const auto earlier = idle_after(90), later = idle_after(98);
-  const double saved = 8;  // of 98 s + 10 s of training, the status has seen 100 s
+  const double saved = 8;  // the checkpoint: 98 s of training and 10 s repeated before; status.json: 100 s of training
   EXPECT_NEAR(earlier.at("time").at("idle_s").get<double>() - later.at("time").at("idle_s").get<double>(), saved, 1e-3);
   EXPECT_NEAR(later.at("starts")[0].at("ended").get<double>(), now - 4000 + saved, 1e-3);
   EXPECT_EQ(later.at("time").at("repeated_s"), 10);

@@ -8,7 +8,7 @@
 namespace muster::detail::data {
 namespace {
 
-/// Up to this many rows, a block's permutation is drawn as a whole; Permutation would try in a far larger domain.
+/// Up to this many rows, the whole permutation of a block is drawn: Permutation is slow for so few.
 constexpr std::int64_t few = 16;
 
 std::int64_t place_among_few(std::int64_t size, std::uint64_t key, std::int64_t index) noexcept {
@@ -50,8 +50,8 @@ Lanes::Lanes(const Blocks& blocks, std::uint64_t key)
 
   const auto lanes = std::min<std::int64_t>(blocks.lanes, blocks_);
   for (std::int64_t lane = 0; lane < lanes; ++lane) {
-    const auto rows = share_of(blocks_, static_cast<int>(lanes), static_cast<int>(lane)).count * block_rows_;
-    lengths_.push_back(rows - (last_slot_ % lanes == lane ? block_rows_ - last_rows_ : 0));
+    const auto blocks_of_lane = blocks_ / lanes + (lane < blocks_ % lanes ? 1 : 0);
+    lengths_.push_back(blocks_of_lane * block_rows_ - (last_slot_ % lanes == lane ? block_rows_ - last_rows_ : 0));
   }
 }
 
@@ -61,7 +61,6 @@ std::int64_t Lanes::rounds_before(std::int64_t position) const noexcept {
     for (const auto length : lengths_) rows += std::min(length, rounds);
     return rows;
   };
-  // A whole round takes a row from each lane; the lanes differ by less than two blocks.
   std::int64_t least = 0, beyond = std::ranges::max(lengths_) + 1;
   while (beyond - least > 1) {
     const auto middle = least + (beyond - least) / 2;
@@ -88,7 +87,7 @@ std::int64_t Lanes::row_at(std::int64_t position) const {
 }
 
 Lanes::Place Lanes::place_of(int lane, std::int64_t index) const noexcept {
-  const auto before_last = last_slot_ / count();  // blocks of the lane, if the last block is in it
+  const auto before_last = last_slot_ / count();  // the lane's blocks before the short one
   if (last_slot_ % count() == lane && index >= before_last * block_rows_) {
     const auto offset = index - before_last * block_rows_;
     if (offset < last_rows_) return {before_last, offset};
@@ -112,26 +111,11 @@ std::int64_t Lanes::row(int lane, std::int64_t index) const noexcept {
 std::int64_t Lanes::row_of(std::int64_t number) const noexcept {
   const bool whole = number < first_rest_.front();
   const auto& first = whole ? first_whole_ : first_rest_;
-  // The last file of those that begin there: the others have no rows of this kind.
+  // Files without rows of this kind have the same first number as the file after them.
   const auto file = static_cast<std::size_t>(std::ranges::upper_bound(first, number) - first.begin() - 1);
   const auto rows_before =
       whole ? 0 : (file + 1 < first.size() ? first_whole_[file + 1] : first_rest_.front()) - first_whole_[file];
   return first_row_[file] + rows_before + number - first[file];
-}
-
-std::int64_t Lanes::row_to_read_ahead(int lane, std::int64_t first, std::int64_t last) const noexcept {
-  while (first < last) {
-    const auto [block, offset] = place_of(lane, first);
-    const auto slot = lane + block * count();
-    const auto rows = slot == last_slot_ ? last_rows_ : block_rows_;
-    const auto turn = rows * (lane + 1) / (count() + 1);
-    if (offset <= turn && turn - offset < last - first) {
-      const auto next = slot + count();
-      return next < blocks_ ? row_of(block_at(next) * block_rows_) : -1;
-    }
-    first += rows - offset;
-  }
-  return -1;
 }
 
 }  // namespace muster::detail::data

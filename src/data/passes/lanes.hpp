@@ -1,10 +1,10 @@
 // The shuffled order of a dataset that is stored in blocks, such as the chunks of an HDF5 file. Each block is read
 // once.
 //
-// The blocks, in random order, are dealt out to lanes. A lane gives the rows of one block in random order, then those
-// of its next block. The pass takes one row from each lane in turn, so the rows of as many blocks as there are lanes
-// are mixed at any time. A rank that takes whole lanes reads blocks that no other rank reads. Like a full shuffle, the
-// order is a pure function, and does not depend on the number of ranks.
+// The blocks are put in random order and dealt out to lanes. A lane gives the rows of its first block in random order,
+// then those of its second block, and so on. The pass takes one row from each lane in turn. So at any time it mixes the
+// rows of as many blocks as there are lanes, and a rank that takes all rows of some lanes is the only one that reads
+// their blocks. The order depends on the seed and the files alone, not on the number of ranks.
 #pragma once
 
 #include "data/passes/permutation.hpp"
@@ -16,9 +16,10 @@ namespace muster::detail::data {
 
 /// The rows of files that are stored in blocks, numbered through all files.
 struct Blocks {
-  std::int64_t rows = 0;                 ///< of a block; the last block of a file may be shorter
+  std::int64_t rows = 0;                 ///< of a block, the last block of a file may be shorter; 0: no blocks
   std::vector<std::int64_t> files = {};  ///< rows of each file
-  int lanes = 64;
+  int lanes = 64;                        ///< blocks whose rows are mixed
+  bool operator==(const Blocks&) const = default;
 };
 
 class Lanes {
@@ -37,14 +38,11 @@ class Lanes {
   std::int64_t row(int lane, std::int64_t index) const noexcept;
   /// The row at a position of the pass, 0 ≤ position < size().
   std::int64_t row_at(std::int64_t position) const;
-  /// A row of the lane's next block if that is to be read ahead while the lane gives its rows `first` … `last` − 1,
-  /// else −1. Each lane reads ahead at another place of its block, so that the reads are spread over time.
-  std::int64_t row_to_read_ahead(int lane, std::int64_t first, std::int64_t last) const noexcept;
 
  private:
-  /// A row of a lane: the number of its block in the lane, and its place in the block.
   struct Place {
-    std::int64_t block, offset;
+    std::int64_t block;   ///< number of the block in its lane
+    std::int64_t offset;  ///< number of the row in its block, before the block is shuffled
   };
   Place place_of(int lane, std::int64_t index) const noexcept;
   std::int64_t rounds_before(std::int64_t position) const noexcept;
@@ -54,14 +52,16 @@ class Lanes {
   std::int64_t size_ = 0;
   std::int64_t block_rows_;
   std::int64_t blocks_;     ///< number of blocks
-  std::int64_t last_rows_;  ///< rows of the last block
-  std::int64_t last_slot_;  ///< where the last block comes among the shuffled blocks
+  std::int64_t last_rows_;  ///< rows of the last block, which may be short
+  std::int64_t last_slot_;  ///< the place of the last block among the shuffled blocks
   std::uint64_t key_;
   Permutation order_;  ///< of the other blocks
   std::vector<std::int64_t> lengths_;
-  // Rows are numbered so that the whole blocks of all files come first, and then the shorter ones at the ends of files,
-  // which are divided into blocks anew. These are the numbers of each file's first row of either kind.
-  std::vector<std::int64_t> first_whole_, first_rest_, first_row_;
+  // Inside this class the rows are numbered anew: first the rows in whole blocks, of all files, then the rows in short
+  // blocks at the ends of files, of which new blocks are made. For each file:
+  std::vector<std::int64_t> first_whole_;  ///< the new number of its first row in a whole block
+  std::vector<std::int64_t> first_rest_;   ///< the new number of its first row in a short block
+  std::vector<std::int64_t> first_row_;    ///< the number of its first row in the dataset
 };
 
 }  // namespace muster::detail::data

@@ -28,6 +28,26 @@ std::uint64_t hash_of(const std::string& name) noexcept {
   return hash;
 }
 
+Json json_of(const Blocks& blocks) {
+  if (blocks.rows == 0) return nullptr;
+  return {{"rows", blocks.rows}, {"lanes", blocks.lanes}, {"files", blocks.files}};
+}
+
+Blocks blocks_from(const Json& json) {
+  if (json.is_null()) return {};
+  return {.rows = json.at("rows"), .files = json.at("files"), .lanes = json.at("lanes")};
+}
+
+/// False if these are not the blocks of a dataset with so many samples.
+bool fit(const Blocks& blocks, std::int64_t samples) {
+  if (blocks.rows == 0) return true;
+  for (const auto rows : blocks.files) {
+    if (rows < 1 || rows > samples) return false;
+    samples -= rows;
+  }
+  return blocks.rows > 0 && blocks.lanes > 0 && samples == 0;
+}
+
 [[noreturn]] void refuse_position(const std::string& name, const char* fact) {
   throw Error(ExitCode::data, "restoring the position in dataset \"" + name + "\"", fact,
               "Resume from another checkpoint");
@@ -113,8 +133,7 @@ Json PassPosition::PassGroup::position(std::int64_t global_step) const {
           {"window", last.window},
           {"shuffle", last.shuffle ? Json(*last.shuffle) : Json()},
           {"window_seed", last.window_seed ? Json(*last.window_seed) : Json()},
-          {"block_rows", last.block_rows},
-          {"lanes", last.lanes},
+          {"blocks", json_of(last.blocks)},
           {"global_batch_size", last.global_batch},
           {"workers", last.workers},
           {"samples", last.samples}};
@@ -148,9 +167,8 @@ void PassPosition::PassGroup::restore(const Json& position) {
   const auto known = [&](const char* key) { return position.contains(key) && !position.at(key).is_null(); };
   last.shuffle = known("shuffle") ? std::optional<bool>(position.at("shuffle")) : std::nullopt;
   last.window_seed = known("window_seed") ? std::optional<std::uint64_t>(position.at("window_seed")) : std::nullopt;
-  last.block_rows = position.value("block_rows", std::int64_t{0});
-  last.lanes = position.value("lanes", 0);
   last.samples = position.at("samples");
+  last.blocks = blocks_from(position.value("blocks", Json()));
   last.under_way = false;
 }
 
@@ -162,7 +180,7 @@ void PassPosition::restore(const Json& position, bool complete) {
       const auto& epoch = group.epoch;
       const auto& last = group.last;
       if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 || last.consumed > last.samples ||
-          last.block_rows < 0 || (last.block_rows > 0 && last.lanes < 1))
+          !fit(last.blocks, last.samples))
         refuse_position(options_.name, "its numbers do not go together");
     }
     group.last.global_batch = saved.at("global_batch_size");
@@ -219,8 +237,7 @@ Pass PassPosition::plan(const BatchOptions& options, std::int64_t count, const B
     if (!last.under_way && last.consumed > 0) {  // continues a pass begun before the restart
       order.window = last.window;
       order.shuffle = last.shuffle.value_or(options.shuffle);
-      order.blocks.rows = last.block_rows;
-      order.blocks.lanes = last.lanes;
+      order.blocks = last.blocks;
       order.window_seed = last.window_seed.value_or(order.window_seed);
       pass.position = last.consumed;
     }
@@ -228,7 +245,6 @@ Pass PassPosition::plan(const BatchOptions& options, std::int64_t count, const B
     const auto evaluation = group.number_of_evaluation(section());
     order.pass = split ? -1 - evaluation : evaluation;
   }
-  if (order.blocks.files.empty()) order.blocks.files = {count};
   pass.order = Order(count, order);
   return pass;
 }
@@ -326,8 +342,7 @@ Pass PassPosition::begin_pass(const BatchOptions& options, std::int64_t count, c
           .first_step = steps_->global_step - (continues ? last.steps_before : 0),
           .window = continues ? last.window : window_of(options, options_.share),
           .shuffle = continues && last.shuffle ? last.shuffle : options.shuffle,
-          .block_rows = continues ? last.block_rows : blocks.rows,
-          .lanes = continues ? last.lanes : blocks.lanes,
+          .blocks = continues ? last.blocks : blocks,
           .window_seed =
               continues && last.window_seed ? last.window_seed : options.local_shuffle_seed.value_or(options_.seed),
           .global_batch = pass.plan.global_batch,

@@ -137,8 +137,7 @@ class PassPosition {
     std::int64_t first_step = 0;       ///< the run's step number when the pass began
     std::int64_t window = 0;           ///< samples of a local shuffle's window, from the worker count at its begin
     std::optional<bool> shuffle = {};  ///< none if not known
-    std::int64_t block_rows = 0;       ///< of the blocks that a shuffle keeps together; 0: none
-    int lanes = 0;                     ///< of that shuffle
+    Blocks blocks = {};                ///< in which the samples were stored, when the pass began
     std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
     std::int64_t global_batch = 0;                  ///< samples of a step
     int workers = 0;                                ///< a step takes `workers` times batch_size; 0 if not known

@@ -21,11 +21,6 @@ std::uint64_t below(std::uint64_t bound, std::uint64_t bits) noexcept { return (
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return scramble(scramble(a) ^ b); }
 
-SampleRange share_of(std::int64_t count, int world, int rank) noexcept {
-  const std::int64_t each = count / world, more = count % world;
-  return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
-}
-
 Permutation::Permutation(std::int64_t size, std::uint64_t key) noexcept : size_(static_cast<std::uint64_t>(size)) {
   // A small set is permuted inside a larger domain: a network over a handful of pairs has too few different functions.
   constexpr std::uint64_t smallest = 8;

@@ -1,20 +1,9 @@
-// A permutation that needs no memory, and the division of a number of items.
+// A permutation that needs no memory.
 #pragma once
-
-#include "base/export.hpp"
 
 #include <cstdint>
 
 namespace muster::detail::data {
-
-/// `count` consecutive items, from item `first`.
-struct SampleRange {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-/// The items that `rank` of `world` ranks gets out of `count`. If they do not divide evenly, the first ranks get one
-/// more.
-MUSTER_INTERNAL_API SampleRange share_of(std::int64_t count, int world, int rank) noexcept;
 
 /// A permutation of 0 … size − 1 drawn from `key`, evaluated at an index in constant memory; the same on every machine.
 ///

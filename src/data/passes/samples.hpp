@@ -16,6 +16,15 @@
 
 namespace muster::detail::data {
 
+/// `count` consecutive items, from item `first`.
+struct SampleRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+/// The items that `rank` of `world` ranks gets out of `count`. If they do not divide evenly, the first ranks get one
+/// more.
+MUSTER_INTERNAL_API SampleRange share_of(std::int64_t count, int world, int rank) noexcept;
+
 /// How the samples of one pass are ordered.
 struct OrderOptions {
   bool shuffle = false;              ///< permute all samples
@@ -58,7 +67,5 @@ std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t gl
 /// The samples that the rank reads: its own. A rank without samples reads the step's first one, to have input. With
 /// lanes, a step's samples are divided among the ranks lane by lane.
 std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
-/// Samples of blocks that the rank's next steps need, for a source that can read ahead.
-std::vector<std::int64_t> samples_to_read_ahead(const StepSamples& step, const Order& order);
 
 }  // namespace muster::detail::data

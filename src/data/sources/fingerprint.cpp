@@ -88,7 +88,8 @@ std::optional<std::string> difference(const DatasetFingerprint& a, const std::st
   const auto number = [](auto value) { return std::to_string(value); };
   if (a.count != b.count) return say("it has ", number(a.count) + " samples", number(b.count));
   if (a.schema != b.schema) return say("its columns are ", a.schema, b.schema);
-  if (a.order != b.order) return say("it is read ", a.order, b.order);
+  const auto order = [](const DatasetFingerprint& print) { return print.order.empty() ? "in any order" : print.order; };
+  if (a.order != b.order) return say("it is shuffled ", order(a), order(b));
   if (a.parts.size() != b.parts.size())
     return say("it is made of ", number(a.parts.size()) + " files", number(b.parts.size()));
   for (std::size_t p = 0; p < a.parts.size(); ++p) {

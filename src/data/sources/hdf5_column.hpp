@@ -39,7 +39,9 @@ class Hdf5Column {
   bool is_cached() const noexcept { return cached_; }
   /// Rows of a chunk of the file; 0 if the column is not chunked.
   std::int64_t chunk_rows() const noexcept { return chunk_rows_; }
-  /// Keeps chunks that were read last, decoded, up to so many bytes. `group`: that of the column, in its file.
+  /// Bytes of all chunks, decoded, that hold chunk_rows() rows. Chunks are whole, also at the edges of the column.
+  double block_bytes() const noexcept { return block_bytes_; }
+  /// Has HDF5 keep decoded chunks, up to so many bytes. `group`: that of the column, in its file.
   void keep_chunks(hid_t group, std::int64_t bytes);
 
   /// Reads rows in ascending order. Thread-safe.
@@ -47,6 +49,7 @@ class Hdf5Column {
 
  private:
   void locate(const File& bytes);
+  void measure_chunks(hid_t creation);
   void read_direct(const File& bytes, std::span<const RowDestination> wanted) const;
   void read_selected(std::span<const RowDestination> wanted) const;
   void read_whole();
@@ -55,6 +58,8 @@ class Hdf5Column {
   std::string shown_;
   hdf5::Handle dataset_, memory_type_;
   std::int64_t rows_ = 0, row_bytes_ = 0, chunk_rows_ = 0;
+  double block_bytes_ = 0;  ///< a file may claim chunks larger than 64 bits can count
+  std::size_t chunk_slots_ = 0;
   std::int64_t offset_ = -1;  ///< file offset of the first value, in bytes; −1 if HDF5 reads
   bool unsigned_ = false;     ///< stored as uint64, which tensors do not have: values above 2^63 − 1 are an Error
   bool cached_ = false;

@@ -127,8 +127,8 @@ class Hdf5Source final : public Source {
     ensure_open();
     DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};
     if (blocks_.rows > 0)
-      print.order = "in blocks of " + std::to_string(blocks_.rows) + " samples, " + std::to_string(blocks_.lanes) +
-                    " of them at a time";
+      print.order =
+          "in " + std::to_string(blocks_.lanes) + " lanes of chunks of " + std::to_string(blocks_.rows) + " samples";
     for (const auto& file : files_)
       print.parts.push_back(fingerprint_of(*file.bytes, max_fingerprint_blocks / static_cast<int>(files_.size())));
     return print;
@@ -164,31 +164,34 @@ class Hdf5Source final : public Source {
     find_blocks(budget);
   }
 
-  /// Where columns are read chunk by chunk, all samples of a chunk are to be read while it is in memory.
+  /// Divides the samples into blocks of the size of a chunk, if a column is read chunk by chunk. `budget`: bytes for
+  /// chunks, divided evenly among the files.
   void find_blocks(std::int64_t budget) {
     blocks_ = {};
-    std::int64_t bytes_of_row = 0;
+    double bytes = 0;  // of a block
     for (const auto& file : files_) {
       blocks_.files.push_back(file.rows());
-      std::int64_t of_file = 0;
+      bytes = std::max(bytes, block_bytes(file));
       for (const auto& column : file.columns)
-        if (is_read_by_chunks(column)) {
-          blocks_.rows = std::max(blocks_.rows, column.chunk_rows());
-          of_file += column.row_bytes();
-        }
-      bytes_of_row = std::max(bytes_of_row, of_file);
+        if (is_read_by_chunks(column)) blocks_.rows = std::max(blocks_.rows, column.chunk_rows());
     }
     if (blocks_.rows == 0) return;
-    // While the rows of a block are taken, the next block of its lane is read.
-    const auto bytes_of_lane = 2 * static_cast<double>(blocks_.rows) * static_cast<double>(bytes_of_row);
-    blocks_.lanes = static_cast<int>(std::clamp(static_cast<double>(budget) / bytes_of_lane, 1.0, 64.0));
-    const auto bytes_of_file = budget * 2 / std::max<std::int64_t>(2, static_cast<std::int64_t>(files_.size()));
+    // Half of the memory: HDF5 keeps some chunks longer than they are needed.
+    blocks_.lanes = static_cast<int>(std::clamp(static_cast<double>(budget) / bytes / 2, 1.0, 64.0));
+    const auto for_file = static_cast<double>(budget / static_cast<std::int64_t>(files_.size()));
     for (auto& file : files_) {
       const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
+      const auto of_file = block_bytes(file);
       for (auto& column : file.columns)
         if (is_read_by_chunks(column))
-          column.keep_chunks(group.get(), bytes_of_file / bytes_of_row * column.row_bytes());
+          column.keep_chunks(group.get(), static_cast<std::int64_t>(for_file * (column.block_bytes() / of_file)));
     }
+  }
+  static double block_bytes(const SourceFile& file) {
+    double bytes = 0;
+    for (const auto& column : file.columns)
+      if (is_read_by_chunks(column)) bytes += column.block_bytes();
+    return bytes;
   }
   static bool is_read_by_chunks(const Hdf5Column& column) { return column.chunk_rows() > 0 && !column.is_cached(); }
 

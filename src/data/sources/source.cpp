@@ -120,7 +120,6 @@ class TransformedSource final : public Source {
     return apply_ahead(steps_, source_->read(samples), seed);
   }
 
-  void expect(std::span<const std::int64_t> samples) override { source_->expect(samples); }
   Blocks blocks() override { return source_->blocks(); }
 
  private:

@@ -48,8 +48,6 @@ class Source {
   virtual Batch read(std::span<const std::int64_t> samples) = 0;
   /// Like read(), but on a thread that reads ahead. Preprocessors draw their random numbers from `seed`.
   virtual ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t /*seed*/) { return read(samples); }
-  /// Samples of which read_ahead() will be asked some batches later, one of each block(): the source may begin to read.
-  virtual void expect(std::span<const std::int64_t> /*samples*/) {}
   /// How the samples are stored, if it costs much to read them in another order than block by block.
   virtual Blocks blocks() { return {}; }
   /// Must be the same on all ranks.
