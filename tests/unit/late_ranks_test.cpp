@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <deque>
 #include <fstream>
 #include <random>
 #include <string>
@@ -365,18 +366,21 @@ TEST(TimeAccount, ACheckpointMayBeALaterSignOfLifeThanTheStatus) {
   write(run / "status.json",
         {{{"time", {{"training_s", 100.0}, {"repeated_s", 10}, {"idle_s", 5}}},
           {"starts", {{{"started", now - 5000}, {"ended", now - 4000}, {"world_size", 1}, {"state", "training"}}}}}});
-  const auto idle_after = [&](double checkpoint_s) {
-    TimeAccount account(run.path(), 1);
+  // The next starts begin where this one has ended. The others live on, so that it is the same time for all.
+  TimeAccount(run.path(), 1).start({});
+  std::deque<TimeAccount> accounts;
+  const auto status_after = [&](double checkpoint_s) {
+    auto& account = accounts.emplace_back(run.path(), 1);
     account.start({.time_total_s = checkpoint_s});
     return written(account, "training");
   };
-  const auto earlier = idle_after(90), later = idle_after(98);
+  const auto earlier = status_after(90), later = status_after(98);
   const double saved = 8;  // the checkpoint: 98 s of training and 10 s repeated before; status.json: 100 s of training
   EXPECT_NEAR(earlier.at("time").at("idle_s").get<double>() - later.at("time").at("idle_s").get<double>(), saved, 1e-3);
   EXPECT_NEAR(later.at("starts")[0].at("ended").get<double>(), now - 4000 + saved, 1e-3);
   EXPECT_EQ(later.at("time").at("repeated_s"), 10);
   EXPECT_GE(later.at("time").at("training_s"), 108);
-  EXPECT_EQ(idle_after(1e9).at("starts")[0].at("ended"), now - 4000) << "a time that cannot be true";
+  EXPECT_EQ(status_after(1e9).at("starts")[0].at("ended"), now - 4000) << "a time that cannot be true";
 }
 
 TEST(TimeAccount, KeepsTheTotalsOfReportsThatStay) {
