@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/number.hpp"
+#include "hdf5/read_driver.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -72,7 +73,7 @@ Handle open_file(const std::filesystem::path& path) {
   if (is_hdf5 == 0)
     throw Error(ExitCode::data, doing, "it is not an HDF5 file", "`muster convert` makes one from idx, npy or csv");
   const auto access = file_access(doing, ExitCode::data);
-  check(H5Pset_fapl_sec2(access.get()), doing);
+  set_read_driver(access.get());
   const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get());
   if (file < 0) {
     const auto reason = last_reason();

@@ -1,13 +1,22 @@
 #include "hdf5/filters.hpp"
 
+#include "hdf5/codecs.hpp"
 #include "muster/error.hpp"
 
+#include <algorithm>
+#include <utility>
+
 namespace muster::detail::hdf5 {
+namespace {
+
+constexpr std::size_t most_values = 64;  ///< of a filter; those that are known here have fewer
+
+}  // namespace
 
 std::string Filter::text() const {
   switch (id) {
     case H5Z_FILTER_DEFLATE:
-      return "deflate " + std::to_string(level);
+      return values.empty() ? "deflate" : "deflate " + std::to_string(values.front());
     case H5Z_FILTER_SHUFFLE:
       return "shuffle";
     case H5Z_FILTER_FLETCHER32:
@@ -20,24 +29,30 @@ std::string Filter::text() const {
 std::vector<Filter> filters(hid_t creation, std::string_view doing) {
   std::vector<Filter> all;
   for (int i = 0, count = static_cast<int>(check(H5Pget_nfilters(creation), doing)); i < count; ++i) {
-    unsigned flags = 0, level = 0;
-    std::size_t values = 1;
+    unsigned flags = 0;
+    std::vector<unsigned> values(most_values);
+    std::size_t used = values.size();
     char name[64] = "";
     const auto id =
-        H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &values, &level, sizeof name, name, nullptr);
-    all.push_back({id, name, level});
+        H5Pget_filter2(creation, static_cast<unsigned>(i), &flags, &used, values.data(), sizeof name, name, nullptr);
+    check(id, doing);
+    values.resize(std::min(used, values.size()));
+    all.push_back({id, name, std::move(values)});
   }
   return all;
 }
 
-void require_filters(hid_t creation, std::string_view doing) {
-  for (const auto& filter : filters(creation, doing)) {
+void require_filters(const std::vector<Filter>& filters, std::string_view doing) {
+  for (const auto& filter : filters) {
     if (H5Zfilter_avail(filter.id) > 0) continue;
     last_error();
+    const auto* const package = package_of(filter);
     throw Error(ExitCode::data, std::string(doing),
-                "it is compressed by a filter that is not built into HDF5 here (" +
+                "it is compressed by a filter that neither muster nor HDF5 was built with here (" +
                     (filter.name.empty() ? std::to_string(filter.id) : filter.name) + ")",
-                "Store it uncompressed or with deflate, h5repack does that");
+                package == nullptr ? "Store it uncompressed or with deflate; h5repack does that"
+                                   : std::string("Build muster again where ") + package +
+                                         " is installed, or store it with deflate; h5repack does that");
   }
 }
 

@@ -69,7 +69,7 @@ Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, s
     throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
 
   const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, doing);
-  hdf5::require_filters(creation.get(), doing);
+  hdf5::require_filters(hdf5::filters(creation.get(), doing), doing);
   if (H5Pget_layout(creation.get()) == H5D_CHUNKED) measure_chunks(creation.get());
   if (H5Pget_layout(creation.get()) == H5D_CONTIGUOUS && H5Tequal(stored.get(), memory_type_.get()) > 0) locate(bytes);
 }

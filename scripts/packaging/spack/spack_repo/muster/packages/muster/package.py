@@ -34,6 +34,13 @@ class Muster(CMakePackage):
     depends_on("nlohmann-json@3.11.2:")
     depends_on("isa-l@2.30:")
     depends_on("zlib-api")
+    # They decode chunks of datasets.
+    depends_on("libdeflate@1.14:")
+    depends_on("libaec@1.0.6:")
+    depends_on("liblzf@3.6:")
+    depends_on("lz4@1.9.4:")
+    depends_on("zstd@1.5.4:")
+    depends_on("c-blosc@1.21.3:")
 
     # An example writes pictures with it. Spack has neither protozero nor dygraphs, so that --tensorboard and
     # `muster report` are not built.

@@ -1,0 +1,134 @@
+#include "hdf5/chunk_index.hpp"
+
+#include "base/number.hpp"
+#include "hdf5/file.hpp"
+#include "muster/error.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace muster::detail::hdf5 {
+namespace {
+
+constexpr std::byte untouched{0xa5};
+
+/// H5Dread_chunk, whose second version also takes the size of the buffer.
+herr_t read_chunk(hid_t dataset, const hsize_t* offset, std::uint32_t* mask, void* into) {
+#if H5_VERSION_GE(2, 0, 0)
+  return H5Dread_chunk1(dataset, H5P_DEFAULT, offset, mask, into);
+#else
+  return H5Dread_chunk(dataset, H5P_DEFAULT, offset, mask, into);
+#endif
+}
+
+/// While it lives, the reads of values of a file are noted.
+class Noting {
+ public:
+  explicit Noting(OpenForReading& file) : file_(file) { file_.noted = &reads; }
+  Noting(const Noting&) = delete;
+  ~Noting() { file_.noted = nullptr; }
+
+  RawReads reads;
+
+ private:
+  OpenForReading& file_;
+};
+
+}  // namespace
+
+ChunkIndex::ChunkIndex(hid_t dataset, const std::string& shown) : dataset_(dataset), shown_(shown) {
+  const Lock lock;
+  const std::string doing = "reading the chunks of " + shown;
+  shape_ = shape(dataset, shown);
+  const auto creation = dataset_property(dataset, H5Dget_create_plist, doing);
+  std::vector<hsize_t> sizes(shape_.size());
+  check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
+  std::int64_t count = 1;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const auto size = checked_cast<std::int64_t>(sizes[i], doing, "a dimension of its chunks");
+    chunk_.push_back(size);
+    grid_.push_back(shape_[i] / size + (shape_[i] % size != 0 ? 1 : 0));
+    count = checked_product(count, grid_.back(), doing, "its shape");
+  }
+  unsigned options = 0;
+  check(H5Pget_chunk_opts(creation.get(), &options), doing);
+  plain_edges_ = (options & H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) != 0;
+  file_ = open_for_reading(dataset);
+  if (file_ != nullptr && count > 0) check_that_reads_are_noted();
+}
+
+std::vector<std::int64_t> ChunkIndex::coordinates(std::int64_t number) const {
+  std::vector<std::int64_t> at(grid_.size());
+  for (auto i = grid_.size(); i-- > 0; number /= grid_[i]) at[i] = number % grid_[i];
+  return at;
+}
+
+std::string ChunkIndex::text(std::int64_t number) const {
+  std::string all;
+  for (const auto at : coordinates(number)) all += (all.empty() ? "" : ", ") + std::to_string(at);
+  return "chunk (" + all + ")";
+}
+
+bool ChunkIndex::is_at_edge(std::int64_t number) const {
+  const auto at = coordinates(number);
+  for (std::size_t i = 0; i < at.size(); ++i)
+    if (at[i] == grid_[i] - 1 && shape_[i] % chunk_[i] != 0) return true;
+  return false;
+}
+
+/// Looks up the first chunk with memory for all of it. If HDF5 does more with the memory than to hand it to the driver,
+/// this is not the way to find chunks.
+void ChunkIndex::check_that_reads_are_noted() {
+  const std::vector<hsize_t> first(shape_.size(), 0);
+  hsize_t bytes = 0;
+  if (H5Dget_chunk_storage_size(dataset_, first.data(), &bytes) < 0) last_error();
+  if (bytes == 0 || bytes > file_->bytes) return;
+  std::vector<std::byte> memory(bytes, untouched);
+  std::uint32_t mask = 0;
+  const Noting noting(*file_);
+  const bool found = read_chunk(dataset_, first.data(), &mask, memory.data()) >= 0;
+  if (!found) last_error();
+  if (found && (noting.reads.count != 1 || noting.reads.bytes != bytes ||
+                std::ranges::any_of(memory, [](auto byte) { return byte != untouched; })))
+    file_ = nullptr;
+}
+
+StoredChunk ChunkIndex::locate(std::int64_t number, void* unused) const {
+  auto at = coordinates(number);
+  std::vector<hsize_t> offset(at.size());
+  for (std::size_t i = 0; i < at.size(); ++i) offset[i] = static_cast<hsize_t>(at[i] * chunk_[i]);
+  StoredChunk chunk{.is_stored = true};
+  const Noting noting(*file_);
+  if (read_chunk(dataset_, offset.data(), &chunk.filter_mask, unused) < 0) {
+    // Perhaps the chunk was never written. HDF5 says so in one of two ways.
+    const auto reason = last_reason();
+    if (reason.text == "chunk address isn't defined") return {};
+    hsize_t bytes = 0;
+    if (H5Dget_chunk_storage_size(dataset_, offset.data(), &bytes) >= 0 && bytes == 0) return {};
+    last_error();
+    refuse(number, reason);
+  }
+  chunk.offset = noting.reads.offset;
+  chunk.bytes = noting.reads.bytes;
+  if (plain_edges_ && is_at_edge(number)) chunk.filter_mask = std::numeric_limits<std::uint32_t>::max();
+  // HDF5 compares sums, which may be too large for 64 bits.
+  if (chunk.bytes > file_->bytes || chunk.offset > file_->bytes - chunk.bytes)
+    refuse(number, {.text = "it ends beyond the end of the file", .code = ExitCode::data});
+  return chunk;
+}
+
+void ChunkIndex::refuse(std::int64_t number, const Reason& reason) const {
+  throw Error(reason.code, "reading " + shown_, text(number) + " was not found: " + reason.text,
+              reason.code == ExitCode::retry ? retry_reading : "The file is damaged; make or copy it again");
+}
+
+std::vector<StoredChunk> ChunkIndex::locate(std::span<const std::int64_t> numbers) const {
+  const Lock lock;
+  std::vector<StoredChunk> chunks;
+  chunks.reserve(numbers.size());
+  std::byte unused{};
+  for (const auto number : numbers) chunks.push_back(locate(number, &unused));
+  return chunks;
+}
+
+}  // namespace muster::detail::hdf5

@@ -1,0 +1,49 @@
+// Decoders of the filters that compress, each built if its library was found (scripts/cmake/MusterDependencies.cmake).
+// All stand bytes of a damaged or hostile file.
+#pragma once
+
+#include "hdf5/filters.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace muster::detail::hdf5 {
+
+/// Numbers of filters that HDF5 itself does not have, as The HDF Group has registered them.
+enum RegisteredFilter : H5Z_filter_t {
+  filter_lzf = 32000,
+  filter_blosc = 32001,
+  filter_lz4 = 32004,
+  filter_bitshuffle = 32008,
+  filter_zstd = 32015,
+};
+
+/// Fills `into` with what `stored` decodes to. False if that is not exactly as much, or if `stored` is damaged.
+/// Thread-safe.
+using Decoder = bool (*)(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
+
+/// The decoder of a filter that compresses. Null if the filter is another, or was not built.
+Decoder decoder_of(const Filter& filter);
+/// The package of Debian with which decoder_of(filter) would be built; null if no package brings it.
+const char* package_of(const Filter& filter);
+
+/// Like a Decoder, for a codec without parameters. Null if it was not built.
+using BareDecoder = bool (*)(std::span<const std::byte> stored, std::span<std::byte> into);
+BareDecoder lz4_block_decoder() noexcept;
+BareDecoder zstd_decoder() noexcept;
+
+/// The bitshuffle filter, with or without one of these two codecs after it.
+bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
+/// The codec of a bitshuffle filter: its parameter 4.
+enum BitshuffleCodec : unsigned { bitshuffle_alone = 0, bitshuffle_lz4 = 2, bitshuffle_zstd = 3 };
+constexpr std::size_t bitshuffle_codec = 4;
+
+/// Reads a number that is stored with its highest byte first. `from` has 4 or 8 bytes or more.
+std::uint32_t big_endian32(std::span<const std::byte> from) noexcept;
+std::uint64_t big_endian64(std::span<const std::byte> from) noexcept;
+
+/// The checksum of HDF5's filter of that name.
+std::uint32_t fletcher32(std::span<const std::byte> bytes);
+
+}  // namespace muster::detail::hdf5
