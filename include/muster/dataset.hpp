@@ -107,10 +107,13 @@ struct DatasetOptions {
   /// Selects and orders the columns; empty: every dataset of the group with the same first dimension, in the order of
   /// names.
   std::vector<std::string> columns = {};
-  /// Bytes of memory for columns that are not contiguous (chunked, compressed) or byte-swapped, on every rank that
-  /// reads them. Columns that fit are read once, whole, and kept. Of chunked columns beyond that, decoded chunks are
-  /// kept, and BatchOptions::shuffle takes an order that reads each chunk once. Must be the same on all ranks.
-  /// Contiguous columns need no cache: they are read directly from the file.
+  /// Bytes of memory for values that must be decoded or converted, on every rank that reads them. Must be the same on
+  /// all ranks. Contiguous columns and chunks without filters need none: they are read directly from the file. Decoded
+  /// chunks are kept as long as there is room; the one that was used least recently goes first. If a column of such
+  /// chunks does not fit, BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must
+  /// convert (another byte order, unsigned integers of 2 or 4 bytes) or decode (a filter that muster does not know) are
+  /// read once, whole, and kept if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by
+  /// batch, which is slow in a random order.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 

@@ -27,6 +27,7 @@ bool fails(const char* call, std::string_view path) {
   const auto* what = injected.load();
   if (what == nullptr || what->call != call || !path.ends_with(what->name)) return false;
   ++failures;
+  if (what->error == 0) return false;
   errno = what->error;
   return true;
 }

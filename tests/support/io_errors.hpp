@@ -7,7 +7,7 @@
 namespace muster::test {
 
 /// While it lives, `call` (open, fstat, lstat, pread, preadv, madvise, opendir, rmdir, renameat2) fails with `error` on
-/// every path that ends with `name`. One at a time.
+/// every path that ends with `name`; with error 0 it does what it should and is counted. One at a time.
 class IoError {
  public:
   IoError(std::string call, std::string name, int error);
@@ -15,7 +15,7 @@ class IoError {
   IoError& operator=(const IoError&) = delete;
   ~IoError();
 
-  /// How often it has failed.
+  /// How often it was called.
   int count() const noexcept;
 };
 

@@ -196,9 +196,32 @@ TEST(Batches, OfChunksBeyondTheCacheDecodeEachChunkOnce) {
   EXPECT_EQ(chunks_decoded, 3 * chunks);
 }
 
-TEST(Batches, RanksMustAgreeOnTheLanes) {
+TEST(Batches, OfChunksBeyondTheCacheReadEachChunkOnce) {
+  const Folder folder;
+  constexpr int rows = 10'000, chunk_rows = 10, chunks = rows / chunk_rows;
+  constexpr std::int64_t chunk_bytes = chunk_rows * 12 + chunk_rows * 8;
+  H5File(folder.file("a.h5")).columns(rows, 0, {.chunk = chunk_rows, .deflate = 1});
+  for (const int world : {1, 2, 8})
+    for (const std::int64_t batch : {64, 128, 32}) {
+      const World ranks(Dataset::from_hdf5({folder.file("a.h5")}, {.cache_bytes = 128 * chunk_bytes}), world, true, 5);
+      ranks.shard().iter_torch_batches({.batch_size = 1}).num_batches();  // opens the file
+      const test::IoError reads("preadv", "a.h5", 0);
+      EXPECT_EQ(sorted(run(ranks, {.global_batch_size = batch, .shuffle = true})), indices(rows));
+      EXPECT_EQ(reads.count(), 2 * chunks) << world << " ranks, batch " << batch << ": x and y";
+    }
+}
+
+TEST(Batches, OfChunksWithoutFiltersAreReadRowByRow) {
   const Folder folder;
   H5File(folder.file("a.h5")).columns(1000, 0, {.chunk = 10});
+  const auto data = Dataset::from_hdf5({folder.file("a.h5")}, {.cache_bytes = 100});
+  EXPECT_EQ(source_of(data)->blocks().rows, 0);
+  EXPECT_EQ(sorted(run(World(data, 3), {.global_batch_size = 48, .shuffle = true})), indices(1000));
+}
+
+TEST(Batches, RanksMustAgreeOnTheLanes) {
+  const Folder folder;
+  H5File(folder.file("a.h5")).columns(1000, 0, {.chunk = 10, .deflate = 1});
   const auto print = [&](std::int64_t cache) {
     return source_of(Dataset::from_hdf5({folder.file("a.h5")}, {.cache_bytes = cache}))->fingerprint();
   };

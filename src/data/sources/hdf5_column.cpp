@@ -1,91 +1,121 @@
 #include "data/sources/hdf5_column.hpp"
 
 #include "base/number.hpp"
+#include "data/sources/contiguous_column.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
 
-#include <sys/uio.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 namespace muster::detail::data {
-namespace {
 
-constexpr std::size_t max_pieces = 1024;                      ///< IOV_MAX of Linux
-constexpr std::size_t max_read_bytes = std::size_t{1} << 30;  ///< one preadv reads at most just under 2 GiB
-
-/// Fills the pieces one after the other with the bytes of the file from `offset` on.
-void read_pieces(const File& file, std::vector<iovec>& pieces, std::int64_t offset, const std::string& shown) {
-  for (std::size_t next = 0; next < pieces.size();) {
-    const auto got = ::preadv(file.descriptor(), pieces.data() + next,
-                              static_cast<int>(std::min(max_pieces, pieces.size() - next)), offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw Error(read_error_code(errno), "reading " + shown, std::strerror(errno), hdf5::retry_reading);
-    if (got == 0)
-      throw Error(ExitCode::data, "reading " + shown, "the file became shorter while it was in use",
-                  "Do not change a dataset while it is read");
-    offset += got;
-    for (auto left = static_cast<std::size_t>(got); left > 0;) {
-      auto& piece = pieces[next];
-      const auto step = std::min(left, piece.iov_len);
-      piece.iov_base = static_cast<std::byte*>(piece.iov_base) + step;
-      piece.iov_len -= step;
-      left -= step;
-      if (piece.iov_len == 0) ++next;
-    }
-  }
-}
-
-}  // namespace
-
-Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, std::string shown)
+Hdf5Column::Hdf5Column(hid_t file, const File& bytes, const std::string& name, std::string shown,
+                       ChunkDecoding& decoding)
     : column_{name, at::kFloat, {}}, shown_(std::move(shown)) {
   const hdf5::Lock lock;
   const std::string doing = "reading " + shown_;
-  dataset_ = hdf5::open_dataset(file, name, shown_);
+  auto dataset = hdf5::open_dataset(file, name, shown_);
   auto& shape = column_.shape;
-  shape = hdf5::shape(dataset_.get(), shown_);
+  shape = hdf5::shape(dataset.get(), shown_);
   if (shape.empty())
     throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
   rows_ = shape.front();
   shape.erase(shape.begin());
 
-  const auto stored = hdf5::dataset_property(dataset_.get(), H5Dget_type, doing);
+  const auto stored = hdf5::dataset_property(dataset.get(), H5Dget_type, doing);
   column_.dtype = hdf5::scalar_type(stored.get(), shown_);
   unsigned_ = column_.dtype == at::kLong && H5Tget_size(stored.get()) == 8 && H5Tget_sign(stored.get()) == H5T_SGN_NONE;
-  // Read as unsigned: HDF5 would turn values above 2^63 − 1 into the largest signed value.
-  memory_type_ = unsigned_ ? hdf5::Handle(H5Tcopy(H5T_NATIVE_UINT64), H5Tclose) : hdf5::memory_type_of(column_.dtype);
   row_bytes_ = static_cast<std::int64_t>(c10::elementSize(column_.dtype));
   for (const auto size : shape) row_bytes_ = checked_product(row_bytes_, size, doing, "its shape");
   static_cast<void>(checked_product(row_bytes_, rows_, doing, "its shape"));
   if (row_bytes_ == 0)
     throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
 
-  const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, doing);
-  hdf5::require_filters(hdf5::filters(creation.get(), doing), doing);
-  if (H5Pget_layout(creation.get()) == H5D_CHUNKED) measure_chunks(creation.get());
-  if (H5Pget_layout(creation.get()) == H5D_CONTIGUOUS && H5Tequal(stored.get(), memory_type_.get()) > 0) locate(bytes);
+  choose_reader(std::move(dataset), bytes, decoding);
 }
 
-void Hdf5Column::locate(const File& bytes) {
-  const haddr_t offset = H5Dget_offset(dataset_.get());
-  if (offset == HADDR_UNDEF) {  // the values were never written; HDF5 reads the fill value
+void Hdf5Column::choose_reader(hdf5::Handle dataset, const File& bytes, ChunkDecoding& decoding) {
+  const std::string doing = "reading " + shown_;
+  const auto stored = hdf5::dataset_property(dataset.get(), H5Dget_type, doing);
+  // Read as unsigned: HDF5 would turn values above 2^63 − 1 into the largest signed value.
+  auto memory_type =
+      unsigned_ ? hdf5::Handle(H5Tcopy(H5T_NATIVE_UINT64), H5Tclose) : hdf5::memory_type_of(column_.dtype);
+  const auto creation = hdf5::dataset_property(dataset.get(), H5Dget_create_plist, doing);
+  const auto layout = H5Pget_layout(creation.get());
+  const auto filters = hdf5::filters(creation.get(), doing);
+  auto shape = column_.shape;
+  shape.insert(shape.begin(), rows_);
+
+  if (layout == H5D_CHUNKED && rows_ > 0) measure_chunks(creation.get());
+
+  const bool is_native = H5Tequal(stored.get(), memory_type.get()) > 0;
+  if (is_native && layout == H5D_CONTIGUOUS) {
+    if (const auto offset = offset_of(dataset.get(), bytes)) {
+      reader_ = std::make_unique<ContiguousColumn>(*offset, row_bytes_, shown_);
+      needs_hdf5_ = needs_memory_ = false;
+      return;
+    }
+  } else if (is_native && layout == H5D_CHUNKED && rows_ > 0) {
+    hdf5::FilterPipeline pipeline(filters);
+    hdf5::ChunkIndex index(dataset.get(), shown_);
+    if (pipeline.decodes() && index.locates()) {
+      ChunkLayout spread(shape, index.chunk_shape(), static_cast<std::int64_t>(c10::elementSize(column_.dtype)), doing);
+      needs_memory_ = !pipeline.is_plain(0) || !ChunkedColumn::reads_rows_alone(spread);
+      reader_ = std::make_unique<ChunkedColumn>(std::move(dataset), memory_type.get(), std::move(index),
+                                                std::move(pipeline), std::move(spread), decoding, shown_);
+      return;
+    }
+  }
+  hdf5::require_filters(filters, doing);
+  auto library =
+      std::make_unique<LibraryColumn>(std::move(dataset), std::move(memory_type), std::move(shape), row_bytes_, shown_);
+  library_ = library.get();
+  reader_ = std::move(library);
+}
+
+void Hdf5Column::measure_chunks(hid_t creation) {
+  std::vector<hsize_t> chunk(column_.shape.size() + 1);
+  hdf5::check(H5Pget_chunk(creation, static_cast<int>(chunk.size()), chunk.data()), "reading " + shown_);
+  const auto chunks_along = [](std::int64_t size, hsize_t of_chunk) {
+    return std::ceil(static_cast<double>(size) / static_cast<double>(of_chunk));
+  };
+  blocks_.rows = static_cast<std::int64_t>(std::min<hsize_t>(chunk[0], static_cast<hsize_t>(rows_)));
+  blocks_.count = chunks_along(rows_, chunk[0]);
+  blocks_.bytes = static_cast<double>(chunk[0]) * static_cast<double>(c10::elementSize(column_.dtype));
+  // HDF5 numbers chunks by the bits of their coordinates and keeps one chunk for each number modulo the slots.
+  const auto numbers = [](double chunks) { return std::exp2(std::ceil(std::log2(chunks))); };
+  auto slots = numbers(blocks_.count);
+  for (std::size_t i = 1; i < chunk.size(); ++i) {
+    const auto chunks = chunks_along(column_.shape[i - 1], chunk[i]);
+    blocks_.bytes *= chunks * static_cast<double>(chunk[i]);
+    slots *= numbers(chunks);
+  }
+  constexpr double fewest = 521, most = 1 << 20;
+  blocks_.slots = static_cast<std::size_t>(std::clamp(slots, fewest, most));
+}
+
+double Hdf5Column::all_bytes() const noexcept {
+  if (blocks_.rows > 0) return blocks_.count * blocks_.bytes;
+  return static_cast<double>(rows_) * static_cast<double>(row_bytes_);
+}
+
+std::optional<std::uint64_t> Hdf5Column::offset_of(hid_t dataset, const File& bytes) const {
+  const haddr_t offset = H5Dget_offset(dataset);
+  if (offset == HADDR_UNDEF) {
     hdf5::last_error();
-    return;
+    return {};
   }
   const auto size = bytes.size();
   if (offset > size || static_cast<std::uint64_t>(rows_ * row_bytes_) > size - offset)
     throw Error(ExitCode::data, "reading " + shown_, "the file is truncated: its values end beyond the end of the file",
                 "Make or copy it again");
-  offset_ = static_cast<std::int64_t>(offset);
-  dataset_ = {};
+  return offset;
 }
 
 void Hdf5Column::measure_chunks(hid_t creation) {
@@ -120,15 +150,7 @@ void Hdf5Column::keep_chunks(hid_t group, std::int64_t bytes) {
 void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {
   const watch::ScopedFileRead reading;
   const watch::TraceSpan span("read file");
-  if (is_direct()) {
-    read_direct(bytes, wanted);
-  } else if (cached_) {
-    read_whole();
-    for (const auto& [row, into] : wanted)
-      std::memcpy(into, whole_.data() + row * row_bytes_, static_cast<std::size_t>(row_bytes_));
-  } else {
-    read_selected(wanted);
-  }
+  reader_->read(bytes, wanted);
   if (column_.dtype == at::kBool)  // a file may hold any byte, a bool only two
     for (const auto& [row, into] : wanted)
       std::transform(into, into + row_bytes_, into, [](std::byte b) { return std::byte{b != std::byte{0}}; });
@@ -142,65 +164,6 @@ void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted)
                       "row " + std::to_string(row) + " holds a number above 2^63 − 1, too large for a tensor",
                       "Convert it, or choose other columns");
       }
-}
-
-void Hdf5Column::read_direct(const File& bytes, std::span<const RowDestination> wanted) const {
-  const auto length = static_cast<std::size_t>(row_bytes_);
-  const auto most_rows = static_cast<std::int64_t>(std::max<std::size_t>(1, max_read_bytes / length));
-  std::vector<iovec> pieces;
-  for (auto next = wanted.begin(); next != wanted.end();) {
-    const auto first = next->row;
-    pieces.clear();
-    for (auto row = first; next != wanted.end() && next->row == row && row < first + most_rows; ++next, ++row) {
-      if (!pieces.empty() && static_cast<std::byte*>(pieces.back().iov_base) + pieces.back().iov_len == next->into)
-        pieces.back().iov_len += length;
-      else
-        pieces.push_back({next->into, length});
-    }
-    read_pieces(bytes, pieces, offset_ + first * row_bytes_, shown_);
-  }
-}
-
-void Hdf5Column::read_selected(std::span<const RowDestination> wanted) const {
-  const std::string doing = "reading " + shown_;
-  constexpr std::size_t most_runs = 256;  // a selection of many more runs costs HDF5 more than it saves
-  const hdf5::Lock lock;
-  auto shape = column_.shape;
-  shape.insert(shape.begin(), 0);
-  for (std::size_t begin = 0; begin < wanted.size();) {
-    const auto file_space = hdf5::dataset_property(dataset_.get(), H5Dget_space, doing);
-    std::size_t end = begin, runs = 0;
-    std::int64_t rows = 0, last = -1;
-    for (; end < wanted.size() && runs < most_runs; ++runs) {
-      // A row that is wanted several times is read once.
-      const std::int64_t first = wanted[end].row;
-      for (last = first; end < wanted.size() && wanted[end].row <= last + 1; ++end) last = wanted[end].row;
-      hdf5::select_rows(file_space.get(), runs == 0 ? H5S_SELECT_SET : H5S_SELECT_OR, first, last - first + 1, doing);
-      rows += last - first + 1;
-    }
-    shape.front() = rows;
-    const auto memory_space = hdf5::make_space(shape, doing);
-    std::vector<std::byte> values(static_cast<std::size_t>(rows * row_bytes_));
-    hdf5::check(
-        H5Dread(dataset_.get(), memory_type_.get(), memory_space.get(), file_space.get(), H5P_DEFAULT, values.data()),
-        doing);
-    std::int64_t slot = 0;
-    for (std::size_t i = begin; i < end; ++i) {
-      if (i > begin && wanted[i].row != wanted[i - 1].row) ++slot;
-      std::memcpy(wanted[i].into, values.data() + slot * row_bytes_, static_cast<std::size_t>(row_bytes_));
-    }
-    begin = end;
-  }
-}
-
-void Hdf5Column::read_whole() {
-  const hdf5::Lock lock;
-  if (!whole_.empty()) return;
-  std::vector<std::byte> values(static_cast<std::size_t>(rows_ * row_bytes_));
-  hdf5::check(H5Dread(dataset_.get(), memory_type_.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
-              "reading " + shown_);
-  whole_ = std::move(values);
-  dataset_ = {};
 }
 
 }  // namespace muster::detail::data

@@ -3,6 +3,7 @@
 #include "hdf5/file.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <numeric>
 
@@ -36,7 +37,7 @@ bool is_column(hid_t group, const std::string& name, const std::string& shown) {
   return !hdf5::shape(hdf5::open_dataset(group, name, shown).get(), shown).empty();
 }
 
-void open(SourceFile& file, std::vector<std::string> names) {
+void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decoding) {
   const auto doing = "opening " + file.path;
   file.handle = hdf5::open_file(file.path);
   file.bytes.emplace(file.path, File::Mode::read);
@@ -48,7 +49,7 @@ void open(SourceFile& file, std::vector<std::string> names) {
       throw Error(ExitCode::data, doing, "group \"" + file.group + "\" holds no datasets",
                   "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
   }
-  for (const auto& name : names) file.columns.emplace_back(group.get(), *file.bytes, name, file.shown(name));
+  for (const auto& name : names) file.columns.emplace_back(group.get(), *file.bytes, name, file.shown(name), decoding);
   if (std::ranges::any_of(file.columns, [&](const auto& column) { return column.rows() != file.rows(); }))
     throw Error(
         ExitCode::data, doing,
@@ -58,8 +59,7 @@ void open(SourceFile& file, std::vector<std::string> names) {
             ")",
         "Choose columns of the same length");
   if (file.rows() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Name a file that has some");
-  // Closed if no column is read by HDF5.
-  if (std::ranges::all_of(file.columns, &Hdf5Column::is_direct)) file.handle = {};
+  if (std::ranges::none_of(file.columns, &Hdf5Column::needs_hdf5)) file.handle = {};
 }
 
 class Hdf5Source final : public Source {
@@ -141,11 +141,11 @@ class Hdf5Source final : public Source {
 
   void open_all() {
     const hdf5::Lock lock;
-    auto budget = options_.cache_bytes;
+    decoding_ = std::make_unique<ChunkDecoding>(options_.cache_bytes);
     count_ = 0;
     for (auto& file : files_) {
       file = SourceFile(file.path + ":" + file.group);  // drops what a failed attempt has opened
-      data::open(file, options_.columns);
+      data::open(file, options_.columns, *decoding_);
       Schema schema;
       for (const auto& column : file.columns) schema.push_back(column.column());
       if (&file == &files_.front()) schema_ = schema;
@@ -154,46 +154,57 @@ class Hdf5Source final : public Source {
       if (__builtin_add_overflow(count_, file.rows(), &count_))
         throw Error(ExitCode::data, "opening " + file.path, "its files have more samples than can be counted",
                     "Make them again");
-      for (auto& column : file.columns) {
-        const auto bytes = column.rows() * column.row_bytes();
-        if (column.is_direct() || bytes > budget) continue;
-        column.cache();
-        budget -= bytes;
-      }
     }
-    find_blocks(budget);
+    share_memory();
   }
 
-  /// Divides the samples into blocks of the size of a chunk, if a column is read chunk by chunk. `budget`: bytes for
-  /// chunks, divided evenly among the files.
-  void find_blocks(std::int64_t budget) {
+  /// Decides which columns are kept in memory whole, and divides the samples into blocks of the size of a chunk if a
+  /// column with chunks is not.
+  void share_memory() {
+    auto left = static_cast<double>(std::max<std::int64_t>(0, options_.cache_bytes));
     blocks_ = {};
-    double bytes = 0;  // of a block
-    for (const auto& file : files_) {
-      blocks_.files.push_back(file.rows());
-      bytes = std::max(bytes, block_bytes(file));
-      for (const auto& column : file.columns)
-        if (is_read_by_chunks(column)) blocks_.rows = std::max(blocks_.rows, column.chunk_rows());
+    double block_bytes = 0;  // the largest of the files
+    std::vector<std::vector<Hdf5Column*>> in_blocks(files_.size());
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      blocks_.files.push_back(files_[i].rows());
+      for (auto& column : files_[i].columns) {
+        if (!column.needs_memory()) continue;
+        if (column.all_bytes() > left) {
+          if (column.blocks().rows > 0) in_blocks[i].push_back(&column);
+          continue;
+        }
+        left -= column.all_bytes();
+        if (auto* const library = column.library()) {
+          library->keep_in_memory();
+          decoding_->cache.lower_limit(static_cast<std::size_t>(column.all_bytes()));
+        }
+      }
+      for (const auto* column : in_blocks[i]) blocks_.rows = std::max(blocks_.rows, column->blocks().rows);
+      block_bytes = std::max(block_bytes, sum_of_block_bytes(in_blocks[i]));
     }
     if (blocks_.rows == 0) return;
-    // Half of the memory: HDF5 keeps some chunks longer than they are needed.
-    blocks_.lanes = static_cast<int>(std::clamp(static_cast<double>(budget) / bytes / 2, 1.0, 64.0));
-    const auto for_file = static_cast<double>(budget / static_cast<std::int64_t>(files_.size()));
-    for (auto& file : files_) {
-      const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
-      const auto of_file = block_bytes(file);
-      for (auto& column : file.columns)
-        if (is_read_by_chunks(column))
-          column.keep_chunks(group.get(), static_cast<std::int64_t>(for_file * (column.block_bytes() / of_file)));
+    // Half of the memory: at the change from one block to the next, both are needed.
+    blocks_.lanes = static_cast<int>(std::clamp(left / block_bytes / 2, 1.0, 64.0));
+    for (std::size_t i = 0; i < files_.size(); ++i) share_among_library_columns(files_[i], in_blocks[i], left);
+  }
+
+  /// Gives the columns that HDF5 reads their part of `bytes`: that of the file, by the sizes of the columns' blocks.
+  void share_among_library_columns(SourceFile& file, const std::vector<Hdf5Column*>& in_blocks, double bytes) {
+    if (std::ranges::none_of(in_blocks, &Hdf5Column::library)) return;
+    const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
+    const auto of_file = bytes / static_cast<double>(files_.size());
+    for (auto* const column : in_blocks) {
+      if (column->library() == nullptr) continue;
+      const auto part = static_cast<std::size_t>(of_file * (column->blocks().bytes / sum_of_block_bytes(in_blocks)));
+      column->library()->keep_chunks(group.get(), column->column().name, column->blocks().slots, part);
+      decoding_->cache.lower_limit(part);
     }
   }
-  static double block_bytes(const SourceFile& file) {
+  static double sum_of_block_bytes(const std::vector<Hdf5Column*>& columns) {
     double bytes = 0;
-    for (const auto& column : file.columns)
-      if (is_read_by_chunks(column)) bytes += column.block_bytes();
+    for (const auto* column : columns) bytes += column->blocks().bytes;
     return bytes;
   }
-  static bool is_read_by_chunks(const Hdf5Column& column) { return column.chunk_rows() > 0 && !column.is_cached(); }
 
   void require_same(const Schema& schema, const SourceFile& file) const {
     const std::string doing = "opening " + file.path, other = files_.front().path;
@@ -212,6 +223,7 @@ class Hdf5Source final : public Source {
 
   DatasetOptions options_;
   std::once_flag opened_;
+  std::unique_ptr<ChunkDecoding> decoding_;
   std::vector<SourceFile> files_;
   std::int64_t count_ = 0;
   Schema schema_;

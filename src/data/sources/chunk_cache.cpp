@@ -1,0 +1,37 @@
+#include "data/sources/chunk_cache.hpp"
+
+#include "data/passes/samples.hpp"
+
+#include <vector>
+
+namespace muster::detail::data {
+
+std::size_t ChunkCache::Hash::operator()(const Key& key) const noexcept {
+  return mix(reinterpret_cast<std::uintptr_t>(key.first), static_cast<std::uint64_t>(key.second));
+}
+
+ChunkCache::Chunk ChunkCache::find(const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = places_.find(key);
+  if (found == places_.end()) return {};
+  kept_.splice(kept_.begin(), kept_, found->second);
+  return found->second->chunk;
+}
+
+void ChunkCache::keep(const Key& key, Chunk chunk, std::size_t bytes) {
+  std::vector<Chunk> dropped;  // freed without the lock
+  const std::lock_guard lock(mutex_);
+  if (places_.contains(key)) return;  // another thread was first
+  while (used_ + bytes > limit_) {
+    auto& last = kept_.back();
+    dropped.push_back(std::move(last.chunk));
+    used_ -= last.bytes;
+    places_.erase(last.key);
+    kept_.pop_back();
+  }
+  kept_.push_front({key, std::move(chunk), bytes});
+  places_.emplace(key, kept_.begin());
+  used_ += bytes;
+}
+
+}  // namespace muster::detail::data

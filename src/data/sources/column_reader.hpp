@@ -1,0 +1,25 @@
+// A way to read the rows of a column of an HDF5 file.
+#pragma once
+
+#include "base/file.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace muster::detail::data {
+
+/// A row to read, and the memory that its values go to.
+struct RowDestination {
+  std::int64_t row = 0;
+  std::byte* into = nullptr;
+};
+
+class ColumnReader {
+ public:
+  virtual ~ColumnReader() = default;
+  /// Reads rows in ascending order; a row may come several times. `bytes` is the column's file. Thread-safe.
+  virtual void read(const File& bytes, std::span<const RowDestination> wanted) = 0;
+};
+
+}  // namespace muster::detail::data

@@ -1,0 +1,161 @@
+// The parts of a chunked column: its layout, its cache and its threads.
+#include "data/sources/chunk_cache.hpp"
+#include "data/sources/chunk_layout.hpp"
+#include "data/sources/decoding_threads.hpp"
+#include "data/sources/scattered_read.hpp"
+#include "muster/error.hpp"
+#include "support/folder.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace muster::detail::data {
+namespace {
+
+TEST(ChunkLayout, PutsEveryValueOfARowInOnePlace) {
+  std::mt19937 random(1);
+  const auto upto = [&](int most) { return static_cast<std::int64_t>(1 + random() % static_cast<unsigned>(most)); };
+  for (int round = 0; round < 500; ++round) {
+    std::vector<std::int64_t> shape, chunk;
+    for (auto rank = upto(4); rank > 0; --rank) {
+      shape.push_back(upto(7));
+      chunk.push_back(upto(9));
+    }
+    const auto value = upto(8);
+    const ChunkLayout layout(shape, chunk, value, "test");
+    const auto row_bytes =
+        static_cast<std::size_t>(std::accumulate(shape.begin() + 1, shape.end(), value, std::multiplies<>()));
+    std::vector<int> covered(row_bytes, 0);
+    for (std::int64_t number = 0; number < layout.chunks_per_row(); ++number) {
+      const auto runs = layout.runs(number);
+      std::size_t end = 0;
+      for (const auto& run : runs) {
+        EXPECT_EQ(run.bytes, runs.front().bytes);
+        EXPECT_GE(run.in_chunk, end);
+        end = run.in_chunk + run.bytes;
+        EXPECT_LE(end, layout.row_bytes_in_chunk());
+        ASSERT_LE(run.in_row + run.bytes, row_bytes);
+        for (std::size_t i = 0; i < run.bytes; ++i) ++covered[run.in_row + i];
+      }
+      EXPECT_EQ(runs, layout.runs(number + layout.chunks_per_row()));
+    }
+    EXPECT_EQ(covered, std::vector<int>(row_bytes, 1));
+  }
+}
+
+TEST(ChunkLayout, ARowInOneChunkIsOneRun) {
+  EXPECT_EQ(ChunkLayout({10}, {4}, 8, "test").runs(1), (std::vector<ByteRun>{{0, 0, 8}}));
+  EXPECT_EQ(ChunkLayout({10, 3, 5}, {4, 3, 5}, 4, "test").runs(0), (std::vector<ByteRun>{{0, 0, 60}}));
+  EXPECT_EQ(ChunkLayout({10, 3, 5}, {1, 2, 5}, 4, "test").runs(1), (std::vector<ByteRun>{{0, 40, 20}}));
+  EXPECT_EQ(ChunkLayout({10, 2, 5}, {1, 2, 3}, 4, "test").runs(1), (std::vector<ByteRun>{{0, 12, 8}, {12, 32, 8}}));
+}
+
+TEST(ChunkLayout, AChunkMustFitTheMemory) {
+  const auto huge = std::int64_t{1} << 40;
+  EXPECT_THROW(ChunkLayout({10, 10}, {huge, huge}, 8, "test"), Error);
+}
+
+TEST(ChunkCache, KeepsWhatWasUsedLast) {
+  ChunkCache cache(100);
+  const int column = 0, other = 0;
+  const auto chunk = [] { return std::make_shared<hdf5::Buffer>(); };
+  EXPECT_TRUE(cache.fits(100));
+  EXPECT_FALSE(cache.fits(101));
+  const auto first = chunk();
+  cache.keep({&column, 1}, first, 40);
+  cache.keep({&column, 2}, chunk(), 40);
+  EXPECT_EQ(cache.find({&column, 1}), first);
+  EXPECT_EQ(cache.find({&other, 1}), nullptr);
+  cache.keep({&other, 1}, chunk(), 30);
+  EXPECT_EQ(cache.find({&column, 2}), nullptr) << "the one used least recently goes";
+  EXPECT_NE(cache.find({&column, 1}), nullptr);
+  cache.keep({&column, 1}, chunk(), 40);
+  EXPECT_EQ(cache.find({&column, 1}), first) << "of two threads, the first one's is kept";
+  cache.keep({&column, 3}, chunk(), 100);
+  EXPECT_EQ(cache.find({&column, 1}), nullptr);
+  EXPECT_NE(cache.find({&column, 3}), nullptr);
+}
+
+TEST(ChunkCache, SharesItsLimit) {
+  ChunkCache cache(100);
+  cache.lower_limit(60);
+  EXPECT_TRUE(cache.fits(40));
+  EXPECT_FALSE(cache.fits(41));
+  cache.lower_limit(41);
+  EXPECT_FALSE(cache.fits(1));
+  EXPECT_FALSE(ChunkCache(-1).fits(1));
+}
+
+TEST(DecodingThreads, MakeEachCallOnce) {
+  DecodingThreads threads;
+  const auto check = [&threads] {
+    for (const std::size_t count : {0, 1, 2, 100, 1000}) {
+      std::vector<std::atomic<int>> calls(count);
+      threads.run(count, [&](std::size_t i) { ++calls[i]; });
+      for (const auto& number : calls) EXPECT_EQ(number, 1);
+    }
+  };
+  check();
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) callers.emplace_back(check);
+  for (auto& caller : callers) caller.join();
+}
+
+TEST(DecodingThreads, PassOnAnError) {
+  DecodingThreads threads;
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> calls = 0;
+    try {
+      threads.run(1000, [&](std::size_t i) {
+        ++calls;
+        if (i == 3) throw std::runtime_error("call 3");
+      });
+      ADD_FAILURE() << "no error";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "call 3");
+    }
+    EXPECT_GE(calls, 4);
+  }
+}
+
+TEST(ScatteredRead, ReadsPiecesInAnyOrder) {
+  const test::Folder folder;
+  std::string content(100000, '\0');
+  for (std::size_t i = 0; i < content.size(); ++i) content[i] = static_cast<char>(i * 7 + i / 251);
+  write_file(folder / "a", content);
+  const File file(folder / "a", File::Mode::read);
+  const std::string shown = "a";
+  std::mt19937 random(2);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::byte> memory(200000);
+    std::vector<std::array<std::size_t, 3>> pieces;  // offset, place, bytes
+    std::size_t offset = 0, place = 0;
+    ScatteredRead read(file, shown);
+    for (auto count = random() % 3000; count > 0; --count) {
+      const auto bytes = 1 + random() % 60;
+      if (random() % 3 == 0) offset += random() % 2000;
+      if (offset + bytes > content.size() || random() % 50 == 0) offset = random() % 90000;
+      if (random() % 2 == 0) place += random() % 5;
+      read.add(offset, memory.data() + place, bytes);
+      pieces.push_back({offset, place, bytes});
+      offset += bytes;
+      place += bytes;
+    }
+    read.finish();
+    for (const auto& [from, to, bytes] : pieces)
+      EXPECT_EQ(std::memcmp(memory.data() + to, content.data() + from, bytes), 0);
+  }
+}
+
+}  // namespace
+}  // namespace muster::detail::data
