@@ -6,6 +6,7 @@
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 #include "support/hdf5_fixture.hpp"
+#include "support/io_errors.hpp"
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -209,6 +210,23 @@ TEST(Batches, OfChunksBeyondTheCacheReadEachChunkOnce) {
       EXPECT_EQ(sorted(run(ranks, {.global_batch_size = batch, .shuffle = true})), indices(rows));
       EXPECT_EQ(reads.count(), 2 * chunks) << world << " ranks, batch " << batch << ": x and y";
     }
+}
+
+TEST(Batches, OfChunksBeyondTheCacheDecodeAFewChunksInEachStep) {
+  const Folder folder;
+  constexpr int rows = 10'000, chunk_rows = 10;
+  H5File(folder.file("a.h5")).columns(rows, 0, {.chunk = chunk_rows, .deflate = 1});
+  const World world(Dataset::from_hdf5({folder.file("a.h5")}, {.cache_bytes = 128 * chunk_rows * 20}), 1, true, 5);
+  std::vector<int> reads_of_step;
+  int before = 0;
+  const test::IoError reads("preadv", "a.h5", 0);
+  for (const auto& batch : world.shard().iter_torch_batches({.batch_size = 64, .shuffle = true, .prefetch_batches = 0})) {
+    EXPECT_GT(batch.size(), 0);
+    reads_of_step.push_back(reads.count() - std::exchange(before, reads.count()));
+  }
+  EXPECT_GE(reads_of_step.front(), 2 * 64) << "one of x and one of y for each lane";
+  // Each lane reads the next chunk of x and of y once in ten steps.
+  EXPECT_LE(*std::max_element(reads_of_step.begin() + 1, reads_of_step.end()), 2 * 8);
 }
 
 TEST(Batches, OfChunksWithoutFiltersAreReadRowByRow) {

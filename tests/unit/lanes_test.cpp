@@ -171,6 +171,32 @@ TEST(Lanes, ALaneGivesItsBlocksOneAfterTheOther) {
   }
 }
 
+TEST(Lanes, EachBlockButTheFirstIsReadAheadOnceAndInTime) {
+  std::mt19937_64 random(8);
+  for (int i = 0; i < 400; ++i) {
+    const auto rows = 1 + static_cast<std::int64_t>(random() % 50);
+    const Blocks blocks{.rows = rows, .files = {rows * 100 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows))}, .lanes = 8};
+    const Lanes lanes(blocks, random());
+    const std::uint64_t longest = i % 2 == 0 ? 1 : 5;  // several rows at once may skip the turn of a short block
+    for (int lane = 0; lane < lanes.count(); ++lane) {
+      std::set<std::int64_t> ahead, opened;
+      for (std::int64_t first = 0, last = 0; first < lanes.length(lane); first = last) {
+        last = std::min(lanes.length(lane), first + 1 + static_cast<std::int64_t>(random() % longest));
+        if (const auto row = lanes.row_to_read_ahead(lane, first, last); row >= 0) {
+          EXPECT_TRUE(ahead.insert(row / rows).second);
+          EXPECT_FALSE(opened.contains(row / rows));
+        }
+        for (auto index = first; index < last; ++index) {
+          const auto block = lanes.row(lane, index) / rows;
+          if (opened.insert(block).second && opened.size() > 1 && longest == 1)
+            EXPECT_TRUE(ahead.contains(block)) << "opened before it was read ahead";
+        }
+      }
+      if (longest == 1) EXPECT_EQ(ahead.size() + 1, opened.size());
+    }
+  }
+}
+
 /// The mean length of runs of one label, over positions, in a file that is sorted by its label.
 template <class RowAt>
 double mean_run(std::int64_t size, int labels, const RowAt& row_at) {

@@ -29,6 +29,7 @@ struct StepReader {
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
+    if (const auto samples = samples_to_expect(step, pass.order); !samples.empty()) source->expect(samples);
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
     step::BatchWeightPtr weight;
     if (split)

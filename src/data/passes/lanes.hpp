@@ -38,6 +38,9 @@ class Lanes {
   std::int64_t row(int lane, std::int64_t index) const noexcept;
   /// The row at a position of the pass, 0 ≤ position < size().
   std::int64_t row_at(std::int64_t position) const;
+  /// A row of the lane's next block if it is time to read that block, while the lane gives its rows `first` …
+  /// `last` − 1, else −1. The lanes change blocks all at once; their turns to read ahead are spread over a block.
+  std::int64_t row_to_read_ahead(int lane, std::int64_t first, std::int64_t last) const noexcept;
 
  private:
   struct Place {

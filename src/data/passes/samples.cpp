@@ -58,23 +58,49 @@ std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t gl
   return left / global_batch + (!drop_last && left % global_batch != 0 ? 1 : 0);
 }
 
+namespace {
+
+/// Rows `first` … `last` − 1 of a lane.
+struct LaneRange {
+  int lane;
+  std::int64_t first, last;
+};
+
+/// The rank's part of the step.
+std::vector<LaneRange> lanes_of(const StepSamples& step, const Lanes& lanes) {
+  const auto first = lanes.taken(step.position), last = lanes.taken(step.position + step.samples);
+  std::vector<LaneRange> mine;
+  auto before = step.mine.first - step.position;  // samples of the ranks before this one
+  for (auto [lane, left] = std::pair(0, step.mine.count); left > 0; ++lane) {
+    const auto at = static_cast<std::size_t>(lane);
+    const auto begin = first[at] + std::min(before, last[at] - first[at]), end = std::min(last[at], begin + left);
+    before -= begin - first[at];
+    left -= end - begin;
+    if (begin < end) mine.push_back({lane, begin, end});
+  }
+  return mine;
+}
+
+}  // namespace
+
 std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order) {
   if (step.mine.count == 0) return {order(step.position)};
   std::vector<std::int64_t> samples;
   samples.reserve(static_cast<std::size_t>(step.mine.count));
-  const auto* const lanes = order.lanes();
-  if (lanes == nullptr) {
+  if (const auto* const lanes = order.lanes()) {
+    for (const auto& [lane, first, last] : lanes_of(step, *lanes))
+      for (auto row = first; row < last; ++row) samples.push_back(lanes->row(lane, row));
+  } else {
     for (std::int64_t i = 0; i < step.mine.count; ++i) samples.push_back(order(step.mine.first + i));
-    return samples;
   }
-  const auto first = lanes->taken(step.position), last = lanes->taken(step.position + step.samples);
-  auto before = step.mine.first - step.position;  // samples of the ranks before this one
-  for (int lane = 0; std::ssize(samples) < step.mine.count; ++lane) {
-    const auto at = static_cast<std::size_t>(lane);
-    auto row = first[at] + std::min(before, last[at] - first[at]);
-    before -= row - first[at];
-    for (; row < last[at] && std::ssize(samples) < step.mine.count; ++row) samples.push_back(lanes->row(lane, row));
-  }
+  return samples;
+}
+
+std::vector<std::int64_t> samples_to_expect(const StepSamples& step, const Order& order) {
+  std::vector<std::int64_t> samples;
+  if (const auto* const lanes = order.lanes())
+    for (const auto& [lane, first, last] : lanes_of(step, *lanes))
+      if (const auto row = lanes->row_to_read_ahead(lane, first, last); row >= 0) samples.push_back(row);
   return samples;
 }
 

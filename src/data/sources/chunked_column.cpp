@@ -90,6 +90,24 @@ void ChunkedColumn::read(const File& bytes, std::span<const RowDestination> want
   read_parts(bytes, missing);
 }
 
+void ChunkedColumn::expect(const File& bytes, std::span<const std::int64_t> wanted) {
+  if (is_never_cached_ || !decoding_.cache.fits(layout_.chunk_bytes())) return;
+  std::vector<Part> missing;
+  const auto rows = layout_.rows_per_chunk(), chunks = layout_.chunks_per_row();
+  std::int64_t last = -1;
+  for (const auto row : wanted) {
+    if (std::exchange(last, row / rows) == row / rows) continue;
+    for (auto number = last * chunks; number < (last + 1) * chunks; ++number) {
+      if (decoding_.cache.find({this, number}) == nullptr) missing.push_back({number, last * rows, {}});
+      if (missing.size() == most_at_once) {
+        read_parts(bytes, missing);
+        missing.clear();
+      }
+    }
+  }
+  read_parts(bytes, missing);
+}
+
 void ChunkedColumn::read_parts(const File& bytes, std::span<const Part> parts) {
   std::vector<std::int64_t> numbers;
   numbers.reserve(parts.size());

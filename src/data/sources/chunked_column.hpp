@@ -38,11 +38,12 @@ class ChunkedColumn final : public ColumnReader {
                 ChunkLayout layout, ChunkDecoding& decoding, std::string shown);
 
   void read(const File& bytes, std::span<const RowDestination> wanted) override;
+  void expect(const File& bytes, std::span<const std::int64_t> rows) override;
   /// True if the rows of chunks without filters are read from the file one by one.
   static bool reads_rows_alone(const ChunkLayout& layout);
 
  private:
-  /// A chunk and the wanted rows in it.
+  /// A chunk and the wanted rows in it, of which there may be none.
   struct Part {
     std::int64_t number, first_row;
     std::span<const RowDestination> wanted;

@@ -147,6 +147,12 @@ void Hdf5Column::keep_chunks(hid_t group, std::int64_t bytes) {
   dataset_ = hdf5::Handle(hdf5::check(H5Dopen2(group, column_.name.c_str(), access.get()), doing), H5Dclose);
 }
 
+void Hdf5Column::expect(const File& bytes, std::span<const std::int64_t> rows) {
+  const watch::ScopedFileRead reading;
+  const watch::TraceSpan span("read file ahead");
+  reader_->expect(bytes, rows);
+}
+
 void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {
   const watch::ScopedFileRead reading;
   const watch::TraceSpan span("read file");

@@ -50,6 +50,8 @@ class Hdf5Column {
 
   /// Reads rows in ascending order. Thread-safe.
   void read(const File& bytes, std::span<const RowDestination> wanted);
+  /// Decodes the chunks of these rows, which ascend, if they can be kept. Thread-safe.
+  void expect(const File& bytes, std::span<const std::int64_t> rows);
 
  private:
   void measure_chunks(hid_t creation);

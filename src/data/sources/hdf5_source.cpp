@@ -123,6 +123,19 @@ class Hdf5Source final : public Source {
     return Batch(std::move(items));
   }
 
+  void expect(std::span<const std::int64_t> samples) override {
+    ensure_open();
+    std::vector<std::int64_t> sorted(samples.begin(), samples.end()), rows;
+    std::ranges::sort(sorted);
+    auto next = sorted.begin();
+    for (auto& file : files_) {
+      rows.clear();
+      for (; next != sorted.end() && *next < file.first + file.rows(); ++next) rows.push_back(*next - file.first);
+      if (rows.empty()) continue;
+      for (auto& column : file.columns) column.expect(*file.bytes, rows);
+    }
+  }
+
   DatasetFingerprint fingerprint() override {
     ensure_open();
     DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};

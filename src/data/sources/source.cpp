@@ -121,6 +121,7 @@ class TransformedSource final : public Source {
   }
 
   Blocks blocks() override { return source_->blocks(); }
+  void expect(std::span<const std::int64_t> samples) override { source_->expect(samples); }
 
  private:
   /// Applies the steps up to the first one that draws from torch's generator. That step and those after it are left to

@@ -48,6 +48,8 @@ class Source {
   virtual Batch read(std::span<const std::int64_t> samples) = 0;
   /// Like read(), but on a thread that reads ahead. Preprocessors draw their random numbers from `seed`.
   virtual ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t /*seed*/) { return read(samples); }
+  /// Prepares to read all samples that are stored in the blocks of these.
+  virtual void expect(std::span<const std::int64_t> /*samples*/) {}
   /// How the samples are stored, if it costs much to read them in another order than block by block.
   virtual Blocks blocks() { return {}; }
   /// Must be the same on all ranks.
