@@ -263,15 +263,15 @@ struct BatchOptions {
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.
   ///
-  /// Columns of encoded chunks that are too large for DatasetOptions::cache_bytes are shuffled in lanes, so that a chunk is
-  /// decoded once in a pass. There are 64 lanes, or fewer if cache_bytes does not hold 128 chunks. The chunks are put
-  /// in random order and dealt out to the lanes. A lane gives the rows of one chunk in random order and then those of
-  /// its next chunk, and the pass takes one row from each lane in turn. So consecutive samples come from different
-  /// chunks, and a worker reads only the chunks of its lanes. Workers share some lanes, and decode the chunks of those
-  /// twice, unless the number of lanes is a multiple of the number of workers, and the step's samples are a multiple or
-  /// a divisor of it. Where HDF5 decodes (see cache_bytes), a dataset of many files may decode some chunks more often,
-  /// as each file gets an equal part of cache_bytes. The order does not depend on the number of workers, and a run
-  /// resumes in it at any number of workers.
+  /// Columns of encoded chunks that are too large for DatasetOptions::cache_bytes are shuffled in lanes, so that a
+  /// chunk is decoded once in a pass. There are 64 lanes, or fewer if cache_bytes does not hold 128 chunks. The chunks
+  /// are put in random order and dealt out to the lanes. A lane gives the rows of one chunk in random order and then
+  /// those of its next chunk, and the pass takes one row from each lane in turn. So consecutive samples come from
+  /// different chunks, and a worker reads only the chunks of its lanes. Workers share some lanes, and decode the chunks
+  /// of those twice, unless the number of lanes is a multiple of the number of workers, and the step's samples are a
+  /// multiple or a divisor of it. Where HDF5 decodes (see cache_bytes), a dataset of many files may decode some chunks
+  /// more often, as each file gets an equal part of cache_bytes. The order does not depend on the number of workers,
+  /// and a run resumes in it at any number of workers.
   bool shuffle = false;
   /// Leaves out the last step of an epoch if it is not full. In a stream, each worker leaves out its last batch.
   bool drop_last = false;

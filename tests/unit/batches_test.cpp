@@ -220,7 +220,8 @@ TEST(Batches, OfChunksBeyondTheCacheDecodeAFewChunksInEachStep) {
   std::vector<int> reads_of_step;
   int before = 0;
   const test::IoError reads("preadv", "a.h5", 0);
-  for (const auto& batch : world.shard().iter_torch_batches({.batch_size = 64, .shuffle = true, .prefetch_batches = 0})) {
+  for (const auto& batch :
+       world.shard().iter_torch_batches({.batch_size = 64, .shuffle = true, .prefetch_batches = 0})) {
     EXPECT_GT(batch.size(), 0);
     reads_of_step.push_back(reads.count() - std::exchange(before, reads.count()));
   }

@@ -72,18 +72,40 @@ TEST(ChunkCache, KeepsWhatWasUsedLast) {
   EXPECT_TRUE(cache.fits(100));
   EXPECT_FALSE(cache.fits(101));
   const auto first = chunk();
-  cache.keep({&column, 1}, first, 40);
-  cache.keep({&column, 2}, chunk(), 40);
-  EXPECT_EQ(cache.find({&column, 1}), first);
-  EXPECT_EQ(cache.find({&other, 1}), nullptr);
-  cache.keep({&other, 1}, chunk(), 30);
-  EXPECT_EQ(cache.find({&column, 2}), nullptr) << "the one used least recently goes";
-  EXPECT_NE(cache.find({&column, 1}), nullptr);
-  cache.keep({&column, 1}, chunk(), 40);
-  EXPECT_EQ(cache.find({&column, 1}), first) << "of two threads, the first one's is kept";
-  cache.keep({&column, 3}, chunk(), 100);
-  EXPECT_EQ(cache.find({&column, 1}), nullptr);
-  EXPECT_NE(cache.find({&column, 3}), nullptr);
+  cache.keep({&column, 1}, first, 40, 9, 1);
+  cache.keep({&column, 2}, chunk(), 40, 9, 1);
+  EXPECT_EQ(cache.find({&column, 1}, 1), first);
+  EXPECT_EQ(cache.find({&other, 1}, 1), nullptr);
+  cache.keep({&other, 1}, chunk(), 30, 9, 1);
+  EXPECT_EQ(cache.find({&column, 2}, 1), nullptr) << "the one used least recently goes";
+  EXPECT_NE(cache.find({&column, 1}, 1), nullptr);
+  cache.keep({&column, 1}, chunk(), 40, 9, 1);
+  EXPECT_EQ(cache.find({&column, 1}, 1), first) << "of two threads, the first one's is kept";
+  cache.keep({&column, 3}, chunk(), 100, 9, 1);
+  EXPECT_EQ(cache.find({&column, 1}, 1), nullptr);
+  EXPECT_NE(cache.find({&column, 3}, 1), nullptr);
+}
+
+TEST(ChunkCache, DropsAChunkFirstIfAllItsRowsWereTaken) {
+  ChunkCache cache(100);
+  const int column = 0;
+  const auto keep = [&](std::int64_t number, std::int64_t taken) {
+    cache.keep({&column, number}, std::make_shared<hdf5::Buffer>(), 25, 4, taken);
+  };
+  const auto has = [&](std::int64_t number) { return cache.find({&column, number}, 0) != nullptr; };
+  keep(1, 0);
+  for (const std::int64_t number : {2, 3, 4}) keep(number, 1);
+  for (const std::int64_t rows : {1, 2}) EXPECT_NE(cache.find({&column, 4}, rows), nullptr);
+  keep(5, 3);
+  EXPECT_FALSE(has(4)) << "its four rows were taken";
+  EXPECT_TRUE(has(1)) << "the one used least recently, of which no row was taken";
+  EXPECT_NE(cache.find({&column, 5}, 1), nullptr);
+  EXPECT_NE(cache.find({&column, 5}, 1), nullptr) << "it is there until its place is needed, and a new pass begins";
+  keep(6, 4);
+  EXPECT_TRUE(has(5));
+  EXPECT_FALSE(has(2));
+  keep(7, 0);
+  EXPECT_FALSE(has(6));
 }
 
 TEST(ChunkCache, SharesItsLimit) {

@@ -175,7 +175,9 @@ TEST(Lanes, EachBlockButTheFirstIsReadAheadOnceAndInTime) {
   std::mt19937_64 random(8);
   for (int i = 0; i < 400; ++i) {
     const auto rows = 1 + static_cast<std::int64_t>(random() % 50);
-    const Blocks blocks{.rows = rows, .files = {rows * 100 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows))}, .lanes = 8};
+    const Blocks blocks{.rows = rows,
+                        .files = {rows * 100 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows))},
+                        .lanes = 8};
     const Lanes lanes(blocks, random());
     const std::uint64_t longest = i % 2 == 0 ? 1 : 5;  // several rows at once may skip the turn of a short block
     for (int lane = 0; lane < lanes.count(); ++lane) {

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
+#include <vector>
 
 namespace muster {
 namespace detail::data {
@@ -22,6 +23,8 @@ struct StepReader {
   std::int64_t steps_left = pass.num_steps();
   int micro_batch = 0;
   std::int64_t batch_count = 0;  ///< batches returned so far
+  /// What the last batch has made room for; read after it, so that nobody waits for it.
+  std::vector<std::int64_t> expected = {};
 
   std::optional<ReadBatch> operator()() {
     if (steps_left == 0) return {};
@@ -29,7 +32,8 @@ struct StepReader {
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
-    if (const auto samples = samples_to_expect(step, pass.order); !samples.empty()) source->expect(samples);
+    if (!expected.empty()) source->expect(expected);
+    expected = samples_to_expect(step, pass.order);
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
     step::BatchWeightPtr weight;
     if (split)

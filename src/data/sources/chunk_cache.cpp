@@ -10,15 +10,22 @@ std::size_t ChunkCache::Hash::operator()(const Key& key) const noexcept {
   return mix(reinterpret_cast<std::uintptr_t>(key.first), static_cast<std::uint64_t>(key.second));
 }
 
-ChunkCache::Chunk ChunkCache::find(const Key& key) {
+void ChunkCache::take(List::iterator kept, std::int64_t rows) {
+  kept->taken += rows;
+  const bool is_done = kept->taken >= kept->rows;
+  if (is_done) kept->taken = 0;  // the next pass begins
+  kept_.splice(is_done ? kept_.end() : kept_.begin(), kept_, kept);
+}
+
+ChunkCache::Chunk ChunkCache::find(const Key& key, std::int64_t rows) {
   const std::lock_guard lock(mutex_);
   const auto found = places_.find(key);
   if (found == places_.end()) return {};
-  kept_.splice(kept_.begin(), kept_, found->second);
+  take(found->second, rows);
   return found->second->chunk;
 }
 
-void ChunkCache::keep(const Key& key, Chunk chunk, std::size_t bytes) {
+void ChunkCache::keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64_t rows, std::int64_t taken) {
   std::vector<Chunk> dropped;  // freed without the lock
   const std::lock_guard lock(mutex_);
   if (places_.contains(key)) return;  // another thread was first
@@ -29,9 +36,10 @@ void ChunkCache::keep(const Key& key, Chunk chunk, std::size_t bytes) {
     places_.erase(last.key);
     kept_.pop_back();
   }
-  kept_.push_front({key, std::move(chunk), bytes});
+  kept_.push_front({key, std::move(chunk), bytes, rows, 0});
   places_.emplace(key, kept_.begin());
   used_ += bytes;
+  take(kept_.begin(), taken);
 }
 
 }  // namespace muster::detail::data

@@ -14,7 +14,9 @@
 
 namespace muster::detail::data {
 
-/// Keeps the chunks of all columns that were used last, as many as fit the limit. Thread-safe.
+/// Keeps the chunks of all columns, as many as fit the limit. Of a chunk the rows are counted that were taken; when
+/// they are all of its rows, the chunk is the next to go. Otherwise it is the one that was used least recently.
+/// Thread-safe.
 class ChunkCache {
  public:
   using Chunk = std::shared_ptr<hdf5::Buffer>;
@@ -27,25 +29,30 @@ class ChunkCache {
   void lower_limit(std::size_t bytes) noexcept { limit_ -= std::min(bytes, limit_); }
   /// True if a chunk of this size may be kept.
   bool fits(std::size_t bytes) const noexcept { return bytes <= limit_; }
-  /// The chunk, or null.
-  Chunk find(const Key& key);
-  /// Keeps a chunk that fits().
-  void keep(const Key& key, Chunk chunk, std::size_t bytes);
+  /// The chunk, or null. `rows` of it are taken now.
+  Chunk find(const Key& key, std::int64_t rows);
+  /// Keeps a chunk that fits(). It has `rows`, and `taken` of them are taken now.
+  void keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64_t rows, std::int64_t taken);
 
  private:
   struct Kept {
     Key key;
     Chunk chunk;
     std::size_t bytes;
+    std::int64_t rows, taken;
   };
+  using List = std::list<Kept>;
+  /// Counts the rows, and moves the chunk to the begin or the end of the list.
+  void take(List::iterator kept, std::int64_t rows);
+
   struct Hash {
     std::size_t operator()(const Key& key) const noexcept;
   };
 
   std::size_t limit_, used_ = 0;
   std::mutex mutex_;
-  std::list<Kept> kept_;  ///< the one that was used last comes first
-  std::unordered_map<Key, std::list<Kept>::iterator, Hash> places_;
+  List kept_;  ///< the last one goes next
+  std::unordered_map<Key, List::iterator, Hash> places_;
 };
 
 }  // namespace muster::detail::data

@@ -24,6 +24,7 @@ class ChunkLayout {
   ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes,
               const std::string& doing);
 
+  std::int64_t rows() const noexcept { return shape_.front(); }
   std::int64_t rows_per_chunk() const noexcept { return chunk_.front(); }
   std::int64_t chunks_per_row() const noexcept { return chunks_per_row_; }
   std::size_t value_bytes() const noexcept { return value_bytes_; }

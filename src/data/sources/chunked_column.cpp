@@ -30,9 +30,7 @@ std::vector<std::byte> fill_value(hid_t dataset, hid_t memory_type, std::size_t 
   return value;
 }
 
-bool are_worth_a_read(const std::vector<ByteRun>& runs) {
-  return runs.size() == 1 || runs.front().bytes >= short_run;
-}
+bool are_worth_a_read(const std::vector<ByteRun>& runs) { return runs.size() == 1 || runs.front().bytes >= short_run; }
 
 /// Has the kernel provide the pages of a large piece of memory at once, which takes it half the time of doing so page
 /// by page.
@@ -63,9 +61,7 @@ ChunkedColumn::ChunkedColumn(hdf5::Handle dataset, hid_t memory_type, hdf5::Chun
   is_never_cached_ = pipeline_.is_plain(0) && runs_.size() == 1;
 }
 
-bool ChunkedColumn::reads_rows_alone(const ChunkLayout& layout) {
-  return are_worth_a_read(layout.runs(0));
-}
+bool ChunkedColumn::reads_rows_alone(const ChunkLayout& layout) { return are_worth_a_read(layout.runs(0)); }
 
 void ChunkedColumn::read(const File& bytes, std::span<const RowDestination> wanted) {
   std::vector<Part> missing;
@@ -76,7 +72,7 @@ void ChunkedColumn::read(const File& bytes, std::span<const RowDestination> want
     while (end < wanted.size() && wanted[end].row - first_row < rows) ++end;
     for (auto number = row_of_chunks * chunks; number < (row_of_chunks + 1) * chunks; ++number) {
       const Part part{number, first_row, wanted.subspan(begin, end - begin)};
-      const auto chunk = is_never_cached_ ? nullptr : decoding_.cache.find({this, number});
+      const auto chunk = is_never_cached_ ? nullptr : decoding_.cache.find({this, number}, std::ssize(part.wanted));
       if (chunk)
         copy(chunk->take(layout_.chunk_bytes()).data(), part);
       else
@@ -98,7 +94,7 @@ void ChunkedColumn::expect(const File& bytes, std::span<const std::int64_t> want
   for (const auto row : wanted) {
     if (std::exchange(last, row / rows) == row / rows) continue;
     for (auto number = last * chunks; number < (last + 1) * chunks; ++number) {
-      if (decoding_.cache.find({this, number}) == nullptr) missing.push_back({number, last * rows, {}});
+      if (decoding_.cache.find({this, number}, 0) == nullptr) missing.push_back({number, last * rows, {}});
       if (missing.size() == most_at_once) {
         read_parts(bytes, missing);
         missing.clear();
@@ -159,7 +155,9 @@ void ChunkedColumn::decode(const File& bytes, const Part& part, const hdf5::Stor
                      "reading " + shown_ + ", " + places_.text(part.number));
   }
   copy(chunk.data(), part);
-  if (kept) decoding_.cache.keep({this, part.number}, kept, size);
+  if (!kept) return;
+  const auto rows = std::min(layout_.rows_per_chunk(), layout_.rows() - part.first_row);
+  decoding_.cache.keep({this, part.number}, kept, size, rows, std::ssize(part.wanted));
 }
 
 bool ChunkedColumn::is_read_directly(const hdf5::StoredChunk& stored, const std::vector<ByteRun>& runs) const {

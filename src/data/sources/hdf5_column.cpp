@@ -118,35 +118,6 @@ std::optional<std::uint64_t> Hdf5Column::offset_of(hid_t dataset, const File& by
   return offset;
 }
 
-void Hdf5Column::measure_chunks(hid_t creation) {
-  std::vector<hsize_t> chunk(column_.shape.size() + 1);
-  hdf5::check(H5Pget_chunk(creation, static_cast<int>(chunk.size()), chunk.data()), "reading " + shown_);
-  chunk_rows_ = static_cast<std::int64_t>(std::min<hsize_t>(chunk[0], static_cast<hsize_t>(rows_)));
-  const auto chunks_along = [](std::int64_t size, hsize_t of_chunk) {
-    return std::ceil(static_cast<double>(size) / static_cast<double>(of_chunk));
-  };
-  block_bytes_ = static_cast<double>(chunk[0]) * static_cast<double>(c10::elementSize(column_.dtype));
-  double slots = std::exp2(std::ceil(std::log2(chunks_along(rows_, chunk[0]))));
-  for (std::size_t i = 1; i < chunk.size(); ++i) {
-    const auto chunks = chunks_along(column_.shape[i - 1], chunk[i]);
-    block_bytes_ *= chunks * static_cast<double>(chunk[i]);
-    slots *= std::exp2(std::ceil(std::log2(chunks)));
-  }
-  // HDF5 numbers chunks by the bits of their coordinates and keeps one chunk for each number modulo the slots.
-  constexpr double fewest = 521, most = 1 << 20;
-  chunk_slots_ = static_cast<std::size_t>(std::clamp(slots, fewest, most));
-}
-
-void Hdf5Column::keep_chunks(hid_t group, std::int64_t bytes) {
-  const std::string doing = "reading " + shown_;
-  const hdf5::Lock lock;
-  const hdf5::Handle access(hdf5::check(H5Pcreate(H5P_DATASET_ACCESS), doing), H5Pclose);
-  // w0 = 1: a chunk that was read to its end goes first, since this pass does not need it again.
-  hdf5::check(H5Pset_chunk_cache(access.get(), chunk_slots_, static_cast<std::size_t>(bytes), /*w0=*/1.0), doing);
-  dataset_ = {};  // while it is open its cache stays as it is
-  dataset_ = hdf5::Handle(hdf5::check(H5Dopen2(group, column_.name.c_str(), access.get()), doing), H5Dclose);
-}
-
 void Hdf5Column::expect(const File& bytes, std::span<const std::int64_t> rows) {
   const watch::ScopedFileRead reading;
   const watch::TraceSpan span("read file ahead");
