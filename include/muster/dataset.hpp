@@ -111,9 +111,9 @@ struct DatasetOptions {
   /// all ranks. Contiguous columns and chunks without filters need none: they are read directly from the file. Decoded
   /// chunks are kept as long as there is room; the one that was used least recently goes first. If a column of such
   /// chunks does not fit, BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must
-  /// convert (another byte order, unsigned integers of 2 or 4 bytes) or decode (a filter that muster does not know) are
-  /// read once, whole, and kept if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by
-  /// batch, which is slow in a random order.
+  /// convert (numbers of unusual sizes) or decode (a filter that muster does not know) are read once, whole, and kept
+  /// if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch, which is slow in a
+  /// random order.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -161,6 +161,13 @@ class MUSTER_API Dataset {
   Dataset(const std::filesystem::path& path);
 
   /// One dataset from several files, in that order; their columns must agree.
+  ///
+  /// HDF5 files, and so those of NetCDF-4, h5py and MATLAB (-v7.3), in any byte order. uint16, uint32 and uint64 become
+  /// int32, int64 and int64; a uint64 above 2^63 − 1 is an Error when it is read. Enumerations become their integers.
+  /// NetCDF's packed values are unpacked: with an attribute scale_factor or add_offset, a value v becomes v ×
+  /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. Then,
+  /// and in columns of floats, values that equal _FillValue or missing_value become NaN. Other integers stay as they
+  /// are.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
   /// In memory. All tensors must have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);

@@ -24,6 +24,8 @@ std::string number_name(hid_t type) {
   const auto bits = std::to_string(8 * H5Tget_size(type));
   if (kind == H5T_INTEGER) return (H5Tget_sign(type) == H5T_SGN_NONE ? "uint" : "int") + bits;
   if (kind == H5T_FLOAT) return (hdf5::scalar_type(type, "a column") == at::kBFloat16 ? "bfloat" : "float") + bits;
+  if (kind == H5T_ENUM && hdf5::scalar_type(type, "a column") != at::kBool)
+    return number_name(hdf5::Handle(H5Tget_super(type), H5Tclose).get());
   return kind == H5T_ENUM ? "bool" : "complex" + bits;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
 namespace muster::detail::hdf5 {
 namespace {
@@ -67,7 +68,11 @@ Handle open_file(const std::filesystem::path& path) {
   // HDF5 takes a file that may not be opened for one that cannot be read. access() may allow what open() refuses.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) refuse_to_open(doing, errno);
+  char begin[3] = "";
+  const auto length = ::pread(descriptor, begin, sizeof begin, 0);
   ::close(descriptor);
+  if (std::string_view(begin, length > 0 ? static_cast<std::size_t>(length) : 0) == "CDF")
+    throw Error(ExitCode::data, doing, "it is in NetCDF's classic format", "`nccopy -k nc4 IN OUT` makes an HDF5 file");
   const htri_t is_hdf5 = H5Fis_hdf5(path.c_str());
   if (is_hdf5 < 0) check(is_hdf5, doing);
   if (is_hdf5 == 0)

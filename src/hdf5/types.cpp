@@ -45,15 +45,11 @@ Handle make_complex(hid_t part) {
 }
 
 [[noreturn]] void refuse_class(H5T_class_t type, const std::string& shown) {
-  constexpr std::pair<H5T_class_t, const char*> names[] = {{H5T_STRING, "strings"},
-                                                           {H5T_COMPOUND, "compound values"},
-                                                           {H5T_REFERENCE, "references"},
-                                                           {H5T_VLEN, "values of variable length"},
-                                                           {H5T_OPAQUE, "opaque bytes"},
-                                                           {H5T_ENUM, "enumerated names"},
-                                                           {H5T_ARRAY, "arrays in one element"},
-                                                           {H5T_TIME, "times"},
-                                                           {H5T_BITFIELD, "bit fields"}};
+  constexpr std::pair<H5T_class_t, const char*> names[] = {
+      {H5T_STRING, "strings"},       {H5T_COMPOUND, "compound values"},
+      {H5T_REFERENCE, "references"}, {H5T_VLEN, "values of variable length"},
+      {H5T_OPAQUE, "opaque bytes"},  {H5T_ARRAY, "arrays in one element"},
+      {H5T_TIME, "times"},           {H5T_BITFIELD, "bit fields"}};
   for (const auto& [known, name] : names)
     if (known == type) refuse_type(name, shown);
   refuse_type("values of an unknown kind", shown);
@@ -123,6 +119,8 @@ at::ScalarType scalar_type(hid_t type, const std::string& shown) {
   if (kind == H5T_FLOAT) return float_type(type, shown);
   if (kind == H5T_COMPOUND) return compound_type(type, shown);
   if (kind == H5T_ENUM && H5Tequal(type, make_bool().get()) > 0) return at::kBool;
+  if (kind == H5T_ENUM)
+    return scalar_type(Handle(check(H5Tget_super(type), "reading the type of " + shown), H5Tclose).get(), shown);
   refuse_class(kind, shown);
 }
 

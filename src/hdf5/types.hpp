@@ -16,7 +16,8 @@ MUSTER_INTERNAL_API Handle memory_type_of(at::ScalarType type);
 /// True if memory_type_of(type) exists.
 bool has_type(at::ScalarType type) noexcept;
 /// The torch type for values of a stored type in any byte order. uint16 and uint32 become the next larger signed type,
-/// uint64 becomes int64. Throws an Error that names the kind for strings, references, other compounds and so on.
+/// uint64 becomes int64, enumerations become their integers. Throws an Error that names the kind for strings,
+/// references, other compounds and so on.
 MUSTER_INTERNAL_API at::ScalarType scalar_type(hid_t type, const std::string& shown);
 
 }  // namespace muster::detail::hdf5

@@ -489,7 +489,7 @@ TEST(Batches, AnIteratorThatIsAtItsEndIsAnError) {
   const auto complete = all_of(world.shard().iter_batches({.batch_size = 4}));
   ASSERT_EQ(complete.size(), 4u);
   auto half = world.shard().iter_batches({.batch_size = 2});
-  auto first = half.begin();
+  half.begin();
   const auto position = state.position();
   const World later(4, 1);
   later.states[0]->restore(position);

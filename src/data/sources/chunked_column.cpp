@@ -17,8 +17,8 @@ constexpr std::size_t short_run = 256;          ///< bytes; shorter ones are cop
 constexpr std::size_t work_to_share = 1 << 20;  ///< bytes; to wake threads for less costs more than it saves
 constexpr std::size_t most_at_once = 1 << 16;   ///< chunks; a row of a damaged file may have any number
 
-/// The value of chunks that were never written, in the memory's type. Zero if there is none.
-std::vector<std::byte> fill_value(hid_t dataset, hid_t memory_type, std::size_t value_bytes, const std::string& doing) {
+/// The value of chunks that were never written, as they would be stored. Zero if there is none.
+std::vector<std::byte> fill_value(hid_t dataset, hid_t stored, std::size_t value_bytes, const std::string& doing) {
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, doing);
   std::vector<std::byte> value(value_bytes);
   H5D_fill_value_t status{};
@@ -26,7 +26,7 @@ std::vector<std::byte> fill_value(hid_t dataset, hid_t memory_type, std::size_t 
   hdf5::check(H5Pfill_value_defined(creation.get(), &status), doing);
   hdf5::check(H5Pget_fill_time(creation.get(), &time), doing);
   if (status != H5D_FILL_VALUE_UNDEFINED && time != H5D_FILL_TIME_NEVER)
-    hdf5::check(H5Pget_fill_value(creation.get(), memory_type, value.data()), doing);
+    hdf5::check(H5Pget_fill_value(creation.get(), stored, value.data()), doing);
   return value;
 }
 
@@ -47,16 +47,15 @@ void map_pages(std::span<std::byte> memory) {
 
 }  // namespace
 
-ChunkedColumn::ChunkedColumn(hdf5::Handle dataset, hid_t memory_type, hdf5::ChunkIndex index,
-                             hdf5::FilterPipeline pipeline, ChunkLayout layout, ChunkDecoding& decoding,
-                             std::string shown)
+ChunkedColumn::ChunkedColumn(hdf5::Handle dataset, hid_t stored, hdf5::ChunkIndex index, hdf5::FilterPipeline pipeline,
+                             ChunkLayout layout, ChunkDecoding& decoding, std::string shown)
     : dataset_(std::move(dataset)),
       pipeline_(std::move(pipeline)),
       layout_(std::move(layout)),
       decoding_(decoding),
       shown_(std::move(shown)),
       places_(std::move(index), decoding.places_left),
-      fill_value_(fill_value(dataset_.get(), memory_type, layout_.value_bytes(), "reading " + shown_)) {
+      fill_value_(fill_value(dataset_.get(), stored, layout_.value_bytes(), "reading " + shown_)) {
   if (layout_.chunks_per_row() == 1) runs_ = layout_.runs(0);
   is_never_cached_ = pipeline_.is_plain(0) && runs_.size() == 1;
 }

@@ -33,8 +33,8 @@ struct ChunkDecoding {
 /// find chunks that were not read before.
 class ChunkedColumn final : public ColumnReader {
  public:
-  /// `dataset`: its values are of `memory_type` in the file; `index` is its own; `decoding` outlives this.
-  ChunkedColumn(hdf5::Handle dataset, hid_t memory_type, hdf5::ChunkIndex index, hdf5::FilterPipeline pipeline,
+  /// `dataset`: of values of type `stored`; `index` is its own; `decoding` outlives this.
+  ChunkedColumn(hdf5::Handle dataset, hid_t stored, hdf5::ChunkIndex index, hdf5::FilterPipeline pipeline,
                 ChunkLayout layout, ChunkDecoding& decoding, std::string shown);
 
   void read(const File& bytes, std::span<const RowDestination> wanted) override;

@@ -5,6 +5,7 @@
 #include "data/sources/chunked_column.hpp"
 #include "data/sources/column_reader.hpp"
 #include "data/sources/library_column.hpp"
+#include "hdf5/conversion.hpp"
 #include "hdf5/handle.hpp"
 #include "muster/dataset.hpp"
 
@@ -25,8 +26,8 @@ struct RowBlocks {
   std::size_t slots = 0;  ///< by which HDF5 keeps any two chunks of neighbouring blocks at once
 };
 
-/// Values in this machine's types and byte order are read without HDF5 and its lock: contiguous ones
-/// (ContiguousColumn), and chunks whose filters are known here (ChunkedColumn). HDF5 reads the others (LibraryColumn).
+/// Values are read as they are stored, and then converted. Contiguous ones (ContiguousColumn) and chunks whose filters
+/// are known here (ChunkedColumn) are read without HDF5 and its lock. HDF5 reads the others (LibraryColumn).
 class Hdf5Column {
  public:
   /// `name`: path inside the file; `shown`: its name in errors; `decoding` outlives this. Throws an Error if it is not
@@ -48,7 +49,7 @@ class Hdf5Column {
   /// The memory for all values, decoded, in bytes.
   double all_bytes() const noexcept;
 
-  /// Reads rows in ascending order. Thread-safe.
+  /// Reads rows in ascending order, each to memory of its own. Thread-safe.
   void read(const File& bytes, std::span<const RowDestination> wanted);
   /// Decodes the chunks of these rows, which ascend, if they can be kept. Thread-safe.
   void expect(const File& bytes, std::span<const std::int64_t> rows);
@@ -62,7 +63,8 @@ class Hdf5Column {
   Column column_;
   std::string shown_;
   std::int64_t rows_ = 0, row_bytes_ = 0;
-  bool unsigned_ = false;  ///< stored as uint64, which tensors do not have: values above 2^63 − 1 are an Error
+  std::int64_t stored_row_bytes_ = 0;
+  std::optional<hdf5::Conversion> conversion_;
   bool needs_hdf5_ = true, needs_memory_ = true;
   RowBlocks blocks_;
   LibraryColumn* library_ = nullptr;

@@ -1,0 +1,56 @@
+// Turns values as a file stores them into the values of tensors, without HDF5 and its lock.
+#pragma once
+
+#include "hdf5/handle.hpp"
+#include "hdf5/packing.hpp"
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+namespace muster::detail::hdf5 {
+
+/// Values keep their type, with these exceptions. uint16 and uint32 become the next larger signed type, uint64 becomes
+/// int64, and enumerations become their integers. Integers of 1 or 2 bytes and half floats become float32 if they are
+/// packed, and wider integers become float64. Where values are not packed, only floats have missing ones.
+class Conversion {
+ public:
+  /// `type`: of a dataset. Throws an Error (ExitCode::data) that names the kind if it holds no numbers.
+  Conversion(hid_t type, std::optional<Packing> packing, const std::string& shown);
+
+  at::ScalarType dtype() const noexcept { return dtype_; }
+  /// The bytes of a value in the file, at most those of dtype().
+  std::size_t stored_bytes() const noexcept { return stored_bytes_; }
+  /// True if the file's bytes are the tensor's.
+  bool is_copy() const noexcept { return convert_ == nullptr; }
+  /// False if only HDF5 can read values of this type, as native_type().
+  bool reads_file() const noexcept { return reads_file_; }
+  hid_t native_type() const noexcept { return native_.get(); }
+  /// What is left to do when HDF5 has read values as native_type().
+  void after_hdf5();
+
+  /// Converts in place: `values` has room for `count` values of dtype(), and the stored ones lie at its end. Returns
+  /// how many were converted: fewer than `count` if the next one is above 2^63 − 1, too large for a tensor.
+  std::size_t operator()(std::byte* values, std::size_t count) const;
+
+ private:
+  using Convert = std::size_t (*)(const Conversion& conversion, const std::byte* from, std::byte* into,
+                                  std::size_t count);
+  template <class Stored, class Value>
+  static std::size_t convert(const Conversion& conversion, const std::byte* from, std::byte* into, std::size_t count);
+  void choose();
+  template <class Stored, class Value = Stored>
+  void choose_for(at::ScalarType packed = at::kDouble);
+
+  Handle native_;
+  at::ScalarType dtype_ = at::kFloat;
+  std::size_t stored_bytes_ = 0;
+  bool is_integer_ = false, is_signed_ = true, half_is_bfloat_ = false;
+  bool reads_file_ = true, is_swapped_ = false;
+  std::optional<Packing> packing_;
+  Convert convert_ = nullptr;
+};
+
+}  // namespace muster::detail::hdf5

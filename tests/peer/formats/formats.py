@@ -1,0 +1,140 @@
+"""formats.py FORMATS_PEER: files of netCDF4, xarray, MATLAB's format 7.3 and h5py, and what FORMATS_PEER (formats.cpp)
+reads from them. Ends with 77 where Python has not all of these."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+try:
+    import h5py
+    import hdf5storage
+    import netCDF4
+    import numpy
+    import xarray
+except ImportError as error:
+    print(f"skipped: {sys.executable} has no {error.name}")
+    sys.exit(77)
+
+TORCH = {"Byte": "u1", "Char": "i1", "Short": "i2", "Int": "i4", "Long": "i8", "Half": "f2", "Float": "f4",
+         "Double": "f8", "Bool": "?", "ComplexFloat": "c8", "ComplexDouble": "c16"}
+
+
+class Peer:
+    def __init__(self, program, folder):
+        self.program, self.output = program, folder / "values"
+
+    def read(self, path, column):
+        done = subprocess.run([self.program, path, column, self.output], check=True, capture_output=True, text=True)
+        kind, shape = done.stdout.split(" ", 1)
+        return numpy.fromfile(self.output, TORCH[kind]).reshape([int(n) for n in shape.strip("[] \n").split(",")])
+
+    def refusal(self, path, column):
+        done = subprocess.run([self.program, path, column, self.output], capture_output=True, text=True)
+        assert done.returncode != 0, f"{column} of {path} was read"
+        return done.stderr
+
+    def compare(self, path, column, values, kind):
+        found = self.read(path, column)
+        assert found.dtype == numpy.dtype(kind), f"{column} of {path} has the type {found.dtype}"
+        numpy.testing.assert_array_equal(found, numpy.asarray(values).astype(kind), f"{column} of {path}")
+
+
+def packed_netcdf(peer, folder):
+    """The layouts in which reanalyses come: int16 with scale_factor and add_offset, an unlimited first dimension."""
+    generator = numpy.random.default_rng(1)
+    celsius = generator.normal(15, 10, (30, 37, 72))
+    celsius[3, 4:9, 10:40] = numpy.nan
+    for number, chunks in enumerate([(1, 37, 72), (7, 10, 20), None]):
+        path = folder / f"era5_{number}.nc"
+        with netCDF4.Dataset(path, "w") as file:
+            for name, size in [("time", None), ("latitude", 37), ("longitude", 72)]:
+                file.createDimension(name, size)
+            field = file.createVariable("t2m", "i2", ("time", "latitude", "longitude"), fill_value=-32767, zlib=True,
+                                        complevel=1, shuffle=True, chunksizes=chunks)
+            field.scale_factor, field.add_offset = 0.00171, 288.4
+            field[:] = numpy.ma.masked_where(numpy.isnan(celsius), numpy.nan_to_num(celsius) + 273.15)
+            count = file.createVariable("count", ">u2", ("time",), endian="big", fill_value=False)
+            count[:] = numpy.arange(30) * 2000
+            byte = file.createVariable("quality", "i1", ("time", "latitude"), fill_value=-1)
+            byte[:] = generator.integers(-1, 5, (30, 37))
+            words = file.createVariable("name", str, ("time",))
+            words[:] = numpy.array([f"day {day}" for day in range(30)], object)
+        with netCDF4.Dataset(path) as file:
+            peer.compare(path, "t2m", file["t2m"][:].filled(numpy.nan), "f4")
+            peer.compare(path, "count", file["count"][:], "i4")
+            file["quality"].set_auto_mask(False)
+            peer.compare(path, "quality", file["quality"][:], "i1")
+        assert "variable length" in peer.refusal(path, "name") or "strings" in peer.refusal(path, "name")
+
+
+def xarray_files(peer, folder):
+    generator = numpy.random.default_rng(2)
+    values = generator.normal(0, 3, (20, 8, 9)).astype("f4")
+    values[5] = numpy.nan
+    data = xarray.Dataset({"u": (("time", "y", "x"), values), "v": (("time", "y", "x"), 2 * values)},
+                          {"time": xarray.date_range("2020-01-01", periods=20)})
+    path = folder / "x.nc"
+    data.to_netcdf(path, engine="netcdf4", encoding={
+        "u": {"dtype": "int16", "scale_factor": 0.001, "_FillValue": -9999, "zlib": True},
+        "v": {"_FillValue": -9999.0}})
+    with xarray.open_dataset(path) as file:
+        peer.compare(path, "u", file["u"].values, "f4")
+        peer.compare(path, "v", file["v"].values, "f4")
+    with xarray.open_dataset(path, decode_times=False) as file:
+        peer.compare(path, "time", file["time"].values, "i8")
+
+
+def matlab_files(peer, folder):
+    """They begin with a user block of 512 bytes."""
+    generator = numpy.random.default_rng(3)
+    path = str(folder / "data.mat")
+    matrices = {"a": generator.normal(size=(40, 5)), "b": generator.integers(0, 200, (40, 3)).astype("u1"),
+                "c": generator.normal(size=(40, 6)).astype("f4")}
+    for compress in [False, True]:
+        hdf5storage.savemat(path, matrices, format="7.3", oned_as="column", store_python_metadata=False,
+                            action_for_matlab_incompatible="error", compress=compress, compress_size_threshold=0,
+                            truncate_existing=True)
+        with h5py.File(path) as file:
+            assert file.userblock_size == 512
+            for name, values in matrices.items():
+                peer.compare(path, name, values.T, values.dtype)  # MATLAB's matrices are stored column by column
+
+
+def h5py_files(peer, folder):
+    """Every type and byte order, as it lies and in chunks."""
+    generator = numpy.random.default_rng(4)
+    kinds = {"i1": "i1", "u1": "u1", "<i2": "i2", ">i2": "i2", "<u2": "i4", ">u2": "i4", "<i4": "i4", ">i4": "i4",
+             "<u4": "i8", ">u4": "i8", "<i8": "i8", ">i8": "i8", "<u8": "i8", ">u8": "i8", "<f2": "f2", ">f2": "f2",
+             "<f4": "f4", ">f4": "f4", "<f8": "f8", ">f8": "f8", "?": "?", "c8": "c8", "c16": "c16"}
+    layouts = {"plain": {}, "chunks": {"chunks": (7, 2)}, "gzip": {"chunks": (7, 2), "compression": "gzip"},
+               "sums": {"chunks": (16, 3), "fletcher32": True}}
+    path = folder / "types.h5"
+    with h5py.File(path, "w") as file:
+        for kind in kinds:
+            for name, options in layouts.items():
+                file.create_dataset(f"{name} {kind}", data=generator.integers(0, 100, (50, 3)).astype(kind), **options)
+        file.create_dataset("colour", data=generator.integers(0, 3, 50).astype(">i4"),
+                            dtype=h5py.enum_dtype({"red": 0, "green": 1, "blue": 2}, basetype=">i4"))
+        file.create_dataset("text", data=[b"abc"] * 50)
+        file.create_dataset("points", data=numpy.zeros(50, [("x", "f4"), ("y", "f4")]))
+    with h5py.File(path) as file:
+        for kind, found in kinds.items():
+            for name in layouts:
+                peer.compare(path, f"{name} {kind}", file[f"{name} {kind}"][:], found)
+        peer.compare(path, "colour", file["colour"][:], "i4")
+    for name, word in [("text", "strings"), ("points", "compound")]:
+        assert word in peer.refusal(path, name), name
+
+
+def main(program):
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        peer = Peer(program, folder)
+        for files in [packed_netcdf, xarray_files, matlab_files, h5py_files]:
+            files(peer, folder)
+            print(f"{files.__name__}: all values are read as their library reads them")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,206 @@
+// Values of all types that files hold, in every layout, compared with a plain reference.
+#include "hdf5/conversion.hpp"
+#include "hdf5/types.hpp"
+#include "muster/dataset.hpp"
+#include "muster/error.hpp"
+#include "support/hdf5_fixture.hpp"
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace muster::conversion_test {
+namespace {
+
+using detail::hdf5::check;
+using detail::hdf5::Handle;
+using test::Folder;
+using test::H5File;
+using test::Layout;
+
+struct Type {
+  hid_t stored;
+  at::ScalarType plain, packed;
+  double least, most;  ///< of the values to test
+};
+
+std::vector<Type> types() {
+  const auto top = std::ldexp(1.0, 53);
+  return {
+      {H5T_STD_I8LE, at::kChar, at::kFloat, -128, 127},       {H5T_STD_U8LE, at::kByte, at::kFloat, 0, 255},
+      {H5T_STD_I16LE, at::kShort, at::kFloat, -32768, 32767}, {H5T_STD_I16BE, at::kShort, at::kFloat, -32768, 32767},
+      {H5T_STD_U16LE, at::kInt, at::kFloat, 0, 65535},        {H5T_STD_U16BE, at::kInt, at::kFloat, 0, 65535},
+      {H5T_STD_I32BE, at::kInt, at::kDouble, -2e9, 2e9},      {H5T_STD_U32LE, at::kLong, at::kDouble, 0, 4e9},
+      {H5T_STD_U32BE, at::kLong, at::kDouble, 0, 4e9},        {H5T_STD_I64LE, at::kLong, at::kDouble, -top, top},
+      {H5T_STD_I64BE, at::kLong, at::kDouble, -top, top},     {H5T_STD_U64BE, at::kLong, at::kDouble, 0, top},
+      {H5T_IEEE_F32LE, at::kFloat, at::kFloat, -1e6, 1e6},    {H5T_IEEE_F32BE, at::kFloat, at::kFloat, -1e6, 1e6},
+      {H5T_IEEE_F64LE, at::kDouble, at::kDouble, -1e9, 1e9},  {H5T_IEEE_F64BE, at::kDouble, at::kDouble, -1e9, 1e9}};
+}
+
+void attribute(const H5File& file, const std::string& dataset, const char* name, double value,
+               hid_t type = H5T_NATIVE_DOUBLE) {
+  const detail::hdf5::Lock lock;
+  const Handle object(check(H5Dopen2(file.id(), dataset.c_str(), H5P_DEFAULT), "fixture"), H5Dclose);
+  const Handle space(H5Screate(H5S_SCALAR), H5Sclose);
+  const Handle made(check(H5Acreate2(object.get(), name, type, space.get(), H5P_DEFAULT, H5P_DEFAULT), "fixture"),
+                    H5Aclose);
+  check(H5Awrite(made.get(), H5T_NATIVE_DOUBLE, &value), "fixture");
+}
+
+std::vector<std::int64_t> all(std::size_t rows) { return test::counting<std::int64_t>(rows); }
+
+TEST(Conversion, OfEveryTypeAndLayoutIsThatOfThePlainReference) {
+  std::mt19937_64 random(4);
+  const Layout layouts[] = {{}, {.compact = true}, {.chunk = 5}, {.chunk = 5, .deflate = 1}};
+  for (const auto& type : types())
+    for (int round = 0; round < 24; ++round) {
+      const bool is_packed = round % 2 == 1, has_missing = round % 3 == 0;
+      const bool is_float = at::isFloatingType(type.plain);
+      std::uniform_real_distribution<double> value(type.least, type.most);
+      std::vector<double> stored(3 * (5 + random() % 700));
+      for (auto& each : stored) each = is_float ? static_cast<float>(value(random)) : std::floor(value(random));
+      const double scale = 0.25 + static_cast<double>(random() % 8), offset = static_cast<double>(random() % 100) - 50;
+      const double missing = stored[random() % stored.size()];
+
+      const Folder folder;
+      const std::size_t rows = stored.size() / 3;
+      {
+        H5File file(folder.file("a.h5"));
+        file.dataset("x", {rows, 3}, type.stored, H5T_NATIVE_DOUBLE, stored.data(), layouts[round % 4]);
+        if (is_packed) attribute(file, "x", "scale_factor", scale);
+        if (is_packed) attribute(file, "x", "add_offset", offset);
+        if (has_missing) attribute(file, "x", "_FillValue", missing, type.stored);
+      }
+      std::vector<double> wanted;
+      for (const auto each : stored)
+        wanted.push_back(has_missing && each == missing && (is_packed || is_float)
+                             ? std::numeric_limits<double>::quiet_NaN()
+                             : (is_packed ? each * scale + offset : each));
+      const auto dtype = is_packed ? type.packed : type.plain;
+      const auto data = Dataset(folder.file("a.h5"));
+      EXPECT_EQ(data.schema().front().dtype, dtype);
+      const auto reference = at::tensor(wanted, at::kDouble).to(dtype).view({static_cast<std::int64_t>(rows), 3});
+      EXPECT_TRUE(at::allclose(data.read(all(rows))["x"].to(at::kDouble), reference.to(at::kDouble), 0, 0, true))
+          << at::toString(dtype) << ", round " << round;
+    }
+}
+
+TEST(Conversion, OfHalfFloatsAndComplexNumbers) {
+  const Folder folder;
+  const std::vector<float> values{1.5, -2, 0.25, 100, 0, -0.125};
+  {
+    H5File file(folder.file("a.h5"));
+    for (const auto& [name, type] : {std::pair("half", at::kHalf), std::pair("bfloat", at::kBFloat16)}) {
+      const auto native = detail::hdf5::memory_type_of(type);
+      for (const auto order : {H5T_ORDER_LE, H5T_ORDER_BE}) {
+        const Handle stored(H5Tcopy(native.get()), H5Tclose);
+        H5Tset_order(stored.get(), order);
+        const auto of_order = std::string(name) + (order == H5T_ORDER_BE ? "_big" : "");
+        file.dataset(of_order, {6}, stored.get(), H5T_NATIVE_FLOAT, values.data());
+        file.dataset(of_order + "_scaled", {6}, stored.get(), H5T_NATIVE_FLOAT, values.data());
+        attribute(file, of_order + "_scaled", "scale_factor", 2);
+      }
+    }
+    const auto complex = detail::hdf5::memory_type_of(at::kComplexFloat);
+    file.dataset("z", {6}, complex.get(), complex.get(), std::vector<float>(12, 3).data());
+    attribute(file, "z", "scale_factor", 2);
+  }
+  const auto batch = Dataset(folder.file("a.h5")).read(all(6));
+  for (const std::string name : {"half", "half_big", "bfloat", "bfloat_big"}) {
+    EXPECT_EQ(batch[name].scalar_type(), name.starts_with("half") ? at::kHalf : at::kBFloat16);
+    EXPECT_TRUE(at::equal(batch[name].to(at::kFloat), at::tensor(values))) << name;
+    EXPECT_TRUE(at::equal(batch[name + "_scaled"], at::tensor(values).mul(2))) << name;
+  }
+  EXPECT_EQ(batch["z"][5].item<c10::complex<float>>(), c10::complex<float>(3, 3)) << "complex numbers are not scaled";
+}
+
+TEST(Conversion, EnumerationsAreTheirIntegers) {
+  const Folder folder;
+  const std::vector<std::int16_t> values{2, 1, 2, 7};
+  {
+    H5File file(folder.file("a.h5"));
+    const Handle type(H5Tenum_create(H5T_STD_I16BE), H5Tclose);
+    std::int16_t code = 0;
+    for (const char* name : {"land", "sea", "ice"}) {
+      std::int16_t big = static_cast<std::int16_t>(__builtin_bswap16(static_cast<std::uint16_t>(++code)));
+      H5Tenum_insert(type.get(), name, &big);
+    }
+    std::vector<std::uint16_t> stored;
+    for (const auto value : values) stored.push_back(__builtin_bswap16(static_cast<std::uint16_t>(value)));
+    file.dataset("kind", {4}, type.get(), type.get(), stored.data());
+    file.dataset("packed", {4}, type.get(), type.get(), stored.data(), {.chunk = 2, .deflate = 1});
+    file.dataset("compact", {4}, type.get(), type.get(), stored.data(), {.compact = true});
+  }
+  const auto batch = Dataset(folder.file("a.h5")).read(all(4));
+  for (const char* name : {"kind", "packed", "compact"})
+    EXPECT_TRUE(at::equal(batch[name], at::tensor(values))) << name;
+}
+
+TEST(Conversion, ValuesThatWereNeverWrittenAreMissing) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    const detail::hdf5::Lock lock;
+    const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    const hsize_t shape = 10, chunk = 4;
+    const Handle space(H5Screate_simple(1, &shape, nullptr), H5Sclose);
+    check(H5Pset_chunk(creation.get(), 1, &chunk), "fixture");
+    const std::int16_t missing = -999;
+    check(H5Pset_fill_value(creation.get(), H5T_NATIVE_INT16, &missing), "fixture");
+    check(H5Pset_deflate(creation.get(), 1), "fixture");
+    file.create("t", H5T_STD_I16BE, H5T_NATIVE_INT16, space.get(), creation.get(), nullptr);
+    attribute(file, "t", "_FillValue", missing, H5T_STD_I16BE);
+    attribute(file, "t", "add_offset", 273.15);
+  }
+  EXPECT_TRUE(Dataset(folder.file("a.h5")).read(all(10))["t"].isnan().all().item<bool>());
+}
+
+std::string error_of(const std::string& path) {
+  try {
+    Dataset(path).count();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Conversion, AttributesMustBeNumbers) {
+  const Folder folder;
+  for (const auto value : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    {
+      H5File file(folder.file("a.h5"));
+      file.columns(3);
+      attribute(file, "x", "scale_factor", value);
+    }
+    EXPECT_NE(error_of(folder.file("a.h5")).find("scale_factor is not a number"), std::string::npos);
+  }
+  {
+    H5File file(folder.file("b.h5"));
+    file.columns(3);
+    const Handle text(H5Tcopy(H5T_C_S1), H5Tclose), space(H5Screate(H5S_SCALAR), H5Sclose);
+    const Handle column(H5Dopen2(file.id(), "y", H5P_DEFAULT), H5Dclose);
+    Handle(H5Acreate2(column.get(), "add_offset", text.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+  }
+  EXPECT_NE(error_of(folder.file("b.h5")).find("add_offset is not a number"), std::string::npos);
+}
+
+TEST(Conversion, ClassicNetCDFIsRefusedWithTheCommandThatConvertsIt) {
+  const Folder folder;
+  for (const char version : {'\1', '\2', '\5'}) {
+    std::ofstream(folder.file("old.nc")) << "CDF" << version << std::string(60, '\0');
+    EXPECT_NE(error_of(folder.file("old.nc")).find("nccopy -k nc4"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace muster::conversion_test
