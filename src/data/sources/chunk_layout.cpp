@@ -1,22 +1,19 @@
 #include "data/sources/chunk_layout.hpp"
 
-#include "base/number.hpp"
-
 #include <algorithm>
 #include <utility>
 
 namespace muster::detail::data {
 
-ChunkLayout::ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes,
-                         const std::string& doing)
-    : shape_(std::move(shape)), chunk_(std::move(chunk)), value_bytes_(static_cast<std::size_t>(value_bytes)) {
-  auto bytes = value_bytes;
+ChunkLayout::ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes)
+    : shape_(std::move(shape)),
+      chunk_(std::move(chunk)),
+      value_bytes_(static_cast<std::size_t>(value_bytes)),
+      row_bytes_in_chunk_(value_bytes_) {
   for (std::size_t i = shape_.size(); i-- > 1;) {
-    bytes = checked_product(bytes, chunk_[i], doing, "the shape of its chunks");
+    row_bytes_in_chunk_ *= static_cast<std::size_t>(chunk_[i]);
     chunks_per_row_ *= (shape_[i] - 1) / chunk_[i] + 1;
   }
-  row_bytes_in_chunk_ = static_cast<std::size_t>(bytes);
-  chunk_bytes_ = static_cast<std::size_t>(checked_product(bytes, chunk_.front(), doing, "the shape of its chunks"));
 }
 
 std::vector<ByteRun> ChunkLayout::runs(std::int64_t number) const {

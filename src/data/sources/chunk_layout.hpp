@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace muster::detail::data {
@@ -19,25 +18,20 @@ struct ByteRun {
 /// hdf5::ChunkIndex, so those of a row have neighbouring numbers.
 class ChunkLayout {
  public:
-  /// `shape` of the column and of a chunk, in values. Throws an Error (ExitCode::data) if a chunk is larger than any
-  /// memory.
-  ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes,
-              const std::string& doing);
+  /// `shape` of the column and of a chunk, in values. Their bytes can be counted.
+  ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes);
 
   std::int64_t rows() const noexcept { return shape_.front(); }
   std::int64_t rows_per_chunk() const noexcept { return chunk_.front(); }
   std::int64_t chunks_per_row() const noexcept { return chunks_per_row_; }
-  std::size_t value_bytes() const noexcept { return value_bytes_; }
   std::size_t row_bytes_in_chunk() const noexcept { return row_bytes_in_chunk_; }
-  /// The size of a chunk, also of one that the column fills only in part.
-  std::size_t chunk_bytes() const noexcept { return chunk_bytes_; }
   /// The runs of the first row of chunk `number`, in ascending order and all of the same size.
   std::vector<ByteRun> runs(std::int64_t number) const;
 
  private:
   std::vector<std::int64_t> shape_, chunk_, grid_;
   std::int64_t chunks_per_row_ = 1;
-  std::size_t value_bytes_, row_bytes_in_chunk_ = 0, chunk_bytes_ = 0;
+  std::size_t value_bytes_, row_bytes_in_chunk_ = 0;
 };
 
 }  // namespace muster::detail::data

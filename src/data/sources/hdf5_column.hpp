@@ -1,20 +1,19 @@
-// One column of one HDF5 file. It is checked when it is opened, and then read by rows.
+// One column of one HDF5 file, read by rows.
 #pragma once
 
 #include "base/file.hpp"
-#include "data/sources/chunked_column.hpp"
 #include "data/sources/column_reader.hpp"
 #include "data/sources/library_column.hpp"
+#include "data/sources/stored_array.hpp"
 #include "hdf5/conversion.hpp"
-#include "hdf5/handle.hpp"
 #include "muster/dataset.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace muster::detail::data {
 
@@ -26,14 +25,10 @@ struct RowBlocks {
   std::size_t slots = 0;  ///< by which HDF5 keeps any two chunks of neighbouring blocks at once
 };
 
-/// Values are read as they are stored, and then converted. Contiguous ones (ContiguousColumn) and chunks whose filters
-/// are known here (ChunkedColumn) are read without HDF5 and its lock. HDF5 reads the others (LibraryColumn).
 class Hdf5Column {
  public:
-  /// `name`: path inside the file; `shown`: its name in errors; `decoding` outlives this. Throws an Error if it is not
-  /// a column of numbers, or if its values lie outside of the file, lie beyond its end, or need a filter that is not
-  /// there.
-  Hdf5Column(hid_t file, const File& bytes, const std::string& name, std::string shown, ChunkDecoding& decoding);
+  /// `array`: of at least one dimension.
+  Hdf5Column(std::string name, StoredArray array);
 
   const Column& column() const noexcept { return column_; }
   std::int64_t rows() const noexcept { return rows_; }
@@ -55,16 +50,12 @@ class Hdf5Column {
   void expect(const File& bytes, std::span<const std::int64_t> rows);
 
  private:
-  void measure_chunks(hid_t creation);
-  void choose_reader(hdf5::Handle dataset, const File& bytes, ChunkDecoding& decoding);
-  /// The offset of contiguous values in the file, in bytes; none if nothing was ever written.
-  std::optional<std::uint64_t> offset_of(hid_t dataset, const File& bytes) const;
+  void measure_chunks(const std::vector<std::int64_t>& chunk);
 
   Column column_;
   std::string shown_;
-  std::int64_t rows_ = 0, row_bytes_ = 0;
-  std::int64_t stored_row_bytes_ = 0;
-  std::optional<hdf5::Conversion> conversion_;
+  hdf5::Conversion conversion_;
+  std::int64_t rows_ = 0, row_bytes_ = 0, stored_row_bytes_ = 0;
   bool needs_hdf5_ = true, needs_memory_ = true;
   RowBlocks blocks_;
   LibraryColumn* library_ = nullptr;

@@ -49,7 +49,8 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
       throw Error(ExitCode::data, doing, "group \"" + file.group + "\" holds no datasets",
                   "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
   }
-  for (const auto& name : names) file.columns.emplace_back(group.get(), *file.bytes, name, file.shown(name), decoding);
+  for (const auto& name : names)
+    file.columns.emplace_back(name, open_array(group.get(), *file.bytes, name, file.shown(name), decoding));
   if (std::ranges::any_of(file.columns, [&](const auto& column) { return column.rows() != file.rows(); }))
     throw Error(
         ExitCode::data, doing,

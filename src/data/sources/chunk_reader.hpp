@@ -1,0 +1,86 @@
+// Reads chunks of a dataset and decodes them, without HDF5's lock.
+#pragma once
+
+#include "base/file.hpp"
+#include "data/sources/chunk_cache.hpp"
+#include "data/sources/chunk_places.hpp"
+#include "data/sources/decoding_threads.hpp"
+#include "data/sources/scattered_read.hpp"
+#include "hdf5/chunk_index.hpp"
+#include "hdf5/filter_pipeline.hpp"
+#include "hdf5/handle.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace muster::detail::data {
+
+/// What the chunked columns of a dataset share.
+struct ChunkDecoding {
+  explicit ChunkDecoding(std::int64_t cache_bytes) : cache(cache_bytes) {}
+
+  ChunkCache cache;
+  DecodingThreads threads;
+  std::atomic<std::int64_t> places_left = ChunkPlaces::most_of_dataset;
+};
+
+/// A chunk to read. The cache drops a chunk first when all of its rows were taken.
+struct WantedChunk {
+  std::int64_t number = 0;
+  std::int64_t rows = 0, taken = 0;  ///< all of its rows, and how many this read takes
+};
+
+/// What to do with the chunks of a read; `i` is the place of the chunk among the wanted ones. Several threads may call
+/// copy() at once.
+class ChunkUse {
+ public:
+  virtual ~ChunkUse() = default;
+  virtual void copy(std::size_t i, const std::byte* chunk) const = 0;
+  /// The chunk was never written: all its values are `value`.
+  virtual void fill(std::size_t i, std::span<const std::byte> value) const = 0;
+  /// The chunk is stored as it is, at this offset in the file. Adds what is wanted to `pieces`, or returns false, so
+  /// that the chunk is read whole.
+  virtual bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const = 0;
+};
+
+/// Decoded chunks are kept as long as the cache has room. HDF5 and its lock are used only to find chunks that were not
+/// read before. Thread-safe.
+class ChunkReader {
+ public:
+  /// `dataset`: of values of type `stored`; `index` is its own; `decoding` outlives this.
+  ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_bytes, hdf5::ChunkIndex index,
+              hdf5::FilterPipeline pipeline, std::size_t chunk_bytes, ChunkDecoding& decoding, std::string shown);
+  /// Keeps no chunks: each use reads what it wants directly.
+  void keep_none() noexcept { keeps_ = false; }
+
+  /// Reads chunks in ascending order of their numbers.
+  void read(const File& bytes, std::span<const WantedChunk> wanted, const ChunkUse& use);
+  /// Decodes chunks with these numbers, which ascend, if they can be kept.
+  void expect(const File& bytes, std::span<const WantedChunk> wanted);
+
+  /// True if chunks are stored without filters.
+  bool is_plain() const noexcept { return pipeline_.is_plain(0); }
+  /// True if a decoded chunk may be kept.
+  bool can_keep() const noexcept { return keeps_ && decoding_.cache.fits(chunk_bytes_); }
+
+ private:
+  void read_missing(const File& bytes, std::span<const WantedChunk> wanted, std::span<const std::size_t> missing,
+                    const ChunkUse& use);
+  void decode(const File& bytes, const WantedChunk& wanted, const hdf5::StoredChunk& stored, std::size_t i,
+              const ChunkUse& use);
+
+  hdf5::Handle dataset_;
+  hdf5::FilterPipeline pipeline_;
+  std::size_t chunk_bytes_;
+  ChunkDecoding& decoding_;
+  std::string shown_;
+  ChunkPlaces places_;
+  std::vector<std::byte> fill_value_;
+  bool keeps_ = true;
+};
+
+}  // namespace muster::detail::data

@@ -1,0 +1,92 @@
+#include "data/sources/stored_array.hpp"
+
+#include "base/number.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/filters.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace muster::detail::data {
+namespace {
+
+std::vector<std::size_t> strides_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes) {
+  std::vector<std::size_t> strides(shape.size());
+  auto bytes = value_bytes;
+  for (auto i = shape.size(); i-- > 0; bytes *= static_cast<std::size_t>(shape[i])) strides[i] = bytes;
+  return strides;
+}
+
+/// The size of an array, in bytes as stored. Throws an Error if it is more than can be counted.
+std::uint64_t size_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes, const std::string& doing,
+                      const char* what) {
+  auto bytes = static_cast<std::int64_t>(value_bytes);
+  for (const auto size : shape) bytes = checked_product(bytes, size, doing, what);
+  return static_cast<std::uint64_t>(bytes);
+}
+
+/// The offset of contiguous values in the file; none if nothing was ever written.
+std::optional<std::uint64_t> offset_of(hid_t dataset, std::uint64_t length, const File& bytes,
+                                       const std::string& doing) {
+  const haddr_t offset = H5Dget_offset(dataset);
+  if (offset == HADDR_UNDEF) {
+    hdf5::last_error();
+    return {};
+  }
+  const auto size = bytes.size();
+  if (offset > size || length > size - offset)
+    throw Error(ExitCode::data, doing, "the file is truncated: its values end beyond the end of the file",
+                "Make or copy it again");
+  return offset;
+}
+
+}  // namespace
+
+std::vector<std::size_t> StoredArray::strides() const { return strides_of(shape, conversion.stored_bytes()); }
+std::vector<std::size_t> StoredArray::chunk_strides() const { return strides_of(chunk, conversion.stored_bytes()); }
+
+StoredArray open_array(hid_t file, const File& bytes, const std::string& name, std::string shown,
+                       ChunkDecoding& decoding) {
+  const hdf5::Lock lock;
+  const std::string doing = "reading " + shown;
+  auto dataset = hdf5::open_dataset(file, name, shown);
+  auto shape = hdf5::shape(dataset.get(), shown);
+  if (shape.empty())
+    throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
+  const auto type = hdf5::dataset_property(dataset.get(), H5Dget_type, doing);
+  StoredArray array{.shown = shown,
+                    .shape = std::move(shape),
+                    .conversion = {type.get(), hdf5::packing_of(dataset.get(), shown), shown}};
+  const auto value_bytes = array.conversion.stored_bytes();
+  // As values of tensors, which are at least as large as the stored ones. There may be no rows.
+  size_of({array.shape.begin() + 1, array.shape.end()}, c10::elementSize(array.conversion.dtype()), doing, "its shape");
+  size_of(array.shape, c10::elementSize(array.conversion.dtype()), doing, "its shape");
+  const auto length = size_of(array.shape, value_bytes, doing, "its shape");
+  if (std::find(array.shape.begin() + 1, array.shape.end(), 0) != array.shape.end())
+    throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
+
+  const auto creation = hdf5::dataset_property(dataset.get(), H5Dget_create_plist, doing);
+  const auto layout = H5Pget_layout(creation.get());
+  const auto filters = hdf5::filters(creation.get(), doing);
+  if (layout == H5D_CONTIGUOUS && array.conversion.reads_file()) {
+    array.offset = offset_of(dataset.get(), length, bytes, doing);
+    if (array.offset) return array;
+  } else if (layout == H5D_CHUNKED && array.shape.front() > 0) {
+    hdf5::FilterPipeline pipeline(filters);
+    hdf5::ChunkIndex index(dataset.get(), shown);
+    array.chunk = index.chunk_shape();
+    if (array.conversion.reads_file() && pipeline.decodes() && index.locates()) {
+      const auto chunk_bytes = size_of(array.chunk, value_bytes, doing, "the shape of its chunks");
+      array.chunks = std::make_unique<ChunkReader>(std::move(dataset), type.get(), value_bytes, std::move(index),
+                                                   std::move(pipeline), chunk_bytes, decoding, std::move(shown));
+      return array;
+    }
+  }
+  hdf5::require_filters(filters, doing);
+  array.dataset = std::move(dataset);
+  array.memory_type = {hdf5::check(H5Tcopy(array.conversion.native_type()), doing), H5Tclose};
+  array.conversion.after_hdf5();
+  return array;
+}
+
+}  // namespace muster::detail::data

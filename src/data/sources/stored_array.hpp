@@ -1,0 +1,40 @@
+// An array of an HDF5 file: what its values are, and by which way they are read.
+#pragma once
+
+#include "base/file.hpp"
+#include "data/sources/chunk_reader.hpp"
+#include "hdf5/conversion.hpp"
+#include "hdf5/handle.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace muster::detail::data {
+
+/// Values are read as they are stored, by one of three ways, and then converted. Contiguous ones and chunks whose
+/// filters are known here are read without HDF5 and its lock. HDF5 reads the others.
+struct StoredArray {
+  std::string shown;  ///< its name in errors
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> chunk = {};  ///< the shape of a chunk; empty if the values are not in chunks
+  hdf5::Conversion conversion;
+
+  std::optional<std::uint64_t> offset = {};     ///< of contiguous values: that of the first one in the file, in bytes
+  std::unique_ptr<ChunkReader> chunks = {};     ///< if chunks are decoded here
+  hdf5::Handle dataset = {}, memory_type = {};  ///< if HDF5 reads, as values of this type
+
+  /// The sizes of `shape` and `chunk` in steps of one along each dimension, in bytes as stored.
+  std::vector<std::size_t> strides() const;
+  std::vector<std::size_t> chunk_strides() const;
+};
+
+/// Opens the dataset `name` of a file. `decoding` outlives the result. Throws an Error if it holds no array of numbers,
+/// or if its values lie outside of the file, lie beyond its end, or need a filter that is not there.
+StoredArray open_array(hid_t file, const File& bytes, const std::string& name, std::string shown,
+                       ChunkDecoding& decoding);
+
+}  // namespace muster::detail::data
