@@ -117,6 +117,23 @@ struct DatasetOptions {
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
+/// Which windows of an array are samples. Each list has a number for each dimension of the first variable, in values.
+struct WindowOptions {
+  /// The size of a window; 0: the whole dimension.
+  std::vector<std::int64_t> size;
+  /// From one window to the next; 0, or an empty list: the window's size, so that windows do not overlap.
+  std::vector<std::int64_t> stride = {};
+  /// Values on both sides of a window that it gets in addition, at most as many as the dimension has; empty: none.
+  /// Beyond the ends of the array they are NaN, or 0 in a column without NaN.
+  std::vector<std::int64_t> margin = {};
+  /// "FILE:/NAME", a variable with some of the first one's dimensions. A window is left out unless at least
+  /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN.
+  std::optional<std::string> mask = {};
+  double mask_share = 1;
+  /// See DatasetOptions::cache_bytes.
+  std::int64_t cache_bytes = std::int64_t{1} << 30;
+};
+
 /// A worker's share of a stream: the rows of `worker`, 0 … workers − 1, which no other worker gets.
 struct StreamShard {
   int worker = 0;
@@ -169,6 +186,22 @@ class MUSTER_API Dataset {
   /// and in columns of floats, values that equal _FillValue or missing_value become NaN. Other integers stay as they
   /// are.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
+  /// Windows of arrays: time series, patches of images, volumes. Each variable, "FILE:/NAME", makes a column of its
+  /// name and of the window's shape, margins included, converted as in from_hdf5(). The column "origin", int64
+  /// [dimensions], has the place of the window's first value, margins apart.
+  ///
+  ///   auto weather = muster::Dataset::windows({"era5.nc:/t2m", "era5.nc:/u10", "era5.nc:/orography"},
+  ///                                           {.size = {12, 64, 64}, .stride = {6, 32, 32}});
+  ///
+  /// The first variable has the dimensions of the windows. The others are aligned with it by the names of their
+  /// dimensions, as NetCDF has them, and may lack some: a window of orography [latitude, longitude] goes with that of
+  /// t2m [time, latitude, longitude] at the same place. Without names they must have the same shape. Windows that would
+  /// end beyond the array are left out.
+  ///
+  /// Windows that share chunks of the file have neighbouring indices: a chunk's windows come one after the other. Of
+  /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 such groups at a
+  /// time, see BatchOptions::shuffle.
+  static Dataset windows(std::vector<std::string> variables, WindowOptions options);
   /// In memory. All tensors must have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
   /// In memory, row by row. `items` is a list of JSON objects with the same keys, which are the columns in the order of

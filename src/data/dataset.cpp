@@ -60,6 +60,10 @@ Dataset Dataset::from_hdf5(std::vector<std::string> paths, DatasetOptions option
   return Dataset(detail::data::hdf5_source(std::move(paths), std::move(options)));
 }
 
+Dataset Dataset::windows(std::vector<std::string> variables, WindowOptions options) {
+  return Dataset(detail::data::window_source(std::move(variables), std::move(options)));
+}
+
 Dataset Dataset::from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns) {
   return Dataset(detail::data::memory_source(std::move(columns)));
 }

@@ -7,9 +7,9 @@
 namespace muster::detail::data {
 namespace {
 
-constexpr std::size_t short_run = 256;  ///< bytes; shorter ones are copied from memory, not read one by one
-
-bool are_worth_a_read(const std::vector<ByteRun>& runs) { return runs.size() == 1 || runs.front().bytes >= short_run; }
+bool are_worth_a_read(const std::vector<ByteRun>& runs) {
+  return runs.size() == 1 || runs.front().bytes >= short_piece;
+}
 
 }  // namespace
 

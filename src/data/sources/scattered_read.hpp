@@ -13,6 +13,9 @@
 
 namespace muster::detail::data {
 
+/// Bytes; where whole chunks can be kept, shorter pieces are copied from them, not read one by one.
+constexpr std::size_t short_piece = 256;
+
 /// Pieces that follow one another in the file, or nearly so, are read by one call.
 class ScatteredRead {
  public:

@@ -1,5 +1,7 @@
-// formats_peer FILE[:/GROUP] COLUMN OUTPUT: writes all values of a column to OUTPUT, and prints their type and the
-// shape of a sample.
+// formats_peer FILE[:/GROUP] COLUMN OUTPUT
+//   writes all values of a column to OUTPUT, and prints their type and the shape of a sample.
+// formats_peer --windows SIZE,… STRIDE,… OUTPUT FILE:/NAME...
+//   does so for the columns of windows, one after the other, a line for each.
 #include "muster/dataset.hpp"
 
 #include <cstdio>
@@ -7,16 +9,39 @@
 #include <fstream>
 #include <iostream>
 #include <numeric>
+#include <sstream>
+#include <string>
 #include <vector>
 
-int main(int, char** arguments) try {
-  const auto data = muster::Dataset::from_hdf5({arguments[1]}, {.columns = {arguments[2]}});
+namespace {
+
+std::vector<std::int64_t> numbers(const std::string& text) {
+  std::vector<std::int64_t> all;
+  std::istringstream stream(text);
+  for (std::string number; std::getline(stream, number, ',');) all.push_back(std::stoll(number));
+  return all;
+}
+
+void write(const muster::Dataset& data, const char* output) {
   std::vector<std::int64_t> samples(static_cast<std::size_t>(data.count()));
   std::iota(samples.begin(), samples.end(), 0);
-  const auto values = data.read(samples)[arguments[2]].contiguous();
-  std::ofstream(arguments[3], std::ios::binary)
-      .write(static_cast<const char*>(values.const_data_ptr()), static_cast<std::streamsize>(values.nbytes()));
-  std::cout << c10::toString(values.scalar_type()) << " " << values.sizes() << "\n";
+  std::ofstream file(output, std::ios::binary);
+  for (const auto& [name, column] : data.read(samples)) {
+    const auto values = column.contiguous();
+    file.write(static_cast<const char*>(values.const_data_ptr()), static_cast<std::streamsize>(values.nbytes()));
+    std::cout << c10::toString(values.scalar_type()) << " " << values.sizes() << "\n";
+  }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) try {
+  if (std::string(arguments[1]) == "--windows")
+    write(muster::Dataset::windows({arguments + 5, arguments + count},
+                                   {.size = numbers(arguments[2]), .stride = numbers(arguments[3])}),
+          arguments[4]);
+  else
+    write(muster::Dataset::from_hdf5({arguments[1]}, {.columns = {arguments[2]}}), arguments[3]);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

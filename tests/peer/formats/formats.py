@@ -29,6 +29,19 @@ class Peer:
         kind, shape = done.stdout.split(" ", 1)
         return numpy.fromfile(self.output, TORCH[kind]).reshape([int(n) for n in shape.strip("[] \n").split(",")])
 
+    def windows(self, size, stride, variables):
+        """The columns of windows, the last one being the origins."""
+        words = [",".join(map(str, numbers)) for numbers in (size, stride)]
+        done = subprocess.run([self.program, "--windows", *words, self.output, *variables], check=True,
+                              capture_output=True, text=True)
+        columns, begin = [], 0
+        for line in done.stdout.splitlines():
+            kind, shape = line.split(" ", 1)
+            shape = [int(n) for n in shape.strip("[] ").split(",")]
+            columns.append(numpy.fromfile(self.output, TORCH[kind], int(numpy.prod(shape)), offset=begin).reshape(shape))
+            begin += columns[-1].nbytes
+        return columns
+
     def refusal(self, path, column):
         done = subprocess.run([self.program, path, column, self.output], capture_output=True, text=True)
         assert done.returncode != 0, f"{column} of {path} was read"
@@ -85,6 +98,34 @@ def xarray_files(peer, folder):
         peer.compare(path, "time", file["time"].values, "i8")
 
 
+def windows(peer, folder):
+    """Windows of variables that share some dimensions, which have names."""
+    generator = numpy.random.default_rng(5)
+    for number, chunks in enumerate([(1, 37, 72), (7, 10, 20), None]):
+        path = folder / f"windows_{number}.nc"
+        with netCDF4.Dataset(path, "w") as file:
+            for name, size in [("time", None), ("latitude", 37), ("longitude", 72)]:
+                file.createDimension(name, size)
+            times = file.createVariable("time", "f8", ("time",))
+            times[:] = numpy.arange(30) / 8
+            field = file.createVariable("t2m", "i2", ("time", "latitude", "longitude"), fill_value=-32767, zlib=True,
+                                        complevel=1, shuffle=True, chunksizes=chunks)
+            field.scale_factor, field.add_offset = 0.00171, 288.4
+            field[:] = generator.normal(288, 10, (30, 37, 72))
+            height = file.createVariable("height", ">f4", ("longitude", "latitude"), endian="big")
+            height[:] = generator.normal(500, 300, (72, 37))
+        with netCDF4.Dataset(path) as file:
+            t2m, height, times = file["t2m"][:].filled(numpy.nan), file["height"][:].data, file["time"][:].data
+        size, stride = (12, 16, 16), (6, 8, 8)
+        found = peer.windows(size, stride, [f"{path}:/{name}" for name in ("t2m", "height", "time")])
+        places = {(t, y, x) for t in range(0, 19, 6) for y in range(0, 22, 8) for x in range(0, 57, 8)}
+        assert {tuple(origin) for origin in found[3]} == places and len(found[3]) == len(places)
+        for (t, y, x), field, ground, moments in zip(found[3], found[0], found[1], found[2]):
+            numpy.testing.assert_array_equal(field, t2m[t:t + 12, y:y + 16, x:x + 16].astype("f4"))
+            numpy.testing.assert_array_equal(ground, height[x:x + 16, y:y + 16])
+            numpy.testing.assert_array_equal(moments, times[t:t + 12])
+
+
 def matlab_files(peer, folder):
     """They begin with a user block of 512 bytes."""
     generator = numpy.random.default_rng(3)
@@ -131,7 +172,7 @@ def main(program):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         peer = Peer(program, folder)
-        for files in [packed_netcdf, xarray_files, matlab_files, h5py_files]:
+        for files in [packed_netcdf, xarray_files, windows, matlab_files, h5py_files]:
             files(peer, folder)
             print(f"{files.__name__}: all values are read as their library reads them")
 

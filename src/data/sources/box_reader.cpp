@@ -1,0 +1,242 @@
+#include "data/sources/box_reader.hpp"
+
+#include "data/sources/scattered_read.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace muster::detail::data {
+namespace {
+
+std::size_t offset_of(std::span<const std::int64_t> at, std::span<const std::size_t> strides) {
+  std::size_t offset = 0;
+  for (std::size_t d = 0; d < at.size(); ++d) offset += static_cast<std::size_t>(at[d]) * strides[d];
+  return offset;
+}
+
+class ContiguousBoxes final : public BoxReader {
+ public:
+  explicit ContiguousBoxes(StoredArray array) : BoxReader(std::move(array)), strides_(array_.strides()) {}
+
+  bool reads_directly(std::int64_t) const override { return true; }
+
+  void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) override {
+    ScatteredRead pieces(bytes, array_.shown);
+    for (const auto& box : boxes) {
+      const auto begin = *array_.offset + offset_of(box.begin, strides_);
+      each_run(box.size, strides_, strides, array_.conversion.stored_bytes(),
+               [&](std::size_t in_file, std::size_t in_memory, std::size_t length) {
+                 pieces.add(begin + in_file, box.into + in_memory, length);
+               });
+    }
+    pieces.finish();
+  }
+
+ private:
+  std::vector<std::size_t> strides_;
+};
+
+class ChunkedBoxes final : public BoxReader {
+ public:
+  explicit ChunkedBoxes(StoredArray array) : BoxReader(std::move(array)), strides_(array_.chunk_strides()) {
+    for (std::size_t d = 0; d < array_.shape.size(); ++d) grid_.push_back((array_.shape[d] - 1) / array_.chunk[d] + 1);
+  }
+
+  bool reads_directly(std::int64_t last) const override {
+    const auto run = static_cast<std::size_t>(std::min(last, array_.chunk.back())) * array_.conversion.stored_bytes();
+    return array_.chunks->is_plain() && run >= short_piece;
+  }
+
+  void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) override;
+  void expect(const File& bytes, std::span<const Box> boxes) override;
+
+ private:
+  /// A chunk and a box that shares values with it.
+  struct Part {
+    std::int64_t chunk;
+    std::size_t box;
+  };
+  class Use;
+
+  /// Calls action(parts) for some boxes at a time, so that the parts take little memory.
+  template <class Action>
+  void in_groups(std::span<const Box> boxes, Action&& action) const {
+    constexpr std::size_t most_at_once = 1 << 16;
+    std::vector<Part> parts;
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      add_parts(boxes[i], i, parts);
+      if (parts.size() < most_at_once && i + 1 < boxes.size()) continue;
+      std::ranges::stable_sort(parts, {}, &Part::chunk);
+      action(parts);
+      parts.clear();
+    }
+  }
+
+  void add_parts(const Box& box, std::size_t i, std::vector<Part>& parts) const {
+    std::vector<std::int64_t> first, counts, at(grid_.size(), 0);
+    for (std::size_t d = 0; d < grid_.size(); ++d) {
+      first.push_back(box.begin[d] / array_.chunk[d]);
+      counts.push_back((box.begin[d] + box.size[d] - 1) / array_.chunk[d] - first[d] + 1);
+    }
+    while (true) {
+      std::int64_t number = 0;
+      for (std::size_t d = 0; d < grid_.size(); ++d) number = number * grid_[d] + first[d] + at[d];
+      parts.push_back({number, i});
+      auto d = grid_.size();
+      for (; d > 0 && ++at[d - 1] == counts[d - 1]; --d) at[d - 1] = 0;
+      if (d == 0) return;
+    }
+  }
+
+  std::vector<std::size_t> strides_;
+  std::vector<std::int64_t> grid_;
+};
+
+/// Brings the shared values of chunks and boxes to the boxes' memory.
+class ChunkedBoxes::Use final : public ChunkUse {
+ public:
+  /// `parts`: sorted by chunk.
+  Use(const ChunkedBoxes& reader, std::span<const Box> boxes, std::span<const std::size_t> strides,
+      std::span<const Part> parts)
+      : reader_(reader), boxes_(boxes), strides_(strides) {
+    while (!parts.empty()) {
+      const auto end = std::ranges::find_if(parts, [&](const Part& part) { return part.chunk != parts.front().chunk; });
+      const auto count = static_cast<std::size_t>(end - parts.begin());
+      // A window needs parts of chunks that others need again, so the cache goes by the time of the last use alone.
+      chunks_.push_back({parts.front().chunk, std::numeric_limits<std::int64_t>::max(), 0});
+      parts_.push_back(parts.first(count));
+      parts = parts.subspan(count);
+    }
+  }
+
+  std::span<const WantedChunk> chunks() const { return chunks_; }
+
+  void copy(std::size_t i, const std::byte* chunk) const override {
+    each_shared_run(i, [chunk](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
+      std::memcpy(into, chunk + in_chunk, bytes);
+    });
+  }
+  void fill(std::size_t i, std::span<const std::byte> value) const override {
+    each_shared_run(i, [value](std::size_t, std::byte* into, std::size_t bytes) {
+      for (std::size_t at = 0; at < bytes; at += value.size()) std::ranges::copy(value, into + at);
+    });
+  }
+  bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const override {
+    std::size_t shortest = short_piece;
+    each_shared_run(i, [&](std::size_t, std::byte*, std::size_t bytes) { shortest = std::min(shortest, bytes); });
+    if (shortest < short_piece && reader_.array_.chunks->can_keep()) return false;
+    each_shared_run(i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
+      pieces.add(offset + in_chunk, into, bytes);
+    });
+    return true;
+  }
+
+ private:
+  /// Calls action(offset in the chunk, destination, bytes) for each piece of the chunk that a box wants.
+  void each_shared_run(std::size_t i, auto&& action) const {
+    const auto& chunk = reader_.array_.chunk;
+    const auto rank = chunk.size();
+    std::vector<std::int64_t> origin(rank), in_chunk(rank), in_box(rank), size(rank);
+    auto number = chunks_[i].number;
+    for (auto d = rank; d-- > 0; number /= reader_.grid_[d]) origin[d] = number % reader_.grid_[d] * chunk[d];
+    for (const auto& part : parts_[i]) {
+      const auto& box = boxes_[part.box];
+      for (std::size_t d = 0; d < rank; ++d) {
+        const auto begin = std::max(origin[d], box.begin[d]);
+        in_chunk[d] = begin - origin[d];
+        in_box[d] = begin - box.begin[d];
+        size[d] = std::min(origin[d] + chunk[d], box.begin[d] + box.size[d]) - begin;
+      }
+      const auto from = offset_of(in_chunk, reader_.strides_);
+      auto* const into = box.into + offset_of(in_box, strides_);
+      each_run(size, reader_.strides_, strides_, reader_.array_.conversion.stored_bytes(),
+               [&](std::size_t a, std::size_t b, std::size_t bytes) { action(from + a, into + b, bytes); });
+    }
+  }
+
+  const ChunkedBoxes& reader_;
+  std::span<const Box> boxes_;
+  std::span<const std::size_t> strides_;
+  std::vector<WantedChunk> chunks_;
+  std::vector<std::span<const Part>> parts_;  ///< of each chunk
+};
+
+void ChunkedBoxes::read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) {
+  in_groups(boxes, [&](const std::vector<Part>& parts) {
+    const Use use(*this, boxes, strides, parts);
+    array_.chunks->read(bytes, use.chunks(), use);
+  });
+}
+
+void ChunkedBoxes::expect(const File& bytes, std::span<const Box> boxes) {
+  in_groups(boxes, [&](const std::vector<Part>& parts) {
+    const Use use(*this, boxes, {}, parts);
+    array_.chunks->expect(bytes, use.chunks());
+  });
+}
+
+/// For values that HDF5 must convert or decode.
+class LibraryBoxes final : public BoxReader {
+ public:
+  explicit LibraryBoxes(StoredArray array) : BoxReader(std::move(array)), strides_(array_.strides()) {}
+
+  bool reads_directly(std::int64_t) const override { return false; }
+  void keep_in_memory() override { is_kept_ = true; }
+
+  void read(const File&, std::span<const Box> boxes, std::span<const std::size_t> strides) override {
+    const std::string doing = "reading " + array_.shown;
+    const auto value_bytes = array_.conversion.stored_bytes();
+    const hdf5::Lock lock;
+    if (is_kept_) read_whole();
+    std::vector<std::byte> values;
+    for (const auto& box : boxes) {
+      auto from_strides = strides_;
+      const std::byte* from = whole_.data() + offset_of(box.begin, strides_);
+      if (!is_kept_) {
+        auto bytes = value_bytes;
+        for (auto d = box.size.size(); d-- > 0; bytes *= static_cast<std::size_t>(box.size[d])) from_strides[d] = bytes;
+        values.resize(bytes);
+        from = values.data();
+        read_box(box, values.data());
+      }
+      each_run(box.size, from_strides, strides, value_bytes,
+               [&](std::size_t a, std::size_t b, std::size_t bytes) { std::memcpy(box.into + b, from + a, bytes); });
+    }
+  }
+
+ private:
+  void read_whole() {
+    if (!whole_.empty()) return;
+    std::vector<std::byte> values(static_cast<std::size_t>(array_.shape.front()) * strides_.front());
+    hdf5::check(H5Dread(array_.dataset.get(), array_.memory_type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
+                "reading " + array_.shown);
+    whole_ = std::move(values);
+    array_.dataset = {};
+  }
+
+  void read_box(const Box& box, std::byte* into) const {
+    const std::string doing = "reading " + array_.shown;
+    const auto space = hdf5::dataset_property(array_.dataset.get(), H5Dget_space, doing);
+    const std::vector<hsize_t> begin(box.begin.begin(), box.begin.end()), size(box.size.begin(), box.size.end());
+    hdf5::check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, begin.data(), nullptr, size.data(), nullptr), doing);
+    const auto memory = hdf5::make_space(box.size, doing);
+    hdf5::check(H5Dread(array_.dataset.get(), array_.memory_type.get(), memory.get(), space.get(), H5P_DEFAULT, into),
+                doing);
+  }
+
+  std::vector<std::size_t> strides_;
+  bool is_kept_ = false;
+  std::vector<std::byte> whole_;  ///< the values if they are kept, filled under HDF5's lock
+};
+
+}  // namespace
+
+std::unique_ptr<BoxReader> make_box_reader(StoredArray array) {
+  if (array.offset) return std::make_unique<ContiguousBoxes>(std::move(array));
+  if (array.chunks) return std::make_unique<ChunkedBoxes>(std::move(array));
+  return std::make_unique<LibraryBoxes>(std::move(array));
+}
+
+}  // namespace muster::detail::data

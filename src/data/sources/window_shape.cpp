@@ -1,0 +1,56 @@
+#include "data/sources/window_shape.hpp"
+
+#include "base/number.hpp"
+#include "muster/error.hpp"
+
+#include <utility>
+
+namespace muster::detail::data {
+
+WindowShape::WindowShape(const WindowOptions& options, std::vector<std::int64_t> shape,
+                         const std::vector<std::string>& names, const std::string& doing)
+    : array(std::move(shape)), size(options.size), stride(options.stride), margin(options.margin) {
+  const auto rank = array.size();
+  const auto require_rank = [&](const std::vector<std::int64_t>& numbers, const std::string& name) {
+    if (numbers.size() != rank)
+      throw Error(ExitCode::usage, doing,
+                  "WindowOptions::" + name + " has " + std::to_string(numbers.size()) + " numbers, the variable has " +
+                      std::to_string(rank) + " dimensions",
+                  "Give one for each dimension");
+  };
+  require_rank(size, "size");
+  if (stride.empty()) stride.assign(rank, 0);
+  if (margin.empty()) margin.assign(rank, 0);
+  require_rank(stride, "stride");
+  require_rank(margin, "margin");
+  std::int64_t values = 1, windows = 1;
+  for (std::size_t d = 0; d < rank; ++d) {
+    const auto along = "along dimension " + std::to_string(d) + (names[d].empty() ? "" : " (" + names[d] + ")");
+    if (size[d] < 0 || stride[d] < 0 || margin[d] < 0)
+      throw Error(ExitCode::usage, doing, "size, stride or margin is negative " + along, "Give 0 or more");
+    if (size[d] == 0) size[d] = array[d];
+    if (stride[d] == 0) stride[d] = size[d];
+    if (size[d] > array[d] || array[d] == 0)
+      throw Error(
+          ExitCode::data, doing,
+          "a window has " + std::to_string(size[d]) + " values " + along + ", the variable " + std::to_string(array[d]),
+          "Give a smaller size");
+    if (margin[d] > array[d])
+      throw Error(ExitCode::usage, doing,
+                  "a margin has " + std::to_string(margin[d]) + " values " + along + ", the variable " +
+                      std::to_string(array[d]),
+                  "Give a smaller margin");
+    static_cast<void>(checked_product(array[d], std::int64_t{3}, doing, "its shape"));  // so extent() can be counted
+    values = checked_product(values, extent(d), doing, "a window");
+    windows = checked_product(windows, counts()[d], doing, "the number of windows");
+  }
+}
+
+std::vector<std::int64_t> WindowShape::counts() const {
+  std::vector<std::int64_t> counts;
+  for (std::size_t d = 0; d < array.size(); ++d)
+    counts.push_back(stride[d] == 0 ? 1 : (array[d] - size[d]) / stride[d] + 1);
+  return counts;
+}
+
+}  // namespace muster::detail::data

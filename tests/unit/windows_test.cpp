@@ -1,0 +1,306 @@
+// Windows of arrays, compared with slices of the values in memory.
+#include "data/sources/source.hpp"
+#include "data/sources/window_grid.hpp"
+#include "muster/dataset.hpp"
+#include "muster/error.hpp"
+#include "support/hdf5_fixture.hpp"
+#include "support/io_errors.hpp"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace muster::windows_test {
+namespace {
+
+using detail::data::WindowGrid;
+using detail::hdf5::check;
+using detail::hdf5::Handle;
+using test::Folder;
+using test::H5File;
+using Sizes = std::vector<std::int64_t>;
+
+std::int64_t product(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+Sizes all_of(const Dataset& data) {
+  Sizes samples(static_cast<std::size_t>(data.count()));
+  std::iota(samples.begin(), samples.end(), 0);
+  return samples;
+}
+
+struct Storage {
+  Sizes chunk = {};  ///< contiguous if empty
+  unsigned deflate = 0;
+  hid_t type = H5T_NATIVE_FLOAT;
+};
+
+/// Adds an array of 0, 1, 2, … and returns it.
+at::Tensor add(H5File& file, const std::string& name, const Sizes& shape, const Storage& storage = {},
+               std::int64_t begin = 0) {
+  const detail::hdf5::Lock lock;
+  const std::vector<hsize_t> sizes(shape.begin(), shape.end()), chunk(storage.chunk.begin(), storage.chunk.end());
+  const auto rank = static_cast<int>(sizes.size());
+  const Handle space(H5Screate_simple(rank, sizes.data(), nullptr), H5Sclose);
+  const Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  if (!chunk.empty()) check(H5Pset_chunk(creation.get(), rank, chunk.data()), "fixture");
+  if (storage.deflate > 0) check(H5Pset_deflate(creation.get(), storage.deflate), "fixture");
+  auto values = at::arange(begin, begin + product(shape), at::kFloat).view(shape);
+  file.create(name, storage.type, H5T_NATIVE_FLOAT, space.get(), creation.get(), values.const_data_ptr());
+  return values;
+}
+
+/// The part of an array that begins at `begin`, which may be beyond its ends.
+at::Tensor slice(const at::Tensor& values, const Sizes& begin, const Sizes& size, double beyond) {
+  auto window = at::full(size, beyond, values.options());
+  auto from = values, into = window;
+  for (std::size_t d = 0; d < size.size(); ++d) {
+    const auto first = std::max<std::int64_t>(0, begin[d]);
+    const auto count = std::min(values.size(static_cast<std::int64_t>(d)), begin[d] + size[d]) - first;
+    from = from.narrow(static_cast<std::int64_t>(d), first, count);
+    into = into.narrow(static_cast<std::int64_t>(d), first - begin[d], count);
+  }
+  into.copy_(from);
+  return window;
+}
+
+TEST(Windows, AreTheSlicesOfTheArrayInEveryLayout) {
+  std::mt19937 random(1);
+  const auto upto = [&](std::int64_t most) {
+    return 1 + static_cast<std::int64_t>(random() % static_cast<unsigned>(most));
+  };
+  for (int round = 0; round < 250; ++round) {
+    Sizes shape, chunk;
+    WindowOptions options;
+    for (auto rank = upto(4); rank > 0; --rank) {
+      shape.push_back(upto(14));
+      chunk.push_back(upto(shape.back()));
+      options.size.push_back(random() % 5 == 0 ? 0 : upto(shape.back()));
+      options.stride.push_back(static_cast<std::int64_t>(random() % 6));
+      options.margin.push_back(random() % 3 == 0 ? upto(shape.back()) : 0);
+    }
+    if (random() % 3 == 0) options.stride.clear();
+    if (random() % 2 == 0) options.margin.clear();
+    const Storage storages[] = {{}, {chunk}, {chunk, 1}, {chunk, 1, H5T_STD_I16BE}, {{}, 0, H5T_STD_I32BE}};
+    const auto& storage = storages[round % 5];
+    const bool is_float = storage.type == H5T_NATIVE_FLOAT;
+    const Folder folder;
+    at::Tensor values;
+    {
+      H5File file(folder.file("a.h5"));
+      values = add(file, "x", shape, storage);
+    }
+    for (const std::int64_t cache : {0, 300, 1 << 20}) {
+      options.cache_bytes = cache;
+      const auto data = Dataset::windows({folder.file("a.h5") + ":/x"}, options);
+      Sizes size = options.size, stride = options.stride, margin = options.margin, counts, extent;
+      stride.resize(shape.size(), 0);
+      margin.resize(shape.size(), 0);
+      for (std::size_t d = 0; d < shape.size(); ++d) {
+        if (size[d] == 0) size[d] = shape[d];
+        if (stride[d] == 0) stride[d] = size[d];
+        counts.push_back((shape[d] - size[d]) / stride[d] + 1);
+        extent.push_back(size[d] + 2 * margin[d]);
+      }
+      ASSERT_EQ(data.count(), product(counts));
+      auto samples = all_of(data);
+      std::shuffle(samples.begin(), samples.end(), random);
+      samples.resize(std::min<std::size_t>(samples.size(), 40));
+      const auto batch = data.read(samples);
+      ASSERT_EQ(batch["x"].sizes().slice(1), at::IntArrayRef(extent));
+      EXPECT_EQ(batch["x"].scalar_type(), data.schema().front().dtype);
+      std::set<Sizes> seen;
+      for (std::int64_t i = 0; i < std::ssize(samples); ++i) {
+        const auto row = batch["origin"][i];
+        Sizes origin(row.data_ptr<std::int64_t>(), row.data_ptr<std::int64_t>() + shape.size());
+        EXPECT_TRUE(seen.insert(origin).second);
+        auto begin = origin;
+        for (std::size_t d = 0; d < shape.size(); ++d) {
+          EXPECT_EQ(origin[d] % stride[d], 0);
+          begin[d] -= margin[d];
+        }
+        const auto wanted = slice(values, begin, extent, is_float ? std::numeric_limits<double>::quiet_NaN() : 0);
+        EXPECT_TRUE(at::equal(batch["x"][i].to(at::kFloat).nan_to_num(-1), wanted.nan_to_num(-1)))
+            << "layout " << round % 5 << ", shape " << at::IntArrayRef(shape);
+      }
+    }
+  }
+}
+
+TEST(WindowGrid, NumbersEachWindowOnceAndTilesFirst) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 400; ++round) {
+    Sizes counts, tile;
+    for (auto rank = 1 + random() % 4; rank > 0; --rank) {
+      counts.push_back(1 + random() % 9);
+      tile.push_back(1 + random() % 5);
+    }
+    const WindowGrid grid(counts, tile);
+    std::set<Sizes> seen;
+    for (std::int64_t number = 0; number < grid.size(); ++number) {
+      const auto at = grid.coordinates(number);
+      for (std::size_t d = 0; d < counts.size(); ++d) ASSERT_TRUE(0 <= at[d] && at[d] < counts[d]);
+      EXPECT_TRUE(seen.insert(at).second);
+      // Those of a whole tile follow one another.
+      const auto first = grid.coordinates(number / grid.tile_size() * grid.tile_size());
+      std::int64_t whole = 1;
+      for (std::size_t d = 0; d < counts.size(); ++d) whole *= counts[d] / std::min(tile[d], counts[d]);
+      for (std::size_t d = 0; d < counts.size() && number < whole * grid.tile_size(); ++d)
+        EXPECT_EQ(at[d] / std::min(tile[d], counts[d]), first[d] / std::min(tile[d], counts[d]));
+    }
+    EXPECT_EQ(std::ssize(seen), grid.size());
+  }
+}
+
+TEST(Windows, OfSeveralVariablesAreAligned) {
+  const Folder folder;
+  at::Tensor a, b;
+  {
+    H5File one(folder.file("a.h5")), two(folder.file("b.h5"));
+    a = add(one, "u", {20, 30}, {{5, 7}, 1});
+    b = add(two, "v", {20, 30}, {}, 5000);
+  }
+  const auto data = Dataset::windows({folder.file("a.h5") + ":/u", folder.file("b.h5") + ":/v"}, {.size = {4, 6}});
+  ASSERT_EQ(data.count(), 25);
+  const auto batch = data.read(all_of(data));
+  EXPECT_EQ(batch.num_columns(), 3u);
+  EXPECT_TRUE(at::equal(batch["u"].add(5000), batch["v"]));
+}
+
+TEST(Windows, AreLeftOutByAMask) {
+  const Folder folder;
+  at::Tensor values, mask;
+  {
+    H5File file(folder.file("a.h5"));
+    values = add(file, "x", {40, 30}, {{8, 9}, 1});
+    mask = at::full({40, 30}, 1, at::kFloat);
+    mask.narrow(0, 10, 7).fill_(0);
+    mask.narrow(1, 0, 3).fill_(std::numeric_limits<float>::quiet_NaN());
+    const hsize_t sizes[] = {40, 30};
+    const Handle space(H5Screate_simple(2, sizes, nullptr), H5Sclose);
+    file.create("valid", H5T_IEEE_F32BE, H5T_NATIVE_FLOAT, space.get(), H5P_DEFAULT, mask.const_data_ptr());
+  }
+  const auto path = folder.file("a.h5") + ":";
+  for (const double share : {0.3, 0.5, 1.0}) {
+    const auto data = Dataset::windows(
+        {path + "/x"}, {.size = {5, 4}, .stride = {3, 2}, .mask = path + "/valid", .mask_share = share});
+    std::set<std::pair<std::int64_t, std::int64_t>> wanted, found;
+    for (std::int64_t i = 0; i + 5 <= 40; i += 3)
+      for (std::int64_t j = 0; j + 4 <= 30; j += 2) {
+        const auto part = mask.narrow(0, i, 5).narrow(1, j, 4);
+        if (part.nan_to_num(0).ne(0).sum().item<double>() >= share * 20) wanted.emplace(i, j);
+      }
+    const auto batch = data.read(all_of(data));
+    for (std::int64_t i = 0; i < data.count(); ++i) {
+      const auto at = batch["origin"][i];
+      const std::pair place(at[0].item<std::int64_t>(), at[1].item<std::int64_t>());
+      EXPECT_TRUE(found.insert(place).second);
+      EXPECT_TRUE(at::equal(batch["x"][i], slice(values, {place.first, place.second}, {5, 4}, 0)));
+    }
+    EXPECT_EQ(found, wanted) << share;
+  }
+}
+
+TEST(Windows, OfTilesReadEachChunkAFewTimes) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    add(file, "x", {64, 64, 64}, {{8, 16, 16}, 1});
+  }
+  // A window of 4 × 8 × 8 values, side by side: each is inside of one chunk.
+  const auto data =
+      Dataset::windows({folder.file("a.h5") + ":/x"}, {.size = {4, 8, 8}, .cache_bytes = 16 * 8 * 16 * 16 * 4});
+  const auto blocks = detail::data::source_of(data)->blocks();
+  EXPECT_EQ(blocks.rows, 8);
+  EXPECT_EQ(blocks.files, Sizes{8 * 8 * 16});
+  // A tile may touch two chunks along each dimension, wherever it begins: that is what the memory must hold.
+  EXPECT_EQ(blocks.lanes, 1);
+  const test::IoError reads("preadv", "a.h5", 0);
+  for (std::int64_t first = 0; first < data.count(); first += 8)
+    data.read(Sizes{first, first + 1, first + 2, first + 3, first + 4, first + 5, first + 6, first + 7});
+  EXPECT_EQ(reads.count(), 8 * 4 * 4) << "one for each chunk";
+}
+
+TEST(Windows, ChunksOfATileAreReadAhead) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    add(file, "x", {64, 64}, {{16, 16}, 1});
+  }
+  const auto data = Dataset::windows({folder.file("a.h5") + ":/x"}, {.size = {8, 8}, .cache_bytes = 8 * 16 * 16 * 4});
+  const auto source = detail::data::source_of(data);
+  ASSERT_EQ(source->blocks().rows, 4);
+  const test::IoError reads("preadv", "a.h5", 0);
+  source->expect(Sizes{5});
+  EXPECT_EQ(reads.count(), 1);
+  data.read(Sizes{4, 5, 6, 7});
+  EXPECT_EQ(reads.count(), 1);
+}
+
+std::string error_of(const std::vector<std::string>& variables, const WindowOptions& options, ExitCode code) {
+  try {
+    Dataset::windows(variables, options).count();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Windows, RefuseWhatDoesNotFit) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    add(file, "x", {10, 20});
+    add(file, "y", {10, 21});
+    add(file, "z", {10});
+    add(file, "origin", {10, 20});
+    add(file, "nothing", {0, 20});
+    const std::uint64_t large[] = {1, std::uint64_t{1} << 63};
+    file.dataset("large", {2}, H5T_STD_U64LE, H5T_NATIVE_UINT64, large);
+    const float value = 1;
+    file.dataset("single", {}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, &value);
+  }
+  const auto at = [&](const std::string& name) { return folder.file("a.h5") + ":/" + name; };
+  const auto expect = [&](const std::vector<std::string>& variables, const WindowOptions& options,
+                          const std::string& words, ExitCode code = ExitCode::data) {
+    EXPECT_NE(error_of(variables, options, code).find(words), std::string::npos) << error_of(variables, options, code);
+  };
+  const WindowOptions fits{.size = {2, 2}};
+  expect({}, fits, "there are no variables");
+  expect({folder.file("a.h5")}, fits, "no variable is named");
+  expect({at("x")}, {.size = {2}}, "size has 1 numbers, the variable has 2 dimensions", ExitCode::usage);
+  expect({at("x")}, {.size = {2, 2}, .stride = {1}}, "stride has 1 numbers", ExitCode::usage);
+  expect({at("x")}, {.size = {2, 2}, .margin = {1, 1, 1}}, "margin has 3 numbers", ExitCode::usage);
+  expect({at("x")}, {.size = {2, -2}}, "negative along dimension 1", ExitCode::usage);
+  expect({at("x")}, {.size = {11, 2}}, "a window has 11 values along dimension 0, the variable 10");
+  expect({at("x")}, {.size = {2, 2}, .margin = {11, 0}}, "a margin has 11 values along dimension 0", ExitCode::usage);
+  expect({at("nothing")}, {.size = {0, 2}}, "a window has 0 values along dimension 0");
+  expect({at("single")}, {.size = {}}, "a single value");
+  expect({at("x"), at("y")}, fits, "its dimensions are (10, 21), those of");
+  expect({at("x"), at("z")}, fits, "must have the same shape");
+  expect({at("x"), at("x")}, fits, "two columns \"x\"");
+  expect({at("origin")}, fits, "two columns \"origin\"");
+  expect({at("x")}, {.size = {2, 2}, .mask = at("nowhere")}, "nowhere");
+  expect({at("x")}, {.size = {2, 2}, .mask = at("x"), .mask_share = 0}, "mask_share", ExitCode::usage);
+  expect({at("x")}, {.size = {10, 20}, .mask = at("x")}, "the mask leaves no window");
+  const auto large = Dataset::windows({at("large")}, {.size = {1}});
+  EXPECT_EQ(large.read(Sizes{0})["large"].item<std::int64_t>(), 1);
+  EXPECT_THROW(large.read(Sizes{1}), Error);
+}
+
+}  // namespace
+}  // namespace muster::windows_test
