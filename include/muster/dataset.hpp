@@ -105,7 +105,7 @@ class MUSTER_API Batch {
 
 struct DatasetOptions {
   /// Selects and orders the columns; empty: every dataset of the group with the same first dimension, in the order of
-  /// names.
+  /// names. "particles.mass" is the field `mass` of a dataset of compound values.
   std::vector<std::string> columns = {};
   /// Bytes of memory for values that must be decoded or converted, on every rank that reads them. Must be the same on
   /// all ranks. Contiguous columns and chunks without filters need none: they are read directly from the file. Decoded

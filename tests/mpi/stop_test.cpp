@@ -30,7 +30,6 @@ using test::line;
 using test::run;
 using test::world;
 
-
 const std::vector<std::string> at_once{"--time-limit", "0"};
 
 TorchTrainerOptions with_line(std::string name) {

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -143,6 +144,54 @@ TEST(Conversion, EnumerationsAreTheirIntegers) {
   const auto batch = Dataset(folder.file("a.h5")).read(all(4));
   for (const char* name : {"kind", "packed", "compact"})
     EXPECT_TRUE(at::equal(batch[name], at::tensor(values))) << name;
+}
+
+TEST(Conversion, FieldsOfCompoundsAreColumns) {
+  struct Particle {
+    double mass;
+    std::int16_t kind;
+    float place[3];
+  };
+  const Folder folder;
+  const hsize_t three = 3;
+  const Handle place(H5Tarray_create2(H5T_NATIVE_FLOAT, 1, &three), H5Tclose);
+  const Handle type(H5Tcreate(H5T_COMPOUND, sizeof(Particle)), H5Tclose);
+  H5Tinsert(type.get(), "mass", offsetof(Particle, mass), H5T_NATIVE_DOUBLE);
+  H5Tinsert(type.get(), "kind", offsetof(Particle, kind), H5T_NATIVE_INT16);
+  H5Tinsert(type.get(), "place", offsetof(Particle, place), place.get());
+  std::vector<Particle> particles(300);
+  for (int i = 0; i < 300; ++i)
+    particles[static_cast<std::size_t>(i)] = {i / 4.0, static_cast<std::int16_t>(i), {1, 2, 3}};
+  {
+    H5File file(folder.file("a.h5"));
+    file.dataset("plain", {300}, type.get(), type.get(), particles.data());
+    file.dataset("packed", {300}, type.get(), type.get(), particles.data(), {.chunk = 7, .deflate = 1});
+    file.dataset("a.b", {300}, type.get(), type.get(), particles.data());
+    file.dataset("x.y", {300}, H5T_NATIVE_DOUBLE, H5T_NATIVE_DOUBLE, std::vector<double>(300, 5).data());
+  }
+  for (const std::int64_t cache : {100, 1 << 20}) {
+    const auto data = Dataset::from_hdf5(
+        {folder.file("a.h5")}, {.columns = {"packed.mass", "plain.kind", "a.b.mass", "x.y"}, .cache_bytes = cache});
+    const auto batch = data.read(all(300));
+    for (std::int64_t i = 0; i < 300; ++i) {
+      EXPECT_EQ(batch["packed.mass"][i].item<double>(), static_cast<double>(i) / 4);
+      EXPECT_EQ(batch["plain.kind"][i].item<std::int16_t>(), i);
+    }
+    EXPECT_TRUE(at::equal(batch["a.b.mass"], batch["packed.mass"]));
+    EXPECT_EQ(batch["x.y"][7].item<double>(), 5);
+  }
+  const auto error = [&](const std::string& column) {
+    try {
+      Dataset::from_hdf5({folder.file("a.h5")}, {.columns = {column}}).count();
+    } catch (const Error& refused) {
+      return std::string(refused.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_NE(error("plain.weight").find("no field \"weight\". Its fields are mass, kind, place"), std::string::npos);
+  EXPECT_NE(error("plain.place").find("arrays in one element"), std::string::npos);
+  EXPECT_NE(error("x.y.z").find("no field \"z\""), std::string::npos);
+  EXPECT_NE(error("plain").find("compound values"), std::string::npos);
 }
 
 TEST(Conversion, ValuesThatWereNeverWrittenAreMissing) {

@@ -205,12 +205,11 @@ class Hdf5Source final : public Source {
   /// Gives the columns that HDF5 reads their part of `bytes`: that of the file, by the sizes of the columns' blocks.
   void share_among_library_columns(SourceFile& file, const std::vector<Hdf5Column*>& in_blocks, double bytes) {
     if (std::ranges::none_of(in_blocks, &Hdf5Column::library)) return;
-    const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
     const auto of_file = bytes / static_cast<double>(files_.size());
     for (auto* const column : in_blocks) {
       if (column->library() == nullptr) continue;
       const auto part = static_cast<std::size_t>(of_file * (column->blocks().bytes / sum_of_block_bytes(in_blocks)));
-      column->library()->keep_chunks(group.get(), column->column().name, column->blocks().slots, part);
+      column->library()->keep_chunks(file.handle.get(), column->blocks().slots, part);
       decoding_->cache.lower_limit(part);
     }
   }

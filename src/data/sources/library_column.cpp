@@ -15,14 +15,17 @@ LibraryColumn::LibraryColumn(hdf5::Handle dataset, hdf5::Handle memory_type, std
       row_bytes_(row_bytes),
       shown_(std::move(shown)) {}
 
-void LibraryColumn::keep_chunks(hid_t group, const std::string& name, std::size_t slots, std::size_t bytes) {
+void LibraryColumn::keep_chunks(hid_t file, std::size_t slots, std::size_t bytes) {
   const std::string doing = "reading " + shown_;
   const hdf5::Lock lock;
   const hdf5::Handle access(hdf5::check(H5Pcreate(H5P_DATASET_ACCESS), doing), H5Pclose);
   // w0 = 1: a chunk that was read to its end goes first, since this pass does not need it again.
   hdf5::check(H5Pset_chunk_cache(access.get(), slots, bytes, /*w0=*/1.0), doing);
+  const auto length = hdf5::check(H5Iget_name(dataset_.get(), nullptr, 0), doing);
+  std::string name(static_cast<std::size_t>(length), '\0');
+  hdf5::check(H5Iget_name(dataset_.get(), name.data(), name.size() + 1), doing);
   dataset_ = {};  // while it is open its cache stays as it is
-  dataset_ = hdf5::Handle(hdf5::check(H5Dopen2(group, name.c_str(), access.get()), doing), H5Dclose);
+  dataset_ = hdf5::Handle(hdf5::check(H5Dopen2(file, name.c_str(), access.get()), doing), H5Dclose);
 }
 
 void LibraryColumn::read(const File&, std::span<const RowDestination> wanted) {

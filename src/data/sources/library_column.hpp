@@ -20,9 +20,9 @@ class LibraryColumn final : public ColumnReader {
                 std::string shown);
 
   void keep_in_memory() noexcept { is_kept_ = true; }
-  /// Has HDF5 keep decoded chunks, up to so many bytes, with `slots` entries in its table. `group` holds the dataset
-  /// `name`.
-  void keep_chunks(hid_t group, const std::string& name, std::size_t slots, std::size_t bytes);
+  /// Has HDF5 keep decoded chunks, up to so many bytes, with `slots` entries in its table. `file`: any object of the
+  /// column's file.
+  void keep_chunks(hid_t file, std::size_t slots, std::size_t bytes);
   void read(const File& bytes, std::span<const RowDestination> wanted) override;
 
  private:

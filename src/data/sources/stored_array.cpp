@@ -40,6 +40,42 @@ std::optional<std::uint64_t> offset_of(hid_t dataset, std::uint64_t length, cons
   return offset;
 }
 
+/// The name of a dataset and of a field of its values; no field if all of a value is meant.
+std::pair<std::string, std::string> parts_of(hid_t file, const std::string& name) {
+  const auto exists = [&](const std::string& link) {
+    const auto found = H5Lexists(file, link.c_str(), H5P_DEFAULT);
+    if (found < 0) hdf5::last_error();
+    return found > 0;
+  };
+  const auto dot = name.rfind('.');
+  if (dot == std::string::npos || exists(name) || !exists(name.substr(0, dot))) return {name, ""};
+  return {name.substr(0, dot), name.substr(dot + 1)};
+}
+
+/// The type of a field of compound values.
+hdf5::Handle type_of_field(hid_t type, const std::string& field, const std::string& doing) {
+  const int count = H5Tget_class(type) == H5T_COMPOUND ? H5Tget_nmembers(type) : 0;
+  std::string names;
+  for (int i = 0; i < count; ++i) {
+    char* const name = H5Tget_member_name(type, static_cast<unsigned>(i));
+    if (name == field) {
+      H5free_memory(name);
+      return {hdf5::check(H5Tget_member_type(type, static_cast<unsigned>(i)), doing), H5Tclose};
+    }
+    names += (names.empty() ? "" : ", ") + std::string(name);
+    H5free_memory(name);
+  }
+  throw Error(ExitCode::data, doing, "its values have no field \"" + field + "\"",
+              names.empty() ? "Choose it without a field" : "Its fields are " + names);
+}
+
+/// The memory type by which HDF5 reads one field of compound values.
+hdf5::Handle only_field(const std::string& field, hid_t type, const std::string& doing) {
+  hdf5::Handle compound(hdf5::check(H5Tcreate(H5T_COMPOUND, H5Tget_size(type)), doing), H5Tclose);
+  hdf5::check(H5Tinsert(compound.get(), field.c_str(), 0, type), doing);
+  return compound;
+}
+
 }  // namespace
 
 std::vector<std::size_t> StoredArray::strides() const { return strides_of(shape, conversion.stored_bytes()); }
@@ -49,11 +85,13 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
                        ChunkDecoding& decoding) {
   const hdf5::Lock lock;
   const std::string doing = "reading " + shown;
-  auto dataset = hdf5::open_dataset(file, name, shown);
+  const auto [dataset_name, field] = parts_of(file, name);
+  auto dataset = hdf5::open_dataset(file, dataset_name, shown);
   auto shape = hdf5::shape(dataset.get(), shown);
   if (shape.empty())
     throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
-  const auto type = hdf5::dataset_property(dataset.get(), H5Dget_type, doing);
+  auto type = hdf5::dataset_property(dataset.get(), H5Dget_type, doing);
+  if (!field.empty()) type = type_of_field(type.get(), field, doing);
   StoredArray array{.shown = shown,
                     .shape = std::move(shape),
                     .conversion = {type.get(), hdf5::packing_of(dataset.get(), shown), shown}};
@@ -68,14 +106,15 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
   const auto creation = hdf5::dataset_property(dataset.get(), H5Dget_create_plist, doing);
   const auto layout = H5Pget_layout(creation.get());
   const auto filters = hdf5::filters(creation.get(), doing);
-  if (layout == H5D_CONTIGUOUS && array.conversion.reads_file()) {
+  const bool reads_file = array.conversion.reads_file() && field.empty();
+  if (layout == H5D_CONTIGUOUS && reads_file) {
     array.offset = offset_of(dataset.get(), length, bytes, doing);
     if (array.offset) return array;
   } else if (layout == H5D_CHUNKED && array.shape.front() > 0) {
     hdf5::FilterPipeline pipeline(filters);
     hdf5::ChunkIndex index(dataset.get(), shown);
     array.chunk = index.chunk_shape();
-    if (array.conversion.reads_file() && pipeline.decodes() && index.locates()) {
+    if (reads_file && pipeline.decodes() && index.locates()) {
       const auto chunk_bytes = size_of(array.chunk, value_bytes, doing, "the shape of its chunks");
       array.chunks = std::make_unique<ChunkReader>(std::move(dataset), type.get(), value_bytes, std::move(index),
                                                    std::move(pipeline), chunk_bytes, decoding, std::move(shown));
@@ -85,6 +124,7 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
   hdf5::require_filters(filters, doing);
   array.dataset = std::move(dataset);
   array.memory_type = {hdf5::check(H5Tcopy(array.conversion.native_type()), doing), H5Tclose};
+  if (!field.empty()) array.memory_type = only_field(field, array.memory_type.get(), doing);
   array.conversion.after_hdf5();
   return array;
 }

@@ -32,8 +32,9 @@ struct StoredArray {
   std::vector<std::size_t> chunk_strides() const;
 };
 
-/// Opens the dataset `name` of a file. `decoding` outlives the result. Throws an Error if it holds no array of numbers,
-/// or if its values lie outside of the file, lie beyond its end, or need a filter that is not there.
+/// Opens the dataset `name` of a file; DATASET.FIELD is a field of compound values. `decoding` outlives the result.
+/// Throws an Error if it holds no array of numbers, or if its values lie outside of the file, lie beyond its end, or
+/// need a filter that is not there.
 StoredArray open_array(hid_t file, const File& bytes, const std::string& name, std::string shown,
                        ChunkDecoding& decoding);
 
