@@ -249,6 +249,25 @@ class MUSTER_API Dataset {
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed). The random numbers of a
   /// preprocessor depend on the first index only.
   Batch read(std::span<const std::int64_t> samples) const;
+  /// All values of one column: a tensor [count(), …] on the CPU. It reads the samples with all of their columns, so
+  /// choose this column alone in DatasetOptions::columns where the others are large.
+  at::Tensor column(const std::string& name) const;
+  /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed), as a dataset.
+  ///
+  ///   auto parts = muster::Dataset("all.h5").random_split({0.8, 0.2}, /*seed=*/7);
+  ///   // trainer options: .datasets = {{"train", parts[0]}, {"test", parts[1]}}
+  ///
+  /// subset() and random_split() open the dataset. Nothing is copied: a subset has its list of indices in memory, and a
+  /// part of a random split has nothing. An Error (ExitCode::usage) if an index does not exist, if a part would be
+  /// empty, or for a stream. Preprocessors that the dataset has are applied to the subset, and those that the subset
+  /// gets only to it. `shuffle` and all other options of a pass work as on any dataset, except that a subset of a
+  /// dataset with encoded chunks has no order in lanes (BatchOptions::shuffle). If its chunks do not fit into
+  /// DatasetOptions::cache_bytes, a random order decodes almost a chunk for each sample.
+  Dataset subset(std::vector<std::int64_t> samples) const;
+  /// Random parts that have no sample in common and together have all of them, the same on every machine for one seed.
+  /// `fractions` are positive and their sum is 1. Part i gets fractions[i] × count() samples, rounded down; samples
+  /// that are left go to the parts with the largest remainders. Each part is in random order.
+  std::vector<Dataset> random_split(std::vector<double> fractions, std::uint64_t seed = 0) const;
   /// The dataset with a preprocessor (already fitted) that is applied to every batch after reading. An Error
   /// (ExitCode::data) if it changes the number of rows.
   Dataset transform(std::shared_ptr<const Preprocessor> preprocessor) const;

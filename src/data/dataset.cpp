@@ -5,8 +5,12 @@
 #include "muster/error.hpp"
 #include "step/batch_weight.hpp"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 namespace muster {
 
@@ -85,6 +89,33 @@ Batch Dataset::read(std::span<const std::int64_t> samples) const {
                   "there is no sample " + std::to_string(sample) + ", it has " + std::to_string(count()),
                   "Ask for samples from 0 to " + std::to_string(count() - 1));
   return source_->read(samples);
+}
+
+at::Tensor Dataset::column(const std::string& name) const {
+  const auto& column = detail::data::column_of(*source_, name, "reading a column");
+  auto shape = column.shape;
+  shape.insert(shape.begin(), count());
+  const at::NoGradGuard no_grad;
+  auto values = at::empty(shape, column.dtype);
+  constexpr std::int64_t block_bytes = std::int64_t{16} << 20;
+  const auto rows = std::clamp<std::int64_t>(block_bytes / detail::data::row_bytes(schema()), 1, 1 << 16);
+  std::vector<std::int64_t> samples;
+  for (std::int64_t first = 0; first < count(); first += rows) {
+    samples.resize(static_cast<std::size_t>(std::min(rows, count() - first)));
+    std::iota(samples.begin(), samples.end(), first);
+    values.narrow(0, first, static_cast<std::int64_t>(samples.size())).copy_(source_->read(samples)[name]);
+  }
+  return values;
+}
+
+Dataset Dataset::subset(std::vector<std::int64_t> samples) const {
+  return Dataset(detail::data::subset_source(source_, std::move(samples)));
+}
+
+std::vector<Dataset> Dataset::random_split(std::vector<double> fractions, std::uint64_t seed) const {
+  std::vector<Dataset> parts;
+  for (auto& part : detail::data::split_source(source_, fractions, seed)) parts.push_back(Dataset(std::move(part)));
+  return parts;
 }
 
 Dataset Dataset::transform(std::shared_ptr<const Preprocessor> preprocessor) const {

@@ -6,18 +6,11 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <span>
 
 namespace muster::detail::data {
 namespace {
 
 constexpr std::uint64_t block_bytes = 4096;
-
-std::uint32_t add(std::uint32_t checksum, std::span<const std::byte> bytes) {
-  return static_cast<std::uint32_t>(
-      ::crc32_z(checksum, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
-}
 
 /// Calls `look` with the first unit and the number of units of each block: the first block, the last, and some between
 /// them. `units`: all units; `block`: units per block; `blocks`: number of blocks, at least 2.
@@ -31,13 +24,18 @@ void for_blocks(std::uint64_t units, std::uint64_t block, int blocks, Look&& loo
 
 }  // namespace
 
+std::uint32_t checksum_of(std::span<const std::byte> bytes, std::uint32_t before) {
+  return static_cast<std::uint32_t>(
+      ::crc32_z(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
+}
+
 FingerprintPart fingerprint_of(const File& file, int blocks) {
   FingerprintPart portion{.name = file.path().filename().string(), .bytes = file.size()};
   std::vector<std::byte> bytes;
   for_blocks(portion.bytes, block_bytes, blocks, [&](std::uint64_t first, std::uint64_t count) {
     bytes.resize(count);
     file.read_at(bytes, first);
-    portion.checksum = add(portion.checksum, bytes);
+    portion.checksum = checksum_of(bytes, portion.checksum);
   });
   return portion;
 }
@@ -62,8 +60,8 @@ FingerprintPart fingerprint_of(const std::string& column, const at::Tensor& tens
              [&](std::uint64_t first, std::uint64_t count) {
                const auto block =
                    flat.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count)).cpu();
-               portion.checksum =
-                   add(portion.checksum, {static_cast<const std::byte*>(block.const_data_ptr()), block.nbytes()});
+               portion.checksum = checksum_of({static_cast<const std::byte*>(block.const_data_ptr()), block.nbytes()},
+                                              portion.checksum);
              });
   return portion;
 }

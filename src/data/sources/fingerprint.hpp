@@ -8,8 +8,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +37,8 @@ struct DatasetFingerprint {
 /// Blocks read for a fingerprint, over all portions; at least two per portion.
 constexpr int max_fingerprint_blocks = 48;
 
+/// The CRC-32 of `bytes`, continued from `before`.
+std::uint32_t checksum_of(std::span<const std::byte> bytes, std::uint32_t before = 0);
 /// Make the fingerprint of one portion from about `blocks` of its blocks.
 FingerprintPart fingerprint_of(const File& file, int blocks);
 FingerprintPart fingerprint_of(const std::string& column, const at::Tensor& tensor, int blocks);

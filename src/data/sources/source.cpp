@@ -185,6 +185,13 @@ Schema schema_of(const Batch& batch) {
   return schema;
 }
 
+std::int64_t row_bytes(const Schema& schema) noexcept {
+  std::int64_t bytes = 1;
+  for (const auto& column : schema)
+    bytes += c10::multiply_integers(column.shape) * static_cast<std::int64_t>(c10::elementSize(column.dtype));
+  return bytes;
+}
+
 std::string column_text(const Column& column) {
   const auto sizes = joined(column.shape, [](std::int64_t size) { return std::to_string(size); });
   return std::string(c10::toString(column.dtype)) + "[" + sizes + "]";

@@ -80,6 +80,12 @@ std::shared_ptr<Source> stream_source(MakeStream make);
 std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
                                            std::shared_ptr<const Preprocessor> preprocessor);
 
+/// A source of the samples `samples` of `source`, in that order. Opens the source to check them.
+std::shared_ptr<Source> subset_source(std::shared_ptr<Source> source, std::vector<std::int64_t> samples);
+/// Sources of random parts of `source`, one for each fraction.
+std::vector<std::shared_ptr<Source>> split_source(const std::shared_ptr<Source>& source,
+                                                  std::span<const double> fractions, std::uint64_t seed);
+
 /// Makes uninitialised tensors on the CPU; thread-safe. Large tensors reuse memory of earlier ones, once no tensor,
 /// view or autograd graph holds it: for the kernel, providing fresh pages costs more than reading into them.
 class TensorPool {
@@ -93,6 +99,8 @@ class TensorPool {
 
 /// The columns of a batch.
 MUSTER_INTERNAL_API Schema schema_of(const Batch& batch);
+/// The bytes of a sample, at least 1.
+std::int64_t row_bytes(const Schema& schema) noexcept;
 /// "Float[3]", for errors.
 std::string column_text(const Column& column);
 /// "x Float[3], y Long[]".
