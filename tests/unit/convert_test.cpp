@@ -311,11 +311,13 @@ TEST_F(Convert, DescribesAndAdvises) {
                                                {"layout", "contiguous"},
                                                {"chunk", nullptr},
                                                {"compression", "none"},
-                                               {"bytes", 800}}));
+                                               {"bytes", 800},
+                                               {"reader", "direct"}}));
   EXPECT_TRUE(dataset.at("advice").empty());
   run({.compress = 1});
   dataset = describe_dataset(output().string());
-  EXPECT_NE(dataset.at("advice").at(0).get<std::string>().find("not contiguous"), std::string::npos);
+  EXPECT_EQ(dataset.at("columns").at(0).at("reader"), "decoded");
+  EXPECT_NE(dataset.at("advice").at(0).get<std::string>().find("x, y: the first pass decodes"), std::string::npos);
 }
 
 TEST_F(Convert, DescribesWhatIsNoDataset) {

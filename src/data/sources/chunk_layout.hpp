@@ -1,6 +1,8 @@
 // How the rows of a column are spread over its chunks.
 #pragma once
 
+#include "base/export.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -17,7 +19,7 @@ struct ByteRun {
 
 /// A row lies in `chunks_per_row` chunks, of which each holds `rows_per_chunk` rows. Chunks are numbered as in
 /// hdf5::ChunkIndex, so those of a row have neighbouring numbers.
-class ChunkLayout {
+class MUSTER_INTERNAL_API ChunkLayout {
  public:
   /// `shape` of the column and of a chunk, in values. Throws an Error (ExitCode::data) if a chunk is larger than any
   /// memory.
