@@ -1,4 +1,4 @@
-// muster convert: makes datasets of downloaded files.
+// muster convert: makes datasets of downloaded files, and datasets in another layout.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
@@ -62,7 +62,6 @@ void convert(Converter converter, ConvertArguments& arguments) {
     throw Error(ExitCode::usage, "converting", "inputs and an output are wanted", "Name the output last, as OUT.h5");
   const auto output = arguments.files.back();
   const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
-  if (!arguments.columns && inputs.size() == 1 && converter != convert_csv) options.columns = {"x"};
   require_outside_records(output);
 
   const InterruptGuard interrupt;
@@ -87,12 +86,18 @@ void convert(Converter converter, ConvertArguments& arguments) {
 
 void add_format(CLI::App& parent, const std::string& name, const std::string& description, const std::string& example,
                 Converter converter) {
+  const bool copies = converter == convert_h5;
   auto* command = parent.add_subcommand(name, description);
   auto arguments = std::make_shared<ConvertArguments>();
   auto& options = arguments->options;
-  command->add_option("files", arguments->files, "Inputs, and last the file to make (replaced if it exists)")
-      ->option_text("IN... OUT.h5");
-  command->add_option("--columns", arguments->columns, "Names of the columns; x,y (of a single input x) unless given")
+  command
+      ->add_option("files", arguments->files,
+                   std::string(copies ? "The input" : "Inputs") + ", and last the file to make (replaced if it exists)")
+      ->option_text(copies ? "IN.h5[:/group] OUT.h5" : "IN... OUT.h5");
+  command
+      ->add_option("--columns", arguments->columns,
+                   copies ? "The columns to copy, in this order; all unless given"
+                          : "Names of the columns; x,y (of a single input x) unless given")
       ->option_text("NAME,NAME");
   command->add_option("--chunk", options.chunk, "Samples per chunk; contiguous, which reads fastest, unless given")
       ->transform(whole_number(1))
@@ -132,6 +137,8 @@ void add_convert(CLI::App& app) {
              "muster convert npy features.npy target.npy OUT.h5 --columns x,y", convert_npy);
   add_format(*command, "csv", "Comma-separated numbers, the target last",
              "muster convert csv housing.csv OUT.h5 --shuffle 1 --split train=0.8 test=0.2", convert_csv);
+  add_format(*command, "h5", "Columns of an HDF5 file, into another layout",
+             "muster convert h5 slow.h5 OUT.h5 --columns x,y --chunk 64", convert_h5);
 }
 
 }  // namespace muster::tool

@@ -26,6 +26,12 @@ std::string chunk_text(const Json& column) {
   return whole ? chunk.at(0).dump() : all;
 }
 
+/// By what training reads the column.
+std::string reader_text(const Json& column) {
+  const auto& reader = column.at("reader");
+  return reader == "direct" ? "directly" : reader == "decoded" ? "decoded" : "by HDF5";
+}
+
 }  // namespace
 
 std::string dataset_text(const Json& dataset) {
@@ -35,10 +41,11 @@ std::string dataset_text(const Json& dataset) {
   text += bytes_text(dataset.at("bytes")) + "\n";
   const auto& columns = dataset.at("columns");
   if (columns.empty()) return text;
-  Table table{{{"column"}, {"type"}, {"sample"}, {"size", true}, {"layout"}, {"chunk", true}, {"compression"}}, {}};
+  Table table{
+      {{"column"}, {"type"}, {"sample"}, {"size", true}, {"layout"}, {"chunk", true}, {"read"}, {"compression"}}, {}};
   for (const auto& column : columns)
     table.rows.push_back({column.at("name"), column.at("dtype"), sample_shape(column.at("shape")),
-                          bytes_text(column.at("bytes")), column.at("layout"), chunk_text(column),
+                          bytes_text(column.at("bytes")), column.at("layout"), chunk_text(column), reader_text(column),
                           column.at("compression")});
   return text + to_text(table);
 }

@@ -15,8 +15,9 @@
 namespace muster {
 
 struct ConvertOptions {
-  /// Names of the columns, one per input (idx, npy), or one for features and one for the target (csv).
-  std::vector<std::string> columns = {"x", "y"};
+  /// Names of the columns: one per input (idx, npy), or one for features and one for the target (csv); empty: x and y,
+  /// and x for a single input. For h5 they choose and order the columns to copy; empty: all, in the order of names.
+  std::vector<std::string> columns = {};
   /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
   /// 256 KiB).
   std::optional<std::int64_t> chunk = {};
@@ -39,7 +40,8 @@ struct ConvertOptions {
 // Each function writes under a temporary name beside `output`, which must end in .h5 or .hdf5, and renames the file at
 // the end: a failure leaves no partial file, and an existing file is replaced only by a complete one. It returns the
 // files written. Bad input is an Error with ExitCode::data, unsuitable options are one with ExitCode::usage, and a full
-// disk is one with ExitCode::retry. Inputs are read as a stream; shuffling holds one column at a time in memory.
+// disk is one with ExitCode::retry. Inputs are read as a stream; shuffling holds one column at a time in memory, unless
+// the function says otherwise.
 
 /// IDX files (the format of MNIST: magic 0 0 TYPE NDIM, sizes and data big-endian), gzipped or not; one column each.
 MUSTER_API std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem::path>& inputs,
@@ -56,9 +58,20 @@ MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std:
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});
 
+/// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
+/// keep their types, in this machine's byte order, and their attributes that hold numbers or strings. Memory is
+/// bounded: a copy in order holds about 80 MB, or as much as the largest chunk, and decodes each chunk once; a shuffled
+/// one holds 256 MB more, and reads the input again for every 256 MB that it writes.
+MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
+                                                         const std::filesystem::path& output,
+                                                         const ConvertOptions& options = {});
+
 /// Describes a dataset "FILE.h5[:/group]": {"path", "samples" (null if columns differ), "bytes" (of the file),
-/// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes"}], "groups": [those inside the
-/// group], "advice": [problems that prevent reading it or make it slow, with remedies]}.
+/// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes", "reader"}], "groups": [those
+/// inside the group], "advice": [problems that prevent reading it or make it slow, with remedies], "convert": {"chunk",
+/// "compress", "command"} (the conversion that makes reading faster; null if there is none)}. A reader is "direct"
+/// (rows are read where they lie), "decoded" (muster decodes chunks, without HDF5's lock) or "hdf5" (HDF5 reads, under
+/// its lock).
 MUSTER_API Json describe_dataset(const std::string& path);
 
 }  // namespace muster

@@ -16,7 +16,9 @@
 namespace muster::detail::convert {
 namespace {
 
-constexpr std::int64_t write_bytes = 8 << 20;            ///< bytes of one write, roughly
+constexpr std::int64_t write_bytes = 8 << 20;       ///< bytes of one write, roughly
+constexpr std::int64_t most_at_once = 1 << 20;      ///< samples of one write
+constexpr std::int64_t gathered_bytes = 256 << 20;  ///< of one write of shuffled samples, which reads all over a file
 constexpr std::int64_t default_chunk_bytes = 256 << 10;  ///< small, since reading one sample reads its whole chunk
 constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< HDF5's limit
 
@@ -75,8 +77,31 @@ std::vector<Split> divide(std::int64_t samples, const std::filesystem::path& out
   return splits;
 }
 
-/// The samples to write, in order. `last`: the last column, which holds the classes; it is loaded if per_class is set.
-std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& options) {
+/// The samples to write.
+class Order {
+ public:
+  /// All of `count` samples, as they lie.
+  explicit Order(std::int64_t count) : count_(count) {}
+  explicit Order(std::vector<std::int64_t> chosen) : count_(std::ssize(chosen)), chosen_(std::move(chosen)) {}
+
+  std::int64_t size() const noexcept { return count_; }
+  /// Their indices at the places begin … begin + count − 1; valid until the next call.
+  std::span<const std::int64_t> indices(std::int64_t begin, std::int64_t count) {
+    if (!chosen_.empty())
+      return std::span(chosen_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+    counted_.resize(static_cast<std::size_t>(count));
+    std::iota(counted_.begin(), counted_.end(), begin);
+    return counted_;
+  }
+
+ private:
+  std::int64_t count_;
+  std::vector<std::int64_t> chosen_, counted_;
+};
+
+/// `last`: the last column, which holds the classes; it is loaded if per_class is set.
+Order choose(InputColumn& last, const ConvertOptions& options) {
+  if (!options.shuffle && !options.per_class) return Order(last.samples());
   std::vector<std::int64_t> order(static_cast<std::size_t>(last.samples()));
   std::iota(order.begin(), order.end(), 0);
   if (options.shuffle) {
@@ -85,17 +110,17 @@ std::vector<std::int64_t> choose(InputColumn& last, const ConvertOptions& option
     for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random() % i]);
   }
   if (options.per_class) {
-    const auto& type = last.type();
-    if (type.kind == 'f' || type.kind == 'c' || last.sample_bytes() != type.size)
+    const bool one_value = last.sample_bytes() == last.value_bytes();
+    if (!last.holds_whole_numbers() || !one_value)
       refuse("keeping some samples of each class",
-             last.shown() + ", the last column, holds " +
-                 (last.sample_bytes() != type.size ? "several numbers per sample" : "fractions") + ", not classes",
+             last.shown() + ", the last column, holds " + (one_value ? "fractions" : "several numbers per sample") +
+                 ", not classes",
              "Leave --per-class out, or give a last column of one whole number per sample");
     last.load();
     std::unordered_map<std::string, std::int64_t> kept;
     std::erase_if(order, [&](std::int64_t sample) { return kept[last.sample(sample)]++ >= *options.per_class; });
   }
-  return order;
+  return Order(std::move(order));
 }
 
 /// Samples per chunk for a column of `samples` samples; none if it is to be contiguous.
@@ -109,24 +134,33 @@ std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t sam
   return chunk;
 }
 
-/// Writes the samples `order` of the column to one file. Calls `wrote` with the number of bytes of each write.
-void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column,
-                  std::span<const std::int64_t> order, const ConvertOptions& options,
-                  const std::function<void(std::uint64_t)>& wrote) {
-  const auto samples = static_cast<std::int64_t>(order.size());
+/// Samples that are taken from the column and written at once.
+std::int64_t samples_at_once(const InputColumn& column, std::int64_t chunk, const ConvertOptions& options) {
+  const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
+  constexpr std::int64_t index_bytes = 3 * sizeof(std::int64_t);
+  const bool is_gathered = options.shuffle && column.dataset() != H5I_INVALID_HID;
+  const auto most = is_gathered ? gathered_bytes / (bytes + index_bytes) : std::min(write_bytes / bytes, most_at_once);
+  return std::max<std::int64_t>(1, most / chunk) * chunk;
+}
+
+/// Writes the samples of the split of the column to one file. Calls `wrote` with the number of bytes of each write, and
+/// with 0 between them.
+void write_column(DatasetWriter& writer, const std::string& name, InputColumn& column, Order& order, const Split& split,
+                  const ConvertOptions& options, const std::function<void(std::uint64_t)>& wrote) {
+  const auto samples = split.end - split.begin;
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
   const auto chunk = chunk_of(column, samples, options);
-  const auto step = std::max<std::int64_t>(1, write_bytes / bytes / chunk.value_or(1)) * chunk.value_or(1);
-  const auto file_type = column.type().file_type();
+  const auto step = std::min(samples_at_once(column, chunk.value_or(1), options), samples);
   auto shape = column.shape();
   shape.front() = samples;
-  std::vector<std::byte> values(static_cast<std::size_t>(std::min(step, samples) * bytes));
-  writer.begin_column(name, column.type().memory_type().get(), shape, chunk, options.compress);
+  std::vector<std::byte> values(static_cast<std::size_t>(step * bytes));
+  writer.begin_column(name, column.memory_type(), shape, chunk, options.compress);
+  if (column.dataset() != H5I_INVALID_HID) writer.copy_attributes(column.dataset(), column.shown());
   for (std::int64_t begin = 0; begin < samples; begin += step) {
     const auto count = std::min(step, samples - begin);
     const auto block = std::span(values).first(static_cast<std::size_t>(count * bytes));
-    column.take(order.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), block);
-    writer.write(block, count, file_type.get());
+    column.take(order.indices(split.begin + begin, count), block, [&] { wrote(0); });
+    writer.write(block, count, column.file_type());
     wrote(block.size());
   }
   writer.end_column();
@@ -134,16 +168,21 @@ void write_column(DatasetWriter& writer, const std::string& name, InputColumn& c
 
 }  // namespace
 
+std::vector<std::string> names_of(std::size_t columns, const ConvertOptions& options) {
+  if (!options.columns.empty()) return options.columns;
+  if (columns == 1) return {"x"};
+  return {"x", "y"};
+}
+
 void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
-                      const std::filesystem::path& output, const ConvertOptions& options) {
+                      const std::vector<std::string>& names, const std::filesystem::path& output,
+                      const ConvertOptions& options) {
   const std::string doing = "converting to " + output.string();
   check_inputs(inputs, doing);
-  if (columns != options.columns.size())
-    refuse(
-        doing,
-        "the input makes " + counted(columns, "column") + " and there are " + counted(options.columns.size(), "name"),
-        "Give one name for each, as in --columns x,y");
-  check_names(options.columns, "naming columns");
+  if (columns != names.size())
+    refuse(doing, "the input makes " + counted(columns, "column") + " and there are " + counted(names.size(), "name"),
+           "Give one name for each, as in --columns x,y");
+  check_names(names, "naming columns");
   if (options.chunk && *options.chunk < 1) refuse(doing, "a chunk has at least one sample", "Give --chunk 1 or more");
   if (options.compress && (*options.compress < 1 || *options.compress > 9))
     refuse(doing, "compression has levels from 1 (fast) to 9 (small)", "Give --compress one of them");
@@ -151,15 +190,15 @@ void check_conversion(const std::vector<std::filesystem::path>& inputs, std::siz
     refuse(doing, "at least one sample of each class must be kept", "Give --per-class 1 or more");
 
   double sum = 0;
-  std::vector<std::string> names;
+  std::vector<std::string> parts;
   for (const auto& [name, share] : options.split) {
     if (!(share > 0 && share <= 1))
       refuse("splitting", "the share of " + name + " is not above 0 and at most 1", "Write shares as in train=0.9");
     sum += share;
-    names.push_back(name);
+    parts.push_back(name);
   }
   if (sum > 1 + 1e-9) refuse("splitting", "the shares sum to more than 1", "Give shares that sum to 1 or less");
-  check_names(names, "splitting");
+  check_names(parts, "splitting");
   check_output(output);
   for (const auto& split : divide(0, output, options)) {
     require_output(split.output);
@@ -170,6 +209,7 @@ void check_conversion(const std::vector<std::filesystem::path>& inputs, std::siz
 }
 
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
+                                                   const std::vector<std::string>& names,
                                                    const std::filesystem::path& output, const ConvertOptions& options) {
   const auto& first = columns.front();
   for (const auto& column : columns)
@@ -179,8 +219,8 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
                       std::to_string(column.samples()),
                   "Give files that belong together");
 
-  const auto order = choose(columns.back(), options);
-  const auto splits = divide(static_cast<std::int64_t>(order.size()), output, options);
+  auto order = choose(columns.back(), options);
+  const auto splits = divide(order.size(), output, options);
   std::uint64_t total = 0;
   std::deque<DatasetWriter> writers;  // a deque does not move its elements
   for (const auto& split : splits) {
@@ -192,7 +232,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
     writers.emplace_back(split.output, !options.compress);
   }
 
-  if (const auto left = static_cast<std::int64_t>(order.size()) - splits.back().end; left > 0)
+  if (const auto left = order.size() - splits.back().end; left > 0)
     log::warn("the shares sum to less than 1: " + std::to_string(left) + " of the " + std::to_string(order.size()) +
               " samples go to no file");
 
@@ -203,12 +243,9 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
   };
   for (std::size_t c = 0; c < columns.size(); ++c) {
     auto column = std::move(columns[c]);  // frees its memory before the next column is loaded
-    if (options.shuffle) column.load();
-    for (std::size_t s = 0; s < splits.size(); ++s) {
-      const auto samples = std::span(order).subspan(static_cast<std::size_t>(splits[s].begin),
-                                                    static_cast<std::size_t>(splits[s].end - splits[s].begin));
-      write_column(writers[s], options.columns[c], column, samples, options, wrote);
-    }
+    if (options.shuffle && !column.takes_any_order()) column.load();
+    for (std::size_t s = 0; s < splits.size(); ++s)
+      write_column(writers[s], names[c], column, order, splits[s], options, wrote);
     column.finish();
   }
 

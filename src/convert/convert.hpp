@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +17,8 @@
 struct gzFile_s;
 
 namespace muster::detail::convert {
+
+class Hdf5Rows;
 
 /// A file that is read once, in order, gzipped or not. Errors are ExitCode::data and name it.
 class InputFile {
@@ -55,48 +58,72 @@ struct NumberType {
   hdf5::Handle memory_type() const;
 };
 
+/// The number of the first indices that follow one another.
+std::size_t consecutive(std::span<const std::int64_t> indices) noexcept;
+
 /// A column of samples: still in its file, or held in memory.
 class InputColumn {
  public:
   /// A column whose values follow in `file`. `shape` begins with the number of samples. Throws an Error for a shape
   /// that no column can have.
-  InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, InputFile file);
+  InputColumn(const NumberType& type, const std::vector<std::uint64_t>& shape, InputFile file);
   /// A column whose values are in memory.
-  InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, std::string shown,
+  InputColumn(const NumberType& type, const std::vector<std::uint64_t>& shape, std::string shown,
               std::vector<std::byte> values);
+  /// A column of an HDF5 file.
+  explicit InputColumn(std::unique_ptr<Hdf5Rows> rows);
+  InputColumn(InputColumn&&) noexcept;
+  ~InputColumn();
 
-  const NumberType& type() const noexcept { return type_; }
+  /// The type of the values that take() gives, and the same type as this machine has it.
+  hid_t file_type() const noexcept { return file_type_.get(); }
+  hid_t memory_type() const noexcept { return memory_type_.get(); }
+  /// The dataset with the column's attributes; invalid if it has none.
+  hid_t dataset() const noexcept;
+  bool holds_whole_numbers() const noexcept { return holds_whole_numbers_; }
+  std::size_t value_bytes() const noexcept { return value_bytes_; }
   const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
   std::int64_t samples() const noexcept { return shape_.front(); }
   std::size_t sample_bytes() const noexcept { return sample_bytes_; }
   const std::string& shown() const noexcept { return shown_; }
 
+  /// True if take() may be called with samples in any order, which is slower than in ascending order.
+  bool takes_any_order() const noexcept { return !file_; }
   /// Reads all values into memory. After that take() may be called with samples in any order.
   void load();
-  /// Copies the samples with the indices `samples` to `into`, one after the other. Before load() the indices must
-  /// ascend, over all calls.
-  void take(std::span<const std::int64_t> samples, std::span<std::byte> into);
+  /// Copies the samples with the indices `samples` to `into`, one after the other. Unless takes_any_order(), the
+  /// indices must ascend, over all calls. Calls `between` from time to time.
+  void take(std::span<const std::int64_t> samples, std::span<std::byte> into, const std::function<void()>& between);
   /// The bytes of one sample. Call it only after load().
   std::string sample(std::int64_t index) const;
   /// Skips the samples that are left and checks that the file ends there.
   void finish();
 
  private:
-  NumberType type_;
+  void take_from_memory(std::span<const std::int64_t> samples, std::span<std::byte> into) const;
+
+  hdf5::Handle file_type_, memory_type_;
+  bool holds_whole_numbers_ = false;
+  std::size_t value_bytes_ = 0;
   std::vector<std::int64_t> shape_;
   std::size_t sample_bytes_ = 0;
   std::string shown_;
   std::optional<InputFile> file_;
   std::int64_t next_ = 0;  ///< index of the next sample in the file
+  std::unique_ptr<Hdf5Rows> rows_;
   std::vector<std::byte> values_;
 };
 
-/// Throws an Error if the files or the options are wrong, before anything is read. `columns`: number of columns that
-/// the inputs will give.
+/// The names of the columns that the options give; x and y, of a single column x, if they give none.
+std::vector<std::string> names_of(std::size_t columns, const ConvertOptions& options);
+/// Throws an Error if the files, the names or the options are wrong, before anything is read. `columns`: number of
+/// columns that the inputs will give.
 void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
-                      const std::filesystem::path& output, const ConvertOptions& options);
-/// Writes the columns under the names in the options. Returns the files written.
+                      const std::vector<std::string>& names, const std::filesystem::path& output,
+                      const ConvertOptions& options);
+/// Writes the columns under these names. Returns the files written.
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
+                                                   const std::vector<std::string>& names,
                                                    const std::filesystem::path& output, const ConvertOptions& options);
 
 }  // namespace muster::detail::convert

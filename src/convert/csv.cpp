@@ -212,10 +212,11 @@ class Table {
 
 std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
-  detail::convert::check_conversion(inputs, 2, output, options);
+  const auto names = detail::convert::names_of(2, options);
+  detail::convert::check_conversion(inputs, 2, names, output, options);
   Table table(options.header);
   for (const auto& input : inputs) table.read(input);
-  return detail::convert::convert_columns(table.columns(), output, options);
+  return detail::convert::convert_columns(table.columns(), names, output, options);
 }
 
 }  // namespace muster

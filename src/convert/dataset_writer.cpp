@@ -1,6 +1,7 @@
 #include "convert/dataset_writer.hpp"
 
 #include "base/file.hpp"
+#include "convert/attributes.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 
@@ -59,6 +60,14 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
   column_ = {check(H5Dcreate2(file_.get(), name.c_str(), stored, space.get(), H5P_DEFAULT, id, access.get())),
              H5Dclose};
   next_ = 0;
+}
+
+void DatasetWriter::copy_attributes(hid_t from, const std::string& shown) {
+  const hdf5::Lock lock;
+  for (const auto& name : attribute_names(from, shown)) {
+    const Attribute attribute(from, name, shown);
+    if (attribute.is_simple()) attribute.write_to(column_.get(), doing());
+  }
 }
 
 void DatasetWriter::write(std::span<const std::byte> values, std::int64_t count, hid_t value_type) {

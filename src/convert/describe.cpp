@@ -1,23 +1,34 @@
 // Describes the content and layout of a dataset file, for `muster inspect`.
 #include "base/number.hpp"
+#include "convert/hdf5_rows.hpp"
+#include "convert/reading.hpp"
 #include "data/sources/source.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
 #include "muster/convert.hpp"
+#include "muster/dataset.hpp"
 
 #include <algorithm>
-#include <bit>
+#include <cctype>
+#include <cstring>
 #include <string>
 #include <vector>
 
 namespace muster {
 namespace {
 
+namespace convert = detail::convert;
 namespace hdf5 = detail::hdf5;
 using detail::data::joined;
 
-constexpr std::int64_t large_chunk_bytes = 4 << 20;
+/// The columns of a dataset and how they are read, in the same order.
+struct Description {
+  Json columns = Json::array();
+  std::vector<convert::StoredColumn> stored;
+  std::vector<convert::Reading> readings;
+  std::vector<std::string> advice;
+};
 
 std::string number_name(hid_t type) {
   const auto kind = H5Tget_class(type);
@@ -29,88 +40,114 @@ std::string number_name(hid_t type) {
   return kind == H5T_ENUM ? "bool" : "complex" + bits;
 }
 
-bool is_foreign(hid_t type) {
-  const auto foreign = std::endian::native == std::endian::little ? H5T_ORDER_BE : H5T_ORDER_LE;
-  return H5Tget_size(type) > 1 && H5Tget_order(type) == foreign;
+std::string megabytes(std::int64_t bytes) {
+  return bytes < 1'000'000 ? "less than 1 MB" : std::to_string(bytes / 1'000'000) + " MB";
 }
 
-/// Adds advice if the chunks of a column will make reading slow.
-void advise_on_chunks(const std::string& name, const std::vector<std::int64_t>& shape,
-                      const std::vector<std::int64_t>& chunk, std::int64_t value_bytes,
-                      std::vector<std::string>& advice) {
-  auto bytes = value_bytes;
-  for (const auto size : chunk) bytes = detail::checked_product(bytes, size, "describing a column", "a chunk");
-  if (bytes > large_chunk_bytes && chunk.front() > 1)
-    advice.push_back(name + ": a chunk is " + std::to_string(bytes >> 20) +
-                     " MiB and is read whole for one of its samples; convert with a smaller --chunk");
-  for (std::size_t i = 1; i < shape.size(); ++i)
-    if (chunk[i] < shape[i]) {
-      advice.push_back(name +
-                       ": a sample is spread over several chunks; convert it again, so that chunks hold whole samples");
-      return;
-    }
+/// A word of a command line, in quotes if it needs them.
+std::string in_shell(const std::string& word) {
+  const auto is_plain = [](unsigned char c) { return std::isalnum(c) != 0 || std::strchr("/._-:+=@%,", c) != nullptr; };
+  if (std::ranges::all_of(word, is_plain)) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
 }
 
-Json describe_column(hid_t dataset, const std::string& name, const std::string& shown,
-                     std::vector<std::string>& advice) {
+const char* layout_name(H5D_layout_t layout) {
+  return layout == H5D_CHUNKED ? "chunked" : layout == H5D_COMPACT ? "compact" : "contiguous";
+}
+
+convert::StoredColumn stored_column(hid_t dataset, const std::string& name, const std::string& doing) {
+  const auto type = hdf5::dataset_property(dataset, H5Dget_type, doing);
+  const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, doing);
+  convert::StoredColumn column;
+  column.name = name;
+  column.shape = hdf5::shape(dataset, name);
+  column.filters = hdf5::filters(creation.get(), doing);
+  column.value_bytes = detail::checked_cast<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
+  column.bytes = column.value_bytes;
+  for (const auto size : column.shape) column.bytes = detail::checked_product(column.bytes, size, doing, "its shape");
+  column.file_bytes = detail::checked_cast<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
+  if (H5Pget_layout(creation.get()) == H5D_CHUNKED) {
+    std::vector<hsize_t> sizes(column.shape.size());
+    hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
+    for (const auto size : sizes) column.chunk.push_back(detail::checked_cast<std::int64_t>(size, doing, "a chunk"));
+  }
+  return column;
+}
+
+void describe_column(hid_t dataset, const std::string& name, const std::string& shown, Description& all) {
   const std::string doing = "reading the layout of " + shown;
   const auto type = hdf5::dataset_property(dataset, H5Dget_type, doing);
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, doing);
   hdf5::scalar_type(type.get(), shown);
-  const auto shape = hdf5::shape(dataset, shown);
-  const auto value_bytes = detail::checked_cast<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
-  const auto layout = H5Pget_layout(creation.get());
-  const auto stored = detail::checked_cast<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
+  const auto stored = stored_column(dataset, name, doing);
+  const auto reading = convert::reading_of(stored, dataset, shown);
 
-  Json column{{"name", name}, {"dtype", number_name(type.get())}, {"shape", shape}, {"chunk", nullptr}};
-  column["layout"] = layout == H5D_CHUNKED ? "chunked" : layout == H5D_COMPACT ? "compact" : "contiguous";
-  const auto filters = hdf5::filters(creation.get(), doing);
-  column["compression"] = filters.empty() ? "none" : joined(filters, &hdf5::Filter::text);
-  column["bytes"] = stored;
-  if (layout == H5D_CHUNKED) {
-    std::vector<hsize_t> sizes(shape.size());
-    hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
-    std::vector<std::int64_t> chunk;
-    for (const auto size : sizes) chunk.push_back(detail::checked_cast<std::int64_t>(size, doing, "a chunk"));
-    column["chunk"] = chunk;
-    advise_on_chunks(name, shape, chunk, value_bytes, advice);
-  }
-  if (stored == 0) advice.push_back(name + ": nothing was ever written to it; all its values read as the fill value");
-  if (is_foreign(type.get()))
-    advice.push_back(name + ": its byte order is not this machine's, so every read converts; convert it again");
-  if (column["dtype"] == "float64")
-    advice.push_back(name + ": float64 is twice the bytes of float32, which is what most models compute with");
-  return column;
+  all.columns.push_back({{"name", name},
+                         {"dtype", number_name(type.get())},
+                         {"shape", stored.shape},
+                         {"layout", layout_name(H5Pget_layout(creation.get()))},
+                         {"chunk", stored.chunk.empty() ? Json() : Json(stored.chunk)},
+                         {"compression", stored.filters.empty() ? "none" : joined(stored.filters, &hdf5::Filter::text)},
+                         {"bytes", stored.file_bytes},
+                         {"reader", convert::name_of(reading.reader)}});
+  const auto advise = [&](const std::string& line) { all.advice.push_back(name + ": " + line); };
+  if (stored.file_bytes == 0) advise("nothing was ever written to it; all its values read as the fill value");
+  if (!reading.problem.empty()) advise(reading.problem);
+  for (const auto& problem : convert::chunk_problems(stored, reading)) advise(problem);
+  if (all.columns.back().at("dtype") == "float64")
+    advise("float64 is twice the bytes of float32, which is what most models compute with");
+  all.stored.push_back(stored);
+  all.readings.push_back(reading);
 }
 
-/// True if `name` is a group; false for a link without a target.
-bool is_group(hid_t parent, const std::string& name) {
-  const hdf5::Handle object(H5Oopen(parent, name.c_str(), H5P_DEFAULT), H5Oclose);
-  if (!object) hdf5::last_error();
-  return object && H5Iget_type(object.get()) == H5I_GROUP;
-}
-
-/// The number of samples, null if the columns differ in it. Adds advice about the columns as a whole.
-Json count_samples(const Json& columns, std::vector<std::string>& advice) {
-  if (columns.empty()) return nullptr;
-  const auto samples_of = [](const Json& column) { return column.at("shape").at(0); };
-  const auto samples = samples_of(columns.front());
-  std::vector<std::string> lengths, indirect;
-  for (const auto& column : columns) {
-    const std::string name = column.at("name");
-    lengths.push_back(name + " " + samples_of(column).dump());
-    if (column.at("layout") != "contiguous") indirect.push_back(name);
-  }
-  if (std::ranges::any_of(columns, [&](const Json& column) { return samples_of(column) != samples; })) {
-    advice.push_back("columns differ in their number of samples (" + joined(lengths) +
-                     "); choose columns of the same length");
+/// The number of samples, null if the columns differ in it. Adds advice about that.
+Json count_samples(Description& all) {
+  if (all.columns.empty()) return nullptr;
+  const auto samples = all.stored.front().shape.front();
+  if (std::ranges::any_of(all.stored, [&](const auto& column) { return column.shape.front() != samples; })) {
+    all.advice.push_back(
+        "columns differ in their number of samples (" +
+        joined(all.stored,
+               [](const auto& column) { return column.name + " " + std::to_string(column.shape.front()); }) +
+        "); choose columns of the same length");
     return nullptr;
   }
-  if (samples == 0) advice.push_back("there is no sample in it");
-  if (!indirect.empty())
-    advice.push_back(joined(indirect) + ": not contiguous, so HDF5 unpacks it: fast if it fits into memory, slow if " +
-                     "not; convert without --chunk and --compress");
+  if (samples == 0) all.advice.emplace_back("there is no sample in it");
   return samples;
+}
+
+/// The conversion that makes reading faster, as options and as a command; null if there is none. Adds advice about the
+/// memory that decoded values take.
+Json advise_conversion(const std::string& path, Description& all) {
+  const auto layout = convert::better_layout(all.stored, all.readings);
+  if (!layout) return nullptr;
+  std::string command = "muster convert h5 " + in_shell(path) + " OUT.h5";
+  if (layout->chunk) command += " --chunk " + std::to_string(*layout->chunk);
+  if (layout->compress) command += " --compress " + std::to_string(*layout->compress);
+
+  std::vector<std::string> kept;
+  double bytes = 0;
+  for (std::size_t i = 0; i < all.stored.size(); ++i) {
+    if (all.readings[i].reader == convert::Reader::direct) continue;
+    kept.push_back(all.stored[i].name);
+    bytes += static_cast<double>(all.stored[i].bytes);
+  }
+  const auto cache_bytes = DatasetOptions{}.cache_bytes;
+  const bool fits = bytes <= static_cast<double>(cache_bytes);
+  std::string fact;
+  if (!kept.empty())
+    fact = joined(kept) +
+           (fits ? ": the first pass decodes or converts them, then each rank keeps " +
+                       megabytes(static_cast<std::int64_t>(bytes)) + " in memory"
+                 : ": larger than DatasetOptions::cache_bytes (" + megabytes(cache_bytes) +
+                       " unless set), so every pass decodes or converts them again") +
+           "; ";
+  all.advice.push_back(fact + "faster: `" + command + "`");
+  return {{"chunk", layout->chunk ? Json(*layout->chunk) : Json()},
+          {"compress", layout->compress ? Json(*layout->compress) : Json()},
+          {"command", command}};
 }
 
 }  // namespace
@@ -120,28 +157,29 @@ Json describe_dataset(const std::string& path) {
   const hdf5::GroupPath place(path);
   const auto file = hdf5::open_file(place.path);
   const auto group = hdf5::open_group(file.get(), place.group, path);
-  Json columns = Json::array();
-  std::vector<std::string> advice, groups;
+  Description all;
+  std::vector<std::string> groups;
   for (const auto& name : hdf5::list(group.get())) {
-    if (is_group(group.get(), name)) {
+    if (convert::is_group(group.get(), name)) {
       groups.push_back(name);
       continue;
     }
     const auto shown = place.shown(name);
     try {
       const auto dataset = hdf5::open_dataset(group.get(), name, shown);
-      if (!hdf5::shape(dataset.get(), shown).empty())
-        columns.push_back(describe_column(dataset.get(), name, shown, advice));
+      if (!hdf5::shape(dataset.get(), shown).empty()) describe_column(dataset.get(), name, shown, all);
     } catch (const Error& error) {
-      advice.push_back(error.what());
+      all.advice.emplace_back(error.what());
     }
   }
-  const auto samples = count_samples(columns, advice);
-  if (columns.empty() && advice.empty())
-    advice.push_back("there is no column in " + place.group +
-                     (groups.empty() ? "" : "; name a group, as in " + place.shown(groups.front())));
-  return {{"path", path},       {"samples", samples}, {"bytes", std::filesystem::file_size(place.path)},
-          {"columns", columns}, {"groups", groups},   {"advice", advice}};
+  const auto samples = count_samples(all);
+  const auto conversion = samples.is_null() ? Json() : advise_conversion(path, all);
+  if (all.columns.empty() && all.advice.empty())
+    all.advice.push_back("there is no column in " + place.group +
+                         (groups.empty() ? "" : "; name a group, as in " + place.shown(groups.front())));
+  return {{"path", path},           {"samples", samples}, {"bytes", std::filesystem::file_size(place.path)},
+          {"columns", all.columns}, {"groups", groups},   {"advice", all.advice},
+          {"convert", conversion}};
 }
 
 }  // namespace muster

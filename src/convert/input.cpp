@@ -1,4 +1,5 @@
 #include "convert/convert.hpp"
+#include "convert/hdf5_rows.hpp"
 #include "hdf5/types.hpp"
 
 #include <sys/stat.h>
@@ -115,41 +116,65 @@ hdf5::Handle NumberType::file_type() const {
   return type;
 }
 
-InputColumn::InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, InputFile file)
+InputColumn::InputColumn(const NumberType& type, const std::vector<std::uint64_t>& shape, InputFile file)
     : InputColumn(type, shape, file.shown(), {}) {
   file.expect_remaining(sample_bytes_ * shape.front());
   file_ = std::move(file);
 }
 
-InputColumn::InputColumn(NumberType type, const std::vector<std::uint64_t>& shape, std::string shown,
+InputColumn::InputColumn(const NumberType& type, const std::vector<std::uint64_t>& shape, std::string shown,
                          std::vector<std::byte> values)
-    : type_(type),
+    : file_type_(type.file_type()),
+      memory_type_(type.memory_type()),
+      holds_whole_numbers_(type.kind != 'f' && type.kind != 'c'),
+      value_bytes_(type.size),
       shape_(shape.begin(), shape.end()),
       sample_bytes_(bytes_per_sample(type, shape, shown)),
       shown_(std::move(shown)),
       values_(std::move(values)) {}
 
+InputColumn::InputColumn(std::unique_ptr<Hdf5Rows> rows)
+    : file_type_(rows->stored_type()),
+      memory_type_(rows->memory_type()),
+      holds_whole_numbers_(rows->holds_whole_numbers()),
+      value_bytes_(rows->value_bytes()),
+      shape_(rows->shape()),
+      sample_bytes_(rows->row_bytes()),
+      shown_(rows->shown()),
+      rows_(std::move(rows)) {}
+
+InputColumn::InputColumn(InputColumn&&) noexcept = default;
+InputColumn::~InputColumn() = default;
+
+hid_t InputColumn::dataset() const noexcept { return rows_ ? rows_->dataset() : H5I_INVALID_HID; }
+
 void InputColumn::load() {
-  if (!file_) return;
+  if (!values_.empty()) return;
   values_.resize(sample_bytes_ * static_cast<std::size_t>(samples()));
+  if (rows_) return rows_->read(0, samples(), values_);
   file_->read(values_);
   next_ = samples();
   finish();
 }
 
-void InputColumn::take(std::span<const std::int64_t> samples, std::span<std::byte> into) {
+void InputColumn::take(std::span<const std::int64_t> samples, std::span<std::byte> into,
+                       const std::function<void()>& between) {
+  if (!values_.empty()) return take_from_memory(samples, into);
+  if (rows_) return rows_->read(samples, into, between);
   for (std::size_t i = 0; i < samples.size();) {
-    // Consecutive samples are copied together.
-    std::size_t run = 1;
-    while (i + run < samples.size() && samples[i + run] == samples[i] + static_cast<std::int64_t>(run)) ++run;
-    const auto target = into.subspan(i * sample_bytes_, run * sample_bytes_);
-    if (file_) {
-      file_->skip(static_cast<std::uint64_t>(samples[i] - next_) * sample_bytes_);
-      file_->read(target);
-      next_ = samples[i] + static_cast<std::int64_t>(run);
-    } else {
-      std::memcpy(target.data(), values_.data() + static_cast<std::size_t>(samples[i]) * sample_bytes_, target.size());
-    }
+    const auto run = consecutive(samples.subspan(i));
+    file_->skip(static_cast<std::uint64_t>(samples[i] - next_) * sample_bytes_);
+    file_->read(into.subspan(i * sample_bytes_, run * sample_bytes_));
+    next_ = samples[i] + static_cast<std::int64_t>(run);
+    i += run;
+  }
+}
+
+void InputColumn::take_from_memory(std::span<const std::int64_t> samples, std::span<std::byte> into) const {
+  for (std::size_t i = 0; i < samples.size();) {
+    const auto run = consecutive(samples.subspan(i));
+    std::memcpy(into.data() + i * sample_bytes_, values_.data() + static_cast<std::size_t>(samples[i]) * sample_bytes_,
+                run * sample_bytes_);
     i += run;
   }
 }

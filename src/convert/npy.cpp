@@ -161,10 +161,11 @@ InputColumn read_npy(const std::filesystem::path& path) {
 
 std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
-  detail::convert::check_conversion(inputs, inputs.size(), output, options);
+  const auto names = detail::convert::names_of(inputs.size(), options);
+  detail::convert::check_conversion(inputs, inputs.size(), names, output, options);
   std::vector<InputColumn> columns;
   for (const auto& input : inputs) columns.push_back(read_npy(input));
-  return detail::convert::convert_columns(std::move(columns), output, options);
+  return detail::convert::convert_columns(std::move(columns), names, output, options);
 }
 
 }  // namespace muster

@@ -2,6 +2,7 @@
 // numbered in the order of their coordinates, the last dimension first.
 #pragma once
 
+#include "base/export.hpp"
 #include "hdf5/handle.hpp"
 #include "hdf5/read_driver.hpp"
 
@@ -20,7 +21,7 @@ struct StoredChunk {
   bool is_stored = false;
 };
 
-class ChunkIndex {
+class MUSTER_INTERNAL_API ChunkIndex {
  public:
   /// `dataset`: a chunked dataset of a file from open_file(), which outlives this; its shape must fit the memory.
   /// `shown`: its name in errors.

@@ -2,6 +2,7 @@
 // All stand bytes of a damaged or hostile file.
 #pragma once
 
+#include "base/export.hpp"
 #include "hdf5/filters.hpp"
 
 #include <cstddef>
@@ -24,9 +25,9 @@ enum RegisteredFilter : H5Z_filter_t {
 using Decoder = bool (*)(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);
 
 /// The decoder of a filter that compresses. Null if the filter is another, or was not built.
-Decoder decoder_of(const Filter& filter);
+MUSTER_INTERNAL_API Decoder decoder_of(const Filter& filter);
 /// The package of Debian with which decoder_of(filter) would be built; null if no package brings it.
-const char* package_of(const Filter& filter);
+MUSTER_INTERNAL_API const char* package_of(const Filter& filter);
 
 /// Like a Decoder, for a codec without parameters. Null if it was not built.
 using BareDecoder = bool (*)(std::span<const std::byte> stored, std::span<std::byte> into);

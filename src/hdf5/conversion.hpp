@@ -1,6 +1,7 @@
 // Turns values as a file stores them into the values of tensors, without HDF5 and its lock.
 #pragma once
 
+#include "base/export.hpp"
 #include "hdf5/handle.hpp"
 #include "hdf5/packing.hpp"
 
@@ -15,7 +16,7 @@ namespace muster::detail::hdf5 {
 /// Values keep their type, with these exceptions. uint16 and uint32 become the next larger signed type, uint64 becomes
 /// int64, and enumerations become their integers. Integers of 1 or 2 bytes and half floats become float32 if they are
 /// packed, and wider integers become float64. Where values are not packed, only floats have missing ones.
-class Conversion {
+class MUSTER_INTERNAL_API Conversion {
  public:
   /// `type`: of a dataset. Throws an Error (ExitCode::data) that names the kind if it holds no numbers.
   Conversion(hid_t type, std::optional<Packing> packing, const std::string& shown);

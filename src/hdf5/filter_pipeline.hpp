@@ -1,6 +1,7 @@
 // The filters of a chunked dataset, undone without HDF5 and its lock.
 #pragma once
 
+#include "base/export.hpp"
 #include "hdf5/filters.hpp"
 
 #include <array>
@@ -14,7 +15,7 @@
 namespace muster::detail::hdf5 {
 
 /// Memory that grows when it must and is not initialised: pages that nobody writes to take no space.
-class Buffer {
+class MUSTER_INTERNAL_API Buffer {
  public:
   /// Memory of this size; what was in it before is lost if it grows.
   std::span<std::byte> take(std::size_t bytes);
@@ -24,7 +25,7 @@ class Buffer {
   std::size_t capacity_ = 0;
 };
 
-class FilterPipeline {
+class MUSTER_INTERNAL_API FilterPipeline {
  public:
   /// What decode() needs beside its input and output. Each thread has its own.
   using Workspace = std::array<Buffer, 2>;

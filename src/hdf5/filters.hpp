@@ -26,7 +26,7 @@ struct Filter {
 MUSTER_INTERNAL_API std::vector<Filter> filters(hid_t creation, std::string_view doing);
 
 /// Throws an Error (ExitCode::data) if this HDF5 lacks one of the filters.
-void require_filters(const std::vector<Filter>& filters, std::string_view doing);
+MUSTER_INTERNAL_API void require_filters(const std::vector<Filter>& filters, std::string_view doing);
 
 /// Adds deflate of that level to a new dataset's creation properties; values of several bytes are shuffled first.
 MUSTER_INTERNAL_API void compress(hid_t creation, hid_t type, int level, std::string_view doing);

@@ -5,7 +5,7 @@ muster(0 convert csv a.csv a.h5 --compress 1)
 
 muster(0 inspect a.h5)
 expect_match("${out}" "^a.h5: 3 samples")
-expect_match("${out}" "advice\n- x, y: not contiguous")
+expect_match("${out}" "advice\n- x, y: the first pass decodes or converts them")
 expect_narrow("${out}")
 muster(0 inspect a.h5 --json)
 expect_json("dataset" kind)

@@ -1,6 +1,8 @@
 // How the rows of a column are spread over its chunks.
 #pragma once
 
+#include "base/export.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -16,7 +18,7 @@ struct ByteRun {
 
 /// A row lies in `chunks_per_row` chunks, of which each holds `rows_per_chunk` rows. Chunks are numbered as in
 /// hdf5::ChunkIndex, so those of a row have neighbouring numbers.
-class ChunkLayout {
+class MUSTER_INTERNAL_API ChunkLayout {
  public:
   /// `shape` of the column and of a chunk, in values. Their bytes can be counted.
   ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes);

@@ -1,0 +1,32 @@
+// Attributes of HDF5 datasets, such as units and scale_factor. Hold an hdf5::Lock around any use.
+#pragma once
+
+#include "hdf5/handle.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace muster::detail::convert {
+
+/// The names of a dataset's attributes. `shown`: its name in errors.
+std::vector<std::string> attribute_names(hid_t dataset, const std::string& shown);
+
+class Attribute {
+ public:
+  Attribute(hid_t dataset, const std::string& name, const std::string& shown);
+
+  /// True if it holds numbers or strings, and at most a megabyte of them.
+  bool is_simple() const noexcept { return is_simple_; }
+  /// Copies it to another dataset. `writing`: what is being done, for errors.
+  void write_to(hid_t dataset, const std::string& writing) const;
+
+ private:
+  std::string name_, doing_;
+  hdf5::Handle attribute_, type_, space_;
+  bool is_simple_ = false;
+  bool has_pointers_ = false;  ///< strings of variable length
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace muster::detail::convert

@@ -1,0 +1,252 @@
+#include "convert/hdf5_rows.hpp"
+
+#include "base/number.hpp"
+#include "convert/convert.hpp"
+#include "hdf5/filters.hpp"
+#include "hdf5/types.hpp"
+#include "muster/error.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace muster::detail::convert {
+namespace {
+
+constexpr std::int64_t piece_bytes = 1 << 20;
+constexpr std::int64_t most_row_bytes = 1 << 30;
+constexpr std::int64_t most_chunks_at_once = 1 << 16;  ///< a row of a damaged file may have any number
+
+}  // namespace
+
+std::size_t consecutive(std::span<const std::int64_t> indices) noexcept {
+  std::size_t count = std::min<std::size_t>(indices.size(), 1);
+  while (count < indices.size() && indices[count] == indices[count - 1] + 1) ++count;
+  return count;
+}
+
+Hdf5Group::Hdf5Group(const std::string& text)
+    : place(text),
+      file(hdf5::open_file(place.path)),
+      group(hdf5::open_group(file.get(), place.group, text)),
+      bytes(place.path, File::Mode::read) {}
+
+bool is_group(hid_t parent, const std::string& name) {
+  const hdf5::Lock lock;
+  const hdf5::Handle object(H5Oopen(parent, name.c_str(), H5P_DEFAULT), H5Oclose);
+  if (!object) hdf5::last_error();
+  return object && H5Iget_type(object.get()) == H5I_GROUP;
+}
+
+Hdf5Rows::Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& name)
+    : group_(std::move(group)), shown_(group_->place.shown(name)) {
+  const hdf5::Lock lock;
+  const std::string doing = "reading " + shown_;
+  dataset_ = hdf5::open_dataset(group_->group.get(), name, shown_);
+  shape_ = hdf5::shape(dataset_.get(), shown_);
+  const auto stored = stored_type();
+  const auto type = hdf5::scalar_type(stored.get(), shown_);
+  value_bytes_ = checked_cast<std::int64_t>(H5Tget_size(stored.get()), doing, "the size of a value");
+  whole_numbers_ = !c10::isFloatingType(type) && !c10::isComplexType(type);
+  check_shape();
+
+  const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, doing);
+  const auto filters = hdf5::filters(creation.get(), doing);
+  rows_alone_ = filters.empty();
+  if (H5Pget_layout(creation.get()) == H5D_CHUNKED) {
+    hdf5::FilterPipeline pipeline(filters);
+    hdf5::ChunkIndex index(dataset_.get(), shown_);
+    if (pipeline.decodes() && index.locates()) {
+      auto bytes = value_bytes_;
+      for (const auto size : index.chunk_shape())
+        bytes = checked_product(bytes, size, doing, "the shape of its chunks");
+      data::ChunkLayout layout(shape_, index.chunk_shape(), value_bytes_);
+      chunks_.emplace(std::move(index), std::move(pipeline), std::move(layout), fill_value(creation.get()));
+    } else {
+      hdf5::require_filters(filters, doing);
+    }
+  }
+  choose_pieces();
+}
+
+void Hdf5Rows::check_shape() {
+  const std::string doing = "reading " + shown_;
+  if (shape_.empty())
+    throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
+  row_bytes_ = value_bytes_;
+  for (std::size_t i = 1; i < shape_.size(); ++i)
+    row_bytes_ = checked_product(row_bytes_, shape_[i], doing, "its shape");
+  static_cast<void>(checked_product(row_bytes_, shape_.front(), doing, "its shape"));
+  if (shape_.front() == 0) throw Error(ExitCode::data, doing, "it holds no sample", "Choose other columns");
+  if (row_bytes_ == 0)
+    throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
+  if (row_bytes_ > most_row_bytes)
+    throw Error(ExitCode::data, doing, "a sample has " + std::to_string(row_bytes_) + " bytes; the most are 1 GiB",
+                "Give an array whose first dimension counts the samples");
+}
+
+void Hdf5Rows::choose_pieces() {
+  const auto rows_of = [&](std::int64_t bytes) { return std::max<std::int64_t>(1, bytes / row_bytes_); };
+  piece_rows_ = std::min(shape_.front(), rows_of(piece_bytes));
+  if (!chunks_ && rows_alone_) return;
+  std::vector<hsize_t> chunk(shape_.size());
+  const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, "reading " + shown_);
+  hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()), "reading " + shown_);
+  const auto of_chunk =
+      static_cast<std::int64_t>(std::min<hsize_t>(chunk.front(), static_cast<hsize_t>(shape_.front())));
+  const bool is_one = std::ranges::equal(chunk.begin() + 1, chunk.end(), shape_.begin() + 1, shape_.end(),
+                                         [](auto size, auto all) { return std::cmp_greater_equal(size, all); });
+  if (of_chunk > rows_of(most_piece_bytes) && !is_one)
+    piece_rows_ = rows_of(most_piece_bytes);
+  else
+    piece_rows_ = of_chunk * std::max<std::int64_t>(1, rows_of(piece_bytes) / of_chunk);
+}
+
+hdf5::Handle Hdf5Rows::stored_type() const {
+  return hdf5::dataset_property(dataset_.get(), H5Dget_type, "reading the type of " + shown_);
+}
+
+hdf5::Handle Hdf5Rows::memory_type() const {
+  const hdf5::Lock lock;
+  const auto stored = stored_type();
+  if (H5Tget_class(stored.get()) == H5T_INTEGER && H5Tget_sign(stored.get()) == H5T_SGN_NONE)
+    return NumberType{'u', static_cast<std::size_t>(value_bytes_)}.memory_type();
+  return hdf5::memory_type_of(hdf5::scalar_type(stored.get(), shown_));
+}
+
+/// The value of chunks that were never written, in the stored type. Zero if there is none.
+std::vector<std::byte> Hdf5Rows::fill_value(hid_t creation) const {
+  const std::string doing = "reading " + shown_;
+  std::vector<std::byte> value(static_cast<std::size_t>(value_bytes_));
+  H5D_fill_value_t status{};
+  H5D_fill_time_t time{};
+  hdf5::check(H5Pfill_value_defined(creation, &status), doing);
+  hdf5::check(H5Pget_fill_time(creation, &time), doing);
+  if (status != H5D_FILL_VALUE_UNDEFINED && time != H5D_FILL_TIME_NEVER)
+    hdf5::check(H5Pget_fill_value(creation, stored_type().get(), value.data()), doing);
+  return value;
+}
+
+void Hdf5Rows::read(std::int64_t first, std::int64_t count, std::span<std::byte> into) {
+  for (std::int64_t done = 0; done < count;) {
+    const auto row = first + done;
+    const auto from = row_in_piece(row);
+    const auto rows = std::min(count - done, first_kept_ + kept_rows_ - row);
+    std::memcpy(into.data() + done * row_bytes_, from, static_cast<std::size_t>(rows * row_bytes_));
+    done += rows;
+  }
+}
+
+void Hdf5Rows::read(std::span<const std::int64_t> rows, std::span<std::byte> into,
+                    const std::function<void()>& between) {
+  if (consecutive(rows) == rows.size()) {
+    if (chunks_ || !rows_alone_)
+      read(rows.front(), std::ssize(rows), into);
+    else
+      load(rows.front(), std::ssize(rows), into);
+    return between();
+  }
+  std::vector<std::pair<std::int64_t, std::size_t>> wanted(rows.size());  // a row, and its place in `into`
+  for (std::size_t i = 0; i < rows.size(); ++i) wanted[i] = {rows[i], i};
+  std::ranges::sort(wanted);
+  for (std::size_t begin = 0, end = 0; begin < wanted.size(); begin = end) {
+    const auto piece = wanted[begin].first / piece_rows_;
+    while (end < wanted.size() && wanted[end].first / piece_rows_ == piece) ++end;
+    const bool sparse = is_sparse(end - begin);
+    for (auto i = begin; i < end; ++i) {
+      const auto [row, place] = wanted[i];
+      const auto target = into.subspan(place * row_bytes(), row_bytes());
+      if (sparse)
+        load_by_hdf5(row, 1, target);
+      else
+        std::memcpy(target.data(), row_in_piece(row), target.size());
+    }
+    between();
+  }
+}
+
+/// True if reading a whole piece for so many of its rows would read far more than these.
+bool Hdf5Rows::is_sparse(std::size_t wanted_rows) const noexcept {
+  return rows_alone_ && std::cmp_less(8 * wanted_rows, piece_rows_);
+}
+
+const std::byte* Hdf5Rows::row_in_piece(std::int64_t row) {
+  if (row < first_kept_ || row >= first_kept_ + kept_rows_) {
+    kept_rows_ = 0;
+    const auto first = row / piece_rows_ * piece_rows_, count = std::min(piece_rows_, shape_.front() - first);
+    load(first, count, piece_.take(static_cast<std::size_t>(piece_rows_ * row_bytes_)));
+    first_kept_ = first;
+    kept_rows_ = count;
+  }
+  return piece_.take(static_cast<std::size_t>(piece_rows_ * row_bytes_)).data() + (row - first_kept_) * row_bytes_;
+}
+
+void Hdf5Rows::load(std::int64_t first, std::int64_t count, std::span<std::byte> into) {
+  if (!chunks_) return load_by_hdf5(first, count, into);
+  const auto& layout = chunks_->layout;
+  const auto rows = layout.rows_per_chunk(), in_row = layout.chunks_per_row();
+  const auto last = ((first + count - 1) / rows + 1) * in_row;
+  std::vector<std::int64_t> numbers;
+  for (auto number = first / rows * in_row; number < last; number += std::ssize(numbers)) {
+    numbers.clear();
+    for (auto next = number; next < last && std::ssize(numbers) < most_chunks_at_once; ++next) numbers.push_back(next);
+    const auto stored = chunks_->index.locate(numbers);
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const auto chunk_first = numbers[i] / in_row * rows;
+      const auto chunk_size = static_cast<std::size_t>(rows) * layout.row_bytes_in_chunk();
+      const bool is_part_of_piece = in_row == 1 && layout.row_bytes_in_chunk() == row_bytes() && chunk_first >= first &&
+                                    chunk_first + rows <= first + count;
+      if (!stored[i].is_stored) {
+        copy_rows(numbers[i], first, count, {}, into);
+      } else if (is_part_of_piece) {
+        decode(numbers[i], stored[i],
+               into.subspan(static_cast<std::size_t>((chunk_first - first) * row_bytes_), chunk_size));
+      } else {
+        const auto chunk = chunk_.take(chunk_size);
+        decode(numbers[i], stored[i], chunk);
+        copy_rows(numbers[i], first, count, chunk, into);
+      }
+    }
+  }
+}
+
+void Hdf5Rows::load_by_hdf5(std::int64_t first, std::int64_t count, std::span<std::byte> into) const {
+  const std::string doing = "reading " + shown_;
+  const hdf5::Lock lock;
+  auto shape = shape_;
+  shape.front() = count;
+  const auto memory = hdf5::make_space(shape, doing);
+  const auto space = hdf5::dataset_property(dataset_.get(), H5Dget_space, doing);
+  hdf5::select_rows(space.get(), H5S_SELECT_SET, first, count, doing);
+  hdf5::check(H5Dread(dataset_.get(), stored_type().get(), memory.get(), space.get(), H5P_DEFAULT, into.data()), doing);
+}
+
+void Hdf5Rows::decode(std::int64_t number, const hdf5::StoredChunk& stored, std::span<std::byte> into) {
+  if (chunks_->pipeline.is_plain(stored.filter_mask) && stored.bytes == into.size())
+    return group_->bytes.read_at(into, stored.offset);
+  const auto encoded = encoded_.take(stored.bytes);
+  group_->bytes.read_at(encoded, stored.offset);
+  chunks_->pipeline.decode(encoded, stored.filter_mask, into, workspace_,
+                           "reading " + shown_ + ", " + chunks_->index.text(number));
+}
+
+/// Copies those of a chunk's rows that are wanted; the fill value if `chunk` is empty.
+void Hdf5Rows::copy_rows(std::int64_t number, std::int64_t first, std::int64_t count, std::span<const std::byte> chunk,
+                         std::span<std::byte> into) const {
+  const auto& [index, pipeline, layout, fill_value] = *chunks_;
+  const auto chunk_first = number / layout.chunks_per_row() * layout.rows_per_chunk();
+  const auto begin = std::max(first, chunk_first);
+  const auto end = std::min(first + count, chunk_first + layout.rows_per_chunk());
+  const auto runs = layout.runs(number);
+  for (auto row = begin; row < end; ++row)
+    for (const auto& run : runs) {
+      auto* const target = into.data() + (row - first) * row_bytes_ + run.in_row;
+      const auto place = static_cast<std::size_t>(row - chunk_first) * layout.row_bytes_in_chunk() + run.in_chunk;
+      if (!chunk.empty())
+        std::memcpy(target, chunk.data() + place, run.bytes);
+      else
+        for (std::size_t at = 0; at < run.bytes; at += fill_value.size()) std::ranges::copy(fill_value, target + at);
+    }
+}
+
+}  // namespace muster::detail::convert

@@ -1,0 +1,94 @@
+// Reads the rows of one column of an HDF5 file in any layout and any order, with little memory.
+#pragma once
+
+#include "base/file.hpp"
+#include "data/sources/chunk_layout.hpp"
+#include "hdf5/chunk_index.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/filter_pipeline.hpp"
+#include "hdf5/handle.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace muster::detail::convert {
+
+/// A group of an HDF5 file, opened twice: by HDF5, and as bytes.
+struct Hdf5Group {
+  explicit Hdf5Group(const std::string& text);
+
+  hdf5::GroupPath place;
+  hdf5::Handle file, group;
+  File bytes;
+};
+
+/// True if `name` is a group; false for a link without a target.
+bool is_group(hid_t parent, const std::string& name);
+
+/// Rows come in pieces: of all chunks that hold the same rows, or of about a megabyte. The last piece is kept, so that
+/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if one chunk is; if
+/// several chunks with the same rows are, they are decoded again for every piece.
+class Hdf5Rows {
+ public:
+  static constexpr std::int64_t most_piece_bytes = 64 << 20;
+
+  /// Throws an Error if `name` is not a column of numbers, or cannot be read.
+  Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& name);
+
+  const std::string& shown() const noexcept { return shown_; }
+  /// Begins with the number of rows.
+  const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
+  std::size_t row_bytes() const noexcept { return static_cast<std::size_t>(row_bytes_); }
+  std::size_t value_bytes() const noexcept { return static_cast<std::size_t>(value_bytes_); }
+  /// The type of the values that read() gives.
+  hdf5::Handle stored_type() const;
+  /// The same type in this machine's byte order.
+  hdf5::Handle memory_type() const;
+  bool holds_whole_numbers() const noexcept { return whole_numbers_; }
+  hid_t dataset() const noexcept { return dataset_.get(); }
+
+  /// Reads rows in any order. Calls `between` from time to time.
+  void read(std::span<const std::int64_t> rows, std::span<std::byte> into, const std::function<void()>& between);
+  void read(std::int64_t first, std::int64_t count, std::span<std::byte> into);
+
+ private:
+  /// Chunks that are decoded without HDF5, which may lack their filters.
+  struct Chunks {
+    hdf5::ChunkIndex index;
+    hdf5::FilterPipeline pipeline;
+    data::ChunkLayout layout;
+    std::vector<std::byte> fill_value;
+  };
+
+  void check_shape();
+  void choose_pieces();
+  std::vector<std::byte> fill_value(hid_t creation) const;
+  bool is_sparse(std::size_t wanted_rows) const noexcept;
+  /// The first of the kept rows, after the piece with row `row` was loaded.
+  const std::byte* row_in_piece(std::int64_t row);
+  void load(std::int64_t first, std::int64_t count, std::span<std::byte> into);
+  void load_by_hdf5(std::int64_t first, std::int64_t count, std::span<std::byte> into) const;
+  void decode(std::int64_t number, const hdf5::StoredChunk& stored, std::span<std::byte> into);
+  void copy_rows(std::int64_t number, std::int64_t first, std::int64_t count, std::span<const std::byte> chunk,
+                 std::span<std::byte> into) const;
+
+  std::shared_ptr<const Hdf5Group> group_;
+  std::string shown_;
+  hdf5::Handle dataset_;
+  std::vector<std::int64_t> shape_;
+  std::int64_t value_bytes_ = 0, row_bytes_ = 0, piece_rows_ = 1;
+  bool whole_numbers_ = false;
+  bool rows_alone_ = true;  ///< a row can be read without its neighbours
+  std::optional<Chunks> chunks_;
+  hdf5::Buffer piece_, chunk_, encoded_;
+  hdf5::FilterPipeline::Workspace workspace_;
+  std::int64_t first_kept_ = 0, kept_rows_ = 0;
+};
+
+}  // namespace muster::detail::convert

@@ -1,0 +1,383 @@
+// Copies of HDF5 files into other layouts, and what is said of each layout.
+#include "muster/convert.hpp"
+#include "muster/dataset.hpp"
+#include "support/files.hpp"
+#include "support/hdf5_fixture.hpp"
+
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <numeric>
+
+namespace muster::convert_h5_test {
+namespace {
+
+using test::H5File, test::Layout, test::message, test::values;
+using Ints = std::vector<std::int32_t>;
+namespace hdf5 = detail::hdf5;
+
+constexpr int rows = 101, width = 6;
+
+/// Bytes that this process has read by system calls.
+std::uint64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  std::uint64_t bytes = 0;
+  io >> name >> bytes;
+  return bytes;
+}
+
+class ConvertH5 : public test::FolderTest {
+ protected:
+  std::filesystem::path input() const { return folder / "in.h5"; }
+  std::filesystem::path output(const std::string& part = "") const {
+    return folder / (part.empty() ? "out.h5" : "out." + part + ".h5");
+  }
+  void run(const ConvertOptions& options = {}, const std::string& group = "") const {
+    convert_h5({input().string() + group}, output(), options);
+  }
+  static Ints counting(int count) { return test::counting<std::int32_t>(static_cast<std::size_t>(count)); }
+  /// x: [rows, width] of 0, 1, 2 …
+  void make(const Layout& layout, hid_t stored = H5T_STD_I32LE) const {
+    H5File(input()).dataset("x", {rows, width}, stored, H5T_NATIVE_INT32, counting(rows * width).data(), layout);
+  }
+  Json described(const std::filesystem::path& path, std::size_t column = 0) const {
+    return describe_dataset(path.string()).at("columns").at(column);
+  }
+  std::string refusal(ExitCode code, const ConvertOptions& options = {}, const std::string& group = "") const {
+    const auto text = message(code, [&] { run(options, group); });
+    EXPECT_EQ(names(), std::vector<std::string>{"in.h5"}) << text;
+    return text;
+  }
+};
+
+const std::vector<ConvertOptions> outputs{
+    {}, {.chunk = 1}, {.chunk = 7}, {.chunk = 500}, {.compress = 3}, {.chunk = 10, .compress = 9}};
+
+TEST_F(ConvertH5, CopiesEveryLayoutIntoEveryOther) {
+  const std::vector<Layout> inputs{{},
+                                   {.compact = true},
+                                   {.chunk = 1},
+                                   {.chunk = 10},
+                                   {.chunk = 10, .deflate = 6},
+                                   {.chunk = rows, .deflate = 1},
+                                   {.chunk = 13, .inner_chunk = 4},
+                                   {.chunk = 13, .deflate = 1, .inner_chunk = 4},
+                                   {.chunk = 3, .deflate = 1, .inner_chunk = 1}};
+  for (const auto& layout : inputs)
+    for (const hid_t stored : {H5T_STD_I32LE, H5T_STD_I32BE}) {
+      make(layout, stored);
+      for (const auto& options : outputs) {
+        run(options);
+        EXPECT_EQ(values<std::int32_t>(output(), "x"), counting(rows * width));
+        const auto column = described(output());
+        EXPECT_EQ(column.at("dtype"), "int32");
+        EXPECT_EQ(column.at("shape"), Json({rows, width}));
+        EXPECT_EQ(column.at("layout"), options.chunk || options.compress ? "chunked" : "contiguous");
+        EXPECT_EQ(column.at("reader"), options.compress ? "decoded" : "direct");
+      }
+    }
+}
+
+TEST_F(ConvertH5, KeepsTypes) {
+  {
+    H5File file(input());
+    const hdf5::Lock lock;
+    const auto add = [&](const char* name, hid_t type) {
+      const std::vector<std::byte> zeros(16 * 4);
+      file.dataset(name, {4}, type, type, zeros.data(), {.chunk = 3});
+    };
+    add("bfloat", hdf5::memory_type_of(at::kBFloat16).get());
+    add("bool", hdf5::memory_type_of(at::kBool).get());
+    add("complex", hdf5::memory_type_of(at::kComplexDouble).get());
+    add("half", hdf5::memory_type_of(at::kHalf).get());
+    add("short", H5T_STD_U16BE);
+    add("word", H5T_STD_U32LE);
+  }
+  run();
+  const std::vector<std::string> expected{"bfloat16", "bool", "complex128", "float16", "uint16", "uint32"};
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(described(output(), i).at("dtype"), expected[i]);
+}
+
+TEST_F(ConvertH5, ChoosesAndOrdersColumns) {
+  {
+    H5File file(input());
+    file.columns(10);
+    file.group("g");
+    file.columns(5, 3, {}, "g/");
+    const float one = 1;
+    file.dataset("single", {}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, &one);
+  }
+  run();
+  EXPECT_EQ(describe_dataset(output().string()).at("columns").size(), 2U) << "no groups and no single values";
+  run({.columns = {"y"}}, ":/g");
+  EXPECT_EQ(values<std::int64_t>(output(), "y"), (std::vector<std::int64_t>{3, 4, 5, 6, 7}));
+  EXPECT_EQ(describe_dataset(output().string()).at("columns").size(), 1U);
+}
+
+TEST_F(ConvertH5, SplitsAndShufflesAsOtherFormatsDo) {
+  const auto numbers = counting(1000);
+  for (const auto& layout : {Layout{}, Layout{.chunk = 64}, Layout{.chunk = 64, .deflate = 1}}) {
+    H5File(input()).dataset("x", {1000}, H5T_STD_I32LE, H5T_NATIVE_INT32, numbers.data(), layout);
+    const ConvertOptions options{.chunk = 50, .split = {{"a", 0.3}, {"b", 0.7}}, .shuffle = 42};
+    run(options);
+    const auto a = values<std::int32_t>(output("a"), "x"), b = values<std::int32_t>(output("b"), "x");
+    convert_idx({write("idx", test::idx(0x0C, {1000}, numbers))}, folder / "idx.h5", options);
+    EXPECT_EQ(a, values<std::int32_t>(folder / "idx.a.h5", "x"));
+    EXPECT_EQ(b, values<std::int32_t>(folder / "idx.b.h5", "x"));
+    EXPECT_EQ(a.size(), 300U);
+  }
+}
+
+TEST_F(ConvertH5, KeepsSoManyOfEachClass) {
+  {
+    H5File file(input());
+    Ints classes;
+    for (int i = 0; i < 100; ++i) classes.push_back(i % 4);
+    file.dataset("x", {100}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(100).data(), {.chunk = 8, .deflate = 1});
+    file.dataset("y", {100}, H5T_STD_I32BE, H5T_NATIVE_INT32, classes.data());
+  }
+  run({.per_class = 2});
+  EXPECT_EQ(values<std::int32_t>(output(), "x"), counting(8));
+  EXPECT_EQ(values<std::int32_t>(output(), "y"), (Ints{0, 1, 2, 3, 0, 1, 2, 3}));
+}
+
+TEST_F(ConvertH5, GathersFewRowsOfManyAndManyOfFew) {
+  // Rows of 40 KB: a piece has few of them, and most pieces are needed for some.
+  constexpr int count = 300, large = 10'000;
+  Ints all(static_cast<std::size_t>(count * large));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int32_t>(i / large);
+  for (const auto& layout : {Layout{}, Layout{.chunk = 50, .deflate = 1}}) {
+    H5File(input()).dataset("x", {count, large}, H5T_STD_I32LE, H5T_NATIVE_INT32, all.data(), layout);
+    run({.split = {{"a", 0.01}, {"b", 0.99}}, .shuffle = 3});
+    Ints found;
+    for (const auto* part : {"a", "b"}) {
+      const auto x = values<std::int32_t>(output(part), "x");
+      for (std::size_t i = 0; i < x.size(); i += large) {
+        EXPECT_EQ(std::ranges::count(std::span(x).subspan(i, large), x[i]), large);
+        found.push_back(x[i]);
+      }
+    }
+    EXPECT_FALSE(std::ranges::is_sorted(found));
+    std::ranges::sort(found);
+    EXPECT_EQ(found, counting(count));
+  }
+}
+
+TEST_F(ConvertH5, FillsWhatWasNeverWritten) {
+  const hdf5::Lock lock;
+  {
+    H5File file(input());
+    const hdf5::Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    const hsize_t chunk[] = {4}, shape[] = {20}, start[] = {5}, one[] = {1};
+    const std::int32_t fill = 7, value = 1;
+    H5Pset_chunk(creation.get(), 1, chunk);
+    H5Pset_deflate(creation.get(), 1);
+    H5Pset_fill_value(creation.get(), H5T_NATIVE_INT32, &fill);
+    const hdf5::Handle space(H5Screate_simple(1, shape, nullptr), H5Sclose);
+    const hdf5::Handle memory(H5Screate_simple(1, one, nullptr), H5Sclose);
+    const hdf5::Handle x(
+        H5Dcreate2(file.id(), "x", H5T_STD_I32BE, space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT), H5Dclose);
+    H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start, nullptr, one, nullptr);
+    ASSERT_GE(H5Dwrite(x.get(), H5T_NATIVE_INT32, memory.get(), space.get(), H5P_DEFAULT, &value), 0);
+    file.dataset("y", {20}, H5T_STD_I32LE, H5T_NATIVE_INT32, nullptr);
+  }
+  run();
+  Ints expected(20, 7);
+  expected[5] = 1;
+  EXPECT_EQ(values<std::int32_t>(output(), "x"), expected);
+  EXPECT_EQ(values<std::int32_t>(output(), "y"), Ints(20, 0));
+}
+
+TEST_F(ConvertH5, KeepsAttributes) {
+  const hdf5::Lock lock;
+  make({.chunk = 10});
+  {
+    const hdf5::Handle file(H5Fopen(input().c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+    const hdf5::Handle x(H5Dopen2(file.get(), "x", H5P_DEFAULT), H5Dclose);
+    const auto add = [&](const char* name, hid_t type, std::vector<std::int64_t> shape, const void* value) {
+      const auto space = hdf5::make_space(shape, "fixture");
+      const hdf5::Handle one(H5Acreate2(x.get(), name, type, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+      ASSERT_GE(H5Awrite(one.get(), type, value), 0);
+    };
+    const double scale = 0.25;
+    const std::int16_t range[] = {-3, 300};
+    const char* text = "metres";
+    hdf5::Handle fixed(H5Tcopy(H5T_C_S1), H5Tclose), variable(H5Tcopy(H5T_C_S1), H5Tclose);
+    H5Tset_size(fixed.get(), 7), H5Tset_size(variable.get(), H5T_VARIABLE);
+    add("scale_factor", H5T_NATIVE_DOUBLE, {}, &scale);
+    add("valid_range", H5T_STD_I16LE, {2}, range);
+    add("units", fixed.get(), {}, text);
+    add("long_name", variable.get(), {}, &text);
+    const std::vector<std::byte> zeros(std::size_t{1} << 15);
+    add("opaque", hdf5::Handle(H5Tcreate(H5T_OPAQUE, 8), H5Tclose).get(), {4}, zeros.data());
+  }
+  run({.compress = 1});
+  const auto file = hdf5::open_file(output());
+  const auto x = hdf5::open_dataset(file.get(), "x", "x");
+  const auto read = [&](const char* name, hid_t type, void* into) {
+    const hdf5::Handle one(H5Aopen(x.get(), name, H5P_DEFAULT), H5Aclose);
+    ASSERT_GE(H5Aread(one.get(), type, into), 0) << name;
+  };
+  double scale = 0;
+  read("scale_factor", H5T_NATIVE_DOUBLE, &scale);
+  EXPECT_EQ(scale, 0.25);
+  std::array<std::int16_t, 2> range{};
+  read("valid_range", H5T_NATIVE_INT16, range.data());
+  EXPECT_EQ(range, (std::array<std::int16_t, 2>{-3, 300}));
+  std::array<char, 7> units{};
+  hdf5::Handle fixed(H5Tcopy(H5T_C_S1), H5Tclose), variable(H5Tcopy(H5T_C_S1), H5Tclose);
+  H5Tset_size(fixed.get(), 7), H5Tset_size(variable.get(), H5T_VARIABLE);
+  read("units", fixed.get(), units.data());
+  EXPECT_STREQ(units.data(), "metres");
+  char* name = nullptr;
+  read("long_name", variable.get(), &name);
+  EXPECT_STREQ(name, "metres");
+  H5free_memory(name);
+  EXPECT_EQ(H5Aexists(x.get(), "opaque"), 0) << "neither numbers nor strings";
+}
+
+TEST_F(ConvertH5, DecodesEachChunkOnce) {
+  // Chunks and the pieces that are written do not begin at the same rows.
+  constexpr int count = 3'000'000;
+  Ints noise(count);
+  for (int i = 0; i < count; ++i)
+    noise[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(2654435761U * static_cast<unsigned>(i));
+  H5File(input()).dataset("x", {count / 3, 3}, H5T_STD_I32LE, H5T_NATIVE_INT32, noise.data(),
+                          {.chunk = 70'001, .deflate = 1, .inner_chunk = 2});
+  const auto before = bytes_read();
+  run({.chunk = 1000});
+  const auto read = bytes_read() - before, size = std::filesystem::file_size(input());
+  EXPECT_GT(read, size / 2);
+  EXPECT_LT(read, size + size / 4);
+  EXPECT_EQ(values<std::int32_t>(output(), "x"), noise);
+}
+
+TEST_F(ConvertH5, NeedsLittleMemory) {
+  constexpr hsize_t samples = 300'000;  // of 1 KB
+  {
+    H5File file(input());
+    file.dataset("plain", {samples, 1024}, H5T_STD_I8LE, H5T_NATIVE_INT8, nullptr);
+    file.dataset("packed", {samples, 1024}, H5T_STD_I8LE, H5T_NATIVE_INT8, nullptr, {.chunk = 5000, .deflate = 1});
+  }
+  const auto copy = [&] {
+    std::ifstream status("/proc/self/status");
+    std::uint64_t kilobytes = 0;
+    for (std::string word; status >> word;)
+      if (word == "VmSize:") status >> kilobytes;
+    const rlimit limit{(kilobytes << 10) + (100 << 20), RLIM_INFINITY};
+    ::setrlimit(RLIMIT_AS, &limit);
+    run({.columns = {"plain"}});
+    run({.columns = {"packed"}, .chunk = 100});
+    std::_Exit(0);  // the folders of other tests stay
+  };
+  EXPECT_EXIT(copy(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(ConvertH5, RefusesWhatItCannotCopy) {
+  {
+    H5File file(input());
+    file.group("empty");
+    file.columns(10);
+    file.dataset("z", {9}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(9).data());
+    file.dataset("none", {0, 3}, H5T_STD_I32LE, H5T_NATIVE_INT32, nullptr);
+    file.dataset("flat", {10, 0}, H5T_STD_I32LE, H5T_NATIVE_INT32, nullptr);
+    file.dataset("huge", {2, std::uint64_t{1} << 40}, H5T_STD_I32LE, H5T_NATIVE_INT32, nullptr);
+    file.dataset("single", {}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(1).data());
+    file.dataset("s", {10}, H5T_C_S1, H5T_C_S1, nullptr);
+  }
+  const auto refused = [&](std::vector<std::string> columns) {
+    return refusal(ExitCode::data, {.columns = std::move(columns)});
+  };
+  EXPECT_NE(refused({"x", "z"}).find("z has 9"), std::string::npos);
+  EXPECT_NE(refused({"none"}).find("it holds no sample"), std::string::npos);
+  EXPECT_NE(refused({"flat"}).find("no values"), std::string::npos);
+  EXPECT_NE(refused({"huge"}).find("the most are 1 GiB"), std::string::npos);
+  EXPECT_NE(refused({"single"}).find("a single value, not a column"), std::string::npos);
+  EXPECT_NE(refused({"s"}).find("it holds strings"), std::string::npos);
+  EXPECT_NE(refused({"missing"}).find("no dataset \"missing\""), std::string::npos);
+  EXPECT_NE(refused({"empty"}).find("is not a dataset"), std::string::npos);
+  EXPECT_NE(refusal(ExitCode::data, {}, ":/empty").find("holds no datasets"), std::string::npos);
+  EXPECT_NE(refusal(ExitCode::data, {}, ":/nowhere").find("no group"), std::string::npos);
+  EXPECT_NE(refusal(ExitCode::usage, {.columns = {"x", "x"}}).find("comes twice"), std::string::npos);
+  EXPECT_NE(message(ExitCode::usage,
+                    [&] {
+                      convert_h5({input(), input()}, output());
+                    })
+                .find("2 inputs are given, and one HDF5 file is copied"),
+            std::string::npos);
+  const auto onto_itself = [&] { convert_h5({input().string() + ":/"}, input(), {.columns = {"x"}}); };
+  EXPECT_NE(message(ExitCode::usage, onto_itself).find("it is one of the inputs"), std::string::npos);
+  write("text", "no HDF5");
+  EXPECT_NE(message(ExitCode::data, [&] { convert_h5({folder / "text"}, output()); }).find("not an HDF5 file"),
+            std::string::npos);
+}
+
+TEST_F(ConvertH5, RefusesDamagedChunks) {
+  make({.chunk = 10, .deflate = 6});
+  auto content = detail::read_file(input());
+  const auto header = content.find("\x78\x9c");  // of zlib's stream
+  ASSERT_NE(header, std::string::npos);
+  content[header + 4] ^= 0x55;
+  content[header + 9] ^= 0x55;
+  write("in.h5", content);
+  EXPECT_NE(refusal(ExitCode::data).find("do not decode to"), std::string::npos);
+}
+
+TEST_F(ConvertH5, SaysHowColumnsAreRead) {
+  const auto described_as = [&](const char* reader, const std::string& advice) {
+    const auto dataset = describe_dataset(input().string());
+    EXPECT_EQ(dataset.at("columns").at(0).at("reader"), reader);
+    const auto lines = dataset.at("advice").dump();
+    EXPECT_NE(lines.find(advice), std::string::npos) << lines;
+    EXPECT_EQ(dataset.at("advice").empty(), advice.empty()) << lines;
+    return dataset.at("convert");
+  };
+  make({});
+  EXPECT_EQ(described_as("direct", ""), nullptr);
+  make({.chunk = 10});
+  EXPECT_EQ(described_as("direct", ""), nullptr);
+  make({.compact = true});
+  EXPECT_EQ(described_as("hdf5", ""), nullptr);
+  make({.chunk = 10, .deflate = 6});
+  EXPECT_EQ(described_as("decoded", "x: the first pass decodes or converts them").at("command"),
+            "muster convert h5 " + input().string() + " OUT.h5");
+  make({.chunk = 10, .inner_chunk = 2});
+  EXPECT_TRUE(described_as("direct", "spread over several chunks").is_object());
+  make({}, H5T_STD_I32BE);
+  EXPECT_EQ(described_as("direct", ""), nullptr);
+  H5File(input()).dataset("x", {10}, H5T_STD_U16LE, H5T_NATIVE_INT32, counting(10).data());
+  EXPECT_EQ(described_as("direct", ""), nullptr);
+  const hdf5::Handle narrow(H5Tcopy(H5T_STD_I32LE), H5Tclose);
+  H5Tset_precision(narrow.get(), 20);
+  make({}, narrow.get());
+  EXPECT_TRUE(described_as("hdf5", "x: its values have an unusual form, so HDF5").is_object());
+  H5File(input()).dataset("x", {100, 100'000}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(10'000'000).data(),
+                          {.chunk = 50, .deflate = 1});
+  const auto smaller = described_as("decoded", "a chunk is 19 MiB and is decoded whole");
+  EXPECT_EQ(smaller.at("chunk"), 1);
+  EXPECT_EQ(smaller.at("compress"), 1);
+}
+
+TEST_F(ConvertH5, SaysWhichFiltersAreMissing) {
+  const auto unknown = [&](H5Z_filter_t filter, hid_t type) {
+    {
+      const hdf5::Lock lock;
+      H5File file(input());
+      const hdf5::Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+      const hsize_t sizes[] = {10};
+      H5Pset_chunk(creation.get(), 1, sizes);
+      // HDF5 sets no filter that it does not have, unless it may be left out.
+      H5Pset_filter(creation.get(), filter, H5Z_FLAG_OPTIONAL, 0, nullptr);
+      const hdf5::Handle space(H5Screate_simple(1, sizes, nullptr), H5Sclose);
+      file.create("x", type, H5T_NATIVE_INT32, space.get(), creation.get(), counting(10).data());
+    }
+    return describe_dataset(input().string()).at("advice").dump();
+  };
+  EXPECT_NE(unknown(400, H5T_STD_I32LE).find("muster does not decode filter 400, nor does this HDF5"),
+            std::string::npos);
+  EXPECT_NE(unknown(400, H5T_STD_I32LE).find("as h5repack does"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace muster::convert_h5_test
