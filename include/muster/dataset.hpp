@@ -184,7 +184,7 @@ class MUSTER_API Dataset {
   /// NetCDF's packed values are unpacked: with an attribute scale_factor or add_offset, a value v becomes v ×
   /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. Then,
   /// and in columns of floats, values that equal _FillValue or missing_value become NaN. Other integers stay as they
-  /// are.
+  /// are. Signed integers with the attribute _Unsigned = "true" are read as unsigned ones.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
   /// Windows of arrays: time series, patches of images, volumes. Each variable, "FILE:/NAME", makes a column of its
   /// name and of the window's shape, margins included, converted as in from_hdf5(). The column "origin", int64

@@ -68,11 +68,8 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   column.bytes = column.value_bytes;
   for (const auto size : column.shape) column.bytes = detail::checked_product(column.bytes, size, doing, "its shape");
   column.file_bytes = detail::checked_cast<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
-  if (H5Pget_layout(creation.get()) == H5D_CHUNKED) {
-    std::vector<hsize_t> sizes(column.shape.size());
-    hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
-    for (const auto size : sizes) column.chunk.push_back(detail::checked_cast<std::int64_t>(size, doing, "a chunk"));
-  }
+  if (H5Pget_layout(creation.get()) == H5D_CHUNKED)
+    column.chunk = hdf5::chunk_shape(creation.get(), column.shape.size(), doing);
   return column;
 }
 

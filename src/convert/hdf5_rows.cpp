@@ -89,11 +89,9 @@ void Hdf5Rows::choose_pieces() {
   const auto rows_of = [&](std::int64_t bytes) { return std::max<std::int64_t>(1, bytes / row_bytes_); };
   piece_rows_ = std::min(shape_.front(), rows_of(piece_bytes));
   if (!chunks_ && rows_alone_) return;
-  std::vector<hsize_t> chunk(shape_.size());
   const auto creation = hdf5::dataset_property(dataset_.get(), H5Dget_create_plist, "reading " + shown_);
-  hdf5::check(H5Pget_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()), "reading " + shown_);
-  const auto of_chunk =
-      static_cast<std::int64_t>(std::min<hsize_t>(chunk.front(), static_cast<hsize_t>(shape_.front())));
+  const auto chunk = hdf5::chunk_shape(creation.get(), shape_.size(), "reading " + shown_);
+  const auto of_chunk = std::min(chunk.front(), shape_.front());
   const bool is_one = std::ranges::equal(chunk.begin() + 1, chunk.end(), shape_.begin() + 1, shape_.end(),
                                          [](auto size, auto all) { return std::cmp_greater_equal(size, all); });
   if (of_chunk > rows_of(most_piece_bytes) && !is_one)
@@ -233,20 +231,23 @@ void Hdf5Rows::decode(std::int64_t number, const hdf5::StoredChunk& stored, std:
 /// Copies those of a chunk's rows that are wanted; the fill value if `chunk` is empty.
 void Hdf5Rows::copy_rows(std::int64_t number, std::int64_t first, std::int64_t count, std::span<const std::byte> chunk,
                          std::span<std::byte> into) const {
-  const auto& [index, pipeline, layout, fill_value] = *chunks_;
+  const auto& layout = chunks_->layout;
+  const auto& fill_value = chunks_->fill_value;
   const auto chunk_first = number / layout.chunks_per_row() * layout.rows_per_chunk();
   const auto begin = std::max(first, chunk_first);
   const auto end = std::min(first + count, chunk_first + layout.rows_per_chunk());
-  const auto runs = layout.runs(number);
-  for (auto row = begin; row < end; ++row)
-    for (const auto& run : runs) {
-      auto* const target = into.data() + (row - first) * row_bytes_ + run.in_row;
-      const auto place = static_cast<std::size_t>(row - chunk_first) * layout.row_bytes_in_chunk() + run.in_chunk;
+  const auto part = layout.part(number);
+  for (auto row = begin; row < end; ++row) {
+    auto* const target = into.data() + (row - first) * row_bytes_;
+    const auto place = static_cast<std::size_t>(row - chunk_first) * layout.row_bytes_in_chunk();
+    layout.each_run(part, [&](std::size_t in_chunk, std::size_t in_row, std::size_t bytes) {
       if (!chunk.empty())
-        std::memcpy(target, chunk.data() + place, run.bytes);
+        std::memcpy(target + in_row, chunk.data() + place + in_chunk, bytes);
       else
-        for (std::size_t at = 0; at < run.bytes; at += fill_value.size()) std::ranges::copy(fill_value, target + at);
-    }
+        for (std::size_t at = 0; at < bytes; at += fill_value.size())
+          std::ranges::copy(fill_value, target + in_row + at);
+    });
+  }
 }
 
 }  // namespace muster::detail::convert

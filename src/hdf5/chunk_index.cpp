@@ -41,13 +41,10 @@ ChunkIndex::ChunkIndex(hid_t dataset, const std::string& shown) : dataset_(datas
   const std::string doing = "reading the chunks of " + shown;
   shape_ = shape(dataset, shown);
   const auto creation = dataset_property(dataset, H5Dget_create_plist, doing);
-  std::vector<hsize_t> sizes(shape_.size());
-  check(H5Pget_chunk(creation.get(), static_cast<int>(sizes.size()), sizes.data()), doing);
+  chunk_ = hdf5::chunk_shape(creation.get(), shape_.size(), doing);
   std::int64_t count = 1;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const auto size = checked_cast<std::int64_t>(sizes[i], doing, "a dimension of its chunks");
-    chunk_.push_back(size);
-    grid_.push_back(shape_[i] / size + (shape_[i] % size != 0 ? 1 : 0));
+  for (std::size_t i = 0; i < chunk_.size(); ++i) {
+    grid_.push_back(shape_[i] / chunk_[i] + (shape_[i] % chunk_[i] != 0 ? 1 : 0));
     count = checked_product(count, grid_.back(), doing, "its shape");
   }
   unsigned options = 0;
@@ -108,6 +105,7 @@ StoredChunk ChunkIndex::locate(std::int64_t number, void* unused) const {
     last_error();
     refuse(number, reason);
   }
+  if (noting.reads.count != 1) refuse(number, {.text = "HDF5 did not read it in one piece", .code = ExitCode::data});
   chunk.offset = noting.reads.offset;
   chunk.bytes = noting.reads.bytes;
   if (plain_edges_ && is_at_edge(number)) chunk.filter_mask = std::numeric_limits<std::uint32_t>::max();

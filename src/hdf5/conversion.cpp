@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <cstring>
@@ -40,6 +41,16 @@ Handle swapped(hid_t native) {
   const auto other = H5Tget_order(native) == H5T_ORDER_LE ? H5T_ORDER_BE : H5T_ORDER_LE;
   check(H5Tset_order(type.get(), other), "making a type");
   return type;
+}
+
+/// The attribute of a missing value may have more digits than the values. A number that is too large for them is not
+/// one of them.
+double rounded_to(at::ScalarType type, double number) {
+  const double rounded = type == at::kFloat      ? static_cast<double>(static_cast<float>(number))
+                         : type == at::kHalf     ? static_cast<double>(c10::Half(static_cast<float>(number)))
+                         : type == at::kBFloat16 ? static_cast<double>(c10::BFloat16(static_cast<float>(number)))
+                                                 : number;
+  return std::isinf(rounded) ? number : rounded;
 }
 
 Handle native_integer(std::size_t bytes, bool is_signed) {
@@ -97,6 +108,7 @@ void Conversion::choose_for(at::ScalarType packed) {
     dtype_ = packed;
     convert_ = packed == at::kFloat ? convert<Stored, float> : convert<Stored, double>;
   } else {
+    dtype_ = c10::CppTypeToScalarType<Value>::value;
     convert_ = is_swapped_ || !std::same_as<Stored, Value> ? convert<Stored, Value> : nullptr;
   }
 }
@@ -138,12 +150,26 @@ Conversion::Conversion(hid_t type, std::optional<Packing> packing, const std::st
   is_integer_ = H5Tget_class(number.get()) == H5T_INTEGER;
   is_signed_ = !is_integer_ || H5Tget_sign(number.get()) != H5T_SGN_NONE;
   half_is_bfloat_ = dtype_ == at::kBFloat16;
-  // Of integers that are not scaled, a missing value stays the number that it is.
-  if (packing_ && is_integer_ && !packing_->is_scaled) packing_.reset();
   native_ = is_integer_ ? native_integer(stored_bytes_, is_signed_) : memory_type_of(dtype_);
   is_swapped_ = H5Tequal(number.get(), native_.get()) == 0;
   reads_file_ = !is_swapped_ || H5Tequal(number.get(), swapped(native_.get()).get()) > 0;
+  if (packing_) adapt_packing();
   choose();
+}
+
+void Conversion::adapt_packing() {
+  if (is_integer_ && packing_->is_unsigned) is_signed_ = false;
+  if (!packing_->is_scaled && (is_integer_ || packing_->missing.empty())) {
+    // Of integers that are not scaled, a missing value stays the number that it is.
+    packing_.reset();
+    return;
+  }
+  for (auto& missing : packing_->missing) {
+    if (!is_integer_)
+      missing = rounded_to(dtype_, missing);
+    else if (!is_signed_ && missing < 0)
+      missing += std::exp2(8 * static_cast<double>(stored_bytes_));
+  }
 }
 
 void Conversion::after_hdf5() {

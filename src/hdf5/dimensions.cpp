@@ -1,5 +1,7 @@
 #include "hdf5/dimensions.hpp"
 
+#include "hdf5/attributes.hpp"
+
 namespace muster::detail::hdf5 {
 namespace {
 
@@ -33,7 +35,7 @@ std::vector<std::string> dimension_names(hid_t dataset, std::size_t rank, const 
   std::vector<std::string> names(rank);
   if (check(H5Aexists(dataset, "DIMENSION_LIST"), doing) == 0) {
     // A variable with the name of its only dimension is the scale itself.
-    if (rank == 1 && check(H5Aexists(dataset, "CLASS"), doing) > 0) names.front() = name_of(dataset);
+    if (rank == 1 && text_of_attribute(dataset, "CLASS", doing) == "DIMENSION_SCALE") names.front() = name_of(dataset);
     return names;
   }
   const Handle list(check(H5Aopen(dataset, "DIMENSION_LIST", H5P_DEFAULT), doing), H5Aclose);

@@ -8,9 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 namespace muster::detail::hdf5 {
 namespace {
@@ -162,6 +164,19 @@ std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown) {
   check(H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr), doing);
   std::vector<std::int64_t> shape;
   for (const auto size : sizes) shape.push_back(checked_cast<std::int64_t>(size, doing, "a dimension"));
+  return shape;
+}
+
+std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const std::string& doing) {
+  const Lock lock;
+  std::vector<hsize_t> sizes(rank);
+  // HDF5 checks neither, and a damaged file may hold any number.
+  const int stored_rank = check(H5Pget_chunk(creation, static_cast<int>(rank), sizes.data()), doing);
+  if (std::cmp_not_equal(stored_rank, rank) || std::ranges::count(sizes, hsize_t{0}) > 0)
+    throw Error(ExitCode::data, doing, "its chunks have not as many dimensions as its values",
+                "The file is damaged; make or copy it again");
+  std::vector<std::int64_t> shape;
+  for (const auto size : sizes) shape.push_back(checked_cast<std::int64_t>(size, doing, "a dimension of its chunks"));
   return shape;
 }
 

@@ -42,6 +42,9 @@ MUSTER_INTERNAL_API std::vector<std::string> list(hid_t group);
 /// Dimensions of a dataset; empty for a scalar. Throws an Error if one does not fit an int64. `shown`: the name in
 /// errors.
 MUSTER_INTERNAL_API std::vector<std::int64_t> shape(hid_t dataset, const std::string& shown = {});
+/// The sizes of the chunks of a dataset of `rank` dimensions, in values, all at least 1. `creation`: its properties.
+/// Throws an Error (ExitCode::data) if the file is damaged there.
+MUSTER_INTERNAL_API std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const std::string& doing);
 
 /// Selects `count` rows of a dataset's space, in addition to the rows selected before (H5S_SELECT_OR) or instead of
 /// them (H5S_SELECT_SET).

@@ -10,9 +10,9 @@ Lock::Lock() {
   static std::recursive_mutex mutex;
   lock_ = std::unique_lock(mutex);
   static bool prepared = false;
+  thread_local bool is_quiet = false;  // a thread-safe HDF5 prints by thread
+  if (!std::exchange(is_quiet, true)) H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   if (std::exchange(prepared, true)) return;
-  H5open();
-  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   H5Lunregister(H5L_TYPE_EXTERNAL);
   H5PLset_loading_state(0);
 }

@@ -13,7 +13,8 @@ namespace muster::detail::hdf5 {
 /// add_offset, _FillValue and missing_value of the CF conventions, sections 2.5.1 and 8.1.
 struct Packing {
   double scale = 1, offset = 0;
-  bool is_scaled = false;  ///< there is a scale or an offset
+  bool is_scaled = false;    ///< there is a scale or an offset
+  bool is_unsigned = false;  ///< the bits of signed integers stand for unsigned ones: attribute _Unsigned of NetCDF
   std::vector<double> missing = {};
 };
 

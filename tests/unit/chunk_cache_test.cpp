@@ -22,6 +22,20 @@
 namespace muster::detail::data {
 namespace {
 
+struct RowRun {
+  bool operator==(const RowRun&) const = default;
+
+  std::size_t in_chunk, in_row, bytes;
+};
+
+std::vector<RowRun> runs_of(const ChunkLayout& layout, std::int64_t number) {
+  std::vector<RowRun> runs;
+  layout.each_run(layout.part(number), [&](std::size_t in_chunk, std::size_t in_row, std::size_t bytes) {
+    runs.push_back({in_chunk, in_row, bytes});
+  });
+  return runs;
+}
+
 TEST(ChunkLayout, PutsEveryValueOfARowInOnePlace) {
   std::mt19937 random(1);
   const auto upto = [&](int most) { return static_cast<std::int64_t>(1 + random() % static_cast<unsigned>(most)); };
@@ -37,7 +51,9 @@ TEST(ChunkLayout, PutsEveryValueOfARowInOnePlace) {
         static_cast<std::size_t>(std::accumulate(shape.begin() + 1, shape.end(), value, std::multiplies<>()));
     std::vector<int> covered(row_bytes, 0);
     for (std::int64_t number = 0; number < layout.chunks_per_row(); ++number) {
-      const auto runs = layout.runs(number);
+      const auto runs = runs_of(layout, number);
+      for (const std::size_t least : {1, 2, 5, 100})
+        EXPECT_EQ(layout.has_runs_of(least, layout.part(number)), runs.size() == 1 || runs.front().bytes >= least);
       std::size_t end = 0;
       for (const auto& run : runs) {
         EXPECT_EQ(run.bytes, runs.front().bytes);
@@ -47,17 +63,17 @@ TEST(ChunkLayout, PutsEveryValueOfARowInOnePlace) {
         ASSERT_LE(run.in_row + run.bytes, row_bytes);
         for (std::size_t i = 0; i < run.bytes; ++i) ++covered[run.in_row + i];
       }
-      EXPECT_EQ(runs, layout.runs(number + layout.chunks_per_row()));
+      EXPECT_EQ(runs, runs_of(layout, number + layout.chunks_per_row()));
     }
     EXPECT_EQ(covered, std::vector<int>(row_bytes, 1));
   }
 }
 
 TEST(ChunkLayout, ARowInOneChunkIsOneRun) {
-  EXPECT_EQ(ChunkLayout({10}, {4}, 8).runs(1), (std::vector<ByteRun>{{0, 0, 8}}));
-  EXPECT_EQ(ChunkLayout({10, 3, 5}, {4, 3, 5}, 4).runs(0), (std::vector<ByteRun>{{0, 0, 60}}));
-  EXPECT_EQ(ChunkLayout({10, 3, 5}, {1, 2, 5}, 4).runs(1), (std::vector<ByteRun>{{0, 40, 20}}));
-  EXPECT_EQ(ChunkLayout({10, 2, 5}, {1, 2, 3}, 4).runs(1), (std::vector<ByteRun>{{0, 12, 8}, {12, 32, 8}}));
+  EXPECT_EQ(runs_of(ChunkLayout({10}, {4}, 8), 1), (std::vector<RowRun>{{0, 0, 8}}));
+  EXPECT_EQ(runs_of(ChunkLayout({10, 3, 5}, {4, 3, 5}, 4), 0), (std::vector<RowRun>{{0, 0, 60}}));
+  EXPECT_EQ(runs_of(ChunkLayout({10, 3, 5}, {1, 2, 5}, 4), 1), (std::vector<RowRun>{{0, 40, 20}}));
+  EXPECT_EQ(runs_of(ChunkLayout({10, 2, 5}, {1, 2, 3}, 4), 1), (std::vector<RowRun>{{0, 12, 8}, {12, 32, 8}}));
 }
 
 TEST(ChunkCache, KeepsWhatWasUsedLast) {

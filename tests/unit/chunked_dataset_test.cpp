@@ -5,6 +5,7 @@
 #include "muster/error.hpp"
 #include "support/hdf5_fixture.hpp"
 #include "support/io_errors.hpp"
+#include "unit/pass_world.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -214,6 +215,45 @@ TEST(ChunkedData, ADamagedChunkIsNamed) {
   const auto message = error_of([&] { dataset.read(Samples{5, 25}); });
   EXPECT_NE(message.find("a.h5:/x, chunk ("), std::string::npos) << message;
   EXPECT_NE(message.find("its checksum is wrong. The file is damaged"), std::string::npos) << message;
+}
+
+TEST(ChunkedData, ADamagedChunkIsAnErrorWhenItsBatchIsDue) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    add(file, "y", {400}, {10}, [](hid_t creation) { H5Pset_deflate(creation, 6), checksum(creation); });
+  }
+  std::ifstream in(folder.file("a.h5"), std::ios::binary);
+  std::string content((std::istreambuf_iterator<char>(in)), {});
+  std::size_t at = 0;
+  for (int chunk = 0; chunk < 17; ++chunk) at = content.find("\x78\x9c", at + 1);
+  ASSERT_NE(at, std::string::npos);
+  content[at + 8] ^= 0x55;
+  std::ofstream(folder.file("b.h5"), std::ios::binary) << content;
+  // Half of the cache holds 8 chunks: so there are lanes, which read their next chunks ahead.
+  const auto open = [&](const char* name) {
+    return Dataset::from_hdf5({folder.file(name)}, {.cache_bytes = 16 * 10 * 4});
+  };
+  const auto damaged = open("b.h5");
+  const auto is_damaged = [&](std::int64_t row) { return error_of([&] { damaged.read(Samples{row}); }) != "no error"; };
+  const BatchOptions options{.batch_size = 4, .shuffle = true};
+  int due = 0;
+  namespace pass_world = detail::data::pass_world;
+  for (const auto& batch : pass_world::World(open("a.h5"), 1).shard().iter_batches(options)) {
+    Samples rows;
+    pass_world::append(rows, batch);
+    if (std::ranges::any_of(rows, is_damaged)) break;
+    ++due;
+  }
+  EXPECT_GT(due, 1);
+  EXPECT_LT(due, 100);
+  int taken = 0;
+  const pass_world::World world(damaged, 1);
+  const auto message = error_of([&] {
+    for (const auto& batch : world.shard().iter_batches(options)) taken += static_cast<int>(batch.size() > 0);
+  });
+  EXPECT_NE(message.find("its checksum is wrong"), std::string::npos) << message;
+  EXPECT_EQ(taken, due);
 }
 
 TEST(ChunkedData, AFileThatBecameShorterIsAnError) {

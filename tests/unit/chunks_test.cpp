@@ -4,6 +4,8 @@
 #include "hdf5/codecs.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filter_pipeline.hpp"
+#include "muster/convert.hpp"
+#include "muster/dataset.hpp"
 #include "muster/error.hpp"
 #include "support/chunk_encoders.hpp"
 #include "support/chunk_reader.hpp"
@@ -253,6 +255,29 @@ TEST(Chunks, OfADamagedIndexAreNamed) {
   const ChunkIndex index(dataset.get(), "x");
   const std::vector<std::int64_t> numbers{3};
   EXPECT_NE(message_of([&] { index.locate(numbers); }).find("reading x: chunk (3) was not found"), std::string::npos);
+}
+
+TEST(Chunks, OfAnotherNumberOfDimensionsAreRefused) {
+  const Folder folder;
+  const auto path = folder.file("a.h5");
+  write(path, {.shape = {1000, 30}, .chunk = {101, 17}});
+  const auto content = read_file(path);
+  const std::string sizes("\x65\0\0\0\x11\0\0\0", 8);
+  const auto at = content.find(sizes);
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_EQ(content[at - 9], 3) << "the dimensions, and one for the size of a value";
+  for (const char rank : {1, 2, 4}) {
+    auto damaged = content;
+    damaged[at - 9] = rank;
+    write_file(path, damaged);
+    EXPECT_NE(message_of([&] { read(path); }), "no error") << int{rank};
+    EXPECT_NE(message_of([&] { Dataset(path).count(); }), "no error") << int{rank};
+    const auto described = describe_dataset(path);
+    EXPECT_TRUE(described.at("columns").empty()) << int{rank};
+    EXPECT_EQ(described.at("advice").size(), 1u) << int{rank};
+    if (rank > 1)
+      EXPECT_NE(described.dump().find("its chunks have not as many dimensions as its values"), std::string::npos);
+  }
 }
 
 TEST(Chunks, OfAFileOfAnotherDriverAreNotLocated) {

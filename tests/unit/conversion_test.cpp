@@ -95,6 +95,77 @@ TEST(Conversion, OfEveryTypeAndLayoutIsThatOfThePlainReference) {
     }
 }
 
+void text_attribute(const H5File& file, const std::string& dataset, const char* name, const std::string& text,
+                    std::optional<std::size_t> fixed_size = {}) {
+  const detail::hdf5::Lock lock;
+  const Handle object(check(H5Dopen2(file.id(), dataset.c_str(), H5P_DEFAULT), "fixture"), H5Dclose);
+  const Handle type(H5Tcopy(H5T_C_S1), H5Tclose), space(H5Screate(H5S_SCALAR), H5Sclose);
+  check(H5Tset_size(type.get(), fixed_size.value_or(H5T_VARIABLE)), "fixture");
+  const Handle made(check(H5Acreate2(object.get(), name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT), "fixture"),
+                    H5Aclose);
+  std::string padded = text;
+  padded.resize(fixed_size.value_or(text.size()), '\0');
+  const char* const pointer = padded.c_str();
+  check(H5Awrite(made.get(), type.get(), fixed_size ? static_cast<const void*>(padded.data()) : &pointer), "fixture");
+}
+
+TEST(Conversion, SignedIntegersMayStandForUnsignedOnes) {
+  struct Case {
+    hid_t stored;
+    double beyond;  ///< 2 to the power of its bits
+    at::ScalarType plain, packed;
+  };
+  const auto beyond = [](int bits) { return std::ldexp(1.0, bits); };
+  for (const auto& [stored, size, plain, packed] :
+       {Case{H5T_STD_I8LE, beyond(8), at::kByte, at::kFloat}, Case{H5T_STD_I16BE, beyond(16), at::kInt, at::kFloat},
+        Case{H5T_STD_I16LE, beyond(16), at::kInt, at::kFloat},
+        Case{H5T_STD_I32BE, beyond(32), at::kLong, at::kDouble}}) {
+    const Folder folder;
+    const std::vector<double> values{0, 5, 127, -1, -2, -128};
+    {
+      H5File file(folder.file("a.h5"));
+      for (const std::string name : {"plain", "packed", "signed"})
+        file.dataset(name, {6}, stored, H5T_NATIVE_DOUBLE, values.data());
+      text_attribute(file, "plain", "_Unsigned", "true");
+      text_attribute(file, "packed", "_Unsigned", "true", 8);
+      text_attribute(file, "signed", "_Unsigned", "false");
+      attribute(file, "packed", "scale_factor", 2);
+      attribute(file, "packed", "_FillValue", -1, stored);
+      attribute(file, "signed", "_FillValue", -1, stored);
+    }
+    const auto batch = Dataset(folder.file("a.h5")).read(all(6));
+    EXPECT_EQ(batch["plain"].scalar_type(), plain);
+    EXPECT_EQ(batch["packed"].scalar_type(), packed);
+    EXPECT_NE(batch["signed"].scalar_type(), plain);
+    for (std::int64_t i = 0; i < 6; ++i) {
+      const double value = values[static_cast<std::size_t>(i)], wanted = value < 0 ? value + size : value;
+      EXPECT_EQ(batch["plain"][i].item<double>(), wanted);
+      EXPECT_EQ(batch["signed"][i].item<double>(), value);
+      EXPECT_EQ(batch["packed"][i].isnan().item<bool>(), value == -1);
+      if (value == -1) continue;
+      EXPECT_EQ(batch["packed"][i].item<double>(), 2 * wanted);
+    }
+  }
+}
+
+TEST(Conversion, AMissingValueIsRoundedAsTheValuesAre) {
+  const Folder folder;
+  const std::vector<float> values{1, 1e20f, 0.1f, std::numeric_limits<float>::infinity()};
+  {
+    H5File file(folder.file("a.h5"));
+    for (const std::string name : {"large", "small", "beyond"})
+      file.dataset(name, {4}, H5T_IEEE_F32BE, H5T_NATIVE_FLOAT, values.data());
+    attribute(file, "large", "missing_value", 1e20);
+    attribute(file, "small", "missing_value", 0.1);
+    attribute(file, "beyond", "missing_value", 1e300);
+  }
+  const auto batch = Dataset(folder.file("a.h5")).read(all(4));
+  const auto missing = [&](const std::string& name) { return batch[name].isnan().to(at::kInt); };
+  EXPECT_TRUE(at::equal(missing("large"), at::tensor({0, 1, 0, 0})));
+  EXPECT_TRUE(at::equal(missing("small"), at::tensor({0, 0, 1, 0})));
+  EXPECT_FALSE(missing("beyond").any().item<bool>()) << "no float32 is 1e300";
+}
+
 TEST(Conversion, OfHalfFloatsAndComplexNumbers) {
   const Folder folder;
   const std::vector<float> values{1.5, -2, 0.25, 100, 0, -0.125};

@@ -1,6 +1,7 @@
 // Windows of arrays, compared with slices of the values in memory.
 #include "data/sources/source.hpp"
 #include "data/sources/window_grid.hpp"
+#include "data/sources/window_mask.hpp"
 #include "muster/dataset.hpp"
 #include "muster/error.hpp"
 #include "support/hdf5_fixture.hpp"
@@ -9,11 +10,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -61,6 +64,46 @@ at::Tensor add(H5File& file, const std::string& name, const Sizes& shape, const 
   auto values = at::arange(begin, begin + product(shape), at::kFloat).view(shape);
   file.create(name, storage.type, H5T_NATIVE_FLOAT, space.get(), creation.get(), values.const_data_ptr());
   return values;
+}
+
+std::string error_of(const std::vector<std::string>& variables, const WindowOptions& options, ExitCode code) {
+  try {
+    Dataset::windows(variables, options).count();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+/// Names the dimensions of an array, as NetCDF does: attribute DIMENSION_LIST refers to an array for each dimension.
+void name_dimensions(const H5File& file, const std::string& array, const std::vector<std::string>& names) {
+  const detail::hdf5::Lock lock;
+  std::vector<hobj_ref_t> scales(names.size());
+  std::vector<hvl_t> list(names.size());
+  for (std::size_t d = 0; d < names.size(); ++d) {
+    if (H5Lexists(file.id(), names[d].c_str(), H5P_DEFAULT) == 0) {
+      const Handle space(H5Screate(H5S_SCALAR), H5Sclose);
+      Handle(
+          H5Dcreate2(file.id(), names[d].c_str(), H5T_NATIVE_INT, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+          H5Dclose);
+    }
+    check(H5Rcreate(&scales[d], file.id(), names[d].c_str(), H5R_OBJECT, -1), "fixture");
+    list[d] = {1, &scales[d]};
+  }
+  const Handle dataset(check(H5Dopen2(file.id(), array.c_str(), H5P_DEFAULT), "fixture"), H5Dclose);
+  const hsize_t rank = names.size();
+  const Handle type(H5Tvlen_create(H5T_STD_REF_OBJ), H5Tclose), space(H5Screate_simple(1, &rank, nullptr), H5Sclose);
+  const Handle made(
+      check(H5Acreate2(dataset.get(), "DIMENSION_LIST", type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT), "fixture"),
+      H5Aclose);
+  check(H5Awrite(made.get(), type.get(), list.data()), "fixture");
+}
+
+Sizes counts_of(const Sizes& shape, const WindowOptions& options) {
+  Sizes counts;
+  for (std::size_t d = 0; d < shape.size(); ++d) counts.push_back((shape[d] - options.size[d]) / options.stride[d] + 1);
+  return counts;
 }
 
 /// The part of an array that begins at `begin`, which may be beyond its ends.
@@ -250,14 +293,200 @@ TEST(Windows, ChunksOfATileAreReadAhead) {
   EXPECT_EQ(reads.count(), 1);
 }
 
-std::string error_of(const std::vector<std::string>& variables, const WindowOptions& options, ExitCode code) {
-  try {
-    Dataset::windows(variables, options).count();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
+/// The part of windows with gaps, margins and overlaps that a mask over some of their dimensions, in any order, leaves.
+TEST(Windows, OfARandomMaskAreThoseOfThePlainReference) {
+  std::mt19937 random(5);
+  const auto upto = [&](std::int64_t most) {
+    return 1 + static_cast<std::int64_t>(random() % static_cast<unsigned>(most));
+  };
+  for (int round = 0; round < 100; ++round) {
+    Sizes shape, chunk, order;
+    WindowOptions options;
+    const auto rank = upto(3);
+    for (std::int64_t d = 0; d < rank; ++d) {
+      shape.push_back(upto(12));
+      chunk.push_back(upto(shape.back()));
+      options.size.push_back(upto(shape.back()));
+      options.stride.push_back(upto(4));
+      order.push_back(d);
+    }
+    std::shuffle(order.begin(), order.end(), random);
+    order.resize(static_cast<std::size_t>(upto(rank)));
+    Sizes mask_shape;
+    std::vector<std::string> all_names, names;
+    for (std::int64_t d = 0; d < rank; ++d) all_names.push_back("d" + std::to_string(d));
+    for (const auto d : order) {
+      mask_shape.push_back(shape[static_cast<std::size_t>(d)]);
+      names.push_back(all_names[static_cast<std::size_t>(d)]);
+    }
+    const auto mask = at::rand(mask_shape).gt(0.3).to(at::kFloat);
+    const Folder folder;
+    {
+      H5File file(folder.file("a.h5"));
+      add(file, "x", shape, {round % 2 == 0 ? Sizes{} : chunk, 1u * (round % 4 == 1)});
+      const std::vector<hsize_t> sizes(mask_shape.begin(), mask_shape.end());
+      file.dataset("m", sizes, round % 3 == 0 ? H5T_STD_I8LE : H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT,
+                   mask.const_data_ptr());
+      name_dimensions(file, "x", all_names);
+      name_dimensions(file, "m", names);
+    }
+    options.mask = folder.file("a.h5") + ":/m";
+    options.mask_share = 0.25 * static_cast<double>(upto(4));
+    if (random() % 2 == 0) options.cache_bytes = 100;
+
+    std::set<Sizes> wanted, found;
+    const WindowGrid grid(counts_of(shape, options), Sizes(shape.size(), 1));
+    for (std::int64_t number = 0; number < grid.size(); ++number) {
+      auto begin = grid.coordinates(number);
+      for (std::size_t d = 0; d < begin.size(); ++d) begin[d] *= options.stride[d];
+      auto part = mask;
+      for (std::size_t i = 0; i < order.size(); ++i) {
+        const auto d = static_cast<std::size_t>(order[i]);
+        part = part.narrow(static_cast<std::int64_t>(i), begin[d], options.size[d]);
+      }
+      if (part.sum().item<double>() >= options.mask_share * static_cast<double>(part.numel())) wanted.insert(begin);
+    }
+    const auto data = Dataset::windows({folder.file("a.h5") + ":/x"}, options);
+    if (wanted.empty()) {
+      EXPECT_THROW(data.count(), Error);
+      continue;
+    }
+    const auto origins = data.read(all_of(data))["origin"];
+    for (std::int64_t i = 0; i < data.count(); ++i) {
+      const auto* const row = origins[i].const_data_ptr<std::int64_t>();
+      EXPECT_TRUE(found.emplace(row, row + rank).second);
+    }
+    EXPECT_EQ(found, wanted);
+    for (std::int64_t i = 0; i < data.count(); i += 3) detail::data::source_of(data)->expect(Sizes{i});
   }
-  return "no error";
+}
+
+TEST(NumberSet, FindsItsNumbers) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 50; ++round) {
+    const auto limit = 1 + static_cast<std::int64_t>(random() % 3000);
+    const auto share = random() % 100;
+    detail::data::NumberSet set(limit);
+    Sizes numbers;
+    for (std::int64_t number = 0; number < limit; ++number) {
+      if (random() % 100 > share || (number > 700 && number < 2100)) continue;
+      set.add(number);
+      numbers.push_back(number);
+    }
+    ASSERT_EQ(set.size(), std::ssize(numbers));
+    for (std::int64_t i = 0; i < set.size(); ++i) ASSERT_EQ(set[i], numbers[static_cast<std::size_t>(i)]);
+  }
+}
+
+TEST(Windows, OfARepeatedDimensionAreAlignedOneByOne) {
+  const Folder folder;
+  at::Tensor a, b;
+  {
+    H5File file(folder.file("a.h5"));
+    a = add(file, "cov", {8, 8});
+    b = add(file, "other", {8, 8}, {{3, 3}, 1}, 100);
+    add(file, "row", {8});
+    name_dimensions(file, "cov", {"x", "x"});
+    name_dimensions(file, "other", {"x", "x"});
+    name_dimensions(file, "row", {"x"});
+  }
+  const auto at = [&](const std::string& name) { return folder.file("a.h5") + ":/" + name; };
+  const auto data = Dataset::windows({at("cov"), at("other")}, {.size = {2, 4}, .mask = at("other"), .mask_share = 1});
+  const auto batch = data.read(all_of(data));
+  EXPECT_EQ(data.count(), 8);
+  EXPECT_TRUE(at::equal(batch["cov"].add(100), batch["other"]));
+  EXPECT_NE(error_of({at("cov"), at("row")}, {.size = {2, 4}}, ExitCode::data).find("a repeated dimension as often"),
+            std::string::npos);
+}
+
+TEST(Windows, OfArraysWithAnotherClassNeedNoNames) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    for (const std::string name : {"a", "b"}) {
+      add(file, name, {10});
+      const detail::hdf5::Lock lock;
+      const Handle type(H5Tcopy(H5T_C_S1), H5Tclose), space(H5Screate(H5S_SCALAR), H5Sclose);
+      H5Tset_size(type.get(), 5);
+      const Handle array(H5Dopen2(file.id(), name.c_str(), H5P_DEFAULT), H5Dclose);
+      const Handle made(H5Acreate2(array.get(), "CLASS", type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+      check(H5Awrite(made.get(), type.get(), "ARRAY"), "fixture");
+    }
+  }
+  const auto data = Dataset::windows({folder.file("a.h5") + ":/a", folder.file("a.h5") + ":/b"}, {.size = {5}});
+  const auto batch = data.read(all_of(data));
+  EXPECT_TRUE(at::equal(batch["a"], batch["b"]));
+}
+
+TEST(Windows, OfAFieldOfCompoundsThatDoesNotFitReadEachChunkAFewTimes) {
+  struct Point {
+    float u, v;
+  };
+  const Folder folder;
+  std::vector<Point> points(64 * 64);
+  for (std::size_t i = 0; i < points.size(); ++i) points[i] = {static_cast<float>(i), -static_cast<float>(i)};
+  {
+    H5File file(folder.file("a.h5"));
+    const detail::hdf5::Lock lock;
+    const Handle type(H5Tcreate(H5T_COMPOUND, sizeof(Point)), H5Tclose),
+        creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+    H5Tinsert(type.get(), "u", offsetof(Point, u), H5T_NATIVE_FLOAT);
+    H5Tinsert(type.get(), "v", offsetof(Point, v), H5T_NATIVE_FLOAT);
+    const hsize_t sizes[] = {64, 64}, chunk[] = {16, 16};
+    const Handle space(H5Screate_simple(2, sizes, nullptr), H5Sclose);
+    check(H5Pset_chunk(creation.get(), 2, chunk), "fixture");
+    check(H5Pset_deflate(creation.get(), 1), "fixture");
+    file.create("p", type.get(), type.get(), space.get(), creation.get(), points.data());
+  }
+  // Two tiles of both fields fit: four chunks of 16 × 16 × 8 bytes each.
+  const auto path = folder.file("a.h5") + ":/p";
+  const auto data = Dataset::windows({path + ".u", path + ".v"}, {.size = {4, 4}, .cache_bytes = 16 * 16 * 16 * 8 / 2});
+  const auto source = detail::data::source_of(data);
+  ASSERT_EQ(source->blocks().rows, 16);
+  const test::IoError reads("pread", "a.h5", 0);
+  for (std::int64_t first = 0; first < data.count(); first += 4) {
+    const auto batch = data.read(Sizes{first, first + 1, first + 2, first + 3});
+    EXPECT_TRUE(at::equal(batch["p.u"], batch["p.v"].neg()));
+    const auto origin = batch["origin"][3];
+    const auto row = origin[0].item<std::int64_t>(), column = origin[1].item<std::int64_t>();
+    EXPECT_EQ(batch["p.u"][3][0][0].item<float>(), static_cast<float>(row * 64 + column));
+  }
+  EXPECT_GE(reads.count(), 16);
+  EXPECT_LE(reads.count(), 24) << "16 chunks, and what HDF5 reads of the index";
+}
+
+TEST(Windows, ThatFitNowGoOnInThePassOfAnotherCache) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    add(file, "x", {64, 64}, {{16, 16}, 1});
+  }
+  const auto data = Dataset::windows({folder.file("a.h5") + ":/x"}, {.size = {8, 8}});
+  const auto source = detail::data::source_of(data);
+  EXPECT_EQ(source->blocks().rows, 0);
+  source->expect(Sizes{0, 5});
+  EXPECT_EQ(data.read(Sizes{5})["x"].size(0), 1);
+}
+
+TEST(Windows, ShortPiecesAtTheEdgesOfLargeChunksAreReadAlone) {
+  const Folder folder;
+  at::Tensor values;
+  {
+    H5File file(folder.file("a.h5"));
+    values = add(file, "x", {512, 1024}, {{512, 512}});  // 1 MB each, without filters
+  }
+  const auto data = Dataset::windows({folder.file("a.h5") + ":/x"}, {.size = {8, 128}, .stride = {8, 100}});
+  // Columns 400 … 527: 112 of the first chunk and 16, 64 bytes, of the second one.
+  const test::IoError whole("preadv", "a.h5", 0);
+  bool is_found = false;
+  for (std::int64_t i = 0; i < data.count() && !is_found; ++i) {
+    const auto batch = data.read(Sizes{i});
+    is_found = batch["origin"][0][1].item<std::int64_t>() == 400;
+    if (!is_found) continue;
+    EXPECT_TRUE(at::equal(batch["x"][0], values.narrow(0, 0, 8).narrow(1, 400, 128)));
+  }
+  ASSERT_TRUE(is_found);
+  EXPECT_GE(whole.count(), 16) << "eight rows of two chunks";
 }
 
 TEST(Windows, RefuseWhatDoesNotFit) {

@@ -26,13 +26,21 @@ struct StepReader {
   /// What the last batch has made room for; read after it, so that nobody waits for it.
   std::vector<std::int64_t> expected = {};
 
+  void read_ahead() {
+    if (expected.empty()) return;
+    try {
+      source->expect(expected);
+    } catch (const Error&) {  // the batch that needs it will throw it again
+    }
+  }
+
   std::optional<ReadBatch> operator()() {
     if (steps_left == 0) return {};
     const auto& share = pass.share;
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
-    if (!expected.empty()) source->expect(expected);
+    read_ahead();
     expected = samples_to_expect(step, pass.order);
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
     step::BatchWeightPtr weight;

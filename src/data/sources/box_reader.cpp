@@ -1,5 +1,6 @@
 #include "data/sources/box_reader.hpp"
 
+#include "data/sources/runs.hpp"
 #include "data/sources/scattered_read.hpp"
 
 #include <algorithm>
@@ -9,6 +10,9 @@
 
 namespace muster::detail::data {
 namespace {
+
+/// Bytes; reading a piece by itself takes about as long as reading so many in sequence.
+constexpr std::size_t cost_of_piece = 4096;
 
 std::size_t offset_of(std::span<const std::int64_t> at, std::span<const std::size_t> strides) {
   std::size_t offset = 0;
@@ -40,7 +44,10 @@ class ContiguousBoxes final : public BoxReader {
 
 class ChunkedBoxes final : public BoxReader {
  public:
-  explicit ChunkedBoxes(StoredArray array) : BoxReader(std::move(array)), strides_(array_.chunk_strides()) {
+  explicit ChunkedBoxes(StoredArray array)
+      : BoxReader(std::move(array)),
+        strides_(array_.chunk_strides()),
+        chunk_bytes_(static_cast<std::size_t>(array_.chunk.front()) * strides_.front()) {
     for (std::size_t d = 0; d < array_.shape.size(); ++d) grid_.push_back((array_.shape[d] - 1) / array_.chunk[d] + 1);
   }
 
@@ -50,7 +57,7 @@ class ChunkedBoxes final : public BoxReader {
   }
 
   void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) override;
-  void expect(const File& bytes, std::span<const Box> boxes) override;
+  void expect(const File& bytes, const Box& box) override;
 
  private:
   /// A chunk and a box that shares values with it.
@@ -91,6 +98,7 @@ class ChunkedBoxes final : public BoxReader {
   }
 
   std::vector<std::size_t> strides_;
+  std::size_t chunk_bytes_;
   std::vector<std::int64_t> grid_;
 };
 
@@ -124,9 +132,13 @@ class ChunkedBoxes::Use final : public ChunkUse {
     });
   }
   bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const override {
-    std::size_t shortest = short_piece;
-    each_shared_run(i, [&](std::size_t, std::byte*, std::size_t bytes) { shortest = std::min(shortest, bytes); });
-    if (shortest < short_piece && reader_.array_.chunks->can_keep()) return false;
+    std::size_t pieces_of_chunk = 0, shortest = short_piece;
+    each_shared_run(i, [&](std::size_t, std::byte*, std::size_t bytes) {
+      ++pieces_of_chunk;
+      shortest = std::min(shortest, bytes);
+    });
+    const bool is_worth_it = shortest == short_piece || pieces_of_chunk * cost_of_piece < reader_.chunk_bytes_;
+    if (!is_worth_it && reader_.array_.chunks->can_keep()) return false;
     each_shared_run(i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
       pieces.add(offset + in_chunk, into, bytes);
     });
@@ -170,7 +182,8 @@ void ChunkedBoxes::read(const File& bytes, std::span<const Box> boxes, std::span
   });
 }
 
-void ChunkedBoxes::expect(const File& bytes, std::span<const Box> boxes) {
+void ChunkedBoxes::expect(const File& bytes, const Box& box) {
+  const std::span boxes(&box, 1);
   in_groups(boxes, [&](const std::vector<Part>& parts) {
     const Use use(*this, boxes, {}, parts);
     array_.chunks->expect(bytes, use.chunks());
@@ -180,55 +193,43 @@ void ChunkedBoxes::expect(const File& bytes, std::span<const Box> boxes) {
 /// For values that HDF5 must convert or decode.
 class LibraryBoxes final : public BoxReader {
  public:
-  explicit LibraryBoxes(StoredArray array) : BoxReader(std::move(array)), strides_(array_.strides()) {}
+  explicit LibraryBoxes(StoredArray array)
+      : BoxReader(std::move(array)), values_(array_.library()), strides_(array_.strides()) {}
 
   bool reads_directly(std::int64_t) const override { return false; }
-  void keep_in_memory() override { is_kept_ = true; }
+  LibraryArray* library() noexcept override { return &values_; }
 
   void read(const File&, std::span<const Box> boxes, std::span<const std::size_t> strides) override {
-    const std::string doing = "reading " + array_.shown;
-    const auto value_bytes = array_.conversion.stored_bytes();
     const hdf5::Lock lock;
-    if (is_kept_) read_whole();
-    std::vector<std::byte> values;
+    const auto* const whole = values_.whole();
+    std::vector<std::byte> of_box;
     for (const auto& box : boxes) {
       auto from_strides = strides_;
-      const std::byte* from = whole_.data() + offset_of(box.begin, strides_);
-      if (!is_kept_) {
-        auto bytes = value_bytes;
-        for (auto d = box.size.size(); d-- > 0; bytes *= static_cast<std::size_t>(box.size[d])) from_strides[d] = bytes;
-        values.resize(bytes);
-        from = values.data();
-        read_box(box, values.data());
+      const auto* from = whole;
+      if (whole != nullptr) {
+        from += offset_of(box.begin, strides_);
+      } else {
+        from_strides = strides_of(box.size, array_.conversion.stored_bytes());
+        of_box.resize(static_cast<std::size_t>(box.size.front()) * from_strides.front());
+        read_box(box, of_box.data());
+        from = of_box.data();
       }
-      each_run(box.size, from_strides, strides, value_bytes,
+      each_run(box.size, from_strides, strides, array_.conversion.stored_bytes(),
                [&](std::size_t a, std::size_t b, std::size_t bytes) { std::memcpy(box.into + b, from + a, bytes); });
     }
   }
 
  private:
-  void read_whole() {
-    if (!whole_.empty()) return;
-    std::vector<std::byte> values(static_cast<std::size_t>(array_.shape.front()) * strides_.front());
-    hdf5::check(H5Dread(array_.dataset.get(), array_.memory_type.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()),
-                "reading " + array_.shown);
-    whole_ = std::move(values);
-    array_.dataset = {};
-  }
-
   void read_box(const Box& box, std::byte* into) const {
-    const std::string doing = "reading " + array_.shown;
-    const auto space = hdf5::dataset_property(array_.dataset.get(), H5Dget_space, doing);
+    const auto space = values_.space();
     const std::vector<hsize_t> begin(box.begin.begin(), box.begin.end()), size(box.size.begin(), box.size.end());
-    hdf5::check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, begin.data(), nullptr, size.data(), nullptr), doing);
-    const auto memory = hdf5::make_space(box.size, doing);
-    hdf5::check(H5Dread(array_.dataset.get(), array_.memory_type.get(), memory.get(), space.get(), H5P_DEFAULT, into),
-                doing);
+    hdf5::check(H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, begin.data(), nullptr, size.data(), nullptr),
+                "reading " + array_.shown);
+    values_.read(space.get(), box.size, into);
   }
 
+  LibraryArray values_;
   std::vector<std::size_t> strides_;
-  bool is_kept_ = false;
-  std::vector<std::byte> whole_;  ///< the values if they are kept, filled under HDF5's lock
 };
 
 }  // namespace

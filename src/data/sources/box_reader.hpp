@@ -19,30 +19,6 @@ struct Box {
   std::byte* into = nullptr;
 };
 
-/// Calls run(a, b, bytes) for each piece of a box that is in one piece in two arrays: `a` and `b` are its offsets from
-/// the box's first value in either. Strides and offsets are in bytes; `value`: the bytes of a value.
-template <class Run>
-void each_run(std::span<const std::int64_t> size, std::span<const std::size_t> a, std::span<const std::size_t> b,
-              std::size_t value, Run&& run) {
-  auto outer = size.size(), bytes = value;
-  for (; outer > 0 && a[outer - 1] == bytes && b[outer - 1] == bytes; --outer)
-    bytes *= static_cast<std::size_t>(size[outer - 1]);
-  std::vector<std::int64_t> at(outer, 0);
-  std::size_t in_a = 0, in_b = 0;
-  while (true) {
-    run(in_a, in_b, bytes);
-    auto d = outer;
-    for (; d > 0; --d) {
-      in_a += a[d - 1], in_b += b[d - 1];
-      if (++at[d - 1] < size[d - 1]) break;
-      in_a -= a[d - 1] * static_cast<std::size_t>(size[d - 1]);
-      in_b -= b[d - 1] * static_cast<std::size_t>(size[d - 1]);
-      at[d - 1] = 0;
-    }
-    if (d == 0) return;
-  }
-}
-
 /// Thread-safe.
 class BoxReader {
  public:
@@ -54,10 +30,10 @@ class BoxReader {
   virtual bool reads_directly(std::int64_t last) const = 0;
   /// Reads boxes, as stored, into memory with these strides, in bytes.
   virtual void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) = 0;
-  /// Prepares to read these boxes.
-  virtual void expect(const File& /*bytes*/, std::span<const Box> /*boxes*/) {}
-  /// Keeps all values in memory from the first read on, if HDF5 reads them.
-  virtual void keep_in_memory() {}
+  /// Prepares to read this part of the array.
+  virtual void expect(const File& /*bytes*/, const Box& /*box*/) {}
+  /// The way by which HDF5 reads the values; null if it does not.
+  virtual LibraryArray* library() noexcept { return nullptr; }
 
  protected:
   StoredArray array_;

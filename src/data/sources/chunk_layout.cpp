@@ -8,44 +8,36 @@ namespace muster::detail::data {
 ChunkLayout::ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64_t> chunk, std::int64_t value_bytes)
     : shape_(std::move(shape)),
       chunk_(std::move(chunk)),
+      chunk_strides_(shape_.size() - 1),
+      row_strides_(shape_.size() - 1),
       value_bytes_(static_cast<std::size_t>(value_bytes)),
       row_bytes_in_chunk_(value_bytes_) {
+  auto row_bytes = value_bytes_;
   for (std::size_t i = shape_.size(); i-- > 1;) {
+    chunk_strides_[i - 1] = row_bytes_in_chunk_;
+    row_strides_[i - 1] = row_bytes;
     row_bytes_in_chunk_ *= static_cast<std::size_t>(chunk_[i]);
+    row_bytes *= static_cast<std::size_t>(shape_[i]);
     chunks_per_row_ *= (shape_[i] - 1) / chunk_[i] + 1;
   }
 }
 
-std::vector<ByteRun> ChunkLayout::runs(std::int64_t number) const {
-  // What the chunk and the row have in common: a box, of which each dimension counts its runs.
-  struct Dimension {
-    std::int64_t count, chunk_stride, row_stride;
-  };
-  std::vector<Dimension> outer;  // the last dimension first
-  auto run = static_cast<std::int64_t>(value_bytes_);
-  std::int64_t chunk_stride = run, row_stride = run, row_begin = 0;
+ChunkLayout::Part ChunkLayout::part(std::int64_t number) const {
+  Part part{std::vector<std::int64_t>(shape_.size() - 1)};
   for (std::size_t i = shape_.size(); i-- > 1;) {
-    const auto chunks = (shape_[i] - 1) / chunk_[i] + 1, at = number % chunks * chunk_[i];
+    const auto chunks = (shape_[i] - 1) / chunk_[i] + 1, begin = number % chunks * chunk_[i];
     number /= chunks;
-    const auto count = std::min(chunk_[i], shape_[i] - at);
-    row_begin += at * row_stride;
-    if (outer.empty() && run == chunk_stride && run == row_stride)
-      run *= count;
-    else
-      outer.push_back({count, chunk_stride, row_stride});
-    chunk_stride *= chunk_[i];
-    row_stride *= shape_[i];
+    part.size[i - 1] = std::min(chunk_[i], shape_[i] - begin);
+    part.in_row += static_cast<std::size_t>(begin) * row_strides_[i - 1];
   }
-  std::vector<ByteRun> runs{{0, static_cast<std::size_t>(row_begin), static_cast<std::size_t>(run)}};
-  for (const auto& dimension : outer) {
-    // The runs so far are those of its first index; the others follow them, and all are in ascending order.
-    const auto below = runs.size();
-    for (std::int64_t index = 1; index < dimension.count; ++index)
-      for (std::size_t i = 0; i < below; ++i)
-        runs.push_back({runs[i].in_chunk + static_cast<std::size_t>(index * dimension.chunk_stride),
-                        runs[i].in_row + static_cast<std::size_t>(index * dimension.row_stride), runs[i].bytes});
-  }
-  return runs;
+  return part;
+}
+
+bool ChunkLayout::has_runs_of(std::size_t least, const Part& part) const {
+  const Runs runs(part.size, chunk_strides_, row_strides_, value_bytes_);
+  const auto is_one = std::all_of(part.size.begin(), part.size.begin() + static_cast<std::ptrdiff_t>(runs.outer),
+                                  [](auto size) { return size == 1; });
+  return is_one || runs.bytes >= least;
 }
 
 }  // namespace muster::detail::data

@@ -9,7 +9,7 @@
 namespace muster::detail::data {
 namespace {
 
-constexpr std::int64_t fewest = 1024;           ///< places that a column may remember in any case
+constexpr std::int64_t fewest = 64;             ///< places that a column may remember in any case
 constexpr std::int64_t neighbours = 64;         ///< chunks; HDF5 finds so many in a row faster than a few far apart
 constexpr std::size_t most_per_lock = 1 << 12;  ///< chunks that are looked up while HDF5's lock is held
 

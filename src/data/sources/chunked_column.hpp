@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 namespace muster::detail::data {
 
@@ -19,20 +18,16 @@ class ChunkedColumn final : public ColumnReader {
   ChunkedColumn(std::unique_ptr<ChunkReader> chunks, ChunkLayout layout);
 
   void read(const File& bytes, std::span<const RowDestination> wanted) override;
-  void expect(const File& bytes, std::span<const std::int64_t> rows) override;
+  void expect(const File& bytes, std::int64_t first, std::int64_t last) override;
   /// True if a row is read by itself: its chunks are stored as they are, and few pieces of them make the row.
   bool reads_rows_alone() const;
 
  private:
   class Use;
-  /// Reads the chunks of the wanted rows, or lets them be decoded ahead.
-  void read_chunks(const File& bytes, std::span<const RowDestination> wanted, bool ahead);
-  /// The runs of a chunk, in `memory` if they are not the same for all chunks.
-  const std::vector<ByteRun>& runs(std::int64_t number, std::vector<ByteRun>& memory) const;
+  void each_chunk(std::int64_t row_of_chunks, std::int64_t taken, auto&& action) const;
 
   std::unique_ptr<ChunkReader> chunks_;
   ChunkLayout layout_;
-  std::vector<ByteRun> runs_;  ///< of every chunk, if a row lies in one
 };
 
 }  // namespace muster::detail::data

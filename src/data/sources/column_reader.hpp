@@ -20,8 +20,8 @@ class ColumnReader {
   virtual ~ColumnReader() = default;
   /// Reads rows in ascending order; a row may come several times. `bytes` is the column's file. Thread-safe.
   virtual void read(const File& bytes, std::span<const RowDestination> wanted) = 0;
-  /// Prepares to read the rows that are stored together with these, which ascend. Thread-safe.
-  virtual void expect(const File& /*bytes*/, std::span<const std::int64_t> /*rows*/) {}
+  /// Prepares to read rows `first` … `last`. Thread-safe.
+  virtual void expect(const File& /*bytes*/, std::int64_t /*first*/, std::int64_t /*last*/) {}
 };
 
 }  // namespace muster::detail::data

@@ -2,6 +2,7 @@
 
 #include "data/sources/chunked_column.hpp"
 #include "data/sources/contiguous_column.hpp"
+#include "data/sources/library_column.hpp"
 #include "muster/error.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
@@ -22,7 +23,7 @@ Hdf5Column::Hdf5Column(std::string name, StoredArray array)
   for (const auto size : column_.shape) values *= size;
   row_bytes_ = values * static_cast<std::int64_t>(c10::elementSize(column_.dtype));
   stored_row_bytes_ = values * static_cast<std::int64_t>(conversion_.stored_bytes());
-  if (!array.chunk.empty()) measure_chunks(array.chunk);
+  if (!array.chunk.empty()) measure_chunks(array);
   if (array.offset) {
     reader_ = std::make_unique<ContiguousColumn>(*array.offset, stored_row_bytes_, shown_);
     needs_hdf5_ = needs_memory_ = false;
@@ -33,41 +34,33 @@ Hdf5Column::Hdf5Column(std::string name, StoredArray array)
     needs_memory_ = !reader->reads_rows_alone();
     reader_ = std::move(reader);
   } else {
-    auto library = std::make_unique<LibraryColumn>(std::move(array.dataset), std::move(array.memory_type),
-                                                   std::move(array.shape), stored_row_bytes_, shown_);
-    library_ = library.get();
+    auto library = std::make_unique<LibraryColumn>(array.library(), array.shape, stored_row_bytes_, shown_);
+    library_ = &library->array();
     reader_ = std::move(library);
   }
 }
 
-void Hdf5Column::measure_chunks(const std::vector<std::int64_t>& chunk) {
-  const auto chunks_along = [](std::int64_t size, std::int64_t of_chunk) {
-    return std::ceil(static_cast<double>(size) / static_cast<double>(of_chunk));
+void Hdf5Column::measure_chunks(const StoredArray& array) {
+  const auto chunks_along = [&](std::size_t d) {
+    return std::ceil(static_cast<double>(array.shape[d]) / static_cast<double>(array.chunk[d]));
   };
-  blocks_.rows = std::min(chunk.front(), rows_);
-  blocks_.count = chunks_along(rows_, chunk.front());
-  blocks_.bytes = static_cast<double>(chunk.front()) * static_cast<double>(conversion_.stored_bytes());
-  // HDF5 numbers chunks by the bits of their coordinates and keeps one chunk for each number modulo the slots.
-  const auto numbers = [](double chunks) { return std::exp2(std::ceil(std::log2(chunks))); };
-  auto slots = numbers(blocks_.count);
-  for (std::size_t i = 1; i < chunk.size(); ++i) {
-    const auto chunks = chunks_along(column_.shape[i - 1], chunk[i]);
-    blocks_.bytes *= chunks * static_cast<double>(chunk[i]);
-    slots *= numbers(chunks);
-  }
-  constexpr double fewest = 521, most = 1 << 20;
-  blocks_.slots = static_cast<std::size_t>(std::clamp(slots, fewest, most));
+  blocks_.rows = std::min(array.chunk.front(), rows_);
+  blocks_.count = chunks_along(0);
+  blocks_.bytes = static_cast<double>(array.chunk.front()) * static_cast<double>(array.record_bytes);
+  for (std::size_t d = 1; d < array.chunk.size(); ++d)
+    blocks_.bytes *= chunks_along(d) * static_cast<double>(array.chunk[d]);
+  blocks_.slots = array.chunk_slots();
 }
 
 double Hdf5Column::all_bytes() const noexcept {
-  if (blocks_.rows > 0) return blocks_.count * blocks_.bytes;
+  if (library_ == nullptr && blocks_.rows > 0) return blocks_.count * blocks_.bytes;
   return static_cast<double>(rows_) * static_cast<double>(stored_row_bytes_);
 }
 
-void Hdf5Column::expect(const File& bytes, std::span<const std::int64_t> rows) {
+void Hdf5Column::expect(const File& bytes, std::int64_t first, std::int64_t last) {
   const watch::ScopedFileRead reading;
   const watch::TraceSpan span("read file ahead");
-  reader_->expect(bytes, rows);
+  reader_->expect(bytes, first, last);
 }
 
 void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {

@@ -3,7 +3,6 @@
 
 #include "base/file.hpp"
 #include "data/sources/column_reader.hpp"
-#include "data/sources/library_column.hpp"
 #include "data/sources/stored_array.hpp"
 #include "hdf5/conversion.hpp"
 #include "muster/dataset.hpp"
@@ -36,7 +35,7 @@ class Hdf5Column {
   /// True if the file must stay open in HDF5.
   bool needs_hdf5() const noexcept { return needs_hdf5_; }
   /// The way by which HDF5 reads the values; null if it does not.
-  LibraryColumn* library() noexcept { return library_; }
+  LibraryArray* library() noexcept { return library_; }
   /// True if a row cannot be read without decoding or converting others: then values are worth keeping.
   bool needs_memory() const noexcept { return needs_memory_; }
   /// The chunks of the column; no rows if it has none.
@@ -46,11 +45,11 @@ class Hdf5Column {
 
   /// Reads rows in ascending order, each to memory of its own. Thread-safe.
   void read(const File& bytes, std::span<const RowDestination> wanted);
-  /// Decodes the chunks of these rows, which ascend, if they can be kept. Thread-safe.
-  void expect(const File& bytes, std::span<const std::int64_t> rows);
+  /// Decodes the chunks of rows `first` … `last`, if they can be kept. Thread-safe.
+  void expect(const File& bytes, std::int64_t first, std::int64_t last);
 
  private:
-  void measure_chunks(const std::vector<std::int64_t>& chunk);
+  void measure_chunks(const StoredArray& array);
 
   Column column_;
   std::string shown_;
@@ -58,7 +57,7 @@ class Hdf5Column {
   std::int64_t rows_ = 0, row_bytes_ = 0, stored_row_bytes_ = 0;
   bool needs_hdf5_ = true, needs_memory_ = true;
   RowBlocks blocks_;
-  LibraryColumn* library_ = nullptr;
+  LibraryArray* library_ = nullptr;
   std::unique_ptr<ColumnReader> reader_;
 };
 

@@ -126,14 +126,12 @@ class Hdf5Source final : public Source {
 
   void expect(std::span<const std::int64_t> samples) override {
     ensure_open();
-    std::vector<std::int64_t> sorted(samples.begin(), samples.end()), rows;
-    std::ranges::sort(sorted);
-    auto next = sorted.begin();
-    for (auto& file : files_) {
-      rows.clear();
-      for (; next != sorted.end() && *next < file.first + file.rows(); ++next) rows.push_back(*next - file.first);
-      if (rows.empty()) continue;
-      for (auto& column : file.columns) column.expect(*file.bytes, rows);
+    if (blocks_.rows == 0) return;  // a pass in lanes may be resumed where all values fit into memory
+    for (const auto sample : samples) {
+      auto& file = *(std::ranges::upper_bound(files_, sample, {}, &SourceFile::first) - 1);
+      const auto first = (sample - file.first) / blocks_.rows * blocks_.rows;
+      const auto last = std::min(first + blocks_.rows, file.rows()) - 1;
+      for (auto& column : file.columns) column.expect(*file.bytes, first, last);
     }
   }
 
@@ -206,6 +204,9 @@ class Hdf5Source final : public Source {
   void share_among_library_columns(SourceFile& file, const std::vector<Hdf5Column*>& in_blocks, double bytes) {
     if (std::ranges::none_of(in_blocks, &Hdf5Column::library)) return;
     const auto of_file = bytes / static_cast<double>(files_.size());
+    // HDF5 keeps the chunks of a dataset as its first handle says, and two columns may be fields of one dataset.
+    for (auto* const column : in_blocks)
+      if (column->library() != nullptr) column->library()->close();
     for (auto* const column : in_blocks) {
       if (column->library() == nullptr) continue;
       const auto part = static_cast<std::size_t>(of_file * (column->blocks().bytes / sum_of_block_bytes(in_blocks)));

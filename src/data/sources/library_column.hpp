@@ -2,39 +2,33 @@
 #pragma once
 
 #include "data/sources/column_reader.hpp"
-#include "hdf5/handle.hpp"
+#include "data/sources/library_array.hpp"
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::data {
 
-/// For values that HDF5 must convert or decode. After keep_in_memory(), HDF5 reads the whole column at the first read;
-/// otherwise it reads the rows of a call as one selection, so that it decodes each chunk once per call.
+/// If the values are not kept in memory, HDF5 reads the rows of a call as one selection, so that it decodes each chunk
+/// once per call.
 class LibraryColumn final : public ColumnReader {
  public:
   /// `shape`: of the whole column.
-  LibraryColumn(hdf5::Handle dataset, hdf5::Handle memory_type, std::vector<std::int64_t> shape, std::int64_t row_bytes,
-                std::string shown);
+  LibraryColumn(LibraryArray array, std::vector<std::int64_t> shape, std::int64_t row_bytes, std::string shown)
+      : array_(std::move(array)), shape_(std::move(shape)), row_bytes_(row_bytes), shown_(std::move(shown)) {}
 
-  void keep_in_memory() noexcept { is_kept_ = true; }
-  /// Has HDF5 keep decoded chunks, up to so many bytes, with `slots` entries in its table. `file`: any object of the
-  /// column's file.
-  void keep_chunks(hid_t file, std::size_t slots, std::size_t bytes);
+  LibraryArray& array() noexcept { return array_; }
   void read(const File& bytes, std::span<const RowDestination> wanted) override;
 
  private:
-  void read_whole();
   void read_selected(std::span<const RowDestination> wanted) const;
 
-  hdf5::Handle dataset_, memory_type_;
+  LibraryArray array_;
   std::vector<std::int64_t> shape_;
   std::int64_t row_bytes_;
   std::string shown_;
-  bool is_kept_ = false;
-  std::vector<std::byte> whole_;  ///< the values if they are kept, filled under HDF5's lock
 };
 
 }  // namespace muster::detail::data

@@ -1,21 +1,16 @@
 #include "data/sources/stored_array.hpp"
 
 #include "base/number.hpp"
+#include "hdf5/dimensions.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace muster::detail::data {
 namespace {
-
-std::vector<std::size_t> strides_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes) {
-  std::vector<std::size_t> strides(shape.size());
-  auto bytes = value_bytes;
-  for (auto i = shape.size(); i-- > 0; bytes *= static_cast<std::size_t>(shape[i])) strides[i] = bytes;
-  return strides;
-}
 
 /// The size of an array, in bytes as stored. Throws an Error if it is more than can be counted.
 std::uint64_t size_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes, const std::string& doing,
@@ -78,8 +73,28 @@ hdf5::Handle only_field(const std::string& field, hid_t type, const std::string&
 
 }  // namespace
 
+std::vector<std::size_t> strides_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes) {
+  std::vector<std::size_t> strides(shape.size());
+  auto bytes = value_bytes;
+  for (auto i = shape.size(); i-- > 0; bytes *= static_cast<std::size_t>(shape[i])) strides[i] = bytes;
+  return strides;
+}
+
 std::vector<std::size_t> StoredArray::strides() const { return strides_of(shape, conversion.stored_bytes()); }
 std::vector<std::size_t> StoredArray::chunk_strides() const { return strides_of(chunk, conversion.stored_bytes()); }
+
+std::size_t StoredArray::chunk_slots() const {
+  // HDF5 numbers chunks by the bits of their coordinates and keeps one chunk for each number modulo the slots.
+  double slots = 1;
+  for (std::size_t d = 0; d < chunk.size(); ++d)
+    slots *= std::exp2(std::ceil(std::log2(std::ceil(static_cast<double>(shape[d]) / static_cast<double>(chunk[d])))));
+  constexpr double fewest = 521, most = 1 << 20;
+  return static_cast<std::size_t>(std::clamp(slots, fewest, most));
+}
+
+LibraryArray StoredArray::library() {
+  return {std::move(dataset), std::move(memory_type), shape, conversion.stored_bytes(), shown};
+}
 
 StoredArray open_array(hid_t file, const File& bytes, const std::string& name, std::string shown,
                        ChunkDecoding& decoding) {
@@ -91,10 +106,14 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
   if (shape.empty())
     throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
   auto type = hdf5::dataset_property(dataset.get(), H5Dget_type, doing);
+  const auto record_bytes = H5Tget_size(type.get());
   if (!field.empty()) type = type_of_field(type.get(), field, doing);
+  auto dimensions = hdf5::dimension_names(dataset.get(), shape.size(), shown);
   StoredArray array{.shown = shown,
                     .shape = std::move(shape),
-                    .conversion = {type.get(), hdf5::packing_of(dataset.get(), shown), shown}};
+                    .dimensions = std::move(dimensions),
+                    .conversion = {type.get(), hdf5::packing_of(dataset.get(), shown), shown},
+                    .record_bytes = record_bytes};
   const auto value_bytes = array.conversion.stored_bytes();
   // As values of tensors, which are at least as large as the stored ones. There may be no rows.
   size_of({array.shape.begin() + 1, array.shape.end()}, c10::elementSize(array.conversion.dtype()), doing, "its shape");

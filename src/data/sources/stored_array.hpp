@@ -3,6 +3,7 @@
 
 #include "base/file.hpp"
 #include "data/sources/chunk_reader.hpp"
+#include "data/sources/library_array.hpp"
 #include "hdf5/conversion.hpp"
 #include "hdf5/handle.hpp"
 
@@ -21,16 +22,25 @@ struct StoredArray {
   std::string shown;  ///< its name in errors
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> chunk = {};  ///< the shape of a chunk; empty if the values are not in chunks
+  std::vector<std::string> dimensions;   ///< the names of the dimensions, as of hdf5::dimension_names()
   hdf5::Conversion conversion;
 
   std::optional<std::uint64_t> offset = {};     ///< of contiguous values: that of the first one in the file, in bytes
   std::unique_ptr<ChunkReader> chunks = {};     ///< if chunks are decoded here
   hdf5::Handle dataset = {}, memory_type = {};  ///< if HDF5 reads, as values of this type
+  std::size_t record_bytes = 0;                 ///< of a value in a decoded chunk, with all fields of a compound
 
+  /// How HDF5 reads the values, with the handles above, which are moved.
+  LibraryArray library();
   /// The sizes of `shape` and `chunk` in steps of one along each dimension, in bytes as stored.
   std::vector<std::size_t> strides() const;
   std::vector<std::size_t> chunk_strides() const;
+  /// The slots of a table by which HDF5 keeps any two neighbouring chunks at once.
+  std::size_t chunk_slots() const;
 };
+
+/// The steps of one along each dimension of an array in one piece, in bytes.
+std::vector<std::size_t> strides_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes);
 
 /// Opens the dataset `name` of a file; DATASET.FIELD is a field of compound values. `decoding` outlives the result.
 /// Throws an Error if it holds no array of numbers, or if its values lie outside of the file, lie beyond its end, or

@@ -23,7 +23,8 @@ WindowShape::WindowShape(const WindowOptions& options, std::vector<std::int64_t>
   if (margin.empty()) margin.assign(rank, 0);
   require_rank(stride, "stride");
   require_rank(margin, "margin");
-  std::int64_t values = 1, windows = 1;
+  constexpr std::int64_t most_value_bytes = 16;
+  std::int64_t bytes = most_value_bytes, windows = 1;
   for (std::size_t d = 0; d < rank; ++d) {
     const auto along = "along dimension " + std::to_string(d) + (names[d].empty() ? "" : " (" + names[d] + ")");
     if (size[d] < 0 || stride[d] < 0 || margin[d] < 0)
@@ -41,7 +42,7 @@ WindowShape::WindowShape(const WindowOptions& options, std::vector<std::int64_t>
                       std::to_string(array[d]),
                   "Give a smaller margin");
     static_cast<void>(checked_product(array[d], std::int64_t{3}, doing, "its shape"));  // so extent() can be counted
-    values = checked_product(values, extent(d), doing, "a window");
+    bytes = checked_product(bytes, extent(d), doing, "a window");
     windows = checked_product(windows, counts()[d], doing, "the number of windows");
   }
 }

@@ -1,5 +1,6 @@
 #include "data/sources/source.hpp"
 #include "data/sources/window_grid.hpp"
+#include "data/sources/window_mask.hpp"
 #include "data/sources/window_shape.hpp"
 #include "data/sources/window_variable.hpp"
 #include "muster/error.hpp"
@@ -59,15 +60,17 @@ class WindowSource final : public Source {
 
   void expect(std::span<const std::int64_t> samples) override {
     ensure_open();
+    if (blocks_.rows == 0) return;  // a pass in lanes may be resumed where all values fit into memory
     const watch::ScopedFileRead reading;
     const watch::TraceSpan span("read file ahead");
-    std::vector<std::vector<std::int64_t>> windows;
     for (const auto sample : samples) {
       const auto first = sample / blocks_.rows * blocks_.rows;
-      for (auto other = first; other < std::min(count_, first + blocks_.rows); ++other)
-        windows.push_back(coordinates(other));
+      for (auto next = first; next < std::min(count_, first + blocks_.rows);) {
+        const auto [least, most, end] = windows_near(next, std::min(count_, first + blocks_.rows));
+        for (const auto* variable : in_tiles_) variable->expect(least, most, *shape_);
+        next = end;
+      }
     }
-    for (const auto* variable : in_tiles_) variable->expect(windows, *shape_);
   }
 
   DatasetFingerprint fingerprint() override {
@@ -87,10 +90,19 @@ class WindowSource final : public Source {
   }
 
   void open_all() {
+    open_variables();
+    if (options_.mask) apply_mask();
+    count_ = left_ ? left_->size() : grid_->size();
+    const hdf5::Lock lock;
+    share_memory();
+  }
+
+  void open_variables() {
     const hdf5::Lock lock;
     variables_.clear();  // drops what a failed attempt has opened
     files_.clear();
     schema_.clear();
+    left_.reset();
     decoding_ = std::make_unique<ChunkDecoding>(options_.cache_bytes);
     for (const auto& path : paths_) {
       variables_.emplace_back(path, files_, *decoding_, variables_.empty() ? nullptr : &variables_.front());
@@ -100,11 +112,18 @@ class WindowSource final : public Source {
     shape_.emplace(options_, first.array().shape, first.dimension_names(), "opening windows of " + first.shown());
     for (const auto& variable : variables_) schema_.push_back(variable.column(*shape_));
     schema_.push_back({origin_name, at::kLong, {std::ssize(shape_->array)}});
-    const auto tile = choose_tile();
-    grid_.emplace(shape_->counts(), tile);
-    if (options_.mask) apply_mask();
-    count_ = valid_ ? std::ssize(*valid_) : grid_->size();
-    share_memory(tile);
+    tile_ = choose_tile();
+    grid_.emplace(shape_->counts(), tile_);
+  }
+
+  /// Without HDF5's lock, since this may take long.
+  void apply_mask() {
+    ChunkDecoding decoding(options_.cache_bytes);
+    const WindowVariable mask(*options_.mask, files_, decoding, &variables_.front());
+    left_ = windows_of_mask(mask, options_.mask_share, *shape_, *grid_);
+    if (left_->size() == 0)
+      throw Error(ExitCode::data, "opening windows of " + paths_.front(), "the mask leaves no window",
+                  "Give another mask or a smaller mask_share");
   }
 
   void require_new_name(const std::string& name) const {
@@ -129,7 +148,7 @@ class WindowSource final : public Source {
   }
 
   /// Decides which variables are kept in memory whole, and makes blocks of tiles if another one must be decoded.
-  void share_memory(const std::vector<std::int64_t>& tile) {
+  void share_memory() {
     auto left = static_cast<double>(std::max<std::int64_t>(0, options_.cache_bytes));
     blocks_ = {};
     in_tiles_.clear();
@@ -139,54 +158,66 @@ class WindowSource final : public Source {
       const auto all = variable.all_bytes();
       if (all <= left) {
         left -= all;
-        variable.keep_in_memory();
-        if (!variable.array().chunks) decoding_->cache.lower_limit(static_cast<std::size_t>(all));
-      } else if (variable.array().chunks) {
+        if (auto* const library = variable.library()) {
+          library->keep_in_memory();
+          decoding_->cache.lower_limit(static_cast<std::size_t>(all));
+        }
+      } else if (!variable.array().chunk.empty()) {
         in_tiles_.push_back(&variable);
-        bytes += variable.bytes_of_tile(*shape_, tile);
+        bytes += variable.bytes_of_tile(*shape_, tile_);
       }
     }
     if (in_tiles_.empty()) return;
+    if (left_) bytes *= 2;  // with a mask, a block may begin inside of a tile
     const auto share = static_cast<double>(count_) / static_cast<double>(grid_->size());
     blocks_.rows = std::max<std::int64_t>(1, std::llround(static_cast<double>(grid_->tile_size()) * share));
     blocks_.files = {count_};
     // Half of the memory: at the change from one tile to the next, both are needed.
     blocks_.lanes = static_cast<int>(std::clamp(left / bytes / 2, 1.0, 64.0));
+    share_among_library_variables(left);
   }
 
-  /// Lists the windows in which enough values of the mask are neither 0 nor NaN.
-  void apply_mask() {
-    const WindowVariable mask(*options_.mask, files_, *decoding_, &variables_.front());
-    auto shape = *shape_;
-    std::ranges::fill(shape.margin, 0);
-    // Windows at the same place along the dimensions of the mask are the same for it.
-    std::vector<std::int64_t> places;
-    std::int64_t number_of_places = 1;
-    for (const auto d : mask.dimensions()) number_of_places *= places.emplace_back(shape.counts()[d]);
-    std::vector<bool> is_valid(static_cast<std::size_t>(number_of_places));
-    for (std::int64_t place = 0; place < number_of_places; ++place) {
-      std::vector<std::int64_t> at(shape.array.size(), 0);
-      auto rest = place;
-      for (auto d = places.size(); d-- > 0; rest /= places[d]) at[mask.dimensions()[d]] = rest % places[d];
-      const auto values = mask.read(WindowCoordinates(&at, 1), shape, pool_);
-      const auto counted = values.ne(0).logical_and(values.eq(values)).sum().item<std::int64_t>();
-      is_valid[static_cast<std::size_t>(place)] =
-          static_cast<double>(counted) >= options_.mask_share * static_cast<double>(values.numel());
+  /// Gives the variables that HDF5 reads their part of `bytes`, by the size of a tile.
+  void share_among_library_variables(double bytes) {
+    double of_tiles = 0;
+    for (const auto* variable : in_tiles_) of_tiles += variable->bytes_of_tile(*shape_, tile_);
+    // HDF5 keeps the chunks of a dataset as its first handle says, and two variables may be fields of one dataset.
+    for (auto* variable : in_tiles_)
+      if (auto* const library = variable->library()) library->close();
+    for (auto* variable : in_tiles_) {
+      auto* const library = variable->library();
+      if (library == nullptr) continue;
+      const auto part = static_cast<std::size_t>(bytes * variable->bytes_of_tile(*shape_, tile_) / of_tiles);
+      library->keep_chunks(variable->file(), variable->array().chunk_slots(), part);
+      decoding_->cache.lower_limit(part);
     }
-    valid_.emplace();
-    for (std::int64_t number = 0; number < grid_->size(); ++number) {
-      const auto at = grid_->coordinates(number);
-      std::int64_t place = 0;
-      for (std::size_t d = 0; d < places.size(); ++d) place = place * places[d] + at[mask.dimensions()[d]];
-      if (is_valid[static_cast<std::size_t>(place)]) valid_->push_back(number);
-    }
-    if (valid_->empty())
-      throw Error(ExitCode::data, "opening windows of " + paths_.front(), "the mask leaves no window",
-                  "Give another mask or a smaller mask_share");
   }
 
   std::vector<std::int64_t> coordinates(std::int64_t sample) const {
-    return grid_->coordinates(valid_ ? (*valid_)[static_cast<std::size_t>(sample)] : sample);
+    return grid_->coordinates(left_ ? (*left_)[sample] : sample);
+  }
+
+  /// The smallest and the largest coordinates of samples `first` … `end` − 1. `end` is at most `last`; these windows
+  /// are as near to one another as those of a tile.
+  struct Nearby {
+    std::vector<std::int64_t> least, most;
+    std::int64_t end;
+  };
+  Nearby windows_near(std::int64_t first, std::int64_t last) const {
+    auto least = coordinates(first), most = least;
+    auto next = first + 1;
+    for (; next < last; ++next) {
+      const auto at = coordinates(next);
+      auto lower = least, upper = most;
+      for (std::size_t d = 0; d < at.size(); ++d) {
+        lower[d] = std::min(lower[d], at[d]);
+        upper[d] = std::max(upper[d], at[d]);
+        if (upper[d] - lower[d] >= tile_[d]) return {std::move(least), std::move(most), next};
+      }
+      least = std::move(lower);
+      most = std::move(upper);
+    }
+    return {std::move(least), std::move(most), next};
   }
 
   std::vector<std::string> paths_;
@@ -197,11 +228,12 @@ class WindowSource final : public Source {
   std::deque<WindowVariable> variables_;
   std::optional<WindowShape> shape_;
   std::optional<WindowGrid> grid_;
-  std::optional<std::vector<std::int64_t>> valid_;  ///< the numbers of the windows, if some are left out
+  std::vector<std::int64_t> tile_;  ///< the windows of a tile along each dimension
+  std::optional<NumberSet> left_;   ///< the windows that the mask leaves
   std::int64_t count_ = 0;
   Schema schema_;
   Blocks blocks_;
-  std::vector<const WindowVariable*> in_tiles_;  ///< those whose chunks are read tile by tile
+  std::vector<WindowVariable*> in_tiles_;  ///< those whose chunks are read tile by tile
   TensorPool pool_;
 };
 

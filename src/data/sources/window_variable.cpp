@@ -1,6 +1,5 @@
 #include "data/sources/window_variable.hpp"
 
-#include "hdf5/dimensions.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
 
@@ -38,10 +37,9 @@ WindowVariable::WindowVariable(const std::string& path, OpenFiles& files, ChunkD
     files.push_back({place.path, hdf5::open_file(place.path), File(place.path, File::Mode::read)});
     file = files.end() - 1;
   }
-  bytes_ = &file->bytes;
-  auto array = open_array(file->handle.get(), file->bytes, place.group, path, decoding);
-  const auto dataset = hdf5::open_dataset(file->handle.get(), place.group, path);
-  names_ = hdf5::dimension_names(dataset.get(), array.shape.size(), path);
+  file_ = &*file;
+  auto array = open_array(file_->handle.get(), file_->bytes, place.group, path, decoding);
+  names_ = array.dimensions;
   dimensions_.resize(array.shape.size());
   std::iota(dimensions_.begin(), dimensions_.end(), std::size_t{0});
   reader_ = make_box_reader(std::move(array));
@@ -59,10 +57,19 @@ void WindowVariable::match(const WindowVariable& first) {
   };
   if (has_names(names_) && has_names(first.names_)) {
     for (std::size_t d = 0; d < shape.size(); ++d) {
-      const auto found = std::ranges::find(first.names_, names_[d]);
+      // A matrix may have a dimension twice: the second one of a name goes with the second one of that name.
+      auto found = std::ranges::find(first.names_, names_[d]);
       if (found == first.names_.end()) refuse("Name the variable with all dimensions first");
+      for (auto before = std::count(names_.begin(), names_.begin() + static_cast<std::ptrdiff_t>(d), names_[d]);
+           before > 0 && found != first.names_.end(); --before)
+        found = std::find(found + 1, first.names_.end(), names_[d]);
+      if (found == first.names_.end())
+        refuse("Choose variables that have a repeated dimension as often as the first one");
       dimensions_[d] = static_cast<std::size_t>(found - first.names_.begin());
     }
+    for (const auto& name : names_)
+      if (std::ranges::count(names_, name) != std::ranges::count(first.names_, name))
+        refuse("Choose variables that have a repeated dimension as often as the first one");
   } else if (shape.size() != others.size()) {
     refuse("Without names of dimensions, as NetCDF has them, variables must have the same shape");
   }
@@ -81,17 +88,16 @@ bool WindowVariable::reads_directly(const WindowShape& shape) const {
 }
 
 double WindowVariable::all_bytes() const {
-  const auto& [shown, shape, chunk, conversion, offset, chunks, dataset, type] = array();
-  auto bytes = static_cast<double>(conversion.stored_bytes());
-  for (std::size_t d = 0; d < shape.size(); ++d) {
-    const auto unit = chunk.empty() ? 1.0 : static_cast<double>(chunk[d]);
-    bytes *= std::ceil(static_cast<double>(shape[d]) / unit) * unit;
+  auto bytes = static_cast<double>(array().conversion.stored_bytes());
+  for (std::size_t d = 0; d < array().shape.size(); ++d) {
+    const auto unit = array().chunks ? static_cast<double>(array().chunk[d]) : 1.0;
+    bytes *= std::ceil(static_cast<double>(array().shape[d]) / unit) * unit;
   }
   return bytes;
 }
 
 double WindowVariable::bytes_of_tile(const WindowShape& shape, const std::vector<std::int64_t>& tile) const {
-  auto bytes = static_cast<double>(array().conversion.stored_bytes());
+  auto bytes = static_cast<double>(array().record_bytes);
   for (std::size_t d = 0; d < dimensions_.size(); ++d) {
     const auto of = dimensions_[d];
     const auto chunk = array().chunk.empty() ? 1.0 : static_cast<double>(array().chunk[d]);
@@ -134,7 +140,7 @@ at::Tensor WindowVariable::read(WindowCoordinates windows, const WindowShape& sh
     box.into = next + window_bytes - bytes;
     next += window_bytes;
   }
-  reader_->read(*bytes_, boxes, strides);
+  reader_->read(file_->bytes, boxes, strides);
 
   next = static_cast<std::byte*>(tensor.mutable_data_ptr());
   for (std::size_t i = 0; i < boxes.size(); ++i, next += window_bytes) {
@@ -165,10 +171,12 @@ void WindowVariable::pad(at::Tensor window, const Box& box, const std::vector<st
   place.copy_(inside);
 }
 
-void WindowVariable::expect(WindowCoordinates windows, const WindowShape& shape) const {
-  std::vector<Box> boxes;
-  for (const auto& window : windows) boxes.push_back(box_of(window, shape));
-  reader_->expect(*bytes_, boxes);
+void WindowVariable::expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most,
+                            const WindowShape& shape) const {
+  auto box = box_of(least, shape);
+  const auto last = box_of(most, shape);
+  for (std::size_t d = 0; d < box.begin.size(); ++d) box.size[d] = last.begin[d] + last.size[d] - box.begin[d];
+  reader_->expect(file_->bytes, box);
 }
 
 }  // namespace muster::detail::data

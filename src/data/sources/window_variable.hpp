@@ -51,13 +51,16 @@ class WindowVariable {
   double all_bytes() const;
   /// The memory for all chunks that neighbouring windows touch: `tile` of them along each dimension of the grid.
   double bytes_of_tile(const WindowShape& shape, const std::vector<std::int64_t>& tile) const;
-  void keep_in_memory() { reader_->keep_in_memory(); }
+  /// The way by which HDF5 reads the values; null if it does not.
+  LibraryArray* library() noexcept { return reader_->library(); }
+  hid_t file() const noexcept { return file_->handle.get(); }
 
   /// The windows in a tensor [windows, …]. Values beyond the ends of the variable are NaN, or 0 in a column without
   /// NaN.
   at::Tensor read(WindowCoordinates windows, const WindowShape& shape, TensorPool& pool) const;
-  /// Prepares to read these windows.
-  void expect(WindowCoordinates windows, const WindowShape& shape) const;
+  /// Prepares to read the windows from `least` to `most`, along each dimension.
+  void expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most,
+              const WindowShape& shape) const;
 
  private:
   void match(const WindowVariable& first);
@@ -68,7 +71,7 @@ class WindowVariable {
            const WindowShape& shape) const;
 
   std::string name_;
-  const File* bytes_ = nullptr;
+  const OpenFile* file_ = nullptr;
   std::vector<std::string> names_;
   std::vector<std::size_t> dimensions_;
   std::unique_ptr<BoxReader> reader_;

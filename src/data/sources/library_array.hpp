@@ -1,0 +1,47 @@
+// An array that HDF5 reads.
+#pragma once
+
+#include "hdf5/handle.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace muster::detail::data {
+
+/// For values that HDF5 must convert or decode. Members are called under HDF5's lock.
+class LibraryArray {
+ public:
+  /// `value_bytes`: of a value of `memory_type`, which HDF5 reads the values as.
+  LibraryArray(hdf5::Handle dataset, hdf5::Handle memory_type, std::vector<std::int64_t> shape, std::size_t value_bytes,
+               std::string shown);
+
+  /// Keeps all values in memory from the first read on.
+  void keep_in_memory() noexcept { is_kept_ = true; }
+  /// Closes the dataset until keep_chunks(). As long as a handle of a dataset is open, perhaps for another of its
+  /// fields, HDF5 keeps as many chunks as that one said.
+  void close();
+  /// Has HDF5 keep decoded chunks, up to so many bytes, with `slots` entries in its table. `file`: any object of the
+  /// array's file.
+  void keep_chunks(hid_t file, std::size_t slots, std::size_t bytes);
+
+  /// All values, or null if they are not kept.
+  const std::byte* whole();
+  /// A selection of all values, to be narrowed down and then read.
+  hdf5::Handle space() const;
+  /// Reads the selected values, as values of this shape in one piece.
+  void read(hid_t space, const std::vector<std::int64_t>& shape, std::byte* into) const;
+
+ private:
+  hdf5::Handle dataset_, memory_type_;
+  std::vector<std::int64_t> shape_;
+  std::size_t value_bytes_;
+  std::string shown_;
+  std::string name_;  ///< in its file, while the dataset is closed
+  bool is_kept_ = false;
+  std::vector<std::byte> whole_;
+};
+
+}  // namespace muster::detail::data

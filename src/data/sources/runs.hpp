@@ -1,0 +1,50 @@
+// The pieces of a box that lie in one piece in each of two arrays, such as a file and the memory.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace muster::detail::data {
+
+/// The values of a run follow one another in both arrays. The runs of a box are counted along its first `outer`
+/// dimensions.
+struct Runs {
+  std::size_t outer = 0, bytes = 0;
+
+  /// `size` of the box; `a` and `b`: the arrays' strides; `value`: the size of a value. Strides and sizes of values are
+  /// in bytes.
+  Runs(std::span<const std::int64_t> size, std::span<const std::size_t> a, std::span<const std::size_t> b,
+       std::size_t value) noexcept
+      : outer(size.size()), bytes(value) {
+    for (; outer > 0 && a[outer - 1] == bytes && b[outer - 1] == bytes; --outer)
+      bytes *= static_cast<std::size_t>(size[outer - 1]);
+  }
+};
+
+/// Calls action(a, b, bytes) for each run, where `a` and `b` are its offsets from the box's first value. The box is not
+/// empty.
+template <class Action>
+void each_run(std::span<const std::int64_t> size, std::span<const std::size_t> a, std::span<const std::size_t> b,
+              std::size_t value, Action&& action) {
+  constexpr std::size_t most_dimensions = 32;  // of an HDF5 dataset
+  const Runs runs(size, a, b, value);
+  std::array<std::int64_t, most_dimensions> at;
+  for (std::size_t d = 0; d < runs.outer; ++d) at[d] = 0;
+  std::size_t in_a = 0, in_b = 0;
+  while (true) {
+    action(in_a, in_b, runs.bytes);
+    auto d = runs.outer;
+    for (; d > 0; --d) {
+      in_a += a[d - 1], in_b += b[d - 1];
+      if (++at[d - 1] < size[d - 1]) break;
+      in_a -= a[d - 1] * static_cast<std::size_t>(size[d - 1]);
+      in_b -= b[d - 1] * static_cast<std::size_t>(size[d - 1]);
+      at[d - 1] = 0;
+    }
+    if (d == 0) return;
+  }
+}
+
+}  // namespace muster::detail::data
