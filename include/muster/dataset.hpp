@@ -185,6 +185,7 @@ class MUSTER_API Dataset {
   /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. Then,
   /// and in columns of floats, values that equal _FillValue or missing_value become NaN. Other integers stay as they
   /// are. Signed integers with the attribute _Unsigned = "true" are read as unsigned ones.
+  /// A virtual dataset is read through HDF5, slower than its files as one dataset. Its sources lie in the same folder.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
   /// Windows of arrays: time series, patches of images, volumes. Each variable, "FILE:/NAME", makes a column of its
   /// name and of the window's shape, margins included, converted as in from_hdf5(). The column "origin", int64

@@ -54,7 +54,10 @@ std::string in_shell(const std::string& word) {
 }
 
 const char* layout_name(H5D_layout_t layout) {
-  return layout == H5D_CHUNKED ? "chunked" : layout == H5D_COMPACT ? "compact" : "contiguous";
+  return layout == H5D_CHUNKED   ? "chunked"
+         : layout == H5D_COMPACT ? "compact"
+         : layout == H5D_VIRTUAL ? "virtual"
+                                 : "contiguous";
 }
 
 convert::StoredColumn stored_column(hid_t dataset, const std::string& name, const std::string& doing) {

@@ -89,6 +89,10 @@ Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string&
     hdf5::last_error();
     return {Reader::hdf5, "", false};
   }
+  if (layout == H5D_VIRTUAL)
+    return {Reader::hdf5,
+            "it is a virtual dataset, which HDF5 reads, under its lock; name its files as one dataset, or convert it",
+            true};
   if (layout != H5D_CHUNKED || column.shape.front() == 0) return {Reader::hdf5, "", false};
   if (!hdf5::ChunkIndex(dataset, shown).locates())
     return {Reader::hdf5,

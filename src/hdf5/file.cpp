@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/number.hpp"
 #include "hdf5/read_driver.hpp"
+#include "hdf5/virtual_sources.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -135,9 +136,7 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   const auto creation = dataset_property(id, H5Dget_create_plist, doing);
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
-  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL)
-    throw Error(ExitCode::data, doing, "it is a virtual dataset over other files",
-                "Name those files as one dataset instead");
+  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) require_virtual_sources(dataset.get(), creation.get(), shown);
   return dataset;
 }
 

@@ -33,8 +33,8 @@ Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t al
 
 /// Opens a group by its path inside the file. Refuses external links and soft links without a target.
 MUSTER_INTERNAL_API Handle open_group(hid_t file, const std::string& name, const std::string& shown);
-/// Opens a dataset by its path inside the file. Refuses the same links, external storage, virtual datasets, and objects
-/// that are not a dataset. `shown`: the name in errors.
+/// Opens a dataset by its path inside the file. Refuses the same links, external storage, objects that are not a
+/// dataset, and virtual datasets with sources outside of the file's folder. `shown`: the name in errors.
 MUSTER_INTERNAL_API Handle open_dataset(hid_t file, const std::string& name, const std::string& shown);
 
 /// Names of the links of a group, sorted.

@@ -1,0 +1,102 @@
+#include "hdf5/virtual_sources.hpp"
+
+#include "base/number.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/filters.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::hdf5 {
+namespace {
+
+/// A name that HDF5 gives in two calls, for its length and for its letters.
+template <class Get>
+std::string name_from(Get&& get, const std::string& doing) {
+  std::string name(static_cast<std::size_t>(check(get(nullptr, 0), doing)), '\0');
+  check(get(name.data(), name.size() + 1), doing);
+  return name;
+}
+
+/// The values of a source that the virtual dataset shows.
+struct Mapping {
+  std::string file, dataset;
+  /// The place of the last one along each dimension; empty if HDF5 takes all of the source, or as many as there are.
+  std::vector<hsize_t> last;
+  std::int64_t count = 0;  ///< if it takes all of the source: how many these are
+};
+
+Mapping mapping(hid_t creation, std::size_t i, const std::string& doing) {
+  Mapping mapping;
+  mapping.file =
+      name_from([&](char* name, std::size_t size) { return H5Pget_virtual_filename(creation, i, name, size); }, doing);
+  mapping.dataset =
+      name_from([&](char* name, std::size_t size) { return H5Pget_virtual_dsetname(creation, i, name, size); }, doing);
+  const Handle space(check(H5Pget_virtual_srcspace(creation, i), doing), H5Sclose);
+  if (H5Sget_select_type(space.get()) == H5S_SEL_ALL) {
+    const Handle shown(check(H5Pget_virtual_vspace(creation, i), doing), H5Sclose);
+    mapping.count = H5Sget_select_npoints(shown.get());
+    return mapping;
+  }
+  const auto rank = static_cast<std::size_t>(check(H5Sget_simple_extent_ndims(space.get()), doing));
+  std::vector<hsize_t> first(rank);
+  mapping.last.resize(rank);
+  if (H5Sget_select_bounds(space.get(), first.data(), mapping.last.data()) < 0) {  // it is unlimited
+    last_error();
+    mapping.last.clear();
+  }
+  return mapping;
+}
+
+void require(const Mapping& source, const std::filesystem::path& own_path, hid_t own_file, const std::string& doing) {
+  const auto refuse = [&](const std::string& fact, const std::string& remedy) {
+    throw Error(ExitCode::data, doing, "it is a virtual dataset, and " + fact, remedy);
+  };
+  if (source.file.find('%') != std::string::npos || source.dataset.find('%') != std::string::npos)
+    refuse("its sources are named by a pattern, " + source.file + ":" + source.dataset,
+           "Name those files as one dataset instead");
+  if (source.file.find('/') != std::string::npos)
+    refuse("its source " + source.file + " is not named as a file in its own folder",
+           "Name those files as one dataset instead");
+  const bool is_same_file = source.file == ".";
+  const auto path = is_same_file ? own_path : own_path.parent_path() / source.file;
+  const auto shown = path.string() + ":" + source.dataset;
+  const auto other = is_same_file ? Handle() : open_file(path);
+  const auto file = is_same_file ? own_file : other.get();
+  const Handle dataset(H5Oopen(file, source.dataset.c_str(), H5P_DEFAULT), H5Oclose);
+  if (!dataset) last_error();
+  if (!dataset || H5Iget_type(dataset.get()) != H5I_DATASET)
+    refuse("its source " + shown + " does not exist", "Make it, or make the virtual dataset again");
+  const auto creation = dataset_property(dataset.get(), H5Dget_create_plist, doing);
+  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
+    refuse("the values of its source " + shown + " lie in other files", "Name those files as one dataset instead");
+  require_filters(filters(creation.get(), doing), doing);
+  const auto sizes = shape(dataset.get(), shown);
+  const auto need = [&](std::uint64_t needed, std::int64_t there, const std::string& where) {
+    if (std::cmp_greater(needed, there))
+      refuse("its source " + shown + " is too short: it has " + std::to_string(there) + " values" + where + ", " +
+                 std::to_string(needed) + " are needed",
+             "Make it, or make the virtual dataset again");
+  };
+  std::int64_t there = 1;
+  for (const auto size : sizes) there = checked_product(there, size, doing, "the shape of " + shown);
+  if (source.count > 0) need(static_cast<std::uint64_t>(source.count), there, "");
+  for (std::size_t d = 0; d < source.last.size() && d < sizes.size(); ++d)
+    need(source.last[d] + 1, sizes[d], " along dimension " + std::to_string(d));
+}
+
+}  // namespace
+
+void require_virtual_sources(hid_t dataset, hid_t creation, const std::string& shown) {
+  const Lock lock;
+  const std::string doing = "opening " + shown;
+  const auto path = name_from([&](char* name, std::size_t size) { return H5Fget_name(dataset, name, size); }, doing);
+  const Handle file(check(H5Iget_file_id(dataset), doing), H5Fclose);
+  std::size_t count = 0;
+  check(H5Pget_virtual_count(creation, &count), doing);
+  for (std::size_t i = 0; i < count; ++i) require(mapping(creation, i, doing), path, file.get(), doing);
+}
+
+}  // namespace muster::detail::hdf5
