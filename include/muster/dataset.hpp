@@ -29,6 +29,7 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -167,6 +168,39 @@ using StreamReader = std::function<std::optional<StreamRows>()>;
 /// Starts reading a share; returns its reader.
 using MakeStream = std::function<StreamReader(const StreamShard&)>;
 
+namespace detail::data {
+/// True for a function that can change the batch it is given. One that takes a Batch by value would change a copy; it
+/// accepts a temporary, too.
+template <class F, class... Given>
+concept ChangesBatch = std::invocable<F&, Batch&, Given...> &&
+    std::is_void_v<std::invoke_result_t<F&, Batch&, Given...>> && !std::invocable<F&, Batch, Given...>;
+}  // namespace detail::data
+
+/// A function that changes a batch in place, see Dataset::map_batches(). It takes a Batch& and, if it wants one, an
+/// at::Generator&, and returns nothing.
+class BatchFunction {
+ public:
+  using WithGenerator = std::function<void(Batch&, at::Generator&)>;
+  using Plain = std::function<void(Batch&)>;
+
+  template <detail::data::ChangesBatch<at::Generator&> F>
+  BatchFunction(F function) : function_(WithGenerator(std::move(function))) {}
+  template <detail::data::ChangesBatch F>
+  requires(!detail::data::ChangesBatch<F, at::Generator&>) BatchFunction(F function)
+      : function_(Plain(std::move(function))) {}
+
+  std::variant<WithGenerator, Plain> take() && { return std::move(function_); }
+
+ private:
+  std::variant<WithGenerator, Plain> function_;
+};
+
+struct MapOptions {
+  /// At most this many calls of the function at once in a pass, for different batches. With 1, calls come one at a
+  /// time and in the order of the batches. With more, the function must be safe to call from several threads.
+  int threads = 1;
+};
+
 /// A handle to a dataset; copies are cheap and share it. Files are opened and fully checked at first use (an Error with
 /// ExitCode::data). A dataset must be the same on all ranks: count, columns, sizes and some blocks are compared before
 /// training.
@@ -270,8 +304,28 @@ class MUSTER_API Dataset {
   /// that are left go to the parts with the largest remainders. Each part is in random order.
   std::vector<Dataset> random_split(std::vector<double> fractions, std::uint64_t seed = 0) const;
   /// The dataset with a preprocessor (already fitted) that is applied to every batch after reading. An Error
-  /// (ExitCode::data) if it changes the number of rows.
-  Dataset transform(std::shared_ptr<const Preprocessor> preprocessor) const;
+  /// (ExitCode::data) if it changes the number of rows. `threads` as in map_batches(); it has no effect on a
+  /// preprocessor that takes no generator.
+  Dataset transform(std::shared_ptr<const Preprocessor> preprocessor, MapOptions options = {}) const;
+  /// The dataset with a function that is applied to every batch after reading. Functions and preprocessors are applied
+  /// in the order in which the dataset got them, before BatchOptions::dtypes and the batches' device.
+  ///
+  ///   auto train = muster::Dataset("train.h5").map_batches(
+  ///       [](muster::Batch& batch) { batch.set("log_x", batch["x"].log()); }, {.threads = 4});
+  ///
+  /// The function may add, replace and reshape columns. An Error (ExitCode::data) if it changes the number of rows. It
+  /// takes random numbers only from its generator, which is seeded as the one of Preprocessor::transform(). So they do
+  /// not depend on `threads`. schema() calls the function for one sample, on the caller's thread, as read() does.
+  ///
+  /// In a pass the function is called on other threads, ahead of time. If no function or preprocessor of the dataset
+  /// has more than one thread, the thread that reads calls them. Otherwise there are `threads` more threads, the
+  /// largest number counts, and up to BatchOptions::prefetch_batches + threads − 1 batches are read ahead. If
+  /// prefetch_batches is 0, or after a preprocessor that takes no generator, the function is called on the thread that
+  /// iterates. Its exceptions are thrown when their batch is due. A pass that is left early waits for the calls under
+  /// way. torch's operators use as many threads in each of these threads as in the one that iterates.
+  ///
+  /// An Error (ExitCode::usage) if there is no function or `threads` is less than 1.
+  Dataset map_batches(BatchFunction function, MapOptions options = {}) const;
 
  private:
   friend const std::shared_ptr<detail::data::Source>& detail::data::source_of(const Dataset& dataset) noexcept;
@@ -335,7 +389,8 @@ struct BatchOptions {
   bool shuffle = false;
   /// Leaves out the last step of an epoch if it is not full. In a stream, each worker leaves out its last batch.
   bool drop_last = false;
-  /// How many batches are read ahead.
+  /// How many batches are read ahead; more if a function asks for threads, see Dataset::map_batches(). With 0, all
+  /// work is done on the thread that iterates.
   int prefetch_batches = 1;
   /// Shuffles only within blocks of this many samples per worker, which is cheaper for the disk than `shuffle`.
   std::optional<std::int64_t> local_shuffle_buffer_size = {};

@@ -8,6 +8,7 @@
 //   doctor.hpp          is for tools that look at a machine
 #pragma once
 
+#include <muster/augmentation.hpp>
 #include <muster/callback.hpp>
 #include <muster/callbacks.hpp>
 #include <muster/checkpoint.hpp>

@@ -28,7 +28,8 @@ class MUSTER_API Preprocessor {
   /// Transforms the batch. It must not change the number of rows (an Error with ExitCode::data: weights, steps and
   /// positions count the samples of the dataset), nor the preprocessor. A class overrides one of the two overloads.
   ///
-  /// This one may be called on any thread, ahead of time. It takes its random numbers from `generator`, on the CPU:
+  /// This one may be called on any thread, ahead of time, and on several at once if Dataset::transform() is given
+  /// threads. It takes its random numbers from `generator`, on the CPU:
   ///
   ///   void transform(muster::Batch& batch, at::Generator& generator) const override {
   ///     batch.set("x", batch["x"] + 0.1 * torch::randn(batch["x"].sizes(), generator));

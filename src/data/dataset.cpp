@@ -1,5 +1,6 @@
 #include "muster/dataset.hpp"
 
+#include "data/preprocess/batch_work.hpp"
 #include "data/sources/items.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
@@ -13,6 +14,15 @@
 #include <numeric>
 
 namespace muster {
+namespace {
+
+int checked_threads(const MapOptions& options) {
+  if (options.threads < 1)
+    throw Error(ExitCode::usage, "transforming a dataset", "threads is less than 1", "Give at least 1");
+  return options.threads;
+}
+
+}  // namespace
 
 Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::optional<std::int64_t> global_samples,
              std::shared_ptr<const detail::step::BatchWeight> step)
@@ -118,8 +128,17 @@ std::vector<Dataset> Dataset::random_split(std::vector<double> fractions, std::u
   return parts;
 }
 
-Dataset Dataset::transform(std::shared_ptr<const Preprocessor> preprocessor) const {
-  return Dataset(detail::data::transformed_source(source_, std::move(preprocessor)));
+Dataset Dataset::transform(std::shared_ptr<const Preprocessor> preprocessor, MapOptions options) const {
+  return Dataset(detail::data::transformed_source(
+      source_, detail::data::work_of(std::move(preprocessor), checked_threads(options))));
+}
+
+Dataset Dataset::map_batches(BatchFunction function, MapOptions options) const {
+  auto given = std::move(function).take();
+  if (std::visit([](const auto& each) { return !each; }, given))
+    throw Error(ExitCode::usage, "mapping the batches of a dataset", "there is no function", "Give one");
+  return Dataset(
+      detail::data::transformed_source(source_, {detail::data::work_of(std::move(given), checked_threads(options))}));
 }
 
 }  // namespace muster

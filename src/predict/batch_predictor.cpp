@@ -75,7 +75,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
           if (next == mine.first + mine.count) return {};
           return read(source, blocks.rows_of(next++));
         },
-        1);
+        /*ahead=*/1, source.threads());
     const auto next = [&]() -> std::optional<Batch> {
       const auto batch = batches.next();
       if (!batch) return {};

@@ -649,14 +649,14 @@ TEST(Passes, APreprocessorWithAnotherStateIsRefusedOnResuming) {
 }
 
 /// The noise of each sample in each of two epochs, over all workers; stopped in the middle, and gone on with by
-/// `later` workers, where they are not as many. Collective.
-std::set<std::string> noise_of(const std::filesystem::path& storage, const PreprocessorPtr& noise, int workers,
-                               int later) {
+/// `later` workers, where they are not as many. The dataset or the preprocessor adds it. Collective.
+std::set<std::string> noise_of(const std::filesystem::path& storage, const Dataset& train, const PreprocessorPtr& noise,
+                               int workers, int later) {
   std::vector<std::string> seen;
   const auto name = "noise" + std::to_string(workers) + std::to_string(later);
   for (const int now : {workers, later}) {
-    auto options = with(name, {{"train", numbers(50)}});
-    options.scaling_config = {.num_workers = now, .virtual_workers = 6};
+    auto options = with(name, {{"train", train}});
+    options.scaling_config = {.num_workers = now, .virtual_workers = 12};
     options.preprocessor = noise;
     const bool stops = now == workers && workers != later;
     const auto code =
@@ -686,23 +686,67 @@ std::set<std::string> noise_of(const std::filesystem::path& storage, const Prepr
   return all;
 }
 
-TEST(Passes, RandomNumbersOfAPreprocessorGoWithTheSamples) {
-  const auto want = noise_of(test::shared_folder(), std::make_shared<GivenNoise>(), 1, 1);
-  EXPECT_EQ(want.size(), 100u);
-  std::set<std::string> numbers;
-  for (const auto& sample : want) numbers.insert(Json::parse(sample)[2].dump());
-  EXPECT_EQ(numbers.size(), 100u) << "other numbers for each sample of each epoch";
-  const std::vector<PreprocessorPtr> ways{std::make_shared<GivenNoise>(), std::make_shared<Noise>(),
-                                          chain({label_encoder("i"), std::make_shared<Noise>()})};
-  for (const auto& noise : ways) {
-    const auto storage = test::shared_folder();
-    for (int workers = 1; workers <= world().size(); ++workers) {
-      EXPECT_EQ(noise_of(storage, noise, workers, workers), want) << workers << " workers";
-      if (workers > 1) {
-        EXPECT_EQ(noise_of(storage, noise, workers, workers - 1), want) << workers << " workers, then one less";
-      }
+/// The same for every number of workers, also if a run is continued by one less. Collective.
+void expect_noise(const Dataset& train, const PreprocessorPtr& noise, const std::set<std::string>& want) {
+  const auto storage = test::shared_folder();
+  for (int workers = 1; workers <= world().size(); ++workers) {
+    EXPECT_EQ(noise_of(storage, train, noise, workers, workers), want) << workers << " workers";
+    if (workers > 1) {
+      EXPECT_EQ(noise_of(storage, train, noise, workers, workers - 1), want) << workers << " workers, then one less";
     }
   }
+}
+
+/// Expects that no two samples have the same noise, in 2 epochs of 50 samples.
+void expect_different(const std::set<std::string>& noise) {
+  EXPECT_EQ(noise.size(), 100u);
+  std::set<std::string> drawn;
+  for (const auto& sample : noise) drawn.insert(Json::parse(sample)[2].dump());
+  EXPECT_EQ(drawn.size(), 100u);
+}
+
+TEST(Passes, RandomNumbersOfAPreprocessorGoWithTheSamples) {
+  const auto want = noise_of(test::shared_folder(), numbers(50), std::make_shared<GivenNoise>(), 1, 1);
+  expect_different(want);
+  const std::vector<PreprocessorPtr> ways{std::make_shared<GivenNoise>(), std::make_shared<Noise>(),
+                                          chain({label_encoder("i"), std::make_shared<Noise>()})};
+  for (const auto& noise : ways) expect_noise(numbers(50), noise, want);
+  const auto mapped = numbers(50).map_batches(
+      [](Batch& batch, at::Generator& generator) {
+        batch.set("noise", at::rand({batch["i"].size(0), 2}, generator, at::kDouble));
+      },
+      {.threads = 3});
+  expect_noise(mapped, nullptr, want);
+}
+
+TEST(Passes, AugmentationGoesWithTheSamples) {
+  const auto stored =
+      Dataset::from_tensors({{"i", at::arange(50)}, {"noise", at::arange(300, at::kDouble).view({50, 6})}});
+  const auto augmentation =
+      chain({random_crop({"noise"}, {2}, 1), random_flip({"noise"}), random_noise({"noise"}, 0.1)});
+  const auto train = stored.transform(augmentation);
+  const auto want = noise_of(test::shared_folder(), train, nullptr, 1, 1);
+  expect_different(want);
+  expect_noise(train, nullptr, want);
+  expect_noise(stored.transform(augmentation, {.threads = 2}), nullptr, want);
+}
+
+TEST(Passes, AugmentationInACheckpointIsComparedOnResuming) {
+  const auto storage = test::shared_folder();
+  std::optional<Result> result;
+  for (const double deviation : {0.5, 0.5, 0.25}) {
+    auto options = with("augmented", {{"train", Dataset::from_tensors({{"x", at::ones({8, 2})}})}});
+    options.preprocessor = chain({standard_scaler({"x"}), random_noise({"x"}, deviation)});
+    result = run({storage, {}, options}, [&](Session& session, const Config&) {
+               session.report({}, session.state({}));
+               throw Stop();
+             }).second;
+    if (deviation == 0.5) {
+      EXPECT_NE(error_of(result).find("stopped here"), std::string::npos) << error_of(result);
+    }
+  }
+  const auto text = error_of(result);
+  EXPECT_NE(text.find("\"deviation\":0.5}} was saved"), std::string::npos) << text;
 }
 
 /// What each rank draws between the steps of three epochs, of which the last two are resumed if `stops`. Collective.

@@ -455,6 +455,57 @@ TEST(Streams, RandomNumbersAreTheSameAgain) {
   EXPECT_EQ(runs.size(), 1u);
 }
 
+TEST(Streams, FunctionsGetTheSameNumbersInAnyNumberOfThreads) {
+  std::set<std::string> runs;
+  for (const int threads : {1, 3})
+    for (const int ahead : {0, 1, 2}) {
+      auto options = with("mapped" + std::to_string(threads) + std::to_string(ahead),
+                          Dataset::from_stream(numbered([](int worker) { return 20 - 3 * worker; }))
+                              .map_batches([](Batch& batch) { batch.set("z", batch["i"] * 2); }, {.threads = threads})
+                              .map_batches(
+                                  [](Batch& batch, at::Generator& generator) {
+                                    batch.set("n", at::rand({batch["z"].size(0)}, generator, at::kDouble));
+                                  },
+                                  {.threads = threads})
+                              .transform(random_noise({"n"}, 1)));
+      Taken taken;
+      auto seen = Json::array();
+      const auto code =
+          run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) {
+            const auto shard = session.get_dataset_shard();
+            for (auto& batch : shard.iter_torch_batches({.batch_size = 3, .prefetch_batches = ahead})) {
+              taken.take(batch);
+              EXPECT_TRUE(at::equal(batch["z"], batch["i"] * 2));
+              for (std::int64_t i = 0; i < batch.size(); ++i) seen.push_back(batch["n"][i].item<double>());
+            }
+            for ([[maybe_unused]] auto& batch : shard.iter_torch_batches({.batch_size = 3, .prefetch_batches = ahead}))
+              break;
+          }).first;
+      EXPECT_EQ(code, 0);
+      EXPECT_EQ(of_all(taken.samples), rows_of(world().size(), [](int worker) { return 20 - 3 * worker; }));
+      EXPECT_EQ(std::set<Json>(seen.begin(), seen.end()).size(), seen.size());
+      runs.insert(seen.dump());
+    }
+  EXPECT_EQ(runs.size(), 1u);
+}
+
+TEST(Streams, AFunctionsExceptionEndsThePassOfAllWorkers) {
+  auto options = with("thrown", Dataset::from_stream(numbered([](int) { return 40; }))
+                                    .map_batches(
+                                        [](Batch& batch) {
+                                          if ((batch["i"] == 17).any().item<bool>())
+                                            throw std::runtime_error("not this row");
+                                        },
+                                        {.threads = 2}));
+  const auto [code, result] = run({test::shared_folder(), {}, options}, [&](Session& session, const Config&) {
+    for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4}))
+      EXPECT_LT(batch["i"][0].item<std::int64_t>() % 1000, 17);
+  });
+  EXPECT_EQ(code, 1);
+  ASSERT_TRUE(result && result->error);
+  EXPECT_NE(std::string(result->error->what()).find("not this row"), std::string::npos) << result->error->what();
+}
+
 TEST(Streams, PassesThatAreLeftEarlyEndTogether) {
   // Without an end: a program takes as many as it wants.
   const auto make = [](const StreamShard& shard) {

@@ -65,7 +65,10 @@ struct DataPlan {
   Layout layout = Layout::tensors;
   std::int64_t rows = 1;
   bool split = true;
-  int dealing = 0;  ///< for a stream: how rows are dealt to workers
+  int dealing = 0;             ///< for a stream: how rows are dealt to workers
+  std::vector<int> maps = {};  ///< the threads of each function of map_batches()
+  std::optional<std::size_t>
+      subset;  ///< it is a subset of a larger dataset that has so many of these functions already
 };
 
 struct PassPlan {
@@ -81,7 +84,7 @@ struct PassPlan {
       {};  ///< a pass inside the second step, or inside the first batch if this pass does not train
 };
 
-enum class Step { plus, scale, min_max, one_hot, noise, old_noise, drop, fail };
+enum class Step { plus, scale, min_max, one_hot, noise, old_noise, drop, fail, map_noise, map_fail };
 
 /// When a program makes a training pass outside its loop over the epochs.
 enum class Outside { never, before_restore, after_restore, on_a_fresh_start };
@@ -104,7 +107,8 @@ struct Program {
   std::int64_t bad = 0;  ///< id of the sample at which the program fails
 
   bool has(Step step) const { return std::ranges::find(steps, step) != steps.end(); }
-  bool fails() const { return has(Step::fail) || has(Step::drop) || reader_fails; }
+  bool fails() const { return has(Step::fail) || has(Step::map_fail) || has(Step::drop) || reader_fails; }
+  bool is_random() const { return has(Step::noise) || has(Step::old_noise) || has(Step::map_noise); }
   /// The number of micro-batches into which a step is divided.
   int total(int now) const { return is_virtual ? virtual_workers : now; }
 };
@@ -131,6 +135,21 @@ PassPlan draw_pass(Dice& dice, const Program& program, std::size_t data, int mos
   pass.convert = dice.below(3);
   if (dice.chance(0.2)) pass.leave_after = dice.between(1, 4);
   return pass;
+}
+
+/// Draws what functions of map_batches() do in the program.
+void draw_maps(Program& program) {
+  Dice dice(program.seed * 0x9e3779b97f4a7c15ULL + 7);
+  for (auto& step : program.steps) {
+    if ((step == Step::noise || step == Step::old_noise) && dice.chance(0.5)) step = Step::map_noise;
+    if (step == Step::fail && dice.chance(0.5)) step = Step::map_fail;
+  }
+  for (auto& data : program.datasets) {
+    for (int count = dice.chance(0.6) ? dice.between(1, 3) : 0; count > 0; --count)
+      data.maps.push_back(dice.between(1, 4));
+    if (!is_stream(data.layout) && dice.chance(0.3))
+      data.subset = static_cast<std::size_t>(dice.below(static_cast<int>(data.maps.size()) + 1));
+  }
 }
 
 Program draw(std::uint64_t seed, int ranks) {
@@ -205,6 +224,7 @@ Program draw(std::uint64_t seed, int ranks) {
     program.pass_outside.training = true;
     if (program.is_virtual) program.pass_outside.leave_after = -1;
   }
+  draw_maps(program);
   return program;
 }
 
@@ -223,14 +243,22 @@ std::string describe(const PassPlan& pass, const Program& program) {
   return text;
 }
 
+std::string describe_maps(const DataPlan& data) {
+  std::string text;
+  for (std::size_t m = 0; m < data.maps.size(); ++m)
+    text += (data.subset == m ? ", subset" : "") + std::string(", map in ") + std::to_string(data.maps[m]);
+  return text + (data.subset == data.maps.size() ? ", subset" : "");
+}
+
 std::string describe(const Program& program) {
   std::string text = "program " + std::to_string(program.seed) + ": " + std::to_string(program.workers) +
                      " workers, then " + std::to_string(program.later) + (program.is_virtual ? ", virtual" : "") +
                      "; v " + c10::toString(program.v_type) + ", w " + c10::toString(program.w_type) + "\n";
   for (const auto& data : program.datasets)
     text += "  \"" + data.name + "\": " + std::to_string(data.rows) + " rows, " + name_of(data.layout) +
-            (data.split ? "" : ", whole") + "\n";
-  static const char* const steps[] = {"plus", "scale", "min_max", "one_hot", "noise", "old noise", "drop", "fail"};
+            (data.split ? "" : ", whole") + describe_maps(data) + "\n";
+  static const char* const steps[] = {"plus",      "scale", "min_max", "one_hot",   "noise",
+                                      "old noise", "drop",  "fail",    "map noise", "map fail"};
   for (const auto step : program.steps) text += std::string("  ") + steps[static_cast<int>(step)] + "\n";
   static const char* const outside[] = {"", "before restore()", "after restore()", "on a fresh start alone"};
   if (program.outside != Outside::never)
@@ -354,15 +382,15 @@ void write_hdf5(const Program& program, const std::string& path, Layout layout, 
   }
 }
 
-Dataset make_dataset(const Program& program, const DataPlan& data, const std::filesystem::path& folder,
-                     const Communicator& world) {
-  const auto all = from_to(0, data.rows);
+/// A dataset of the samples `ids`.
+Dataset make_stored(const Program& program, const DataPlan& data, const std::vector<std::int64_t>& ids,
+                    const std::filesystem::path& folder, const Communicator& world) {
   switch (data.layout) {
     case Layout::tensors:
-      return Dataset::from_tensors(columns_of(program, all));
+      return Dataset::from_tensors(columns_of(program, ids));
     case Layout::items: {
       auto rows = Json::array();
-      for (const auto id : all) rows.push_back(json_of(program, id));
+      for (const auto id : ids) rows.push_back(json_of(program, id));
       return Dataset::from_items(rows);
     }
     case Layout::json_stream:
@@ -371,16 +399,61 @@ Dataset make_dataset(const Program& program, const DataPlan& data, const std::fi
     default:
       break;
   }
-  const auto parts = data.layout == Layout::files ? std::min<std::int64_t>(3, data.rows) : 1;
+  const auto rows = static_cast<std::int64_t>(ids.size());
+  const auto parts = data.layout == Layout::files ? std::min<std::int64_t>(3, rows) : 1;
   std::vector<std::string> paths;
   // The files differ in length; each has at least one row.
-  const auto begin = [&](std::int64_t part) { return part + (data.rows - parts) * part * part / (parts * parts); };
+  const auto begin = [&](std::int64_t part) {
+    return ids.begin() + static_cast<std::ptrdiff_t>(part + (rows - parts) * part * part / (parts * parts));
+  };
   for (std::int64_t part = 0; part < parts; ++part) {
     paths.push_back((folder / (data.name + std::to_string(part) + ".h5")).string());
-    if (world.rank() == 0) write_hdf5(program, paths.back(), data.layout, from_to(begin(part), begin(part + 1)));
+    if (world.rank() == 0) write_hdf5(program, paths.back(), data.layout, std::vector(begin(part), begin(part + 1)));
   }
   world.barrier();
   return Dataset::from_hdf5(paths, {.cache_bytes = program.seed % 2 == 0 ? 0 : 1 << 20});
+}
+
+std::string map_column(std::size_t map) { return "map" + std::to_string(map); }
+
+/// The dataset with function `map`: column map0 is id + 1, and each later one is twice that before plus its number.
+Dataset mapped(const Dataset& dataset, std::size_t map, int threads) {
+  const auto function = [map](Batch& batch) {
+    const auto before = map == 0 ? batch["id"].to(at::kLong) : batch[map_column(map - 1)] * 2;
+    batch.set(map_column(map), before + (map == 0 ? 1 : static_cast<std::int64_t>(map)));
+  };
+  return dataset.map_batches(function, {.threads = threads});
+}
+
+Dataset make_dataset(const Program& program, const DataPlan& data, const std::filesystem::path& folder,
+                     const Communicator& world) {
+  auto ids = from_to(0, data.rows), chosen = ids;
+  if (data.subset) {  // of a dataset that has some more samples and is in reverse order
+    ids = from_to(0, data.rows + data.rows % 3);
+    std::ranges::reverse(ids);
+    for (auto& sample : chosen) sample = static_cast<std::int64_t>(ids.size()) - 1 - sample;
+  }
+  auto dataset = make_stored(program, data, ids, folder, world);
+  for (std::size_t map = 0; map <= data.maps.size(); ++map) {
+    if (data.subset == map) dataset = dataset.subset(chosen);
+    if (map < data.maps.size()) dataset = mapped(dataset, map, data.maps[map]);
+  }
+  const MapOptions options{.threads = 1 + static_cast<int>(program.seed % 4)};
+  if (program.has(Step::map_noise))
+    dataset = dataset
+                  .map_batches(
+                      [](Batch& batch, at::Generator& generator) {
+                        batch.set("noise", at::rand({batch["id"].size(0)}, generator, at::kDouble));
+                      },
+                      options)
+                  .transform(random_noise({"noise"}, 0.5));
+  if (program.has(Step::map_fail))
+    dataset = dataset.map_batches(
+        [bad = program.bad](Batch& batch) {
+          if ((batch["id"] == bad).any().item<bool>()) throw Thrown();
+        },
+        options);
+  return dataset;
 }
 
 // The preprocessors.
@@ -753,6 +826,11 @@ class Player {
       }
       if (program_.has(Step::plus))
         compare(batch["plus"].to(at::kDouble).view({-1, 1}), row, 0, static_cast<double>(2 * id + 1), 0, "plus");
+      auto want = static_cast<double>(id + 1);
+      for (std::size_t map = 0; map < data.maps.size(); ++map) {
+        if (map > 0) want = 2 * want + static_cast<double>(map);
+        compare(batch[map_column(map)].to(at::kDouble).view({-1, 1}), row, 0, want, 0, "map");
+      }
     }
   }
 
@@ -933,7 +1011,7 @@ std::string play(const Program& program, const Communicator& world, const std::f
       share(trail, world);
     }
     check_coverage(program, trail, world);
-    if (program.has(Step::noise) || program.has(Step::old_noise)) {
+    if (program.is_random()) {
       auto undisturbed = program;
       undisturbed.workers = 1;
       undisturbed.stops = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <stdexcept>
@@ -20,7 +21,7 @@ class Folder {
   Folder& operator=(const Folder&) = delete;
   ~Folder() {
     std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+    if (::getpid() == maker_) std::filesystem::remove_all(path_, ignored);  // a child that ends by exit() leaves it
   }
   const std::filesystem::path& path() const noexcept { return path_; }
   operator const std::filesystem::path&() const noexcept { return path_; }
@@ -29,6 +30,7 @@ class Folder {
 
  private:
   std::filesystem::path path_;
+  pid_t maker_ = ::getpid();
 };
 
 }  // namespace muster::test

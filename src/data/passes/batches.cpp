@@ -56,9 +56,11 @@ struct StepReader {
       pass.position += step.samples;
       --steps_left;
     }
-    return then_finish(std::move(read), [options = options, step, weight = std::move(weight)](Batch& batch) {
+    read.work.push_back({[options = options, step, weight = std::move(weight)](Batch& batch, at::Generator&, bool) {
       batch = Batch(converted(batch, options), step.mine.count, step.samples, weight);
-    });
+      return true;
+    }});
+    return read;
   }
 };
 
@@ -92,8 +94,9 @@ class IndexedBatches final : public BatchStream {
 
  private:
   std::unique_ptr<Prefetch> open(const Pass& pass) override {
-    return std::make_unique<Prefetch>(StepReader{source_of(shard().dataset), pass, shard().options().split, options()},
-                                      options().prefetch_batches);
+    const auto& source = source_of(shard().dataset);
+    return std::make_unique<Prefetch>(StepReader{source, pass, shard().options().split, options()},
+                                      options().prefetch_batches, source->threads());
   }
 };
 
@@ -111,18 +114,6 @@ std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& optio
                                        options.dtypes.of(name).value_or(tensor.scalar_type())));
   }
   return items;
-}
-
-ReadBatch then_finish(ReadBatch read, std::function<void(Batch&)> then) {
-  if (!read.finish) {
-    then(read.batch);
-    return read;
-  }
-  return {std::move(read.batch), [before = std::move(read.finish), then = std::move(then)](Batch& batch) {
-            const at::NoGradGuard no_grad;
-            before(batch);
-            then(batch);
-          }};
 }
 
 BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count,

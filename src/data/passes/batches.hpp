@@ -27,41 +27,61 @@ struct SlowReader {
   std::optional<Communicator> communicator;  ///< see that this rank waits; it polls for their failures while it waits
 };
 
-/// Calls `produce` until it returns none, on a thread of its own that is up to `ahead` batches ahead. If `ahead` is 0,
-/// next() calls it on the caller's thread.
+/// Reads and works on batches ahead of the thread that takes them.
+///
+/// A thread calls `produce` until it returns none. With one of `threads` it also does the work on each batch before it
+/// reads the next one. With more, as many other threads do the work, on several batches at once. Up to `ahead` +
+/// `threads` − 1 batches are read and not taken. If `ahead` is 0, next() does everything on the caller's thread.
 class MUSTER_INTERNAL_API Prefetch {
  public:
   using Produce = BatchReader;
 
-  Prefetch(Produce produce, int ahead, std::optional<SlowReader> slow = {});
-  /// Waits for the call of `produce` under way and drops the batches not taken. A slow reader is asked to stop first;
-  /// if it does not return within the launch's timeout, the job ends.
+  Prefetch(Produce produce, int ahead, int threads = 1, std::optional<SlowReader> slow = {});
+  /// Waits for the calls under way and drops the batches not taken. A slow reader is asked to stop first; if it does
+  /// not return within the launch's timeout, the job ends.
   ~Prefetch();
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
 
-  /// Returns the next batch, or none at the end. Calls ReadBatch::finish first, on the caller's thread. If `produce`
-  /// has thrown, rethrows that after the batches made before it; later calls return none.
+  /// Returns the next batch, or none at the end. First does the work that is left to the thread that takes the batch.
+  /// An exception of `produce` or of the work is thrown in place of its batch; later calls return none.
   std::optional<Batch> next();
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  void run();
+
+  /// A batch that was read. The thread that has set `in_work` may use `read` without the lock.
+  struct Slot {
+    ReadBatch read;
+    std::exception_ptr error = {};
+    bool in_work = false;
+    bool is_left = false;  ///< the next piece of work is left to the thread that takes the batch
+
+    bool is_ready() const noexcept { return error || is_left || (!in_work && read.work.empty()); }
+  };
+
+  void read_batches();
+  void work_on_batches();
+  bool work_once(Lock& lock);
+  Slot* next_to_work_on();
   std::optional<ReadBatch> take();
   void wait_for_batch(Lock& lock);
+  void leave();
+  void join();
   void leave_slow_reader();
 
   const Produce produce_;
   const std::size_t ahead_;
+  const int threads_;
   std::optional<SlowReader> slow_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<ReadBatch> ready_;
-  std::exception_ptr error_;
-  bool finished_ = false;  ///< nothing more will be produced
-  bool leaving_ = false;   ///< the destructor has asked the thread to end
-  bool ended_ = false;     ///< the thread has left run()
-  std::thread thread_;
+  std::deque<Slot> slots_;  ///< in the order of the batches; a deque, since references must stay valid
+  bool finished_ = false;   ///< nothing more will be read
+  bool leaving_ = false;    ///< no more batches are wanted; only the thread that takes them sets it
+  bool ended_ = false;      ///< the thread that reads has left read_batches()
+  std::vector<std::thread> workers_;
+  std::thread reader_;
 };
 
 /// The batches that a BatchRange iterates over. The prefetching thread only reads; the shard belongs to the thread that
@@ -120,8 +140,5 @@ std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> sha
 
 /// The columns of the batch, converted to the types and the device of `options`.
 std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options);
-/// Applies `then` to the batch after `read.finish`: at once if there is no `finish`, otherwise on the thread that calls
-/// `finish`.
-ReadBatch then_finish(ReadBatch read, std::function<void(Batch&)> then);
 
 }  // namespace muster::detail::data

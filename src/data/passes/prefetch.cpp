@@ -21,21 +21,38 @@ constexpr std::chrono::milliseconds poll_interval{50};
 
 }  // namespace
 
-Prefetch::Prefetch(Produce produce, int ahead, std::optional<SlowReader> slow)
-    : produce_(std::move(produce)), ahead_(static_cast<std::size_t>(ahead)), slow_(std::move(slow)) {
-  if (ahead_ > 0) thread_ = std::thread([this] { run(); });
+Prefetch::Prefetch(Produce produce, int ahead, int threads, std::optional<SlowReader> slow)
+    : produce_(std::move(produce)), ahead_(static_cast<std::size_t>(ahead)), threads_(threads), slow_(std::move(slow)) {
+  if (ahead_ == 0) return;
+  try {
+    for (int worker = 0; threads_ > 1 && worker < threads_; ++worker)
+      workers_.emplace_back([this] { work_on_batches(); });
+    reader_ = std::thread([this] { read_batches(); });
+  } catch (...) {  // the system has no more threads
+    leave();
+    join();
+    throw;
+  }
 }
 
 Prefetch::~Prefetch() {
   if (slow_) slow_->stop.request_stop();
-  if (!thread_.joinable()) return;
+  leave();
+  if (reader_.joinable() && slow_ && slow_->communicator) leave_slow_reader();
+  join();
+}
+
+void Prefetch::leave() {
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
   changed_.notify_all();
-  if (slow_ && slow_->communicator) leave_slow_reader();
-  thread_.join();
+}
+
+void Prefetch::join() {
+  if (reader_.joinable()) reader_.join();
+  for (auto& worker : workers_) worker.join();
 }
 
 /// Waits until the thread has ended. It cannot be left running, since it may use objects that the program destroys
@@ -56,58 +73,107 @@ void Prefetch::leave_slow_reader() {
             "Have the reader return when StreamShard::stop asks for it; --timeout sets the limit"));
 }
 
-void Prefetch::run() {
+void Prefetch::read_batches() {
   ::pthread_setname_np(::pthread_self(), "muster-read");
+  const auto most = ahead_ + static_cast<std::size_t>(threads_) - 1;
   Lock lock(mutex_);
-  while (!finished_) {
-    changed_.wait(lock, [this] { return leaving_ || ready_.size() < ahead_; });
-    if (leaving_) break;
+  for (;;) {
+    changed_.wait(lock, [&] { return leaving_ || finished_ || slots_.size() < most; });
+    if (leaving_ || finished_) break;
     lock.unlock();
-    std::optional<ReadBatch> batch;
+    std::optional<Slot> slot;
     try {
       const watch::TraceSpan span("read batch");
-      batch = produce_();
+      if (auto batch = produce_()) slot.emplace(Slot{std::move(*batch)});
     } catch (...) {
-      error_ = std::current_exception();  // no lock: not read before finished_ is set
+      slot.emplace(Slot{.read = Batch(), .error = std::current_exception()});
     }
     lock.lock();
-    finished_ = !batch;
-    if (batch) ready_.push_back(std::move(*batch));
+    if (!slot || slot->error) finished_ = true;
+    if (slot) slots_.push_back(std::move(*slot));
     changed_.notify_all();
+    while (threads_ == 1 && work_once(lock)) {
+    }
   }
   ended_ = true;
   changed_.notify_all();
 }
 
-std::optional<Batch> Prefetch::next() {
-  auto read = take();
-  if (!read) return {};
-  if (read->finish) read->finish(read->batch);
-  return std::move(read->batch);
+void Prefetch::work_on_batches() {
+  ::pthread_setname_np(::pthread_self(), "muster-map");
+  Lock lock(mutex_);
+  while (!leaving_)
+    if (!work_once(lock)) changed_.wait(lock);
 }
 
-std::optional<ReadBatch> Prefetch::take() {
-  if (ahead_ == 0) {
-    if (finished_) return {};
-    finished_ = true;  // unless this gives a batch
-    auto batch = produce_();
-    finished_ = !batch;
-    return batch;
+/// Does a piece of the work on a batch. Returns false if there is none that may be done now.
+bool Prefetch::work_once(Lock& lock) {
+  auto* const slot = next_to_work_on();
+  if (slot == nullptr) return false;
+  slot->in_work = true;
+  lock.unlock();
+  bool done = true;
+  std::exception_ptr error;
+  try {
+    const watch::TraceSpan span("work on batch");
+    done = run_first(slot->read, /*ahead=*/true);
+  } catch (...) {
+    error = std::current_exception();
   }
-  Lock lock(mutex_);
-  wait_for_batch(lock);
-  if (!ready_.empty()) {
-    std::optional<ReadBatch> batch(std::move(ready_.front()));
-    ready_.pop_front();
-    changed_.notify_all();
-    return batch;
+  lock.lock();
+  slot->in_work = false;
+  slot->is_left = !done;
+  slot->error = error;
+  if (done) slot->read.work.pop_front();
+  if (error) finished_ = true;
+  changed_.notify_all();
+  return true;
+}
+
+/// The first batch that waits for work which may be done now; null if there is none.
+Prefetch::Slot* Prefetch::next_to_work_on() {
+  if (leaving_) return nullptr;
+  std::size_t most_left = 0;  // the work left on one of the batches before
+  for (auto& slot : slots_) {
+    if (slot.error) return nullptr;  // the batches after it are not wanted
+    if (slot.is_ready()) continue;
+    // All batches of a pass have the same work, so the number of pieces left says which one is next.
+    const auto left = slot.read.work.size();
+    const auto in_same_work = [&](const Slot& other) { return other.in_work && other.read.work.size() == left; };
+    const auto threads = slot.read.work.front().threads.value_or(threads_);
+    const bool in_turn = threads > 1 || most_left < left;
+    if (!slot.in_work && in_turn && std::ranges::count_if(slots_, in_same_work) < threads) return &slot;
+    most_left = std::max(most_left, left);
   }
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  return nullptr;
+}
+
+std::optional<Batch> Prefetch::next() {
+  if (leaving_) return {};
+  try {
+    if (auto read = take()) return finished(std::move(*read));
+  } catch (...) {
+    leave();
+    throw;
+  }
+  leave();
   return {};
 }
 
+std::optional<ReadBatch> Prefetch::take() {
+  if (ahead_ == 0) return produce_();
+  Lock lock(mutex_);
+  wait_for_batch(lock);
+  if (slots_.empty()) return {};
+  auto slot = std::move(slots_.front());
+  slots_.pop_front();
+  changed_.notify_all();
+  if (slot.error) std::rethrow_exception(slot.error);
+  return std::move(slot.read);
+}
+
 void Prefetch::wait_for_batch(Lock& lock) {
-  const auto there = [this] { return finished_ || !ready_.empty(); };
+  const auto there = [this] { return slots_.empty() ? finished_ : slots_.front().is_ready(); };
   if (!slow_ || !slow_->communicator) return changed_.wait(lock, there);
   if (changed_.wait_for(lock, poll_interval, there)) return;
   const comm::WaitingForReader waiting(*slow_->communicator);

@@ -73,7 +73,8 @@ class StreamBatches final : public BatchStream {
  private:
   std::unique_ptr<Prefetch> open(const Pass& pass) override {
     const auto prefetch = [&](Prefetch::Produce read, std::optional<SlowReader> slow = {}) {
-      return std::make_unique<Prefetch>(std::move(read), options().prefetch_batches, std::move(slow));
+      return std::make_unique<Prefetch>(std::move(read), options().prefetch_batches,
+                                        source_of(shard().dataset)->threads(), std::move(slow));
     };
     if (pass.is_already_finished) return prefetch([]() -> std::optional<ReadBatch> { return {}; });
     const bool split = shard().options().split;
@@ -97,11 +98,13 @@ class StreamBatches final : public BatchStream {
       const at::NoGradGuard no_grad;
       auto batch = next();
       if (!batch || (options.drop_last && batch->batch.size() < rows)) return {};
-      return then_finish(std::move(*batch), [options](Batch& all) {
+      batch->work.push_back({[options](Batch& all, at::Generator&, bool) {
         // Throws an Error if a column is missing.
         for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);
         all = Batch(converted(all, options));
-      });
+        return true;
+      }});
+      return batch;
     };
     return prefetch(std::move(read), std::move(slow));
   }

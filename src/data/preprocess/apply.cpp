@@ -68,7 +68,7 @@ class LentGenerator {
 
 std::int64_t rows_of(const at::Tensor& column) { return column.defined() && column.dim() > 0 ? column.size(0) : 0; }
 
-/// Checks that a preprocessor does not change the number of rows of a batch. Made before it is applied.
+/// Checks that the number of rows of a batch does not change. Made before that can happen.
 class RowCount {
  public:
   explicit RowCount(const Batch& batch) : rows_(batch.num_columns() > 0 ? rows_of(batch.begin()->second) : 0) {}
@@ -82,7 +82,7 @@ class RowCount {
  private:
   [[noreturn]] void refuse(std::int64_t after, const std::string& where) const {
     throw Error(
-        ExitCode::data, "applying a preprocessor",
+        ExitCode::data, "applying a preprocessor or a function of map_batches()",
         "the batch has " + std::to_string(rows_) + " rows before it and " + std::to_string(after) + " after it" + where,
         "Leave samples out of the dataset, not of a batch: weights, steps and positions count the dataset's samples");
   }
@@ -121,6 +121,18 @@ at::Generator make_generator(std::uint64_t seed) { return at::make_generator<at:
 void apply(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator) {
   const RowCount rows(batch);
   preprocessor.transform(batch, generator);
+  rows.require_same(batch);
+}
+
+void apply(const BatchFunction::WithGenerator& function, Batch& batch, at::Generator& generator) {
+  const RowCount rows(batch);
+  function(batch, generator);
+  rows.require_same(batch);
+}
+
+void apply(const BatchFunction::Plain& function, Batch& batch, at::Generator&) {
+  const RowCount rows(batch);
+  function(batch);
   rows.require_same(batch);
 }
 

@@ -17,6 +17,9 @@ MUSTER_INTERNAL_API at::Generator make_generator(std::uint64_t seed);
 
 /// Applies the preprocessor. Throws an Error (ExitCode::data) if that changes the batch's number of rows.
 MUSTER_INTERNAL_API void apply(const Preprocessor& preprocessor, Batch& batch, at::Generator& generator);
+/// Applies a function of map_batches() in the same way.
+void apply(const BatchFunction::WithGenerator& function, Batch& batch, at::Generator& generator);
+void apply(const BatchFunction::Plain& function, Batch& batch, at::Generator& generator);
 
 /// Like apply(), but on a thread that reads ahead. Returns false and leaves the batch unchanged if the preprocessor
 /// takes no generator: it may draw from torch's default generator, which belongs to the thread that trains.

@@ -1,8 +1,6 @@
 #include "data/sources/source.hpp"
 
-#include "data/preprocess/apply.hpp"
 #include "muster/error.hpp"
-#include "muster/preprocessor.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -76,32 +74,35 @@ class MemorySource final : public Source {
 
 class TransformedSource final : public Source {
  public:
-  using Steps = std::vector<std::shared_ptr<const Preprocessor>>;
-
-  TransformedSource(std::shared_ptr<Source> source, Steps steps)
-      : source_(std::move(source)), steps_(std::make_shared<const Steps>(std::move(steps))) {}
+  TransformedSource(std::shared_ptr<Source> source, std::vector<BatchWork> work)
+      : source_(std::move(source)), work_(std::make_shared<const std::vector<BatchWork>>(std::move(work))) {}
 
   const std::shared_ptr<Source>& stored() const noexcept { return source_; }
-  const Steps& steps() const noexcept { return *steps_; }
+  const std::vector<BatchWork>& work() const noexcept { return *work_; }
 
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
   DatasetFingerprint fingerprint() override { return source_->fingerprint(); }  // equal input gives equal output
   bool is_stream() const noexcept override { return source_->is_stream(); }
+  int threads() const noexcept override {
+    auto most = source_->threads();
+    for (const auto& each : *work_) most = std::max(most, each.threads.value_or(1));
+    return most;
+  }
 
   BatchReader open(const StreamShard& shard, const StreamPlan& plan) override {
-    return [steps = steps_, next = source_->open(shard, plan), order = plan.order, workers = shard.workers,
+    return [work = work_, next = source_->open(shard, plan), order = plan.order, workers = shard.workers,
             number = std::int64_t{shard.worker}]() mutable {
       auto read = next();
-      if (read) read = apply_ahead(steps, std::move(read->batch), order.random_seed(number));
+      if (read) add_work(*read, *work, order.random_seed(number));
       number += workers;
       return read;
     };
   }
 
   const Schema& schema() override {
-    // A preprocessor does not declare its output columns, so one sample is preprocessed to see them.
+    // Neither a preprocessor nor a function declares its output columns, so one sample goes through them to see them.
     std::call_once(once_, [this] {
       constexpr std::array<std::int64_t, 1> first{0};
       schema_ = schema_of(read(first));
@@ -110,34 +111,21 @@ class TransformedSource final : public Source {
   }
 
   Batch read(std::span<const std::int64_t> samples) override {
-    Batch batch = source_->read(samples);
-    auto generator = make_generator(samples.empty() ? 0 : static_cast<std::uint64_t>(samples.front()));
-    for (const auto& step : *steps_) apply(*step, batch, generator);
-    return batch;
+    return finished(read_ahead(samples, samples.empty() ? 0 : static_cast<std::uint64_t>(samples.front())));
   }
 
   ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t seed) override {
-    return apply_ahead(steps_, source_->read(samples), seed);
+    auto read = source_->read_ahead(samples, seed);
+    add_work(read, *work_, seed);
+    return read;
   }
 
   Blocks blocks() override { return source_->blocks(); }
   void expect(std::span<const std::int64_t> samples) override { source_->expect(samples); }
 
  private:
-  /// Applies the steps up to the first one that draws from torch's generator. That step and those after it are left to
-  /// ReadBatch::finish, on the thread that takes the batch.
-  static ReadBatch apply_ahead(const std::shared_ptr<const Steps>& steps, Batch batch, std::uint64_t seed) {
-    auto generator = make_generator(seed);
-    auto next = steps->begin();
-    while (next != steps->end() && try_apply_ahead(**next, batch, generator)) ++next;
-    if (next == steps->end()) return batch;
-    return {std::move(batch), [steps, next, generator](Batch& rest) mutable {
-              for (; next != steps->end(); ++next) apply(**next, rest, generator);
-            }};
-  }
-
   std::shared_ptr<Source> source_;
-  std::shared_ptr<const Steps> steps_;
+  std::shared_ptr<const std::vector<BatchWork>> work_;
   std::once_flag once_;
   Schema schema_;
 };
@@ -148,15 +136,12 @@ std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ord
   return std::make_shared<MemorySource>(std::move(columns), ordered);
 }
 
-std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
-                                           std::shared_ptr<const Preprocessor> preprocessor) {
-  TransformedSource::Steps steps;
+std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source, std::vector<BatchWork> work) {
   if (const auto* const before = dynamic_cast<const TransformedSource*>(source.get())) {
-    steps = before->steps();
+    work.insert(work.begin(), before->work().begin(), before->work().end());
     source = std::shared_ptr(before->stored());
   }
-  add_steps(std::move(preprocessor), steps);
-  return std::make_shared<TransformedSource>(std::move(source), std::move(steps));
+  return std::make_shared<TransformedSource>(std::move(source), std::move(work));
 }
 
 at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {

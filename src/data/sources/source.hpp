@@ -3,6 +3,7 @@
 
 #include "base/export.hpp"
 #include "data/passes/samples.hpp"
+#include "data/preprocess/batch_work.hpp"
 #include "data/sources/fingerprint.hpp"
 #include "muster/dataset.hpp"
 
@@ -17,14 +18,6 @@
 #include <vector>
 
 namespace muster::detail::data {
-
-/// A batch that one thread reads and another thread finishes.
-struct ReadBatch {
-  ReadBatch(Batch read, std::function<void(Batch&)> rest = {}) : batch(std::move(read)), finish(std::move(rest)) {}
-
-  Batch batch;
-  std::function<void(Batch&)> finish;  ///< the rest of the work, for the thread that takes the batch; may be empty
-};
 
 /// Each call returns the next batch, or none at the end.
 using BatchReader = std::function<std::optional<ReadBatch>()>;
@@ -46,8 +39,11 @@ class Source {
   virtual const Schema& schema() = 0;
   /// Reads the samples with the indices `samples` (each 0 ≤ i < count()), in that order. The tensors own their memory.
   virtual Batch read(std::span<const std::int64_t> samples) = 0;
-  /// Like read(), but on a thread that reads ahead. Preprocessors draw their random numbers from `seed`.
+  /// Like read(), but leaves the work of preprocessors and functions to the caller. They draw their random numbers from
+  /// `seed`.
   virtual ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t /*seed*/) { return read(samples); }
+  /// The largest number of threads that a preprocessor or function of the dataset was given, at least 1.
+  virtual int threads() const noexcept { return 1; }
   /// Prepares to read all samples that are stored in the blocks of these.
   virtual void expect(std::span<const std::int64_t> /*samples*/) {}
   /// How the samples are stored, if it costs much to read them in another order than block by block.
@@ -76,9 +72,8 @@ std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptio
 std::shared_ptr<Source> window_source(std::vector<std::string> variables, WindowOptions options);
 /// A source of the rows that the reader from `make` returns on each worker.
 std::shared_ptr<Source> stream_source(MakeStream make);
-/// A source that applies `preprocessor` to each batch of `source`, after the preprocessors of `source` itself.
-std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source,
-                                           std::shared_ptr<const Preprocessor> preprocessor);
+/// A source that does `work` on each batch of `source`, after the work of `source` itself.
+std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source, std::vector<BatchWork> work);
 
 /// A source of the samples `samples` of `source`, in that order. Opens the source to check them.
 std::shared_ptr<Source> subset_source(std::shared_ptr<Source> source, std::vector<std::int64_t> samples);

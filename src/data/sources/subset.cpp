@@ -53,6 +53,7 @@ class SubsetSource final : public Source {
   ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t seed) override {
     return source_->read_ahead(in_source(samples), seed);
   }
+  int threads() const noexcept override { return source_->threads(); }
   std::string shown() const override { return "a subset of " + source_->shown(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
 
