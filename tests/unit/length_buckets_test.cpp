@@ -1,11 +1,13 @@
 #include "data/passes/length_buckets.hpp"
 
+#include "support/bucket_order.hpp"
 #include "unit/pass_world.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
+#include <limits>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -13,34 +15,6 @@ namespace muster::detail::data::length_buckets_test {
 namespace {
 
 using pass_world::indices, pass_world::sorted, pass_world::Samples;
-
-/// The order by its definition, made as a whole.
-Samples reference(const Samples& lengths, std::int64_t bucket, std::uint64_t key) {
-  const auto size = std::ssize(lengths);
-  Samples order;
-  for (std::int64_t begin = 0, window = 0; begin < size; begin += 100 * bucket, ++window) {
-    std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> by_length;  // (length, place in the shuffled order)
-    for (auto place = begin; place < std::min(size, begin + 100 * bucket); ++place) {
-      const auto sample = Permutation(size, key)(place);
-      by_length[{lengths[static_cast<std::size_t>(sample)], place}] = sample;
-    }
-    std::vector<Samples> buckets(1);
-    for (const auto& [place, sample] : by_length) {
-      if (std::ssize(buckets.back()) == bucket) buckets.emplace_back();
-      buckets.back().push_back(sample);
-    }
-    const auto whole = std::ssize(buckets) - (std::ssize(buckets.back()) < bucket ? 1 : 0);
-    const auto window_key = mix(key, static_cast<std::uint64_t>(window) + 1);
-    for (std::int64_t b = 0; b < std::ssize(buckets); ++b) {
-      const auto number = b < whole ? Permutation(whole, mix(window_key, 0))(b) : b;
-      const auto& chosen = buckets[static_cast<std::size_t>(number)];
-      const Permutation rows(std::ssize(chosen), mix(window_key, static_cast<std::uint64_t>(number) + 1));
-      for (std::int64_t row = 0; row < std::ssize(chosen); ++row)
-        order.push_back(chosen[static_cast<std::size_t>(rows(row))]);
-    }
-  }
-  return order;
-}
 
 Samples random_lengths(std::mt19937_64& random, std::size_t size, std::uint64_t most) {
   Samples lengths(size);
@@ -55,7 +29,7 @@ TEST(LengthBuckets, AreTheOrderOfTheirDefinition) {
     const auto bucket = static_cast<std::int64_t>(1 + random() % (round % 2 == 0 ? 5 : 1000));
     const auto key = random();
     const LengthBuckets order(std::make_shared<Lengths>(lengths), bucket, key);
-    const auto want = reference(lengths, bucket, key);
+    const auto want = test::bucket_order(lengths, bucket, key);
     Samples have;
     for (std::int64_t i = 0; i < std::ssize(lengths); ++i) have.push_back(order(i));
     ASSERT_EQ(have, want) << lengths.size() << " in buckets of " << bucket;

@@ -97,13 +97,14 @@ bool PassOrder::is_possible() const noexcept {
   return fit(blocks, dataset_samples()) && (!draws || draws->count >= 1) && (!buckets || buckets->samples >= 1);
 }
 
-std::string PassOrder::objection(const PassData& data) const {
-  if (draws && (!data.weights || data.weights->hash() != draws->weights))
-    return "the checkpoint was saved in the middle of a pass with other weights";
-  const auto lengths = buckets ? lengths_of(data) : nullptr;
-  if (buckets && (!lengths || lengths->hash != buckets->lengths))
-    return "the checkpoint was saved in the middle of a pass in buckets, and the samples had other lengths";
-  return {};
+bool PassOrder::needs_other_weights(const PassData& data) const noexcept {
+  return draws && (!data.weights || data.weights->hash() != draws->weights);
+}
+
+bool PassOrder::needs_other_lengths(const PassData& data) const {
+  if (!buckets) return false;
+  const auto lengths = lengths_of(data);
+  return !lengths || lengths->hash != buckets->lengths;
 }
 
 std::string PassOrder::changed_option(const PassOrder& now) const {

@@ -53,15 +53,16 @@ struct PassOrder {
 
   /// This order, with what is not known taken from `now`.
   PassOrder completed_by(const PassOrder& now) const;
-  /// The part of an Order's options that does not depend on the run and the number of the pass. An order to which
-  /// there is an objection gives the options of another one.
+  /// The part of an Order's options that does not depend on the run and the number of the pass. If the
+  /// order needs other weights or lengths, these are the options of another order.
   OrderOptions options_for(const PassData& data) const;
   /// The samples of the dataset.
   std::int64_t dataset_samples() const noexcept { return draws ? draws->count : samples; }
   /// False if the numbers do not go together: they come from a file.
   bool is_possible() const noexcept;
-  /// Why a pass of this order cannot go on over `data`; empty if it can.
-  std::string objection(const PassData& data) const;
+  /// True if this order needs weights or lengths, and `data` have other ones: then the pass cannot go on.
+  bool needs_other_weights(const PassData& data) const noexcept;
+  bool needs_other_lengths(const PassData& data) const;
   /// The name of the first option that would give another order than `options`; empty if none does.
   std::string changed_option(const PassOrder& now) const;
 };

@@ -235,15 +235,19 @@ void PassPosition::warn_if_steps_changed(PassGroup& group, const Pass& pass, con
 }
 
 void PassPosition::require_same_data(const LastPass& last, const PassData& data) const {
-  const auto refuse = [&](const std::string& fact, const char* remedy) {
-    throw Error(ExitCode::data, "continuing in dataset \"" + options_.name + "\"", fact, remedy);
-  };
+  const auto doing = "continuing in dataset \"" + options_.name + "\"";
   if (last.order.dataset_samples() != data.count)
-    refuse("it has " + std::to_string(data.count) + " samples and had " + std::to_string(last.order.dataset_samples()) +
-               " when the checkpoint was saved",
-           "Resume with the same files, or start a new run");
-  if (const auto fact = last.order.objection(data); !fact.empty())
-    refuse(fact, "Give the same until that pass is over (save weights that change in the State), or start a new run");
+    throw Error(ExitCode::data, doing,
+                "it has " + std::to_string(data.count) + " samples and had " +
+                    std::to_string(last.order.dataset_samples()) + " when the checkpoint was saved",
+                "Resume with the same files, or start a new run");
+  if (last.order.needs_other_weights(data))
+    throw Error(ExitCode::data, doing, "the checkpoint was saved in the middle of a pass with other weights",
+                "Give the same until that pass is over (save weights that change in the State), or start a new run");
+  if (last.order.needs_other_lengths(data))
+    throw Error(ExitCode::data, doing,
+                "the checkpoint was saved in the middle of a pass in buckets, and the samples had other lengths",
+                "Resume with the same files, or start a new run");
 }
 
 void PassPosition::warn_if_order_changed(const LastPass& last, const PassOrder& now) const {

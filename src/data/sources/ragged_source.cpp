@@ -117,16 +117,17 @@ class RaggedSource final : public Source {
     handle_ = hdf5::open_file(place_.path);
     bytes_.emplace(place_.path, File::Mode::read);
     const auto group = hdf5::open_group(handle_.get(), place_.group, place_.path);
-    const auto open = [&](const std::string& name) {
-      return Hdf5Column(name, open_array(group.get(), *bytes_, name, place_.shown(name), *decoding_));
+    const auto open = [&](const std::string& name, ChunkDecoding& decoding) {
+      return Hdf5Column(name, open_array(group.get(), *bytes_, name, place_.shown(name), decoding));
     };
-    for (const auto& name : options_.values) values_.push_back(open(name));
+    for (const auto& name : options_.values) values_.push_back(open(name, *decoding_));
     for (const auto& column : values_) check_values(column);
     {
-      auto offsets = open(options_.offsets);
+      ChunkDecoding decoding(options_.cache_bytes);  // keeps chunks by the column's address, so it goes with it
+      auto offsets = open(options_.offsets, decoding);
       offsets_ = read_offsets(offsets, *bytes_, values_.front().rows(), place_.shown(options_.offsets));
     }
-    for (const auto& name : options_.columns) columns_.push_back(open(name));
+    for (const auto& name : options_.columns) columns_.push_back(open(name, *decoding_));
     for (const auto& column : columns_) check_rows(column);
     make_schema();
     share_memory();
