@@ -387,9 +387,9 @@ struct BatchOptions {
   /// read when the range is made, and must be the same on all ranks, which is not checked.
   ///
   /// The draw at a position depends on the weights, the seed, the epoch, the pass and the position, and not on the
-  /// number of workers. Each draw takes 128 random bits. Its probabilities have a relative error of at most 2^-53 +
-  /// count() × 2^-64, and an absolute one of 2^-63: a weight below that part of the sum is never drawn. A table of 16
-  /// bytes for each sample is made for the pass, and twice that for a moment.
+  /// number of workers. Each draw takes 128 random bits. Its probabilities have a relative error of at most 2^-52 +
+  /// count() × 2^-64 and an absolute one of 2^-63: a weight below that part of the sum is never drawn. The pass keeps
+  /// 16 bytes of memory for each sample, and takes up to 40 more while it begins.
   ///
   /// A pass that was interrupted needs its own weights to go on: save weights that change in the State. With others it
   /// is an Error (ExitCode::data).
@@ -470,8 +470,8 @@ class MUSTER_API BatchRange {
 ///
 /// Between two starts the number of workers, the batch sizes, `shuffle`, `bucket_samples` and `num_samples` may change:
 /// a pass that was interrupted is finished in its original order, and the next pass has the new order. The names of
-/// datasets and the numbers of their samples must stay, and so must the weights or lengths on which the order of a pass
-/// depends that is continued.
+/// datasets and the numbers of their samples must stay. A pass by weights or in buckets that was interrupted needs the
+/// weights or lengths with which it began.
 ///
 /// Only one open training pass over a shard can be saved. It is an Error to report a State while a second one is open
 /// (side by side, or one inside a batch of the other), and a stop is not obeyed there. Two names for the same data in

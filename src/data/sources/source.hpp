@@ -104,7 +104,7 @@ class TensorPool {
 /// The columns of a batch.
 MUSTER_INTERNAL_API Schema schema_of(const Batch& batch);
 /// True if samples of the column have different sizes.
-bool is_ragged(const Column& column) noexcept;
+MUSTER_INTERNAL_API bool is_ragged(const Column& column) noexcept;
 /// The bytes of a sample, at least 1. Columns whose samples have different sizes are left out.
 std::int64_t row_bytes(const Schema& schema) noexcept;
 /// "Float[3]", for errors.
