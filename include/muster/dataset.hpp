@@ -4,6 +4,7 @@
 //   auto two = muster::Dataset::from_hdf5({"a.h5:/g", "b.h5:/g"}, {.columns = {"x", "y"}});
 //   auto small = muster::Dataset::from_tensors({{"x", x}, {"y", y}});
 //   auto items = muster::Dataset::from_items({{{"x", 0}, {"y", 1}}, {{"x", 1}, {"y", 3}}});
+//   auto texts = muster::Dataset::ragged("texts.h5", {.values = {"tokens"}});  // samples of different length
 //   auto lines = muster::Dataset::from_stream(read_my_share);  // rows that have no index; see there
 //
 // Inside a training function, session.get_dataset_shard("train").iter_torch_batches({…}) gives this rank's batches.
@@ -50,7 +51,8 @@ struct BatchWeight;
 
 class Preprocessor;
 
-/// One column: `shape` is the shape of one sample, without the leading dimension.
+/// One column: `shape` is the shape of one sample, without the leading dimension; −1 if a size differs from batch to
+/// batch.
 struct Column {
   std::string name;
   at::ScalarType dtype;
@@ -132,6 +134,25 @@ struct WindowOptions {
   std::optional<std::string> mask = {};
   double mask_share = 1;
   /// See DatasetOptions::cache_bytes.
+  std::int64_t cache_bytes = std::int64_t{1} << 30;
+};
+
+/// How samples of different length lie in a file: their values one after the other, and where each sample begins.
+struct RaggedOptions {
+  /// Columns of values, each [sum of the lengths, …]; at least one. They have the same offsets.
+  std::vector<std::string> values;
+  /// A column of integers [samples + 1]: sample i has the values offsets[i] … offsets[i + 1] − 1. The first offset is
+  /// 0, none is less than the one before, and the last is the number of values.
+  std::string offsets = "offsets";
+  /// Further columns, each [samples, …], such as labels.
+  std::vector<std::string> columns = {};
+  /// The number behind the end of a sample that is shorter than the longest one of its batch. The types of all `values`
+  /// must be able to hold it.
+  at::Scalar padding = 0;
+  /// Values of a sample beyond this length are left out; empty: none are.
+  std::optional<std::int64_t> max_length = {};
+  /// See DatasetOptions::cache_bytes. BatchOptions::shuffle has no order in lanes here: of encoded chunks that do not
+  /// fit, a random order decodes almost a chunk for each sample.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -237,6 +258,18 @@ class MUSTER_API Dataset {
   /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 such groups at a
   /// time, see BatchOptions::shuffle.
   static Dataset windows(std::vector<std::string> variables, WindowOptions options);
+  /// Samples of different length, such as sentences, from one file: "FILE.h5" or "FILE.h5:/group".
+  ///
+  ///   auto sentences = muster::Dataset::ragged("corpus.h5", {.values = {"tokens"}, .columns = {"label"}});
+  ///   // shard.iter_torch_batches({.batch_size = 32, .shuffle = true, .bucket_samples = 32 * workers})
+  ///
+  /// A batch has each column of `values` as [rows, longest sample of the batch, …], padded at the end, and one mask of
+  /// the name of the first, "tokens_mask", bool [rows, longest]: true where a value is real. Then come the `columns`.
+  /// Each rank pads to the longest of its own samples. A sample may be empty; a batch of empty samples alone has the
+  /// shape [rows, 0, …]. In schema() the length is −1. Values are converted as in from_hdf5(). The offsets are kept in
+  /// memory, 8 bytes for each sample. An Error (ExitCode::data) when the file is opened if they are not as
+  /// RaggedOptions::offsets says.
+  static Dataset ragged(std::string path, RaggedOptions options);
   /// In memory. All tensors must have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
   /// In memory, row by row. `items` is a list of JSON objects with the same keys, which are the columns in the order of
@@ -274,18 +307,19 @@ class MUSTER_API Dataset {
   /// A stream has no known position. So report a State only after the pass is over; a stop is obeyed there too. A run
   /// that continues, at any number of workers, begins with a new pass. Everything that needs a count or an index is an
   /// Error (ExitCode::usage): count(), schema(), read(), fitting a preprocessor (a fitted one is applied), `shuffle`,
-  /// `local_shuffle_buffer_size`, ScalingConfig::virtual_workers.
+  /// `local_shuffle_buffer_size`, `weights`, `bucket_samples`, ScalingConfig::virtual_workers.
   static Dataset from_stream(MakeStream make);
 
   /// The number of samples.
   std::int64_t count() const;
-  /// The columns, in order.
+  /// The columns, in order. A dimension of −1 has a size of its own in each batch, see ragged().
   Schema schema() const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed). The random numbers of a
   /// preprocessor depend on the first index only.
   Batch read(std::span<const std::int64_t> samples) const;
   /// All values of one column: a tensor [count(), …] on the CPU. It reads the samples with all of their columns, so
-  /// choose this column alone in DatasetOptions::columns where the others are large.
+  /// choose this column alone in DatasetOptions::columns where the others are large. An Error (ExitCode::usage) if its
+  /// samples are of different length.
   at::Tensor column(const std::string& name) const;
   /// The samples with the given indices, in the given order (0 ≤ i < count(); repeats allowed), as a dataset.
   ///
@@ -332,6 +366,14 @@ class MUSTER_API Dataset {
   explicit Dataset(std::shared_ptr<detail::data::Source> source);
   std::shared_ptr<detail::data::Source> source_;
 };
+
+/// Weights for BatchOptions::weights by which each class is drawn equally often: 1 / (number of classes × samples of
+/// the class), a double tensor [samples] whose sum is 1. `labels`: integers [samples], the class of each sample. An
+/// Error (ExitCode::usage) for other tensors.
+///
+///   const auto labels = muster::Dataset::from_hdf5({"train.h5"}, {.columns = {"y"}}).column("y");
+///   // .weights = muster::balanced_weights(labels)
+MUSTER_API at::Tensor balanced_weights(const at::Tensor& labels);
 
 /// The types that columns are converted to: one for all columns, or one for each named column.
 ///
@@ -396,6 +438,32 @@ struct BatchOptions {
   std::optional<std::int64_t> local_shuffle_buffer_size = {};
   /// The seed of the local shuffle, allowed only with one; empty: the run's seed.
   std::optional<std::uint64_t> local_shuffle_seed = {};
+  /// Draws samples with replacement, sample i with the probability weights[i] / sum of the weights, as torch's
+  /// WeightedRandomSampler does. A tensor [count()] of numbers ≥ 0 on the CPU; empty: each sample comes once. It is
+  /// read when the range is made, and must be the same on all ranks, which is not checked.
+  ///
+  /// The draw at a position depends on the weights, the seed, the epoch, the pass and the position, and not on the
+  /// number of workers. Each draw takes 128 random bits. Its probabilities have a relative error of at most 2^-52 +
+  /// count() × 2^-64 and an absolute one of 2^-63: a weight below that part of the sum is never drawn. The pass keeps
+  /// 16 bytes of memory for each sample, and takes up to 40 more while it begins.
+  ///
+  /// A pass that was interrupted needs its own weights to go on: save weights that change in the State. With others it
+  /// is an Error (ExitCode::data).
+  ///
+  /// Draws have no order in lanes (see `shuffle`): of encoded chunks that do not fit into DatasetOptions::cache_bytes,
+  /// almost a chunk is decoded for each draw. An Error (ExitCode::usage) with `shuffle` or a local shuffle, or if the
+  /// weights are of another size, negative, not finite, or all zero.
+  at::Tensor weights = {};
+  /// How many samples a pass draws by `weights`; empty: count(). Allowed only with weights.
+  std::optional<std::int64_t> num_samples = {};
+  /// With `shuffle`, brings samples of like length together, which saves padding. For a dataset of samples of different
+  /// length, see Dataset::ragged; for others it is an Error (ExitCode::usage).
+  ///
+  /// The shuffled order is divided into windows of 100 × bucket_samples. The samples of a window are sorted by length
+  /// and cut into buckets of `bucket_samples`. The buckets come in random order, a short one at the end of the pass,
+  /// and the samples of a bucket in random order. Give the samples of a step, over all workers, or a multiple of it.
+  /// The order does not depend on the number of workers.
+  std::optional<std::int64_t> bucket_samples = {};
   /// Converts columns after reading, as in {{"x", at::kFloat}}, or all of them, as in at::kFloat.
   ColumnTypes dtypes = {};
   /// The batches' device; empty: the session's device.
@@ -456,9 +524,10 @@ class MUSTER_API BatchRange {
 /// in every start or only in a fresh one, do not change where a run continues. Inside the loop an epoch must make the
 /// same passes in every start; it is an Error if the epoch ends before the pass in whose middle the run was saved.
 ///
-/// Between two starts the number of workers, the batch sizes and `shuffle` may change: a pass that was interrupted is
-/// finished in its original order, and the next pass has the new order. The names of datasets and the numbers of their
-/// samples must stay.
+/// Between two starts the number of workers, the batch sizes, `shuffle`, `bucket_samples` and `num_samples` may change:
+/// a pass that was interrupted is finished in its original order, and the next pass has the new order. The names of
+/// datasets and the numbers of their samples must stay. A pass by weights or in buckets that was interrupted needs the
+/// weights or lengths with which it began.
 ///
 /// Only one open training pass over a shard can be saved. It is an Error to report a State while a second one is open
 /// (side by side, or one inside a batch of the other), and a stop is not obeyed there. Two names for the same data in

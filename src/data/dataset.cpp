@@ -7,6 +7,7 @@
 #include "step/batch_weight.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unique2.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -78,6 +79,10 @@ Dataset Dataset::windows(std::vector<std::string> variables, WindowOptions optio
   return Dataset(detail::data::window_source(std::move(variables), std::move(options)));
 }
 
+Dataset Dataset::ragged(std::string path, RaggedOptions options) {
+  return Dataset(detail::data::ragged_source(path, std::move(options)));
+}
+
 Dataset Dataset::from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns) {
   return Dataset(detail::data::memory_source(std::move(columns)));
 }
@@ -103,12 +108,17 @@ Batch Dataset::read(std::span<const std::int64_t> samples) const {
 
 at::Tensor Dataset::column(const std::string& name) const {
   const auto& column = detail::data::column_of(*source_, name, "reading a column");
+  if (detail::data::is_ragged(column))
+    throw Error(ExitCode::usage, "reading a column", "the samples of \"" + name + "\" are of different length",
+                "Read them in batches");
   auto shape = column.shape;
   shape.insert(shape.begin(), count());
   const at::NoGradGuard no_grad;
   auto values = at::empty(shape, column.dtype);
   constexpr std::int64_t block_bytes = std::int64_t{16} << 20;
-  const auto rows = std::clamp<std::int64_t>(block_bytes / detail::data::row_bytes(schema()), 1, 1 << 16);
+  // Other columns may have samples of any size.
+  const std::int64_t most = std::ranges::any_of(schema(), detail::data::is_ragged) ? 1 << 8 : 1 << 16;
+  const auto rows = std::clamp<std::int64_t>(block_bytes / detail::data::row_bytes(schema()), 1, most);
   std::vector<std::int64_t> samples;
   for (std::int64_t first = 0; first < count(); first += rows) {
     samples.resize(static_cast<std::size_t>(std::min(rows, count() - first)));
@@ -126,6 +136,16 @@ std::vector<Dataset> Dataset::random_split(std::vector<double> fractions, std::u
   std::vector<Dataset> parts;
   for (auto& part : detail::data::split_source(source_, fractions, seed)) parts.push_back(Dataset(std::move(part)));
   return parts;
+}
+
+at::Tensor balanced_weights(const at::Tensor& labels) {
+  if (!labels.defined() || labels.dim() != 1 || labels.numel() == 0 || !at::isIntegralType(labels.scalar_type(), true))
+    throw Error(ExitCode::usage, "balancing weights", "the labels are not a tensor [samples] of whole numbers",
+                "Give the class of each sample");
+  const at::NoGradGuard no_grad;
+  const auto [classes, numbers, counts] =
+      at::_unique2(labels.cpu(), /*sorted=*/true, /*return_inverse=*/true, /*return_counts=*/true);
+  return counts.to(at::kDouble).mul(classes.numel()).reciprocal().index_select(0, numbers);
 }
 
 Dataset Dataset::transform(std::shared_ptr<const Preprocessor> preprocessor, MapOptions options) const {

@@ -65,7 +65,11 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     const c10::DeviceGuard own(run::choose_device(predictor_.uses_gpu(), launch));
     if (predictor_.uses_gpu()) run::warn_of_shared_gpus(launch);
     auto& source = *data::source_of(dataset);
-    for (const auto& name : options.keep_columns) data::column_of(source, name, "keeping columns");
+    for (const auto& name : options.keep_columns)
+      if (data::is_ragged(data::column_of(source, name, "keeping columns")))
+        throw Error(ExitCode::usage, "keeping columns",
+                    "the samples of \"" + name + "\" are of different length, and a column of a file has one",
+                    "Keep other columns");
     run::require_same_data(world, world.size(), {{"to predict", source.fingerprint()}});
 
     const Blocks blocks{source.count(), options.batch_size};

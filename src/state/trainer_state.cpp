@@ -43,6 +43,15 @@ void check_position(const std::string& name, const Json& position, bool outside 
     number_at(position, where, "window_seed", ~std::uint64_t{0});
   if (position.contains("shuffle") && !position["shuffle"].is_null() && !position["shuffle"].is_boolean())
     refuse_progress(where + "\"shuffle\"", "is neither true nor false");
+  const auto check_order = [&](const char* key, const char* samples, const char* hash) {
+    const auto at = position.find(key);
+    if (at == position.end()) return;
+    if (!at->is_object()) refuse_progress(where + "\"" + key + "\"", "is not an object");
+    number_at(*at, where + "\"" + key + "\" ", samples, max_samples);
+    number_at(*at, where + "\"" + key + "\" ", hash, ~std::uint64_t{0});
+  };
+  check_order("draws", "count", "weights");
+  check_order("buckets", "samples", "lengths");
   const auto samples = number_at(position, where, "samples", max_samples);
   const auto consumed = number_at(position, where, "consumed", max_samples);
   const auto batch = number_at(position, where, "global_batch_size", max_samples);

@@ -332,6 +332,8 @@ TEST(Manifest, ProgressThatCannotBeIsDamage) {
       {"/positions/train/global_batch_size", {0, -4, "4", 1ull << 63}},
       {"/positions/train/samples", {7, -1, "46", 1ull << 63}},
       {"/positions/train/seed", {-1, "7", 1.5}},
+      {"/positions/train/draws", {3, "x", Json{{"count", -1}}, Json{{"count", 5}, {"weights", "7"}}}},
+      {"/positions/train/buckets", {3, Json::array(), Json{{"samples", 1ull << 63}}, Json{{"lengths", -1}}}},
   };
   for (const auto& [pointer, values] : absurd)
     for (const auto& value : values) {

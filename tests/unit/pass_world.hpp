@@ -84,6 +84,25 @@ inline Samples run(const World& world, const BatchOptions& options, std::int64_t
   return samples;
 }
 
+/// The samples in the order of the pass: those of all ranks, step by step, of the first `stop` steps.
+inline Samples in_order(const World& world, const BatchOptions& options, std::int64_t stop = 1000,
+                        Json* position = nullptr) {
+  std::vector<Samples> steps;
+  for (const auto& state : world.states) {
+    std::size_t step = 0;
+    for (const auto& batch : DatasetShard(state).iter_batches(options)) {
+      if (steps.size() == step) steps.emplace_back();
+      append(steps[step++], batch);
+      if (static_cast<std::int64_t>(step) < stop) continue;
+      if (position != nullptr) *position = state->position();
+      break;
+    }
+  }
+  Samples samples;
+  for (const auto& step : steps) samples.insert(samples.end(), step.begin(), step.end());
+  return samples;
+}
+
 inline Samples sorted(Samples samples) {
   std::sort(samples.begin(), samples.end());
   return samples;

@@ -1,5 +1,6 @@
 #include "data/passes/batches.hpp"
 
+#include "data/passes/batch_options.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "watch/time_use.hpp"
@@ -64,25 +65,11 @@ struct StepReader {
   }
 };
 
-/// Throws an Error for options that no pass can follow.
-void check(const std::string& doing, const BatchOptions& options) {
-  const auto require = [&](bool holds, const std::string& option, const std::string& least) {
-    if (!holds) throw Error(ExitCode::usage, doing, option + " is less than " + least, "Give at least " + least);
-  };
-  require(options.batch_size >= 1, "batch_size", "1");
-  require(options.global_batch_size.value_or(1) >= 1, "global_batch_size", "1");
-  require(options.local_shuffle_buffer_size.value_or(1) >= 1, "local_shuffle_buffer_size", "1");
-  require(options.prefetch_batches >= 0, "prefetch_batches", "0");
-  if (options.local_shuffle_seed && !options.local_shuffle_buffer_size)
-    throw Error(ExitCode::usage, doing, "local_shuffle_seed is given and there is no local shuffle",
-                "Give local_shuffle_buffer_size too");
-}
-
 /// The batches of a dataset whose samples have indices.
 class IndexedBatches final : public BatchStream {
  public:
   IndexedBatches(std::shared_ptr<ShardState> of, const BatchOptions& options)
-      : BatchStream(of, options, of->dataset.count(), source_of(of->dataset)->blocks()) {
+      : BatchStream(of, options, data_of(*of, options)) {
     for (const auto& dtype : options.dtypes.named())
       column_of(*source_of(of->dataset), dtype.first, "converting dataset \"" + of->options().name + "\"");
   }
@@ -93,6 +80,16 @@ class IndexedBatches final : public BatchStream {
   }
 
  private:
+  static PassData data_of(const ShardState& shard, const BatchOptions& options) {
+    check_options(options, doing(shard));
+    const auto& source = source_of(shard.dataset);
+    PassData data{
+        .count = source->count(), .blocks = source->blocks(), .lengths = [source] { return source->lengths(); }};
+    data.weights = table_of(options.weights, data.count, doing(shard));
+    if (options.bucket_samples) require_lengths(*source, doing(shard));
+    return data;
+  }
+
   std::unique_ptr<Prefetch> open(const Pass& pass) override {
     const auto& source = source_of(shard().dataset);
     return std::make_unique<Prefetch>(StepReader{source, pass, shard().options().split, options()},
@@ -116,10 +113,9 @@ std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& optio
   return items;
 }
 
-BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count,
-                         Blocks blocks)
-    : shard_(std::move(shard)), options_(options), count_(count), blocks_(std::move(blocks)) {
-  check(doing(), options);
+BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, PassData data)
+    : shard_(std::move(shard)), options_(options), data_(std::move(data)) {
+  options_.weights.reset();  // PassData has what was made of them
 }
 
 BatchStream::~BatchStream() { end(); }
@@ -128,7 +124,7 @@ void BatchStream::start() {
   if (pass_ || at_end_)
     throw Error(ExitCode::usage, doing(), "begin() was called twice on one range",
                 "Ask the shard for a new range for each pass");
-  pass_ = shard_->begin_pass(options_, count_, blocks_);
+  pass_ = shard_->begin_pass(options_, data_);
   batches_ = open(*pass_);
   advance();
 }

@@ -104,14 +104,16 @@ class BatchStream {
   virtual std::int64_t num_batches() const = 0;
 
  protected:
-  /// `count`: samples of the dataset, 0 if not known. `blocks`: how they are stored.
-  BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, std::int64_t count, Blocks blocks = {});
+  BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, PassData data);
 
-  std::string doing() const { return "iterating over dataset \"" + shard_->options().name + "\""; }
+  std::string doing() const { return doing(*shard_); }
+  static std::string doing(const ShardState& shard) {
+    return "iterating over dataset \"" + shard.options().name + "\"";
+  }
   const ShardState& shard() const noexcept { return *shard_; }
   const BatchOptions& options() const noexcept { return options_; }
   /// The pass that has begun, or else the pass that would begin now.
-  Pass pass() const { return pass_ ? *pass_ : shard_->plan(options_, count_, blocks_); }
+  Pass pass() const { return pass_ ? *pass_ : shard_->plan(options_, data_); }
 
  private:
   /// Opens a reader for the batches of `pass`, which begins now.
@@ -123,8 +125,7 @@ class BatchStream {
 
   std::shared_ptr<ShardState> shard_;
   BatchOptions options_;
-  std::int64_t count_;
-  Blocks blocks_;
+  PassData data_;
   std::optional<Pass> pass_;  ///< none until it has begun
   std::unique_ptr<Prefetch> batches_;
   std::exception_ptr error_;  ///< was thrown instead of a batch; each later advance() throws it again

@@ -47,7 +47,7 @@ class CountedSampler : public LoaderSampler {
 
   std::int64_t begin_pass() override {
     end_pass(pass_.number);
-    pass_ = pass_position_->begin_pass(options_, size_, {}, self_);
+    pass_ = pass_position_->begin_pass(options_, {.count = size_}, self_);
     batch_.reset();
     begin();
     return pass_.number;

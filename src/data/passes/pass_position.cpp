@@ -16,36 +16,11 @@ std::int64_t times(std::int64_t a, std::int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
 }
 
-/// Samples in a window of the local shuffle; 0 without a local shuffle.
-std::int64_t window_of(const BatchOptions& options, const step::MicroBatchShare& share) {
-  return options.local_shuffle_buffer_size ? times(*options.local_shuffle_buffer_size, share.total) : 0;
-}
-
 /// FNV-1a: the same on every machine.
 std::uint64_t hash_of(const std::string& name) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
   return hash;
-}
-
-Json json_of(const Blocks& blocks) {
-  if (blocks.rows == 0) return nullptr;
-  return {{"rows", blocks.rows}, {"lanes", blocks.lanes}, {"files", blocks.files}};
-}
-
-Blocks blocks_from(const Json& json) {
-  if (json.is_null()) return {};
-  return {.rows = json.at("rows"), .files = json.at("files"), .lanes = json.at("lanes")};
-}
-
-/// False if these are not the blocks of a dataset with so many samples.
-bool fit(const Blocks& blocks, std::int64_t samples) {
-  if (blocks.rows == 0) return true;
-  for (const auto rows : blocks.files) {
-    if (rows < 1 || rows > samples) return false;
-    samples -= rows;
-  }
-  return blocks.rows > 0 && blocks.lanes > 0 && samples == 0;
 }
 
 [[noreturn]] void refuse_position(const std::string& name, const char* fact) {
@@ -125,18 +100,13 @@ std::int64_t PassPosition::PassGroup::repeated_passes() const noexcept {
 }
 
 Json PassPosition::PassGroup::position(std::int64_t global_step) const {
-  return {{"epoch", epoch.number},
-          {"passes", epoch.passes},
-          {"finished", repeated_passes()},
-          {"steps", last.under_way ? global_step - last.first_step : last.steps_before},
-          {"consumed", last.consumed},
-          {"window", last.window},
-          {"shuffle", last.shuffle ? Json(*last.shuffle) : Json()},
-          {"window_seed", last.window_seed ? Json(*last.window_seed) : Json()},
-          {"blocks", json_of(last.blocks)},
-          {"global_batch_size", last.global_batch},
-          {"workers", last.workers},
-          {"samples", last.samples}};
+  Json position{
+      {"epoch", epoch.number},         {"passes", epoch.passes},
+      {"finished", repeated_passes()}, {"steps", last.under_way ? global_step - last.first_step : last.steps_before},
+      {"consumed", last.consumed},     {"global_batch_size", last.global_batch},
+      {"workers", last.workers}};
+  last.order.add_to(position);
+  return position;
 }
 
 Json PassPosition::position() const {
@@ -163,12 +133,7 @@ void PassPosition::PassGroup::restore(const Json& position) {
   resume_pending = last.consumed > 0;
   skipped = false;
   last.outside = last.consumed > 0 && !position.value("inside", false);
-  last.window = position.at("window");
-  const auto known = [&](const char* key) { return position.contains(key) && !position.at(key).is_null(); };
-  last.shuffle = known("shuffle") ? std::optional<bool>(position.at("shuffle")) : std::nullopt;
-  last.window_seed = known("window_seed") ? std::optional<std::uint64_t>(position.at("window_seed")) : std::nullopt;
-  last.samples = position.at("samples");
-  last.blocks = blocks_from(position.value("blocks", Json()));
+  last.order = PassOrder::from_json(position);
   last.under_way = false;
 }
 
@@ -179,8 +144,8 @@ void PassPosition::restore(const Json& position, bool complete) {
       group.restore(saved);
       const auto& epoch = group.epoch;
       const auto& last = group.last;
-      if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 || last.consumed > last.samples ||
-          !fit(last.blocks, last.samples))
+      if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 ||
+          last.consumed > last.order.samples || !last.order.is_possible())
         refuse_position(options_.name, "its numbers do not go together");
     }
     group.last.global_batch = saved.at("global_batch_size");
@@ -200,7 +165,11 @@ void PassPosition::restore(const Json& position, bool complete) {
   }
 }
 
-Pass PassPosition::plan(const BatchOptions& options, std::int64_t count, const Blocks& blocks) const {
+PassOrder PassPosition::order_of_new(const BatchOptions& options, const PassData& data) const {
+  return PassOrder::of(options, data, options_.split ? options_.share : step::MicroBatchShare{}, options_.seed);
+}
+
+Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const {
   const bool split = options_.split;
   const auto share = split ? options_.share : step::MicroBatchShare{};
   const auto per_worker = split || !options.global_batch_size
@@ -214,38 +183,33 @@ Pass PassPosition::plan(const BatchOptions& options, std::int64_t count, const B
   // A pass after the loop has the next epoch's order, as it has in a run that is resumed after its last epoch.
   const bool in_next_epoch =
       !steps_->in_loop && steps_->epoch == steps_->last_loop_end && epoch.number == steps_->epoch;
-  Pass pass{.order = Order(count, {}),
-            .plan = {count, options_.weighs() ? batch : 0, options.drop_last},
+  const bool training = split && options.training && at::GradMode::is_enabled();
+  const bool continues = training && !last.under_way && last.consumed > 0;  // a pass begun before the restart
+  const auto now = order_of_new(options, data);
+  const auto chosen = continues ? last.order.completed_by(now) : now;
+  Pass pass{.order = Order(chosen.samples, {}),
+            .plan = {chosen.samples, options_.weighs() ? batch : 0, options.drop_last},
             .share = share,
-            .training = split && options.training && at::GradMode::is_enabled(),
+            .training = training,
             .in_loop = steps_->in_loop,
             .epoch = epoch.number};
   if (pass.training && epoch.to_skip > 0) {
-    pass.position = count;
+    pass.position = chosen.samples;
     pass.is_already_finished = true;
     return pass;
   }
-  OrderOptions order{.shuffle = options.shuffle,
-                     .blocks = blocks,
-                     .window = window_of(options, share),
-                     .seed = options_.seed,
-                     .window_seed = options.local_shuffle_seed.value_or(options_.seed),
-                     .random_seed = options_.seed ^ hash_of(options_.name),
-                     .epoch = epoch.number + (in_next_epoch ? 1 : 0)};
+  auto order = chosen.options_for(data);
+  order.seed = options_.seed;
+  order.random_seed = options_.seed ^ hash_of(options_.name);
+  order.epoch = epoch.number + (in_next_epoch ? 1 : 0);
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);
-    if (!last.under_way && last.consumed > 0) {  // continues a pass begun before the restart
-      order.window = last.window;
-      order.shuffle = last.shuffle.value_or(options.shuffle);
-      order.blocks = last.blocks;
-      order.window_seed = last.window_seed.value_or(order.window_seed);
-      pass.position = last.consumed;
-    }
+    if (continues) pass.position = last.consumed;
   } else {
     const auto evaluation = group.number_of_evaluation(section());
     order.pass = split ? -1 - evaluation : evaluation;
   }
-  pass.order = Order(count, order);
+  pass.order = Order(chosen.samples, order);
   return pass;
 }
 
@@ -270,21 +234,33 @@ void PassPosition::warn_if_steps_changed(PassGroup& group, const Pass& pass, con
             " before the restart; global_batch_size keeps it the same at any number of workers");
 }
 
-void PassPosition::warn_if_order_changed(const LastPass& last, const BatchOptions& options) const {
-  const bool shuffle = last.shuffle.value_or(options.shuffle) != options.shuffle;
-  const bool window = (last.window > 0) != options.local_shuffle_buffer_size.has_value();
-  const auto seed = options.local_shuffle_seed.value_or(options_.seed);
-  const bool window_seed = last.window > 0 && !window && last.window_seed.value_or(seed) != seed;
-  if (!shuffle && !window && !window_seed) return;
-  const auto changed = shuffle ? "shuffle" : window ? "local_shuffle_buffer_size" : "local_shuffle_seed";
-  log::warn(named() + changed +
-            " differs from its value when the run was saved in the middle of a pass. The rest of that pass keeps the "
-            "order that it began with, so that each sample comes once; the next pass has the new order");
+void PassPosition::require_same_data(const LastPass& last, const PassData& data) const {
+  const auto doing = "continuing in dataset \"" + options_.name + "\"";
+  if (last.order.dataset_samples() != data.count)
+    throw Error(ExitCode::data, doing,
+                "it has " + std::to_string(data.count) + " samples and had " +
+                    std::to_string(last.order.dataset_samples()) + " when the checkpoint was saved",
+                "Resume with the same files, or start a new run");
+  if (last.order.needs_other_weights(data))
+    throw Error(ExitCode::data, doing, "the checkpoint was saved in the middle of a pass with other weights",
+                "Give the same until that pass is over (save weights that change in the State), or start a new run");
+  if (last.order.needs_other_lengths(data))
+    throw Error(ExitCode::data, doing,
+                "the checkpoint was saved in the middle of a pass in buckets, and the samples had other lengths",
+                "Resume with the same files, or start a new run");
 }
 
-Pass PassPosition::begin_pass(const BatchOptions& options, std::int64_t count, const Blocks& blocks,
+void PassPosition::warn_if_order_changed(const LastPass& last, const PassOrder& now) const {
+  const auto changed = last.order.changed_option(now);
+  if (changed.empty()) return;
+  log::warn(named() + changed +
+            " differs from its value when the run was saved in the middle of a pass. The rest of that pass keeps the "
+            "order that it began with; the next pass has the new order");
+}
+
+Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
                               const std::shared_ptr<const void>& loader) {
-  Pass pass = plan(options, count, blocks);
+  Pass pass = plan(options, data);
   auto& group = passes(pass.in_loop);
   auto& last = group.last;
   if (!pass.training) {
@@ -318,36 +294,29 @@ Pass PassPosition::begin_pass(const BatchOptions& options, std::int64_t count, c
   for (auto* const one : {&in_loop_, &outside_})
     if (one->last.under_way) finish(*one);
   group.resume_pending = false;
+  const auto count = pass.plan.samples;
   if (pass.position == 0 && count > 0 && pass.plan.global_batch > count && options.drop_last)
     log::warn(named() + "a step takes " + std::to_string(pass.plan.global_batch) +
-              " samples over all workers, the data have only " + std::to_string(count) +
+              " samples over all workers, the pass has only " + std::to_string(count) +
               ", and drop_last leaves out a step that is not full: nothing is trained");
   const bool counts = steps_->in_loop == steps_->looped;
   if (counts && steps_->counts_epochs && std::exchange(steps_->complete_epoch, -1) == pass.epoch)
     log::warn(named() +
               "this epoch was saved between two of its passes, so a run that resumes from there takes the epoch as "
               "over. Report a State at the end of the epoch, or inside a pass");
-  if (last.consumed > 0 && last.samples != count)
-    throw Error(ExitCode::data, "continuing in dataset \"" + options_.name + "\"",
-                "it has " + std::to_string(count) + " samples and had " + std::to_string(last.samples) +
-                    " when the checkpoint was saved",
-                "Resume with the same files, or start a new run");
   if (options_.weighs()) warn_if_steps_changed(group, pass, options);
   group.restored = false;
   const bool continues = last.consumed > 0;
-  if (continues) warn_if_order_changed(last, options);
+  const auto now = order_of_new(options, data);
+  if (continues) require_same_data(last, data);
+  if (continues) warn_if_order_changed(last, now);
   last = {.number = pass.number,
           .under_way = true,
           .consumed = last.consumed,
           .first_step = steps_->global_step - (continues ? last.steps_before : 0),
-          .window = continues ? last.window : window_of(options, options_.share),
-          .shuffle = continues && last.shuffle ? last.shuffle : options.shuffle,
-          .blocks = continues ? last.blocks : blocks,
-          .window_seed =
-              continues && last.window_seed ? last.window_seed : options.local_shuffle_seed.value_or(options_.seed),
+          .order = continues ? last.order.completed_by(now) : now,
           .global_batch = pass.plan.global_batch,
           .workers = options_.batches_in_step(),
-          .samples = count,
           .others = steps_->begin_pass({.number = pass.number,
                                         .source = this,
                                         .name = options_.name,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "data/passes/pass_order.hpp"
 #include "data/passes/samples.hpp"
 #include "muster/dataset.hpp"
 #include "muster/json.hpp"
@@ -90,12 +91,11 @@ class PassPosition {
   /// `complete`: the epoch of `position` is over; only its step size is kept, to warn if it has changed.
   void restore(const Json& position, bool complete = false);
 
-  /// The pass that would begin now, over `count` samples. `blocks`: how they are stored, if that matters.
-  Pass plan(const BatchOptions& options, std::int64_t count, const Blocks& blocks = {}) const;
+  /// The pass that would begin now.
+  Pass plan(const BatchOptions& options, const PassData& data) const;
   /// `loader` identifies the data loader that begins the pass; null for a dataset. Throws an Error if a training pass
-  /// over another loader of the same name is under way.
-  Pass begin_pass(const BatchOptions& options, std::int64_t count, const Blocks& blocks = {},
-                  const std::shared_ptr<const void>& loader = {});
+  /// over another loader of the same name is under way, or if the pass continues one that `data` do not go with.
+  Pass begin_pass(const BatchOptions& options, const PassData& data, const std::shared_ptr<const void>& loader = {});
   /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
   /// The program is done with the batch in hand and asks for the next one.
@@ -132,16 +132,12 @@ class PassPosition {
   struct LastPass {
     std::int64_t number = 0;  ///< 0 if this process has begun none
     bool under_way = false;
-    std::int64_t consumed = 0;         ///< samples taken; for a restored pass, the samples taken before the restart
-    std::int64_t steps_before = 0;     ///< steps of the run from the begin of the pass to the restart
-    std::int64_t first_step = 0;       ///< the run's step number when the pass began
-    std::int64_t window = 0;           ///< samples of a local shuffle's window, from the worker count at its begin
-    std::optional<bool> shuffle = {};  ///< none if not known
-    Blocks blocks = {};                ///< in which the samples were stored, when the pass began
-    std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
-    std::int64_t global_batch = 0;                  ///< samples of a step
-    int workers = 0;                                ///< a step takes `workers` times batch_size; 0 if not known
-    std::int64_t samples = 0;                       ///< of the dataset, when the pass began
+    std::int64_t consumed = 0;      ///< samples taken; for a restored pass, the samples taken before the restart
+    std::int64_t steps_before = 0;  ///< steps of the run from the begin of the pass to the restart
+    std::int64_t first_step = 0;    ///< the run's step number when the pass began
+    PassOrder order = {};           ///< as it was when the pass began
+    std::int64_t global_batch = 0;  ///< samples of a step
+    int workers = 0;                ///< a step takes `workers` times batch_size; 0 if not known
     // How the pass is nested in other passes.
     std::vector<step::BatchOfPass> others = {};  ///< the batches of other passes in hand when this pass began
     bool late = false;                           ///< one of `others` was not the first batch of its pass
@@ -160,7 +156,7 @@ class PassPosition {
     std::int64_t evaluations = 0;  ///< passes in that section
 
     /// True if samples are left in the pass under way.
-    bool has_rest() const noexcept { return last.under_way && last.consumed < last.samples; }
+    bool has_rest() const noexcept { return last.under_way && last.consumed < last.order.samples; }
     bool unfinished() const noexcept { return last.under_way || last.consumed > 0; }
     bool none() const noexcept { return last.number == 0 && epoch.passes == 0 && last.consumed == 0; }
     std::int64_t repeated_passes() const noexcept;
@@ -180,10 +176,14 @@ class PassPosition {
   bool under_way() const noexcept { return in_loop_.last.under_way || outside_.last.under_way; }
   /// The section of an evaluation pass that would begin now.
   Section section() const;
+  /// The order of a new pass over `data`.
+  PassOrder order_of_new(const BatchOptions& options, const PassData& data) const;
   void finish(PassGroup& group);
   std::string named() const;  ///< the beginning of a message about the dataset or loader
   void warn_if_steps_changed(PassGroup& group, const Pass& pass, const BatchOptions& options);
-  void warn_if_order_changed(const LastPass& last, const BatchOptions& options) const;
+  /// Throws an Error if the pass that was interrupted cannot go on over `data`.
+  void require_same_data(const LastPass& last, const PassData& data) const;
+  void warn_if_order_changed(const LastPass& last, const PassOrder& now) const;
 
   PassPositionOptions options_;
   std::weak_ptr<PassPositions> owner_;

@@ -5,7 +5,7 @@
 namespace muster::detail::data {
 namespace {
 
-enum Purpose : std::uint64_t { shuffling = 1, windows = 2, drawing = 3 };
+enum Purpose : std::uint64_t { shuffling = 1, windows = 2, random_numbers = 3, drawing = 4 };
 
 std::uint64_t key_of(std::uint64_t seed, const OrderOptions& options, Purpose purpose) noexcept {
   return mix(mix(mix(seed, purpose), static_cast<std::uint64_t>(options.epoch)),
@@ -23,22 +23,31 @@ Order::Order(std::int64_t size, const OrderOptions& options)
     : size_(size),
       window_(options.window),
       window_key_(key_of(options.window_seed, options, windows)),
-      random_key_(key_of(options.random_seed, options, drawing)) {
-  if (!options.shuffle) return;
+      random_key_(key_of(options.random_seed, options, random_numbers)),
+      draw_key_(key_of(options.seed, options, drawing)),
+      weights_(options.weights) {
+  if (weights_ || !options.shuffle) return;
   const auto key = key_of(options.seed, options, shuffling);
-  if (options.blocks.rows > 0)
+  if (options.bucket > 0)
+    buckets_ = std::make_shared<LengthBuckets>(options.lengths, options.bucket, key);
+  else if (options.blocks.rows > 0)
     lanes_ = std::make_shared<Lanes>(options.blocks, key);
   else
     shuffle_.emplace(size, key);
 }
 
 std::int64_t Order::operator()(std::int64_t position) const {
+  if (weights_) {
+    const auto number = 2 * static_cast<std::uint64_t>(position);
+    return (*weights_)(mix(draw_key_, number), mix(draw_key_, number + 1));
+  }
   if (lanes_) return lanes_->row_at(position);
   if (window_ > 0) {
     const std::int64_t number = position / window_, begin = number * window_;
     const Permutation within(std::min(window_, size_ - begin), mix(window_key_, static_cast<std::uint64_t>(number)));
     position = begin + within(position - begin);
   }
+  if (buckets_) return (*buckets_)(position);
   return shuffle_ ? (*shuffle_)(position) : position;
 }
 

@@ -6,7 +6,9 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "data/passes/alias_table.hpp"
 #include "data/passes/lanes.hpp"
+#include "data/passes/length_buckets.hpp"
 #include "data/passes/permutation.hpp"
 
 #include <cstdint>
@@ -27,18 +29,22 @@ MUSTER_INTERNAL_API SampleRange share_of(std::int64_t count, int world, int rank
 
 /// How the samples of one pass are ordered.
 struct OrderOptions {
-  bool shuffle = false;              ///< permute all samples
-  Blocks blocks = {};                ///< with `shuffle`: in which the samples are stored; rows 0: of no importance
-  std::int64_t window = 0;           ///< samples of a window, permuted within it; 0: no local shuffle
-  std::uint64_t seed = 0;            ///< seed of the shuffle
-  std::uint64_t window_seed = 0;     ///< seed of the local shuffle
-  std::uint64_t random_seed = 0;     ///< seed of the random numbers of preprocessors and streams
-  std::int64_t epoch = 0, pass = 0;  ///< every pass of every epoch has a different order
+  bool shuffle = false;     ///< permute all samples
+  Blocks blocks = {};       ///< with `shuffle`: in which the samples are stored; rows 0: of no importance
+  std::int64_t bucket = 0;  ///< with `shuffle`: samples of a bucket of like length; 0: no buckets
+  std::shared_ptr<const Lengths> lengths = {};     ///< with `bucket`: of all samples
+  std::shared_ptr<const AliasTable> weights = {};  ///< draws every sample by its weight; null: each comes once
+  std::int64_t window = 0;                         ///< samples of a window, permuted within it; 0: no local shuffle
+  std::uint64_t seed = 0;                          ///< seed of the shuffle
+  std::uint64_t window_seed = 0;                   ///< seed of the local shuffle
+  std::uint64_t random_seed = 0;                   ///< seed of the random numbers of preprocessors and streams
+  std::int64_t epoch = 0, pass = 0;                ///< every pass of every epoch has a different order
 };
 
 /// The sample at each position of a pass.
 class Order {
  public:
+  /// `size`: samples of the pass. They are all of the dataset, or any number of draws by OrderOptions::weights.
   Order(std::int64_t size, const OrderOptions& options);
   std::int64_t operator()(std::int64_t position) const;
   std::int64_t size() const noexcept { return size_; }
@@ -49,9 +55,11 @@ class Order {
 
  private:
   std::int64_t size_, window_;
-  std::uint64_t window_key_, random_key_;
+  std::uint64_t window_key_, random_key_, draw_key_;
   std::optional<Permutation> shuffle_;
   std::shared_ptr<const Lanes> lanes_;
+  std::shared_ptr<const LengthBuckets> buckets_;
+  std::shared_ptr<const AliasTable> weights_;
 };
 
 /// The samples of one step, as one rank sees them.

@@ -1,4 +1,5 @@
 // The batches of a stream. Each worker reads its own rows; before each step the workers agree on how many rows it has.
+#include "data/passes/batch_options.hpp"
 #include "data/passes/batches.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
@@ -48,14 +49,18 @@ std::vector<Batch::Item> unpack_row(const std::string& packed, std::optional<at:
 
 class StreamBatches final : public BatchStream {
  public:
-  StreamBatches(std::shared_ptr<ShardState> of, const BatchOptions& options) : BatchStream(std::move(of), options, 0) {
+  StreamBatches(std::shared_ptr<ShardState> of, const BatchOptions& options) : BatchStream(std::move(of), options, {}) {
+    check_options(options, doing());
     const auto refuse = [&](const std::string& fact, const std::string& remedy) {
       throw Error(ExitCode::usage, doing(), fact, remedy);
     };
     const auto& share = shard().options().share;
-    if (options.shuffle || options.local_shuffle_buffer_size)
-      refuse((options.shuffle ? "shuffle" : "local_shuffle_buffer_size") +
-                 std::string(" is set, but a stream gives its rows in its own order"),
+    const char* const set = options.shuffle                     ? "shuffle"
+                            : options.local_shuffle_buffer_size ? "local_shuffle_buffer_size"
+                            : options.weights.defined()         ? "weights"
+                                                                : "";
+    if (*set != '\0')
+      refuse(std::string(set) + " is set, but a stream gives its rows in its own order",
              "Shuffle where the rows are made");
     if (shard().options().split && share.fixed)
       refuse("it is a stream, and virtual_workers can only divide samples that have an index",

@@ -104,9 +104,14 @@ void ColumnPreprocessor::fit(const Dataset& dataset, const Communicator& communi
   constexpr std::int64_t rows = 256;
   auto& source = *source_of(dataset);
   const auto doing = [this](const std::string& name) { return "fitting " + kind_ + " on column \"" + name + "\""; };
-  for (const auto& name : columns_)
-    if (const auto why = objection(column_of(source, name, doing(name)).dtype); !why.empty())
+  for (const auto& name : columns_) {
+    const auto& column = column_of(source, name, doing(name));
+    if (is_ragged(column))
+      throw Error(ExitCode::data, doing(name), "its samples are of different length, and their padding would count",
+                  "Choose another column");
+    if (const auto why = objection(column.dtype); !why.empty())
       throw Error(ExitCode::data, doing(name), why, "Choose another column or convert it");
+  }
 
   // The blocks and the order in which they are joined depend on the dataset only, so that the results are bitwise equal
   // at any number of ranks.

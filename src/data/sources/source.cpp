@@ -106,6 +106,7 @@ class TransformedSource final : public Source {
     std::call_once(once_, [this] {
       constexpr std::array<std::int64_t, 1> first{0};
       schema_ = schema_of(read(first));
+      keep_variable_sizes();
     });
     return schema_;
   }
@@ -121,9 +122,23 @@ class TransformedSource final : public Source {
   }
 
   Blocks blocks() override { return source_->blocks(); }
+  std::shared_ptr<const Lengths> lengths() override { return source_->lengths(); }
   void expect(std::span<const std::int64_t> samples) override { source_->expect(samples); }
 
  private:
+  /// A size that differs from batch to batch still does so if the preprocessed sample has it at the same place.
+  void keep_variable_sizes() {
+    constexpr std::array<std::int64_t, 1> first{0};
+    const auto stored = source_->schema(), of_first = schema_of(source_->read(first));
+    for (std::size_t c = 0; c < stored.size(); ++c) {
+      const auto found = std::ranges::find(schema_, stored[c].name, &Column::name);
+      if (found == schema_.end()) continue;
+      const auto dimensions = std::min(found->shape.size(), stored[c].shape.size());
+      for (std::size_t d = 0; d < dimensions; ++d)
+        if (stored[c].shape[d] < 0 && found->shape[d] == of_first[c].shape[d]) found->shape[d] = -1;
+    }
+  }
+
   std::shared_ptr<Source> source_;
   std::shared_ptr<const std::vector<BatchWork>> work_;
   std::once_flag once_;
@@ -170,10 +185,17 @@ Schema schema_of(const Batch& batch) {
   return schema;
 }
 
+bool is_ragged(const Column& column) noexcept {
+  return std::ranges::any_of(column.shape, [](std::int64_t size) { return size < 0; });
+}
+
 std::int64_t row_bytes(const Schema& schema) noexcept {
   std::int64_t bytes = 1;
-  for (const auto& column : schema)
-    bytes += c10::multiply_integers(column.shape) * static_cast<std::int64_t>(c10::elementSize(column.dtype));
+  for (const auto& column : schema) {
+    auto of_column = static_cast<std::int64_t>(c10::elementSize(column.dtype));
+    for (const auto size : column.shape) of_column *= std::max<std::int64_t>(0, size);
+    bytes += of_column;
+  }
   return bytes;
 }
 

@@ -48,6 +48,8 @@ class Source {
   virtual void expect(std::span<const std::int64_t> /*samples*/) {}
   /// How the samples are stored, if it costs much to read them in another order than block by block.
   virtual Blocks blocks() { return {}; }
+  /// The length of each sample, for samples of different length; otherwise null.
+  virtual std::shared_ptr<const Lengths> lengths() { return nullptr; }
   /// Must be the same on all ranks.
   virtual DatasetFingerprint fingerprint() = 0;
   /// The source's name in errors.
@@ -70,6 +72,8 @@ std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ord
 std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
 /// A source of windows of variables, each "FILE:/NAME". Files are opened and checked at the first call of a member.
 std::shared_ptr<Source> window_source(std::vector<std::string> variables, WindowOptions options);
+/// A source of samples of different length from one file. It is opened and checked at the first call of a member.
+std::shared_ptr<Source> ragged_source(const std::string& path, RaggedOptions options);
 /// A source of the rows that the reader from `make` returns on each worker.
 std::shared_ptr<Source> stream_source(MakeStream make);
 /// A source that does `work` on each batch of `source`, after the work of `source` itself.
@@ -94,7 +98,9 @@ class TensorPool {
 
 /// The columns of a batch.
 MUSTER_INTERNAL_API Schema schema_of(const Batch& batch);
-/// The bytes of a sample, at least 1.
+/// True if samples of the column have different sizes.
+MUSTER_INTERNAL_API bool is_ragged(const Column& column) noexcept;
+/// The bytes of a sample, at least 1. Columns whose samples have different sizes are left out.
 std::int64_t row_bytes(const Schema& schema) noexcept;
 /// "Float[3]", for errors.
 std::string column_text(const Column& column);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <mutex>
 #include <numeric>
 
 namespace muster::detail::data {
@@ -57,6 +58,18 @@ class SubsetSource final : public Source {
   std::string shown() const override { return "a subset of " + source_->shown(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
 
+  std::shared_ptr<const Lengths> lengths() override {
+    std::call_once(lengths_made_, [this] {
+      const auto all = source_->lengths();
+      if (!all) return;
+      std::vector<std::int64_t> chosen;
+      for (std::int64_t i = 0; i < count(); ++i)
+        chosen.push_back(all->of_samples[static_cast<std::size_t>(chosen_[i])]);
+      lengths_ = std::make_shared<Lengths>(std::move(chosen));
+    });
+    return lengths_;
+  }
+
   DatasetFingerprint fingerprint() override {
     auto print = source_->fingerprint();
     print.count = count();
@@ -75,6 +88,8 @@ class SubsetSource final : public Source {
 
   std::shared_ptr<Source> source_;
   Chosen chosen_;
+  std::once_flag lengths_made_;
+  std::shared_ptr<const Lengths> lengths_;
 };
 
 /// The sizes of parts of `count` samples, by the largest remainder. `fractions` are positive.

@@ -1,0 +1,70 @@
+// What decides the order of a pass, as it is saved with the position in the middle of the pass.
+#pragma once
+
+#include "data/passes/samples.hpp"
+#include "muster/dataset.hpp"
+#include "muster/json.hpp"
+#include "step/batch_weight.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace muster::detail::data {
+
+/// The samples that a pass goes over.
+struct PassData {
+  std::int64_t count = 0;                          ///< samples of the dataset; 0 if not known
+  Blocks blocks = {};                              ///< in which they are stored, if that matters
+  std::shared_ptr<const AliasTable> weights = {};  ///< of BatchOptions::weights; null: each sample comes once
+  /// The lengths of the samples; null, or a result of null, if all have the same. Called for an order in buckets only.
+  std::function<std::shared_ptr<const Lengths>()> lengths = {};
+};
+
+/// The order of one pass, apart from the run's seed and the number of the pass.
+struct PassOrder {
+  struct Draws {
+    std::int64_t count = 0;     ///< samples of the dataset
+    std::uint64_t weights = 0;  ///< AliasTable::hash()
+    bool operator==(const Draws&) const = default;
+  };
+  struct Buckets {
+    std::int64_t samples = 0;   ///< of a bucket
+    std::uint64_t lengths = 0;  ///< Lengths::hash
+    bool operator==(const Buckets&) const = default;
+  };
+
+  std::int64_t samples = 0;          ///< of the pass: all of the dataset, or the number of draws
+  std::int64_t window = 0;           ///< samples of a local shuffle's window, from the worker count at its begin
+  std::optional<bool> shuffle = {};  ///< none if not known
+  std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
+  Blocks blocks = {};
+  std::optional<Draws> draws = {};      ///< none if each sample comes once
+  std::optional<Buckets> buckets = {};  ///< none if samples of like length do not come together
+
+  /// The order of a new pass. `seed`: of the local shuffle, unless the options have one.
+  static PassOrder of(const BatchOptions& options, const PassData& data, const step::MicroBatchShare& share,
+                      std::uint64_t seed);
+  /// Reads what add_to() has written. Throws a Json::exception for wrong types.
+  static PassOrder from_json(const Json& position);
+  void add_to(Json& position) const;
+
+  /// This order, with what is not known taken from `now`.
+  PassOrder completed_by(const PassOrder& now) const;
+  /// The part of an Order's options that does not depend on the run and the number of the pass. If the
+  /// order needs other weights or lengths, these are the options of another order.
+  OrderOptions options_for(const PassData& data) const;
+  /// The samples of the dataset.
+  std::int64_t dataset_samples() const noexcept { return draws ? draws->count : samples; }
+  /// False if the numbers do not go together: they come from a file.
+  bool is_possible() const noexcept;
+  /// True if this order needs weights or lengths, and `data` have other ones: then the pass cannot go on.
+  bool needs_other_weights(const PassData& data) const noexcept;
+  bool needs_other_lengths(const PassData& data) const;
+  /// The name of the first option that would give another order than `options`; empty if none does.
+  std::string changed_option(const PassOrder& now) const;
+};
+
+}  // namespace muster::detail::data
