@@ -36,8 +36,8 @@ std::string measured_text(const Json& measured) {
   const auto add = [&](const char* layout, const char* pass, const Json& speed) {
     const auto whole = [](const Json& number) { return static_cast<std::uint64_t>(number.get<double>()); };
     if (!speed.is_null())
-      table.rows.push_back({layout, pass, std::to_string(whole(speed.at("samples_per_s"))),
-                            bytes_text(whole(speed.at("bytes_per_s")))});
+      table.rows.push_back(
+          {layout, pass, std::to_string(whole(speed.at("samples_per_s"))), bytes_text(whole(speed.at("bytes_per_s")))});
   };
   for (const auto& [key, layout] : {std::pair{"now", "as it is"}, {"converted", "as advised"}}) {
     if (measured.at(key).is_null()) continue;

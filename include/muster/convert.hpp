@@ -52,9 +52,9 @@ MUSTER_API std::vector<std::filesystem::path> convert_idx(const std::vector<std:
 MUSTER_API std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});
-/// One .npz archive, as numpy.savez and numpy.savez_compressed write it: each array makes a column with its name, by the
-/// rules of convert_npy(). Single values are left out unless ConvertOptions::columns names them. The checksum of each
-/// array is verified. An Error (ExitCode::missing_package) if muster was built without libzip.
+/// One .npz archive, as numpy.savez and numpy.savez_compressed write it: each array makes a column with its name, by
+/// the rules of convert_npy(). Single values are left out unless ConvertOptions::columns names them. The checksum of
+/// each array is verified. An Error (ExitCode::missing_package) if muster was built without libzip.
 MUSTER_API std::vector<std::filesystem::path> convert_npz(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});
@@ -75,10 +75,10 @@ MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::
 
 /// Describes a dataset "FILE.h5[:/group]": {"path", "samples" (null if columns differ), "bytes" (of the file),
 /// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes", "reader", "offset" (of the values
-/// in the file; null unless they are contiguous and read directly)}], "groups": [those inside the group], "advice": [problems that prevent reading it or make it slow, with remedies], "convert": {"chunk",
-/// "compress", "command"} (the conversion that makes reading faster; null if there is none)}. A reader is "direct"
-/// (rows are read where they lie), "decoded" (muster decodes chunks, without HDF5's lock) or "hdf5" (HDF5 reads, under
-/// its lock).
+/// in the file; null unless they are contiguous and read directly)}], "groups": [those inside the group], "advice":
+/// [problems that prevent reading it or make it slow, with remedies], "convert": {"chunk", "compress", "command"} (the
+/// conversion that makes reading faster; null if there is none)}. A reader is "direct" (rows are read where they lie),
+/// "decoded" (muster decodes chunks, without HDF5's lock) or "hdf5" (HDF5 reads, under its lock).
 MUSTER_API Json describe_dataset(const std::string& path);
 
 /// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that

@@ -3,6 +3,7 @@
 
 #include "hdf5/handle.hpp"
 #include "muster/convert.hpp"
+#include "muster/error.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +21,7 @@ class Hdf5Rows;
 class InputFile;
 
 /// Where the bytes of an InputFile come from. The functions do what InputFile's of the same names do, and throw errors
-/// with file.fail().
+/// with file.reject().
 class InputStream {
  public:
   virtual ~InputStream() = default;
@@ -51,7 +52,9 @@ class InputFile {
   void expect_exactly(std::uint64_t bytes, std::uint64_t left) const;
 
   const std::string& shown() const noexcept { return shown_; }
-  [[noreturn]] void fail(const std::string& fact, const std::string& remedy = {}) const;
+  [[noreturn]] void reject(const std::string& fact, const std::string& remedy = {}) const {
+    throw Error(ExitCode::data, "reading " + shown_, fact, remedy);
+  }
 
  private:
   std::string shown_;

@@ -15,10 +15,14 @@
 namespace muster {
 namespace {
 
-constexpr double least_seconds = 1;             ///< of the passes of one measurement
+constexpr double least_seconds = 1;             ///< of one measurement, with opening the file for each pass
 constexpr std::int64_t trial_bytes = 8 << 20;   ///< of the pass that shows how many samples a second takes
 constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, roughly
 constexpr std::int64_t batch_bytes = 16 << 20;  ///< of one batch, at most, unless a sample is larger
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// A new folder in TMPDIR, removed with everything in it by the destructor.
 class TemporaryFolder {
@@ -48,7 +52,7 @@ class TemporaryFolder {
 struct Measured {
   std::string path;
   Json description;
-  std::vector<std::string> columns;
+  std::vector<std::string> columns = {};
   std::int64_t samples = 0, sample_bytes = 0, batch = 0;
   std::function<void()> between;
 
@@ -104,13 +108,13 @@ double seconds_of_pass(const Measured& all, const Dataset& dataset, std::int64_t
   std::vector<std::int64_t> order(static_cast<std::size_t>(samples));
   std::iota(order.begin(), order.end(), 0);
   std::ranges::shuffle(order, std::mt19937_64(1));
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   for (std::int64_t at = 0; at < samples; at += all.batch) {
     const auto count = std::min(all.batch, samples - at);
     dataset.read(std::span(order).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
     if (all.between) all.between();
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return seconds_since(begin);
 }
 
 /// How many of the samples are measured: about as many as a pass reads in a second.
@@ -125,9 +129,11 @@ std::int64_t choose_samples(const Measured& all) {
 /// Passes until a second is over. `open` gives the dataset of each.
 template <class Open>
 Json measure_passes(const Measured& all, std::int64_t samples, Open&& open) {
+  const auto begin = Clock::now();
   double seconds = 0;
   std::int64_t passes = 0;
-  for (; seconds < least_seconds; ++passes) seconds += seconds_of_pass(all, open(), samples);
+  for (; passes == 0 || seconds_since(begin) < least_seconds; ++passes)
+    seconds += seconds_of_pass(all, open(), samples);
   const auto speed = static_cast<double>(passes * samples) / seconds;
   return {{"samples_per_s", speed}, {"bytes_per_s", speed * static_cast<double>(all.sample_bytes)}};
 }

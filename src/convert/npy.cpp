@@ -14,8 +14,7 @@
 namespace muster {
 namespace {
 
-using detail::convert::InputColumn, detail::convert::InputFile, detail::convert::NpyHeader,
-    detail::convert::NumberType;
+using detail::convert::InputColumn, detail::convert::InputFile, detail::convert::NpyHeader, detail::convert::NumberType;
 
 constexpr std::size_t longest_header = 1 << 20;
 
@@ -51,7 +50,7 @@ class HeaderParser {
   }
 
  private:
-  [[noreturn]] void fail() const { file_.fail("its .npy header is malformed", "Save it again with numpy.save"); }
+  [[noreturn]] void fail() const { file_.reject("its .npy header is malformed", "Save it again with numpy.save"); }
 
   void skip_space() {
     while (!text_.empty() && (text_.front() == ' ' || text_.front() == '\n')) text_.remove_prefix(1);
@@ -75,7 +74,7 @@ class HeaderParser {
     return value;
   }
   std::string descr() {
-    if (accept("[")) file_.fail("it holds records with named fields", "Save each field as a file of its own");
+    if (accept("[")) file_.reject("it holds records with named fields", "Save each field as a file of its own");
     return string();
   }
   bool boolean() {
@@ -126,15 +125,15 @@ std::size_t header_length(InputFile& file) {
   std::array<std::byte, 8> start{};
   file.read(start);
   if (std::memcmp(start.data(), "\x93NUMPY", 6) != 0)
-    file.fail("it is not a .npy file", "numpy.save makes one; `muster convert npz` reads .npz archives");
+    file.reject("it is not a .npy file", "numpy.save makes one; `muster convert npz` reads .npz archives");
   const int major = std::to_integer<int>(start[6]), minor = std::to_integer<int>(start[7]);
   if (major < 1 || major > 3 || minor != 0)
-    file.fail("its version, " + std::to_string(major) + "." + std::to_string(minor) + ", is not 1.0, 2.0 or 3.0");
+    file.reject("its version, " + std::to_string(major) + "." + std::to_string(minor) + ", is not 1.0, 2.0 or 3.0");
   std::array<std::byte, 4> bytes{};
   file.read(std::span(bytes).first(major == 1 ? 2 : 4));
   std::size_t length = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) length |= std::to_integer<std::size_t>(bytes[i]) << (8 * i);
-  if (length > longest_header) file.fail("its .npy header is absurdly long");
+  if (length > longest_header) file.reject("its .npy header is absurdly long");
   return length;
 }
 
@@ -150,14 +149,14 @@ NpyHeader read_npy_header(InputFile& file) {
 
 InputColumn npy_column(const NpyHeader& header, InputFile file) {
   if (header.descr.ends_with('O'))
-    file.fail("it holds Python objects, such as arrays of different lengths",
-              "Make an array of numbers of them, or leave it out");
+    file.reject("it holds Python objects, such as arrays of different lengths",
+                "Make an array of numbers of them, or leave it out");
   const auto type = number_type(header.descr);
   if (!type)
-    file.fail("it holds values of type '" + header.descr + "', but tensors only hold numbers of up to 8 bytes",
-              "Convert them first, as in numpy.save(file, values.astype('float32')), or leave it out");
+    file.reject("it holds values of type '" + header.descr + "', but tensors only hold numbers of up to 8 bytes",
+                "Convert them first, as in numpy.save(file, values.astype('float32')), or leave it out");
   if (header.fortran_order && header.shape.size() > 1)
-    file.fail("its values lie in Fortran order", "Save it with numpy.save(file, numpy.ascontiguousarray(values))");
+    file.reject("its values lie in Fortran order", "Save it with numpy.save(file, numpy.ascontiguousarray(values))");
   return InputColumn(*type, header.shape, std::move(file));
 }
 

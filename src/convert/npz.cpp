@@ -50,9 +50,9 @@ class EntryStream final : public InputStream {
     while (done < into.size()) {
       const auto got = zip_fread(entry_.get(), into.data() + done, into.size() - done);
       if (got < 0)
-        file.fail("it is damaged or truncated (" + std::string(zip_error_strerror(zip_file_get_error(entry_.get()))) +
-                      ")",
-                  "Make or copy the archive again");
+        file.reject(
+            "it is damaged or truncated (" + std::string(zip_error_strerror(zip_file_get_error(entry_.get()))) + ")",
+            "Make or copy the archive again");
       if (got == 0) break;
       done += static_cast<std::size_t>(got);
     }
@@ -77,15 +77,15 @@ class Archive {
     int code = 0;
     archive_.reset(zip_open(path.c_str(), ZIP_RDONLY, &code), zip_discard);
     if (!archive_)
-      file_.fail("it is not a whole .npz archive (" + zip_text(code) + ")",
-                 "Make or copy it again; numpy.savez makes one");
+      file_.reject("it is not a whole .npz archive (" + zip_text(code) + ")",
+                   "Make or copy it again; numpy.savez makes one");
     for (zip_int64_t i = 0; i < zip_get_num_entries(archive_.get(), 0); ++i) {
       const auto index = static_cast<zip_uint64_t>(i);
       const std::string_view name = stat(index, file_).name;
       if (!name.ends_with(array_suffix)) continue;
       arrays_.push_back({std::string(name.substr(0, name.size() - array_suffix.size())), index});
     }
-    if (arrays_.empty()) file_.fail("there is no array in it", "numpy.savez makes archives of arrays");
+    if (arrays_.empty()) file_.reject("there is no array in it", "numpy.savez makes archives of arrays");
   }
 
   const std::vector<ArrayEntry>& arrays() const noexcept { return arrays_; }
@@ -93,9 +93,9 @@ class Archive {
   /// The array of that name. Throws an Error if there is none, or if there are several.
   const ArrayEntry& find(const std::string& name) const {
     const auto found = std::ranges::find(arrays_, name, &ArrayEntry::name);
-    if (found == arrays_.end()) file_.fail("there is no array \"" + name + "\" in it", "Its arrays are " + listed());
+    if (found == arrays_.end()) file_.reject("there is no array \"" + name + "\" in it", "Its arrays are " + listed());
     if (std::ranges::count(arrays_, name, &ArrayEntry::name) > 1)
-      file_.fail("there are several arrays \"" + name + "\" in it", "Save it again, each array under its own name");
+      file_.reject("there are several arrays \"" + name + "\" in it", "Save it again, each array under its own name");
     return *found;
   }
 
@@ -105,22 +105,22 @@ class Archive {
     const InputFile unread(shown, nullptr);
     const auto status = stat(array.index, unread);
     if (status.encryption_method != ZIP_EM_NONE)
-      unread.fail("it is encrypted", "Make the archive again without a password");
+      unread.reject("it is encrypted", "Make the archive again without a password");
     if (status.comp_method != ZIP_CM_STORE && status.comp_method != ZIP_CM_DEFLATE)
-      unread.fail("it is compressed by method " + std::to_string(status.comp_method) + " of zip, not by deflate",
-                  "Save it again with numpy.savez_compressed");
+      unread.reject("it is compressed by method " + std::to_string(status.comp_method) + " of zip, not by deflate",
+                    "Save it again with numpy.savez_compressed");
     const auto most = status.comp_method == ZIP_CM_STORE ? 1 : detail::convert::most_deflated;
     if (status.comp_size > bytes_ || status.size / most > status.comp_size)
-      unread.fail("it announces " + std::to_string(status.size) + " bytes, more than can be packed in it",
-                  "Make or copy the archive again");
+      unread.reject("it announces " + std::to_string(status.size) + " bytes, more than can be packed in it",
+                    "Make or copy the archive again");
     auto* const entry = zip_fopen_index(archive_.get(), array.index, 0);
     if (entry == nullptr)
-      unread.fail("it is damaged or truncated (" + std::string(zip_strerror(archive_.get())) + ")",
-                  "Make or copy the archive again");
+      unread.reject("it is damaged or truncated (" + std::string(zip_strerror(archive_.get())) + ")",
+                    "Make or copy the archive again");
     return {shown, std::make_unique<EntryStream>(archive_, entry, status.size)};
   }
 
-  [[noreturn]] void fail(const std::string& fact, const std::string& remedy) const { file_.fail(fact, remedy); }
+  [[noreturn]] void reject_all(const std::string& fact, const std::string& remedy) const { file_.reject(fact, remedy); }
 
  private:
   zip_stat_t stat(zip_uint64_t index, const InputFile& file) const {
@@ -128,7 +128,7 @@ class Archive {
     zip_stat_t status;
     zip_stat_init(&status);
     if (zip_stat_index(archive_.get(), index, 0, &status) != 0 || (status.valid & wanted) != wanted)
-      file.fail("its directory is damaged", "Make or copy it again");
+      file.reject("its list of entries is damaged", "Make or copy it again");
     return status;
   }
   std::string listed() const {
@@ -162,11 +162,12 @@ std::vector<OpenedArray> open_arrays(const Archive& archive, std::vector<std::st
     auto header = detail::convert::read_npy_header(file);
     if (all && header.shape.empty()) continue;
     if (name.find('/') != std::string::npos)
-      file.fail("its name has a slash, which columns cannot have",
-                "Choose other arrays with --columns, or save it under another name");
+      file.reject("its name has a slash, which columns cannot have",
+                  "Choose other arrays with --columns, or save it under another name");
     opened.push_back({name, std::move(header), std::move(file)});
   }
-  if (opened.empty()) archive.fail("it holds single values only", "Give arrays whose first dimension counts the samples");
+  if (opened.empty())
+    archive.reject_all("it holds single values only", "Give arrays whose first dimension counts the samples");
   return opened;
 }
 

@@ -142,7 +142,8 @@ TEST_F(Npz, RefusesNamesThatSayTooLittle) {
   const Entries entries{{"x.npy", floats(2, 0)}, {"deep/y.npy", floats(2, 0)}, {"long.npy", floats(3, 0)}};
   EXPECT_NE(refusal(entries).find("in.npz:deep/y: its name has a slash"), std::string::npos);
   const auto unknown = refusal(entries, {.columns = {"x", "z"}});
-  EXPECT_NE(unknown.find("there is no array \"z\" in it. Its arrays are x, deep/y, long"), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find("there is no array \"z\" in it. Its arrays are x, deep/y, long"), std::string::npos)
+      << unknown;
   const auto uneven = refusal(entries, {.columns = {"x", "long"}});
   EXPECT_NE(uneven.find("in.npz:x has 2 samples"), std::string::npos);
   EXPECT_NE(uneven.find("choose columns of one length with --columns"), std::string::npos);
@@ -165,8 +166,9 @@ TEST_F(Npz, RefusesWhatItCannotUnpack) {
   const auto large = refusal(patched(whole, 22, 24, "\xff\xff\xff\x0f"));
   EXPECT_NE(large.find("it announces 268435455 bytes, more than can be packed in it"), std::string::npos) << large;
   EXPECT_NE(refusal(patched(whole, 14, 16, "abcd")).find("it is damaged or truncated (CRC error)"), std::string::npos);
-  EXPECT_NE(message(ExitCode::data, [&] { convert_npz({folder / "none.npz"}, folder / "out.h5"); }).find("No such file"),
-            std::string::npos);
+  EXPECT_NE(
+      message(ExitCode::data, [&] { convert_npz({folder / "none.npz"}, folder / "out.h5"); }).find("No such file"),
+      std::string::npos);
   EXPECT_NE(message(ExitCode::data, [&] { convert_npz({folder / "."}, folder / "out.h5"); }).find("Is a directory"),
             std::string::npos);
 }

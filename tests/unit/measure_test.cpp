@@ -75,9 +75,7 @@ TEST_F(Measure, EndsWhereItIsToldToAndLeavesNothing) {
 }
 
 TEST_F(Measure, RefusesWhatCannotBeMeasured) {
-  const auto refused = [](const std::string& path) {
-    return message(ExitCode::data, [&] { measure_dataset(path); });
-  };
+  const auto refused = [](const std::string& path) { return message(ExitCode::data, [&] { measure_dataset(path); }); };
   EXPECT_NE(refused((folder / "none.h5").string()).find("No such file"), std::string::npos);
   const auto path = make({.chunk = 100, .deflate = 1});
   for (const std::string nowhere : {"/proc", "/none"}) {

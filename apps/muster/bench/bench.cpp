@@ -75,7 +75,7 @@ void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ra
     if (benchmark.check_file && launch.size() > 1)
       throw Error(ExitCode::usage, "measuring " + options.file,
                   "the launcher has started " + std::to_string(launch.size()) + " ranks, and one rank reads",
-                  "Start it without mpirun or srun");
+                  "Run it without the launcher");
     if (ranks_given && launch.size() != options.ranks)
       throw Error(ExitCode::usage, "reading -n",
                   "it asks for " + std::to_string(options.ranks) + (options.ranks == 1 ? " rank" : " ranks") +
@@ -90,9 +90,9 @@ void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ra
 
 /// Starts the ranks and reads the rows from their output.
 std::vector<Row> rows_from_ranks(const Benchmark& benchmark, const Options& options) {
-  std::vector<std::string> arguments{benchmark.name, "--for-starter"};
-  if (benchmark.check_file)
-    arguments.insert(arguments.end(), {"--batch", std::to_string(options.batch), "--file", options.file});
+  std::vector<std::string> arguments{benchmark.name};
+  if (benchmark.check_file) arguments.insert(arguments.end(), {options.file, "--batch", std::to_string(options.batch)});
+  arguments.emplace_back("--for-starter");
   if (options.rounds > 0) arguments.insert(arguments.end(), {"--rounds", std::to_string(options.rounds)});
   for (const auto& name : options.cases) arguments.insert(arguments.end(), {"--case", name});
   if (options.progress || ::isatty(STDERR_FILENO) == 1) arguments.emplace_back("--progress");
@@ -126,7 +126,7 @@ void measure(const Benchmark& benchmark, const Options& options) {
 /// The options of a benchmark of a file.
 void add_file(CLI::App& command, Options& options) {
   options.ranks = 1;
-  command.add_option("file,--file", options.file, "The dataset, FILE.h5[:/group]")->option_text("FILE")->required();
+  command.add_option("file", options.file, "The dataset, FILE.h5[:/group]")->option_text("FILE")->required();
   command.add_option("--batch", options.batch, "Samples of a batch; 256 unless given")
       ->transform(tool::whole_number(1))
       ->option_text("N");

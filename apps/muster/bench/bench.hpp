@@ -19,10 +19,10 @@ struct Options {
   int rounds = 0;  ///< 0: as many as fit a minute, up to a maximum
   bool json = false;
   bool with_peers = false;
-  bool for_parent = false;  ///< print rows as JSON for the program that has started the ranks, which evaluates them
-  std::string file = {};    ///< the dataset, "FILE.h5[:/group]", of a benchmark that reads one
+  bool for_parent = false;   ///< print rows as JSON for the program that has started the ranks, which evaluates them
+  std::string file = {};     ///< the dataset, "FILE.h5[:/group]", of a benchmark that reads one
   std::int64_t batch = 256;  ///< samples of a batch of that dataset
-  bool progress = false;    ///< show progress even if stderr is not a terminal
+  bool progress = false;     ///< show progress even if stderr is not a terminal
 };
 
 /// Rounds for candidates inside one program: about a minute, unless options ask for a number.

@@ -10,7 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <functional>
 
 namespace muster::bench {
 namespace {
@@ -22,6 +22,8 @@ constexpr const char* sequential_case = "sequential";
 
 /// Decoded bytes that a pass reads, at most. What fits into the default of DatasetOptions::cache_bytes is read whole.
 constexpr std::int64_t most_bytes = std::int64_t{1} << 30;
+
+constexpr double least_round_ms = 100;  ///< of one candidate, by repeated passes
 
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
@@ -84,6 +86,14 @@ PassFigures figures(const DatasetPlan& plan, const std::vector<double>& ms, cons
           .first_batch_ms = median(first_batch_ms)};
 }
 
+/// The mean time of several passes. A short pass is repeated, so that noise averages out.
+template <class OnePass>
+double mean_ms(int passes, OnePass&& one_pass) {
+  double ms = 0;
+  for (int i = 0; i < passes; ++i) ms += one_pass();
+  return ms / passes;
+}
+
 Row measure_case(Launch& launch, const DatasetPlan& plan, const std::string& name, const Rounds& rounds,
                  tool::ProgressLine& line) {
   const bool shuffle = name == shuffled_case;
@@ -102,12 +112,14 @@ Row measure_case(Launch& launch, const DatasetPlan& plan, const std::string& nam
   Timings timings{{ours, PlainReader::name(plan), twin}, std::vector<std::vector<double>>(3)};
   const std::function<double()> candidates[] = {muster, plain, muster};
   line.show("data " + name + ": warming up");
-  for (const auto& candidate : candidates) candidate();
+  plain();
+  muster();
+  const auto passes = static_cast<int>(std::clamp(least_round_ms / muster(), 1.0, 50.0));
   first_batch_ms.clear();
   RoundTimer timer(rounds);
   for (int round = 0; timer.has_next(); ++round) {
     line.show("data " + name + ": " + timer.text());
-    for (const auto index : rotation(round, 3)) timings.ms[index].push_back(candidates[index]());
+    for (const auto index : rotation(round, 3)) timings.ms[index].push_back(mean_ms(passes, candidates[index]));
   }
   auto row = make_row(name, timings);
   row.pass = figures(plan, timings.ms[0], first_batch_ms);
@@ -122,8 +134,7 @@ std::vector<Row> measure_data(Launch& launch, const Options& options) {
   tool::ProgressLine line(launch.rank() == 0, options.progress);
   const auto plan = plan_of(options.file, options.batch, most_bytes);
   std::vector<Row> rows;
-  for (const auto& name : options.cases)
-    rows.push_back(measure_case(launch, plan, name, rounds_inside(options), line));
+  for (const auto& name : options.cases) rows.push_back(measure_case(launch, plan, name, rounds_inside(options), line));
   return rows;
 }
 

@@ -22,7 +22,8 @@ using Order = std::vector<std::int64_t>;
 /// An open file descriptor.
 class OpenFile {
  public:
-  explicit OpenFile(std::string path) : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit OpenFile(std::string path)
+      : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
     if (descriptor_ < 0) fail(false);
   }
   OpenFile(const OpenFile&) = delete;
@@ -49,8 +50,8 @@ class OpenFile {
   int descriptor_;
 };
 
-/// Reads one column of the batch into a new tensor: rows in the order of the file, those that follow one another at once.
-/// `rows`: their indices and their places in the batch, sorted.
+/// Reads one column of the batch into a new tensor: rows in the order of the file, those that follow one another at
+/// once. `rows`: their indices and their places in the batch, sorted.
 void read_column(const OpenFile& file, const Column& column, std::int64_t offset,
                  const std::vector<std::pair<std::int64_t, std::int64_t>>& rows) {
   std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows.size())};
@@ -76,8 +77,7 @@ void read_batches(const OpenFile& file, const DatasetPlan& plan, const Order& or
     for (auto i = begin; i < std::min(begin + plan.batch, plan.samples); ++i)
       rows.emplace_back(order[static_cast<std::size_t>(i)], i - begin);
     std::ranges::sort(rows);
-    for (std::size_t c = 0; c < plan.columns.size(); ++c)
-      read_column(file, plan.columns[c], plan.offsets[c], rows);
+    for (std::size_t c = 0; c < plan.columns.size(); ++c) read_column(file, plan.columns[c], plan.offsets[c], rows);
   }
 }
 

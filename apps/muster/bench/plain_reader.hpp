@@ -14,9 +14,9 @@ namespace muster::bench {
 struct DatasetPlan {
   std::string path;  ///< "FILE.h5[:/group]"
   Schema columns;
-  std::vector<std::int64_t> offsets;  ///< of the columns in the file; empty unless all are contiguous
-  std::int64_t count = 0;             ///< of all samples
-  std::int64_t samples = 0;           ///< of those that a pass reads
+  std::vector<std::int64_t> offsets = {};  ///< of the columns in the file; empty unless all are contiguous
+  std::int64_t count = 0;                  ///< of all samples
+  std::int64_t samples = 0;                ///< of those that a pass reads
   std::int64_t batch = 0;
   std::int64_t sample_bytes = 0;
 
@@ -29,8 +29,8 @@ DatasetPlan plan_of(const std::string& path, std::int64_t batch, std::int64_t mo
 /// Bytes of one value of a sample of the column, all dimensions together.
 std::int64_t bytes_of(const Column& column);
 
-/// One pass: of contiguous columns a loop of pread into tensors of the batches; of others in the order of the file, with
-/// each chunk decoded once.
+/// One pass: of contiguous columns a loop of pread into tensors of the batches; of others in the order of the file,
+/// with each chunk decoded once.
 class PlainReader {
  public:
   /// Opens the file. `shuffle`: in a random order, which only contiguous columns have.

@@ -84,8 +84,8 @@ void from_json(const nlohmann::ordered_json& json, Row& row) {
   if (json.contains("pass")) {
     const auto& pass = json.at("pass");
     const auto& range = pass.at("samples_per_s_range");
-    row.pass = {pass.at("samples"), pass.at("batch"),          pass.at("samples_per_s"),  range.at(0), range.at(1),
-                pass.at("bytes_per_s"), pass.at("first_batch_ms"), pass.at("waiting")};
+    row.pass = {pass.at("samples"), pass.at("batch"),       pass.at("samples_per_s"),  range.at(0),
+                range.at(1),        pass.at("bytes_per_s"), pass.at("first_batch_ms"), pass.at("waiting")};
   }
   for (const auto& [peer, ratio] : json.at("ratio").items()) {
     const auto& interval = json.at("interval").at(peer);
@@ -124,7 +124,8 @@ RowWriter::~RowWriter() {
   if (json_)
     std::cout << (first_ ? "[]" : "\n]") << std::endl;
   else
-    for (const auto& note : notes_) std::cout << (&note == &notes_.front() ? "\n" : "") << tool::bullet(note);
+    for (const auto* lines : {&passes_, &notes_})
+      for (const auto& line : *lines) std::cout << (&line == &lines->front() ? "\n" : "") << tool::bullet(line);
   std::cout << std::flush;
 }
 
@@ -134,7 +135,7 @@ void RowWriter::write(const Row& row) {
   else
     std::cout << row_text(row, first_) << std::flush;
   first_ = false;
-  if (row.pass) notes_.push_back(pass_text(row));
+  if (row.pass) passes_.push_back(pass_text(row));
   for (const auto& note : row.notes)
     if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
 }

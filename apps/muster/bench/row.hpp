@@ -32,13 +32,13 @@ struct Comparison {
 
 /// What muster's passes over a dataset gave.
 struct PassFigures {
-  std::int64_t samples = 0;              ///< of one pass
-  std::int64_t batch = 0;                ///< samples at once
-  double samples_per_s = 0;              ///< median over the rounds
-  double slowest = 0, fastest = 0;       ///< samples per second of the slowest and of the fastest round
-  double bytes_per_s = 0;                ///< of decoded values; median over the rounds
-  double first_batch_ms = 0;             ///< from the begin of a pass; median over the rounds
-  double waiting = 0;                    ///< share of the time of steps that compute as long as reading a batch takes
+  std::int64_t samples = 0;         ///< of one pass
+  std::int64_t batch = 0;           ///< samples at once
+  double samples_per_s = 0;         ///< median over the rounds
+  double slowest = 0, fastest = 0;  ///< samples per second of the slowest and of the fastest round
+  double bytes_per_s = 0;           ///< of decoded values; median over the rounds
+  double first_batch_ms = 0;        ///< from the begin of a pass; median over the rounds
+  double waiting = 0;               ///< share of the time of steps that compute as long as reading a batch takes
 };
 
 struct Row {
@@ -75,7 +75,7 @@ class RowWriter {
   explicit RowWriter(bool json) : json_(json) {}
   RowWriter(const RowWriter&) = delete;
   RowWriter& operator=(const RowWriter&) = delete;
-  /// Ends the JSON array, or prints the notes below the table.
+  /// Ends the JSON array, or prints the figures of passes and the notes below the table.
   ~RowWriter();
 
   void write(const Row& row);
@@ -83,7 +83,7 @@ class RowWriter {
  private:
   bool json_;
   bool first_ = true;
-  std::vector<std::string> notes_;
+  std::vector<std::string> passes_, notes_;
 };
 
 }  // namespace muster::bench
