@@ -96,10 +96,12 @@ MUSTER_API Json describe_dataset(const std::string& path);
 /// ExitCode::retry if TMPDIR cannot be written.
 MUSTER_API Json measure_dataset(const std::string& path, const std::function<void()>& between = {});
 
-/// Opens a dataset "FILE.h5[:/group]" for one plain pass, to compare the speed of reading with. The function that it
-/// returns may be called once. It reads the first `samples` samples on the calling thread, column by column in the
-/// order of the file, decodes each chunk once, and drops the values.
-MUSTER_API std::function<void()> plain_pass(const std::string& path, const std::vector<std::string>& columns,
-                                            std::int64_t samples);
+/// Reads samples once, and drops them.
+using PlainPass = std::function<void()>;
+
+/// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, to compare the speed of
+/// reading with. The pass, which may be called once, reads on the calling thread, column by column in the order of the
+/// file, and decodes each chunk once.
+MUSTER_API PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples);
 
 }  // namespace muster

@@ -59,8 +59,7 @@ std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem:
   return detail::convert::copy_columns(inputs.front(), output, options);
 }
 
-std::function<void()> plain_pass(const std::string& path, const std::vector<std::string>& columns,
-                                 std::int64_t samples) {
+PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples) {
   const auto group = std::make_shared<const Hdf5Group>(path);
   std::vector<std::shared_ptr<Hdf5Rows>> opened;
   for (const auto& name : columns) opened.push_back(std::make_shared<Hdf5Rows>(group, name));

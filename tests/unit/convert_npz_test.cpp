@@ -2,9 +2,10 @@
 #include "muster/convert.hpp"
 #include "support/files.hpp"
 
+#include <sys/resource.h>
 #include <zip.h>
 
-#include <map>
+#include <cstdlib>
 #include <random>
 #include <stdexcept>
 #include <utility>
@@ -196,6 +197,23 @@ TEST_F(Npz, NeverGivesOtherValuesOfADamagedArchive) {
     }
     EXPECT_GT(refused, 100);
   }
+}
+
+TEST_F(Npz, NeedsLittleMemory) {
+  constexpr std::size_t samples = 300'000;  // of 1 KB
+  const auto path = archive(
+      {{"x.npy", npy(header("|u1", "(" + std::to_string(samples) + ", 1024)"), std::string(samples << 10, 'a'))}});
+  const auto copy = [&] {
+    std::ifstream status("/proc/self/status");
+    std::uint64_t kilobytes = 0;
+    for (std::string word; status >> word;)
+      if (word == "VmSize:") status >> kilobytes;
+    const rlimit limit{(kilobytes << 10) + (100 << 20), RLIM_INFINITY};
+    ::setrlimit(RLIMIT_AS, &limit);
+    convert_npz({path}, folder / "out.h5");
+    std::_Exit(0);  // the folders of other tests stay
+  };
+  EXPECT_EXIT(copy(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
