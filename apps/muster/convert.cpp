@@ -86,14 +86,15 @@ void convert(Converter converter, ConvertArguments& arguments) {
 
 void add_format(CLI::App& parent, const std::string& name, const std::string& description, const std::string& example,
                 Converter converter) {
-  const bool copies = converter == convert_h5;
+  const bool copies = converter == convert_h5 || converter == convert_npz;
+  const std::string input = converter == convert_npz ? "IN.npz" : copies ? "IN.h5[:/group]" : "IN...";
   auto* command = parent.add_subcommand(name, description);
   auto arguments = std::make_shared<ConvertArguments>();
   auto& options = arguments->options;
   command
       ->add_option("files", arguments->files,
                    std::string(copies ? "The input" : "Inputs") + ", and last the file to make (replaced if it exists)")
-      ->option_text(copies ? "IN.h5[:/group] OUT.h5" : "IN... OUT.h5");
+      ->option_text(input + " OUT.h5");
   command
       ->add_option("--columns", arguments->columns,
                    copies ? "The columns to copy, in this order; all unless given"
@@ -135,6 +136,8 @@ void add_convert(CLI::App& app) {
              "muster convert idx images.gz labels.gz OUT.h5 --split train=0.9 test=0.1", convert_idx);
   add_format(*command, "npy", "NumPy's .npy files; one column each",
              "muster convert npy features.npy target.npy OUT.h5 --columns x,y", convert_npy);
+  add_format(*command, "npz", "The arrays of one of NumPy's .npz archives, each a column with its name",
+             "muster convert npz mnist.npz OUT.h5 --columns x_train,y_train --chunk 64", convert_npz);
   add_format(*command, "csv", "Comma-separated numbers, the target last",
              "muster convert csv housing.csv OUT.h5 --shuffle 1 --split train=0.8 test=0.2", convert_csv);
   add_format(*command, "h5", "Columns of an HDF5 file, into another layout",

@@ -2,6 +2,7 @@
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
+#include "interrupt.hpp"
 #include "progress_line.hpp"
 #include "run_files.hpp"
 #include "text.hpp"
@@ -22,10 +23,39 @@
 namespace muster::tool {
 namespace {
 
-void inspect_dataset(const std::string& path, bool json) {
+Json measure(const std::string& path) {
+  const InterruptGuard interrupt;
+  ProgressLine line;
+  line.show("measuring");
+  return measure_dataset(path, [&] { interrupt.check(); });
+}
+
+/// `measured`: the result of measure_dataset().
+std::string measured_text(const Json& measured) {
+  Table table{{{"layout"}, {"pass"}, {"samples/s", true}, {"per second", true}}, {}};
+  const auto add = [&](const char* layout, const char* pass, const Json& speed) {
+    const auto whole = [](const Json& number) { return static_cast<std::uint64_t>(number.get<double>()); };
+    if (!speed.is_null())
+      table.rows.push_back(
+          {layout, pass, std::to_string(whole(speed.at("samples_per_s"))), bytes_text(whole(speed.at("bytes_per_s")))});
+  };
+  for (const auto& [key, layout] : {std::pair{"now", "as it is"}, {"converted", "as advised"}}) {
+    if (measured.at(key).is_null()) continue;
+    const auto& passes = measured.at(key);
+    const bool all_alike = passes.at("later_passes").is_null();
+    add(layout, all_alike ? "each" : "first", passes.at("first_pass"));
+    add("", "later", passes.at("later_passes"));
+  }
+  return to_text(table) + "\n" +
+         bullet(measured.at("samples").dump() + " samples in random order, " + measured.at("batch").dump() +
+                " at once, from memory (the system's cache): a disk may be slower");
+}
+
+void inspect_dataset(const std::string& path, bool json, bool measures) {
   auto dataset = describe_dataset(path);
   if (json) {
     dataset["kind"] = "dataset";
+    if (measures) dataset["measured"] = measure(path);
     print_json(dataset);
     return;
   }
@@ -38,6 +68,10 @@ void inspect_dataset(const std::string& path, bool json) {
     std::cout << "\nadvice\n";
     for (const auto& line : advice) std::cout << bullet(line.get<std::string>());
   }
+  if (!measures) return;
+  std::cout << std::flush;
+  const auto measured = measure(path);
+  std::cout << "\nmeasured\n" << measured_text(measured);
 }
 
 /// Name, type and shape of the tensors in manifest.json; empty if it cannot be read.
@@ -141,8 +175,11 @@ void follow(const std::filesystem::path& path) {
   }
 }
 
-void inspect(const std::string& path, bool json) {
-  if (!is_folder(path)) return inspect_dataset(path, json);
+void inspect(const std::string& path, bool json, bool measures) {
+  if (!is_folder(path)) return inspect_dataset(path, json, measures);
+  if (measures)
+    throw Error(ExitCode::usage, "measuring " + path, "it is a folder, and only datasets are measured",
+                "Name one, as in train.h5, or leave --measure out");
   const std::filesystem::path folder(path);
   if (is_checkpoint(folder)) return inspect_checkpoint(folder, json);
   if (is_run(folder)) return inspect_run(folder, json);
@@ -155,7 +192,7 @@ void inspect(const std::string& path, bool json) {
 void add_inspect(CLI::App& app) {
   struct Arguments {
     std::string path;
-    bool json = false, follow = false;
+    bool json = false, follow = false, measure = false;
   };
   auto arguments = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("inspect", "Say what a dataset, a checkpoint or a run holds");
@@ -163,11 +200,17 @@ void add_inspect(CLI::App& app) {
       ->option_text("PATH")
       ->required();
   auto* json = command->add_flag("--json", arguments->json, "Print it as JSON");
-  command->add_flag("--follow", arguments->follow, "Show a run's progress and reports until it is over")
-      ->excludes(json);
-  command->footer("Example:\n  muster inspect train.h5\n  muster inspect runs/demo --follow");
-  command->callback(
-      [arguments] { arguments->follow ? follow(arguments->path) : inspect(arguments->path, arguments->json); });
+  auto* follows = command->add_flag("--follow", arguments->follow, "Show a run's progress and reports until it is over")
+                      ->excludes(json);
+  command
+      ->add_flag("--measure", arguments->measure,
+                 "Measure how fast a dataset is read, and how fast it would be converted as advised")
+      ->excludes(follows);
+  command->footer("Example:\n  muster inspect train.h5 --measure\n  muster inspect runs/demo --follow");
+  command->callback([arguments] {
+    if (arguments->follow) return follow(arguments->path);
+    inspect(arguments->path, arguments->json, arguments->measure);
+  });
 }
 
 }  // namespace muster::tool

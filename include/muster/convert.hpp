@@ -16,7 +16,8 @@ namespace muster {
 
 struct ConvertOptions {
   /// Names of the columns: one per input (idx, npy), or one for features and one for the target (csv); empty: x and y,
-  /// and x for a single input. For h5 they choose and order the columns to copy; empty: all, in the order of names.
+  /// and x for a single input. For h5 and npz they choose and order the columns to copy; empty: all, in the order of
+  /// names for h5 and in that of the archive for npz.
   std::vector<std::string> columns = {};
   /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
   /// 256 KiB).
@@ -51,6 +52,12 @@ MUSTER_API std::vector<std::filesystem::path> convert_idx(const std::vector<std:
 MUSTER_API std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});
+/// One .npz archive, as numpy.savez and numpy.savez_compressed write it: each array makes a column with its name, by
+/// the rules of convert_npy(). Single values are left out unless ConvertOptions::columns names them. The checksum of
+/// each array is verified. An Error (ExitCode::missing_package) if muster was built without libzip.
+MUSTER_API std::vector<std::filesystem::path> convert_npz(const std::vector<std::filesystem::path>& inputs,
+                                                          const std::filesystem::path& output,
+                                                          const ConvertOptions& options = {});
 /// Comma-separated numbers: the last field of a line is the target (int64 if all are integers, otherwise float32), the
 /// fields before it are the features (float32). ConvertOptions::header says whether the first line is a header. Several
 /// files are concatenated; the numbers of all of them are held in memory.
@@ -67,11 +74,34 @@ MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::
                                                          const ConvertOptions& options = {});
 
 /// Describes a dataset "FILE.h5[:/group]": {"path", "samples" (null if columns differ), "bytes" (of the file),
-/// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes", "reader"}], "groups": [those
-/// inside the group], "advice": [problems that prevent reading it or make it slow, with remedies], "convert": {"chunk",
-/// "compress", "command"} (the conversion that makes reading faster; null if there is none)}. A reader is "direct"
-/// (rows are read where they lie), "decoded" (muster decodes chunks, without HDF5's lock) or "hdf5" (HDF5 reads, under
-/// its lock).
+/// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes", "reader", "offset" (of the values
+/// in the file; null unless they are contiguous and read directly)}], "groups": [those inside the group], "advice":
+/// [problems that prevent reading it or make it slow, with remedies], "convert": {"chunk", "compress", "command"} (the
+/// conversion that makes reading faster; null if there is none)}. A reader is "direct" (rows are read where they lie),
+/// "decoded" (muster decodes chunks, without HDF5's lock) or "hdf5" (HDF5 reads, under its lock).
 MUSTER_API Json describe_dataset(const std::string& path);
+
+/// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that
+/// describe_dataset() advises, which is tried on the same samples in a folder in TMPDIR that is removed afterwards.
+/// Each takes about a second, or as long as one pass. The samples are the first ones: about 64 MB of values, fewer if
+/// they take longer than a second, in whole chunks, or all where HDF5 reads a column whole. They are read in a random
+/// order, `batch` at once, and come from the system's cache, not from the disk.
+///
+/// Returns {"samples", "batch", "cache" ("memory"), "now": {"first_pass", "later_passes"}, "converted": the same, or
+/// null if no conversion is advised}. A pass is {"samples_per_s", "bytes_per_s"}, of decoded values. The first pass
+/// decodes chunks; later ones take the values from memory. later_passes is null if they are like the first: because
+/// all rows are read where they lie, or because the dataset does not fit into DatasetOptions::cache_bytes.
+///
+/// Calls `between` from time to time; what it throws ends the measurement. Errors are those of Dataset, and
+/// ExitCode::retry if TMPDIR cannot be written.
+MUSTER_API Json measure_dataset(const std::string& path, const std::function<void()>& between = {});
+
+/// Reads samples once, and drops them.
+using PlainPass = std::function<void()>;
+
+/// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, to compare the speed of
+/// reading with. The pass, which may be called once, reads on the calling thread, column by column in the order of the
+/// file, and decodes each chunk once.
+MUSTER_API PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples);
 
 }  // namespace muster

@@ -45,6 +45,19 @@ foreach(codec IN ITEMS libdeflate szip lzf lz4 zstd blosc)
   target_link_libraries(muster_codecs INTERFACE "${muster_${codec}_library}")
 endforeach()
 
+# What `muster convert npz` reads archives with.
+find_path(muster_libzip_include zip.h)
+find_library(muster_libzip_library zip)
+mark_as_advanced(muster_libzip_include muster_libzip_library)
+add_library(muster_libzip INTERFACE)
+if(muster_libzip_include AND muster_libzip_library)
+  target_include_directories(muster_libzip SYSTEM INTERFACE $<BUILD_INTERFACE:${muster_libzip_include}>)
+  target_compile_definitions(muster_libzip INTERFACE $<BUILD_INTERFACE:MUSTER_HAS_LIBZIP>)
+  target_link_libraries(muster_libzip INTERFACE "${muster_libzip_library}")
+else()
+  message(STATUS "muster convert npz: not built, since libzip was not found")
+endif()
+
 # What TensorBoard's files are written with. protozero is headers only.
 find_path(muster_protozero_include protozero/pbf_writer.hpp)
 mark_as_advanced(muster_protozero_include)

@@ -11,7 +11,7 @@ if(BUILD_SHARED_LIBS)
   list(APPEND muster_installed muster_signals)
 else()
   # A static library leaves its own dependencies to whoever links it.
-  list(APPEND muster_installed muster_mpi muster_libhdf5 muster_codecs muster_isal)
+  list(APPEND muster_installed muster_mpi muster_libhdf5 muster_codecs muster_libzip muster_isal)
   if(TARGET muster_tensorboard_libraries)
     list(APPEND muster_installed muster_tensorboard_libraries)
   endif()

@@ -210,16 +210,17 @@ void check_conversion(const std::vector<std::filesystem::path>& inputs, std::siz
 
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::vector<std::string>& names,
-                                                   const std::filesystem::path& output, const ConvertOptions& options) {
+                                                   const std::filesystem::path& output, const ConvertOptions& options,
+                                                   std::optional<std::int64_t> samples) {
   const auto& first = columns.front();
   for (const auto& column : columns)
     if (column.samples() != first.samples())
       throw Error(ExitCode::data, "converting to " + output.string(),
                   first.shown() + " has " + std::to_string(first.samples()) + " samples, " + column.shown() + " has " +
                       std::to_string(column.samples()),
-                  "Give files that belong together");
+                  "Give files that belong together, or choose columns of one length with --columns");
 
-  auto order = choose(columns.back(), options);
+  auto order = samples ? Order(*samples) : choose(columns.back(), options);
   const auto splits = divide(order.size(), output, options);
   std::uint64_t total = 0;
   std::deque<DatasetWriter> writers;  // a deque does not move its elements

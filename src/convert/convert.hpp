@@ -3,6 +3,7 @@
 
 #include "hdf5/handle.hpp"
 #include "muster/convert.hpp"
+#include "muster/error.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -14,16 +15,27 @@
 #include <string>
 #include <vector>
 
-struct gzFile_s;
-
 namespace muster::detail::convert {
 
 class Hdf5Rows;
+class InputFile;
 
-/// A file that is read once, in order, gzipped or not. Errors are ExitCode::data and name it.
+/// Where the bytes of an InputFile come from. The functions do what InputFile's of the same names do, and throw errors
+/// with file.reject().
+class InputStream {
+ public:
+  virtual ~InputStream() = default;
+  virtual std::size_t read_some(std::span<std::byte> into, const InputFile& file) = 0;
+  virtual void expect_remaining(std::uint64_t bytes, const InputFile& file) const = 0;
+};
+
+/// A file that is read once, in order. Errors are ExitCode::data and name it.
 class InputFile {
  public:
+  /// A file on the disk, gzipped or not.
   explicit InputFile(const std::filesystem::path& path);
+  /// Other bytes. `shown`: their name in errors.
+  InputFile(std::string shown, std::unique_ptr<InputStream> stream);
 
   /// Reads up to `into.size()` bytes and returns their number. It is smaller only at the end of the file; a gzipped
   /// file has then been verified.
@@ -36,14 +48,17 @@ class InputFile {
   /// Throws an Error if the file's size shows that not exactly `bytes` bytes can follow. For a gzipped file it can only
   /// show that there are too few, from the limit of deflate. Call it before allocating the memory.
   void expect_remaining(std::uint64_t bytes) const;
+  /// Throws an Error unless the `bytes` that the file announces are the `left` that follow.
+  void expect_exactly(std::uint64_t bytes, std::uint64_t left) const;
 
-  std::string shown() const { return path_.string(); }
-  [[noreturn]] void fail(const std::string& fact, const std::string& remedy = {}) const;
+  const std::string& shown() const noexcept { return shown_; }
+  [[noreturn]] void reject(const std::string& fact, const std::string& remedy = {}) const {
+    throw Error(ExitCode::data, "reading " + shown_, fact, remedy);
+  }
 
  private:
-  std::filesystem::path path_;
-  std::optional<std::uint64_t> size_;  ///< bytes on the disk; none if it is not a regular file
-  std::unique_ptr<gzFile_s, int (*)(gzFile_s*)> file_;
+  std::string shown_;
+  std::unique_ptr<InputStream> stream_;
 };
 
 /// A number type in an input file. Kinds are NumPy's: b boolean, i and u integers, f floating point, c complex.
@@ -57,6 +72,9 @@ struct NumberType {
   /// The HDF5 type, in this machine's byte order.
   hdf5::Handle memory_type() const;
 };
+
+/// The largest factor by which deflate makes bytes smaller.
+inline constexpr std::uint64_t most_deflated = 1032;
 
 /// The number of the first indices that follow one another.
 std::size_t consecutive(std::span<const std::int64_t> indices) noexcept;
@@ -121,9 +139,15 @@ std::vector<std::string> names_of(std::size_t columns, const ConvertOptions& opt
 void check_conversion(const std::vector<std::filesystem::path>& inputs, std::size_t columns,
                       const std::vector<std::string>& names, const std::filesystem::path& output,
                       const ConvertOptions& options);
-/// Writes the columns under these names. Returns the files written.
+/// Writes the columns under these names. Returns the files written. `samples`: only so many, in the order of the input;
+/// for columns of an HDF5 file.
 std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> columns,
                                                    const std::vector<std::string>& names,
-                                                   const std::filesystem::path& output, const ConvertOptions& options);
+                                                   const std::filesystem::path& output, const ConvertOptions& options,
+                                                   std::optional<std::int64_t> samples = {});
+/// convert_h5() of one dataset, "FILE.h5[:/group]".
+std::vector<std::filesystem::path> copy_columns(const std::filesystem::path& input, const std::filesystem::path& output,
+                                                const ConvertOptions& options,
+                                                std::optional<std::int64_t> samples = {});
 
 }  // namespace muster::detail::convert

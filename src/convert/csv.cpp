@@ -37,7 +37,7 @@ class Lines {
       line += rest_.substr(0, end);
       rest_.remove_prefix(end == std::string_view::npos ? rest_.size() : end + 1);
       if (end != std::string_view::npos) break;
-      if (line.size() > longest_line) file_.fail("it has a line of more than 64 MB", "Check that it is a CSV file");
+      if (line.size() > longest_line) file_.reject("it has a line of more than 64 MB", "Check that it is a CSV file");
     }
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (number_++ == 0 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);

@@ -91,7 +91,8 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
                          {"chunk", stored.chunk.empty() ? Json() : Json(stored.chunk)},
                          {"compression", stored.filters.empty() ? "none" : joined(stored.filters, &hdf5::Filter::text)},
                          {"bytes", stored.file_bytes},
-                         {"reader", convert::name_of(reading.reader)}});
+                         {"reader", convert::name_of(reading.reader)},
+                         {"offset", convert::offset_of(stored, reading, dataset)}});
   const auto advise = [&](const std::string& line) { all.advice.push_back(name + ": " + line); };
   if (stored.file_bytes == 0) advise("nothing was ever written to it; all its values read as the fill value");
   if (!reading.problem.empty()) advise(reading.problem);

@@ -26,7 +26,7 @@ InputColumn read_idx(const std::filesystem::path& path) {
   file.read(magic);
   const auto type = type_of_code(magic[2]);
   if (magic[0] != std::byte{0} || magic[1] != std::byte{0} || !type)
-    file.fail("it is not an IDX file: its first bytes are not 0, 0 and a type", "Check that it was downloaded whole");
+    file.reject("it is not an IDX file: its first bytes are not 0, 0 and a type", "Check that it was downloaded whole");
   std::vector<std::uint64_t> shape;
   for (int dimensions = std::to_integer<int>(magic[3]); dimensions > 0; --dimensions) {
     std::array<std::byte, 4> size{};

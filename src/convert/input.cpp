@@ -35,38 +35,66 @@ std::size_t bytes_per_sample(const NumberType& type, const std::vector<std::uint
   return all / shape.front();
 }
 
+/// A file on the disk, gzipped or not.
+class DiskFile final : public InputStream {
+ public:
+  /// `file`: for errors.
+  DiskFile(const std::filesystem::path& path, const InputFile& file) : file_(nullptr, gzclose_r) {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) file.reject(std::strerror(errno), "Check the path");
+    if (S_ISDIR(status.st_mode)) file.reject("it is a folder", "Name a file");
+    if (S_ISREG(status.st_mode)) size_ = static_cast<std::uint64_t>(status.st_size);
+    file_.reset(gzopen(path.c_str(), "rb"));
+    if (!file_) file.reject(std::strerror(errno), "Check the permissions");
+    gzbuffer(file_.get(), 1 << 18);
+  }
+
+  std::size_t read_some(std::span<std::byte> into, const InputFile& file) override {
+    std::size_t done = 0;
+    while (done < into.size()) {
+      const auto want = static_cast<unsigned>(std::min<std::size_t>(into.size() - done, 1U << 30));
+      const int got = gzread(file_.get(), into.data() + done, want);
+      int status = Z_OK;
+      const char* message = gzerror(file_.get(), &status);
+      if (got < 0 || status != Z_OK) {
+        if (status == Z_ERRNO) file.reject(std::strerror(errno));
+        if (status == Z_BUF_ERROR)
+          file.reject("the file is truncated: its gzip stream has no end", "Download it again");
+        file.reject("its gzip stream is damaged (" + std::string(message) + ")", "Download it again");
+      }
+      if (got == 0) break;
+      done += static_cast<std::size_t>(got);
+    }
+    return done;
+  }
+
+  void expect_remaining(std::uint64_t bytes, const InputFile& file) const override {
+    if (!size_) return;
+    if (gzdirect(file_.get()) == 0) {
+      if (bytes / most_deflated > *size_)
+        file.reject("it announces " + std::to_string(bytes) + " bytes, more than can be packed in it");
+      return;
+    }
+    file.expect_exactly(bytes, *size_ - std::min(*size_, static_cast<std::uint64_t>(gztell(file_.get()))));
+  }
+
+ private:
+  std::optional<std::uint64_t> size_;  ///< bytes on the disk; none if it is not a regular file
+  std::unique_ptr<gzFile_s, int (*)(gzFile_s*)> file_;
+};
+
 }  // namespace
 
-InputFile::InputFile(const std::filesystem::path& path) : path_(path), file_(nullptr, gzclose_r) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) fail(std::strerror(errno), "Check the path");
-  if (S_ISDIR(status.st_mode)) fail("it is a folder", "Name a file");
-  if (S_ISREG(status.st_mode)) size_ = static_cast<std::uint64_t>(status.st_size);
-  file_.reset(gzopen(path.c_str(), "rb"));
-  if (!file_) fail(std::strerror(errno), "Check the permissions");
-  gzbuffer(file_.get(), 1 << 18);
-}
+InputFile::InputFile(const std::filesystem::path& path)
+    : shown_(path.string()), stream_(std::make_unique<DiskFile>(path, *this)) {}
 
-std::size_t InputFile::read_some(std::span<std::byte> into) {
-  std::size_t done = 0;
-  while (done < into.size()) {
-    const auto want = static_cast<unsigned>(std::min<std::size_t>(into.size() - done, 1U << 30));
-    const int got = gzread(file_.get(), into.data() + done, want);
-    int status = Z_OK;
-    const char* message = gzerror(file_.get(), &status);
-    if (got < 0 || status != Z_OK) {
-      if (status == Z_ERRNO) fail(std::strerror(errno));
-      if (status == Z_BUF_ERROR) fail("the file is truncated: its gzip stream has no end", "Download it again");
-      fail("its gzip stream is damaged (" + std::string(message) + ")", "Download it again");
-    }
-    if (got == 0) break;
-    done += static_cast<std::size_t>(got);
-  }
-  return done;
-}
+InputFile::InputFile(std::string shown, std::unique_ptr<InputStream> stream)
+    : shown_(std::move(shown)), stream_(std::move(stream)) {}
+
+std::size_t InputFile::read_some(std::span<std::byte> into) { return stream_->read_some(into, *this); }
 
 void InputFile::read(std::span<std::byte> into) {
-  if (read_some(into) < into.size()) fail("the file is truncated", "Make or copy it again");
+  if (read_some(into) < into.size()) reject("the file is truncated", "Make or copy it again");
 }
 
 void InputFile::skip(std::uint64_t bytes) {
@@ -77,25 +105,16 @@ void InputFile::skip(std::uint64_t bytes) {
 
 void InputFile::expect_end() {
   std::byte next;
-  if (read_some({&next, 1}) > 0) fail("bytes follow after the values that it announces", "Make or copy it again");
+  if (read_some({&next, 1}) > 0) reject("bytes follow after the values that it announces", "Make or copy it again");
 }
 
-void InputFile::expect_remaining(std::uint64_t bytes) const {
-  if (!size_) return;
-  if (gzdirect(file_.get()) == 0) {
-    // Deflate expands one byte to at most 1032 bytes.
-    if (bytes / 1032 > *size_) fail("it announces " + std::to_string(bytes) + " bytes, more than can be packed in it");
-    return;
-  }
-  const auto left = *size_ - std::min<std::uint64_t>(*size_, static_cast<std::uint64_t>(gztell(file_.get())));
+void InputFile::expect_remaining(std::uint64_t bytes) const { stream_->expect_remaining(bytes, *this); }
+
+void InputFile::expect_exactly(std::uint64_t bytes, std::uint64_t left) const {
   if (bytes != left)
-    fail("it announces " + std::to_string(bytes) + " bytes of values, but " + std::to_string(left) + " follow: it is " +
-             (left < bytes ? "truncated" : "longer than it should be"),
-         "Make or copy it again");
-}
-
-void InputFile::fail(const std::string& fact, const std::string& remedy) const {
-  throw Error(ExitCode::data, "reading " + path_.string(), fact, remedy);
+    reject("it announces " + std::to_string(bytes) + " bytes of values, but " + std::to_string(left) +
+               " follow: it is " + (left < bytes ? "truncated" : "longer than it should be"),
+           "Make or copy it again");
 }
 
 hdf5::Handle NumberType::memory_type() const {

@@ -1,6 +1,6 @@
 // Reads NumPy's .npy files. Layout: magic, version, length of the header, the header as a Python dictionary, the
 // values. https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-#include "convert/convert.hpp"
+#include "convert/npy.hpp"
 
 #include <array>
 #include <charconv>
@@ -14,23 +14,17 @@
 namespace muster {
 namespace {
 
-using detail::convert::InputColumn, detail::convert::InputFile, detail::convert::NumberType;
+using detail::convert::InputColumn, detail::convert::InputFile, detail::convert::NpyHeader, detail::convert::NumberType;
 
 constexpr std::size_t longest_header = 1 << 20;
-
-struct Header {
-  std::string descr;
-  bool fortran_order = false;
-  std::vector<std::uint64_t> shape;
-};
 
 /// Parses the header, a dictionary of a few kinds of Python literals. Every mistake throws the same Error.
 class HeaderParser {
  public:
   HeaderParser(std::string_view text, const InputFile& file) : text_(text), file_(file) {}
 
-  Header parse() {
-    Header header;
+  NpyHeader parse() {
+    NpyHeader header;
     std::set<std::string> keys;
     expect("{");
     while (!accept("}")) {
@@ -56,7 +50,7 @@ class HeaderParser {
   }
 
  private:
-  [[noreturn]] void fail() const { file_.fail("its .npy header is malformed", "Save it again with numpy.save"); }
+  [[noreturn]] void fail() const { file_.reject("its .npy header is malformed", "Save it again with numpy.save"); }
 
   void skip_space() {
     while (!text_.empty() && (text_.front() == ' ' || text_.front() == '\n')) text_.remove_prefix(1);
@@ -80,7 +74,7 @@ class HeaderParser {
     return value;
   }
   std::string descr() {
-    if (accept("[")) file_.fail("it holds records with named fields", "Save each field as a file of its own");
+    if (accept("[")) file_.reject("it holds records with named fields", "Save each field as a file of its own");
     return string();
   }
   bool boolean() {
@@ -131,40 +125,53 @@ std::size_t header_length(InputFile& file) {
   std::array<std::byte, 8> start{};
   file.read(start);
   if (std::memcmp(start.data(), "\x93NUMPY", 6) != 0)
-    file.fail("it is not a .npy file", "numpy.save makes one; an .npz archive must be unpacked first");
+    file.reject("it is not a .npy file", "numpy.save makes one; `muster convert npz` reads .npz archives");
   const int major = std::to_integer<int>(start[6]), minor = std::to_integer<int>(start[7]);
   if (major < 1 || major > 3 || minor != 0)
-    file.fail("its version, " + std::to_string(major) + "." + std::to_string(minor) + ", is not 1.0, 2.0 or 3.0");
+    file.reject("its version, " + std::to_string(major) + "." + std::to_string(minor) + ", is not 1.0, 2.0 or 3.0");
   std::array<std::byte, 4> bytes{};
   file.read(std::span(bytes).first(major == 1 ? 2 : 4));
   std::size_t length = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) length |= std::to_integer<std::size_t>(bytes[i]) << (8 * i);
-  if (length > longest_header) file.fail("its .npy header is absurdly long");
+  if (length > longest_header) file.reject("its .npy header is absurdly long");
   return length;
 }
 
-InputColumn read_npy(const std::filesystem::path& path) {
-  InputFile file(path);
+}  // namespace
+
+namespace detail::convert {
+
+NpyHeader read_npy_header(InputFile& file) {
   std::string text(header_length(file), '\0');
   file.read(std::as_writable_bytes(std::span(text)));
-  const auto header = HeaderParser(text, file).parse();
+  return HeaderParser(text, file).parse();
+}
+
+InputColumn npy_column(const NpyHeader& header, InputFile file) {
+  if (header.descr.ends_with('O'))
+    file.reject("it holds Python objects, such as arrays of different lengths",
+                "Make an array of numbers of them, or leave it out");
   const auto type = number_type(header.descr);
   if (!type)
-    file.fail("it holds values of type '" + header.descr + "', but tensors only hold numbers of up to 8 bytes",
-              "Convert them first, as in numpy.save(file, values.astype('float32'))");
+    file.reject("it holds values of type '" + header.descr + "', but tensors only hold numbers of up to 8 bytes",
+                "Convert them first, as in numpy.save(file, values.astype('float32')), or leave it out");
   if (header.fortran_order && header.shape.size() > 1)
-    file.fail("its values lie in Fortran order", "Save it with numpy.save(file, numpy.ascontiguousarray(values))");
+    file.reject("its values lie in Fortran order", "Save it with numpy.save(file, numpy.ascontiguousarray(values))");
   return InputColumn(*type, header.shape, std::move(file));
 }
 
-}  // namespace
+}  // namespace detail::convert
 
 std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem::path>& inputs,
                                                const std::filesystem::path& output, const ConvertOptions& options) {
   const auto names = detail::convert::names_of(inputs.size(), options);
   detail::convert::check_conversion(inputs, inputs.size(), names, output, options);
   std::vector<InputColumn> columns;
-  for (const auto& input : inputs) columns.push_back(read_npy(input));
+  for (const auto& input : inputs) {
+    InputFile file(input);
+    const auto header = detail::convert::read_npy_header(file);
+    columns.push_back(detail::convert::npy_column(header, std::move(file)));
+  }
   return detail::convert::convert_columns(std::move(columns), names, output, options);
 }
 

@@ -100,6 +100,11 @@ Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string&
   return {column.filters.empty() ? Reader::direct : Reader::decoded, "", !column.filters.empty()};
 }
 
+Json offset_of(const StoredColumn& column, const Reading& reading, hid_t dataset) {
+  if (reading.reader != Reader::direct || !column.chunk.empty()) return nullptr;
+  return H5Dget_offset(dataset);
+}
+
 std::vector<std::string> chunk_problems(const StoredColumn& column, const Reading& reading) {
   std::vector<std::string> problems;
   if (column.chunk.empty() || column.shape.front() == 0 || column.bytes == 0) return problems;

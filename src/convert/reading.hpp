@@ -3,6 +3,7 @@
 
 #include "hdf5/filters.hpp"
 #include "hdf5/handle.hpp"
+#include "muster/json.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -36,6 +37,9 @@ struct Reading {
 };
 /// `dataset`: the column's, of a file from hdf5::open_file().
 Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string& shown);
+
+/// The place of the column's values in the file, in bytes; null unless they are contiguous and read directly.
+Json offset_of(const StoredColumn& column, const Reading& reading, hid_t dataset);
 
 /// The problems of the column's chunks.
 std::vector<std::string> chunk_problems(const StoredColumn& column, const Reading& reading);

@@ -79,7 +79,8 @@ Handle open_file(const std::filesystem::path& path) {
   const htri_t is_hdf5 = H5Fis_hdf5(path.c_str());
   if (is_hdf5 < 0) check(is_hdf5, doing);
   if (is_hdf5 == 0)
-    throw Error(ExitCode::data, doing, "it is not an HDF5 file", "`muster convert` makes one from idx, npy or csv");
+    throw Error(ExitCode::data, doing, "it is not an HDF5 file",
+                "`muster convert` makes one from idx, npy, npz or csv");
   const auto access = file_access(doing, ExitCode::data);
   set_read_driver(access.get());
   const hid_t file = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get());

@@ -2,7 +2,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
 muster(0 bench --help)
-foreach(name allreduce step start recovery)
+foreach(name allreduce step data start recovery)
   expect_match("${out}" "\n  ${name} ")
 endforeach()
 if(out MATCHES "\n  job ")
@@ -79,6 +79,59 @@ expect_json("first step" 0 case)
 foreach(candidate muster libtorch_load)
   string(JSON ms GET "${out}" 0 median_ms ${candidate})
 endforeach()
+
+# A dataset file: contiguous columns beside preads, encoded ones beside plain decoding.
+string(REPEAT "1.5,2,3\n" 600 lines)
+file(WRITE "${FOLDER}/a.csv" "${lines}")
+muster(0 convert csv a.csv a.h5)
+muster(0 convert h5 a.h5 packed.h5 --compress 1 --chunk 100)
+foreach(file IN ITEMS a packed)
+  set(plain_of_a raw_pread)
+  set(plain_of_packed read_and_decode)
+  set(plain ${plain_of_${file}})
+  bench_rows(data ${file}.h5 --batch 64 --rounds 2 --case shuffled --json)
+  expect_row(median_ms/muster median_ms/${plain} ratio/${plain} interval/${plain}/0 interval/${plain}/1 aa
+             pass/samples_per_s pass/samples_per_s_range/0 pass/samples_per_s_range/1 pass/bytes_per_s pass/first_batch_ms
+             pass/waiting)
+  expect_json("shuffled" 0 case)
+  expect_json(2 0 rounds)
+  expect_json(600 0 pass samples)
+  expect_json(64 0 pass batch)
+endforeach()
+bench_rows(data a.h5:/ --rounds 2)
+expect_match("${out}" "\nshuffled +muster .*\n +raw_pread +[0-9.]+ (m|µ)s.*\nsequential +muster ")
+expect_match("${out}" "\n- shuffled: [0-9]+ samples/s \\([0-9]+ – [0-9]+\\)")
+expect_narrow("${out}")
+muster(65 bench data none.h5)
+expect_match("${err}" "none.h5: No such file")
+muster(65 bench data a.csv)
+muster(64 bench data)
+muster(64 bench data a.h5 --batch 0)
+muster(64 bench data a.h5 --batch many)
+muster(64 bench data a.h5 --rounds 0)
+muster(64 bench data a.h5 --case "block shuffle")
+execute_process(COMMAND ${MPIEXEC} ${MPIEXEC_N} 2 "${TOOL}" bench data a.h5 WORKING_DIRECTORY "${FOLDER}"
+                RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE err)
+if(NOT result EQUAL 64 OR NOT err MATCHES "has started 2 ranks, and one rank reads. Run it without the launcher")
+  message(SEND_ERROR "data under a launcher ended with ${result}: ${err}")
+endif()
+
+# Ctrl-C while it measures: nothing is left of its runs.
+set(ENV{TMPDIR} "${FOLDER}/temporary")
+file(MAKE_DIRECTORY "${FOLDER}/temporary")
+execute_process(COMMAND bash -c [[
+  set -u
+  "$0" bench data packed.h5 --rounds 100000 --json > rows.json 2> /dev/null &
+  until compgen -G "temporary/muster-bench-*/*" > /dev/null || ! kill -0 $!; do :; done
+  kill -INT $!
+  wait $!]] "${TOOL}" WORKING_DIRECTORY "${FOLDER}" RESULT_VARIABLE result)
+file(GLOB left "${FOLDER}/temporary/muster-bench-*")
+if(NOT result EQUAL 130 OR left)
+  message(SEND_ERROR "stopped by Ctrl-C, data ended with ${result} and left: ${left}")
+endif()
+unset(ENV{TMPDIR})
+file(REMOVE_RECURSE "${FOLDER}/temporary")
+file(REMOVE "${FOLDER}/rows.json" "${FOLDER}/a.csv" "${FOLDER}/a.h5" "${FOLDER}/packed.h5")
 
 file(GLOB left RELATIVE "${FOLDER}" "${FOLDER}/*")
 if(left)

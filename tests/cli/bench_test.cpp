@@ -91,6 +91,24 @@ TEST(Rows, SurviveJson) {
   EXPECT_EQ(nlohmann::ordered_json(json.get<Row>()), json);
 }
 
+TEST(Rows, CarryTheFiguresOfPasses) {
+  auto row = make_row("shuffled", quick_muster(1));
+  row.pass = PassFigures{.samples = 600,
+                         .batch = 64,
+                         .samples_per_s = 1234.5,
+                         .slowest = 1000,
+                         .fastest = 1300,
+                         .bytes_per_s = 2.5e6,
+                         .first_batch_ms = 0.5,
+                         .waiting = 0.25};
+  const nlohmann::ordered_json json = row;
+  EXPECT_EQ(json.at("pass").at("samples_per_s_range"), (nlohmann::ordered_json{1000, 1300}));
+  EXPECT_EQ(nlohmann::ordered_json(json.get<Row>()), json);
+  EXPECT_EQ(pass_text(row),
+            "shuffled: 1234 samples/s (1000 – 1300), 2.5 MB per second; the first batch takes 500 µs; a step that "
+            "computes as long as reading a batch takes waits 25 % of its time");
+}
+
 TEST(Rows, FitEightyColumnsAndSayWhatIsVoid) {
   auto row = make_row("mlp50 batch 256", quick_muster(1.2));
   add_peers(row, {.candidates = {ours, "torch_ddp_malloc", "no_communication"},

@@ -12,6 +12,48 @@ expect_json("dataset" kind)
 expect_json(3 samples)
 expect_json("chunked" columns 0 layout)
 
+# What is measured: only its form, since speed depends on the machine.
+set(ENV{TMPDIR} "${FOLDER}/temporary")
+file(MAKE_DIRECTORY "${FOLDER}/temporary")
+muster(0 inspect a.h5 --measure)
+expect_match("${out}" "\nadvice\n.*\nmeasured\nlayout +pass +samples/s +per second\nas it is +first +[1-9]")
+expect_match("${out}" "\n +later +[1-9][0-9]* +[0-9.]+ .B\nas advised +each +[1-9].*\n- 3 samples in random order, 256 at once, from memory")
+expect_narrow("${out}")
+muster(0 inspect a.h5 --measure --json)
+expect_json(3 measured samples)
+expect_json(256 measured batch)
+expect_json("memory" measured cache)
+foreach(path now/first_pass now/later_passes converted/first_pass)
+  foreach(key samples_per_s bytes_per_s)
+    string(REPLACE "/" ";" keys "${path}/${key}")
+    string(JSON speed GET "${out}" measured ${keys})
+    if(NOT speed GREATER 0)
+      message(SEND_ERROR "${path}/${key} is ${speed}")
+    endif()
+  endforeach()
+endforeach()
+expect_json("" measured converted later_passes)
+muster(0 convert h5 a.h5 direct.h5)
+muster(0 inspect direct.h5 --measure --json)
+expect_json("" measured converted)
+muster(64 inspect a.h5 --measure --follow)
+muster(64 inspect temporary --measure)
+expect_match("${err}" "it is a folder, and only datasets are measured")
+muster(65 inspect none.h5 --measure)
+
+# Ctrl-C ends it and leaves nothing.
+execute_process(COMMAND bash -c [[
+  set -u
+  "$0" inspect a.h5 --measure > /dev/null 2> said &
+  until [ -n "$(ls temporary)" ] || ! kill -0 $!; do :; done
+  kill -INT $!
+  wait $!]] "${TOOL}" WORKING_DIRECTORY "${FOLDER}" RESULT_VARIABLE result)
+file(GLOB left "${FOLDER}/temporary/*")
+if(NOT result EQUAL 130 OR left)
+  message(SEND_ERROR "stopped by Ctrl-C it ended with ${result} and left: ${left}")
+endif()
+unset(ENV{TMPDIR})
+
 # A run that was killed while it wrote its second report, before its first checkpoint.
 file(WRITE "${FOLDER}/run/params.json" [[{"seed": 7, "lr": {"initial": 0.5}}]])
 file(WRITE "${FOLDER}/run/result.json" "{\"training_iteration\": 1, \"loss\": 0.25}\n{\"training_iter")

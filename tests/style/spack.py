@@ -38,6 +38,8 @@ PACKAGES = {
     "zstd": "zstd",
     "blosc.h": "c-blosc",
     "blosc": "c-blosc",
+    "zip.h": "libzip",
+    "zip": "libzip",
     "protozero/pbf_writer.hpp": None,
     "PNG": "libpng",
     "simdjson": None,

@@ -253,6 +253,26 @@ TEST_F(ConvertH5, DecodesEachChunkOnce) {
   EXPECT_EQ(values<std::int32_t>(output(), "x"), noise);
 }
 
+TEST_F(ConvertH5, PlainPassReadsTheChunksOfItsSamples) {
+  constexpr int count = 1'000'000;
+  Ints noise(count);
+  for (int i = 0; i < count; ++i)
+    noise[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(2654435761U * static_cast<unsigned>(i));
+  H5File(input()).dataset("x", {count / 4, 4}, H5T_STD_I32LE, H5T_NATIVE_INT32, noise.data(),
+                          {.chunk = 1000, .deflate = 1});
+  const auto bytes_of = [&](std::int64_t samples) {
+    const auto pass = plain_pass(input().string(), {"x"}, samples);
+    const auto before = bytes_read();
+    pass();
+    return static_cast<double>(bytes_read() - before) / static_cast<double>(std::filesystem::file_size(input()));
+  };
+  EXPECT_NEAR(bytes_of(count / 4), 1, 0.1);
+  EXPECT_NEAR(bytes_of(count / 8), 0.5, 0.2);  // it reads whole megabytes
+  EXPECT_NEAR(bytes_of(count), 1, 0.1);        // more than there are
+  const auto unknown = message(ExitCode::data, [&] { plain_pass(input().string(), {"y"}, 1); });
+  EXPECT_NE(unknown.find("no dataset \"y\""), std::string::npos) << unknown;
+}
+
 TEST_F(ConvertH5, NeedsLittleMemory) {
   constexpr hsize_t samples = 300'000;  // of 1 KB
   {

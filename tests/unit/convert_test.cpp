@@ -305,18 +305,26 @@ TEST_F(Convert, DescribesAndAdvises) {
   auto dataset = describe_dataset(output().string());
   EXPECT_EQ(dataset.at("samples"), 100);
   EXPECT_EQ(dataset.at("bytes"), std::filesystem::file_size(output()));
-  EXPECT_EQ(dataset.at("columns").at(0), (Json{{"name", "x"},
-                                               {"dtype", "int32"},
-                                               {"shape", {100, 2}},
-                                               {"layout", "contiguous"},
-                                               {"chunk", nullptr},
-                                               {"compression", "none"},
-                                               {"bytes", 800},
-                                               {"reader", "direct"}}));
+  auto column = dataset.at("columns").at(0);
+  Ints first(4);  // 0, 0² and 1, 1²
+  std::ifstream file(output(), std::ios::binary);
+  file.seekg(column.at("offset").get<std::int64_t>());
+  file.read(reinterpret_cast<char*>(first.data()), 16);
+  EXPECT_EQ(first, (Ints{0, 0, 1, 1}));
+  column.erase("offset");
+  EXPECT_EQ(column, (Json{{"name", "x"},
+                          {"dtype", "int32"},
+                          {"shape", {100, 2}},
+                          {"layout", "contiguous"},
+                          {"chunk", nullptr},
+                          {"compression", "none"},
+                          {"bytes", 800},
+                          {"reader", "direct"}}));
   EXPECT_TRUE(dataset.at("advice").empty());
   run({.compress = 1});
   dataset = describe_dataset(output().string());
   EXPECT_EQ(dataset.at("columns").at(0).at("reader"), "decoded");
+  EXPECT_TRUE(dataset.at("columns").at(0).at("offset").is_null());
   EXPECT_NE(dataset.at("advice").at(0).get<std::string>().find("x, y: the first pass decodes"), std::string::npos);
 }
 

@@ -72,6 +72,10 @@ void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ra
     throw Error(ExitCode::usage, "comparing whole processes", "a launcher has started this program",
                 "Start it without mpirun or srun; it starts its ranks itself");
   run_in_launch([&](Launch& launch) {
+    if (benchmark.check_file && launch.size() > 1)
+      throw Error(ExitCode::usage, "measuring " + options.file,
+                  "the launcher has started " + std::to_string(launch.size()) + " ranks, and one rank reads",
+                  "Run it without the launcher");
     if (ranks_given && launch.size() != options.ranks)
       throw Error(ExitCode::usage, "reading -n",
                   "it asks for " + std::to_string(options.ranks) + (options.ranks == 1 ? " rank" : " ranks") +
@@ -86,7 +90,9 @@ void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ra
 
 /// Starts the ranks and reads the rows from their output.
 std::vector<Row> rows_from_ranks(const Benchmark& benchmark, const Options& options) {
-  std::vector<std::string> arguments{benchmark.name, "--for-starter"};
+  std::vector<std::string> arguments{benchmark.name};
+  if (benchmark.check_file) arguments.insert(arguments.end(), {options.file, "--batch", std::to_string(options.batch)});
+  arguments.emplace_back("--for-starter");
   if (options.rounds > 0) arguments.insert(arguments.end(), {"--rounds", std::to_string(options.rounds)});
   for (const auto& name : options.cases) arguments.insert(arguments.end(), {"--case", name});
   if (options.progress || ::isatty(STDERR_FILENO) == 1) arguments.emplace_back("--progress");
@@ -100,6 +106,7 @@ std::vector<Row> rows_from_ranks(const Benchmark& benchmark, const Options& opti
 }
 
 void measure(const Benchmark& benchmark, const Options& options) {
+  if (benchmark.check_file) benchmark.check_file(options.file);
   const tool::InterruptGuard interrupt;
   const ScratchFolder folder;
   ::setenv(folder_variable, folder.path().c_str(), 1);
@@ -116,14 +123,28 @@ void measure(const Benchmark& benchmark, const Options& options) {
   });
 }
 
+/// The options of a benchmark of a file.
+void add_file(CLI::App& command, Options& options) {
+  options.ranks = 1;
+  command.add_option("file", options.file, "The dataset, FILE.h5[:/group]")->option_text("FILE")->required();
+  command.add_option("--batch", options.batch, "Samples of a batch; 256 unless given")
+      ->transform(tool::whole_number(1))
+      ->option_text("N");
+}
+
 void add(CLI::App& parent, const Benchmark& benchmark) {
   auto* command = parent.add_subcommand(benchmark.name, benchmark.description);
   const auto options = std::make_shared<Options>();
-  auto* ranks = command->add_option("-n,--ranks", options->ranks, "Ranks; 2 unless given")
-                    ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
-                    ->option_text("N");
+  const CLI::Option* ranks = nullptr;
+  if (benchmark.check_file)
+    add_file(*command, *options);
+  else
+    ranks = command->add_option("-n,--ranks", options->ranks, "Ranks; 2 unless given")
+                ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
+                ->option_text("N");
   command->add_flag("--json", options->json, "Print the rows as JSON");
-  command->add_flag("--with-peers", options->with_peers, "Also run the peers that are programs of their own");
+  if (!benchmark.check_file)
+    command->add_flag("--with-peers", options->with_peers, "Also run the peers that are programs of their own");
   command->add_option("--rounds", options->rounds, "Rounds of each case; as many as fit a minute unless given")
       ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
       ->option_text("R");
@@ -132,12 +153,12 @@ void add(CLI::App& parent, const Benchmark& benchmark) {
   command->add_flag("--progress", options->progress)->group("");
   std::string cases;
   for (const auto& name : benchmark.cases) cases += "  " + name + "\n";
-  command->footer("Cases:\n" + cases + "\nExample:\n  muster bench " + benchmark.name + " -n 2 --case \"" +
-                  benchmark.cases.front() + "\"");
+  command->footer("Cases:\n" + cases + "\nExample:\n  muster bench " + benchmark.name +
+                  (benchmark.check_file ? " train.h5" : " -n 2") + " --case \"" + benchmark.cases.front() + "\"");
   command->callback([benchmark, options, ranks] {
     choose_cases(benchmark, *options);
     if (started_by_launcher())
-      measure_as_rank(benchmark, *options, ranks->count() > 0);
+      measure_as_rank(benchmark, *options, ranks != nullptr && ranks->count() > 0);
     else
       measure(benchmark, *options);
   });
@@ -178,7 +199,7 @@ void muster::tool::add_bench(CLI::App& app) {
   command->require_subcommand(1);
   command->footer("Example:\n  muster bench step -n 2 --case \"mlp batch 64\" --with-peers");
   for (const auto& benchmark :
-       {bench::allreduce(), bench::step(), bench::checkpoint(), bench::start(), bench::recovery()})
+       {bench::allreduce(), bench::step(), bench::data(), bench::checkpoint(), bench::start(), bench::recovery()})
     bench::add(*command, benchmark);
 
   auto* job = command->add_subcommand("job")->group("");

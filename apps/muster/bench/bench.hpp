@@ -19,8 +19,10 @@ struct Options {
   int rounds = 0;  ///< 0: as many as fit a minute, up to a maximum
   bool json = false;
   bool with_peers = false;
-  bool for_parent = false;  ///< print rows as JSON for the program that has started the ranks, which evaluates them
-  bool progress = false;    ///< show progress even if stderr is not a terminal
+  bool for_parent = false;   ///< print rows as JSON for the program that has started the ranks, which evaluates them
+  std::string file = {};     ///< the dataset, "FILE.h5[:/group]", of a benchmark that reads one
+  std::int64_t batch = 256;  ///< samples of a batch of that dataset
+  bool progress = false;     ///< show progress even if stderr is not a terminal
 };
 
 /// Rounds for candidates inside one program: about a minute, unless options ask for a number.
@@ -32,6 +34,8 @@ struct Benchmark {
   std::string name = {};
   std::string description = {};
   std::vector<std::string> cases = {};
+  /// Set for a benchmark of a file, on one rank: throws an Error for a file that cannot be measured.
+  std::function<void(const std::string&)> check_file = {};
   /// Measures candidates inside one program. Called on every rank; returns the same rows on each. Empty: none.
   std::function<std::vector<Row>(Launch&, const Options&)> measure_in_process = {};
   /// Measures whole processes, outside of any launch; makes rows or adds to them. Empty: none.
@@ -40,6 +44,7 @@ struct Benchmark {
 
 Benchmark allreduce();
 Benchmark step();
+Benchmark data();
 Benchmark start();
 Benchmark recovery();
 Benchmark checkpoint();

@@ -64,6 +64,14 @@ void to_json(nlohmann::ordered_json& json, const Row& row) {
   }
   json = {{"case", row.name},     {"median_ms", median_ms}, {"ratio", ratio},      {"interval", interval},
           {"aa", row.twin_ratio}, {"rounds", row.rounds},   {"void", !row.valid()}};
+  if (row.pass)
+    json["pass"] = {{"samples", row.pass->samples},
+                    {"batch", row.pass->batch},
+                    {"samples_per_s", row.pass->samples_per_s},
+                    {"samples_per_s_range", {row.pass->slowest, row.pass->fastest}},
+                    {"bytes_per_s", row.pass->bytes_per_s},
+                    {"first_batch_ms", row.pass->first_batch_ms},
+                    {"waiting", row.pass->waiting}};
   if (!row.notes.empty()) json["notes"] = row.notes;
 }
 
@@ -73,10 +81,26 @@ void from_json(const nlohmann::ordered_json& json, Row& row) {
   row.twin_ratio = json.at("aa");
   row.notes = json.value("notes", std::vector<std::string>());
   for (const auto& [candidate, ms] : json.at("median_ms").items()) row.median_ms.emplace_back(candidate, ms);
+  if (json.contains("pass")) {
+    const auto& pass = json.at("pass");
+    const auto& range = pass.at("samples_per_s_range");
+    row.pass = {pass.at("samples"), pass.at("batch"),       pass.at("samples_per_s"),  range.at(0),
+                range.at(1),        pass.at("bytes_per_s"), pass.at("first_batch_ms"), pass.at("waiting")};
+  }
   for (const auto& [peer, ratio] : json.at("ratio").items()) {
     const auto& interval = json.at("interval").at(peer);
     row.comparisons.push_back({peer, ratio, {interval.at(0), interval.at(1)}});
   }
+}
+
+std::string pass_text(const Row& row) {
+  const auto& pass = row.pass.value();
+  const auto whole = [](double value) { return std::to_string(static_cast<std::int64_t>(value)); };
+  return row.name + ": " + whole(pass.samples_per_s) + " samples/s (" + whole(pass.slowest) + " – " +
+         whole(pass.fastest) + "), " + tool::bytes_text(static_cast<std::uint64_t>(pass.bytes_per_s)) +
+         " per second; the first batch takes " + time_text(pass.first_batch_ms) +
+         "; a step that computes as long as reading a batch takes waits " + number("%.0f", 100 * pass.waiting) +
+         " % of its time";
 }
 
 std::string row_text(const Row& row, bool first) {
@@ -100,7 +124,8 @@ RowWriter::~RowWriter() {
   if (json_)
     std::cout << (first_ ? "[]" : "\n]") << std::endl;
   else
-    for (const auto& note : notes_) std::cout << (&note == &notes_.front() ? "\n" : "") << tool::bullet(note);
+    for (const auto* lines : {&passes_, &notes_})
+      for (const auto& line : *lines) std::cout << (&line == &lines->front() ? "\n" : "") << tool::bullet(line);
   std::cout << std::flush;
 }
 
@@ -110,6 +135,7 @@ void RowWriter::write(const Row& row) {
   else
     std::cout << row_text(row, first_) << std::flush;
   first_ = false;
+  if (row.pass) passes_.push_back(pass_text(row));
   for (const auto& note : row.notes)
     if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
 }

@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +30,17 @@ struct Comparison {
   Interval interval;
 };
 
+/// What muster's passes over a dataset gave.
+struct PassFigures {
+  std::int64_t samples = 0;         ///< of one pass
+  std::int64_t batch = 0;           ///< samples at once
+  double samples_per_s = 0;         ///< median over the rounds
+  double slowest = 0, fastest = 0;  ///< samples per second of the slowest and of the fastest round
+  double bytes_per_s = 0;           ///< of decoded values; median over the rounds
+  double first_batch_ms = 0;        ///< from the begin of a pass; median over the rounds
+  double waiting = 0;               ///< share of the time of steps that compute as long as reading a batch takes
+};
+
 struct Row {
   std::string name;  ///< the case's name
   int rounds = 0;
@@ -35,6 +48,7 @@ struct Row {
   std::vector<Comparison> comparisons;
   double twin_ratio = 0;  ///< median over the rounds of muster / its twin
   std::vector<std::string> notes;
+  std::optional<PassFigures> pass = {};  ///< of a case that reads a dataset
 
   /// True if muster and its twin took the same time; otherwise the machine was too noisy, and no ratio of the row
   /// counts.
@@ -49,6 +63,9 @@ void add_peers(Row& row, const Timings& timings);
 void to_json(nlohmann::ordered_json& json, const Row& row);
 void from_json(const nlohmann::ordered_json& json, Row& row);
 
+/// "shuffled: 1200 samples/s …", for a row with PassFigures.
+std::string pass_text(const Row& row);
+
 /// A line for each candidate, within 80 columns. `first`: with the headings of the table.
 std::string row_text(const Row& row, bool first);
 
@@ -58,7 +75,7 @@ class RowWriter {
   explicit RowWriter(bool json) : json_(json) {}
   RowWriter(const RowWriter&) = delete;
   RowWriter& operator=(const RowWriter&) = delete;
-  /// Ends the JSON array, or prints the notes below the table.
+  /// Ends the JSON array, or prints the figures of passes and the notes below the table.
   ~RowWriter();
 
   void write(const Row& row);
@@ -66,7 +83,7 @@ class RowWriter {
  private:
   bool json_;
   bool first_ = true;
-  std::vector<std::string> notes_;
+  std::vector<std::string> passes_, notes_;
 };
 
 }  // namespace muster::bench

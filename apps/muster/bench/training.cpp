@@ -51,7 +51,7 @@ void Training::step() {
 }
 
 void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body,
-                const CheckpointConfig& config) {
+                const CheckpointConfig& config, const std::map<std::string, Dataset>& datasets) {
   const auto& world = launch.communicator();
   std::optional<ScratchFolder> scratch;
   if (launch.rank() == 0) {
@@ -65,7 +65,7 @@ void in_session(Launch& launch, const std::string& name, const std::function<voi
   }
   const auto storage = world.broadcast(scratch ? scratch->path().string() : "");
   const RunConfig run{.name = name, .storage_path = storage, .checkpoint_config = config};
-  const auto result = TorchTrainer(launch, body, {.run_config = run}).fit();
+  const auto result = TorchTrainer(launch, body, {.run_config = run, .datasets = datasets}).fit();
   if (result.error) throw *result.error;
 }
 

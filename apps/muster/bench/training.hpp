@@ -5,10 +5,12 @@
 
 #include <torch/optim/sgd.h>
 #include <muster/config.hpp>
+#include <muster/dataset.hpp>
 #include <muster/launch.hpp>
 #include <muster/session.hpp>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +52,6 @@ class Training {
 
 /// Calls `body` as the training function of a run whose folder is removed afterwards. Collective.
 void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body,
-                const CheckpointConfig& config = {});
+                const CheckpointConfig& config = {}, const std::map<std::string, Dataset>& datasets = {});
 
 }  // namespace muster::bench

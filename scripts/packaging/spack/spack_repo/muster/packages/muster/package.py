@@ -41,6 +41,8 @@ class Muster(CMakePackage):
     depends_on("lz4@1.9.4:")
     depends_on("zstd@1.5.4:")
     depends_on("c-blosc@1.21.3:")
+    # It reads NumPy's archives (.npz).
+    depends_on("libzip@1.7.3:")
 
     # An example writes pictures with it. Spack has neither protozero nor dygraphs, so that --tensorboard and
     # `muster report` are not built.

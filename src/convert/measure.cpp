@@ -1,0 +1,182 @@
+// Measures how fast a dataset is read as it lies and after the advised conversion, for `muster inspect --measure`.
+#include "convert/convert.hpp"
+#include "muster/dataset.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+namespace muster {
+namespace {
+
+constexpr double least_seconds = 1;             ///< of one measurement, with opening the file for each pass
+constexpr std::int64_t trial_bytes = 8 << 20;   ///< of the pass that shows how many samples a second takes
+constexpr std::int64_t part_bytes = 64 << 20;   ///< of the measured samples, roughly
+constexpr std::int64_t batch_bytes = 16 << 20;  ///< of one batch, at most, unless a sample is larger
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// A new folder in TMPDIR, removed with everything in it by the destructor.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    const char* chosen = std::getenv("TMPDIR");
+    const std::filesystem::path parent = chosen != nullptr && *chosen != '\0' ? chosen : "/tmp";
+    auto name = (parent / "muster-inspect-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr)
+      throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
+                  "Name another one with TMPDIR");
+    path_ = name;
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// A dataset, what describe_dataset() says of it, and the size of what is measured.
+struct Measured {
+  std::string path;
+  Json description;
+  std::vector<std::string> columns = {};
+  std::int64_t samples = 0, sample_bytes = 0, batch = 0;
+  std::function<void()> between;
+
+  Dataset open() const {
+    auto dataset = Dataset::from_hdf5({path}, {.columns = columns});
+    dataset.count();  // opens the file, which is not timed
+    return dataset;
+  }
+};
+
+Measured open_measured(const std::string& path, const std::function<void()>& between) {
+  Measured all{.path = path, .description = describe_dataset(path), .between = between};
+  const Dataset dataset(path);
+  for (const auto& column : dataset.schema()) {
+    all.columns.push_back(column.name);
+    auto bytes = static_cast<std::int64_t>(c10::elementSize(column.dtype));
+    for (const auto size : column.shape) bytes *= size;
+    all.sample_bytes += bytes;
+  }
+  all.sample_bytes = std::max<std::int64_t>(1, all.sample_bytes);
+  all.batch = std::clamp<std::int64_t>(batch_bytes / all.sample_bytes, 1, BatchOptions{}.batch_size);
+  all.samples = dataset.count();
+  return all;
+}
+
+/// True if a column is read by `reader`.
+bool has_reader(const Measured& all, const char* reader) {
+  return std::ranges::any_of(all.description.at("columns"),
+                             [&](const Json& column) { return column.at("reader") == reader; });
+}
+
+/// True if the values that must be decoded or converted are kept after the first pass over the whole dataset.
+bool keeps_values(const Measured& all) {
+  const auto bytes = static_cast<double>(all.samples) * static_cast<double>(all.sample_bytes);
+  return (has_reader(all, "decoded") || has_reader(all, "hdf5")) &&
+         bytes <= static_cast<double>(DatasetOptions{}.cache_bytes);
+}
+
+/// The number of samples with about so many bytes, in whole chunks: a chunk is decoded whole.
+std::int64_t samples_of(const Measured& all, std::int64_t bytes) {
+  // HDF5 reads such a column whole at its first sample.
+  if (has_reader(all, "hdf5") && keeps_values(all)) return all.samples;
+  std::int64_t rows = 1;
+  for (const auto& column : all.description.at("columns"))
+    if (const auto& chunk = column.at("chunk"); !chunk.is_null())
+      rows = std::max(rows, std::min(all.samples, chunk.at(0).get<std::int64_t>()));
+  const auto wanted = std::max<std::int64_t>(1, bytes / all.sample_bytes);
+  return std::min((wanted + rows - 1) / rows * rows, all.samples);
+}
+
+/// The seconds of one pass over the first `samples` samples in a random order.
+double seconds_of_pass(const Measured& all, const Dataset& dataset, std::int64_t samples) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(samples));
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::shuffle(order, std::mt19937_64(1));
+  const auto begin = Clock::now();
+  for (std::int64_t at = 0; at < samples; at += all.batch) {
+    const auto count = std::min(all.batch, samples - at);
+    dataset.read(std::span(order).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(count)));
+    if (all.between) all.between();
+  }
+  return seconds_since(begin);
+}
+
+/// How many of the samples are measured: about as many as a pass reads in a second.
+std::int64_t choose_samples(const Measured& all) {
+  const auto trial = samples_of(all, trial_bytes);
+  seconds_of_pass(all, all.open(), trial);  // puts them into the system's cache
+  const auto seconds = seconds_of_pass(all, all.open(), trial);
+  const auto bytes = static_cast<double>(trial_bytes) * least_seconds / std::max(seconds, 1e-9);
+  return samples_of(all, std::clamp(static_cast<std::int64_t>(std::min(bytes, 1e15)), trial_bytes, part_bytes));
+}
+
+/// Passes until a second is over. `open` gives the dataset of each.
+template <class Open>
+Json measure_passes(const Measured& all, std::int64_t samples, Open&& open) {
+  const auto begin = Clock::now();
+  double seconds = 0;
+  std::int64_t passes = 0;
+  for (; passes == 0 || seconds_since(begin) < least_seconds; ++passes)
+    seconds += seconds_of_pass(all, open(), samples);
+  const auto speed = static_cast<double>(passes * samples) / seconds;
+  return {{"samples_per_s", speed}, {"bytes_per_s", speed * static_cast<double>(all.sample_bytes)}};
+}
+
+/// `keeps`: later passes take values from memory.
+Json measure_both(const Measured& all, std::int64_t samples, bool keeps) {
+  const auto dataset = all.open();
+  seconds_of_pass(all, dataset, samples);  // puts the file into the system's cache, and values into the dataset's
+  auto first = measure_passes(all, samples, [&] { return all.open(); });
+  return {{"first_pass", std::move(first)},
+          {"later_passes", keeps ? measure_passes(all, samples, [&] { return dataset; }) : Json()}};
+}
+
+/// Converts the first samples as advised, and measures the result.
+Json measure_conversion(const Measured& all, std::int64_t samples) {
+  const auto& advice = all.description.at("convert");
+  const TemporaryFolder folder;
+  const auto output = folder.path() / "part.h5";
+  ConvertOptions options{.columns = all.columns, .progress = [&](std::uint64_t, std::uint64_t) {
+                           if (all.between) all.between();
+                         }};
+  if (!advice.at("chunk").is_null()) options.chunk = advice.at("chunk").get<std::int64_t>();
+  if (!advice.at("compress").is_null()) options.compress = advice.at("compress").get<int>();
+  detail::convert::copy_columns(all.path, output, options, samples);
+
+  auto part = all;
+  part.path = output.string();
+  part.description = describe_dataset(part.path);
+  return measure_both(part, samples, keeps_values(part));
+}
+
+}  // namespace
+
+Json measure_dataset(const std::string& path, const std::function<void()>& between) {
+  const auto all = open_measured(path, between);
+  const auto samples = choose_samples(all);
+  auto now = measure_both(all, samples, keeps_values(all));
+  auto converted = all.description.at("convert").is_null() ? Json() : measure_conversion(all, samples);
+  return {{"samples", samples},
+          {"batch", all.batch},
+          {"cache", "memory"},
+          {"now", std::move(now)},
+          {"converted", std::move(converted)}};
+}
+
+}  // namespace muster
