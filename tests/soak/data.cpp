@@ -67,8 +67,8 @@ struct DataPlan {
   bool split = true;
   int dealing = 0;             ///< for a stream: how rows are dealt to workers
   std::vector<int> maps = {};  ///< the threads of each function of map_batches()
-  std::optional<std::size_t>
-      subset;  ///< it is a subset of a larger dataset that has so many of these functions already
+  std::optional<std::size_t> subset =
+      {};  ///< set for a subset of a dataset that has so many of these functions already
 };
 
 struct PassPlan {

@@ -3,6 +3,8 @@
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
 #include "soak/dice.hpp"
+#include "support/folder.hpp"
+#include "support/hdf5_fixture.hpp"
 #include "unit/pass_world.hpp"
 
 #include <ATen/Context.h>
@@ -16,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <deque>
 #include <functional>
 #include <latch>
 #include <map>
@@ -222,6 +225,20 @@ TEST(MapBatches, OfSubsetsAndSplits) {
   }
 }
 
+TEST(MapBatches, OfWindows) {
+  const test::Folder folder;
+  test::H5File(folder.file("a.h5")).columns(40);  // y is 0, 1, 2, …
+  const auto dataset = Dataset::windows({folder.file("a.h5") + ":/y"}, {.size = {4}, .stride = {2}})
+                           .map_batches([](Batch& batch) { batch.set("sum", batch["y"].sum(1)); }, {.threads = 3});
+  const World world(dataset, 1);
+  std::int64_t windows = 0;
+  for (const auto& batch : world.shard().iter_batches({.batch_size = 5, .shuffle = true})) {
+    EXPECT_TRUE(at::equal(batch["sum"], batch["origin"].select(1, 0) * 4 + 6));
+    windows += batch.size();
+  }
+  EXPECT_EQ(windows, 19);
+}
+
 TEST(MapBatches, AnOldPreprocessorOfASubsetsDatasetStaysOnItsThread) {
   const auto reads = std::this_thread::get_id();
   std::atomic<int> elsewhere = 0;
@@ -264,8 +281,16 @@ TEST(MapBatches, OneThreadMeansOneCallAtATimeInOrder) {
   };
   for (const int ahead : {1, 5}) {
     seen.clear();
+    std::deque<std::latch> passed;
+    for (int batch = 0; batch < 60; ++batch) passed.emplace_back(1);
     const auto dataset = numbers(60)
-                             .map_batches([](Batch& batch) { batch["y"].sum(); }, {.threads = 4})
+                             .map_batches(
+                                 [&](Batch& batch) {  // each even batch comes after the next one
+                                   const auto first = static_cast<std::size_t>(first_of(batch));
+                                   if (first % 2 == 0) passed[first + 1].wait();
+                                   passed[first].count_down();
+                                 },
+                                 {.threads = 4})
                              .map_batches(alone)
                              .map_batches([](Batch& batch) { batch["y"].sum(); }, {.threads = 3});
     const World world(dataset, 1);
