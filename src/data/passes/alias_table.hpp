@@ -1,8 +1,6 @@
 // Random draws with given probabilities, each in constant time.
 #pragma once
 
-#include "base/export.hpp"
-
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -13,7 +11,7 @@ namespace muster::detail::data {
 /// (ACM TOMS 3, 1977), made in linear time as in Vose, "A linear algorithm for generating random numbers with a given
 /// distribution" (IEEE TSE 17, 1991). The weights become whole numbers whose sum is about 2^62, and from there on
 /// everything is exact. So the table is the same on every machine, and a weight of 0 is never drawn.
-class MUSTER_INTERNAL_API AliasTable {
+class AliasTable {
  public:
   /// `weights`: at least one, finite, ≥ 0, not all 0.
   explicit AliasTable(std::span<const double> weights);

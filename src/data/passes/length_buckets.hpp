@@ -1,7 +1,6 @@
 // A random order in which samples of like length come together.
 #pragma once
 
-#include "base/export.hpp"
 #include "data/passes/permutation.hpp"
 
 #include <cstdint>
@@ -21,7 +20,7 @@ struct Lengths {
 
 /// The shuffled samples are divided into windows. The samples of a window are sorted by length and cut into buckets.
 /// The buckets come in random order, except for a last one that is short, and the samples of a bucket in random order.
-class MUSTER_INTERNAL_API LengthBuckets {
+class LengthBuckets {
  public:
   static constexpr std::int64_t buckets_of_window = 100;
 
