@@ -65,10 +65,9 @@ struct DataPlan {
   Layout layout = Layout::tensors;
   std::int64_t rows = 1;
   bool split = true;
-  int dealing = 0;             ///< for a stream: how rows are dealt to workers
-  std::vector<int> maps = {};  ///< the threads of each function of map_batches()
-  std::optional<std::size_t> subset =
-      {};  ///< set for a subset of a dataset that has so many of these functions already
+  int dealing = 0;                         ///< for a stream: how rows are dealt to workers
+  std::vector<int> maps = {};              ///< the threads of each function of map_batches()
+  std::optional<std::size_t> subset = {};  ///< for a subset: as many of the functions come before it
 };
 
 struct PassPlan {
