@@ -181,7 +181,7 @@ TEST(MapBatches, ComposeWithPreprocessorsInOrder) {
                                .map_batches(squared, {.threads = threads})
                                .map_batches(noise("d"), {.threads = 2});
       const auto world = world_of(dataset);
-      const auto order = world.states[0]->plan({.batch_size = 6}, 20, {}).order;
+      const auto order = world.states[0]->plan({.batch_size = 6}, {.count = 20}).order;
       at::manual_seed(1);
       for (const auto& batch : world.shard().iter_batches({.batch_size = 6, .prefetch_batches = ahead})) {
         // One generator goes through all of them.
