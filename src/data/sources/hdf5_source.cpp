@@ -204,7 +204,7 @@ class Hdf5Source final : public Source {
   void share_among_library_columns(SourceFile& file, const std::vector<Hdf5Column*>& in_blocks, double bytes) {
     if (std::ranges::none_of(in_blocks, &Hdf5Column::library)) return;
     const auto of_file = bytes / static_cast<double>(files_.size());
-    // HDF5 keeps the chunks of a dataset as its first handle says, and two columns may be fields of one dataset.
+    // HDF5 keeps chunks as the first handle of a dataset says, and two columns may be fields of one dataset.
     for (auto* const column : in_blocks)
       if (column->library() != nullptr) column->library()->close();
     for (auto* const column : in_blocks) {

@@ -22,6 +22,7 @@ void LibraryArray::close() {
 }
 
 void LibraryArray::keep_chunks(hid_t file, std::size_t slots, std::size_t bytes) {
+  if (dataset_) close();
   const std::string doing = "reading " + shown_;
   const hdf5::Handle access(hdf5::check(H5Pcreate(H5P_DATASET_ACCESS), doing), H5Pclose);
   // w0 = 1: a chunk that was read to its end goes first, since this pass does not need it again.

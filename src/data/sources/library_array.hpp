@@ -20,8 +20,8 @@ class LibraryArray {
 
   /// Keeps all values in memory from the first read on.
   void keep_in_memory() noexcept { is_kept_ = true; }
-  /// Closes the dataset until keep_chunks(). As long as a handle of a dataset is open, perhaps for another of its
-  /// fields, HDF5 keeps as many chunks as that one said.
+  /// Closes the dataset until keep_chunks(). For two fields of one dataset call it for both first: as long as one has
+  /// the dataset open, HDF5 does not change how many chunks it keeps.
   void close();
   /// Has HDF5 keep decoded chunks, up to so many bytes, with `slots` entries in its table. `file`: any object of the
   /// array's file.

@@ -32,14 +32,14 @@ struct StoredArray {
 
   /// How HDF5 reads the values, with the handles above, which are moved.
   LibraryArray library();
-  /// The sizes of `shape` and `chunk` in steps of one along each dimension, in bytes as stored.
+  /// The strides of the array and of a chunk, in bytes as stored.
   std::vector<std::size_t> strides() const;
   std::vector<std::size_t> chunk_strides() const;
   /// The slots of a table by which HDF5 keeps any two neighbouring chunks at once.
   std::size_t chunk_slots() const;
 };
 
-/// The steps of one along each dimension of an array in one piece, in bytes.
+/// The strides of an array whose values follow one another, in bytes.
 std::vector<std::size_t> strides_of(const std::vector<std::int64_t>& shape, std::size_t value_bytes);
 
 /// Opens the dataset `name` of a file; DATASET.FIELD is a field of compound values. `decoding` outlives the result.

@@ -181,7 +181,7 @@ class WindowSource final : public Source {
   void share_among_library_variables(double bytes) {
     double of_tiles = 0;
     for (const auto* variable : in_tiles_) of_tiles += variable->bytes_of_tile(*shape_, tile_);
-    // HDF5 keeps the chunks of a dataset as its first handle says, and two variables may be fields of one dataset.
+    // HDF5 keeps chunks as the first handle of a dataset says, and two variables may be fields of one dataset.
     for (auto* variable : in_tiles_)
       if (auto* const library = variable->library()) library->close();
     for (auto* variable : in_tiles_) {
