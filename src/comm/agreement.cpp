@@ -49,9 +49,7 @@ class OutcomeExchange {
   /// Makes progress. True if the outcomes of all ranks are here and no rank needs anything from this one.
   bool advance() {
     while (!has_all() && advance_round()) continue;
-    int sent = 0;
-    check(MPI_Testall(static_cast<int>(memory_->sends.size()), memory_->sends.data(), &sent, MPI_STATUSES_IGNORE),
-          "MPI_Testall");
+    const bool sent = test_all(memory_->sends);
     return finished_ = has_all() && sent;
   }
 

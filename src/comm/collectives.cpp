@@ -32,6 +32,7 @@ struct Request::State {
   Channel::RecordedCall recorded_call;
   std::vector<MPI_Request> pending = {};
   std::vector<Expected> expected = {};      ///< [pending]
+  std::vector<MPI_Status> statuses = {};    ///< [pending]
   node::NodeCommunicator* local = nullptr;  ///< issued the ticket; null if MPI carries the operation
   node::NodeCommunicator::Ticket ticket = 0;
   std::vector<std::shared_ptr<void>> kept = {};
@@ -63,15 +64,8 @@ struct Request::State {
   }
 
   bool test_mpi() {
-    if (pending.empty()) return true;
-    int flag = 0;
-    std::vector<MPI_Status> statuses(pending.size());
-    const int error = MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, statuses.data());
-    if (error == MPI_ERR_IN_STATUS)
-      for (const auto& status : statuses)
-        if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, "MPI_Testall");
-    check(error, "MPI_Testall");
-    if (!flag) return false;
+    statuses.resize(pending.size());
+    if (!test_all(pending, statuses)) return false;
     if (pending.size() == 1 && statuses.front().MPI_SOURCE >= 0) source = statuses.front().MPI_SOURCE;
     for (std::size_t i = 0; i < pending.size(); ++i) require_length(statuses[i], expected[i]);
     return true;

@@ -53,9 +53,7 @@ void Handshake::finish(const std::function<void()>& meanwhile) {
   auto& pending = memory_->pending;
   const auto done = [&] {
     meanwhile();
-    int flag = 0;
-    check(MPI_Testall(static_cast<int>(pending.size()), pending.data(), &flag, MPI_STATUSES_IGNORE), "MPI_Testall");
-    return flag != 0;
+    return test_all(pending);
   };
   if (!wait_until(done, default_limit))
     throw Error(ExitCode::retry, doing_,

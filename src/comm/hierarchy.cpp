@@ -163,11 +163,9 @@ class SliceExchange {
   }
 
   bool test() {
-    int flag = 0;
-    for (int call = 0; call < calls_per_poll && flag == 0; ++call)
-      check(MPI_Testall(static_cast<int>(memory_->pending.size()), memory_->pending.data(), &flag, MPI_STATUSES_IGNORE),
-            "MPI_Testall");
-    if (!flag) return false;
+    bool completed = false;
+    for (int call = 0; call < calls_per_poll && !completed; ++call) completed = test_all(memory_->pending);
+    if (!completed) return false;
     memory_->pending.clear();
     memory_->num_receives = 0;
     return true;

@@ -53,6 +53,17 @@ void fail(int code, const char* call) {
               "A rank or its node may be lost; start the job again");
 }
 
+bool test_all(std::span<MPI_Request> requests, std::span<MPI_Status> statuses) {
+  bool all = true;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i] == MPI_REQUEST_NULL) continue;
+    int completed = 0;
+    check(MPI_Test(&requests[i], &completed, statuses.empty() ? MPI_STATUS_IGNORE : &statuses[i]), "MPI_Test");
+    all = all && completed != 0;
+  }
+  return all;
+}
+
 int rank_in(MPI_Comm comm) {
   int rank = 0;
   check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");

@@ -6,6 +6,7 @@
 
 #include <mpi.h>
 
+#include <span>
 #include <vector>
 
 namespace muster::detail::comm {
@@ -16,6 +17,11 @@ namespace muster::detail::comm {
 inline void check(int code, const char* call) {
   if (code != MPI_SUCCESS) fail(code, call);
 }
+
+/// True if all requests have completed; those that have are MPI_REQUEST_NULL then. `statuses` has one for each request,
+/// or none: that of a request is written when it completes. An error goes to the error handler of the request's
+/// communicator, while MPI_Testall of MPICH takes that of MPI_COMM_WORLD, which may end the program.
+bool test_all(std::span<MPI_Request> requests, std::span<MPI_Status> statuses = {});
 
 /// This process's rank in `comm`, and the size of `comm`.
 int rank_in(MPI_Comm comm);

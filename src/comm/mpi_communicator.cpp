@@ -126,9 +126,7 @@ void MpiCommunicator::drop_messages(const char* doing, const AllMax& all_max) {
             "MPI_Issend");
   wait_for_all_ranks(doing, [&] {
     receive_all();
-    int received = 0;
-    check(MPI_Testall(static_cast<int>(last.size()), last.data(), &received, MPI_STATUSES_IGNORE), "MPI_Testall");
-    return received != 0;
+    return test_all(last);
   });
   std::uint64_t none = 0;
   all_max(std::span(&none, 1), [this] { receive_all(); });

@@ -46,10 +46,7 @@ void Presence::poll(std::int64_t agreement) {
     // A rank that asks about a later agreement is ahead, and gets its answer there.
     question = number <= agreement ? questions_.erase(question) : std::next(question);
   }
-  int all_sent = 0;
-  check(MPI_Testall(static_cast<int>(sends_.requests.size()), sends_.requests.data(), &all_sent, MPI_STATUSES_IGNORE),
-        "MPI_Testall");
-  if (all_sent) sends_ = {};
+  if (test_all(sends_.requests)) sends_ = {};
 }
 
 bool Presence::has_answered(int rank, std::int64_t agreement) const {
