@@ -343,7 +343,8 @@ struct OperatorTrainerOptions {
   /// True: 16 bits where that is safe: half with a scaler on a GPU, bfloat16 on the CPU. The operator casts nothing by
   /// hand. It is torch's own mixed precision; libtorch has no Apex.
   bool use_fp16 = false;
-  /// A progress line while training, and a line for each call.
+  /// A progress line while training, a line for each call, and a summary when the trainer is shut down, if the
+  /// run has a name or --storage.
   bool use_tqdm = false;
   /// True: the workers divide the samples of register_data(). False: each worker takes all of them.
   bool add_dist_sampler = true;

@@ -504,6 +504,14 @@ void OperatorRun::update_params(int max_retries, bool trains) {
   }
 }
 
+void OperatorRun::print_summary() const {
+  try {
+    trainer::print_summary(resolved_, Result::from_path(run_.path()));
+  } catch (const std::exception& error) {
+    log::warn(error.what());  // the run has ended well, and the other ranks go on
+  }
+}
+
 void OperatorRun::shutdown(bool force) {
   if (!ranks_.is_open()) return;
   if (!force) {
@@ -511,7 +519,10 @@ void OperatorRun::shutdown(bool force) {
   } else if (session_) {
     session_->end(ended_ ? std::nullopt : std::optional(Error(ExitCode::user_error, "shut down by force")));
   }
-  if ((!force || ended_) && resolved_.world().rank() == 0) run_.mark_finished({});
+  if ((!force || ended_) && resolved_.world().rank() == 0) {
+    run_.mark_finished({});
+    if (keeps_folder_ && !of_trial_) print_summary();
+  }
   ranks_.close();
   if (!force && !keeps_folder_) run_.remove_if_unused(resolved_.world());
 }

@@ -74,6 +74,8 @@ class OperatorRun {
   /// Updates params.json, on rank 0: the number of retries for `muster run`, and, if it `trains`, that the run is not
   /// finished.
   void update_params(int max_retries, bool trains = false);
+  /// Prints the summary of the run, on rank 0.
+  void print_summary() const;
   /// Restores the saved random state, once.
   void restore_random_state();
 

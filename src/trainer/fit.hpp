@@ -44,6 +44,9 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
 Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, const TrainingOutcome& ended,
                   const std::optional<Error>& unfinished_validations);
 
+/// Prints the summary of a run that has ended to standard error, unless its progress is not shown. Rank 0 calls this.
+MUSTER_INTERNAL_API void print_summary(const run::ResolvedOptions& resolved, const Result& result);
+
 /// Reads the result from the folder of a run that is finished already.
 MUSTER_INTERNAL_API Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run);
 

@@ -79,11 +79,14 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
   }
   result.error = ended.error ? ended.error : unfinished_validations;
   const bool is_refused = result.error && run::is_refusal(result.error->code());  // its rows are of earlier starts
-  if (resolved.world().rank() == 0 && resolved.progress != Progress::none && !is_refused)
-    std::fputs(
-        run_summary(result, resolved.options.run_config.checkpoint_config, observe::read_status(run.path())).c_str(),
-        stderr);
+  if (resolved.world().rank() == 0 && !is_refused) print_summary(resolved, result);
   return result;
+}
+
+void print_summary(const run::ResolvedOptions& resolved, const Result& result) {
+  if (resolved.progress == Progress::none) return;
+  const auto& config = resolved.options.run_config.checkpoint_config;
+  std::fputs(run_summary(result, config, observe::read_status(result.path)).c_str(), stderr);
 }
 
 Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& run) {

@@ -704,6 +704,24 @@ TEST(OperatorRow, UseTqdmShowsAProgressLine) {
   }
 }
 
+TEST(OperatorRow, UseTqdmShowsASummaryAtTheEnd) {
+  for (const bool wanted : {true, false}) {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(program({"--progress", "plain"},
+                      [&](Launch& launch) {
+                        auto options = all_ranks(launch);
+                        options.use_tqdm = wanted;
+                        OperatorTrainer<Line> trainer(launch, options);
+                        trainer.train();
+                        trainer.validate();
+                      }),
+              0);
+    const auto shown = testing::internal::GetCapturedStderr();
+    const bool is_summed_up = shown.find("finished: 2 reports") != std::string::npos;
+    EXPECT_EQ(is_summed_up, wanted && world().rank() == 0) << shown;
+  }
+}
+
 // 2.18
 TEST(OperatorRow, AverageMeterCollection) {
   AverageMeterCollection meters;
