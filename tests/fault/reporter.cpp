@@ -42,7 +42,8 @@ std::string text_of(std::int64_t number) {
   return text;
 }
 
-void say(const std::string& line) { std::printf("%s\n", line.c_str()), std::fflush(stdout); }
+/// In one piece, since some launchers mix the ranks' output piece by piece.
+void say(const std::string& line) { std::fputs((line + "\n").c_str(), stdout), std::fflush(stdout); }
 
 void check_whole(const muster::Session& session, const at::Tensor& values, std::int64_t number) {
   std::stringstream text;
