@@ -209,6 +209,10 @@ void File::read_at(std::span<std::byte> into, std::uint64_t offset) const {
   }
 }
 
+void File::will_read(std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+}
+
 void File::write_at(std::span<const std::byte> from, std::uint64_t offset) {
   write_all(descriptor_, path_, from, &offset);
 }

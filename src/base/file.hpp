@@ -39,6 +39,8 @@ class MUSTER_INTERNAL_API File {
   std::uint64_t size() const;
   /// Reads exactly `into.size()` bytes from `offset`. Throws an Error ("truncated") if the file ends before.
   void read_at(std::span<std::byte> into, std::uint64_t offset) const;
+  /// Has the system begin to read this part into memory, and does not wait for it. Does nothing if that fails.
+  void will_read(std::uint64_t offset, std::uint64_t bytes) const noexcept;
   /// Writes all of `from` at `offset` (in Mode::append: at the end).
   void write_at(std::span<const std::byte> from, std::uint64_t offset);
   void append(std::string_view text);

@@ -287,7 +287,7 @@ TEST(Windows, ChunksOfATileAreReadAhead) {
   const auto source = detail::data::source_of(data);
   ASSERT_EQ(source->blocks().rows, 4);
   const test::IoError reads("preadv", "a.h5", 0);
-  source->expect(Sizes{5});
+  source->expect(Sizes{5}, detail::data::Ahead::decode);
   EXPECT_EQ(reads.count(), 1);
   data.read(Sizes{4, 5, 6, 7});
   EXPECT_EQ(reads.count(), 1);
@@ -357,7 +357,7 @@ TEST(Windows, OfARandomMaskAreThoseOfThePlainReference) {
       EXPECT_TRUE(found.emplace(row, row + rank).second);
     }
     EXPECT_EQ(found, wanted);
-    for (std::int64_t i = 0; i < data.count(); i += 3) detail::data::source_of(data)->expect(Sizes{i});
+    for (std::int64_t i = 0; i < data.count(); i += 3) detail::data::source_of(data)->expect(Sizes{i}, detail::data::Ahead::decode);
   }
 }
 
@@ -464,7 +464,7 @@ TEST(Windows, ThatFitNowGoOnInThePassOfAnotherCache) {
   const auto data = Dataset::windows({folder.file("a.h5") + ":/x"}, {.size = {8, 8}});
   const auto source = detail::data::source_of(data);
   EXPECT_EQ(source->blocks().rows, 0);
-  source->expect(Sizes{0, 5});
+  source->expect(Sizes{0, 5}, detail::data::Ahead::decode);
   EXPECT_EQ(data.read(Sizes{5})["x"].size(0), 1);
 }
 

@@ -27,10 +27,10 @@ struct StepReader {
   /// What the last batch has made room for; read after it, so that nobody waits for it.
   std::vector<std::int64_t> expected = {};
 
-  void read_ahead() {
-    if (expected.empty()) return;
+  void prepare(const std::vector<std::int64_t>& samples, Ahead how) {
+    if (samples.empty()) return;
     try {
-      source->expect(expected);
+      source->expect(samples, how);
     } catch (const Error&) {  // the batch that needs it will throw it again
     }
   }
@@ -41,8 +41,9 @@ struct StepReader {
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
-    read_ahead();
-    expected = samples_to_expect(step, pass.order);
+    prepare(samples_to_expect(step, pass.order, Ahead::request), Ahead::request);
+    prepare(expected, Ahead::decode);
+    expected = samples_to_expect(step, pass.order, Ahead::decode);
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
     step::BatchWeightPtr weight;
     if (split)

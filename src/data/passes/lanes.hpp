@@ -30,6 +30,7 @@ class Lanes {
   /// At most Blocks::lanes and the number of blocks.
   int count() const noexcept { return static_cast<int>(lengths_.size()); }
   std::int64_t size() const noexcept { return size_; }
+  std::int64_t block_rows() const noexcept { return block_rows_; }
   /// Rows of a lane.
   std::int64_t length(int lane) const noexcept { return lengths_[static_cast<std::size_t>(lane)]; }
   /// How many of the pass's first `position` rows come from each lane.

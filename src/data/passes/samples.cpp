@@ -105,11 +105,14 @@ std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order
   return samples;
 }
 
-std::vector<std::int64_t> samples_to_expect(const StepSamples& step, const Order& order) {
+std::vector<std::int64_t> samples_to_expect(const StepSamples& step, const Order& order, Ahead how) {
   std::vector<std::int64_t> samples;
-  if (const auto* const lanes = order.lanes())
-    for (const auto& [lane, first, last] : lanes_of(step, *lanes))
-      if (const auto row = lanes->row_to_read_ahead(lane, first, last); row >= 0) samples.push_back(row);
+  const auto* const lanes = order.lanes();
+  if (lanes == nullptr) return samples;
+  const auto earlier = how == Ahead::request ? lanes->block_rows() / 4 : 0;
+  for (const auto& [lane, first, last] : lanes_of(step, *lanes))
+    if (const auto row = lanes->row_to_read_ahead(lane, first + earlier, last + earlier); row >= 0)
+      samples.push_back(row);
   return samples;
 }
 

@@ -57,7 +57,7 @@ class ChunkedBoxes final : public BoxReader {
   }
 
   void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) override;
-  void expect(const File& bytes, const Box& box) override;
+  void expect(const File& bytes, const Box& box, Ahead how) override;
 
  private:
   /// A chunk and a box that shares values with it.
@@ -182,11 +182,11 @@ void ChunkedBoxes::read(const File& bytes, std::span<const Box> boxes, std::span
   });
 }
 
-void ChunkedBoxes::expect(const File& bytes, const Box& box) {
+void ChunkedBoxes::expect(const File& bytes, const Box& box, Ahead how) {
   const std::span boxes(&box, 1);
   in_groups(boxes, [&](const std::vector<Part>& parts) {
     const Use use(*this, boxes, {}, parts);
-    array_.chunks->expect(bytes, use.chunks());
+    array_.chunks->expect(bytes, use.chunks(), how);
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/file.hpp"
+#include "data/sources/ahead.hpp"
 #include "data/sources/stored_array.hpp"
 
 #include <cstddef>
@@ -31,7 +32,7 @@ class BoxReader {
   /// Reads boxes, as stored, into memory with these strides, in bytes.
   virtual void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) = 0;
   /// Prepares to read this part of the array.
-  virtual void expect(const File& /*bytes*/, const Box& /*box*/) {}
+  virtual void expect(const File& /*bytes*/, const Box& /*box*/, Ahead /*how*/) {}
   /// The way by which HDF5 reads the values; null if it does not.
   virtual LibraryArray* library() noexcept { return nullptr; }
 

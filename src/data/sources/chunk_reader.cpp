@@ -12,6 +12,7 @@ namespace muster::detail::data {
 namespace {
 
 constexpr std::size_t work_to_share = 1 << 20;  ///< bytes; to wake threads for less costs more than it saves
+constexpr std::size_t most_requests = 16;       ///< to the disk, in advance
 constexpr std::size_t most_at_once = 1 << 16;   ///< chunks; a row of a damaged file may have any number
 
 /// The value of chunks that were never written, as they would be stored. Zero if there is none.
@@ -77,8 +78,21 @@ void ChunkReader::read(const File& bytes, std::span<const WantedChunk> wanted, c
   read_missing(bytes, wanted, missing, use);
 }
 
-void ChunkReader::expect(const File& bytes, std::span<const WantedChunk> wanted) {
-  if (can_keep()) read(bytes, wanted, NoUse());
+void ChunkReader::expect(const File& bytes, std::span<const WantedChunk> wanted, Ahead how) {
+  if (!can_keep()) return;
+  if (how == Ahead::decode)
+    read(bytes, wanted, NoUse());
+  else
+    request(bytes, wanted);
+}
+
+/// Has the system begin to read the chunks that are not kept.
+void ChunkReader::request(const File& bytes, std::span<const WantedChunk> wanted) {
+  std::vector<std::int64_t> numbers;
+  for (const auto& chunk : wanted)
+    if (decoding_.cache.find({this, chunk.number}, 0) == nullptr) numbers.push_back(chunk.number);
+  for (const auto& chunk : places_.of(numbers))
+    if (chunk.is_stored) bytes.will_read(chunk.offset, chunk.bytes);
 }
 
 void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> wanted,
@@ -97,7 +111,12 @@ void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> w
       to_decode.push_back(m);
   }
   pieces.finish();
+  // The disk is quicker with several requests at a time than with those of the threads that decode.
+  for (std::size_t n = 1; n < std::min(to_decode.size(), most_requests); ++n)
+    bytes.will_read(stored[to_decode[n]].offset, stored[to_decode[n]].bytes);
   const auto decode_one = [&](std::size_t n) {
+    if (const auto later = n + most_requests; later < to_decode.size())
+      bytes.will_read(stored[to_decode[later]].offset, stored[to_decode[later]].bytes);
     const auto m = to_decode[n], i = missing[m];
     decode(bytes, wanted[i], stored[m], i, use);
   };

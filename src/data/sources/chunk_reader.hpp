@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/file.hpp"
+#include "data/sources/ahead.hpp"
 #include "data/sources/chunk_cache.hpp"
 #include "data/sources/chunk_places.hpp"
 #include "data/sources/decoding_threads.hpp"
@@ -59,8 +60,8 @@ class ChunkReader {
 
   /// Reads chunks in ascending order of their numbers.
   void read(const File& bytes, std::span<const WantedChunk> wanted, const ChunkUse& use);
-  /// Decodes chunks with these numbers, which ascend, if they can be kept.
-  void expect(const File& bytes, std::span<const WantedChunk> wanted);
+  /// Prepares chunks with these numbers, which ascend, if they can be kept.
+  void expect(const File& bytes, std::span<const WantedChunk> wanted, Ahead how);
 
   /// True if chunks are stored without filters.
   bool is_plain() const noexcept { return pipeline_.is_plain(0); }
@@ -70,6 +71,7 @@ class ChunkReader {
  private:
   void read_missing(const File& bytes, std::span<const WantedChunk> wanted, std::span<const std::size_t> missing,
                     const ChunkUse& use);
+  void request(const File& bytes, std::span<const WantedChunk> wanted);
   void decode(const File& bytes, const WantedChunk& wanted, const hdf5::StoredChunk& stored, std::size_t i,
               const ChunkUse& use);
 

@@ -84,11 +84,11 @@ void ChunkedColumn::read(const File& bytes, std::span<const RowDestination> want
   read();
 }
 
-void ChunkedColumn::expect(const File& bytes, std::int64_t first, std::int64_t last) {
+void ChunkedColumn::expect(const File& bytes, std::int64_t first, std::int64_t last, Ahead how) {
   if (reads_rows_alone()) return;
   std::vector<WantedChunk> chunks;
   const auto expect = [&] {
-    chunks_->expect(bytes, chunks);
+    chunks_->expect(bytes, chunks, how);
     chunks.clear();
   };
   for (auto row = first / layout_.rows_per_chunk(); row <= last / layout_.rows_per_chunk(); ++row)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/file.hpp"
+#include "data/sources/ahead.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@ class ColumnReader {
   /// Reads rows in ascending order; a row may come several times. `bytes` is the column's file. Thread-safe.
   virtual void read(const File& bytes, std::span<const RowDestination> wanted) = 0;
   /// Prepares to read rows `first` … `last`. Thread-safe.
-  virtual void expect(const File& /*bytes*/, std::int64_t /*first*/, std::int64_t /*last*/) {}
+  virtual void expect(const File& /*bytes*/, std::int64_t /*first*/, std::int64_t /*last*/, Ahead /*how*/) {}
 };
 
 }  // namespace muster::detail::data

@@ -46,7 +46,7 @@ class Hdf5Column {
   /// Reads rows in ascending order, each to memory of its own. Thread-safe.
   void read(const File& bytes, std::span<const RowDestination> wanted);
   /// Decodes the chunks of rows `first` … `last`, if they can be kept. Thread-safe.
-  void expect(const File& bytes, std::int64_t first, std::int64_t last);
+  void expect(const File& bytes, std::int64_t first, std::int64_t last, Ahead how);
 
  private:
   void measure_chunks(const StoredArray& array);

@@ -124,14 +124,14 @@ class Hdf5Source final : public Source {
     return Batch(std::move(items));
   }
 
-  void expect(std::span<const std::int64_t> samples) override {
+  void expect(std::span<const std::int64_t> samples, Ahead how) override {
     ensure_open();
     if (blocks_.rows == 0) return;  // a pass in lanes may be resumed where all values fit into memory
     for (const auto sample : samples) {
       auto& file = *(std::ranges::upper_bound(files_, sample, {}, &SourceFile::first) - 1);
       const auto first = (sample - file.first) / blocks_.rows * blocks_.rows;
       const auto last = std::min(first + blocks_.rows, file.rows()) - 1;
-      for (auto& column : file.columns) column.expect(*file.bytes, first, last);
+      for (auto& column : file.columns) column.expect(*file.bytes, first, last, how);
     }
   }
 

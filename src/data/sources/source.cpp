@@ -123,7 +123,7 @@ class TransformedSource final : public Source {
 
   Blocks blocks() override { return source_->blocks(); }
   std::shared_ptr<const Lengths> lengths() override { return source_->lengths(); }
-  void expect(std::span<const std::int64_t> samples) override { source_->expect(samples); }
+  void expect(std::span<const std::int64_t> samples, Ahead how) override { source_->expect(samples, how); }
 
  private:
   /// A size that differs from batch to batch still does so if the preprocessed sample has it at the same place.

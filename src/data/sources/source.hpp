@@ -4,6 +4,7 @@
 #include "base/export.hpp"
 #include "data/passes/samples.hpp"
 #include "data/preprocess/batch_work.hpp"
+#include "data/sources/ahead.hpp"
 #include "data/sources/fingerprint.hpp"
 #include "muster/dataset.hpp"
 
@@ -45,7 +46,7 @@ class Source {
   /// The largest number of threads that a preprocessor or function of the dataset was given, at least 1.
   virtual int threads() const noexcept { return 1; }
   /// Prepares to read all samples that are stored in the blocks of these.
-  virtual void expect(std::span<const std::int64_t> /*samples*/) {}
+  virtual void expect(std::span<const std::int64_t> /*samples*/, Ahead /*how*/) {}
   /// How the samples are stored, if it costs much to read them in another order than block by block.
   virtual Blocks blocks() { return {}; }
   /// The length of each sample, for samples of different length; otherwise null.

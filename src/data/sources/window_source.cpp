@@ -58,7 +58,7 @@ class WindowSource final : public Source {
     return Batch(std::move(items));
   }
 
-  void expect(std::span<const std::int64_t> samples) override {
+  void expect(std::span<const std::int64_t> samples, Ahead how) override {
     ensure_open();
     if (blocks_.rows == 0) return;  // a pass in lanes may be resumed where all values fit into memory
     const watch::ScopedFileRead reading;
@@ -67,7 +67,7 @@ class WindowSource final : public Source {
       const auto first = sample / blocks_.rows * blocks_.rows;
       for (auto next = first; next < std::min(count_, first + blocks_.rows);) {
         const auto [least, most, end] = windows_near(next, std::min(count_, first + blocks_.rows));
-        for (const auto* variable : in_tiles_) variable->expect(least, most, *shape_);
+        for (const auto* variable : in_tiles_) variable->expect(least, most, *shape_, how);
         next = end;
       }
     }

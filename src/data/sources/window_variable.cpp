@@ -172,11 +172,11 @@ void WindowVariable::pad(at::Tensor window, const Box& box, const std::vector<st
 }
 
 void WindowVariable::expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most,
-                            const WindowShape& shape) const {
+                            const WindowShape& shape, Ahead how) const {
   auto box = box_of(least, shape);
   const auto last = box_of(most, shape);
   for (std::size_t d = 0; d < box.begin.size(); ++d) box.size[d] = last.begin[d] + last.size[d] - box.begin[d];
-  reader_->expect(file_->bytes, box);
+  reader_->expect(file_->bytes, box, how);
 }
 
 }  // namespace muster::detail::data

@@ -60,7 +60,7 @@ class WindowVariable {
   at::Tensor read(WindowCoordinates windows, const WindowShape& shape, TensorPool& pool) const;
   /// Prepares to read the windows from `least` to `most`, along each dimension.
   void expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most,
-              const WindowShape& shape) const;
+              const WindowShape& shape, Ahead how) const;
 
  private:
   void match(const WindowVariable& first);

@@ -1,0 +1,189 @@
+// How fast a shuffled pass reads a gzipped file that is not in the page cache and larger than the memory of its control
+// group, relative to reading the chunks in the order of the file and decoding them, by as many threads; and how many
+// bytes each of them reads from the disk.
+//   cold_data FOLDER GIGABYTES     the size of the file, which is made in FOLDER unless it is there
+// tests/soak/cold-data runs it with a limit of memory. Ends with 1 if a ratio is beyond its bound.
+#include "base/file.hpp"
+#include "hdf5/chunk_index.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/filter_pipeline.hpp"
+#include "hdf5/filters.hpp"
+#include "muster/muster.hpp"
+#include "support/hdf5_fixture.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <thread>
+
+namespace muster {
+namespace {
+
+constexpr int rounds = 3;
+constexpr hsize_t chunk_rows = 16, row_values = 16 << 10;  // chunks of 1 MiB, samples of 64 KiB
+constexpr std::size_t different_chunks = 64;
+constexpr std::int64_t cache_bytes = 256 << 20;
+constexpr std::size_t batch_size = 64;
+
+/// A chunk of smooth values with some noise, shuffled and compressed as HDF5's filters do, at level 1.
+std::vector<Bytef> make_chunk(unsigned seed) {
+  std::mt19937 random(seed);
+  constexpr std::size_t count = chunk_rows * row_values;
+  std::vector<Bytef> shuffled(count * sizeof(float));
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value =
+        std::round(1000 * (std::sin(static_cast<float>(i) / 300) + 1e-4F * static_cast<float>(random() % 100))) / 1000;
+    const auto* const bytes = reinterpret_cast<const Bytef*>(&value);
+    for (std::size_t byte = 0; byte < sizeof value; ++byte) shuffled[byte * count + i] = bytes[byte];
+  }
+  uLongf length = compressBound(shuffled.size());
+  std::vector<Bytef> packed(length);
+  if (compress2(packed.data(), &length, shuffled.data(), shuffled.size(), 1) != Z_OK) std::abort();
+  packed.resize(length);
+  return packed;
+}
+
+/// A file of about that many bytes. The same few chunks follow each other, since making them takes long.
+void make_file(const std::string& path, double bytes) {
+  std::vector<std::vector<Bytef>> packed;
+  for (unsigned seed = 0; seed < different_chunks; ++seed) packed.push_back(make_chunk(seed));
+  const auto chunks = static_cast<hsize_t>(bytes / static_cast<double>(packed.front().size()));
+  const detail::hdf5::Lock lock;
+  test::H5File file(path);
+  const hsize_t shape[] = {chunks * chunk_rows, row_values}, chunk[] = {chunk_rows, row_values};
+  const detail::hdf5::Handle space(H5Screate_simple(2, shape, nullptr), H5Sclose);
+  const detail::hdf5::Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_chunk(creation.get(), 2, chunk);
+  H5Pset_shuffle(creation.get());
+  H5Pset_deflate(creation.get(), 1);
+  file.create("x", H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, space.get(), creation.get(), nullptr);
+  const detail::hdf5::Handle dataset(H5Dopen2(file.id(), "x", H5P_DEFAULT), H5Dclose);
+  for (hsize_t i = 0; i < chunks; ++i) {
+    const hsize_t place[] = {i * chunk_rows, 0};
+    const auto& bytes_of_chunk = packed[i % packed.size()];
+    detail::hdf5::check(
+        H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, place, bytes_of_chunk.size(), bytes_of_chunk.data()), "fixture");
+  }
+}
+
+void drop_from_page_cache(const std::string& path) {
+  const detail::File file(path, detail::File::Mode::read);
+  if (::fdatasync(file.descriptor()) != 0 || ::posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED) != 0)
+    std::abort();
+}
+
+/// Bytes that this process has had read from a disk.
+double bytes_from_disk() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  for (double bytes = 0; io >> name >> bytes;)
+    if (name == "read_bytes:") return bytes;
+  std::abort();
+}
+
+struct Figures {
+  double seconds, bytes;
+};
+Figures measure(const std::string& path, const std::function<void()>& action) {
+  drop_from_page_cache(path);
+  const auto bytes = bytes_from_disk();
+  const auto begin = std::chrono::steady_clock::now();
+  action();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), bytes_from_disk() - bytes};
+}
+
+/// Reads and decodes the chunks in the order of the file, on as many threads as a pass decodes with.
+void read_in_sequence(const std::string& path) {
+  const auto file = detail::hdf5::open_file(path);
+  const auto dataset = detail::hdf5::open_dataset(file.get(), "x", path);
+  const detail::hdf5::ChunkIndex index(dataset.get(), path);
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(index.grid().front()));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  const auto chunks = index.locate(numbers);
+  const auto creation = detail::hdf5::dataset_property(dataset.get(), H5Dget_create_plist, "reading");
+  const detail::hdf5::FilterPipeline pipeline(detail::hdf5::filters(creation.get(), "reading"));
+  const detail::File bytes(path, detail::File::Mode::read);
+  std::atomic<std::size_t> next = 0;
+  const auto work = [&] {
+    detail::hdf5::Buffer stored, decoded;
+    detail::hdf5::FilterPipeline::Workspace workspace;
+    const auto into = decoded.take(chunk_rows * row_values * sizeof(float));
+    for (std::size_t i = next++; i < chunks.size(); i = next++) {
+      const auto encoded = stored.take(chunks[i].bytes);
+      bytes.read_at(encoded, chunks[i].offset);
+      pipeline.decode(encoded, chunks[i].filter_mask, into, workspace, "reading");
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (unsigned i = 1; i < std::min(5U, std::thread::hardware_concurrency()); ++i) threads.emplace_back(work);
+  work();
+}
+
+void read_shuffled(Launch& launch, const std::string& path) {
+  std::int64_t samples = 0;
+  TorchTrainer trainer(
+      launch,
+      [&](Session& session, const Config&) {
+        for (const auto& batch : session.get_dataset_shard().iter_torch_batches(
+                 {.batch_size = batch_size, .training = false, .shuffle = true}))
+          samples += batch.size();
+      },
+      {.datasets = {{"train", Dataset::from_hdf5({path}, {.cache_bytes = cache_bytes})}}});
+  if (trainer.fit().error || samples == 0) std::abort();
+}
+
+bool print(const char* what, double value, const char* bound, bool is_within) {
+  std::printf("%-52s %5.2f  (%s)%s\n", what, value, bound, is_within ? "" : "  BEYOND");
+  return is_within;
+}
+
+int compare(Launch& launch, const std::string& path) {
+  const auto size = static_cast<double>(std::filesystem::file_size(path));
+  std::vector<double> ratios;
+  double most_bytes = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const auto sequence = measure(path, [&] { read_in_sequence(path); });
+    const auto shuffled = measure(path, [&] { read_shuffled(launch, path); });
+    std::printf("round %d: in sequence %.1f s (%.0f MB/s, %.2f of the file), shuffled %.1f s (%.0f MB/s, %.2f)\n",
+                round + 1, sequence.seconds, size / 1e6 / sequence.seconds, sequence.bytes / size, shuffled.seconds,
+                size / 1e6 / shuffled.seconds, shuffled.bytes / size);
+    std::fflush(stdout);
+    ratios.push_back(sequence.seconds / shuffled.seconds);
+    most_bytes = std::max(most_bytes, shuffled.bytes / size);
+  }
+  std::ranges::sort(ratios);
+  const bool quick = print("speed of a shuffled pass to reading in sequence", ratios[rounds / 2], "at least 0.90",
+                           ratios[rounds / 2] >= 0.9);
+  const bool sparing = print("bytes read by it to those of the file", most_bytes, "at most 1.10", most_bytes <= 1.1);
+  return quick && sparing ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace muster
+
+int main(int count, char** arguments) {
+  if (count != 3) {
+    std::fprintf(stderr, "cold_data FOLDER GIGABYTES\n");
+    return 64;
+  }
+  const auto path = std::string(arguments[1]) + "/cold.h5";
+  if (!std::filesystem::exists(path)) muster::make_file(path, 1e9 * std::strtod(arguments[2], nullptr));
+  const muster::test::Folder folder;
+  std::vector<std::string> words{"cold_data",  "--storage",   folder.file("runs"), "--progress",
+                                 "none", "--log-level", "error"};
+  std::vector<char*> flags;
+  for (auto& word : words) flags.push_back(word.data());
+  muster::Launch launch(static_cast<int>(flags.size()), flags.data());
+  return launch.run([&] { return muster::compare(launch, path); });
+}
