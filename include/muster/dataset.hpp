@@ -111,9 +111,10 @@ struct DatasetOptions {
   /// names. "particles.mass" is the field `mass` of a dataset of compound values.
   std::vector<std::string> columns = {};
   /// Bytes of memory for values that must be decoded or converted, on every rank that reads them. Must be the same on
-  /// all ranks. Contiguous columns and chunks without filters need none: they are read directly from the file. Decoded
-  /// chunks are kept as long as there is room; the one that was used least recently goes first. If a column of such
-  /// chunks does not fit, BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must
+  /// all ranks. If all decoded chunks fit, the ranks of a node keep them once, in /dev/shm, instead of once per rank:
+  /// see Dataset. Contiguous columns and chunks without filters need none: they are read directly from the file.
+  /// Decoded chunks are kept as long as there is room; the one that was used least recently goes first. If a column of
+  /// such chunks does not fit, BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must
   /// convert (numbers of unusual sizes) or decode (a filter that muster does not know) are read once, whole, and kept
   /// if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch, which is slow in a
   /// random order.
@@ -225,6 +226,12 @@ struct MapOptions {
 /// A handle to a dataset; copies are cheap and share it. Files are opened and fully checked at first use (an Error with
 /// ExitCode::data). A dataset must be the same on all ranks: count, columns, sizes and some blocks are compared before
 /// training.
+///
+/// In training the ranks of a node decode chunks for each other: each chunk once, by the rank that needs it first, into
+/// memory that all of them read. This holds for a dataset given to a trainer or an operator whose decoded chunks all
+/// fit into DatasetOptions::cache_bytes, if the ranks read the same file (not copies) and the chunks fit into three
+/// quarters of /dev/shm beside what is there; the rest is for gradients. Otherwise, and for columns that HDF5 reads,
+/// each rank has its own copy. What is read does not depend on it.
 class MUSTER_API Dataset {
  public:
   /// "FILE.h5" or "FILE.h5:/group".

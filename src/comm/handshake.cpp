@@ -115,7 +115,8 @@ std::string Handshake::from_first(const std::vector<int>& ranks, const std::stri
 }
 
 std::shared_ptr<node::SharedSegment> map_node_segment(MpiCommunicator& over, const std::vector<int>& node,
-                                                      std::size_t bytes, std::size_t first, std::size_t reserved) {
+                                                      std::size_t bytes, std::size_t first, std::size_t reserved,
+                                                      const char* until_then) {
   Handshake handshake(over, "sharing memory on a node");
   const int rank = rank_in(over.comm);
   const bool here = rank == node.front();
@@ -145,8 +146,8 @@ std::shared_ptr<node::SharedSegment> map_node_segment(MpiCommunicator& over, con
   const auto problems = handshake.all_gather(problem);
   const auto lowest = std::ranges::find_if_not(problems, &std::string::empty);
   if (lowest != problems.end() && !warned.exchange(true) && rank == 0)
-    log::warn("rank " + std::to_string(lowest - problems.begin()) + ": " + *lowest +
-              ". Until then the ranks of a node exchange data by MPI and not by shared memory, which is slower.");
+    log::warn("rank " + std::to_string(lowest - problems.begin()) + ": " + *lowest + ". Until then " + until_then +
+              ".");
   return nullptr;
 }
 

@@ -22,6 +22,14 @@ std::optional<SharedRegion> allocate_shared(const Communicator& communicator, st
   return SharedRegion{std::move(segment), region, local};
 }
 
+std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicator, std::size_t bytes,
+                                                 std::size_t reserved, const char* until_then) {
+  const auto& channel = *Channel::of(communicator);
+  if (!channel.hierarchy() || channel.topology.num_nodes == channel.size) return nullptr;
+  wait_for_all_ranks(communicator, "sharing memory on a node");
+  return map_node_segment(*channel.transport->collective, channel.hierarchy()->ranks, bytes, 0, reserved, until_then);
+}
+
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
   const auto shared = allocate_shared(communicator, bytes, bytes);
   if (!shared) return node::local_memory(bytes);

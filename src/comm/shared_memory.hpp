@@ -32,6 +32,12 @@ struct SharedRegion {
 /// removed. Collective.
 std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
+/// Maps one segment of `bytes` zeroes on all ranks of each node, and reserves memory for its first `reserved` bytes.
+/// Null on all ranks if memory cannot be shared; a warning may say what follows then (`until_then`). The segment's name
+/// is already removed. Collective.
+std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicator, std::size_t bytes,
+                                                 std::size_t reserved, const char* until_then);
+
 /// Implements Communicator::shared_memory(). If memory cannot be shared, it is the rank's own. Collective.
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes);
 

@@ -140,8 +140,8 @@ Json advise_conversion(const std::string& path, Description& all) {
   std::string fact;
   if (!kept.empty())
     fact = joined(kept) +
-           (fits ? ": the first pass decodes or converts them, then each rank keeps " +
-                       megabytes(static_cast<std::int64_t>(bytes)) + " in memory"
+           (fits ? ": the first pass decodes or converts them, and keeps " +
+                       megabytes(static_cast<std::int64_t>(bytes)) + " in memory on each node or rank"
                  : ": larger than DatasetOptions::cache_bytes (" + megabytes(cache_bytes) +
                        " unless set), so every pass decodes or converts them again") +
            "; ";

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -108,6 +109,13 @@ std::string random_name() {
 }
 
 }  // namespace
+
+std::size_t spare_shared_memory() noexcept {
+  struct statfs found {};
+  if (::statfs("/dev/shm", &found) != 0) return 0;
+  const auto kept = (found.f_blocks + 3) / 4;
+  return found.f_bavail > kept ? (found.f_bavail - kept) * static_cast<std::size_t>(found.f_bsize) : 0;
+}
 
 SharedSegment SharedSegment::create(std::size_t bytes) {
   SharedSegment segment;

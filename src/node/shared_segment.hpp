@@ -22,6 +22,10 @@ constexpr std::size_t whole_lines(std::size_t bytes) noexcept {
   return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
+/// How much memory of /dev/shm may hold what could as well be private. A quarter of /dev/shm stays free for gradients,
+/// which reach other ranks through MPI, more slowly, if they have no room there. 0 if that is not known.
+std::size_t spare_shared_memory() noexcept;
+
 /// A child of fork() keeps the addresses, but what it writes there goes to private memory, and it cannot free memory of
 /// the segment.
 ///

@@ -1,6 +1,7 @@
 #include "muster/operator.hpp"
 
 #include "base/log.hpp"
+#include "data/sources/share_chunks.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "operators/loss.hpp"
@@ -166,16 +167,17 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
         const std::string name = of.training ? "train" : "validation";
         auto workers = parts.state.workers;
         auto& data = parts.state.data;
-        detail::run::require_same_data(workers.control, workers.size(),
-                                       {{name, detail::data::source_of(dataset)->fingerprint()}});
-        auto names = detail::operators::column_names(columns, *detail::data::source_of(dataset));
+        const auto& source = detail::data::source_of(dataset);
+        detail::run::require_same_data(workers.control, workers.size(), {{name, source->fingerprint()}});
+        detail::data::share_chunks(workers.control, {&source, 1});
+        auto names = detail::operators::column_names(columns, *source);
         data.datasets.insert_or_assign(name, dataset);
         data.shards.erase(name);
         auto given = options;
         given.training = of.training;
         // A dataset that is whole on each worker is split among one worker, so that it has a position. A stream has
         // none.
-        data.config.split_all = of.split || !detail::data::source_of(dataset)->is_stream();
+        data.config.split_all = of.split || !source->is_stream();
         if (!of.split && *data.config.split_all) {
           if (const auto global = given.global_batch_size.value_or(0); global > 0) {
             given.batch_size = (global - 1) / workers.size() + 1;
@@ -184,8 +186,7 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
           workers.share = {};
           workers.full_worker_count = 0;
         }
-        return detail::operators::passes_over(DatasetShard(data.shard(name, workers)), given,
-                                              detail::data::source_of(dataset), std::move(names));
+        return detail::operators::passes_over(DatasetShard(data.shard(name, workers)), given, source, std::move(names));
       }) {}
 
 TrainingOperator::TrainingOperator() = default;

@@ -1,6 +1,6 @@
 /* A model of the flags by which the ranks of a node tell each other about shared memory, for the model checker spin:
- * node/operation.hpp with the collectives, and with -DBUCKETS node/bucket_reduction.cpp. `tests/fault/memory-model` runs
- * it. Memory is as weak as C++ allows it to be: a rank knows what another one did before a store only if the store was a
+ * node/operation.hpp with the collectives, with -DBUCKETS node/bucket_reduction.cpp, and with -DSLOTS
+ * node/shared_slots.cpp. `tests/fault/memory-model` runs it. Memory is as weak as C++ allows it to be: a rank knows what another one did before a store only if the store was a
  * release, its load was an acquire, and it read that store or a later one. Every rank has a vector clock of what it knows
  * of the others. The model verifies for every order of the steps and every plan of operations:
  *   1. of two accesses to the same memory, one of them a write, the later one's rank knows of the earlier one
@@ -26,6 +26,9 @@
 #define no_wait_at_the_end 7
 #define published_stored_relaxed 8
 #define published_loaded_relaxed 9
+#define given_back_relaxed 10
+#define claimed_relaxed 11
+#define claimed_without_looking 12 /* a store in place of a compare-and-swap */
 #ifndef MUTATION
 #define MUTATION 0
 #endif
@@ -123,7 +126,71 @@ inline write_memory(memory, new) {
 
 #define begin_rank each(x) { known(me, x) = 0 } known(me, me) = 1
 
-#ifndef BUCKETS
+#ifdef SLOTS
+
+/* --- SharedSlots: one slot, which a rank may fill, give back, or be killed in --- */
+
+#define is_empty 0
+#define is_claimed 1
+#define is_published 2
+Memory slot;
+byte state;
+byte what[RANKS]; /* the clock of the state's last release */
+byte killed;
+
+inline set_state(new, is_release) {
+  state = new;
+  each(x) { what[x] = (is_release -> known(me, x) : 0) }
+  known(me, me)++
+}
+inline acquire_state(is_acquire) {
+  if
+  :: is_acquire -> each(x) {
+       if
+       :: what[x] > known(me, x) -> known(me, x) = what[x]
+       :: else
+       fi
+     }
+  :: else
+  fi
+}
+
+/* Each rank looks for the slot PHASES times. A look that finds nothing, or a state that is out of date, is no error: the
+ * rank then has the data of its own. The one compare-and-swap always sees the present state. */
+proctype Rank(byte me) {
+  byte look, x;
+  for (look : 1 .. PHASES) {
+    if
+    :: atomic { /* find() */
+         state == is_published ->
+         acquire_state(MUTATION != published_loaded_relaxed);
+         read_memory(slot, 1)
+       }
+    :: atomic { /* claim() */
+         state == is_empty || MUTATION == claimed_without_looking ->
+         acquire_state(MUTATION != claimed_relaxed);
+         set_state(is_claimed, false)
+       }
+       atomic { write_memory(slot, 2) } /* begins to decode */
+       if
+       :: atomic { write_memory(slot, 1); set_state(is_published, MUTATION != published_stored_relaxed) }
+       :: atomic { set_state(is_empty, MUTATION != given_back_relaxed) } /* an error */
+       :: atomic { killed < RANKS - 1 -> killed++; break }
+       fi
+    :: true
+    fi
+  }
+}
+
+init {
+  byte x, me;
+  atomic {
+    each(me) { begin_rank }
+    each(me) { run Rank(me) }
+  }
+}
+
+#elif !defined(BUCKETS)
 
 /* --- Operation, and the collectives --- */
 

@@ -2,6 +2,7 @@
 
 #include "data/passes/samples.hpp"
 
+#include <utility>
 #include <vector>
 
 namespace muster::detail::data {
@@ -40,6 +41,13 @@ void ChunkCache::keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64
   places_.emplace(key, kept_.begin());
   used_ += bytes;
   take(kept_.begin(), taken);
+}
+
+std::list<ChunkCache::Kept> ChunkCache::take_all() {
+  const std::lock_guard lock(mutex_);
+  used_ = 0;
+  places_.clear();
+  return std::exchange(kept_, {});
 }
 
 }  // namespace muster::detail::data

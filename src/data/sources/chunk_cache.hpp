@@ -33,14 +33,16 @@ class ChunkCache {
   Chunk find(const Key& key, std::int64_t rows);
   /// Keeps a chunk that fits(). It has `rows`, and `taken` of them are taken now.
   void keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64_t rows, std::int64_t taken);
-
- private:
   struct Kept {
     Key key;
     Chunk chunk;
     std::size_t bytes;
     std::int64_t rows, taken;
   };
+  /// Empties the cache.
+  std::list<Kept> take_all();
+
+ private:
   using List = std::list<Kept>;
   /// Counts the rows, and moves the chunk to the begin or the end of the list.
   void take(List::iterator kept, std::int64_t rows);

@@ -24,6 +24,8 @@ class ChunkPlaces {
 
   /// The places of the chunks with these numbers, which ascend. Throws the Errors of hdf5::ChunkIndex::locate().
   std::vector<hdf5::StoredChunk> of(std::span<const std::int64_t> numbers);
+  /// The number of all chunks.
+  std::int64_t count() const noexcept { return count_; }
   /// The chunk's name in errors.
   std::string text(std::int64_t number) const { return index_.text(number); }
 

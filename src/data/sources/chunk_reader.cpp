@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -12,7 +13,7 @@ namespace muster::detail::data {
 namespace {
 
 constexpr std::size_t work_to_share = 1 << 20;  ///< bytes; to wake threads for less costs more than it saves
-constexpr std::size_t most_requests = 16;       ///< to the disk, in advance
+constexpr std::size_t requests_ahead = 16;      ///< chunks
 constexpr std::size_t most_at_once = 1 << 16;   ///< chunks; a row of a damaged file may have any number
 
 /// The value of chunks that were never written, as they would be stored. Zero if there is none.
@@ -62,14 +63,15 @@ ChunkReader::ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_b
       places_(std::move(index), decoding.places_left),
       fill_value_(fill_value(dataset_.get(), stored, value_bytes, "reading " + shown_)) {}
 
+void ChunkReader::share(const std::string& origin) {
+  group_ = decoding_.of_node.add(this, {static_cast<std::size_t>(places_.count()), chunk_bytes_}, origin);
+}
+
 void ChunkReader::read(const File& bytes, std::span<const WantedChunk> wanted, const ChunkUse& use) {
   std::vector<std::size_t> missing;
   missing.reserve(std::min(wanted.size(), most_at_once));
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (const auto chunk = keeps_ ? decoding_.cache.find({this, wanted[i].number}, wanted[i].taken) : nullptr)
-      use.copy(i, chunk->take(chunk_bytes_).data());
-    else
-      missing.push_back(i);
+    if (!use_kept(wanted[i], i, use)) missing.push_back(i);
     if (missing.size() == most_at_once) {
       read_missing(bytes, wanted, missing, use);
       missing.clear();
@@ -95,6 +97,18 @@ void ChunkReader::request(const File& bytes, std::span<const WantedChunk> wanted
     if (chunk.is_stored) bytes.will_read(chunk.offset, chunk.bytes);
 }
 
+/// Uses a chunk that is in memory already. False if it is not.
+bool ChunkReader::use_kept(const WantedChunk& wanted, std::size_t i, const ChunkUse& use) {
+  if (const auto* const slots = this->slots())
+    if (const auto* const chunk = slots->find(*group_, static_cast<std::size_t>(wanted.number))) {
+      use.copy(i, chunk);
+      return true;
+    }
+  const auto chunk = keeps_ ? decoding_.cache.find({this, wanted.number}, wanted.taken) : nullptr;
+  if (chunk) use.copy(i, chunk->take(chunk_bytes_).data());
+  return chunk != nullptr;
+}
+
 void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> wanted,
                                std::span<const std::size_t> missing, const ChunkUse& use) {
   std::vector<std::int64_t> numbers;
@@ -102,52 +116,90 @@ void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> w
   for (const auto i : missing) numbers.push_back(wanted[i].number);
   const auto stored = places_.of(numbers);
   ScatteredRead pieces(bytes, shown_);
-  std::vector<std::size_t> to_decode;
+  std::vector<ChunkToDecode> to_decode;
   for (std::size_t m = 0; m < missing.size(); ++m) {
     const bool is_plain = pipeline_.is_plain(stored[m].filter_mask) && stored[m].bytes == chunk_bytes_;
     if (!stored[m].is_stored)
       use.fill(missing[m], fill_value_);
     else if (!is_plain || !use.read_directly(missing[m], stored[m].offset, pieces))
-      to_decode.push_back(m);
+      to_decode.push_back({wanted[missing[m]], stored[m], missing[m]});
   }
   pieces.finish();
-  // The disk is quicker with several requests at a time than with those of the threads that decode.
-  for (std::size_t n = 1; n < std::min(to_decode.size(), most_requests); ++n)
-    bytes.will_read(stored[to_decode[n]].offset, stored[to_decode[n]].bytes);
-  const auto decode_one = [&](std::size_t n) {
-    if (const auto later = n + most_requests; later < to_decode.size())
-      bytes.will_read(stored[to_decode[later]].offset, stored[to_decode[later]].bytes);
-    const auto m = to_decode[n], i = missing[m];
-    decode(bytes, wanted[i], stored[m], i, use);
-  };
-  if (to_decode.size() * chunk_bytes_ >= work_to_share)
-    decoding_.threads.run(to_decode.size(), decode_one);
-  else
-    for (std::size_t n = 0; n < to_decode.size(); ++n) decode_one(n);
+  decode_all(bytes, to_decode, use);
 }
 
-void ChunkReader::decode(const File& bytes, const WantedChunk& wanted, const hdf5::StoredChunk& stored, std::size_t i,
-                         const ChunkUse& use) {
-  thread_local hdf5::Buffer input, not_kept;
+void ChunkReader::decode_all(const File& bytes, std::span<const ChunkToDecode> chunks, const ChunkUse& use) {
+  const auto for_each = [&](std::span<const ChunkToDecode> of, const std::function<void(std::size_t)>& work) {
+    const auto request = [&](std::size_t n) {
+      if (n < of.size()) bytes.will_read(of[n].stored.offset, of[n].stored.bytes);
+    };
+    const auto work_after_request = [&](std::size_t n) {
+      request(n + requests_ahead);
+      work(n);
+    };
+    // A disk is faster with several requests at a time than with those of the threads that decode.
+    for (std::size_t n = 1; n < requests_ahead; ++n) request(n);
+    if (of.size() * chunk_bytes_ >= work_to_share) return decoding_.threads.run(of.size(), work_after_request);
+    for (std::size_t n = 0; n < of.size(); ++n) work_after_request(n);
+  };
+  const auto* const slots = this->slots();
+  if (slots == nullptr)
+    return for_each(chunks, [&](std::size_t n) { decode_for_rank(bytes, chunks[n], use, can_keep()); });
+  // Chunks that others are decoding come last: then most of them are ready.
+  std::vector<char> is_claimed(chunks.size());  // not of bool, since threads write to neighbours
+  for_each(chunks, [&](std::size_t n) { is_claimed[n] = !decode_for_node(bytes, chunks[n], use, *slots); });
+  std::vector<ChunkToDecode> left;
+  for (std::size_t n = 0; n < chunks.size(); ++n)
+    if (is_claimed[n]) left.push_back(chunks[n]);
+  for_each(left, [&](std::size_t n) {
+    if (!use_kept(left[n].wanted, left[n].i, use)) decode_for_rank(bytes, left[n], use, /*keep=*/false);
+  });
+}
+
+/// Decodes a chunk for all ranks of the node. False if another rank or thread has claimed it.
+bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use,
+                                  const node::SharedSlots& slots) {
+  auto claim = slots.claim(*group_, static_cast<std::size_t>(chunk.wanted.number));
+  if (!claim) return false;
+  if (claim->reserve()) {
+    map_pages(claim->memory());
+    decode(bytes, chunk, claim->memory());
+    claim->publish();
+    use.copy(chunk.i, claim->memory().data());
+  } else {
+    claim.reset();
+    decode_for_rank(bytes, chunk, use, can_keep());
+  }
+  return true;
+}
+
+/// Decodes a chunk for this rank alone. `keep`: in its cache.
+void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use, bool keep) {
+  thread_local hdf5::Buffer not_kept;
+  const auto kept = keep ? std::make_shared<hdf5::Buffer>() : nullptr;
+  const auto decoded = kept ? kept->take(chunk_bytes_) : not_kept.take(chunk_bytes_);
+  if (kept) map_pages(decoded);
+  decode(bytes, chunk, decoded);
+  use.copy(chunk.i, decoded.data());
+  const auto& wanted = chunk.wanted;
+  if (kept) decoding_.cache.keep({this, wanted.number}, kept, chunk_bytes_, wanted.rows, wanted.taken);
+}
+
+/// Reads a chunk and undoes its filters.
+void ChunkReader::decode(const File& bytes, const ChunkToDecode& chunk, std::span<std::byte> into) const {
+  thread_local hdf5::Buffer input;
   thread_local hdf5::FilterPipeline::Workspace workspace;
-  const auto kept = can_keep() ? std::make_shared<hdf5::Buffer>() : nullptr;
-  const auto chunk = kept ? kept->take(chunk_bytes_) : not_kept.take(chunk_bytes_);
-  const auto read_into = [&](std::span<std::byte> into) {
+  const auto& stored = chunk.stored;
+  const auto read_into = [&](std::span<std::byte> memory) {
     ScatteredRead whole(bytes, shown_);
-    whole.add(stored.offset, into.data(), into.size());
+    whole.add(stored.offset, memory.data(), memory.size());
     whole.finish();
   };
-  if (pipeline_.is_plain(stored.filter_mask) && stored.bytes == chunk_bytes_) {
-    read_into(chunk);
-  } else {
-    const auto encoded = input.take(stored.bytes);
-    read_into(encoded);
-    if (kept) map_pages(chunk);
-    pipeline_.decode(encoded, stored.filter_mask, chunk, workspace,
-                     "reading " + shown_ + ", " + places_.text(wanted.number));
-  }
-  use.copy(i, chunk.data());
-  if (kept) decoding_.cache.keep({this, wanted.number}, kept, chunk_bytes_, wanted.rows, wanted.taken);
+  if (pipeline_.is_plain(stored.filter_mask) && stored.bytes == chunk_bytes_) return read_into(into);
+  const auto encoded = input.take(stored.bytes);
+  read_into(encoded);
+  pipeline_.decode(encoded, stored.filter_mask, into, workspace,
+                   "reading " + shown_ + ", " + places_.text(chunk.wanted.number));
 }
 
 }  // namespace muster::detail::data

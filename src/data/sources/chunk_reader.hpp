@@ -6,6 +6,7 @@
 #include "data/sources/chunk_cache.hpp"
 #include "data/sources/chunk_places.hpp"
 #include "data/sources/decoding_threads.hpp"
+#include "data/sources/node_chunks.hpp"
 #include "data/sources/scattered_read.hpp"
 #include "hdf5/chunk_index.hpp"
 #include "hdf5/filter_pipeline.hpp"
@@ -14,6 +15,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,8 +25,11 @@ namespace muster::detail::data {
 /// What the chunked columns of a dataset share.
 struct ChunkDecoding {
   explicit ChunkDecoding(std::int64_t cache_bytes) : cache(cache_bytes) {}
+  /// The encoded chunks if all of them fit into the cache; otherwise null.
+  NodeChunks* shareable() noexcept { return of_node.bytes() > 0 && cache.fits(of_node.bytes()) ? &of_node : nullptr; }
 
-  ChunkCache cache;
+  ChunkCache cache;  ///< this rank's own
+  NodeChunks of_node{cache};
   DecodingThreads threads;
   std::atomic<std::int64_t> places_left = ChunkPlaces::most_of_dataset;
 };
@@ -48,8 +53,8 @@ class ChunkUse {
   virtual bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const = 0;
 };
 
-/// Decoded chunks are kept as long as the cache has room. HDF5 and its lock are used only to find chunks that were not
-/// read before. Thread-safe.
+/// Decoded chunks are kept as long as the cache has room, or in memory that the ranks of a node share. HDF5 and its
+/// lock are used only to find chunks that were not read before. Thread-safe.
 class ChunkReader {
  public:
   /// `dataset`: of values of type `stored`; `index` is its own; `decoding` outlives this.
@@ -57,6 +62,8 @@ class ChunkReader {
               hdf5::FilterPipeline pipeline, std::size_t chunk_bytes, ChunkDecoding& decoding, std::string shown);
   /// Keeps no chunks: each use reads what it wants directly.
   void keep_none() noexcept { keeps_ = false; }
+  /// Has encoded chunks kept in the memory of the node once the dataset has some, see NodeChunks::add().
+  void share(const std::string& origin);
 
   /// Reads chunks in ascending order of their numbers.
   void read(const File& bytes, std::span<const WantedChunk> wanted, const ChunkUse& use);
@@ -69,11 +76,22 @@ class ChunkReader {
   bool can_keep() const noexcept { return keeps_ && decoding_.cache.fits(chunk_bytes_); }
 
  private:
+  /// A chunk to decode, and its place among the wanted ones.
+  struct ChunkToDecode {
+    WantedChunk wanted;
+    hdf5::StoredChunk stored;
+    std::size_t i;
+  };
+  const node::SharedSlots* slots() const noexcept { return group_ ? decoding_.of_node.slots() : nullptr; }
+  bool use_kept(const WantedChunk& wanted, std::size_t i, const ChunkUse& use);
   void read_missing(const File& bytes, std::span<const WantedChunk> wanted, std::span<const std::size_t> missing,
                     const ChunkUse& use);
   void request(const File& bytes, std::span<const WantedChunk> wanted);
-  void decode(const File& bytes, const WantedChunk& wanted, const hdf5::StoredChunk& stored, std::size_t i,
-              const ChunkUse& use);
+  void decode_all(const File& bytes, std::span<const ChunkToDecode> chunks, const ChunkUse& use);
+  bool decode_for_node(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use,
+                       const node::SharedSlots& slots);
+  void decode_for_rank(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use, bool keep);
+  void decode(const File& bytes, const ChunkToDecode& chunk, std::span<std::byte> into) const;
 
   hdf5::Handle dataset_;
   hdf5::FilterPipeline pipeline_;
@@ -83,6 +101,7 @@ class ChunkReader {
   ChunkPlaces places_;
   std::vector<std::byte> fill_value_;
   bool keeps_ = true;
+  std::optional<std::size_t> group_;  ///< in NodeChunks; none if the chunks are not encoded
 };
 
 }  // namespace muster::detail::data

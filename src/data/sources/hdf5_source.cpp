@@ -91,6 +91,10 @@ class Hdf5Source final : public Source {
     ensure_open();
     return blocks_;
   }
+  NodeChunks* node_chunks() override {
+    ensure_open();
+    return blocks_.rows == 0 ? decoding_->shareable() : nullptr;
+  }
 
   Batch read(std::span<const std::int64_t> samples) override {
     ensure_open();

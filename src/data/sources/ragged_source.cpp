@@ -65,6 +65,10 @@ class RaggedSource final : public Source {
     return schema_;
   }
   std::string shown() const override { return place_.path; }
+  NodeChunks* node_chunks() override {
+    ensure_open();
+    return decoding_->shareable();
+  }
 
   std::shared_ptr<const Lengths> lengths() override {
     ensure_open();

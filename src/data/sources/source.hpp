@@ -20,6 +20,8 @@
 
 namespace muster::detail::data {
 
+class NodeChunks;
+
 /// Each call returns the next batch, or none at the end.
 using BatchReader = std::function<std::optional<ReadBatch>()>;
 
@@ -51,6 +53,8 @@ class Source {
   virtual Blocks blocks() { return {}; }
   /// The length of each sample, for samples of different length; otherwise null.
   virtual std::shared_ptr<const Lengths> lengths() { return nullptr; }
+  /// The encoded chunks that ranks of a node may keep together: all of them fit into memory. Null if there are none.
+  virtual NodeChunks* node_chunks() { return nullptr; }
   /// Must be the same on all ranks.
   virtual DatasetFingerprint fingerprint() = 0;
   /// The source's name in errors.

@@ -5,6 +5,8 @@
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -69,6 +71,14 @@ hdf5::Handle only_field(const std::string& field, hid_t type, const std::string&
   hdf5::Handle compound(hdf5::check(H5Tcreate(H5T_COMPOUND, H5Tget_size(type)), doing), H5Tclose);
   hdf5::check(H5Tinsert(compound.get(), field.c_str(), 0, type), doing);
   return compound;
+}
+
+/// Lets the ranks of a node keep the decoded chunks together. A rank that reads another file of the same path, on a
+/// disk of its own, must not take part.
+void share_encoded(const StoredArray& array, const File& bytes) {
+  struct stat file {};
+  if (array.chunks->is_plain() || ::fstat(bytes.descriptor(), &file) != 0) return;
+  array.chunks->share(std::to_string(file.st_dev) + ":" + std::to_string(file.st_ino) + ":" + array.shown);
 }
 
 }  // namespace
@@ -137,6 +147,7 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
       const auto chunk_bytes = size_of(array.chunk, value_bytes, doing, "the shape of its chunks");
       array.chunks = std::make_unique<ChunkReader>(std::move(dataset), type.get(), value_bytes, std::move(index),
                                                    std::move(pipeline), chunk_bytes, decoding, std::move(shown));
+      share_encoded(array, bytes);
       return array;
     }
   }

@@ -57,6 +57,7 @@ class SubsetSource final : public Source {
   int threads() const noexcept override { return source_->threads(); }
   std::string shown() const override { return "a subset of " + source_->shown(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
+  NodeChunks* node_chunks() override { return source_->node_chunks(); }
 
   std::shared_ptr<const Lengths> lengths() override {
     std::call_once(lengths_made_, [this] {

@@ -1,0 +1,43 @@
+#include "data/sources/node_chunks.hpp"
+
+#include "data/passes/samples.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <utility>
+
+namespace muster::detail::data {
+
+std::size_t NodeChunks::add(const void* column, const node::SlotGroup& chunks, const std::string& origin) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(chunks.count, chunks.bytes, &bytes) || __builtin_add_overflow(bytes_, bytes, &bytes_))
+    bytes_ = std::numeric_limits<std::size_t>::max();
+  origin_ = mix(mix(mix(origin_, std::hash<std::string>()(origin)), chunks.count), chunks.bytes);
+  columns_.push_back(column);
+  groups_.push_back(chunks);
+  return groups_.size() - 1;
+}
+
+void NodeChunks::attach(std::unique_ptr<const node::SharedSlots> slots) {
+  owned_ = std::move(slots);
+  slots_.store(owned_.get(), std::memory_order_release);
+  for (auto& kept : cache_.take_all())
+    if (!give_to_node(kept)) cache_.keep(kept.key, kept.chunk, kept.bytes, kept.rows, kept.taken);
+}
+
+/// False if the chunk has no slot, or its slot no memory. If another rank has claimed the slot, it gives the same
+/// chunk.
+bool NodeChunks::give_to_node(const ChunkCache::Kept& kept) const {
+  const auto column = std::ranges::find(columns_, kept.key.first);
+  if (column == columns_.end()) return false;
+  const auto group = static_cast<std::size_t>(column - columns_.begin());
+  auto claim = owned_->claim(group, static_cast<std::size_t>(kept.key.second));
+  if (!claim) return true;
+  if (!claim->reserve()) return false;
+  std::ranges::copy(kept.chunk->take(kept.bytes), claim->memory().begin());
+  claim->publish();
+  return true;
+}
+
+}  // namespace muster::detail::data

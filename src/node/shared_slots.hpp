@@ -1,0 +1,86 @@
+// Memory of a node that its ranks fill slot by slot, each slot once, for all of them to read.
+#pragma once
+
+#include "node/shared_segment.hpp"
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::node {
+
+/// Slots of one size.
+struct SlotGroup {
+  std::size_t count = 0;
+  std::size_t bytes = 0;  ///< of each slot
+};
+
+/// Slots in a segment that all ranks of a node map. Any rank may claim an empty slot and fill it. Once it has published
+/// the slot, every rank reads it in place, and it never changes again. No rank waits for another: a slot that is
+/// claimed counts as not there, also if the rank that has claimed it was killed. Thread-safe.
+class SharedSlots {
+ public:
+  class Claim;
+
+  /// Bytes of a segment for these slots, and how many of them, from its begin, must be reserved before its use. Zeroes
+  /// are empty slots.
+  static std::size_t memory_bytes(std::span<const SlotGroup> groups);
+  static std::size_t reserved_bytes(std::span<const SlotGroup> groups);
+
+  /// `segment`: of memory_bytes(groups); its other users give the same groups.
+  SharedSlots(std::shared_ptr<SharedSegment> segment, std::vector<SlotGroup> groups);
+
+  /// The content of a published slot, or null. Slots are numbered from 0 in each group.
+  const std::byte* find(std::size_t group, std::size_t slot) const noexcept;
+  /// Claims a slot if it is empty.
+  std::optional<Claim> claim(std::size_t group, std::size_t slot) const noexcept;
+
+ private:
+  /// Where a group lies in the segment.
+  struct Place {
+    SlotGroup group;
+    std::size_t first_state = 0, first_byte = 0, stride = 0;
+  };
+  static std::vector<Place> places_of(std::span<const SlotGroup> groups);
+  std::atomic<std::uint8_t>& state(std::size_t group, std::size_t slot) const noexcept;
+  std::span<std::byte> memory(std::size_t group, std::size_t slot) const noexcept;
+  bool reserve(std::span<const std::byte> memory) const;
+
+  std::shared_ptr<SharedSegment> segment_;
+  std::vector<Place> places_;
+  pid_t process_;  ///< that has mapped the segment
+};
+
+/// The right to fill a slot. It gives the slot back, empty, if it is destroyed before publish(). The slots outlive it.
+class SharedSlots::Claim {
+ public:
+  Claim(Claim&& other) noexcept
+      : slots_(other.slots_), state_(std::exchange(other.state_, nullptr)), memory_(other.memory_) {}
+  Claim& operator=(Claim&&) = delete;
+  ~Claim();
+
+  /// Reserves the slot's memory; nothing may be written there before. False if /dev/shm has too little left, see
+  /// spare_shared_memory(), or in a child of fork(), whose writes no other process would see.
+  bool reserve() const { return slots_->reserve(memory_); }
+  std::span<std::byte> memory() const noexcept { return memory_; }
+  /// Lets all ranks read the slot.
+  void publish() noexcept;
+
+ private:
+  friend class SharedSlots;
+  Claim(const SharedSlots* slots, std::atomic<std::uint8_t>* state, std::span<std::byte> memory) noexcept
+      : slots_(slots), state_(state), memory_(memory) {}
+
+  const SharedSlots* slots_;
+  std::atomic<std::uint8_t>* state_;  ///< null once it was published
+  std::span<std::byte> memory_;
+};
+
+}  // namespace muster::detail::node
