@@ -421,6 +421,11 @@ struct BatchOptions {
   /// one, and may stop between two of them (see Session). A pass that begins while no gradients are recorded
   /// (torch::NoGradGuard, session.evaluation) never trains. A training pass in which no gradients are averaged is
   /// warned of once.
+  ///
+  /// The options that decide which samples a pass takes (sizes of batches, `shuffle`, `drop_last`, those of the local
+  /// shuffle, `weights`, `num_samples`, `bucket_samples`) must be the same on all workers. That is checked in training
+  /// passes, after the first batch or at the next report: an Error (ExitCode::usage), the same on all workers, names
+  /// the option.
   bool training = true;
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.
@@ -446,7 +451,7 @@ struct BatchOptions {
   std::optional<std::uint64_t> local_shuffle_seed = {};
   /// Draws samples with replacement, sample i with the probability weights[i] / sum of the weights, as torch's
   /// WeightedRandomSampler does. A tensor [count()] of numbers ≥ 0 on the CPU; empty: each sample comes once. It is
-  /// read when the range is made, and must be the same on all ranks, which is not checked.
+  /// read when the range is made, and must be the same on all ranks.
   ///
   /// The draw at a position depends on the weights, the seed, the epoch, the pass and the position, and not on the
   /// number of workers. Each draw takes 128 random bits. Its probabilities have a relative error of at most 2^-52 +
