@@ -138,12 +138,12 @@ struct WindowOptions {
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
-/// How samples of different length lie in a file: their values one after the other, and where each sample begins.
+/// How samples of different length lie in each file: their values one after the other, and where each sample begins.
 struct RaggedOptions {
   /// Columns of values, each [sum of the lengths, …]; at least one. They have the same offsets.
   std::vector<std::string> values;
-  /// A column of integers [samples + 1]: sample i has the values offsets[i] … offsets[i + 1] − 1. The first offset is
-  /// 0, none is less than the one before, and the last is the number of values.
+  /// A column of integers [samples of the file + 1]: its sample i has the values offsets[i] … offsets[i + 1] − 1. The
+  /// first offset is 0, none is less than the one before, and the last is the file's number of values.
   std::string offsets = "offsets";
   /// Further columns, each [samples, …], such as labels.
   std::vector<std::string> columns = {};
@@ -265,9 +265,11 @@ class MUSTER_API Dataset {
   /// encoded chunks that do not fit into cache_bytes, a shuffled pass takes the windows of up to 64 such groups at a
   /// time, see BatchOptions::shuffle.
   static Dataset windows(std::vector<std::string> variables, WindowOptions options);
-  /// Samples of different length, such as sentences, from one file: "FILE.h5" or "FILE.h5:/group".
+  /// Samples of different length, such as sentences, from files, in that order: "FILE.h5" or "FILE.h5:/group". The
+  /// columns of the files must agree, and each file has its own offsets.
   ///
   ///   auto sentences = muster::Dataset::ragged("corpus.h5", {.values = {"tokens"}, .columns = {"label"}});
+  ///   auto more = muster::Dataset::ragged({"a.h5", "b.h5"}, {.values = {"tokens"}, .columns = {"label"}});
   ///   // shard.iter_torch_batches({.batch_size = 32, .shuffle = true, .bucket_samples = 32 * workers})
   ///
   /// A batch has each column of `values` as [rows, longest sample of the batch, …], padded at the end, and one mask of
@@ -276,7 +278,11 @@ class MUSTER_API Dataset {
   /// shape [rows, 0, …]. In schema() the length is −1. Values are converted as in from_hdf5(). The offsets are kept in
   /// memory, 8 bytes for each sample. An Error (ExitCode::data) when the file is opened if they are not as
   /// RaggedOptions::offsets says.
-  static Dataset ragged(std::string path, RaggedOptions options);
+  static Dataset ragged(std::vector<std::string> paths, RaggedOptions options);
+  template <std::convertible_to<std::string> Path>
+  static Dataset ragged(const Path& path, RaggedOptions options) {
+    return ragged(std::vector<std::string>{path}, std::move(options));
+  }
   /// In memory. All tensors must have the same first dimension, and the same values on all ranks.
   static Dataset from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns);
   /// In memory, row by row. `items` is a list of JSON objects with the same keys, which are the columns in the order of
@@ -422,6 +428,11 @@ struct BatchOptions {
   /// one, and may stop between two of them (see Session). A pass that begins while no gradients are recorded
   /// (torch::NoGradGuard, session.evaluation) never trains. A training pass in which no gradients are averaged is
   /// warned of once.
+  ///
+  /// The options that decide which samples a pass takes (sizes of batches, `shuffle`, `drop_last`, those of the local
+  /// shuffle, `weights`, `num_samples`, `bucket_samples`) must be the same on all workers. That is checked in training
+  /// passes, after the first batch or at the next report: an Error (ExitCode::usage), the same on all workers, names
+  /// the option.
   bool training = true;
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.
@@ -447,7 +458,7 @@ struct BatchOptions {
   std::optional<std::uint64_t> local_shuffle_seed = {};
   /// Draws samples with replacement, sample i with the probability weights[i] / sum of the weights, as torch's
   /// WeightedRandomSampler does. A tensor [count()] of numbers ≥ 0 on the CPU; empty: each sample comes once. It is
-  /// read when the range is made, and must be the same on all ranks, which is not checked.
+  /// read when the range is made, and must be the same on all ranks.
   ///
   /// The draw at a position depends on the weights, the seed, the epoch, the pass and the position, and not on the
   /// number of workers. Each draw takes 128 random bits. Its probabilities have a relative error of at most 2^-52 +
@@ -473,7 +484,9 @@ struct BatchOptions {
   std::optional<std::int64_t> bucket_samples = {};
   /// Converts columns after reading, as in {{"x", at::kFloat}}, or all of them, as in at::kFloat.
   ColumnTypes dtypes = {};
-  /// The batches' device; empty: the session's device.
+  /// The batches' device; empty: the session's device. To a GPU, batches that are read ahead are copied ahead too, from
+  /// pinned memory and on a stream of their own. No thread waits for the copy: when a batch is taken, the current
+  /// stream of that thread waits for it. Another stream that uses the batch must wait for that one.
   std::optional<at::Device> device = {};
 };
 

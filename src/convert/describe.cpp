@@ -1,6 +1,7 @@
 // Describes the content and layout of a dataset file, for `muster inspect`.
 #include "base/number.hpp"
 #include "convert/hdf5_rows.hpp"
+#include "convert/ragged.hpp"
 #include "convert/reading.hpp"
 #include "data/sources/source.hpp"
 #include "hdf5/file.hpp"
@@ -27,7 +28,9 @@ struct Description {
   Json columns = Json::array();
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
+  std::vector<std::string> groups;  ///< those inside the group
   std::vector<std::string> advice;
+  Json ragged = nullptr;  ///< as of find_ragged()
 };
 
 std::string number_name(hid_t type) {
@@ -104,10 +107,16 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
 }
 
 /// The number of samples, null if the columns differ in it. Adds advice about that.
-Json count_samples(Description& all) {
+Json count_samples(const std::string& path, Description& all) {
   if (all.columns.empty()) return nullptr;
   const auto samples = all.stored.front().shape.front();
   if (std::ranges::any_of(all.stored, [&](const auto& column) { return column.shape.front() != samples; })) {
+    all.ragged = convert::find_ragged(path, all.stored);
+    if (!all.ragged.is_null()) {
+      all.advice.push_back("it looks like " + all.ragged.at("samples").dump() + " samples of different length, which " +
+                           convert::ragged_call(path, all.ragged) + " reads");
+      return nullptr;
+    }
     all.advice.push_back(
         "columns differ in their number of samples (" +
         joined(all.stored,
@@ -151,18 +160,15 @@ Json advise_conversion(const std::string& path, Description& all) {
           {"command", command}};
 }
 
-}  // namespace
-
-Json describe_dataset(const std::string& path) {
+/// Describes all columns of the group.
+Description describe_columns(const hdf5::GroupPath& place, const std::string& path) {
   const hdf5::Lock lock;
-  const hdf5::GroupPath place(path);
   const auto file = hdf5::open_file(place.path);
   const auto group = hdf5::open_group(file.get(), place.group, path);
   Description all;
-  std::vector<std::string> groups;
   for (const auto& name : hdf5::list(group.get())) {
     if (convert::is_group(group.get(), name)) {
-      groups.push_back(name);
+      all.groups.push_back(name);
       continue;
     }
     const auto shown = place.shown(name);
@@ -173,14 +179,22 @@ Json describe_dataset(const std::string& path) {
       all.advice.emplace_back(error.what());
     }
   }
-  const auto samples = count_samples(all);
+  return all;
+}
+
+}  // namespace
+
+Json describe_dataset(const std::string& path) {
+  const hdf5::GroupPath place(path);
+  auto all = describe_columns(place, path);
+  const auto samples = count_samples(path, all);
   const auto conversion = samples.is_null() ? Json() : advise_conversion(path, all);
   if (all.columns.empty() && all.advice.empty())
     all.advice.push_back("there is no column in " + place.group +
-                         (groups.empty() ? "" : "; name a group, as in " + place.shown(groups.front())));
-  return {{"path", path},           {"samples", samples}, {"bytes", std::filesystem::file_size(place.path)},
-          {"columns", all.columns}, {"groups", groups},   {"advice", all.advice},
-          {"convert", conversion}};
+                         (all.groups.empty() ? "" : "; name a group, as in " + place.shown(all.groups.front())));
+  return {{"path", path},           {"samples", samples},   {"bytes", std::filesystem::file_size(place.path)},
+          {"columns", all.columns}, {"groups", all.groups}, {"advice", all.advice},
+          {"convert", conversion},  {"ragged", all.ragged}};
 }
 
 }  // namespace muster

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -56,23 +57,44 @@ struct Measured {
   std::int64_t samples = 0, sample_bytes = 0, batch = 0;
   std::function<void()> between;
 
+  /// True if its samples are of different length.
+  bool is_ragged() const { return !description.at("ragged").is_null(); }
   Dataset open() const {
-    auto dataset = Dataset::from_hdf5({path}, {.columns = columns});
+    auto dataset = is_ragged() ? open_ragged() : Dataset::from_hdf5({path}, {.columns = columns});
     dataset.count();  // opens the file, which is not timed
     return dataset;
   }
+
+ private:
+  Dataset open_ragged() const {
+    const auto& ragged = description.at("ragged");
+    return Dataset::ragged(
+        path, {.values = ragged.at("values"), .offsets = ragged.at("offsets"), .columns = ragged.at("columns")});
+  }
 };
+
+/// The mean number of values of a sample of different length; 1 for other datasets.
+double mean_length(const Measured& all) {
+  if (!all.is_ragged()) return 1;
+  const auto& ragged = all.description.at("ragged");
+  const auto& columns = all.description.at("columns");
+  const auto values = std::ranges::find_if(
+      columns, [&](const Json& column) { return column.at("name") == ragged.at("values").front(); });
+  return values->at("shape").front().get<double>() / ragged.at("samples").get<double>();
+}
 
 Measured open_measured(const std::string& path, const std::function<void()>& between) {
   Measured all{.path = path, .description = describe_dataset(path), .between = between};
-  const Dataset dataset(path);
+  const auto dataset = all.open();
+  const auto length = mean_length(all);
+  double bytes = 0;
   for (const auto& column : dataset.schema()) {
     all.columns.push_back(column.name);
-    auto bytes = static_cast<std::int64_t>(c10::elementSize(column.dtype));
-    for (const auto size : column.shape) bytes *= size;
-    all.sample_bytes += bytes;
+    auto of_column = static_cast<double>(c10::elementSize(column.dtype));
+    for (const auto size : column.shape) of_column *= size < 0 ? length : static_cast<double>(size);
+    bytes += of_column;
   }
-  all.sample_bytes = std::max<std::int64_t>(1, all.sample_bytes);
+  all.sample_bytes = std::max<std::int64_t>(1, static_cast<std::int64_t>(bytes));
   all.batch = std::clamp<std::int64_t>(batch_bytes / all.sample_bytes, 1, BatchOptions{}.batch_size);
   all.samples = dataset.count();
   return all;
@@ -97,7 +119,7 @@ std::int64_t samples_of(const Measured& all, std::int64_t bytes) {
   if (has_reader(all, "hdf5") && keeps_values(all)) return all.samples;
   std::int64_t rows = 1;
   for (const auto& column : all.description.at("columns"))
-    if (const auto& chunk = column.at("chunk"); !chunk.is_null())
+    if (const auto& chunk = column.at("chunk"); !chunk.is_null() && !all.is_ragged())
       rows = std::max(rows, std::min(all.samples, chunk.at(0).get<std::int64_t>()));
   const auto wanted = std::max<std::int64_t>(1, bytes / all.sample_bytes);
   return std::min((wanted + rows - 1) / rows * rows, all.samples);

@@ -79,8 +79,8 @@ Dataset Dataset::windows(std::vector<std::string> variables, WindowOptions optio
   return Dataset(detail::data::window_source(std::move(variables), std::move(options)));
 }
 
-Dataset Dataset::ragged(std::string path, RaggedOptions options) {
-  return Dataset(detail::data::ragged_source(path, std::move(options)));
+Dataset Dataset::ragged(std::vector<std::string> paths, RaggedOptions options) {
+  return Dataset(detail::data::ragged_source(paths, std::move(options)));
 }
 
 Dataset Dataset::from_tensors(std::vector<std::pair<std::string, at::Tensor>> columns) {

@@ -31,18 +31,19 @@ struct Contribution {
   std::string name = {};          ///< the checkpoint's name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
+  Json passes = {};  ///< as of SamePasses::take()
 
   std::string pack() const {
     const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation,
-                                      name, times.compute, times.wait, times.data, times.save, memory_bytes});
+                                      name, times.compute, times.wait, times.data, times.save, memory_bytes, passes});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = Json::from_cbor(bytes);
-    return {fields[0], fields[1], fields[2],
-            fields[3], fields[4], fields[5],
-            fields[6], fields[7], {fields[8], fields[9], fields[10], fields[11]},
-            fields[12]};
+    return {fields[0],  fields[1], fields[2],
+            fields[3],  fields[4], fields[5],
+            fields[6],  fields[7], {fields[8], fields[9], fields[10], fields[11]},
+            fields[12], fields[13]};
   }
 };
 
@@ -150,10 +151,14 @@ Reporter::Combined Reporter::exchange(const Input& input) {
                              .validation = options.validation,
                              .name = name,
                              .times = take_times(session_.progress),
-                             .memory_bytes = watch::memory_bytes()}
+                             .memory_bytes = watch::memory_bytes(),
+                             .passes = session_.same_passes.take()}
              .pack();
        }))
     of_ranks.push_back(Contribution::unpack(bytes));
+  std::vector<Json> passes;
+  for (const auto& one : of_ranks) passes.push_back(one.passes);
+  require_same_passes(passes);
   using std::ranges::any_of;
   session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
   Combined all{.has_state = any_of(of_ranks, &Contribution::has_state),

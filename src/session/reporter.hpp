@@ -13,6 +13,7 @@
 #include "session/outputs.hpp"
 #include "session/prepared_models.hpp"
 #include "session/resumer.hpp"
+#include "session/same_passes.hpp"
 #include "session/saver.hpp"
 #include "session/session_data.hpp"
 #include "session/stopper.hpp"
@@ -35,6 +36,7 @@ class Reporter {
     SessionData& data;
     const PreparedModels& models;
     Outputs& outputs;
+    SamePasses& same_passes;
     EpochEnd& epoch_end;
     Resumer& resumer;
     Saver& saver;

@@ -28,6 +28,7 @@ class SessionStepListener final : public step::StepListener {
     session_.models.load_buffers_of(micro_batch);
   }
   void batch_begun(const step::OpenPass& pass) override {
+    if (pass.batches == 1) session_.same_passes.note(pass);
     if (pass.batches == 1) averaged_before_[pass.number] = session_.models.gradient_average_count();
     session_.resumer.warn_of_unrestored_state(false);
     const auto& steps = *session_.progress.steps;
@@ -47,6 +48,8 @@ class SessionStepListener final : public step::StepListener {
   }
   void between_batches() override {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
+    // Inside join() the other workers may be at another boundary.
+    if (!session_.models.any_joined()) session_.same_passes.compare(session_.workers.control);
     const watch::ScopedCallName ask("asking whether to stop");
     session_.stop_if_asked();
   }
@@ -114,6 +117,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
                 .data = data,
                 .models = models,
                 .outputs = outputs,
+                .same_passes = same_passes,
                 .epoch_end = epoch_end,
                 .resumer = resumer,
                 .saver = saver,

@@ -15,6 +15,7 @@
 #include "session/profiler.hpp"
 #include "session/reporter.hpp"
 #include "session/resumer.hpp"
+#include "session/same_passes.hpp"
 #include "session/saver.hpp"
 #include "session/session_data.hpp"
 #include "session/stopper.hpp"
@@ -46,6 +47,7 @@ struct MUSTER_INTERNAL_API SessionState {
   Outputs outputs;
   PreparedModels models;
   std::shared_ptr<BadNumbersWatch> bad_numbers;  ///< null with BadNumbers::ignore
+  SamePasses same_passes;
   EpochEnd epoch_end;
   Resumer resumer;
   Saver saver;

@@ -5,6 +5,7 @@
 #include "step/batch_weight.hpp"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,6 +30,9 @@ struct OpenPass {
   const void* source = nullptr;  ///< the dataset or loader
   std::string name = {};         ///< name of the source
   StepPlan plan = {};
+  /// The options that decide which samples the ranks take, by name, as text. Must be the same on all ranks. None if the
+  /// ranks may take samples as they like.
+  std::map<std::string, std::string> options = {};
   bool resumable = true;             ///< true if its position can be saved
   bool in_loop = false;              ///< true if begun inside the loop over the epochs
   bool is_replaced = false;          ///< true if another pass of its kind over the same source has begun since

@@ -1,6 +1,6 @@
 // Plays random programs whose passes draw samples by weights, or shuffle them in buckets of like length, over a dataset
-// of samples of different length. They are stopped in the middle and continued by another number of workers, maybe with
-// other options. The order of each pass is computed by its definition.
+// of samples of different length, in one file or several. They are stopped in the middle and continued by another
+// number of workers, maybe with other options. The order of each pass is computed by its definition.
 //   mpirun -n RANKS sampling_storm --first SEED --count PROGRAMS
 //   mpirun -n RANKS sampling_storm --seed SEED              one program, printed pass by pass
 #include "data/passes/alias_table.hpp"
@@ -45,6 +45,7 @@ struct PassPlan {
 struct Program {
   int workers = 1, later = 1;
   Samples lengths = {};
+  std::size_t files = 1;  ///< of the dataset; at most one for each sample
   bool compressed = false;
   std::int64_t cut = 0;  ///< RaggedOptions::max_length; 0: none
   std::vector<std::vector<PassPlan>> epochs = {}, epochs_later = {};
@@ -81,6 +82,7 @@ Program draw(std::uint64_t seed, int ranks) {
   program.lengths.front() += 1;
   program.compressed = dice.chance(0.5);
   if (dice.chance(0.3)) program.cut = dice.between(1, 20);
+  program.files = std::min(program.lengths.size(), static_cast<std::size_t>(dice.between(1, 4)));
   for (int epochs = dice.between(1, 3); epochs > 0; --epochs) {
     program.epochs.emplace_back();
     program.epochs_later.emplace_back();
@@ -104,8 +106,9 @@ std::string describe(const PassPlan& pass) {
 }
 
 std::string describe(const Program& program) {
-  std::string text = std::to_string(program.lengths.size()) + " samples" + (program.compressed ? ", compressed" : "") +
-                     "; " + std::to_string(program.workers) + " workers, then " + std::to_string(program.later) + "\n";
+  std::string text = std::to_string(program.lengths.size()) + " samples in " + std::to_string(program.files) +
+                     " files" + (program.compressed ? ", compressed" : "") + "; " + std::to_string(program.workers) +
+                     " workers, then " + std::to_string(program.later) + "\n";
   for (std::size_t e = 0; e < program.epochs.size(); ++e)
     for (std::size_t p = 0; p < program.epochs[e].size(); ++p) {
       text += "  epoch " + std::to_string(e) + ": " + describe(program.epochs[e][p]) + "; later " +
@@ -138,29 +141,38 @@ Samples order_of(const Program& program, const PassPlan& pass, std::uint64_t see
 
 std::int64_t token(std::int64_t sample, std::int64_t place) { return 1 + sample * 31 + place; }
 
+/// Writes the samples `first` … `last` − 1.
+void write_file(const Program& program, const std::string& path, std::size_t first, std::size_t last) {
+  Samples offsets{0}, tokens, ids;
+  for (auto i = first; i < last; ++i) {
+    ids.push_back(static_cast<std::int64_t>(i));
+    for (std::int64_t j = 0; j < program.lengths[i]; ++j) tokens.push_back(token(ids.back(), j));
+    offsets.push_back(std::ssize(tokens));
+  }
+  test::H5File file(path);
+  const auto write = [&](const std::string& name, const Samples& values) {
+    test::Layout layout;
+    if (program.compressed)
+      layout = {.chunk = std::min<hsize_t>(values.size(), 16), .deflate = values.empty() ? 0U : 1U};
+    file.dataset(name, {values.size()}, H5T_STD_I64LE, H5T_NATIVE_INT64, values.data(), layout);
+  };
+  write("tokens", tokens);
+  write("offsets", offsets);
+  write("id", ids);
+}
+
 Dataset make_dataset(const Program& program, const std::filesystem::path& folder, const Communicator& world) {
-  const auto path = (folder / "ragged.h5").string();
-  if (world.rank() == 0) {
-    Samples offsets{0}, tokens;
-    for (std::size_t i = 0; i < program.lengths.size(); ++i) {
-      for (std::int64_t j = 0; j < program.lengths[i]; ++j) tokens.push_back(token(static_cast<std::int64_t>(i), j));
-      offsets.push_back(std::ssize(tokens));
-    }
-    test::H5File file(path);
-    const auto write = [&](const std::string& name, const Samples& values) {
-      test::Layout layout;
-      if (program.compressed) layout = {.chunk = std::min<hsize_t>(values.size(), 16), .deflate = 1};
-      file.dataset(name, {values.size()}, H5T_STD_I64LE, H5T_NATIVE_INT64, values.data(), layout);
-    };
-    write("tokens", tokens);
-    write("offsets", offsets);
-    write("id", test::counting<std::int64_t>(program.lengths.size()));
+  std::vector<std::string> paths;
+  for (std::size_t file = 0; file < program.files; ++file) {
+    paths.push_back((folder / ("ragged" + std::to_string(file) + ".h5")).string());
+    const auto seam = [&](std::size_t number) { return number * program.lengths.size() / program.files; };
+    if (world.rank() == 0) write_file(program, paths.back(), seam(file), seam(file + 1));
   }
   world.barrier();
   RaggedOptions options{.values = {"tokens"}, .columns = {"id"}, .padding = -1};
   if (program.cut > 0) options.max_length = program.cut;
   if (program.compressed) options.cache_bytes = 1000;
-  return Dataset::ragged(path, options);
+  return Dataset::ragged(paths, options);
 }
 
 /// Empty, or what is wrong with the values of a batch.

@@ -1,5 +1,6 @@
 #include "data/passes/batches.hpp"
 
+#include "data/passes/batch_conversion.hpp"
 #include "data/passes/batch_options.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
@@ -20,7 +21,7 @@ struct StepReader {
   std::shared_ptr<Source> source;
   Pass pass;
   bool split;
-  BatchOptions options;
+  BatchConversion conversion;
   std::int64_t steps_left = pass.num_steps();
   int micro_batch = 0;
   std::int64_t batch_count = 0;  ///< batches returned so far
@@ -58,10 +59,9 @@ struct StepReader {
       pass.position += step.samples;
       --steps_left;
     }
-    read.work.push_back({[options = options, step, weight = std::move(weight)](Batch& batch, at::Generator&, bool) {
-      batch = Batch(converted(batch, options), step.mine.count, step.samples, weight);
-      return true;
-    }});
+    conversion.add_to(read, [step, weight = std::move(weight)](std::vector<Batch::Item> columns) {
+      return Batch(std::move(columns), step.mine.count, step.samples, weight);
+    });
     return read;
   }
 };
@@ -93,7 +93,7 @@ class IndexedBatches final : public BatchStream {
 
   std::unique_ptr<Prefetch> open(const Pass& pass) override {
     const auto& source = source_of(shard().dataset);
-    return std::make_unique<Prefetch>(StepReader{source, pass, shard().options().split, options()},
+    return std::make_unique<Prefetch>(StepReader{source, pass, shard().options().split, BatchConversion(options())},
                                       options().prefetch_batches, source->threads());
   }
 };
@@ -103,15 +103,6 @@ class IndexedBatches final : public BatchStream {
 std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options) {
   if (shard->options().stream) return open_stream_batches(std::move(shard), options);
   return std::make_unique<IndexedBatches>(std::move(shard), options);
-}
-
-std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options) {
-  std::vector<Batch::Item> items;
-  for (const auto& [name, tensor] : batch) {
-    items.emplace_back(name, tensor.to(options.device.value_or(tensor.device()),
-                                       options.dtypes.of(name).value_or(tensor.scalar_type())));
-  }
-  return items;
 }
 
 BatchStream::BatchStream(std::shared_ptr<ShardState> shard, const BatchOptions& options, PassData data)

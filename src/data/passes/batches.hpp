@@ -139,7 +139,4 @@ std::unique_ptr<BatchStream> open_batches(std::shared_ptr<ShardState> shard, con
 /// Opens the batches of a dataset that is a stream; defined in stream_batches.cpp.
 std::unique_ptr<BatchStream> open_stream_batches(std::shared_ptr<ShardState> shard, const BatchOptions& options);
 
-/// The columns of the batch, converted to the types and the device of `options`.
-std::vector<Batch::Item> converted(const Batch& batch, const BatchOptions& options);
-
 }  // namespace muster::detail::data

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <sstream>
 
 namespace muster::detail::data {
 namespace {
@@ -105,6 +106,22 @@ bool PassOrder::needs_other_lengths(const PassData& data) const {
   if (!buckets) return false;
   const auto lengths = lengths_of(data);
   return !lengths || lengths->hash != buckets->lengths;
+}
+
+std::map<std::string, std::string> PassOrder::compared_options(const BatchOptions& options) const {
+  const auto number = [](const auto& given) { return given ? std::to_string(*given) : "not given"; };
+  const auto flag = [](bool value) { return value ? "true" : "false"; };
+  std::ostringstream hash;
+  if (draws) hash << "a tensor with the hash " << std::hex << draws->weights;
+  return {{"batch_size", options.global_batch_size ? "not given" : std::to_string(options.batch_size)},
+          {"global_batch_size", number(options.global_batch_size)},
+          {"shuffle", flag(options.shuffle)},
+          {"drop_last", flag(options.drop_last)},
+          {"local_shuffle_buffer_size", number(options.local_shuffle_buffer_size)},
+          {"local_shuffle_seed", number(options.local_shuffle_seed)},
+          {"weights", draws ? hash.str() : "not given"},
+          {"num_samples", number(options.num_samples)},
+          {"bucket_samples", number(options.bucket_samples)}};
 }
 
 std::string PassOrder::changed_option(const PassOrder& now) const {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,6 +64,9 @@ struct PassOrder {
   /// True if this order needs weights or lengths, and `data` have other ones: then the pass cannot go on.
   bool needs_other_weights(const PassData& data) const noexcept;
   bool needs_other_lengths(const PassData& data) const;
+  /// The options of a pass in this order that must be the same on all ranks, as of step::OpenPass::options. `options`:
+  /// of which of() has made this order.
+  std::map<std::string, std::string> compared_options(const BatchOptions& options) const;
   /// The name of the first option that would give another order than `options`; empty if none does.
   std::string changed_option(const PassOrder& now) const;
 };

@@ -317,13 +317,15 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
           .order = continues ? last.order.completed_by(now) : now,
           .global_batch = pass.plan.global_batch,
           .workers = options_.batches_in_step(),
-          .others = steps_->begin_pass({.number = pass.number,
-                                        .source = this,
-                                        .name = options_.name,
-                                        .plan = pass.plan,
-                                        .resumable = options_.resumable,
-                                        .in_loop = pass.in_loop,
-                                        .position = pass.position}),
+          .others = steps_->begin_pass(
+              {.number = pass.number,
+               .source = this,
+               .name = options_.name,
+               .plan = pass.plan,
+               .options = options_.resumable ? now.compared_options(options) : std::map<std::string, std::string>(),
+               .resumable = options_.resumable,
+               .in_loop = pass.in_loop,
+               .position = pass.position}),
           .outside = continues && last.outside};
   last.late = std::ranges::any_of(last.others, [](const auto& other) { return other.batch > 1; });
   return pass;

@@ -1,4 +1,5 @@
 // The batches of a stream. Each worker reads its own rows; before each step the workers agree on how many rows it has.
+#include "data/passes/batch_conversion.hpp"
 #include "data/passes/batch_options.hpp"
 #include "data/passes/batches.hpp"
 #include "data/preprocess/apply.hpp"
@@ -99,16 +100,16 @@ class StreamBatches final : public BatchStream {
     mine.generator = make_generator(pass.order.random_seed(-1 - mine.worker));
     auto read =
         [next = source_of(shard().dataset)->open(mine, {.rows = rows, .order = pass.order, .dtypes = options().dtypes}),
-         rows, options = options()]() -> std::optional<ReadBatch> {
+         rows, options = options(), conversion = BatchConversion(options())]() -> std::optional<ReadBatch> {
       const at::NoGradGuard no_grad;
       auto batch = next();
       if (!batch || (options.drop_last && batch->batch.size() < rows)) return {};
-      batch->work.push_back({[options](Batch& all, at::Generator&, bool) {
+      conversion.add_to(*batch, [options](std::vector<Batch::Item> columns) {
+        Batch all(std::move(columns));
         // Throws an Error if a column is missing.
         for (const auto& dtype : options.dtypes.named()) static_cast<void>(all[dtype.first]);
-        all = Batch(converted(all, options));
-        return true;
-      }});
+        return all;
+      });
       return batch;
     };
     return prefetch(std::move(read), std::move(slow));

@@ -1,3 +1,4 @@
+#include "data/sources/file_set.hpp"
 #include "data/sources/hdf5_column.hpp"
 #include "data/sources/source.hpp"
 #include "hdf5/file.hpp"
@@ -58,7 +59,7 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
             joined(file.columns,
                    [](const Hdf5Column& each) { return each.column().name + ": " + std::to_string(each.rows()); }) +
             ")",
-        "Choose columns of the same length");
+        "Choose columns of the same length, or read samples of different length with Dataset::ragged");
   if (file.rows() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Name a file that has some");
   if (std::ranges::none_of(file.columns, &Hdf5Column::needs_hdf5)) file.handle = {};
 }
@@ -66,7 +67,7 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
 class Hdf5Source final : public Source {
  public:
   Hdf5Source(std::vector<std::string> paths, DatasetOptions options) : options_(std::move(options)) {
-    if (paths.empty()) throw Error(ExitCode::data, "making a dataset", "there are no files", "Name at least one");
+    require_files(paths);
     auto sorted = options_.columns;
     std::ranges::sort(sorted);
     if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
@@ -83,9 +84,7 @@ class Hdf5Source final : public Source {
     return schema_;
   }
   bool has_column_order() const noexcept override { return !options_.columns.empty(); }
-  std::string shown() const override {
-    return files_.front().path + (files_.size() > 1 ? " and " + std::to_string(files_.size() - 1) + " more" : "");
-  }
+  std::string shown() const override { return shown_files(files_.front().path, files_.size()); }
 
   Blocks blocks() override {
     ensure_open();
@@ -165,11 +164,9 @@ class Hdf5Source final : public Source {
       Schema schema;
       for (const auto& column : file.columns) schema.push_back(column.column());
       if (&file == &files_.front()) schema_ = schema;
-      require_same(schema, file);
+      require_same_schema(schema, file, schema_, files_.front());
       file.first = count_;
-      if (__builtin_add_overflow(count_, file.rows(), &count_))
-        throw Error(ExitCode::data, "opening " + file.path, "its files have more samples than can be counted",
-                    "Make them again");
+      add_samples(count_, file.rows(), file.path);
     }
     share_memory();
   }
@@ -222,21 +219,6 @@ class Hdf5Source final : public Source {
     double bytes = 0;
     for (const auto* column : columns) bytes += column->blocks().bytes;
     return bytes;
-  }
-
-  void require_same(const Schema& schema, const SourceFile& file) const {
-    const std::string doing = "opening " + file.path, other = files_.front().path;
-    if (!std::ranges::equal(schema, schema_, {}, &Column::name, &Column::name))
-      throw Error(ExitCode::data, doing,
-                  "its columns are " + joined(schema, &Column::name) + ", those of " + other + " are " +
-                      joined(schema_, &Column::name),
-                  "Choose columns that all files have");
-    for (std::size_t i = 0; i < schema.size(); ++i)
-      if (schema[i] != schema_[i])
-        throw Error(ExitCode::data, doing,
-                    "column \"" + schema[i].name + "\" is " + column_text(schema[i]) + " there and " +
-                        column_text(schema_[i]) + " in " + other,
-                    "Files of one dataset must agree; convert one of them");
   }
 
   DatasetOptions options_;

@@ -77,8 +77,9 @@ std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ord
 std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
 /// A source of windows of variables, each "FILE:/NAME". Files are opened and checked at the first call of a member.
 std::shared_ptr<Source> window_source(std::vector<std::string> variables, WindowOptions options);
-/// A source of samples of different length from one file. It is opened and checked at the first call of a member.
-std::shared_ptr<Source> ragged_source(const std::string& path, RaggedOptions options);
+/// A source of the samples of different length of all files, in the order of `paths`. Files are opened and checked at
+/// the first call of a member.
+std::shared_ptr<Source> ragged_source(const std::vector<std::string>& paths, RaggedOptions options);
 /// A source of the rows that the reader from `make` returns on each worker.
 std::shared_ptr<Source> stream_source(MakeStream make);
 /// A source that does `work` on each batch of `source`, after the work of `source` itself.

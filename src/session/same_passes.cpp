@@ -1,0 +1,49 @@
+#include "session/same_passes.hpp"
+
+#include "muster/error.hpp"
+#include "watch/record.hpp"
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+namespace muster::detail::session {
+namespace {
+
+/// Compares the pass `name` of two ranks that have made it.
+void require_same(const std::string& name, const Json& first, std::size_t first_rank, const Json& other,
+                  std::size_t rank) {
+  for (const auto& [option, value] : first.items())
+    if (value != other.at(option))
+      throw Error(ExitCode::usage, "comparing the passes over \"" + name + "\" on all ranks",
+                  option + " is " + value.get<std::string>() + " on rank " + std::to_string(first_rank) + " and " +
+                      other.at(option).get<std::string>() + " on rank " + std::to_string(rank),
+                  "Give the same options on every rank; weights that are computed on one rank must be broadcast");
+}
+
+}  // namespace
+
+void SamePasses::note(const step::OpenPass& pass) {
+  if (!pass.options.empty()) noted_[pass.name] = pass.options;
+}
+
+Json SamePasses::take() { return std::exchange(noted_, Json::object()); }
+
+void SamePasses::compare(const Communicator& control) {
+  if (noted_.empty()) return;
+  const watch::ScopedCallName call("comparing the options of a pass");
+  std::vector<Json> of_ranks;
+  for (const auto& text : control.all_gather(take().dump(-1, ' ', false, Json::error_handler_t::replace)))
+    of_ranks.push_back(Json::parse(text));
+  require_same_passes(of_ranks);
+}
+
+void require_same_passes(const std::vector<Json>& of_ranks) {
+  for (std::size_t first = 0; first < of_ranks.size(); ++first)
+    for (const auto& [name, options] : of_ranks[first].items())
+      for (auto rank = first + 1; rank < of_ranks.size(); ++rank)
+        if (const auto found = of_ranks[rank].find(name); found != of_ranks[rank].end())
+          require_same(name, options, first, *found, rank);
+}
+
+}  // namespace muster::detail::session

@@ -1,0 +1,33 @@
+// Checks that the workers make their training passes with the same options.
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "muster/json.hpp"
+#include "step/steps.hpp"
+
+#include <vector>
+
+namespace muster::detail::session {
+
+/// Compares the options that decide which samples the workers take. Passes do not wait for each other when they begin,
+/// so the workers compare at the next point that all of them reach: the boundary after a pass's first batch, or a
+/// report.
+class SamePasses {
+ public:
+  /// A pass has handed out its first batch.
+  void note(const step::OpenPass& pass);
+  /// Call at a boundary inside a pass, where all workers have noted one since the last comparison or none has. Throws
+  /// as require_same(). Collective.
+  void compare(const Communicator& control);
+  /// The options of the passes since the last comparison: {pass name: {option: value}}, of each name the last pass.
+  Json take();
+
+ private:
+  Json noted_ = Json::object();
+};
+
+/// Throws an Error (ExitCode::usage), the same on all ranks, that names the first option in which two ranks differ.
+/// `of_ranks`: what take() has returned on each rank. A pass that only some ranks have made is compared among them.
+void require_same_passes(const std::vector<Json>& of_ranks);
+
+}  // namespace muster::detail::session
