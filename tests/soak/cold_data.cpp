@@ -132,14 +132,13 @@ void read_in_sequence(const std::string& path) {
 
 void read_shuffled(Launch& launch, const std::string& path) {
   std::int64_t samples = 0;
-  TorchTrainer trainer(
-      launch,
-      [&](Session& session, const Config&) {
-        for (const auto& batch : session.get_dataset_shard().iter_torch_batches(
-                 {.batch_size = batch_size, .training = false, .shuffle = true}))
-          samples += batch.size();
-      },
-      {.datasets = {{"train", Dataset::from_hdf5({path}, {.cache_bytes = cache_bytes})}}});
+  TorchTrainer trainer(launch,
+                       [&](Session& session, const Config&) {
+                         for (const auto& batch : session.get_dataset_shard().iter_torch_batches(
+                                  {.batch_size = batch_size, .training = false, .shuffle = true}))
+                           samples += batch.size();
+                       },
+                       {.datasets = {{"train", Dataset::from_hdf5({path}, {.cache_bytes = cache_bytes})}}});
   if (trainer.fit().error || samples == 0) std::abort();
 }
 
@@ -180,8 +179,8 @@ int main(int count, char** arguments) {
   const auto path = std::string(arguments[1]) + "/cold.h5";
   if (!std::filesystem::exists(path)) muster::make_file(path, 1e9 * std::strtod(arguments[2], nullptr));
   const muster::test::Folder folder;
-  std::vector<std::string> words{"cold_data",  "--storage",   folder.file("runs"), "--progress",
-                                 "none", "--log-level", "error"};
+  std::vector<std::string> words{"cold_data",   "--storage", folder.file("runs"), "--progress", "none",
+                                 "--log-level", "error"};
   std::vector<char*> flags;
   for (auto& word : words) flags.push_back(word.data());
   muster::Launch launch(static_cast<int>(flags.size()), flags.data());

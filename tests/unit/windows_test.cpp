@@ -357,7 +357,8 @@ TEST(Windows, OfARandomMaskAreThoseOfThePlainReference) {
       EXPECT_TRUE(found.emplace(row, row + rank).second);
     }
     EXPECT_EQ(found, wanted);
-    for (std::int64_t i = 0; i < data.count(); i += 3) detail::data::source_of(data)->expect(Sizes{i}, detail::data::Ahead::decode);
+    for (std::int64_t i = 0; i < data.count(); i += 3)
+      detail::data::source_of(data)->expect(Sizes{i}, detail::data::Ahead::decode);
   }
 }
 

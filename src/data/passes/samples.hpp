@@ -76,8 +76,8 @@ std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t gl
 /// The samples that the rank reads: its own. A rank without samples reads the step's first one, to have input. With
 /// lanes, a step's samples are divided among the ranks lane by lane.
 std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
-/// For each block that the rank should prepare during this step, one of its samples. A block is requested a quarter of a
-/// block's rows before it is decoded.
+/// For each block that the rank should prepare during this step, one of its samples. A block is requested a quarter of
+/// a block's rows before it is decoded.
 std::vector<std::int64_t> samples_to_expect(const StepSamples& step, const Order& order, Ahead how);
 
 }  // namespace muster::detail::data

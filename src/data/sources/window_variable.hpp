@@ -59,8 +59,8 @@ class WindowVariable {
   /// NaN.
   at::Tensor read(WindowCoordinates windows, const WindowShape& shape, TensorPool& pool) const;
   /// Prepares to read the windows from `least` to `most`, along each dimension.
-  void expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most,
-              const WindowShape& shape, Ahead how) const;
+  void expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most, const WindowShape& shape,
+              Ahead how) const;
 
  private:
   void match(const WindowVariable& first);
