@@ -24,13 +24,15 @@ void require_same(const std::string& name, const Json& first, std::size_t first_
 }  // namespace
 
 void SamePasses::note(const step::OpenPass& pass) {
-  if (!pass.options.empty()) noted_[pass.name] = pass.options;
+  if (pass.options.empty()) return;
+  noted_[pass.name] = pass.options;
+  is_due_ = true;
 }
 
 Json SamePasses::take() { return std::exchange(noted_, Json::object()); }
 
 void SamePasses::compare(const Communicator& control) {
-  if (noted_.empty()) return;
+  if (!std::exchange(is_due_, false)) return;
   const watch::ScopedCallName call("comparing the options of a pass");
   std::vector<Json> of_ranks;
   for (const auto& text : control.all_gather(take().dump(-1, ' ', false, Json::error_handler_t::replace)))

@@ -14,16 +14,17 @@ namespace muster::detail::session {
 /// report.
 class SamePasses {
  public:
-  /// A pass has handed out its first batch.
+  /// A pass that is not inside of another one has handed out its first batch.
   void note(const step::OpenPass& pass);
-  /// Call at a boundary inside a pass, where all workers have noted one since the last comparison or none has. Throws
-  /// as require_same(). Collective.
+  /// Call at a boundary inside a pass. Compares once after note(), which all workers have called for that pass. Throws
+  /// as require_same_passes(). Collective.
   void compare(const Communicator& control);
   /// The options of the passes since the last comparison: {pass name: {option: value}}, of each name the last pass.
   Json take();
 
  private:
   Json noted_ = Json::object();
+  bool is_due_ = false;  ///< a pass was noted since the last comparison; a report does not change that
 };
 
 /// Throws an Error (ExitCode::usage), the same on all ranks, that names the first option in which two ranks differ.

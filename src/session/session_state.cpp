@@ -28,7 +28,9 @@ class SessionStepListener final : public step::StepListener {
     session_.models.load_buffers_of(micro_batch);
   }
   void batch_begun(const step::OpenPass& pass) override {
-    if (pass.batches == 1) session_.same_passes.note(pass);
+    // A pass inside of another one may be of one rank alone, which looks at a batch.
+    if (pass.batches == 1 && !session_.progress.steps->has_other_open_pass(pass.number, pass.in_loop))
+      session_.same_passes.note(pass);
     if (pass.batches == 1) averaged_before_[pass.number] = session_.models.gradient_average_count();
     session_.resumer.warn_of_unrestored_state(false);
     const auto& steps = *session_.progress.steps;
