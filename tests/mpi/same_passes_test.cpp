@@ -121,17 +121,17 @@ TEST(SamePasses, OfOneBatchAreComparedAtTheReport) {
 }
 
 TEST(SamePasses, OfOneRankInsideABatchOfAnotherPassAreNotCompared) {
-  for (const int step : {0, 3})
-    expect("nested_" + std::to_string(step), "", [&](Session& session) {
-      auto shard = session.get_dataset_shard();
-      int number = 0;
-      for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
-        static_cast<void>(batch);
-        if (number++ != step || !is_last()) continue;
-        EXPECT_EQ((*shard.iter_torch_batches({.batch_size = 2, .shuffle = true}).begin()).size(), 2);
-      }
-      session.report({});
-    });
+  expect("nested", "", [&](Session& session) {
+    auto shard = session.get_dataset_shard();
+    auto model = session.prepare_model(torch::nn::Linear(1, 1));
+    int number = 0;
+    for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
+      model->forward(batch["x"]).sum().backward();
+      if (number++ != 1 || !is_last()) continue;
+      EXPECT_EQ((*shard.iter_torch_batches({.batch_size = 2, .shuffle = true}).begin()).size(), 2);
+    }
+    session.report({});
+  });
 }
 
 TEST(SamePasses, OfLaterEpochsAreComparedToo) {
