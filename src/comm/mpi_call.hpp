@@ -19,8 +19,8 @@ inline void check(int code, const char* call) {
 }
 
 /// True if all requests have completed; those that have are MPI_REQUEST_NULL then. `statuses` has one for each request,
-/// or none: that of a request is written when it completes. An error goes to the error handler of the request's
-/// communicator, while MPI_Testall of MPICH takes that of MPI_COMM_WORLD, which may end the program.
+/// or none: that of a request is written when it completes. Throws the Error of the request that has failed, where
+/// MPI_Testall says only that one has.
 bool test_all(std::span<MPI_Request> requests, std::span<MPI_Status> statuses = {});
 
 /// This process's rank in `comm`, and the size of `comm`.
