@@ -231,7 +231,7 @@ struct MapOptions {
 /// memory that all of them read. This holds for a dataset given to a trainer or an operator whose decoded chunks all
 /// fit into DatasetOptions::cache_bytes, if the ranks read the same file (not copies) and the chunks fit into three
 /// quarters of /dev/shm beside what is there; the rest is for gradients. Otherwise, and for columns that HDF5 reads,
-/// each rank has its own copy. What is read does not depend on it.
+/// each rank has its own copy. The values are the same either way.
 class MUSTER_API Dataset {
  public:
   /// "FILE.h5" or "FILE.h5:/group".
@@ -430,9 +430,9 @@ struct BatchOptions {
   /// warned of once.
   ///
   /// The options that decide which samples a pass takes (sizes of batches, `shuffle`, `drop_last`, those of the local
-  /// shuffle, `weights`, `num_samples`, `bucket_samples`) must be the same on all workers. That is checked in training
-  /// passes, after the first batch or at the next report: an Error (ExitCode::usage), the same on all workers, names
-  /// the option.
+  /// shuffle, `weights`, `num_samples`, `bucket_samples`) must be the same on all workers. That is checked for
+  /// training passes, at the next report at the latest: an Error (ExitCode::usage), the same on all workers, names the
+  /// option. A pass inside of another one is not checked.
   bool training = true;
   /// Takes the samples in a random order of the whole dataset, a new one in each pass of each epoch, drawn from the
   /// run's seed.

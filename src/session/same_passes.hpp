@@ -10,14 +10,14 @@
 namespace muster::detail::session {
 
 /// Compares the options that decide which samples the workers take. Passes do not wait for each other when they begin,
-/// so the workers compare at the next point that all of them reach: the boundary after a pass's first batch, or a
-/// report.
+/// so the workers compare where they meet next: when they ask each other whether to stop, or at a report. If gradients
+/// are averaged, they carry the requests to stop, so it is the report.
 class SamePasses {
  public:
   /// A pass that is not inside of another one has handed out its first batch.
   void note(const step::OpenPass& pass);
-  /// Call at a boundary inside a pass. Compares once after note(), which all workers have called for that pass. Throws
-  /// as require_same_passes(). Collective.
+  /// Call at a boundary inside a pass where the workers have just met. Compares once after note(), which all workers
+  /// have called for that pass. Throws as require_same_passes(). Collective.
   void compare(const Communicator& control);
   /// The options of the passes since the last comparison: {pass name: {option: value}}, of each name the last pass.
   Json take();

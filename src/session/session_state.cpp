@@ -50,10 +50,9 @@ class SessionStepListener final : public step::StepListener {
   }
   void between_batches() override {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
-    // Inside join() the other workers may be at another boundary.
-    if (!session_.models.any_joined()) session_.same_passes.compare(session_.workers.control);
     const watch::ScopedCallName ask("asking whether to stop");
-    session_.stop_if_asked();
+    // Where the workers do not meet, one of them may miss the boundary: it has looked at a batch of another pass.
+    if (session_.stop_if_asked()) session_.same_passes.compare(session_.workers.control);
   }
   void pass_ended(const step::OpenPass& pass) override {
     const auto before = averaged_before_.extract(pass.number);
@@ -188,9 +187,9 @@ void SessionState::begin_epoch(std::int64_t epoch) {
   data.pass_positions->begin_epoch(epoch);
 }
 
-void SessionState::stop_if_asked() {
+bool SessionState::stop_if_asked() {
   if (bad_numbers) bad_numbers->require_watched(models.all());
-  stopper.stop_if_asked();
+  return stopper.stop_if_asked();
 }
 
 void SessionState::add_callback(std::shared_ptr<Callback> callback) {

@@ -69,7 +69,7 @@ struct MUSTER_INTERNAL_API SessionState {
   /// The loop over session.epochs() calls it when an epoch begins.
   void begin_epoch(std::int64_t epoch);
   /// Call at a boundary outside of a report. Stops if any worker was asked to; see Stopper::stop_if_asked().
-  void stop_if_asked();
+  bool stop_if_asked();
   /// Session::add_callback(). Collective.
   void add_callback(std::shared_ptr<Callback> callback);
   /// Ends training if it goes on from a checkpoint whose callbacks' states say that it is done. Collective.

@@ -38,21 +38,23 @@ bool Stopper::is_asked_here() {
   return left && outputs_.store && *left < budget_.full_budget(outputs_.store->current_save_duration());
 }
 
-void Stopper::stop_if_asked() {
+bool Stopper::stop_if_asked() {
   // Inside join() the other workers may be at another boundary.
-  if (models_.any_joined()) return;
+  if (models_.any_joined()) return false;
   models_.finish_abandoned_passes();
   const auto averaged = models_.gradient_average_count();
-  bool exchanged = true;
-  if (std::exchange(average_count_, averaged) != averaged)
+  const bool has_averaged = std::exchange(average_count_, averaged) != averaged;
+  bool has_met = false;
+  if (has_averaged)
     request_.merge(models_.any_stop_requested());
   else
-    exchanged = request_.exchange(workers_.control, is_asked_here());
-  if (exchanged) {
+    has_met = request_.exchange(workers_.control, is_asked_here());
+  if (has_averaged || has_met) {
     budget_.reached_boundary();
     budget_.left_boundary();
   }
   if (is_known()) save_and_stop({});
+  return has_met;
 }
 
 void Stopper::stop_if_asked_after_report(ReportedNow report) {

@@ -46,8 +46,8 @@ class Stopper {
   /// True if this worker has been asked to stop, or has only the time left that it needs to save.
   bool is_asked_here();
   /// Call at a boundary outside of a report, between two batches. Saves and throws if any worker has been asked to stop
-  /// and no gradients are accumulated. Collective at some of the boundaries, the same ones on all workers.
-  void stop_if_asked();
+  /// and no gradients are accumulated. Collective at some of the boundaries, the same ones on all workers: true there.
+  bool stop_if_asked();
 
   // A report is a boundary, too, and its exchange carries the workers' answers.
   void begin_report() noexcept { budget_.reached_boundary(); }

@@ -104,8 +104,8 @@ bool Steps::is_current(const BatchOfPass& batch) const {
 }
 
 bool Steps::has_other_open_pass(std::int64_t number, bool in_loop) const {
-  return std::ranges::any_of(passes_,
-                             [&](const OpenPass& pass) { return pass.number != number && pass.in_loop == in_loop; });
+  const auto is_other = [&](const OpenPass& pass) { return pass.number != number && pass.in_loop == in_loop; };
+  return std::ranges::any_of(passes_, is_other) || std::ranges::any_of(replaced_, is_other);
 }
 
 const OpenPass* Steps::find_unresumable_pass() const {

@@ -112,7 +112,7 @@ class Steps {
   void mark_of_earlier_epoch(std::int64_t number) noexcept;
 
   bool is_current(const BatchOfPass& batch) const;
-  /// True if another pass of that kind is open.
+  /// True if another pass of that kind is open, or would be if none over the same source had replaced it.
   bool has_other_open_pass(std::int64_t pass, bool in_loop) const;
   /// Returns an open pass whose position cannot be saved; null if there is none.
   const OpenPass* find_unresumable_pass() const;

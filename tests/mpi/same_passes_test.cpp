@@ -121,15 +121,26 @@ TEST(SamePasses, OfOneBatchAreComparedAtTheReport) {
 }
 
 TEST(SamePasses, OfOneRankInsideABatchOfAnotherPassAreNotCompared) {
-  expect("nested", "", [&](Session& session) {
-    auto shard = session.get_dataset_shard();
+  for (const int inside : {0, 1})
+    expect("nested_" + std::to_string(inside), "", [&](Session& session) {
+      auto shard = session.get_dataset_shard();
+      auto model = session.prepare_model(torch::nn::Linear(1, 1));
+      int number = 0;
+      for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
+        model->forward(batch["x"]).sum().backward();
+        if (number++ != inside || !is_last()) continue;
+        EXPECT_EQ((*shard.iter_torch_batches({.batch_size = 2, .shuffle = true}).begin()).size(), 2);
+      }
+      session.report({});
+    });
+}
+
+TEST(SamePasses, WithAveragedGradientsAreComparedAtTheReport) {
+  expect("averaged", "shuffle is false on rank 0 and true", [&](Session& session) {
     auto model = session.prepare_model(torch::nn::Linear(1, 1));
-    int number = 0;
-    for (auto& batch : shard.iter_torch_batches({.batch_size = 4})) {
+    for (auto& batch :
+         session.get_dataset_shard().iter_torch_batches({.batch_size = 4, .shuffle = is_last() && last_rank() > 0}))
       model->forward(batch["x"]).sum().backward();
-      if (number++ != 1 || !is_last()) continue;
-      EXPECT_EQ((*shard.iter_torch_batches({.batch_size = 2, .shuffle = true}).begin()).size(), 2);
-    }
     session.report({});
   });
 }
@@ -140,6 +151,7 @@ TEST(SamePasses, OfLaterEpochsAreComparedToo) {
     for (const auto epoch : session.epochs(4)) {
       const BatchOptions options{.batch_size = 4, .shuffle = epoch == 2 && is_last() && last_rank() > 0};
       for (auto& batch : session.get_dataset_shard().iter_torch_batches(options)) static_cast<void>(batch);
+      session.report({});
       ++epochs;
     }
   });
