@@ -92,18 +92,28 @@ double bytes_from_disk() {
   std::abort();
 }
 
+/// CPU time of this process, in seconds.
+double cpu_seconds() {
+  timespec time{};
+  if (::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) != 0) std::abort();
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 struct Figures {
-  double seconds, bytes;
+  double seconds, bytes, cpu;
 };
 Figures measure(const std::string& path, const std::function<void()>& action) {
   drop_from_page_cache(path);
   const auto bytes = bytes_from_disk();
+  const auto cpu = cpu_seconds();
   const auto begin = std::chrono::steady_clock::now();
   action();
-  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), bytes_from_disk() - bytes};
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), bytes_from_disk() - bytes,
+          cpu_seconds() - cpu};
 }
 
-/// Reads and decodes the chunks in the order of the file, on as many threads as a pass decodes with.
+/// Reads and decodes the chunks in the order of the file, on as many threads as a pass decodes with, into the memory of
+/// a few batches.
 void read_in_sequence(const std::string& path) {
   const auto file = detail::hdf5::open_file(path);
   const auto dataset = detail::hdf5::open_dataset(file.get(), "x", path);
@@ -114,15 +124,19 @@ void read_in_sequence(const std::string& path) {
   const auto creation = detail::hdf5::dataset_property(dataset.get(), H5Dget_create_plist, "reading");
   const detail::hdf5::FilterPipeline pipeline(detail::hdf5::filters(creation.get(), "reading"));
   const detail::File bytes(path, detail::File::Mode::read);
+  constexpr std::size_t chunk_bytes = chunk_rows * row_values * sizeof(float),
+                        chunks_of_batches = 4 * batch_size / chunk_rows;
+  detail::hdf5::Buffer batches;
+  const auto memory = batches.take(chunks_of_batches * chunk_bytes);
   std::atomic<std::size_t> next = 0;
   const auto work = [&] {
-    detail::hdf5::Buffer stored, decoded;
+    detail::hdf5::Buffer stored;
     detail::hdf5::FilterPipeline::Workspace workspace;
-    const auto into = decoded.take(chunk_rows * row_values * sizeof(float));
     for (std::size_t i = next++; i < chunks.size(); i = next++) {
       const auto encoded = stored.take(chunks[i].bytes);
       bytes.read_at(encoded, chunks[i].offset);
-      pipeline.decode(encoded, chunks[i].filter_mask, into, workspace, "reading");
+      pipeline.decode(encoded, chunks[i].filter_mask, memory.subspan(i % chunks_of_batches * chunk_bytes, chunk_bytes),
+                      workspace, "reading");
     }
   };
   std::vector<std::jthread> threads;
@@ -154,9 +168,11 @@ int compare(Launch& launch, const std::string& path) {
   for (int round = 0; round < rounds; ++round) {
     const auto sequence = measure(path, [&] { read_in_sequence(path); });
     const auto shuffled = measure(path, [&] { read_shuffled(launch, path); });
-    std::printf("round %d: in sequence %.1f s (%.0f MB/s, %.2f of the file), shuffled %.1f s (%.0f MB/s, %.2f)\n",
-                round + 1, sequence.seconds, size / 1e6 / sequence.seconds, sequence.bytes / size, shuffled.seconds,
-                size / 1e6 / shuffled.seconds, shuffled.bytes / size);
+    std::printf("round %d", round + 1);
+    for (const auto& [name, figures] : {std::pair("in sequence", sequence), std::pair("shuffled", shuffled)})
+      std::printf("  %s %.1f s (CPU %.1f s, %.0f MB/s, %.2f of the file)", name, figures.seconds, figures.cpu,
+                  size / 1e6 / figures.seconds, figures.bytes / size);
+    std::printf("\n");
     std::fflush(stdout);
     ratios.push_back(sequence.seconds / shuffled.seconds);
     most_bytes = std::max(most_bytes, shuffled.bytes / size);

@@ -184,9 +184,14 @@ TEST(Lanes, EachBlockButTheFirstIsReadAheadOnceAndInTime) {
       std::set<std::int64_t> ahead, opened;
       for (std::int64_t first = 0, last = 0; first < lanes.length(lane); first = last) {
         last = std::min(lanes.length(lane), first + 1 + static_cast<std::int64_t>(random() % longest));
-        if (const auto row = lanes.row_to_read_ahead(lane, first, last); row >= 0) {
-          EXPECT_TRUE(ahead.insert(row / rows).second);
-          EXPECT_FALSE(opened.contains(row / rows));
+        if (const auto next = lanes.block_to_read_ahead(lane, first, last)) {
+          EXPECT_TRUE(ahead.insert(next->row / rows).second);
+          EXPECT_FALSE(opened.contains(next->row / rows));
+          EXPECT_EQ(lanes.row(lane, next->first) / rows, next->row / rows);
+          EXPECT_NE(lanes.row(lane, next->first - 1) / rows, next->row / rows);
+          // The last block may be shorter.
+          const auto is_long = rows > 1 && next->first % rows == 0;
+          EXPECT_TRUE(!is_long || longest > 1 || first + 1 < next->first) << "no row is left while it is decoded";
         }
         for (auto index = first; index < last; ++index) {
           const auto block = lanes.row(lane, index) / rows;
@@ -196,6 +201,33 @@ TEST(Lanes, EachBlockButTheFirstIsReadAheadOnceAndInTime) {
       }
       EXPECT_TRUE(longest > 1 || ahead.size() + 1 == opened.size());
     }
+  }
+}
+
+TEST(Lanes, ABlockIsRequestedByTheRankThatDecodesItAndEarlier) {
+  std::mt19937_64 random(9);
+  for (int i = 0; i < 60; ++i) {
+    const auto rows = 8 + static_cast<std::int64_t>(random() % 40);
+    const Blocks blocks{.rows = rows, .files = {rows * 60}, .lanes = 8};
+    const Order order(rows * 60, shuffled(blocks, random()));
+    const int world = 1 + i % 3;
+    const auto global_batch = static_cast<std::int64_t>(8 + random() % 9);
+    std::set<std::int64_t> requested, decoded;
+    for (std::int64_t position = 0; position < rows * 60; position += global_batch)
+      for (int rank = 0; rank < world; ++rank) {
+        const auto step = step_at(position, rows * 60, global_batch, world, rank);
+        const auto taken = lanes_of(step, *order.lanes());
+        for (const auto& block : blocks_to_expect(taken, *order.lanes(), Ahead::request)) {
+          EXPECT_FALSE(decoded.contains(block.sample / rows)) << "requested after it was decoded";
+          requested.insert(block.sample / rows);
+        }
+        for (const auto& block : blocks_to_expect(taken, *order.lanes(), Ahead::decode))
+          decoded.insert(block.sample / rows);
+      }
+    // Those whose turn comes in the first quarter of a lane's first block are not requested.
+    EXPECT_GE(requested.size() + 2, decoded.size() * 3 / 4) << decoded.size();
+    EXPECT_TRUE(std::ranges::includes(decoded, requested));
+    EXPECT_GT(decoded.size(), 40u);
   }
 }
 

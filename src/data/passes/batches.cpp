@@ -2,6 +2,7 @@
 
 #include "data/passes/batch_conversion.hpp"
 #include "data/passes/batch_options.hpp"
+#include "data/passes/blocks_ahead.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "watch/time_use.hpp"
@@ -24,15 +25,16 @@ struct StepReader {
   BatchConversion conversion;
   std::int64_t steps_left = pass.num_steps();
   int micro_batch = 0;
-  std::int64_t batch_count = 0;  ///< batches returned so far
-  /// What the last batch has made room for; read after it, so that nobody waits for it.
-  std::vector<std::int64_t> expected = {};
+  std::int64_t batch_count = 0;             ///< batches returned so far
+  std::shared_ptr<BlocksAhead> ahead = {};  ///< null without lanes
 
-  void prepare(const std::vector<std::int64_t>& samples, Ahead how) {
-    if (samples.empty()) return;
+  void request(std::span<const LaneRange> rows) const {
+    std::vector<std::int64_t> samples;
+    for (const auto& block : blocks_to_expect(rows, *pass.order.lanes(), Ahead::request))
+      samples.push_back(block.sample);
     try {
-      source->expect(samples, how);
-    } catch (const Error&) {  // the batch that needs it will throw it again
+      if (!samples.empty()) source->expect(samples, Ahead::request);
+    } catch (const Error&) {  // the batch that needs it throws it again
     }
   }
 
@@ -42,10 +44,15 @@ struct StepReader {
     const auto step =
         step_at(pass.position, pass.order.size(), pass.plan.global_batch, share.total, share.first + micro_batch);
     const at::NoGradGuard no_grad;
-    prepare(samples_to_expect(step, pass.order, Ahead::request), Ahead::request);
-    prepare(expected, Ahead::decode);
-    expected = samples_to_expect(step, pass.order, Ahead::decode);
+    std::vector<LaneRange> rows;
+    if (ahead) {
+      rows = lanes_of(step, *pass.order.lanes());
+      request(rows);
+      ahead->wait_for(rows);
+    }
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
+    // After the batch, which makes room for them.
+    if (ahead) ahead->add(blocks_to_expect(rows, *pass.order.lanes(), Ahead::decode));
     step::BatchWeightPtr weight;
     if (split)
       weight = std::make_shared<step::BatchWeight>(step::BatchWeight{.local = step.mine.count,
@@ -93,8 +100,11 @@ class IndexedBatches final : public BatchStream {
 
   std::unique_ptr<Prefetch> open(const Pass& pass) override {
     const auto& source = source_of(shard().dataset);
-    return std::make_unique<Prefetch>(StepReader{source, pass, shard().options().split, BatchConversion(options())},
-                                      options().prefetch_batches, source->threads());
+    StepReader reader{source, pass, shard().options().split, BatchConversion(options())};
+    if (pass.order.lanes() != nullptr)
+      reader.ahead = std::make_shared<BlocksAhead>(
+          [source](const auto& samples) { source->expect(samples, Ahead::decode); }, options().prefetch_batches > 0);
+    return std::make_unique<Prefetch>(std::move(reader), options().prefetch_batches, source->threads());
   }
 };
 

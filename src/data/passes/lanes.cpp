@@ -118,19 +118,22 @@ std::int64_t Lanes::row_of(std::int64_t number) const noexcept {
   return first_row_[file] + rows_before + number - first[file];
 }
 
-std::int64_t Lanes::row_to_read_ahead(int lane, std::int64_t first, std::int64_t last) const noexcept {
+std::optional<Lanes::NextBlock> Lanes::block_to_read_ahead(int lane, std::int64_t first,
+                                                           std::int64_t last) const noexcept {
   while (first < last) {
     const auto [block, offset] = place_of(lane, first);
     const auto slot = lane + block * count();
     const auto rows = slot == last_slot_ ? last_rows_ : block_rows_;
-    const auto turn = rows * (lane + 1) / (count() + 1);  // before the block's last row
+    const auto left = (rows + 6) / 8;  // 0 of one row, else at least 1
+    const auto turn = (rows - left) * (lane + 1) / (count() + 1);
     if (offset <= turn && turn - offset < last - first) {
       const auto next = slot + count();
-      return next < blocks_ ? row_of(block_at(next) * block_rows_) : -1;
+      if (next >= blocks_) return {};
+      return NextBlock{.row = row_of(block_at(next) * block_rows_), .first = first + rows - offset};
     }
     first += rows - offset;
   }
-  return -1;
+  return {};
 }
 
 }  // namespace muster::detail::data

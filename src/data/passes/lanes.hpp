@@ -10,6 +10,7 @@
 #include "data/passes/permutation.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace muster::detail::data {
@@ -39,9 +40,14 @@ class Lanes {
   std::int64_t row(int lane, std::int64_t index) const noexcept;
   /// The row at a position of the pass, 0 ≤ position < size().
   std::int64_t row_at(std::int64_t position) const;
-  /// A row of the lane's next block if it is time to read that block, while the lane gives its rows `first` …
-  /// `last` − 1, else −1. The lanes change blocks all at once; their turns to read ahead are spread over a block.
-  std::int64_t row_to_read_ahead(int lane, std::int64_t first, std::int64_t last) const noexcept;
+  struct NextBlock {
+    std::int64_t row;    ///< one of its rows
+    std::int64_t first;  ///< the lane's row with which it begins
+  };
+  /// The lane's next block if it is time to read it, while the lane gives its rows `first` … `last` − 1. The lanes
+  /// change blocks all at once; their turns to read ahead are spread over the first seven eighths of a block, so that
+  /// there is time to decode the last of them.
+  std::optional<NextBlock> block_to_read_ahead(int lane, std::int64_t first, std::int64_t last) const noexcept;
 
  private:
   struct Place {

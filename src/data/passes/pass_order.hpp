@@ -65,7 +65,7 @@ struct PassOrder {
   bool needs_other_weights(const PassData& data) const noexcept;
   bool needs_other_lengths(const PassData& data) const;
   /// The options of a pass in this order that must be the same on all ranks, as of step::OpenPass::options. `options`:
-  /// of which of() has made this order.
+  /// those from which of() made this order.
   std::map<std::string, std::string> compared_options(const BatchOptions& options) const;
   /// The name of the first option that would give another order than `options`; empty if none does.
   std::string changed_option(const PassOrder& now) const;

@@ -67,15 +67,6 @@ std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t gl
   return left / global_batch + (!drop_last && left % global_batch != 0 ? 1 : 0);
 }
 
-namespace {
-
-/// Rows `first` … `last` − 1 of a lane.
-struct LaneRange {
-  int lane;
-  std::int64_t first, last;
-};
-
-/// The rank's part of the step.
 std::vector<LaneRange> lanes_of(const StepSamples& step, const Lanes& lanes) {
   const auto first = lanes.taken(step.position), last = lanes.taken(step.position + step.samples);
   std::vector<LaneRange> mine;
@@ -90,8 +81,6 @@ std::vector<LaneRange> lanes_of(const StepSamples& step, const Lanes& lanes) {
   return mine;
 }
 
-}  // namespace
-
 std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order) {
   if (step.mine.count == 0) return {order(step.position)};
   std::vector<std::int64_t> samples;
@@ -105,15 +94,13 @@ std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order
   return samples;
 }
 
-std::vector<std::int64_t> samples_to_expect(const StepSamples& step, const Order& order, Ahead how) {
-  std::vector<std::int64_t> samples;
-  const auto* const lanes = order.lanes();
-  if (lanes == nullptr) return samples;
-  const auto earlier = how == Ahead::request ? lanes->block_rows() / 4 : 0;
-  for (const auto& [lane, first, last] : lanes_of(step, *lanes))
-    if (const auto row = lanes->row_to_read_ahead(lane, first + earlier, last + earlier); row >= 0)
-      samples.push_back(row);
-  return samples;
+std::vector<ExpectedBlock> blocks_to_expect(std::span<const LaneRange> rows, const Lanes& lanes, Ahead how) {
+  std::vector<ExpectedBlock> blocks;
+  const auto earlier = how == Ahead::request ? lanes.block_rows() / 4 : 0;
+  for (const auto& [lane, first, last] : rows)
+    if (const auto next = lanes.block_to_read_ahead(lane, first + earlier, last + earlier))
+      blocks.push_back({next->row, lane, next->first});
+  return blocks;
 }
 
 }  // namespace muster::detail::data

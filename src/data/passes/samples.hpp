@@ -76,8 +76,23 @@ std::int64_t num_steps(std::int64_t position, std::int64_t size, std::int64_t gl
 /// The samples that the rank reads: its own. A rank without samples reads the step's first one, to have input. With
 /// lanes, a step's samples are divided among the ranks lane by lane.
 std::vector<std::int64_t> samples_of(const StepSamples& step, const Order& order);
-/// For each block that the rank should prepare during this step, one of its samples. A block is requested a quarter of
-/// a block's rows before it is decoded.
-std::vector<std::int64_t> samples_to_expect(const StepSamples& step, const Order& order, Ahead how);
+
+/// Rows `first` … `last` − 1 of a lane.
+struct LaneRange {
+  int lane = 0;
+  std::int64_t first = 0, last = 0;
+};
+/// The rows that the rank reads in the step.
+std::vector<LaneRange> lanes_of(const StepSamples& step, const Lanes& lanes);
+
+/// A block that a lane comes to next.
+struct ExpectedBlock {
+  std::int64_t sample = 0;  ///< one of its samples
+  int lane = 0;
+  std::int64_t first = 0;  ///< the lane's row with which the block begins
+};
+/// The blocks to prepare in a step that reads `rows`. A block is requested a quarter of a block's rows before it is
+/// decoded.
+std::vector<ExpectedBlock> blocks_to_expect(std::span<const LaneRange> rows, const Lanes& lanes, Ahead how);
 
 }  // namespace muster::detail::data

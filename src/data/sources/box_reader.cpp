@@ -57,7 +57,7 @@ class ChunkedBoxes final : public BoxReader {
   }
 
   void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) override;
-  void expect(const File& bytes, const Box& box, Ahead how) override;
+  void expect(const File& bytes, std::span<const Box> boxes, Ahead how) override;
 
  private:
   /// A chunk and a box that shares values with it.
@@ -182,8 +182,7 @@ void ChunkedBoxes::read(const File& bytes, std::span<const Box> boxes, std::span
   });
 }
 
-void ChunkedBoxes::expect(const File& bytes, const Box& box, Ahead how) {
-  const std::span boxes(&box, 1);
+void ChunkedBoxes::expect(const File& bytes, std::span<const Box> boxes, Ahead how) {
   in_groups(boxes, [&](const std::vector<Part>& parts) {
     const Use use(*this, boxes, {}, parts);
     array_.chunks->expect(bytes, use.chunks(), how);

@@ -31,8 +31,8 @@ class BoxReader {
   virtual bool reads_directly(std::int64_t last) const = 0;
   /// Reads boxes, as stored, into memory with these strides, in bytes.
   virtual void read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) = 0;
-  /// Prepares to read this part of the array.
-  virtual void expect(const File& /*bytes*/, const Box& /*box*/, Ahead /*how*/) {}
+  /// Prepares to read these parts of the array.
+  virtual void expect(const File& /*bytes*/, std::span<const Box> /*boxes*/, Ahead /*how*/) {}
   /// The way by which HDF5 reads the values; null if it does not.
   virtual LibraryArray* library() noexcept { return nullptr; }
 

@@ -84,18 +84,21 @@ void ChunkedColumn::read(const File& bytes, std::span<const RowDestination> want
   read();
 }
 
-void ChunkedColumn::expect(const File& bytes, std::int64_t first, std::int64_t last, Ahead how) {
+void ChunkedColumn::expect(const File& bytes, std::span<const RowRange> rows, Ahead how) {
   if (reads_rows_alone()) return;
   std::vector<WantedChunk> chunks;
   const auto expect = [&] {
     chunks_->expect(bytes, chunks, how);
     chunks.clear();
   };
-  for (auto row = first / layout_.rows_per_chunk(); row <= last / layout_.rows_per_chunk(); ++row)
-    each_chunk(row, 0, [&](const WantedChunk& chunk) {
-      chunks.push_back(chunk);
-      if (chunks.size() == most_chunks) expect();
-    });
+  const auto per_chunk = layout_.rows_per_chunk();
+  std::int64_t next = 0;  // row of chunks
+  for (const auto& [first, last] : rows)
+    for (next = std::max(next, first / per_chunk); next <= last / per_chunk; ++next)
+      each_chunk(next, 0, [&](const WantedChunk& chunk) {
+        chunks.push_back(chunk);
+        if (chunks.size() == most_chunks) expect();
+      });
   expect();
 }
 

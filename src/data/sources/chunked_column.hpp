@@ -18,7 +18,7 @@ class ChunkedColumn final : public ColumnReader {
   ChunkedColumn(std::unique_ptr<ChunkReader> chunks, ChunkLayout layout);
 
   void read(const File& bytes, std::span<const RowDestination> wanted) override;
-  void expect(const File& bytes, std::int64_t first, std::int64_t last, Ahead how) override;
+  void expect(const File& bytes, std::span<const RowRange> rows, Ahead how) override;
   /// True if a row is read by itself: its chunks are stored as they are, and few pieces of them make the row.
   bool reads_rows_alone() const;
 

@@ -16,13 +16,18 @@ struct RowDestination {
   std::byte* into = nullptr;
 };
 
+/// Rows `first` … `last`.
+struct RowRange {
+  std::int64_t first = 0, last = 0;
+};
+
 class ColumnReader {
  public:
   virtual ~ColumnReader() = default;
   /// Reads rows in ascending order; a row may come several times. `bytes` is the column's file. Thread-safe.
   virtual void read(const File& bytes, std::span<const RowDestination> wanted) = 0;
-  /// Prepares to read rows `first` … `last`. Thread-safe.
-  virtual void expect(const File& /*bytes*/, std::int64_t /*first*/, std::int64_t /*last*/, Ahead /*how*/) {}
+  /// Prepares to read rows, in ascending order. Thread-safe.
+  virtual void expect(const File& /*bytes*/, std::span<const RowRange> /*rows*/, Ahead /*how*/) {}
 };
 
 }  // namespace muster::detail::data

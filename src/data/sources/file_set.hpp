@@ -1,4 +1,4 @@
-// What datasets of several files have in common, whatever lies in a file.
+// Checks and names for datasets of several files.
 #pragma once
 
 #include "hdf5/file.hpp"

@@ -57,10 +57,10 @@ double Hdf5Column::all_bytes() const noexcept {
   return static_cast<double>(rows_) * static_cast<double>(stored_row_bytes_);
 }
 
-void Hdf5Column::expect(const File& bytes, std::int64_t first, std::int64_t last, Ahead how) {
+void Hdf5Column::expect(const File& bytes, std::span<const RowRange> rows, Ahead how) {
   const watch::ScopedFileRead reading;
   const watch::TraceSpan span("read file ahead");
-  reader_->expect(bytes, first, last, how);
+  reader_->expect(bytes, rows, how);
 }
 
 void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted) {

@@ -45,8 +45,8 @@ class Hdf5Column {
 
   /// Reads rows in ascending order, each to memory of its own. Thread-safe.
   void read(const File& bytes, std::span<const RowDestination> wanted);
-  /// Decodes the chunks of rows `first` … `last`, if they can be kept. Thread-safe.
-  void expect(const File& bytes, std::int64_t first, std::int64_t last, Ahead how);
+  /// Prepares the chunks of rows in ascending order, if they can be kept. Thread-safe.
+  void expect(const File& bytes, std::span<const RowRange> rows, Ahead how);
 
  private:
   void measure_chunks(const StoredArray& array);

@@ -130,11 +130,17 @@ class Hdf5Source final : public Source {
   void expect(std::span<const std::int64_t> samples, Ahead how) override {
     ensure_open();
     if (blocks_.rows == 0) return;  // a pass in lanes may be resumed where all values fit into memory
-    for (const auto sample : samples) {
-      auto& file = *(std::ranges::upper_bound(files_, sample, {}, &SourceFile::first) - 1);
-      const auto first = (sample - file.first) / blocks_.rows * blocks_.rows;
-      const auto last = std::min(first + blocks_.rows, file.rows()) - 1;
-      for (auto& column : file.columns) column.expect(*file.bytes, first, last, how);
+    std::vector<std::int64_t> sorted(samples.begin(), samples.end());
+    std::ranges::sort(sorted);
+    std::vector<RowRange> rows;
+    // All blocks of a file at once, so that the threads that decode share them.
+    for (auto next = sorted.begin(); next != sorted.end(); rows.clear()) {
+      auto& file = *(std::ranges::upper_bound(files_, *next, {}, &SourceFile::first) - 1);
+      for (; next != sorted.end() && *next < file.first + file.rows(); ++next) {
+        const auto first = (*next - file.first) / blocks_.rows * blocks_.rows;
+        rows.push_back({first, std::min(first + blocks_.rows, file.rows()) - 1});
+      }
+      for (auto& column : file.columns) column.expect(*file.bytes, rows, how);
     }
   }
 

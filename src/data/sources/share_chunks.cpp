@@ -14,7 +14,7 @@
 namespace muster::detail::data {
 namespace {
 
-/// What a rank tells the others of a dataset's chunks.
+/// A rank's offer to share the chunks of one dataset.
 struct Offer {
   std::size_t bytes = 0;  ///< of a segment; 0 if the chunks cannot be shared, or are shared already
   std::uint64_t origin = 0;
@@ -25,7 +25,7 @@ struct Offer {
   }
 };
 
-/// What a rank tells the others of all datasets. A rank without data has no offers.
+/// A rank's offers for all datasets; none if it has no data.
 struct Offers {
   std::size_t room = 0;  ///< bytes of shared memory on its node
   std::vector<Offer> datasets;
@@ -43,7 +43,7 @@ struct Offers {
   }
 };
 
-/// Those of each dataset; a dataset and parts of it have the same ones, which come once.
+/// The chunks of each dataset. A dataset and its subsets share theirs, which are listed once.
 std::vector<NodeChunks*> chunks_of(std::span<const std::shared_ptr<Source>> sources) {
   std::vector<NodeChunks*> all;
   for (const auto& source : sources) {

@@ -67,14 +67,16 @@ class WindowSource final : public Source {
     if (blocks_.rows == 0) return;  // a pass in lanes may be resumed where all values fit into memory
     const watch::ScopedFileRead reading;
     const watch::TraceSpan span("read file ahead");
+    std::vector<WindowRange> ranges;
     for (const auto sample : samples) {
-      const auto first = sample / blocks_.rows * blocks_.rows;
-      for (auto next = first; next < std::min(count_, first + blocks_.rows);) {
-        const auto [least, most, end] = windows_near(next, std::min(count_, first + blocks_.rows));
-        for (const auto* variable : in_tiles_) variable->expect(least, most, *shape_, how);
+      const auto first = sample / blocks_.rows * blocks_.rows, last = std::min(count_, first + blocks_.rows);
+      for (auto next = first; next < last;) {
+        auto [range, end] = windows_near(next, last);
+        ranges.push_back(std::move(range));
         next = end;
       }
     }
+    for (const auto* variable : in_tiles_) variable->expect(ranges, *shape_, how);
   }
 
   DatasetFingerprint fingerprint() override {
@@ -201,27 +203,23 @@ class WindowSource final : public Source {
     return grid_->coordinates(left_ ? (*left_)[sample] : sample);
   }
 
-  /// The smallest and the largest coordinates of samples `first` … `end` − 1. `end` is at most `last`; these windows
-  /// are as near to one another as those of a tile.
-  struct Nearby {
-    std::vector<std::int64_t> least, most;
-    std::int64_t end;
-  };
-  Nearby windows_near(std::int64_t first, std::int64_t last) const {
-    auto least = coordinates(first), most = least;
+  /// The range of samples `first` … `end` − 1, and `end`, which is at most `last`: these windows are as near to one
+  /// another as those of a tile.
+  std::pair<WindowRange, std::int64_t> windows_near(std::int64_t first, std::int64_t last) const {
+    const auto begin = coordinates(first);
+    WindowRange range{begin, begin};
     auto next = first + 1;
     for (; next < last; ++next) {
       const auto at = coordinates(next);
-      auto lower = least, upper = most;
+      auto wider = range;
       for (std::size_t d = 0; d < at.size(); ++d) {
-        lower[d] = std::min(lower[d], at[d]);
-        upper[d] = std::max(upper[d], at[d]);
-        if (upper[d] - lower[d] >= tile_[d]) return {std::move(least), std::move(most), next};
+        wider.least[d] = std::min(wider.least[d], at[d]);
+        wider.most[d] = std::max(wider.most[d], at[d]);
+        if (wider.most[d] - wider.least[d] >= tile_[d]) return {std::move(range), next};
       }
-      least = std::move(lower);
-      most = std::move(upper);
+      range = std::move(wider);
     }
-    return {std::move(least), std::move(most), next};
+    return {std::move(range), next};
   }
 
   std::vector<std::string> paths_;

@@ -171,12 +171,15 @@ void WindowVariable::pad(at::Tensor window, const Box& box, const std::vector<st
   place.copy_(inside);
 }
 
-void WindowVariable::expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most,
-                            const WindowShape& shape, Ahead how) const {
-  auto box = box_of(least, shape);
-  const auto last = box_of(most, shape);
-  for (std::size_t d = 0; d < box.begin.size(); ++d) box.size[d] = last.begin[d] + last.size[d] - box.begin[d];
-  reader_->expect(file_->bytes, box, how);
+void WindowVariable::expect(std::span<const WindowRange> ranges, const WindowShape& shape, Ahead how) const {
+  std::vector<Box> boxes;
+  for (const auto& [least, most] : ranges) {
+    auto box = box_of(least, shape);
+    const auto last = box_of(most, shape);
+    for (std::size_t d = 0; d < box.begin.size(); ++d) box.size[d] = last.begin[d] + last.size[d] - box.begin[d];
+    boxes.push_back(std::move(box));
+  }
+  reader_->expect(file_->bytes, boxes, how);
 }
 
 }  // namespace muster::detail::data

@@ -29,6 +29,11 @@ using OpenFiles = std::deque<OpenFile>;
 /// The coordinates of windows: the number of each of them along each dimension of the grid.
 using WindowCoordinates = std::span<const std::vector<std::int64_t>>;
 
+/// The windows from `least` to `most` along each dimension of the grid.
+struct WindowRange {
+  std::vector<std::int64_t> least, most;
+};
+
 /// Each dimension of a variable is one of the dimensions of the first variable.
 class WindowVariable {
  public:
@@ -58,9 +63,8 @@ class WindowVariable {
   /// The windows in a tensor [windows, …]. Values beyond the ends of the variable are NaN, or 0 in a column without
   /// NaN.
   at::Tensor read(WindowCoordinates windows, const WindowShape& shape, TensorPool& pool) const;
-  /// Prepares to read the windows from `least` to `most`, along each dimension.
-  void expect(const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most, const WindowShape& shape,
-              Ahead how) const;
+  /// Prepares to read all windows of these ranges.
+  void expect(std::span<const WindowRange> ranges, const WindowShape& shape, Ahead how) const;
 
  private:
   void match(const WindowVariable& first);

@@ -1,0 +1,48 @@
+// Threads that prepare the next blocks of samples while batches are read.
+#pragma once
+
+#include "data/passes/samples.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace muster::detail::data {
+
+/// One thread prepares the blocks that have come due while the other is at the last chunks of those before. So all
+/// cores decode, even if each batch needs few new blocks. Belongs to the thread that reads batches.
+class BlocksAhead {
+ public:
+  /// `prepare` is given a sample of each block; it may throw, then the batch that needs the block is read without.
+  /// Several threads call it at once. `uses_threads`: false to call it in wait_for().
+  BlocksAhead(std::function<void(const std::vector<std::int64_t>& samples)> prepare, bool uses_threads);
+  /// Waits for the calls under way.
+  ~BlocksAhead();
+  BlocksAhead(const BlocksAhead&) = delete;
+  BlocksAhead& operator=(const BlocksAhead&) = delete;
+
+  void add(std::span<const ExpectedBlock> blocks);
+  /// Returns when the blocks in which these rows lie are prepared, as far as they were added.
+  void wait_for(std::span<const LaneRange> rows);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void work();
+  void prepare_all(Lock& lock);
+
+  const std::function<void(const std::vector<std::int64_t>& samples)> prepare_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<ExpectedBlock> waiting_;
+  std::list<std::vector<ExpectedBlock>> in_work_;
+  bool leaving_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace muster::detail::data
