@@ -53,8 +53,8 @@ class Handshake {
 
 /// Maps one segment of `bytes` bytes on all ranks of a node; each rank reserves memory for `reserved` bytes from offset
 /// `first`. `node`: the ranks of `over` on this node. Returns null on all ranks of `over` if that fails on any of them,
-/// for example because /dev/shm is full; a warning says so once, and what follows (`until_then`). The segment's name is
-/// already removed. Collective over `over`, whose ranks must all have come.
+/// for example because /dev/shm is full. A warning says so once; `until_then` says what the ranks do instead. The
+/// segment's name is already removed. Collective over `over`, whose ranks must all have come.
 std::shared_ptr<node::SharedSegment> map_node_segment(
     MpiCommunicator& over, const std::vector<int>& node, std::size_t bytes, std::size_t first, std::size_t reserved,
     const char* until_then = "the ranks of a node exchange data by MPI and not by shared memory, which is slower");

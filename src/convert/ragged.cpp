@@ -13,7 +13,7 @@
 namespace muster::detail::convert {
 namespace {
 
-/// How many of the offsets are looked at; Dataset::ragged checks them all.
+/// At most so many offsets are checked here; Dataset::ragged checks all of them.
 constexpr std::int64_t most_checked = 1 << 20;
 
 at::Tensor read_rows(const Dataset& dataset, const std::string& name, std::int64_t first, std::int64_t count) {

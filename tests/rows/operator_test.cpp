@@ -687,38 +687,33 @@ TEST(OperatorRow, Properties) {
   });
 }
 
+/// What rank 0 shows of a call of train() and one of validate().
+std::string shown_with(bool use_tqdm, const std::string& progress) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(program({"--progress", progress},
+                    [&](Launch& launch) {
+                      auto options = all_ranks(launch);
+                      options.use_tqdm = use_tqdm;
+                      OperatorTrainer<Line> trainer(launch, options);
+                      EXPECT_EQ(trainer.get_local_operator().use_tqdm(), use_tqdm);
+                      trainer.train();
+                      trainer.validate();
+                    }),
+            0);
+  return testing::internal::GetCapturedStderr();
+}
+
 TEST(OperatorRow, UseTqdmShowsAProgressLine) {
   for (const bool wanted : {true, false}) {
-    testing::internal::CaptureStderr();
-    EXPECT_EQ(program({"--progress", "bar"},
-                      [&](Launch& launch) {
-                        auto options = all_ranks(launch);
-                        options.use_tqdm = wanted;
-                        OperatorTrainer<Line> trainer(launch, options);
-                        EXPECT_EQ(trainer.get_local_operator().use_tqdm(), wanted);
-                        trainer.train();
-                      }),
-              0);
-    const auto shown = testing::internal::GetCapturedStderr();
+    const auto shown = shown_with(wanted, "bar");
     EXPECT_EQ(shown.find("train_loss") != std::string::npos, wanted && world().rank() == 0) << shown;
   }
 }
 
 TEST(OperatorRow, UseTqdmShowsASummaryAtTheEnd) {
   for (const bool wanted : {true, false}) {
-    testing::internal::CaptureStderr();
-    EXPECT_EQ(program({"--progress", "plain"},
-                      [&](Launch& launch) {
-                        auto options = all_ranks(launch);
-                        options.use_tqdm = wanted;
-                        OperatorTrainer<Line> trainer(launch, options);
-                        trainer.train();
-                        trainer.validate();
-                      }),
-              0);
-    const auto shown = testing::internal::GetCapturedStderr();
-    const bool is_summed_up = shown.find("finished: 2 reports") != std::string::npos;
-    EXPECT_EQ(is_summed_up, wanted && world().rank() == 0) << shown;
+    const auto shown = shown_with(wanted, "plain");
+    EXPECT_EQ(shown.find("finished: 2 reports") != std::string::npos, wanted && world().rank() == 0) << shown;
   }
 }
 
