@@ -119,8 +119,9 @@ class OutcomeExchange {
       check(MPI_Irecv(memory_->received.data(), bytes, MPI_BYTE, from, tag, world_.agreement, &memory_->receive),
             "MPI_Irecv");
     }
-    check(MPI_Test(&memory_->receive, &flag, MPI_STATUS_IGNORE), "MPI_Test");
-    if (!flag) return false;
+    bool received = false;
+    check(test(memory_->receive, received), "MPI_Test");
+    if (!received) return false;
     std::string_view rest = memory_->received;
     for (std::size_t i = 0; i < count; ++i) {
       std::uint32_t bytes = 0;

@@ -20,9 +20,9 @@ struct Mailbox::Memory {
   /// Frees the messages that MPI has sent.
   void free_sent() {
     std::erase_if(sent, [](Letter& letter) {
-      int done = 0;
-      check(MPI_Test(&letter.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-      return done != 0;
+      bool sent = false;
+      check(test(letter.request, sent), "MPI_Test");
+      return sent;
     });
   }
 

@@ -36,7 +36,31 @@ std::array<MPI_Op, sizeof...(i)> make_ops(std::index_sequence<i...>) {
   return ops;
 }
 
+thread_local bool tests_request = false;
+
+void leave_to_test(MPI_Comm* comm, int* code, ...) {
+  if (tests_request) return;
+  MPI_Comm_set_errhandler(*comm, MPI_ERRORS_ARE_FATAL);
+  MPI_Comm_call_errhandler(*comm, *code);
+}
+
 }  // namespace
+
+void return_errors_of_tests() {
+  MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+  check(MPI_Comm_create_errhandler(leave_to_test, &handler), "MPI_Comm_create_errhandler");
+  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler), "MPI_Comm_set_errhandler");
+  check(MPI_Errhandler_free(&handler), "MPI_Errhandler_free");
+}
+
+int test(MPI_Request& request, bool& completed, MPI_Status* status) noexcept {
+  int flag = 0;
+  tests_request = true;
+  const int code = MPI_Test(&request, &flag, status);
+  tests_request = false;
+  completed = flag != 0;
+  return code;
+}
 
 void fail(int code, const char* call) {
   int kind = MPI_SUCCESS;
@@ -57,9 +81,9 @@ bool test_all(std::span<MPI_Request> requests, std::span<MPI_Status> statuses) {
   bool all = true;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (requests[i] == MPI_REQUEST_NULL) continue;
-    int completed = 0;
-    check(MPI_Test(&requests[i], &completed, statuses.empty() ? MPI_STATUS_IGNORE : &statuses[i]), "MPI_Test");
-    all = all && completed != 0;
+    bool completed = false;
+    check(test(requests[i], completed, statuses.empty() ? MPI_STATUS_IGNORE : &statuses[i]), "MPI_Test");
+    all = all && completed;
   }
   return all;
 }

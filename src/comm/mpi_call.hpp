@@ -18,6 +18,12 @@ inline void check(int code, const char* call) {
   if (code != MPI_SUCCESS) fail(code, call);
 }
 
+/// Has the error handler of MPI_COMM_WORLD leave errors of test() to its caller. Others are fatal, as they are without.
+void return_errors_of_tests();
+
+/// MPI_Test. Returns MPI's error. MPICH gives it to the error handler of MPI_COMM_WORLD before, which see.
+int test(MPI_Request& request, bool& completed, MPI_Status* status = MPI_STATUS_IGNORE) noexcept;
+
 /// True if all requests have completed; those that have are MPI_REQUEST_NULL then. `statuses` has one for each request,
 /// or none: that of a request is written when it completes. Throws the Error of the request that has failed, where
 /// MPI_Testall says only that one has.

@@ -192,8 +192,8 @@ bool MpiCommunicator::catch_up(const AllMax& all_max) {
 /// True if no abandoned request is unfinished. A request that ended with an error counts as finished.
 bool MpiCommunicator::all_finished() {
   std::erase_if(pending_, [](MPI_Request& request) {
-    int flag = 0;
-    return MPI_Test(&request, &flag, MPI_STATUS_IGNORE) != MPI_SUCCESS || flag != 0;
+    bool completed = false;
+    return test(request, completed) != MPI_SUCCESS || completed;
   });
   return pending_.empty();
 }

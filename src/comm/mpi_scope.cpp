@@ -66,6 +66,7 @@ MpiScope::MpiScope() {
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     initialised_here_ = true;
+    return_errors_of_tests();
   }
   world_.emplace(from_mpi(MPI_COMM_WORLD));
 }
