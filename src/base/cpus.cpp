@@ -1,5 +1,7 @@
 #include "base/cpus.hpp"
 
+#include "base/control_groups.hpp"
+
 #include <sched.h>
 
 #include <algorithm>
@@ -150,18 +152,7 @@ std::vector<Core> cores_in(const std::string& mask, const std::vector<Core>& cor
 
 double cpu_quota(const fs::path& root) {
   double least = HUGE_VAL;
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controllers != ",," && controllers.find(",cpu,") == std::string::npos) continue;
-    const auto mount = root / (controllers == ",," ? "sys/fs/cgroup" : "sys/fs/cgroup/cpu");
-    for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
-      least = std::min(least, quota_of_group(mount / group.relative_path()));
-      if (!group.has_relative_path()) break;
-    }
-  }
+  for_each_control_group("cpu", root, [&](const fs::path& group) { least = std::min(least, quota_of_group(group)); });
   return least;
 }
 

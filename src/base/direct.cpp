@@ -20,9 +20,11 @@ void allocate(File& file, std::uint64_t size) {
   file.truncate(size);
 }
 
-void write_directly(File& file) noexcept {
-  if (const int flags = ::fcntl(file.descriptor(), F_GETFL); flags >= 0)
-    ::fcntl(file.descriptor(), F_SETFL, flags | O_DIRECT);
+void write_directly(File& file) noexcept { read_directly(file); }
+
+bool read_directly(File& file) noexcept {
+  const int flags = ::fcntl(file.descriptor(), F_GETFL);
+  return flags >= 0 && ::fcntl(file.descriptor(), F_SETFL, flags | O_DIRECT) == 0;
 }
 
 void write_through_cache(int descriptor) noexcept {

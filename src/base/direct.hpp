@@ -1,4 +1,5 @@
-// Direct I/O: writing past the page cache, which is the fastest way to get large files onto the disk.
+// Direct I/O: writing past the page cache, which is the fastest way to get large files onto the disk, and reading what
+// the cache could not keep.
 #pragma once
 
 #include "base/file.hpp"
@@ -21,5 +22,9 @@ void allocate(File& file, std::uint64_t size);
 void write_directly(File& file) noexcept;
 /// Ends write_directly().
 void write_through_cache(int descriptor) noexcept;
+
+/// Makes reads of the file's descriptor bypass the page cache, with the same alignment. False if the file system says
+/// that it does not support that; some refuse only the reads, with EINVAL.
+bool read_directly(File& file) noexcept;
 
 }  // namespace muster::detail

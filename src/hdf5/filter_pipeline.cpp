@@ -34,12 +34,15 @@ bool check_and_remove_checksum(std::span<const std::byte>& bytes) {
 
 std::span<std::byte> Buffer::take(std::size_t bytes) {
   if (bytes > capacity_) {
-    memory_.reset();
-    capacity_ = 0;
-    memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    constexpr std::size_t least_pages = 128 << 10;  // bytes
+    *this = {};
+    if (bytes >= least_pages)
+      pages_ = Pages(bytes);
+    else
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
     capacity_ = bytes;
   }
-  return {memory_.get(), bytes};
+  return {pages_.data() != nullptr ? pages_.data() : memory_.get(), bytes};
 }
 
 FilterPipeline::FilterPipeline(std::vector<Filter> filters)

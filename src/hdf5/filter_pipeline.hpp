@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "base/pages.hpp"
 #include "hdf5/filters.hpp"
 
 #include <array>
@@ -21,7 +22,8 @@ class MUSTER_INTERNAL_API Buffer {
   std::span<std::byte> take(std::size_t bytes);
 
  private:
-  std::unique_ptr<std::byte[]> memory_;
+  std::unique_ptr<std::byte[]> memory_;  ///< if it is small
+  Pages pages_;
   std::size_t capacity_ = 0;
 };
 

@@ -1,4 +1,5 @@
 #include "data/passes/batches.hpp"
+#include "base/memory_limit.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "data/passes/shard.hpp"
 #include "data/sources/fingerprint.hpp"
@@ -136,6 +137,50 @@ TEST(Batches, OfChunksBeyondTheCacheReadEachChunkOnce) {
       const test::IoError reads("preadv", "a.h5", 0);
       EXPECT_EQ(sorted(run(ranks, {.global_batch_size = batch, .shuffle = true})), indices(rows));
       EXPECT_EQ(reads.count(), 2 * chunks) << world << " ranks, batch " << batch << ": x and y";
+    }
+}
+
+/// As of files that are larger than memory.
+class SmallMemory {
+ public:
+  SmallMemory() { set_memory_limit(1); }
+  SmallMemory(const SmallMemory&) = delete;
+  ~SmallMemory() { set_memory_limit(0); }
+};
+
+TEST(Batches, OfFilesBeyondMemoryAreTheSame) {
+  const Folder folder;
+  constexpr int rows = 10'000, chunk_rows = 40;
+  constexpr std::int64_t chunk_bytes = chunk_rows * 12 + chunk_rows * 8;
+  H5File(folder.file("a.h5")).columns(rows / 2, 0, {.chunk = chunk_rows, .deflate = 1});
+  H5File(folder.file("b.h5")).columns(rows / 2, rows / 2, {.chunk = chunk_rows, .deflate = 1});
+  const auto data = [&] {
+    return Dataset::from_hdf5({folder.file("a.h5"), folder.file("b.h5")}, {.cache_bytes = 128 * chunk_bytes});
+  };
+  for (const int world : {1, 3})
+    for (const std::int64_t batch : {16, 100}) {
+      const BatchOptions options{.global_batch_size = batch, .shuffle = true};
+      const auto expected = run(World(data(), world, true, 5), options);
+      const SmallMemory small;
+      const auto opened = data();
+      ASSERT_EQ(source_of(opened)->count(), rows);
+      for (const int error : {0, EIO, EINVAL}) {
+        // Also after a pass that was left early, with chunks on their way.
+        int taken = 0;
+        const World early(opened, 1, true, 6);
+        for (const auto& left : early.shard().iter_torch_batches({.batch_size = 16, .shuffle = true})) {
+          EXPECT_GT(left.size(), 0);
+          if (++taken == 25) break;
+        }
+        const test::IoError reads("pread", "b.h5", error);
+        EXPECT_EQ(run(World(opened, world, true, 5), options), expected)
+            << world << " ranks, batch " << batch << ", error " << error;
+        // Of x and of y, but not those of the first batches, those that are kept, or, after EINVAL, more.
+        if (error == 0) {
+          EXPECT_GT(reads.count(), 0);
+        }
+        EXPECT_LE(reads.count(), error == EINVAL ? 8 : rows / chunk_rows);
+      }
     }
 }
 

@@ -1,5 +1,6 @@
 #include "base/claim.hpp"
 #include "base/cpus.hpp"
+#include "base/memory_limit.hpp"
 #include "launch/binding.hpp"
 #include "run/device.hpp"
 #include "support/folder.hpp"
@@ -10,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <random>
@@ -100,6 +102,26 @@ TEST(Cores, AreReadWithTheirNeighboursTogether) {
     write(root / "sys/fs/cgroup/job/cpu.max", quota + " 100000\n");
     EXPECT_EQ(count_usable_cores("11111111", root), cores_of_quota) << quota;
   }
+}
+
+TEST(MemoryLimit, IsTheSmallestOfTheMachineAndTheControlGroups) {
+  const test::Folder root;
+  EXPECT_EQ(memory_limit(root), HUGE_VAL);
+  write(root / "proc/meminfo", "MemFree:  100 kB\nMemTotal:       8000 kB\nBuffers:  3 kB\n");
+  EXPECT_EQ(memory_limit(root), 8000. * 1024);
+  write(root / "proc/self/cgroup", "0::/job/step\n");
+  write(root / "sys/fs/cgroup/job/step/memory.max", "max\n");
+  EXPECT_EQ(memory_limit(root), 8000. * 1024);
+  write(root / "sys/fs/cgroup/job/memory.max", "4096000\n");
+  EXPECT_EQ(memory_limit(root), 4096000);
+  write(root / "sys/fs/cgroup/job/step/memory.max", "2048000\n");
+  EXPECT_EQ(memory_limit(root), 2048000);
+  write(root / "proc/self/cgroup", "3:cpu:/x\n4:memory:/group\n");
+  write(root / "sys/fs/cgroup/memory/group/memory.limit_in_bytes", "1000\n");
+  EXPECT_EQ(memory_limit(root), 1000);
+  write(root / "sys/fs/cgroup/memory/group/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(memory_limit(root), 8000. * 1024);
+  EXPECT_GT(memory_limit(), 1e6) << "of this machine";
 }
 
 TEST(Cores, MasksAndListsOfTheKernel) {

@@ -1,5 +1,6 @@
 #include "data/sources/chunk_reader.hpp"
 
+#include "base/memory_limit.hpp"
 #include "base/page_size.hpp"
 
 #include <sys/mman.h>
@@ -52,6 +53,12 @@ class NoUse final : public ChunkUse {
 
 }  // namespace
 
+void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes) {
+  // A quarter of a block's rows are requested ahead, of at most half as many blocks as the cache holds.
+  constexpr std::int64_t least = 64 << 20;
+  if (file_bytes > memory_limit()) direct.emplace(static_cast<std::size_t>(std::max(least, cache_bytes / 4)));
+}
+
 ChunkReader::ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_bytes, hdf5::ChunkIndex index,
                          hdf5::FilterPipeline pipeline, std::size_t chunk_bytes, ChunkDecoding& decoding,
                          std::string shown)
@@ -94,7 +101,8 @@ void ChunkReader::request(const File& bytes, std::span<const WantedChunk> wanted
   for (const auto& chunk : wanted)
     if (decoding_.cache.find({this, chunk.number}, 0) == nullptr) numbers.push_back(chunk.number);
   for (const auto& chunk : places_.of(numbers))
-    if (chunk.is_stored) bytes.will_read(chunk.offset, chunk.bytes);
+    if (chunk.is_stored && !(decoding_.direct && decoding_.direct->request(bytes, chunk.offset, chunk.bytes)))
+      bytes.will_read(chunk.offset, chunk.bytes);
 }
 
 /// Uses a chunk that is in memory already. False if it is not.
@@ -131,7 +139,10 @@ void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> w
 void ChunkReader::decode_all(const File& bytes, std::span<const ChunkToDecode> chunks, const ChunkUse& use) {
   const auto for_each = [&](std::span<const ChunkToDecode> of, const std::function<void(std::size_t)>& work) {
     const auto request = [&](std::size_t n) {
-      if (n < of.size()) bytes.will_read(of[n].stored.offset, of[n].stored.bytes);
+      if (n >= of.size()) return;
+      const auto& stored = of[n].stored;
+      if (!(decoding_.direct && decoding_.direct->has(bytes, stored.offset)))
+        bytes.will_read(stored.offset, stored.bytes);
     };
     const auto work_after_request = [&](std::size_t n) {
       request(n + requests_ahead);
@@ -176,7 +187,7 @@ bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk,
 /// Decodes a chunk for this rank alone. `keep`: in its cache.
 void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use, bool keep) {
   thread_local hdf5::Buffer not_kept;
-  const auto kept = keep ? std::make_shared<hdf5::Buffer>() : nullptr;
+  const auto kept = keep ? decoding_.cache.new_chunk(chunk_bytes_) : nullptr;
   const auto decoded = kept ? kept->take(chunk_bytes_) : not_kept.take(chunk_bytes_);
   if (kept) map_pages(decoded);
   decode(bytes, chunk, decoded);
@@ -195,11 +206,22 @@ void ChunkReader::decode(const File& bytes, const ChunkToDecode& chunk, std::spa
     whole.add(stored.offset, memory.data(), memory.size());
     whole.finish();
   };
-  if (pipeline_.is_plain(stored.filter_mask) && stored.bytes == chunk_bytes_) return read_into(into);
-  const auto encoded = input.take(stored.bytes);
-  read_into(encoded);
-  pipeline_.decode(encoded, stored.filter_mask, into, workspace,
-                   "reading " + shown_ + ", " + places_.text(chunk.wanted.number));
+  const bool is_plain = pipeline_.is_plain(stored.filter_mask) && stored.bytes == chunk_bytes_;
+  const auto part = decoding_.direct ? decoding_.direct->take(bytes, stored.offset) : std::nullopt;
+  if (is_plain && !part) return read_into(into);
+  std::span<const std::byte> encoded;
+  if (part) {
+    encoded = part->bytes();
+  } else {
+    const auto memory = input.take(stored.bytes);
+    read_into(memory);
+    encoded = memory;
+  }
+  if (is_plain)
+    std::ranges::copy(encoded, into.begin());
+  else
+    pipeline_.decode(encoded, stored.filter_mask, into, workspace,
+                     "reading " + shown_ + ", " + places_.text(chunk.wanted.number));
 }
 
 }  // namespace muster::detail::data

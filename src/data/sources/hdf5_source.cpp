@@ -204,6 +204,9 @@ class Hdf5Source final : public Source {
     if (blocks_.rows == 0) return;
     // Half of the memory: at the change from one block to the next, both are needed.
     blocks_.lanes = static_cast<int>(std::clamp(left / block_bytes / 2, 1.0, 64.0));
+    double file_bytes = 0;
+    for (const auto& file : files_) file_bytes += static_cast<double>(file.bytes->size());
+    decoding_->read_directly_beyond_memory(file_bytes, options_.cache_bytes);
     for (std::size_t i = 0; i < files_.size(); ++i) share_among_library_columns(files_[i], in_blocks[i], left);
   }
 

@@ -180,6 +180,9 @@ class WindowSource final : public Source {
     blocks_.files = {count_};
     // Half of the memory: at the change from one tile to the next, both are needed.
     blocks_.lanes = static_cast<int>(std::clamp(left / bytes / 2, 1.0, 64.0));
+    double file_bytes = 0;
+    for (const auto& file : files_) file_bytes += static_cast<double>(file.bytes.size());
+    decoding_->read_directly_beyond_memory(file_bytes, options_.cache_bytes);
     share_among_library_variables(left);
   }
 

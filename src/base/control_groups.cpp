@@ -1,0 +1,26 @@
+#include "base/control_groups.hpp"
+
+#include <fstream>
+
+namespace muster::detail {
+
+namespace fs = std::filesystem;
+
+void for_each_control_group(const std::string& controller, const fs::path& root,
+                            const std::function<void(const fs::path& folder)>& action) {
+  std::ifstream groups(root / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool is_second_version = controllers == ",,";
+    if (!is_second_version && controllers.find("," + controller + ",") == std::string::npos) continue;
+    const auto mount = root / (is_second_version ? "sys/fs/cgroup" : "sys/fs/cgroup/" + controller);
+    for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
+      action(mount / group.relative_path());
+      if (!group.has_relative_path()) break;
+    }
+  }
+}
+
+}  // namespace muster::detail

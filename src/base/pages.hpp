@@ -1,0 +1,34 @@
+// Memory in whole pages, which the kernel gets back at once. malloc keeps large pieces that several threads have taken
+// and freed, for each thread apart.
+#pragma once
+
+#include "base/export.hpp"
+
+#include <cstddef>
+#include <utility>
+
+namespace muster::detail {
+
+class MUSTER_INTERNAL_API Pages {
+ public:
+  Pages() = default;
+  /// `bytes` > 0, all zero. Throws std::bad_alloc if there is no address space for them.
+  explicit Pages(std::size_t bytes);
+  Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Pages& operator=(Pages&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Pages();
+
+  /// Null if there are none.
+  std::byte* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace muster::detail

@@ -1,0 +1,94 @@
+// Reads chunks past the page cache before they are decoded. The cache could not keep them if the files are larger than
+// memory, and costs the time to take its pages, to copy from them and to give them up.
+#pragma once
+
+#include "base/file.hpp"
+#include "base/pages.hpp"
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::data {
+
+/// Thread-safe. The files stay open.
+class DirectReads {
+ public:
+  /// A part of a file, in memory that the next one gets when this is gone.
+  class Part {
+   public:
+    Part(Part&&) = default;
+    Part& operator=(Part&&) = delete;
+    ~Part();
+    std::span<const std::byte> bytes() const noexcept { return {memory_.data() + skipped_, bytes_}; }
+
+   private:
+    friend class DirectReads;
+    Part(DirectReads& of, Pages memory, std::size_t skipped, std::size_t bytes);
+
+    DirectReads* of_;
+    Pages memory_;
+    std::size_t skipped_, bytes_;
+  };
+
+  /// `most`: the bytes of parts that are requested and not taken.
+  explicit DirectReads(std::size_t most) : most_(most) {}
+  /// Waits for the reads under way.
+  ~DirectReads();
+  DirectReads(const DirectReads&) = delete;
+  DirectReads& operator=(const DirectReads&) = delete;
+
+  /// Begins to read a part of the file, and does not wait. Parts requested first are dropped if there are too many.
+  /// False if the file system has no direct I/O for the file.
+  bool request(const File& file, std::uint64_t offset, std::size_t bytes);
+  /// True if the part that begins there is requested and not taken.
+  bool has(const File& file, std::uint64_t offset);
+  /// The part that begins there, when it is read. None if it was not requested, if it was dropped, or if the disk has
+  /// not given it: then read it otherwise.
+  std::optional<Part> take(const File& file, std::uint64_t offset);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  /// The descriptor of a file, and an offset.
+  using Key = std::pair<int, std::uint64_t>;
+  enum class State { waits, is_read, is_there, failed };
+  struct Request {
+    std::size_t bytes;
+    State state = State::waits;
+    Pages memory = {};  ///< begins with the last aligned byte before the part
+  };
+
+  /// The same file, opened for direct I/O.
+  struct Direct {
+    std::optional<File> file = {};
+    bool works = false;
+  };
+
+  Direct& direct_of(const File& file);
+  void make_room(std::size_t bytes);
+  Pages memory_of(std::size_t bytes);
+  void start();
+  void work();
+
+  const std::size_t most_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Key, Request> requests_;
+  std::deque<Key> order_;         ///< of the requests, and of some that are taken
+  std::deque<Key> to_read_;       ///< the same
+  std::size_t held_ = 0;          ///< bytes of all requests
+  std::map<int, Direct> direct_;  ///< by the descriptor of the file
+  std::vector<Pages> unused_;
+  bool started_ = false, leaving_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace muster::detail::data
