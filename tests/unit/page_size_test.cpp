@@ -57,7 +57,9 @@ TEST_P(Pages, OfASegmentAreMappedTwiceAndFreed) {
   node::SharedSegment::drop_private_pages(view.get() + page_, page_);
   EXPECT_EQ(view.get()[page_], std::byte{7});
   segment.discard(3 * page_, page_);
+#if !defined(MUSTER_EMULATED)  // qemu leaves out MADV_REMOVE
   EXPECT_EQ(segment.data()[3 * page_], std::byte{0});
+#endif
 }
 
 TEST_P(Pages, OfALargeSegmentAreReservedFromTheMiddleOfOne) {
