@@ -164,6 +164,11 @@ void DirectReads::work() {
     auto& request = found->second;  // nobody drops it while it is read
     request.state = State::is_read;
     auto& direct = direct_.at(key.first);
+    if (!direct.works) {
+      request.state = State::failed;
+      changed_.notify_all();
+      continue;
+    }
     const auto begin = rounded_down(key.second), end = key.second + request.bytes;
     std::byte* into = nullptr;
     try {
