@@ -117,9 +117,9 @@ struct DatasetOptions {
   /// such chunks does not fit, BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must
   /// convert (numbers of unusual sizes) or decode (a filter that muster does not know) are read once, whole, and kept
   /// if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch, which is slow in a
-  /// random order. If the files are larger than the memory of the node or its control group, BatchOptions::shuffle
-  /// reads chunks past the page cache, and up to a quarter of cache_bytes more, at least 64 MB, holds them until they
-  /// are decoded.
+  /// random order. If the files are larger than the memory of the node or of the job's control group,
+  /// BatchOptions::shuffle reads encoded chunks of 64 KB or more past the page cache. Until they are decoded they take
+  /// up to a quarter of cache_bytes, or up to 64 MB if that is more, beside cache_bytes.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 

@@ -8,6 +8,14 @@
 #include <cstring>
 
 namespace muster::detail {
+namespace {
+
+bool bypass_cache(const File& file) noexcept {
+  const int flags = ::fcntl(file.descriptor(), F_GETFL);
+  return flags >= 0 && ::fcntl(file.descriptor(), F_SETFL, flags | O_DIRECT) == 0;
+}
+
+}  // namespace
 
 void allocate(File& file, std::uint64_t size) {
   int status;
@@ -20,12 +28,9 @@ void allocate(File& file, std::uint64_t size) {
   file.truncate(size);
 }
 
-void write_directly(File& file) noexcept { read_directly(file); }
+void write_directly(File& file) noexcept { bypass_cache(file); }
 
-bool read_directly(File& file) noexcept {
-  const int flags = ::fcntl(file.descriptor(), F_GETFL);
-  return flags >= 0 && ::fcntl(file.descriptor(), F_SETFL, flags | O_DIRECT) == 0;
-}
+bool read_directly(File& file) noexcept { return bypass_cache(file); }
 
 void write_through_cache(int descriptor) noexcept {
   if (const int flags = ::fcntl(descriptor, F_GETFL); flags >= 0) ::fcntl(descriptor, F_SETFL, flags & ~O_DIRECT);

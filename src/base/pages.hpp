@@ -1,5 +1,5 @@
-// Memory in whole pages, which the kernel gets back at once. malloc keeps large pieces that several threads have taken
-// and freed, for each thread apart.
+// Memory in whole pages, which goes back to the kernel as soon as it is freed. malloc would keep freed memory in a pool
+// of each thread, so large pieces that several threads take and free would add up.
 #pragma once
 
 #include "base/export.hpp"
@@ -12,7 +12,7 @@ namespace muster::detail {
 class MUSTER_INTERNAL_API Pages {
  public:
   Pages() = default;
-  /// `bytes` > 0, all zero. Throws std::bad_alloc if there is no address space for them.
+  /// Takes `bytes` > 0, which are all zero. Throws std::bad_alloc if the kernel refuses them.
   explicit Pages(std::size_t bytes);
   Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Pages& operator=(Pages&& other) noexcept {

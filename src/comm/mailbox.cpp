@@ -20,9 +20,9 @@ struct Mailbox::Memory {
   /// Frees the messages that MPI has sent.
   void free_sent() {
     std::erase_if(sent, [](Letter& letter) {
-      bool sent = false;
-      check(test(letter.request, sent), "MPI_Test");
-      return sent;
+      bool is_sent = false;
+      check(test(letter.request, is_sent), "MPI_Test");
+      return is_sent;
     });
   }
 

@@ -18,10 +18,11 @@ inline void check(int code, const char* call) {
   if (code != MPI_SUCCESS) fail(code, call);
 }
 
-/// Has the error handler of MPI_COMM_WORLD leave errors of test() to its caller. Others are fatal, as they are without.
+/// Gives MPI_COMM_WORLD an error handler that lets test() return its errors. All other errors end the program, as with
+/// MPI's default handler. MPICH calls the handler of MPI_COMM_WORLD for the errors of any request.
 void return_errors_of_tests();
 
-/// MPI_Test. Returns MPI's error. MPICH gives it to the error handler of MPI_COMM_WORLD before, which see.
+/// Calls MPI_Test and returns its error code.
 int test(MPI_Request& request, bool& completed, MPI_Status* status = MPI_STATUS_IGNORE) noexcept;
 
 /// True if all requests have completed; those that have are MPI_REQUEST_NULL then. `statuses` has one for each request,

@@ -46,7 +46,8 @@ class Stopper {
   /// True if this worker has been asked to stop, or has only the time left that it needs to save.
   bool is_asked_here();
   /// Call at a boundary outside of a report, between two batches. Saves and throws if any worker has been asked to stop
-  /// and no gradients are accumulated. Collective at some of the boundaries, the same ones on all workers: true there.
+  /// and no gradients are accumulated. Collective at some of the boundaries, the same ones on all workers. Returns true
+  /// at those.
   bool stop_if_asked();
 
   // A report is a boundary, too, and its exchange carries the workers' answers.

@@ -1,5 +1,6 @@
 #include "watch/host_load.hpp"
 
+#include "base/control_groups.hpp"
 #include "base/page_size.hpp"
 
 #include <fcntl.h>
@@ -47,22 +48,13 @@ std::int64_t number_of(std::string_view text, std::string_view key) {
   return 0;
 }
 
-/// cpu.stat of the control group of this process: version 2 of control groups, or else version 1.
+/// cpu.stat of the control group of this process, or of the nearest one around it that can be seen.
 int open_group(const std::filesystem::path& root) {
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool is_v2 = controllers == ",,";
-    if (!is_v2 && controllers.find(",cpu,") == std::string::npos) continue;
-    const auto path = line.substr(second + 1);
-    for (const char* mount : is_v2 ? std::array{"sys/fs/cgroup", "sys/fs/cgroup/unified"}
-                                   : std::array{"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"})
-      for (const auto& folder : {root / mount / path.substr(path.starts_with('/') ? 1 : 0), root / mount})
-        if (const int file = open_file(folder / "cpu.stat"); file >= 0) return file;
-  }
-  return -1;
+  int file = -1;
+  for_each_control_group("cpu", root, [&](const std::filesystem::path& folder) {
+    if (file < 0) file = open_file(folder / "cpu.stat");
+  });
+  return file;
 }
 
 }  // namespace

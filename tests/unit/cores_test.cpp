@@ -119,6 +119,10 @@ TEST(MemoryLimit, IsTheSmallestOfTheMachineAndTheControlGroups) {
   write(root / "proc/self/cgroup", "3:cpu:/x\n4:memory:/group\n");
   write(root / "sys/fs/cgroup/memory/group/memory.limit_in_bytes", "1000\n");
   EXPECT_EQ(memory_limit(root), 1000);
+  write(root / "proc/self/cgroup", "4:memory,misc:/group\n");
+  write(root / "sys/fs/cgroup/memory,misc/group/memory.limit_in_bytes", "900\n");
+  EXPECT_EQ(memory_limit(root), 900) << "mounted by the names of all its controllers";
+  write(root / "sys/fs/cgroup/memory,misc/group/memory.limit_in_bytes", "9223372036854771712\n");
   write(root / "sys/fs/cgroup/memory/group/memory.limit_in_bytes", "9223372036854771712\n");
   EXPECT_EQ(memory_limit(root), 8000. * 1024);
   EXPECT_GT(memory_limit(), 1e6) << "of this machine";

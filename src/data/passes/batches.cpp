@@ -34,7 +34,7 @@ struct StepReader {
       samples.push_back(block.sample);
     try {
       if (!samples.empty()) source->expect(samples, Ahead::request);
-    } catch (const Error&) {  // the batch that needs it throws it again
+    } catch (const Error&) {  // the batch that needs the block meets the same error
     }
   }
 
@@ -51,7 +51,7 @@ struct StepReader {
       ahead->wait_for(rows);
     }
     auto read = source->read_ahead(samples_of(step, pass.order), pass.order.random_seed(step.mine.first));
-    // After the batch, which makes room for them.
+    // After the batch has been read, which makes room in the cache.
     if (ahead) ahead->add(blocks_to_expect(rows, *pass.order.lanes(), Ahead::decode));
     step::BatchWeightPtr weight;
     if (split)

@@ -12,7 +12,7 @@ BlocksAhead::BlocksAhead(std::function<void(const std::vector<std::int64_t>& sam
     : prepare_(std::move(prepare)) {
   try {
     while (uses_threads && threads_.size() < 2) threads_.emplace_back([this] { work(); });
-  } catch (const std::system_error&) {  // the system has no more threads; one or wait_for() does the work
+  } catch (const std::system_error&) {  // the system has no more threads; a single thread, or wait_for(), does the work
   }
 }
 
@@ -65,7 +65,7 @@ void BlocksAhead::prepare_all(Lock& lock) {
   lock.unlock();
   try {
     prepare_(samples);
-  } catch (...) {  // the batch that needs the block throws it again
+  } catch (...) {  // the batch that needs the block meets the same error
   }
   lock.lock();
   in_work_.erase(mine);

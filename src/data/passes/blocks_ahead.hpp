@@ -18,7 +18,7 @@ namespace muster::detail::data {
 /// cores decode, even if each batch needs few new blocks. Belongs to the thread that reads batches.
 class BlocksAhead {
  public:
-  /// `prepare` is given a sample of each block; it may throw, then the batch that needs the block is read without.
+  /// `prepare` is given a sample of each block. If it throws, the batch that needs the block reads it itself.
   /// Several threads call it at once. `uses_threads`: false to call it in wait_for().
   BlocksAhead(std::function<void(const std::vector<std::int64_t>& samples)> prepare, bool uses_threads);
   /// Waits for the calls under way.
@@ -27,7 +27,7 @@ class BlocksAhead {
   BlocksAhead& operator=(const BlocksAhead&) = delete;
 
   void add(std::span<const ExpectedBlock> blocks);
-  /// Returns when the blocks in which these rows lie are prepared, as far as they were added.
+  /// Returns when those of the added blocks are prepared that these rows lie in.
   void wait_for(std::span<const LaneRange> rows);
 
  private:

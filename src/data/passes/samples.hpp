@@ -91,8 +91,8 @@ struct ExpectedBlock {
   int lane = 0;
   std::int64_t first = 0;  ///< the lane's row with which the block begins
 };
-/// The blocks to prepare in a step that reads `rows`. A block is requested a quarter of a block's rows before it is
-/// decoded.
+/// The blocks to prepare in a step that reads `rows`. To decode a block is due at one of the rows of the block before
+/// it; to request it, a quarter of a block's rows earlier.
 std::vector<ExpectedBlock> blocks_to_expect(std::span<const LaneRange> rows, const Lanes& lanes, Ahead how);
 
 }  // namespace muster::detail::data

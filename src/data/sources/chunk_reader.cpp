@@ -54,7 +54,7 @@ class NoUse final : public ChunkUse {
 }  // namespace
 
 void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes) {
-  // A quarter of a block's rows are requested ahead, of at most half as many blocks as the cache holds.
+  // About a quarter of the lanes have a chunk requested at a time, and the cache holds two chunks of each lane.
   constexpr std::int64_t least = 64 << 20;
   if (file_bytes > memory_limit()) direct.emplace(static_cast<std::size_t>(std::max(least, cache_bytes / 4)));
 }
@@ -100,9 +100,12 @@ void ChunkReader::request(const File& bytes, std::span<const WantedChunk> wanted
   std::vector<std::int64_t> numbers;
   for (const auto& chunk : wanted)
     if (decoding_.cache.find({this, chunk.number}, 0) == nullptr) numbers.push_back(chunk.number);
-  for (const auto& chunk : places_.of(numbers))
-    if (chunk.is_stored && !(decoding_.direct && decoding_.direct->request(bytes, chunk.offset, chunk.bytes)))
+  for (const auto& chunk : places_.of(numbers)) {
+    if (!chunk.is_stored) continue;
+    const bool tries_direct = decoding_.direct && chunk.bytes >= DirectReads::least_bytes;
+    if (!tries_direct || !decoding_.direct->request(bytes, chunk.offset, chunk.bytes))
       bytes.will_read(chunk.offset, chunk.bytes);
+  }
 }
 
 /// Uses a chunk that is in memory already. False if it is not.

@@ -95,7 +95,7 @@ void DirectReads::make_room(std::size_t bytes) {
       if (first->second.state == State::is_read) {
         kept.push_back(order_.front());
       } else {
-        held_ -= first->second.bytes;
+        held_ -= first->second.memory_bytes;
         if (first->second.memory.data() != nullptr) unused_.push_back(std::move(first->second.memory));
         requests_.erase(first);
       }
@@ -107,14 +107,15 @@ void DirectReads::make_room(std::size_t bytes) {
 
 bool DirectReads::request(const File& file, std::uint64_t offset, std::size_t bytes) {
   const Lock lock(mutex_);
-  if (!direct_of(file).works || bytes > most_) return false;
+  const auto memory_bytes = rounded_up(offset + bytes) - rounded_down(offset);
+  if (!direct_of(file).works || memory_bytes > most_) return false;
   if (!started_) start();
   if (threads_.empty()) return false;
   const Key key{file.descriptor(), offset};
   if (requests_.contains(key)) return true;
-  make_room(bytes);
-  held_ += bytes;
-  requests_.emplace(key, Request{.bytes = bytes});
+  make_room(memory_bytes);
+  held_ += memory_bytes;
+  requests_.emplace(key, Request{.bytes = bytes, .memory_bytes = memory_bytes});
   order_.push_back(key);
   to_read_.push_back(key);
   changed_.notify_all();
@@ -138,7 +139,7 @@ std::optional<DirectReads::Part> DirectReads::take(const File& file, std::uint64
   std::optional<Part> part;
   if (found->second.state == State::is_there)
     part.emplace(Part(*this, std::move(found->second.memory), offset - rounded_down(offset), found->second.bytes));
-  held_ -= found->second.bytes;
+  held_ -= found->second.memory_bytes;
   requests_.erase(found);
   return part;
 }
@@ -172,7 +173,7 @@ void DirectReads::work() {
     const auto begin = rounded_down(key.second), end = key.second + request.bytes;
     std::byte* into = nullptr;
     try {
-      request.memory = memory_of(rounded_up(end - begin));
+      request.memory = memory_of(request.memory_bytes);
       into = request.memory.data();
     } catch (const std::bad_alloc&) {
     }

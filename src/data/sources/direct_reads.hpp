@@ -1,5 +1,5 @@
-// Reads chunks past the page cache before they are decoded. The cache could not keep them if the files are larger than
-// memory, and costs the time to take its pages, to copy from them and to give them up.
+// Reads chunks past the page cache before they are decoded. If the files are larger than memory, the cache cannot keep
+// the chunks, and using it only costs time: for allocating its pages, copying from them and freeing them.
 #pragma once
 
 #include "base/file.hpp"
@@ -39,7 +39,10 @@ class DirectReads {
     std::size_t skipped_, bytes_;
   };
 
-  /// `most`: the bytes of parts that are requested and not taken.
+  /// Parts should not be shorter: whole blocks of the disk are read, so that of a short part much else is read, too.
+  static constexpr std::size_t least_bytes = 64 << 10;
+
+  /// `most`: the memory for parts that are requested and not taken, in bytes.
   explicit DirectReads(std::size_t most) : most_(most) {}
   /// Waits for the reads under way.
   ~DirectReads();
@@ -62,6 +65,7 @@ class DirectReads {
   enum class State { waits, is_read, is_there, failed };
   struct Request {
     std::size_t bytes;
+    std::size_t memory_bytes;
     State state = State::waits;
     Pages memory = {};  ///< begins with the last aligned byte before the part
   };
@@ -84,7 +88,7 @@ class DirectReads {
   std::map<Key, Request> requests_;
   std::deque<Key> order_;         ///< of the requests, and of some that are taken
   std::deque<Key> to_read_;       ///< the same
-  std::size_t held_ = 0;          ///< bytes of all requests
+  std::size_t held_ = 0;          ///< Request::memory_bytes of all requests
   std::map<int, Direct> direct_;  ///< by the descriptor of the file
   std::vector<Pages> unused_;
   bool started_ = false, leaving_ = false;
