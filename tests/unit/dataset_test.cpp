@@ -131,6 +131,36 @@ TEST(Hdf5, ReadsManySamplesAtOnce) {
   }
 }
 
+TEST(Hdf5, ReadsWhatIsNotInMemory) {
+  const Folder folder;
+  const auto path = folder.file("a.h5");
+  H5File(path).columns(20000);
+  std::vector<std::int64_t> samples(20000);
+  std::iota(samples.begin(), samples.end(), 0);
+  std::ranges::shuffle(samples, std::mt19937(1));
+  samples.resize(500);
+  const Dataset dataset(path);
+  const auto expect_values = [&] {
+    const auto batch = dataset.read(samples);
+    for (std::size_t i = 0; i < samples.size(); ++i)
+      ASSERT_EQ(batch["x"][static_cast<std::int64_t>(i)][2].item<float>(), static_cast<float>(3 * samples[i] + 2));
+    ASSERT_TRUE(at::equal(batch["y"], at::tensor(samples, at::kLong)));
+  };
+  expect_values();
+  for (const int error : {EAGAIN, EOPNOTSUPP, EINVAL, EINTR, EIO}) {  // whatever it says, the read that waits decides
+    const test::IoError reads("preadv2", "a.h5", error);
+    expect_values();
+    EXPECT_GT(reads.count(), 0);
+  }
+  // Parts of runs of samples are in memory, and others are not.
+  const detail::File file(path, detail::File::Mode::read);
+  ASSERT_EQ(::fdatasync(file.descriptor()), 0);
+  for (off_t at = 0; at < 320000; at += 12288)
+    ASSERT_EQ(::posix_fadvise(file.descriptor(), at, 4096, POSIX_FADV_DONTNEED), 0);
+  std::iota(samples.begin(), samples.end(), 1000);
+  expect_values();
+}
+
 TEST(Hdf5, AUserBlockShiftsTheOffset) {
   const Folder folder;
   H5File(folder.file("a.h5"), 512).columns(10);

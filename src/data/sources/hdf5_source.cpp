@@ -1,5 +1,6 @@
 #include "data/sources/file_set.hpp"
 #include "data/sources/hdf5_column.hpp"
+#include "data/sources/scattered_read.hpp"
 #include "data/sources/source.hpp"
 #include "hdf5/file.hpp"
 
@@ -41,7 +42,7 @@ bool is_column(hid_t group, const std::string& name, const std::string& shown) {
 void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decoding) {
   const auto doing = "opening " + file.path;
   file.handle = hdf5::open_file(file.path);
-  file.bytes.emplace(file.path, File::Mode::read);
+  file.bytes.emplace(open_for_pieces(file.path));
   const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
   if (names.empty()) {
     names = hdf5::list(group.get());

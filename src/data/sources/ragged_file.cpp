@@ -1,6 +1,7 @@
 #include "data/sources/ragged_file.hpp"
 
 #include "data/sources/ragged_offsets.hpp"
+#include "data/sources/scattered_read.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>
@@ -26,7 +27,7 @@ bool holds(at::ScalarType type, const at::Scalar& number) {
 
 void RaggedFile::open(const RaggedOptions& options, ChunkDecoding& decoding) {
   handle = hdf5::open_file(path);
-  bytes.emplace(path, File::Mode::read);
+  bytes.emplace(open_for_pieces(path));
   const auto in = hdf5::open_group(handle.get(), group, path);
   const auto open_column = [&](const std::string& name, ChunkDecoding& by) {
     return Hdf5Column(name, open_array(in.get(), *bytes, name, shown(name), by));

@@ -1,5 +1,6 @@
 #include "data/sources/window_variable.hpp"
 
+#include "data/sources/scattered_read.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
 
@@ -34,7 +35,7 @@ WindowVariable::WindowVariable(const std::string& path, OpenFiles& files, ChunkD
   name_ = place.group.substr(place.group.rfind('/') + 1);
   auto file = std::ranges::find(files, place.path, &OpenFile::path);
   if (file == files.end()) {
-    files.push_back({place.path, hdf5::open_file(place.path), File(place.path, File::Mode::read)});
+    files.push_back({place.path, hdf5::open_file(place.path), open_for_pieces(place.path)});
     file = files.end() - 1;
   }
   file_ = &*file;
