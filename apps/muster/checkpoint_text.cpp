@@ -91,6 +91,11 @@ bool is_run(const std::filesystem::path& folder) {
   return false;
 }
 
+bool is_sweep(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(folder / "sweep.json", ignored);
+}
+
 std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run) {
   std::error_code ignored;  // list_checkpoints() reports it
   for (std::filesystem::directory_iterator at(run, ignored), end; !ignored && at != end; at.increment(ignored))

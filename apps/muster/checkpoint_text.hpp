@@ -18,6 +18,7 @@ Json to_json(const CheckpointInfo& info);
 bool is_folder(const std::filesystem::path& path);
 bool is_checkpoint(const std::filesystem::path& folder);
 bool is_run(const std::filesystem::path& folder);
+bool is_sweep(const std::filesystem::path& folder);
 
 /// list_checkpoints(), with warnings about symbolic links, which are left out.
 std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run);

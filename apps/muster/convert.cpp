@@ -117,8 +117,8 @@ void add_format(CLI::App& parent, const std::string& name, const std::string& de
   if (converter == convert_csv)
     command
         ->add_option("--header", arguments->header,
-                     "Whether the first line of each file names the columns (yes or no); where its last field is no "
-                     "number unless given")
+                     "Whether the first line of each file is a header, which is skipped (yes or no); where its last "
+                     "field is no number unless given")
         ->option_text("yes|no")
         ->check(CLI::IsMember({"yes", "no"}));
   command->add_flag("--json", arguments->json, "Print the result as JSON");

@@ -150,18 +150,20 @@ void follow(const std::filesystem::path& path) {
     throw Error(ExitCode::data, "following " + path.string(), "it is not a run's folder", "Name one, as in runs/demo");
   ProgressLine line;
   Reports reports(path);
+  std::int64_t reported = 0;
   for (;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
     if (!is_folder(path))
       throw Error(ExitCode::data, "following " + path.string(), "the folder is gone", "It was moved or removed");
     for (const auto& row : reports.read_new()) {
       line.erase();
       std::cout << printable(report_text(row)) << std::endl;
+      reported = count_at(row, "timestamp");
     }
     if (!std::cout)
       throw Error(ExitCode::retry, "following " + path.string(), "standard output does not take what is printed",
                   "Check the space and the permissions there");
     const auto status = read_json(path / "status.json");
-    const auto state = state_of(path, status);
+    const auto state = state_of(path, status, reported);
     if (may_go_on(state)) {
       line.show(printable(progress_text(status)) + (state == "training" ? "" : ", " + state));
       continue;
@@ -183,6 +185,9 @@ void inspect(const std::string& path, bool json, bool measures) {
   const std::filesystem::path folder(path);
   if (is_checkpoint(folder)) return inspect_checkpoint(folder, json);
   if (is_run(folder)) return inspect_run(folder, json);
+  if (is_sweep(folder))
+    throw Error(ExitCode::data, "inspecting " + path, "it is a sweep",
+                "`muster ls " + path + "` lists its trials, `muster report " + path + "` shows it");
   throw Error(ExitCode::data, "inspecting " + path, "the folder is neither a run nor a checkpoint",
               "A run has params.json or result.json, a checkpoint manifest.json");
 }

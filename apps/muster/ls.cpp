@@ -37,8 +37,11 @@ void list(const std::filesystem::path& storage, bool json) {
                 "Name the folder that programs were given with --storage; it is runs by default");
   std::vector<RunSummary> runs;
   std::error_code error;
-  for (std::filesystem::directory_iterator at(storage, error), end; !error && at != end; at.increment(error))
+  std::filesystem::path sweep;  // one of those that are there
+  for (std::filesystem::directory_iterator at(storage, error), end; !error && at != end; at.increment(error)) {
     if (auto run = look_at(at->path())) runs.push_back(std::move(*run));
+    if (is_sweep(at->path())) sweep = at->path();
+  }
   if (error) throw Error(ExitCode::data, "reading " + storage.string(), error.message(), "Check the permissions");
   std::ranges::sort(runs, [](const RunSummary& one, const RunSummary& other) {
     return std::pair(-one.updated, one.path) < std::pair(-other.updated, other.path);
@@ -50,6 +53,8 @@ void list(const std::filesystem::path& storage, bool json) {
   }
   if (runs.empty()) {
     std::cout << "no runs\n";
+    if (!sweep.empty())
+      std::cout << "there are sweeps; `muster ls " << printable(sweep.string()) << "` lists the trials of one\n";
     return;
   }
   Table table{{{"state"}, {"epoch", true}, {"reports", true}, {"last sign", true}, {"metric"}, {"run"}}, {}};

@@ -6,6 +6,7 @@
 #include <muster/error.hpp>
 #include <muster/version.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <exception>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace muster::tool {
 namespace {
@@ -62,6 +64,19 @@ std::string named_command(const CLI::App& app) {
               : " " + named.front()->get_subcommands().front()->get_name());
 }
 
+/// The words of the command line, the last one first. Behind "--" only files are named; with "./" before it, CLI11
+/// takes no name for an option, wherever it stands in a list.
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (const auto mark = std::ranges::find(words, "--"); mark != words.end() && words.front() == "convert") {
+    for (auto word = mark + 1; word != words.end(); ++word)
+      if (word->starts_with("-")) *word = "./" + *word;
+    words.erase(mark);
+  }
+  std::ranges::reverse(words);
+  return words;
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Trains neural networks on clusters: its data, its runs and their checkpoints.", "muster");
   app.formatter(std::make_shared<Help>());
@@ -80,7 +95,7 @@ int run(int argc, char** argv) {
   add_init(app);
   add_completion(app);
   try {
-    app.parse(argc, argv);
+    app.parse(words_of(argc, argv));
   } catch (const CLI::RuntimeError& ended) {  // the error has been printed already
     return ended.get_exit_code();
   } catch (const CLI::ParseError& error) {
@@ -123,7 +138,9 @@ int main(int argc, char** argv) {
   } catch (const muster::Error& error) {
     return muster::tool::fail(error.code(), error.what());
   } catch (const std::filesystem::filesystem_error& error) {
-    return muster::tool::fail(muster::ExitCode::data, error.path1().string() + ": " + error.code().message());
+    const auto path = error.path1().string();
+    return muster::tool::fail(muster::ExitCode::data,
+                              path.empty() ? error.what() : path + ": " + error.code().message());
   } catch (const std::exception& error) {
     return muster::tool::fail(muster::ExitCode::user_error, error.what());
   }

@@ -13,6 +13,7 @@ void add_run(CLI::App& app) {
   const auto options = std::make_shared<SuperviseOptions>();
   command->add_option("-n,--ranks", options->ranks, "Ranks [the tasks of the job, else the cores]")->option_text("N");
   command->add_option("--hosts", options->hosts, "Where, with how many slots [here, or the job's nodes]")
+      ->check(CLI::Validator([](const std::string& text) { return text.empty() ? "it names no host" : ""; }, ""))
       ->option_text("n1,n2:4");
   command
       ->add_option("--max-failures", options->max_failures,

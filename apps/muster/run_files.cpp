@@ -59,11 +59,6 @@ double number_at(const Json& object, const std::string& key) {
   return object.is_object() && found != object.end() && found->is_number() ? found->get<double>() : std::nan("");
 }
 
-std::int64_t count_at(const Json& object, const std::string& key) {
-  const double value = number_at(object, key);
-  return std::isnan(value) || std::abs(value) > 1e15 ? 0 : static_cast<std::int64_t>(value);
-}
-
 /// True for the fields of a row that muster adds to the user's metrics.
 bool is_own(const std::string& name) {
   static const std::set<std::string> names{
@@ -116,6 +111,11 @@ std::optional<std::int64_t> start_of_holder(const fs::path& run) {
 
 }  // namespace
 
+std::int64_t count_at(const Json& object, const std::string& key) {
+  const double value = number_at(object, key);
+  return std::isnan(value) || std::abs(value) > 1e15 ? 0 : static_cast<std::int64_t>(value);
+}
+
 Json read_json(const fs::path& path) {
   auto file = open(path);
   auto value = file.is_open() ? Json::parse(file, shallow, false) : Json();
@@ -146,15 +146,16 @@ std::vector<Json> Reports::read_new() {
 
 bool may_go_on(const std::string& state) { return state == "starting" || state == "training" || state == "silent"; }
 
-std::string state_of(const fs::path& run, const Json& status) {
+std::string state_of(const fs::path& run, const Json& status, std::int64_t reported) {
   const auto params = read_json(run / "params.json");
   if (params.is_object() && params.value("finished", Json(false)) == true) return "finished";
   const auto state = text_at(status, Json::json_pointer("/state"));
   const auto now = std::time(nullptr);
-  if (state == "training" && now - count_at(status, "updated") <= max_silence_s) return state;
-  if (const auto start = start_of_holder(run);
-      start && *start >= count_at(status, "updated") && now - *start <= max_start_s)
-    return "starting";
+  const auto sign_of_life = std::max(count_at(status, "updated"), reported);
+  const auto start = start_of_holder(run);
+  const bool has_reported = start && reported > *start;  // since this job holds the folder
+  if ((state == "training" || has_reported) && now - sign_of_life <= max_silence_s) return "training";
+  if (start && *start >= sign_of_life && now - *start <= max_start_s) return "starting";
   if (state == "finished" || state == "stopped" || state == "failed") return state;
   std::error_code ignored;
   return state.empty() && fs::exists(run / "error.txt", ignored) ? "failed" : "silent";
@@ -163,16 +164,17 @@ std::string state_of(const fs::path& run, const Json& status) {
 RunSummary summary_of(const fs::path& run) {
   const auto reports = Reports(run).read_new();
   RunSummary summary{.path = run, .status = read_json(run / "status.json")};
-  summary.state = state_of(run, summary.status);
+  const auto reported = reports.empty() ? 0 : count_at(reports.back(), "timestamp");
+  summary.state = state_of(run, summary.status, reported);
   summary.best = best_of(read_json(run / "params.json"), reports);
   summary.reports = static_cast<std::int64_t>(reports.size());
   if (summary.status.is_object()) {
     summary.epoch = std::to_string(count_at(summary.status, "epoch") + 1);
     if (const auto epochs = count_at(summary.status, "epochs"); epochs > 0)
       summary.epoch += "/" + std::to_string(epochs);
-    summary.updated = count_at(summary.status, "updated");
+    summary.updated = std::max(count_at(summary.status, "updated"), reported);
   } else if (!reports.empty()) {
-    summary.updated = count_at(reports.back(), "timestamp");
+    summary.updated = reported;
   }
   return summary;
 }

@@ -29,6 +29,9 @@ class Reports {
   std::size_t row_count_ = 0;  // rows that were returned
 };
 
+/// The whole number at `key`, or 0.
+std::int64_t count_at(const Json& object, const std::string& key);
+
 /// A run at a glance.
 struct RunSummary {
   std::filesystem::path path;
@@ -41,8 +44,8 @@ struct RunSummary {
 };
 RunSummary summary_of(const std::filesystem::path& run);
 /// "starting", "training", "finished", "stopped", "failed", or "silent": neither over nor heard of. `status`: the run's
-/// status.json.
-std::string state_of(const std::filesystem::path& run, const Json& status);
+/// status.json. `reported`: the time of the newest report, in seconds since 1970; 0 if it is not known.
+std::string state_of(const std::filesystem::path& run, const Json& status, std::int64_t reported = 0);
 /// True in a state in which more may come.
 bool may_go_on(const std::string& state);
 Json to_json(const RunSummary& summary);

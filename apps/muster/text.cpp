@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
-#include <sstream>
 
 namespace muster::tool {
 namespace {
@@ -31,6 +31,20 @@ std::string padded(const std::string& text, std::size_t columns, bool right) {
   return right ? space + text : text + space;
 }
 
+/// The words between the spaces of a text. A command in backticks is one word, which can be copied as it is.
+std::vector<std::string> words_of(const std::string& text) {
+  constexpr const char* spaces = " \t\n\v\f\r";
+  std::vector<std::string> words;
+  for (auto begin = text.find_first_not_of(spaces); begin != text.npos;) {
+    auto end = begin;
+    for (; end < text.size() && std::strchr(spaces, text[end]) == nullptr; ++end)
+      if (const auto close = text[end] == '`' ? text.find('`', end + 1) : text.npos; close != text.npos) end = close;
+    words.push_back(text.substr(begin, end - begin));
+    begin = text.find_first_not_of(spaces, end);
+  }
+  return words;
+}
+
 void flatten(const nlohmann::json& value, const std::string& path, Table& table) {
   if (value.is_object() && !value.empty()) {
     for (const auto& [key, entry] : value.items()) flatten(entry, path.empty() ? key : path + "." + key, table);
@@ -45,8 +59,7 @@ void flatten(const nlohmann::json& value, const std::string& path, Table& table)
 
 std::vector<std::string> wrapped(const std::string& text, std::size_t columns) {
   std::vector<std::string> lines(1);
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
+  for (const auto& word : words_of(text)) {
     auto& line = lines.back();
     if (line.empty())
       line = word;

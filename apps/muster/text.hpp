@@ -12,7 +12,8 @@ namespace muster::tool {
 
 inline constexpr std::size_t line_width = 80;
 
-/// Breaks text into lines at spaces. A word longer than a line stays whole, so that it can be copied.
+/// Breaks text into lines at spaces. A word longer than a line stays whole, and so does a command in backticks, so that
+/// it can be copied.
 std::vector<std::string> wrapped(const std::string& text, std::size_t columns);
 
 /// Columns are as wide as their widest cell. The last one is broken into lines if a row would be wider than 80.
@@ -35,7 +36,7 @@ void print_json(const nlohmann::json& value);
 /// The table as text. Each line ends with a newline, without spaces before it. Without headings for a later part of a
 /// table.
 std::string to_text(const Table& table, bool with_headings = true);
-/// "- TEXT" in lines of at most 80 characters.
+/// "- TEXT" in lines of at most 80 characters, as wrapped() breaks them.
 std::string bullet(const std::string& text);
 /// A size as "47.0 MB", in powers of 1000.
 std::string bytes_text(std::uint64_t bytes);

@@ -128,7 +128,8 @@ struct CheckpointInfo {
   ExitCode code = ExitCode::done;
 };
 
-/// Lists the checkpoints in a run's directory, oldest first.
+/// Lists the checkpoints in a run's directory, oldest first. Those that a start has found damaged and renamed to
+/// `….damaged` are among them, with a `problem`.
 MUSTER_API std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
 /// Describes one checkpoint after recomputing every checksum.
 MUSTER_API CheckpointInfo verify_checkpoint(const std::filesystem::path& checkpoint);

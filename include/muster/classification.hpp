@@ -23,8 +23,8 @@
 //   prediction  logits or probabilities [N, C, …], as torch::cross_entropy takes them, or classes [N, …]
 //   target      classes [N, …]: integers from 0, or bools
 //   samples     how many of the N samples count (the first ones), as Batch::size() says; default: all
-//   weight      the weight of each, [N] or in the shape of the target: numbers, or a mask of bools. Elements of
-//               weight 0 are ignored: iou.add(logits, target, batch.size(), target.ne(255))
+//   weight      the weight of each, [N] or in the shape of the target: numbers of at least 0, or a mask of bools.
+//               Elements of weight 0 are ignored: iou.add(logits, target, batch.size(), target.ne(255))
 //
 // add() waits for the tensors' values. Arguments that do not fit are an Error (ExitCode::user_error). value() is this
 // rank's value only; where it is undefined it is NaN, which a report writes as null.

@@ -16,8 +16,8 @@ namespace muster {
 
 struct ConvertOptions {
   /// Names of the columns: one per input (idx, npy), or one for features and one for the target (csv); empty: x and y,
-  /// and x for a single input. For h5 and npz they choose and order the columns to copy; empty: all, in the order of
-  /// names for h5 and in that of the archive for npz.
+  /// and x for a single input. For h5 and npz they choose and order the columns to copy, for h5 also fields of compound
+  /// values ("particles.mass"); empty: all, in the order of names for h5 and in that of the archive for npz.
   std::vector<std::string> columns = {};
   /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
   /// 256 KiB).
@@ -66,9 +66,10 @@ MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std:
                                                           const ConvertOptions& options = {});
 
 /// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
-/// keep their types, in this machine's byte order, and their attributes that hold numbers or strings. Memory is
-/// bounded: a copy in order holds about 80 MB, or as much as the largest chunk, and decodes each chunk once; a shuffled
-/// one holds 256 MB more, and reads the input again for every 256 MB that it writes.
+/// keep their types, in this machine's byte order, and their attributes that hold numbers or strings; enumerations
+/// become their integers. Memory is bounded: a copy in order holds about 80 MB, or as much as the largest chunk, and
+/// decodes each chunk once; a shuffled one holds 256 MB more, and reads the input again for every 256 MB that it
+/// writes, or for every 64 MB of the compound values that a column is a field of.
 MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});
@@ -95,7 +96,7 @@ MUSTER_API Json describe_dataset(const std::string& path);
 /// all rows are read where they lie, or because the dataset does not fit into DatasetOptions::cache_bytes.
 ///
 /// Calls `between` from time to time; what it throws ends the measurement. Errors are those of Dataset, and
-/// ExitCode::retry if TMPDIR cannot be written.
+/// ExitCode::retry if TMPDIR cannot be written, ExitCode::usage if it is no folder.
 MUSTER_API Json measure_dataset(const std::string& path, const std::function<void()>& between = {});
 
 /// Reads samples once, and drops them.

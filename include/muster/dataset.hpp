@@ -115,9 +115,9 @@ struct DatasetOptions {
   /// see Dataset. Contiguous columns and chunks without filters need none: they are read directly from the file.
   /// Decoded chunks are kept as long as there is room; the one that was used least recently goes first. If a column of
   /// such chunks does not fit, BatchOptions::shuffle takes an order that reads each chunk once. Columns that HDF5 must
-  /// convert (numbers of unusual sizes) or decode (a filter that muster does not know) are read once, whole, and kept
-  /// if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch, which is slow in a
-  /// random order. If the files are larger than the memory of the node or of the job's control group,
+  /// convert (numbers of fewer bits than their bytes have, say) or decode (a filter that muster does not know) are read
+  /// once, whole, and kept if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch,
+  /// slowly in a random order. If the files are larger than the memory of the node or of the job's control group,
   /// BatchOptions::shuffle reads encoded chunks of 64 KB or more past the page cache. Until they are decoded they take
   /// up to a quarter of cache_bytes, or up to 64 MB if that is more, beside cache_bytes.
   std::int64_t cache_bytes = std::int64_t{1} << 30;

@@ -42,6 +42,9 @@ MUSTER_API bool has_backend(std::string_view name);
 /// (resolve_conj(), resolve_neg()): torch passes every group a copy of such a tensor, and only the copy gets the
 /// result.
 ///
+/// The ranks share the group's store (getStore()) if gloo or NCCL is used. With mpi alone there is none: each of its
+/// calls is an Error (ExitCode::usage).
+///
 /// gloo and NCCL bootstrap over MPI, which must have MPI_THREAD_MULTIPLE; such a group must be destroyed before the
 /// launch. What they support, and the errors of their operations, are torch's. Destroying a group with NCCL aborts its
 /// operations, also on the other ranks: before that, wait for the GPU and then for the other ranks.

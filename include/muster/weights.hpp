@@ -35,7 +35,8 @@ struct ExportOptions {
 MUSTER_API void save_safetensors(const StateDict& state, const std::filesystem::path& file,
                                  const ExportOptions& options = {});
 /// Writes a dict for Python's torch.load(file, weights_only=True). Tensors that share a storage share it in the file
-/// too.
+/// too. Types that torch's storages have no class for, such as float8 and uint16, are an Error (ExitCode::usage):
+/// save_safetensors() writes them.
 MUSTER_API void save_torch(const StateDict& state, const std::filesystem::path& file,
                            const ExportOptions& options = {});
 
@@ -43,7 +44,7 @@ MUSTER_API void save_torch(const StateDict& state, const std::filesystem::path& 
 MUSTER_API StateDict load_safetensors(const std::filesystem::path& file);
 /// Loads what torch.save() has written: tensors, numbers, strings, and dicts and lists of them; anything else in the
 /// pickle is an Error. Tensors of nested dicts get paths: {"model": {"fc.weight": …}} is "model/fc.weight"; `values`
-/// has the rest. Parameters become tensors, and all tensors are on the CPU.
+/// has the rest. Parameters become tensors, and all tensors are on the CPU. Expanded tensors are an Error.
 MUSTER_API StateDict load_torch(const std::filesystem::path& file);
 
 /// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();

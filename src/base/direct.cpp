@@ -24,7 +24,7 @@ void allocate(File& file, std::uint64_t size) {
   if (status == 0) return;
   if (errno != EOPNOTSUPP && errno != ENOSYS)
     throw Error(ExitCode::retry, "taking space for " + file.path().string(), std::strerror(errno),
-                "Free some space there, or choose another --storage");
+                "Free some space there, or choose another folder (of runs: --storage)");
   file.truncate(size);
 }
 

@@ -1,6 +1,7 @@
 #include "base/file.hpp"
 
 #include "base/direct.hpp"
+#include "base/printable.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -19,31 +20,6 @@
 
 namespace muster::detail {
 namespace {
-
-const char* remedy_of(int error) noexcept {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-      return "Free some space there, or choose another --storage";
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return "Check the permissions, or choose another path";
-    case ENOENT:
-      return "Check the path";
-    case ELOOP:
-      return "Remove it, or choose another path";
-    case EIO:
-    case ESTALE:
-    case ETIMEDOUT:
-      return "Check the disk or the file server, then try again";
-    case EMFILE:
-    case ENFILE:
-      return "Raise the limit of open files (ulimit -n), then try again";
-    default:
-      return "";
-  }
-}
 
 [[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
   throw Error(code == ExitCode::data ? read_error_code(error) : code, std::string(doing) + " " + path.string(),
@@ -113,6 +89,15 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 ExitCode code_of_making(int error) noexcept {
   return error == EEXIST || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG ? ExitCode::usage
                                                                                         : ExitCode::retry;
+}
+
+/// Throws the error of a temporary file again, as one of the file that it was to become.
+[[noreturn]] void fail_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
+                           const Error& error) {
+  const std::string text = error.what(), name = printable(temporary.string()) + ": ";
+  const auto at = text.find(name);
+  if (at == std::string::npos || error.code() != ExitCode::retry) throw;
+  throw Error(ExitCode::retry, text.substr(0, at) + path.string(), text.substr(at + name.size()));
 }
 
 const char* kind_of(std::filesystem::file_type type) noexcept {
@@ -237,6 +222,33 @@ void File::close() {
     fail(ExitCode::retry, "closing", path_, errno);
 }
 
+const char* remedy_of(int error) noexcept {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "Make room there, or choose another path";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "Check the permissions, or choose another path";
+    case ENOENT:
+      return "Check the path";
+    case EISDIR:
+      return "Name a file";
+    case ELOOP:
+      return "Remove it, or choose another path";
+    case EIO:
+    case ESTALE:
+    case ETIMEDOUT:
+      return "Check the disk or the file server, then try again";
+    case EMFILE:
+    case ENFILE:
+      return "Raise the limit of open files (ulimit -n), then try again";
+    default:
+      return "";
+  }
+}
+
 ExitCode read_error_code(int error) noexcept {
   switch (error) {
     case ENOENT:
@@ -274,8 +286,8 @@ void write_file(const std::filesystem::path& path, std::string_view content) {
 
 void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write, bool replace) {
   const auto temporary = temporary_beside(path);
-  File file(temporary, File::Mode::create);
   try {
+    File file(temporary, File::Mode::create);
     write(file);
     file.sync();
     file.close();
@@ -283,6 +295,9 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
       rename_new(temporary, path);
     else if (::rename(temporary.c_str(), path.c_str()) != 0)
       fail(ExitCode::retry, "writing", path, errno);
+  } catch (const Error& error) {
+    ::unlink(temporary.c_str());
+    fail_for(path, temporary, error);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
@@ -368,7 +383,8 @@ void require_own_directory(const std::filesystem::path& path) {
   if (folder.st_uid == ::geteuid() || ((folder.st_mode & S_IWGRP) != 0 && is_own_group(folder.st_gid))) return;
   const auto refuse = [&] {
     throw Error(ExitCode::usage, doing, "it belongs to " + user_of(folder.st_uid),
-                "Choose another --name or --storage, or let its owner share it: chmod -R g+w");
+                "Choose another --name or --storage, or let its owner share it: chmod -R g+w, and "
+                "umask 002 before a start");
   };
   // Some file systems report one owner for all of their files. So create a file and compare its owner.
   if (::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0 && errno == EACCES) refuse();

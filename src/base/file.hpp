@@ -63,6 +63,8 @@ class MUSTER_INTERNAL_API File {
 /// The exit code for the errno of a failed open or read: data if nothing is at the path, or something other than a
 /// file; retry for all others (EIO, ESTALE, EMFILE, EACCES …).
 ExitCode read_error_code(int error) noexcept;
+/// What to do about the errno of a failed open, read or write; empty if the error's text says enough.
+const char* remedy_of(int error) noexcept;
 /// The type of what is at `path`, without following links; not_found if there is nothing. Throws an Error with the code
 /// of read_error_code() if that cannot be found out.
 MUSTER_INTERNAL_API std::filesystem::file_status status_of(const std::filesystem::path& path);

@@ -60,4 +60,11 @@ inline std::string printable(std::string_view text) {
   return shown;
 }
 
+/// The same in one line: line breaks and tabs are "\x0a" and "\x09".
+inline std::string printable_in_line(std::string_view text) {
+  std::string shown;
+  for (const char c : printable(text)) shown += c == '\n' ? "\\x0a" : c == '\t' ? "\\x09" : std::string(1, c);
+  return shown;
+}
+
 }  // namespace muster::detail

@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/temporary.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/state_reader.hpp"
@@ -77,7 +78,7 @@ void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcep
 /// with the last copy of the owner. If this process is killed, the next process of this user that creates such a folder
 /// on this machine removes it.
 std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
-  const auto parent = fs::temp_directory_path();
+  const auto parent = detail::temporary_parent();
   const auto boot = boot_id(), prefix = "muster-checkpoint-" + boot + (boot.empty() ? "" : "-");
   [[maybe_unused]] static const bool cleaned_up = !boot.empty() && (remove_abandoned(parent, prefix), true);
   auto name = (parent / ("." + prefix + "XXXXXX")).string();

@@ -41,6 +41,16 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
   return info;
 }
 
+/// Looks at a checkpoint that a start has set aside. Its checksums may be what is wrong with it.
+CheckpointInfo look_at_damaged(int index, const fs::path& path) {
+  auto info = look_at(path, false);
+  info.index = index;
+  if (!info.problem.empty()) return info;
+  info.problem = "a start has found it damaged; `muster checkpoint verify` says what is wrong with it";
+  info.code = ExitCode::data;
+  return info;
+}
+
 /// Returns the index in the folder's manifest; none if the manifest cannot be read.
 std::optional<int> index_in_manifest(const fs::path& folder) try {
   return read_manifest(folder).index;
@@ -52,9 +62,9 @@ std::optional<int> index_in_manifest(const fs::path& folder) try {
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   std::vector<CheckpointInfo> infos;
-  const auto published = detail::storage::tier_of(run)->list().published;
+  const auto there = detail::storage::tier_of(run)->list();
   bool has_vanished = false;
-  for (const auto& [index, path] : published) {
+  for (const auto& [index, path] : there.published) {
     auto info = look_at(path, false);
     // The job that writes the run may prune it meanwhile.
     if (!info.problem.empty() && !fs::exists(detail::status_of(path))) {
@@ -70,6 +80,8 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   }
   // The only checkpoint was pruned, so a newer one is there by now.
   if (has_vanished && infos.empty()) return list_checkpoints(run);
+  for (const auto& [index, path] : there.damaged) infos.push_back(look_at_damaged(index, path));
+  std::ranges::stable_sort(infos, {}, &CheckpointInfo::index);
   return infos;
 }
 

@@ -304,4 +304,11 @@ Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int 
   return Request(std::move(state));
 }
 
+int Collectives::largest_tag() {
+  const int* largest = nullptr;
+  int found = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
+  return found != 0 ? *largest : 32767;  // the least that the standard allows
+}
+
 }  // namespace muster::detail::comm

@@ -96,11 +96,14 @@ class Collectives {
   /// matches the k-th receive, which has the same count. Messages from this rank to itself are copied. `sends` are only
   /// read.
   Request all_to_all(const std::vector<Message>& sends, const std::vector<Message>& receives, Dtype type);
-  /// Point to point. Tags (≥ 0) do not collide with those of collectives.
+  /// Point to point. Tags are from 0 to largest_tag(); they do not collide with those of collectives.
   Request send(const void* data, std::size_t count, Dtype type, int to, int tag);
   Request receive(void* data, std::size_t count, Dtype type, int from, int tag);
   /// Receives from the rank that sends first with that tag; `count` must not exceed one chunk.
   Request receive_any(void* data, std::size_t count, Dtype type, int tag);
+
+  /// What this MPI allows.
+  static int largest_tag();
 
   const Communicator& communicator() const noexcept { return communicator_; }
 

@@ -2,8 +2,13 @@
 
 #include "muster/communicator.hpp"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
+#include <memory>
+#include <typeinfo>
 
 namespace muster::detail::comm {
 namespace {
@@ -25,6 +30,36 @@ std::vector<Outcome>::const_iterator find_cause(const std::vector<Outcome>& outc
   return failed != outcomes.end() ? failed : std::ranges::find(outcomes, Outcome::Kind::interrupted, &Outcome::kind);
 }
 
+std::string name_of(const std::type_info& type) {
+  const std::unique_ptr<char, void (*)(void*)> plain(abi::__cxa_demangle(type.name(), nullptr, nullptr, nullptr),
+                                                     std::free);
+  return plain ? plain.get() : type.name();
+}
+
+/// Text about the exception that is being handled, and those nested in it.
+std::string current_text() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    std::string text = error.what();
+    text = text.substr(0, text.find("\nException raised from "));
+    if (text.empty()) text = "an exception of the type " + name_of(typeid(error)) + " without a text";
+    try {
+      std::rethrow_if_nested(error);
+    } catch (...) {
+      text += ": " + current_text();
+    }
+    return text;
+  } catch (const std::string& text) {
+    return text;
+  } catch (const char* text) {
+    return text;
+  } catch (...) {
+    const auto* const type = abi::__cxa_current_exception_type();
+    return "an exception that is not a std::exception" + (type == nullptr ? "" : ": " + name_of(*type));
+  }
+}
+
 }  // namespace
 
 Outcome current_outcome() {
@@ -36,12 +71,8 @@ Outcome current_outcome() {
     return {Outcome::Kind::failed, error.code(), false, error.what(), true};
   } catch (const Error& error) {
     return {Outcome::Kind::failed, error.code(), error.agreed(), error.what()};
-  } catch (const std::exception& error) {
-    const std::string_view text = error.what();
-    return {Outcome::Kind::failed, ExitCode::user_error, false,
-            std::string(text.substr(0, text.find("\nException raised from ")))};
   } catch (...) {
-    return {Outcome::Kind::failed, ExitCode::user_error, false, "an exception that is not a std::exception"};
+    return {Outcome::Kind::failed, ExitCode::user_error, false, current_text()};
   }
 }
 

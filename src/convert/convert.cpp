@@ -218,7 +218,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
       throw Error(ExitCode::data, "converting to " + output.string(),
                   first.shown() + " has " + std::to_string(first.samples()) + " samples, " + column.shown() + " has " +
                       std::to_string(column.samples()),
-                  "Give files that belong together, or choose columns of one length with --columns");
+                  "Give files that belong together; of h5 and npz, choose columns of one length with --columns");
 
   auto order = samples ? Order(*samples) : choose(columns.back(), options);
   const auto splits = divide(order.size(), output, options);

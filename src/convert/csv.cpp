@@ -134,6 +134,9 @@ class Table {
   }
 
   std::vector<InputColumn> columns() {
+    if (samples_ == 0)
+      throw Error(ExitCode::data, "reading " + shown_, "it holds no sample",
+                  "Give a file that has some, a line for each");
     constexpr bool big = std::endian::native == std::endian::big;
     const NumberType real{'f', 4, big}, integer{'i', 8, big};
     std::vector<InputColumn> both;

@@ -28,6 +28,7 @@ struct Description {
   Json columns = Json::array();
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
+  bool has_refused = false;         ///< something is no column, or cannot be read
   std::vector<std::string> groups;  ///< those inside the group
   std::vector<std::string> advice;
   Json ragged = nullptr;  ///< as of find_ragged()
@@ -55,6 +56,9 @@ std::string in_shell(const std::string& word) {
   for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
   return quoted + "'";
 }
+
+/// A path on a command line, where no flag can be meant.
+std::string path_in_shell(const std::string& path) { return in_shell(path.starts_with('-') ? "./" + path : path); }
 
 const char* layout_name(H5D_layout_t layout) {
   return layout == H5D_CHUNKED   ? "chunked"
@@ -97,7 +101,8 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
                          {"reader", convert::name_of(reading.reader)},
                          {"offset", convert::offset_of(stored, reading, dataset)}});
   const auto advise = [&](const std::string& line) { all.advice.push_back(name + ": " + line); };
-  if (stored.file_bytes == 0) advise("nothing was ever written to it; all its values read as the fill value");
+  if (stored.file_bytes == 0 && H5Pget_layout(creation.get()) != H5D_VIRTUAL)
+    advise("nothing was ever written to it; all its values read as the fill value");
   if (!reading.problem.empty()) advise(reading.problem);
   for (const auto& problem : convert::chunk_problems(stored, reading)) advise(problem);
   if (all.columns.back().at("dtype") == "float64")
@@ -131,18 +136,28 @@ Json count_samples(const std::string& path, Description& all) {
 /// The conversion that makes reading faster, as options and as a command; null if there is none. Adds advice about the
 /// memory that decoded values take.
 Json advise_conversion(const std::string& path, Description& all) {
-  const auto layout = convert::better_layout(all.stored, all.readings);
+  std::vector<convert::StoredColumn> columns;
+  std::vector<convert::Reading> readings;
+  std::string names;
+  for (std::size_t i = 0; i < all.stored.size(); ++i) {
+    if (!all.readings[i].can_convert) continue;
+    columns.push_back(all.stored[i]);
+    readings.push_back(all.readings[i]);
+    names += (names.empty() ? "" : ",") + columns.back().name;
+  }
+  const auto layout = convert::better_layout(columns, readings);
   if (!layout) return nullptr;
-  std::string command = "muster convert h5 " + in_shell(path) + " OUT.h5";
+  std::string command = "muster convert h5 " + path_in_shell(path) + " OUT.h5";
+  if (all.has_refused || columns.size() < all.stored.size()) command += " --columns " + in_shell(names);
   if (layout->chunk) command += " --chunk " + std::to_string(*layout->chunk);
   if (layout->compress) command += " --compress " + std::to_string(*layout->compress);
 
   std::vector<std::string> kept;
   double bytes = 0;
-  for (std::size_t i = 0; i < all.stored.size(); ++i) {
-    if (all.readings[i].reader == convert::Reader::direct) continue;
-    kept.push_back(all.stored[i].name);
-    bytes += static_cast<double>(all.stored[i].bytes);
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    if (readings[i].reader == convert::Reader::direct) continue;
+    kept.push_back(columns[i].name);
+    bytes += static_cast<double>(columns[i].bytes);
   }
   const auto cache_bytes = DatasetOptions{}.cache_bytes;
   const bool fits = bytes <= static_cast<double>(cache_bytes);
@@ -173,9 +188,10 @@ Description describe_columns(const hdf5::GroupPath& place, const std::string& pa
     }
     const auto shown = place.shown(name);
     try {
-      const auto dataset = hdf5::open_dataset(group.get(), name, shown);
-      if (!hdf5::shape(dataset.get(), shown).empty()) describe_column(dataset.get(), name, shown, all);
+      if (!hdf5::is_column(group.get(), name, shown)) continue;
+      describe_column(hdf5::open_dataset(group.get(), name, shown).get(), name, shown, all);
     } catch (const Error& error) {
+      all.has_refused = true;
       all.advice.emplace_back(error.what());
     }
   }

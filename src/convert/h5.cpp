@@ -12,15 +12,12 @@ namespace {
 using detail::convert::Hdf5Group, detail::convert::Hdf5Rows, detail::convert::InputColumn;
 namespace hdf5 = detail::hdf5;
 
-/// The names of all columns of the group, which leave out groups and single values.
+/// The names of all columns of the group.
 std::vector<std::string> columns_of(const Hdf5Group& group) {
   const hdf5::Lock lock;
   auto names = hdf5::list(group.group.get());
-  std::erase_if(names, [&](const auto& name) {
-    if (detail::convert::is_group(group.group.get(), name)) return true;
-    const auto shown = group.place.shown(name);
-    return hdf5::shape(hdf5::open_dataset(group.group.get(), name, shown).get(), shown).empty();
-  });
+  std::erase_if(names,
+                [&](const auto& name) { return !hdf5::is_column(group.group.get(), name, group.place.shown(name)); });
   if (names.empty())
     throw Error(ExitCode::data, "reading " + group.place.path, "group \"" + group.place.group + "\" holds no datasets",
                 "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");

@@ -2,6 +2,7 @@
 
 #include "base/number.hpp"
 #include "convert/convert.hpp"
+#include "hdf5/fields.hpp"
 #include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
 #include "muster/error.hpp"
@@ -42,11 +43,14 @@ Hdf5Rows::Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& na
     : group_(std::move(group)), shown_(group_->place.shown(name)) {
   const hdf5::Lock lock;
   const std::string doing = "reading " + shown_;
-  dataset_ = hdf5::open_dataset(group_->group.get(), name, shown_);
+  const auto [dataset_name, field] = hdf5::parts_of(group_->group.get(), name);
+  dataset_ = hdf5::open_dataset(group_->group.get(), dataset_name, shown_);
   shape_ = hdf5::shape(dataset_.get(), shown_);
+  if (!field.empty()) choose_field(field);
   const auto stored = stored_type();
   const auto type = hdf5::scalar_type(stored.get(), shown_);
   value_bytes_ = checked_cast<std::int64_t>(H5Tget_size(stored.get()), doing, "the size of a value");
+  record_bytes_ = checked_cast<std::int64_t>(H5Tget_size(record_type().get()), doing, "the size of a value");
   whole_numbers_ = !c10::isFloatingType(type) && !c10::isComplexType(type);
   check_shape();
 
@@ -57,10 +61,10 @@ Hdf5Rows::Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& na
     hdf5::FilterPipeline pipeline(filters);
     hdf5::ChunkIndex index(dataset_.get(), shown_);
     if (pipeline.decodes() && index.locates()) {
-      auto bytes = value_bytes_;
+      auto bytes = record_bytes_;
       for (const auto size : index.chunk_shape())
         bytes = checked_product(bytes, size, doing, "the shape of its chunks");
-      data::ChunkLayout layout(shape_, index.chunk_shape(), value_bytes_);
+      data::ChunkLayout layout(shape_, index.chunk_shape(), record_bytes_);
       chunks_.emplace(std::move(index), std::move(pipeline), std::move(layout), fill_value(creation.get()));
     } else {
       hdf5::require_filters(filters, doing);
@@ -69,11 +73,21 @@ Hdf5Rows::Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& na
   choose_pieces();
 }
 
+void Hdf5Rows::choose_field(const std::string& field) {
+  const std::string doing = "reading " + shown_;
+  const auto record = record_type();
+  field_type_ = hdf5::type_of_field(record.get(), field, doing);
+  const auto index = static_cast<unsigned>(hdf5::check(H5Tget_member_index(record.get(), field.c_str()), doing));
+  field_offset_ = H5Tget_member_offset(record.get(), index);
+  only_field_ = {hdf5::check(H5Tcreate(H5T_COMPOUND, H5Tget_size(record.get())), doing), H5Tclose};
+  hdf5::check(H5Tinsert(only_field_.get(), field.c_str(), field_offset_, field_type_.get()), doing);
+}
+
 void Hdf5Rows::check_shape() {
   const std::string doing = "reading " + shown_;
   if (shape_.empty())
     throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
-  row_bytes_ = value_bytes_;
+  row_bytes_ = record_bytes_;
   for (std::size_t i = 1; i < shape_.size(); ++i)
     row_bytes_ = checked_product(row_bytes_, shape_[i], doing, "its shape");
   static_cast<void>(checked_product(row_bytes_, shape_.front(), doing, "its shape"));
@@ -100,32 +114,73 @@ void Hdf5Rows::choose_pieces() {
     piece_rows_ = of_chunk * std::max<std::int64_t>(1, rows_of(piece_bytes) / of_chunk);
 }
 
-hdf5::Handle Hdf5Rows::stored_type() const {
+hdf5::Handle Hdf5Rows::record_type() const {
+  const hdf5::Lock lock;
+  if (only_field_) return {hdf5::check(H5Tcopy(only_field_.get()), "reading " + shown_), H5Tclose};
   return hdf5::dataset_property(dataset_.get(), H5Dget_type, "reading the type of " + shown_);
+}
+
+hdf5::Handle Hdf5Rows::stored_type() const {
+  const hdf5::Lock lock;
+  return field_type_ ? hdf5::Handle(hdf5::check(H5Tcopy(field_type_.get()), "reading " + shown_), H5Tclose)
+                     : record_type();
 }
 
 hdf5::Handle Hdf5Rows::memory_type() const {
   const hdf5::Lock lock;
   const auto stored = stored_type();
-  if (H5Tget_class(stored.get()) == H5T_INTEGER && H5Tget_sign(stored.get()) == H5T_SGN_NONE)
+  const auto type = hdf5::scalar_type(stored.get(), shown_);
+  const bool is_enumeration = H5Tget_class(stored.get()) == H5T_ENUM && type != at::kBool;
+  const hdf5::Handle number(is_enumeration ? H5Tget_super(stored.get()) : H5Tcopy(stored.get()), H5Tclose);
+  if (H5Tget_class(number.get()) == H5T_INTEGER && H5Tget_sign(number.get()) == H5T_SGN_NONE)
     return NumberType{'u', static_cast<std::size_t>(value_bytes_)}.memory_type();
-  return hdf5::memory_type_of(hdf5::scalar_type(stored.get(), shown_));
+  return hdf5::memory_type_of(type);
 }
 
 /// The value of chunks that were never written, in the stored type. Zero if there is none.
 std::vector<std::byte> Hdf5Rows::fill_value(hid_t creation) const {
   const std::string doing = "reading " + shown_;
-  std::vector<std::byte> value(static_cast<std::size_t>(value_bytes_));
+  std::vector<std::byte> value(static_cast<std::size_t>(record_bytes_));
   H5D_fill_value_t status{};
   H5D_fill_time_t time{};
   hdf5::check(H5Pfill_value_defined(creation, &status), doing);
   hdf5::check(H5Pget_fill_time(creation, &time), doing);
   if (status != H5D_FILL_VALUE_UNDEFINED && time != H5D_FILL_TIME_NEVER)
-    hdf5::check(H5Pget_fill_value(creation, stored_type().get(), value.data()), doing);
+    hdf5::check(H5Pget_fill_value(creation, record_type().get(), value.data()), doing);
   return value;
 }
 
 void Hdf5Rows::read(std::int64_t first, std::int64_t count, std::span<std::byte> into) {
+  if (!field_type_) return read_records(first, count, into);
+  const auto step = std::max<std::int64_t>(1, piece_bytes / row_bytes_);
+  for (std::int64_t done = 0; done < count; done += step) {
+    const auto some = std::min(step, count - done);
+    const auto records = records_.take(static_cast<std::size_t>(some * row_bytes_));
+    read_records(first + done, some, records);
+    take_field(records, into.subspan(static_cast<std::size_t>(done) * row_bytes()));
+  }
+}
+
+void Hdf5Rows::read(std::span<const std::int64_t> rows, std::span<std::byte> into,
+                    const std::function<void()>& between) {
+  if (!field_type_) return read_records(rows, into, between);
+  const auto step = static_cast<std::size_t>(std::max<std::int64_t>(1, most_piece_bytes / row_bytes_));
+  for (std::size_t done = 0; done < rows.size(); done += step) {
+    const auto some = rows.subspan(done, std::min(step, rows.size() - done));
+    const auto records = records_.take(some.size() * static_cast<std::size_t>(row_bytes_));
+    read_records(some, records, between);
+    take_field(records, into.subspan(done * row_bytes()));
+  }
+}
+
+void Hdf5Rows::take_field(std::span<const std::byte> records, std::span<std::byte> into) const {
+  const auto bytes = static_cast<std::size_t>(value_bytes_), record = static_cast<std::size_t>(record_bytes_);
+  auto* to = into.data();
+  for (std::size_t at = 0; at < records.size(); at += record, to += bytes)
+    std::memcpy(to, records.data() + at + field_offset_, bytes);
+}
+
+void Hdf5Rows::read_records(std::int64_t first, std::int64_t count, std::span<std::byte> into) {
   for (std::int64_t done = 0; done < count;) {
     const auto row = first + done;
     const auto from = row_in_piece(row);
@@ -135,11 +190,11 @@ void Hdf5Rows::read(std::int64_t first, std::int64_t count, std::span<std::byte>
   }
 }
 
-void Hdf5Rows::read(std::span<const std::int64_t> rows, std::span<std::byte> into,
-                    const std::function<void()>& between) {
+void Hdf5Rows::read_records(std::span<const std::int64_t> rows, std::span<std::byte> into,
+                            const std::function<void()>& between) {
   if (consecutive(rows) == rows.size()) {
     if (chunks_ || !rows_alone_)
-      read(rows.front(), std::ssize(rows), into);
+      read_records(rows.front(), std::ssize(rows), into);
     else
       load(rows.front(), std::ssize(rows), into);
     return between();
@@ -153,7 +208,8 @@ void Hdf5Rows::read(std::span<const std::int64_t> rows, std::span<std::byte> int
     const bool sparse = is_sparse(end - begin);
     for (auto i = begin; i < end; ++i) {
       const auto [row, place] = wanted[i];
-      const auto target = into.subspan(place * row_bytes(), row_bytes());
+      const auto target =
+          into.subspan(place * static_cast<std::size_t>(row_bytes_), static_cast<std::size_t>(row_bytes_));
       if (sparse)
         load_by_hdf5(row, 1, target);
       else
@@ -192,8 +248,8 @@ void Hdf5Rows::load(std::int64_t first, std::int64_t count, std::span<std::byte>
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       const auto chunk_first = numbers[i] / in_row * rows;
       const auto chunk_size = static_cast<std::size_t>(rows) * layout.row_bytes_in_chunk();
-      const bool is_part_of_piece = in_row == 1 && layout.row_bytes_in_chunk() == row_bytes() && chunk_first >= first &&
-                                    chunk_first + rows <= first + count;
+      const bool is_part_of_piece = in_row == 1 && std::cmp_equal(layout.row_bytes_in_chunk(), row_bytes_) &&
+                                    chunk_first >= first && chunk_first + rows <= first + count;
       if (!stored[i].is_stored) {
         copy_rows(numbers[i], first, count, {}, into);
       } else if (is_part_of_piece) {
@@ -216,7 +272,7 @@ void Hdf5Rows::load_by_hdf5(std::int64_t first, std::int64_t count, std::span<st
   const auto memory = hdf5::make_space(shape, doing);
   const auto space = hdf5::dataset_property(dataset_.get(), H5Dget_space, doing);
   hdf5::select_rows(space.get(), H5S_SELECT_SET, first, count, doing);
-  hdf5::check(H5Dread(dataset_.get(), stored_type().get(), memory.get(), space.get(), H5P_DEFAULT, into.data()), doing);
+  hdf5::check(H5Dread(dataset_.get(), record_type().get(), memory.get(), space.get(), H5P_DEFAULT, into.data()), doing);
 }
 
 void Hdf5Rows::decode(std::int64_t number, const hdf5::StoredChunk& stored, std::span<std::byte> into) {

@@ -33,22 +33,23 @@ bool is_group(hid_t parent, const std::string& name);
 
 /// Rows come in pieces: of all chunks that hold the same rows, or of about a megabyte. The last piece is kept, so that
 /// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if one chunk is; if
-/// several chunks with the same rows are, they are decoded again for every piece.
+/// several chunks with the same rows are, they are decoded again for every piece. Of a field of compound values, pieces
+/// have whole values.
 class Hdf5Rows {
  public:
   static constexpr std::int64_t most_piece_bytes = 64 << 20;
 
-  /// Throws an Error if `name` is not a column of numbers, or cannot be read.
+  /// Throws an Error if `name` is not a column of numbers, or cannot be read. It may be a field, as in "points.x".
   Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& name);
 
   const std::string& shown() const noexcept { return shown_; }
   /// Begins with the number of rows.
   const std::vector<std::int64_t>& shape() const noexcept { return shape_; }
-  std::size_t row_bytes() const noexcept { return static_cast<std::size_t>(row_bytes_); }
+  std::size_t row_bytes() const noexcept { return static_cast<std::size_t>(row_bytes_ / record_bytes_ * value_bytes_); }
   std::size_t value_bytes() const noexcept { return static_cast<std::size_t>(value_bytes_); }
   /// The type of the values that read() gives.
   hdf5::Handle stored_type() const;
-  /// The same type in this machine's byte order.
+  /// The same type in this machine's byte order; of an enumeration, that of its integers.
   hdf5::Handle memory_type() const;
   bool holds_whole_numbers() const noexcept { return whole_numbers_; }
   hid_t dataset() const noexcept { return dataset_.get(); }
@@ -66,12 +67,19 @@ class Hdf5Rows {
     std::vector<std::byte> fill_value;
   };
 
+  /// The type of the values in the file; if they have fields, with the column's alone, at its place.
+  hdf5::Handle record_type() const;
+  void choose_field(const std::string& field);
   void check_shape();
   void choose_pieces();
   std::vector<std::byte> fill_value(hid_t creation) const;
   bool is_sparse(std::size_t wanted_rows) const noexcept;
   /// The first of the kept rows, after the piece with row `row` was loaded.
   const std::byte* row_in_piece(std::int64_t row);
+  void read_records(std::span<const std::int64_t> rows, std::span<std::byte> into,
+                    const std::function<void()>& between);
+  void read_records(std::int64_t first, std::int64_t count, std::span<std::byte> into);
+  void take_field(std::span<const std::byte> records, std::span<std::byte> into) const;
   void load(std::int64_t first, std::int64_t count, std::span<std::byte> into);
   void load_by_hdf5(std::int64_t first, std::int64_t count, std::span<std::byte> into) const;
   void decode(std::int64_t number, const hdf5::StoredChunk& stored, std::span<std::byte> into);
@@ -82,11 +90,15 @@ class Hdf5Rows {
   std::string shown_;
   hdf5::Handle dataset_;
   std::vector<std::int64_t> shape_;
-  std::int64_t value_bytes_ = 0, row_bytes_ = 0, piece_rows_ = 1;
+  hdf5::Handle field_type_, only_field_;  ///< none if the column is no field; the second is for record_type()
+  std::size_t field_offset_ = 0;          ///< in a record, in bytes
+  /// Of a value of the column, of the value in the file that it is a field of or equals, and of a row of those.
+  std::int64_t value_bytes_ = 0, record_bytes_ = 0, row_bytes_ = 0;
+  std::int64_t piece_rows_ = 1;
   bool whole_numbers_ = false;
   bool rows_alone_ = true;  ///< a row can be read without its neighbours
   std::optional<Chunks> chunks_;
-  hdf5::Buffer piece_, chunk_, encoded_;
+  hdf5::Buffer piece_, chunk_, encoded_, records_;
   hdf5::FilterPipeline::Workspace workspace_;
   std::int64_t first_kept_ = 0, kept_rows_ = 0;
 };

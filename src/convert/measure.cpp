@@ -1,4 +1,5 @@
 // Measures how fast a dataset is read as it lies and after the advised conversion, for `muster inspect --measure`.
+#include "base/temporary.hpp"
 #include "convert/convert.hpp"
 #include "muster/dataset.hpp"
 
@@ -29,8 +30,7 @@ double seconds_since(Clock::time_point begin) { return std::chrono::duration<dou
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    const char* chosen = std::getenv("TMPDIR");
-    const std::filesystem::path parent = chosen != nullptr && *chosen != '\0' ? chosen : "/tmp";
+    const auto parent = detail::temporary_parent();
     auto name = (parent / "muster-inspect-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr)
       throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
@@ -85,11 +85,11 @@ double mean_length(const Measured& all) {
 
 Measured open_measured(const std::string& path, const std::function<void()>& between) {
   Measured all{.path = path, .description = describe_dataset(path), .between = between};
+  for (const auto& column : all.description.at("columns")) all.columns.push_back(column.at("name"));
   const auto dataset = all.open();
   const auto length = mean_length(all);
   double bytes = 0;
   for (const auto& column : dataset.schema()) {
-    all.columns.push_back(column.name);
     auto of_column = static_cast<double>(c10::elementSize(column.dtype));
     for (const auto size : column.shape) of_column *= size < 0 ? length : static_cast<double>(size);
     bytes += of_column;

@@ -33,19 +33,9 @@ std::int64_t good_chunk(const StoredColumn& column) {
   return std::max<std::int64_t>(1, good_chunk_bytes / std::max<std::int64_t>(1, column.bytes / column.shape.front()));
 }
 
-/// The first filter that HDF5 does not have; null if it has all.
-const hdf5::Filter* missing_in_hdf5(const StoredColumn& column) {
-  for (const auto& filter : column.filters) {
-    if (H5Zfilter_avail(filter.id) > 0) continue;
-    hdf5::last_error();
-    return &filter;
-  }
-  return nullptr;
-}
-
 /// Why muster does not decode the filters, and what to do about it.
 Reading read_with_unknown_filters(const StoredColumn& column) {
-  const bool can_hdf5 = missing_in_hdf5(column) == nullptr;
+  const bool can_hdf5 = hdf5::missing_filter(column.filters) == nullptr;
   const std::string effect = can_hdf5 ? ", so HDF5 does, under its lock" : ", nor does this HDF5: it cannot be read";
   for (const auto& filter : column.filters) {
     if (filter.id == H5Z_FILTER_SHUFFLE || filter.id == H5Z_FILTER_FLETCHER32 || hdf5::decoder_of(filter)) continue;
@@ -53,14 +43,14 @@ Reading read_with_unknown_filters(const StoredColumn& column) {
       return {Reader::hdf5,
               "this muster does not decode " + filter.text() + effect + "; build it again where " + package +
                   " is installed",
-              can_hdf5};
+              can_hdf5, can_hdf5};
     return {Reader::hdf5,
             "muster does not decode " + filter.text() + effect +
                 (can_hdf5 ? "; convert it again" : "; store it with deflate, as h5repack does"),
-            can_hdf5};
+            can_hdf5, can_hdf5};
   }
   return {Reader::hdf5, "its filters are more than muster undoes" + effect + (can_hdf5 ? "; convert it again" : ""),
-          can_hdf5};
+          can_hdf5, can_hdf5};
 }
 
 }  // namespace
@@ -77,7 +67,7 @@ Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string&
   if (!has_filters_of_muster(column)) return read_with_unknown_filters(column);
   if (!hdf5::Conversion(type.get(), {}, shown).reads_file()) {
     const std::string why = "its values have an unusual form";
-    if (const auto* const filter = missing_in_hdf5(column))
+    if (const auto* const filter = hdf5::missing_filter(column.filters))
       return {Reader::hdf5,
               why + ", which is left to HDF5, but this one lacks the filter " + filter->text() +
                   ": it cannot be read; convert it again",

@@ -34,6 +34,7 @@ struct Reading {
   Reader reader = Reader::direct;
   std::string problem;       ///< why HDF5 reads it, and the remedy; empty if there is nothing to do
   bool can_improve = false;  ///< writing it again in another layout gives it a better reader
+  bool can_convert = true;   ///< `muster convert h5` can read it
 };
 /// `dataset`: the column's, of a file from hdf5::open_file().
 Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string& shown);

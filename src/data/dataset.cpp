@@ -149,6 +149,7 @@ at::Tensor balanced_weights(const at::Tensor& labels) {
 }
 
 Dataset Dataset::transform(std::shared_ptr<const Preprocessor> preprocessor, MapOptions options) const {
+  if (!preprocessor) throw Error(ExitCode::usage, "transforming a dataset", "there is no preprocessor", "Give one");
   return Dataset(detail::data::transformed_source(
       source_, detail::data::work_of(std::move(preprocessor), checked_threads(options))));
 }

@@ -85,6 +85,12 @@ std::vector<Message> messages(const Buffer& buffer, const std::vector<std::size_
   return all;
 }
 
+void check_tag(const Work& work, int tag) {
+  const auto largest = comm::Collectives::largest_tag();
+  if (tag < 0 || tag > largest)
+    refuse(work, "the tag is " + std::to_string(tag), "Give a tag from 0 to " + std::to_string(largest));
+}
+
 }  // namespace
 
 MpiBackend::MpiBackend(Communicator communicator, const ProcessGroupOptions& options)
@@ -379,6 +385,7 @@ MpiBackend::Started MpiBackend::send(Tensors& tensors, int to, int tag) {
   auto work = begin(c10d::OpType::SEND, "muster:send");
   const auto& buffer = work->keep_buffer(only(*work, tensors), Access::read);
   const auto message = buffer.message(checked_rank(*work, to));
+  check_tag(*work, tag);
   work->add(
       [=, this, type = buffer.wire_type()] { return collectives_.send(message.data, message.count, type, to, tag); });
   return start(std::move(work));
@@ -388,6 +395,7 @@ MpiBackend::Started MpiBackend::recv(Tensors& tensors, int from, int tag) {
   auto work = begin(c10d::OpType::RECV, "muster:recv");
   const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
   const auto message = buffer.message(checked_rank(*work, from));
+  check_tag(*work, tag);
   work->add([=, this, type = buffer.wire_type()] {
     return collectives_.receive(message.data, message.count, type, from, tag);
   });
@@ -398,6 +406,7 @@ MpiBackend::Started MpiBackend::recvAnysource(Tensors& tensors, int tag) {
   auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnysource");
   const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
   const auto message = buffer.message(rank_);
+  check_tag(*work, tag);
   work->add([=, this, type = buffer.wire_type()] {
     return collectives_.receive_any(message.data, message.count, type, tag);
   });

@@ -5,14 +5,44 @@
 #include "group/mpi_backend.hpp"
 #include "group/mpi_store.hpp"
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+#include <vector>
 
 namespace muster {
 
 using c10d::PrefixStore;
 using c10d::ProcessGroup;
+
+namespace {
+
+/// In place of a store where only muster's own backend is used, which needs none. The ranks share nothing in it, so
+/// code that waited for another rank's key would wait in vain.
+class NoStore final : public c10d::Store {
+ public:
+  using Bytes = std::vector<std::uint8_t>;
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<NoStore>(); }
+  void set(const std::string&, const Bytes&) override { refuse(); }
+  Bytes compareSet(const std::string&, const Bytes&, const Bytes&) override { refuse(); }
+  Bytes get(const std::string&) override { refuse(); }
+  std::int64_t add(const std::string&, std::int64_t) override { refuse(); }
+  bool deleteKey(const std::string&) override { refuse(); }
+  bool check(const std::vector<std::string>&) override { refuse(); }
+  std::int64_t getNumKeys() override { refuse(); }
+  void wait(const std::vector<std::string>&) override { refuse(); }
+  void wait(const std::vector<std::string>&, const std::chrono::milliseconds&) override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() {
+    throw Error(ExitCode::usage, "using the store of the process group", "with the backend mpi alone there is none",
+                "Send tensors or use a Communicator; with --backend gloo the ranks share a store");
+  }
+};
+
+}  // namespace
 
 bool has_backend(std::string_view name) {
   return name == "mpi" || (name == "gloo" && detail::group::has_gloo()) ||
@@ -26,8 +56,7 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
                 "Give the number of elements that go in one MPI call, at least 1");
   const auto choice = detail::group::parse_backends(options.backend);
   const auto timeout = options.timeout.value_or(detail::comm::time_limit(communicator));
-  // c10d needs a store to construct a group. If only muster's own backend is used, the store is never accessed.
-  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<NoStore>();  // c10d needs one to construct a group
   if (choice.cpu != "mpi" || choice.cuda != "mpi")
     store = c10::make_intrusive<detail::group::MpiStore>(communicator.duplicate(), timeout);
   auto made = c10::make_intrusive<ProcessGroup>(store, communicator.rank(), communicator.size());

@@ -22,10 +22,15 @@ struct Attribute {
 std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const std::string& doing) {
   const Lock lock;
   const Attribute found(dataset, name, doing);
-  constexpr hssize_t most = 16;
-  if (found.count < 1 || found.count > most) return {};
+  if (found.count < 1) return {};
   const auto kind = H5Tget_class(found.type.get());
   if (kind != H5T_INTEGER && kind != H5T_FLOAT) return {};
+  constexpr hssize_t most = 1024;
+  if (found.count > most)
+    throw Error(
+        ExitCode::data, doing,
+        std::string(name) + " has " + std::to_string(found.count) + " numbers; the most are " + std::to_string(most),
+        "Shorten it, or choose other columns");
   std::vector<double> values(static_cast<std::size_t>(found.count));
   check(H5Aread(found.attribute.get(), H5T_NATIVE_DOUBLE, values.data()), doing);
   return values;

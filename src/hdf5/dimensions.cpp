@@ -52,4 +52,11 @@ std::vector<std::string> dimension_names(hid_t dataset, std::size_t rank, const 
   return names;
 }
 
+bool is_only_dimension(hid_t dataset, const std::string& shown) {
+  const Lock lock;
+  const std::string doing = "reading the attributes of " + shown;
+  return text_of_attribute(dataset, "CLASS", doing) == "DIMENSION_SCALE" &&
+         text_of_attribute(dataset, "NAME", doing).starts_with("This is a netCDF dimension but not a netCDF variable");
+}
+
 }  // namespace muster::detail::hdf5

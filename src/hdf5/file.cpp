@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/number.hpp"
+#include "hdf5/dimensions.hpp"
 #include "hdf5/read_driver.hpp"
 #include "hdf5/virtual_sources.hpp"
 
@@ -41,11 +42,47 @@ herr_t close_written(hid_t file) {
 [[noreturn]] void refuse_to_open(const std::string& doing, int error) {
   const bool forbidden = error == EACCES || error == EPERM;
   const auto code = forbidden ? ExitCode::data : read_error_code(error);
+  const std::string remedy = remedy_of(error);
   throw Error(code, doing, std::strerror(error),
               error == ENOENT           ? "Check the path; `muster convert` makes datasets"
-              : code == ExitCode::retry ? retry_reading
               : forbidden               ? "Check the permissions"
+              : !remedy.empty()         ? remedy
+              : code == ExitCode::retry ? retry_reading
                                         : "Check the path");
+}
+
+/// Throws the Error for an object that HDF5 cannot open. `reason`: HDF5's.
+[[noreturn]] void refuse_object(hid_t file, const std::string& name, const std::string& shown, const Reason& reason) {
+  const std::string doing = "opening " + shown;
+  if (reason.code == ExitCode::retry) throw Error(reason.code, doing, reason.text, retry_reading);
+  // H5Lexists() wants all links before the last one to exist, so the path is followed link by link.
+  for (auto end = name.find('/', 1);; end = name.find('/', end + 1)) {
+    const auto part = name.substr(0, end);
+    H5L_info_t link;
+    if (H5Lexists(file, part.c_str(), H5P_DEFAULT) <= 0 || H5Lget_info(file, part.c_str(), &link, H5P_DEFAULT) < 0) {
+      last_error();
+      throw Error(ExitCode::data, doing, "the file has no dataset \"" + name + "\"",
+                  "`muster inspect` lists what it holds");
+    }
+    if (link.type != H5L_TYPE_HARD && link.type != H5L_TYPE_SOFT)
+      throw Error(ExitCode::data, doing, "it is a link to another file; such links are not followed",
+                  "Copy the data into the file, or choose other columns");
+    if (link.type == H5L_TYPE_SOFT && H5Oexists_by_name(file, part.c_str(), H5P_DEFAULT) == 0)
+      throw Error(ExitCode::data, doing, "it is a link whose target does not exist",
+                  "Remove it, or choose other columns");
+    if (end == std::string::npos) break;
+  }
+  if (reason.text.find("version number") != std::string::npos)
+    throw Error(ExitCode::data, doing, "a newer HDF5 than this one wrote it (" + reason.text + ")",
+                "Write it again for older ones: in h5py with libver=('earliest', 'v110')");
+  throw Error(ExitCode::data, doing, "HDF5 cannot open it: " + reason.text, "Make or copy the file again");
+}
+
+/// Opens an object by its path inside the file, whatever it is.
+Handle open_object(hid_t file, const std::string& name, const std::string& shown) {
+  const hid_t id = H5Oopen(file, name.c_str(), H5P_DEFAULT);
+  if (id < 0) refuse_object(file, name, shown, last_reason());
+  return {id, H5Oclose};
 }
 
 }  // namespace
@@ -124,21 +161,22 @@ Handle open_group(hid_t file, const std::string& name, const std::string& shown)
 Handle open_dataset(hid_t file, const std::string& name, const std::string& shown) {
   const Lock lock;
   const std::string doing = "opening " + shown;
-  const hid_t id = H5Oopen(file, name.c_str(), H5P_DEFAULT);
-  if (id < 0) {
-    last_error();
-    throw Error(ExitCode::data, doing, "the file has no dataset \"" + name + "\", or it links to another file",
-                "`muster inspect` lists what it holds; links to other files are not followed");
-  }
-  Handle dataset(id, H5Oclose);
-  if (H5Iget_type(id) != H5I_DATASET)
+  auto dataset = open_object(file, name, shown);
+  if (H5Iget_type(dataset.get()) != H5I_DATASET)
     throw Error(ExitCode::data, doing, "\"" + name + "\" is not a dataset",
                 "`muster inspect` lists what the file holds");
-  const auto creation = dataset_property(id, H5Dget_create_plist, doing);
+  const auto creation = dataset_property(dataset.get(), H5Dget_create_plist, doing);
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
-  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) require_virtual_sources(dataset.get(), creation.get(), shown);
+  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return with_sources(std::move(dataset), creation.get(), shown);
   return dataset;
+}
+
+bool is_column(hid_t group, const std::string& name, const std::string& shown) {
+  const Lock lock;
+  const auto object = open_object(group, name, shown);
+  return H5Iget_type(object.get()) == H5I_DATASET && !shape(object.get(), shown).empty() &&
+         !is_only_dimension(object.get(), shown);
 }
 
 std::vector<std::string> list(hid_t group) {

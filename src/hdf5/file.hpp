@@ -36,6 +36,9 @@ MUSTER_INTERNAL_API Handle open_group(hid_t file, const std::string& name, const
 /// Opens a dataset by its path inside the file. Refuses the same links, external storage, objects that are not a
 /// dataset, and virtual datasets with sources outside of the file's folder. `shown`: the name in errors.
 MUSTER_INTERNAL_API Handle open_dataset(hid_t file, const std::string& name, const std::string& shown);
+/// True if the entry `name` of the group is a column: a dataset that is neither a single value nor a dimension of
+/// NetCDF without a variable. Refuses the same links.
+MUSTER_INTERNAL_API bool is_column(hid_t group, const std::string& name, const std::string& shown);
 
 /// Names of the links of a group, sorted.
 MUSTER_INTERNAL_API std::vector<std::string> list(hid_t group);

@@ -1,6 +1,7 @@
 #include "hdf5/filters.hpp"
 
 #include "hdf5/codecs.hpp"
+#include "hdf5/filter_pipeline.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -10,6 +11,12 @@ namespace muster::detail::hdf5 {
 namespace {
 
 constexpr std::size_t most_values = 64;  ///< of a filter; those that are known here have fewer
+
+bool is_available(const Filter& filter) {
+  if (H5Zfilter_avail(filter.id) > 0) return true;
+  last_error();
+  return false;
+}
 
 }  // namespace
 
@@ -42,18 +49,28 @@ std::vector<Filter> filters(hid_t creation, std::string_view doing) {
   return all;
 }
 
+const Filter* missing_filter(const std::vector<Filter>& filters) {
+  const auto missing = std::ranges::find_if_not(filters, is_available);
+  return missing == filters.end() ? nullptr : &*missing;
+}
+
 void require_filters(const std::vector<Filter>& filters, std::string_view doing) {
-  for (const auto& filter : filters) {
-    if (H5Zfilter_avail(filter.id) > 0) continue;
-    last_error();
-    const auto* const package = package_of(filter);
+  const auto* missing = missing_filter(filters);
+  if (missing == nullptr) return;
+  for (const auto& filter : filters)
+    if (!is_available(filter) && !decoder_of(filter)) missing = &filter;  // nobody can decode that one
+  const auto name = missing->name.empty() ? std::to_string(missing->id) : missing->name;
+  constexpr const char* store = "Store it uncompressed or with deflate; h5repack does that";
+  if (decoder_of(*missing))
     throw Error(ExitCode::data, std::string(doing),
-                "it is compressed by a filter that neither muster nor HDF5 was built with here (" +
-                    (filter.name.empty() ? std::to_string(filter.id) : filter.name) + ")",
-                package == nullptr ? "Store it uncompressed or with deflate; h5repack does that"
-                                   : std::string("Build muster again where ") + package +
-                                         " is installed, or store it with deflate; h5repack does that");
-  }
+                "only HDF5 can read it in this form, and this HDF5 lacks its filter (" + name + ")",
+                FilterPipeline(filters).decodes() ? "`muster convert h5` makes a copy that muster can read" : store);
+  const auto* const package = package_of(*missing);
+  throw Error(ExitCode::data, std::string(doing),
+              "it is compressed by a filter that neither muster nor HDF5 was built with here (" + name + ")",
+              package == nullptr ? store
+                                 : std::string("Build muster again where ") + package +
+                                       " is installed, or store it with deflate; h5repack does that");
 }
 
 void compress(hid_t creation, hid_t type, int level, std::string_view doing) {

@@ -25,6 +25,8 @@ struct Filter {
 /// Returns the filters in a dataset's creation properties.
 MUSTER_INTERNAL_API std::vector<Filter> filters(hid_t creation, std::string_view doing);
 
+/// The first filter that this HDF5 does not have; null if it has all.
+MUSTER_INTERNAL_API const Filter* missing_filter(const std::vector<Filter>& filters);
 /// Throws an Error (ExitCode::data) if this HDF5 lacks one of the filters.
 MUSTER_INTERNAL_API void require_filters(const std::vector<Filter>& filters, std::string_view doing);
 

@@ -26,6 +26,9 @@ struct ReadFile {
   OpenForReading shared;
 };
 
+/// What HDF5 calls. file_storage.cpp has functions of the same names for its own driver.
+namespace reader {
+
 ReadFile& opened(H5FD_t* file) { return *reinterpret_cast<ReadFile*>(file); }
 const ReadFile& opened(const H5FD_t* file) { return *reinterpret_cast<const ReadFile*>(file); }
 
@@ -102,7 +105,9 @@ herr_t read(H5FD_t* file, H5FD_mem_t kind, hid_t, haddr_t address, size_t size, 
 
 herr_t refuse_to_write(H5FD_t*, H5FD_mem_t, hid_t, haddr_t, size_t, const void*) { return -1; }
 
-hid_t driver() {
+}  // namespace reader
+
+hid_t read_driver() {
   static const hid_t id = [] {
     H5FD_class_t driver{};
 #if H5_VERSION_GE(1, 13, 0)
@@ -112,15 +117,15 @@ hid_t driver() {
     driver.name = "muster's reader";
     driver.maxaddr = static_cast<haddr_t>(std::numeric_limits<std::int64_t>::max());
     driver.fc_degree = H5F_CLOSE_STRONG;
-    driver.open = open;
-    driver.close = close;
-    driver.query = query;
-    driver.get_eoa = end_of_addresses;
-    driver.set_eoa = set_end_of_addresses;
-    driver.get_eof = end_of_file;
-    driver.get_handle = get_handle;
-    driver.read = read;
-    driver.write = refuse_to_write;
+    driver.open = reader::open;
+    driver.close = reader::close;
+    driver.query = reader::query;
+    driver.get_eoa = reader::end_of_addresses;
+    driver.set_eoa = reader::set_end_of_addresses;
+    driver.get_eof = reader::end_of_file;
+    driver.get_handle = reader::get_handle;
+    driver.read = reader::read;
+    driver.write = reader::refuse_to_write;
     constexpr H5FD_mem_t lists[] = H5FD_FLMAP_DICHOTOMY;
     std::copy(std::begin(lists), std::end(lists), driver.fl_map);
     return H5FDregister(&driver);
@@ -132,7 +137,7 @@ hid_t driver() {
 
 void set_read_driver(hid_t access) {
   const Lock lock;
-  check(H5Pset_driver(access, driver(), nullptr), "choosing how HDF5 reads", ExitCode::retry);
+  check(H5Pset_driver(access, read_driver(), nullptr), "choosing how HDF5 reads", ExitCode::retry);
 }
 
 OpenForReading* open_for_reading(hid_t object) {
@@ -140,7 +145,7 @@ OpenForReading* open_for_reading(hid_t object) {
   const std::string doing = "finding the file of a dataset";
   const Handle file(check(H5Iget_file_id(object), doing), H5Fclose);
   const Handle access(check(H5Fget_access_plist(file.get()), doing), H5Pclose);
-  if (H5Pget_driver(access.get()) != driver()) return nullptr;
+  if (H5Pget_driver(access.get()) != read_driver()) return nullptr;
   void* record = nullptr;
   check(H5Fget_vfd_handle(file.get(), H5P_DEFAULT, &record), doing);
   return static_cast<OpenForReading*>(record);

@@ -1,5 +1,7 @@
 #include "hdf5/types.hpp"
 
+#include "base/listed.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -44,12 +46,38 @@ Handle make_complex(hid_t part) {
               "Convert it, or choose other columns");
 }
 
+/// The fields of compound values that hold numbers, as names of columns.
+std::string fields_of(hid_t type, const std::string& column) {
+  std::string fields;
+  for (int i = 0, count = H5Tget_nmembers(type); i < count; ++i) {
+    const auto kind = H5Tget_member_class(type, static_cast<unsigned>(i));
+    if (kind != H5T_INTEGER && kind != H5T_FLOAT && kind != H5T_ENUM) continue;
+    char* const name = H5Tget_member_name(type, static_cast<unsigned>(i));
+    fields += (fields.empty() ? "" : ", ") + column + "." + name;
+    H5free_memory(name);
+  }
+  return fields;
+}
+
+[[noreturn]] void refuse_compound(hid_t type, const std::string& shown) {
+  const auto column = shown.substr(shown.rfind('/') + 1);
+  // A field of a field cannot be chosen.
+  const auto fields = column.find('.') == std::string::npos ? fields_of(type, column) : "";
+  throw Error(ExitCode::data, "reading " + shown, "it holds compound values, but tensors can only hold numbers",
+              fields.empty() ? "Convert it, or choose other columns" : "Choose fields of it as columns: " + fields);
+}
+
+[[noreturn]] void refuse_size(const char* kind, std::size_t bytes, const char* sizes, const std::string& shown) {
+  throw Error(ExitCode::data, "reading " + shown,
+              std::string("it holds ") + kind + " of " + counted(bytes, "byte") + "; tensors hold those of " + sizes,
+              "Store them in one of these sizes, or choose other columns");
+}
+
 [[noreturn]] void refuse_class(H5T_class_t type, const std::string& shown) {
   constexpr std::pair<H5T_class_t, const char*> names[] = {
-      {H5T_STRING, "strings"},       {H5T_COMPOUND, "compound values"},
-      {H5T_REFERENCE, "references"}, {H5T_VLEN, "values of variable length"},
-      {H5T_OPAQUE, "opaque bytes"},  {H5T_ARRAY, "arrays in one element"},
-      {H5T_TIME, "times"},           {H5T_BITFIELD, "bit fields"}};
+      {H5T_STRING, "strings"},      {H5T_REFERENCE, "references"},        {H5T_VLEN, "values of variable length"},
+      {H5T_OPAQUE, "opaque bytes"}, {H5T_ARRAY, "arrays in one element"}, {H5T_TIME, "times"},
+      {H5T_BITFIELD, "bit fields"}};
   for (const auto& [known, name] : names)
     if (known == type) refuse_type(name, shown);
   refuse_type("values of an unknown kind", shown);
@@ -60,7 +88,7 @@ at::ScalarType integer_type(std::size_t size, bool is_signed, const std::string&
   if (size == 2) return is_signed ? at::kShort : at::kInt;
   if (size == 4) return is_signed ? at::kInt : at::kLong;
   if (size == 8) return at::kLong;
-  refuse_type("integers of an unusual size", shown);
+  refuse_size("integers", size, "1, 2, 4 and 8", shown);
 }
 
 at::ScalarType float_type(hid_t type, const std::string& shown) {
@@ -71,7 +99,7 @@ at::ScalarType float_type(hid_t type, const std::string& shown) {
   if (size == 2) return exponent_size == 8 ? at::kBFloat16 : at::kHalf;
   if (size == 4) return at::kFloat;
   if (size == 8) return at::kDouble;
-  refuse_type("floating-point numbers of an unusual size", shown);
+  refuse_size("floating-point numbers", size, "2, 4 and 8", shown);
 }
 
 at::ScalarType compound_type(hid_t type, const std::string& shown) {
@@ -83,17 +111,18 @@ at::ScalarType compound_type(hid_t type, const std::string& shown) {
     if (complex && H5Tget_size(type) == 8) return at::kComplexFloat;
     if (complex && H5Tget_size(type) == 16) return at::kComplexDouble;
   }
-  refuse_class(H5T_COMPOUND, shown);
+  refuse_compound(type, shown);
 }
 
 }  // namespace
 
 Handle memory_type_of(at::ScalarType type) {
   const Lock lock;
-  const std::pair<at::ScalarType, hid_t> native[] = {{at::kByte, H5T_NATIVE_UINT8},   {at::kChar, H5T_NATIVE_INT8},
-                                                     {at::kShort, H5T_NATIVE_INT16},  {at::kInt, H5T_NATIVE_INT32},
-                                                     {at::kLong, H5T_NATIVE_INT64},   {at::kFloat, H5T_NATIVE_FLOAT},
-                                                     {at::kDouble, H5T_NATIVE_DOUBLE}};
+  const std::pair<at::ScalarType, hid_t> native[] = {
+      {at::kByte, H5T_NATIVE_UINT8},    {at::kChar, H5T_NATIVE_INT8},     {at::kUInt16, H5T_NATIVE_UINT16},
+      {at::kUInt32, H5T_NATIVE_UINT32}, {at::kUInt64, H5T_NATIVE_UINT64}, {at::kShort, H5T_NATIVE_INT16},
+      {at::kInt, H5T_NATIVE_INT32},     {at::kLong, H5T_NATIVE_INT64},    {at::kFloat, H5T_NATIVE_FLOAT},
+      {at::kDouble, H5T_NATIVE_DOUBLE}};
   for (const auto& [known, id] : native)
     if (known == type) return copy_of(id);
   if (type == at::kHalf) return make_float16(5);
@@ -106,9 +135,9 @@ Handle memory_type_of(at::ScalarType type) {
 }
 
 bool has_type(at::ScalarType type) noexcept {
-  static constexpr std::array known{at::kByte,     at::kChar,  at::kShort,        at::kInt,
-                                    at::kLong,     at::kFloat, at::kDouble,       at::kHalf,
-                                    at::kBFloat16, at::kBool,  at::kComplexFloat, at::kComplexDouble};
+  static constexpr std::array known{at::kByte,  at::kUInt16,   at::kUInt32, at::kUInt64,       at::kChar,
+                                    at::kShort, at::kInt,      at::kLong,   at::kFloat,        at::kDouble,
+                                    at::kHalf,  at::kBFloat16, at::kBool,   at::kComplexFloat, at::kComplexDouble};
   return std::ranges::find(known, type) != known.end();
 }
 

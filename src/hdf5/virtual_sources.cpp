@@ -4,8 +4,10 @@
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -50,7 +52,42 @@ Mapping mapping(hid_t creation, std::size_t i, const std::string& doing) {
   return mapping;
 }
 
-void require(const Mapping& source, const std::filesystem::path& own_path, hid_t own_file, const std::string& doing) {
+constexpr const char* same_file = ".";
+
+/// True if the folder has the files of all sources.
+bool has_all(const std::filesystem::path& folder, const std::vector<Mapping>& sources) {
+  return std::ranges::all_of(sources, [&](const Mapping& source) {
+    std::error_code ignored;
+    return source.file == same_file || std::filesystem::exists(folder / source.file, ignored);
+  });
+}
+
+/// The folder of the sources.
+std::filesystem::path folder_of(const std::vector<Mapping>& sources, const std::filesystem::path& own_path) {
+  const auto folder = own_path.parent_path();
+#if !H5_VERSION_GE(1, 10, 2)
+  return folder;  // it has no H5Pset_virtual_prefix()
+#endif
+  std::error_code error;
+  const auto resolved = std::filesystem::canonical(own_path, error).parent_path();
+  return !error && !has_all(folder, sources) && has_all(resolved, sources) ? resolved : folder;
+}
+
+/// The same dataset, whose sources HDF5 takes from `folder`.
+Handle opened_again(Handle dataset, const std::filesystem::path& folder, const std::string& doing) {
+  const Handle file(check(H5Iget_file_id(dataset.get()), doing), H5Fclose);
+  const auto name =
+      name_from([&](char* text, std::size_t size) { return H5Iget_name(dataset.get(), text, size); }, doing);
+  const auto access = make_properties(H5P_DATASET_ACCESS, doing);
+#if H5_VERSION_GE(1, 10, 2)
+  check(H5Pset_virtual_prefix(access.get(), folder.c_str()), doing);
+#endif
+  dataset = {};  // HDF5 keeps the folder of a dataset that is open
+  return {check(H5Dopen2(file.get(), name.c_str(), access.get()), doing), H5Dclose};
+}
+
+void require(const Mapping& source, const std::filesystem::path& own_path, const std::filesystem::path& folder,
+             hid_t own_file, const std::string& doing) {
   const auto refuse = [&](const std::string& fact, const std::string& remedy) {
     throw Error(ExitCode::data, doing, "it is a virtual dataset, and " + fact, remedy);
   };
@@ -60,25 +97,30 @@ void require(const Mapping& source, const std::filesystem::path& own_path, hid_t
   if (source.file.find('/') != std::string::npos)
     refuse("its source " + source.file + " is not named as a file in its own folder",
            "Name those files as one dataset instead");
-  const bool is_same_file = source.file == ".";
-  const auto path = is_same_file ? own_path : own_path.parent_path() / source.file;
+  const bool is_same_file = source.file == same_file;
+  const auto path = is_same_file ? own_path : folder / source.file;
   const auto shown = path.string() + ":" + source.dataset;
+  constexpr const char* make = "Make it, or make the virtual dataset again";
+  if (std::error_code error; !is_same_file && !std::filesystem::exists(path, error) && !error)
+    refuse("its source " + path.string() + " does not exist", make);
   const auto other = is_same_file ? Handle() : open_file(path);
   const auto file = is_same_file ? own_file : other.get();
   const Handle dataset(H5Oopen(file, source.dataset.c_str(), H5P_DEFAULT), H5Oclose);
   if (!dataset) last_error();
-  if (!dataset || H5Iget_type(dataset.get()) != H5I_DATASET)
-    refuse("its source " + shown + " does not exist", "Make it, or make the virtual dataset again");
+  if (!dataset || H5Iget_type(dataset.get()) != H5I_DATASET) refuse("its source " + shown + " does not exist", make);
   const auto creation = dataset_property(dataset.get(), H5Dget_create_plist, doing);
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || H5Pget_external_count(creation.get()) > 0)
     refuse("the values of its source " + shown + " lie in other files", "Name those files as one dataset instead");
-  require_filters(filters(creation.get(), doing), doing);
+  const auto used = filters(creation.get(), doing);
+  if (const auto* const missing = missing_filter(used))
+    refuse("HDF5, which reads it, lacks the filter " + missing->text() + " of its source " + shown,
+           "Name those files as one dataset instead");
   const auto sizes = shape(dataset.get(), shown);
   const auto need = [&](std::uint64_t needed, std::int64_t there, const std::string& where) {
     if (std::cmp_greater(needed, there))
       refuse("its source " + shown + " is too short: it has " + std::to_string(there) + " values" + where + ", " +
                  std::to_string(needed) + " are needed",
-             "Make it, or make the virtual dataset again");
+             make);
   };
   std::int64_t there = 1;
   for (const auto size : sizes) there = checked_product(there, size, doing, "the shape of " + shown);
@@ -89,14 +131,19 @@ void require(const Mapping& source, const std::filesystem::path& own_path, hid_t
 
 }  // namespace
 
-void require_virtual_sources(hid_t dataset, hid_t creation, const std::string& shown) {
+Handle with_sources(Handle dataset, hid_t creation, const std::string& shown) {
   const Lock lock;
   const std::string doing = "opening " + shown;
-  const auto path = name_from([&](char* name, std::size_t size) { return H5Fget_name(dataset, name, size); }, doing);
-  const Handle file(check(H5Iget_file_id(dataset), doing), H5Fclose);
+  const std::filesystem::path path =
+      name_from([&](char* name, std::size_t size) { return H5Fget_name(dataset.get(), name, size); }, doing);
+  const Handle file(check(H5Iget_file_id(dataset.get()), doing), H5Fclose);
   std::size_t count = 0;
   check(H5Pget_virtual_count(creation, &count), doing);
-  for (std::size_t i = 0; i < count; ++i) require(mapping(creation, i, doing), path, file.get(), doing);
+  std::vector<Mapping> sources;
+  for (std::size_t i = 0; i < count; ++i) sources.push_back(mapping(creation, i, doing));
+  const auto folder = folder_of(sources, path);
+  for (const auto& source : sources) require(source, path, folder, file.get(), doing);
+  return folder == path.parent_path() ? std::move(dataset) : opened_again(std::move(dataset), folder, doing);
 }
 
 }  // namespace muster::detail::hdf5

@@ -155,7 +155,7 @@ std::optional<std::pair<std::int64_t, std::int64_t>> parse_steps(const std::stri
 
 CLI::Validator steps_of_profile() {
   return check_value([](const std::string& text) { return parse_steps(text).has_value(); },
-                     "no range of steps such as 100:109, from 1 on");
+                     "no range of steps such as 100:109, from 1 on; auto stands for the usual ones");
 }
 
 CLI::Validator duration() {
@@ -228,7 +228,8 @@ Flags::Flags(const std::string& program, const std::string& version) {
   app.add_option("--set", set_, "One setting, as in --set lr=0.01; repeatable")
       ->group("muster")
       ->type_size(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);  // the words behind its value are the program's
   option("--resume", resume_, "auto, never, must, or the path of a checkpoint or\nrun [auto]");
   option("--seed", seed_, "Seed of the weights and of the order of the\ndata [0]")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
@@ -248,12 +249,12 @@ Flags::Flags(const std::string& program, const std::string& version) {
       ->envname("MUSTER_TENSORBOARD")
       ->group("muster");
   app.add_flag("--profile{auto}", profile_,
-               "Write a trace of some steps, as in\n--profile=100:109 [the 11th to the 20th]")
+               "Write a trace of some steps, as in\n--profile=100:109; auto: the 11th to the 20th")
       ->envname("MUSTER_PROFILE")
       ->group("muster")
       ->take_last()
       ->check(steps_of_profile());
-  app.add_flag("--profile-operators", profile_operators_, "The trace has libtorch's operators too")
+  app.add_flag("--profile-operators", profile_operators_, "Write a trace with libtorch's operators, too")
       ->envname("MUSTER_PROFILE_OPERATORS")
       ->group("muster");
   option("--log-level", log_level_, "trace, debug, info, warn, error or off [info]");

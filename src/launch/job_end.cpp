@@ -1,9 +1,12 @@
 #include "launch/job_end.hpp"
 
 #include "base/program.hpp"
+#include "launch/supervised.hpp"
+#include "muster/error.hpp"
 
 #include <array>
-#include <cstdlib>
+#include <charconv>
+#include <cstdint>
 #include <ctime>
 #include <sstream>
 
@@ -51,6 +54,13 @@ std::string trimmed(const std::string& text) {
   return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
 }
 
+std::optional<seconds> seconds_since_1970(const std::string& text) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return {};
+  return seconds(value);
+}
+
 JobEndTime within_reach(JobEndTime end, system_clock::time_point now) {
   return end && *end > now && *end < now + longest ? end : std::nullopt;
 }
@@ -58,11 +68,22 @@ JobEndTime within_reach(JobEndTime end, system_clock::time_point now) {
 }  // namespace
 
 JobEndTime end_of_allocation(const Environment& environment, system_clock::time_point now) {
-  for (const char* const name : {"SLURM_JOB_END_TIME", "MUSTER_JOB_END_TIME"})
-    if (const auto end = seconds(std::atoll(value_of(environment, name).c_str()));
-        end > std::chrono::floor<seconds>(now.time_since_epoch()) && end < seconds(1'000'000'000'000))
-      if (const auto known = within_reach(system_clock::time_point(end), now)) return known;
+  for (const char* const name : {"SLURM_JOB_END_TIME", variable::job_end})
+    if (const auto end = seconds_since_1970(value_of(environment, name));
+        end && *end > std::chrono::floor<seconds>(now.time_since_epoch()) && *end < seconds(1'000'000'000'000))
+      if (const auto known = within_reach(system_clock::time_point(*end), now)) return known;
   return {};
+}
+
+std::string job_end_warning(const Environment& environment, system_clock::time_point now) {
+  const auto text = value_of(environment, variable::job_end);
+  if (text.empty()) return {};
+  const auto end = seconds_since_1970(text);
+  if (!end)
+    throw Error(ExitCode::usage, "reading the environment", "MUSTER_JOB_END_TIME=" + text + " is no number of seconds",
+                "Set it to the seconds since 1970, as date +%s -d '12 hours' prints them, or unset it");
+  if (*end > std::chrono::floor<seconds>(now.time_since_epoch())) return {};
+  return "MUSTER_JOB_END_TIME is in the past; the end of this job is not known";
 }
 
 std::vector<std::string> job_end_question(const Environment& environment) {

@@ -15,9 +15,13 @@ namespace muster::detail::launch {
 using JobEndTime = std::optional<std::chrono::system_clock::time_point>;
 
 /// The end by SLURM_JOB_END_TIME, or else by MUSTER_JOB_END_TIME: seconds since 1970. None if it is in the past, which
-/// happens in a shell of an earlier allocation.
+/// happens in a shell of an earlier allocation, and for what is no number.
 MUSTER_INTERNAL_API JobEndTime end_of_allocation(const Environment& environment,
                                                  std::chrono::system_clock::time_point now);
+/// What is wrong with MUSTER_JOB_END_TIME, which a user has set: a warning if it is in the past, an Error
+/// (ExitCode::usage) if it is no number of seconds; otherwise empty.
+MUSTER_INTERNAL_API std::string job_end_warning(const Environment& environment,
+                                                std::chrono::system_clock::time_point now);
 
 /// What a batch system is asked with: the program and its arguments. Empty if this is no job of a known system.
 std::vector<std::string> job_end_question(const Environment& environment);

@@ -129,8 +129,10 @@ void Launch::State::choose_end() {
     return;
   }
   if (!asked_job_end.note.empty()) detail::log::debug(asked_job_end.note);
+  const auto warning = detail::launch::job_end_warning(::getenv, now);
   auto job_end = detail::launch::end_of_allocation(::getenv, now);
   if (!job_end) job_end = asked_job_end.end;
+  if (!job_end && !warning.empty()) detail::log::warn(warning);
   // Ranks of other nodes may not have the variable, and only rank 0 has asked.
   constexpr auto never = std::numeric_limits<std::int64_t>::max();
   const auto seconds = job_end ? std::chrono::system_clock::to_time_t(*job_end) : never;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2, SIGHUP};
 
-volatile std::sig_atomic_t requested = 0;
+volatile std::sig_atomic_t requested = 0;  // the signal
 volatile std::sig_atomic_t launched = 0;
 time_t loaded = 0;
 bool hangup_ignored_at_start = false;
@@ -28,7 +28,7 @@ time_t seconds() noexcept {
 }
 
 void handle(int signal) {
-  requested = 1;
+  if (!requested) requested = signal;
   if (launched || seconds() - loaded < first_seconds) return;
   ::signal(signal, SIG_DFL);
   ::raise(signal);
@@ -75,6 +75,8 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
 }  // namespace
 
 bool is_requested() noexcept { return requested != 0; }
+
+int requested_by() noexcept { return requested; }
 
 bool ignores_hangup() noexcept { return hangup_ignored_at_start || ignored(SIGHUP); }
 

@@ -18,6 +18,9 @@ inline constexpr int first_seconds = 300;
 /// True if a request to stop has come since the program was loaded.
 MUSTER_INTERNAL_API bool is_requested() noexcept;
 
+/// The first signal that has asked for it; 0 if none has.
+MUSTER_INTERNAL_API int requested_by() noexcept;
+
 /// True if SIGHUP was ignored when the program was started (nohup), or is ignored now. Some libraries of MPI's networks
 /// install a handler for it when they are loaded.
 MUSTER_INTERNAL_API bool ignores_hangup() noexcept;

@@ -51,7 +51,7 @@ std::string nth(std::uint64_t number) {
   return std::to_string(number) + (plain ? std::array{"st", "nd", "rd"}[last - 1] : "th");
 }
 
-Error mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call) {
+CallMismatch mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call) {
   return {
       ExitCode::user_error, "comparing what the ranks call",
       "rank " + std::to_string(lower) + " is in " + its_call + ", rank " + std::to_string(higher) + " in " + other_call,

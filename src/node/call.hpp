@@ -57,7 +57,13 @@ struct Call {
 /// "1st", "2nd", ….
 std::string nth(std::uint64_t number);
 
-/// Returns the error for two ranks that are in different calls of the same number. It is the same on both ranks.
-Error mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call);
+/// Two ranks are in different calls of the same number.
+class CallMismatch : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Returns that error, which is the same on both ranks.
+CallMismatch mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call);
 
 }  // namespace muster::detail::node

@@ -50,6 +50,14 @@ class MetricInput {
             "Classes are numbered from 0; give a sample without a class the weight 0");
   }
 
+  /// Throws an Error if the class of a row is negative.
+  void require_not_negative(const char* what, const at::Tensor& of_rows) const {
+    if (of_rows.numel() == 0) return;
+    const auto least = of_rows.min().item<std::int64_t>();
+    require(least >= 0, c10::str(what, " has the class ", least),
+            "Classes are numbered from 0; give a sample without a class the weight 0");
+  }
+
   /// The rows of the first `samples` samples, without rows of weight 0. Logits stay logits.
   WeightedRows rows_of(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
                        const at::Tensor& weight) const {
@@ -83,6 +91,8 @@ class MetricInput {
     auto each = weight;
     while (of_samples && each.dim() < target.dim()) each = each.unsqueeze(-1);
     all.weight = flat(each.expand_as(target)).to(at::kDouble);
+    require(all.weight.ge(0).logical_and(all.weight.isfinite()).all().item<bool>(),
+            "a weight is negative or not a finite number", "Give weights of at least 0; 0 leaves a sample out");
     const auto counts = all.weight.ne(0).nonzero().squeeze(1);
     for (auto* tensor : {&all.prediction, &all.target, &all.weight}) *tensor = tensor->index_select(0, counts);
     return all;
@@ -250,6 +260,8 @@ void Accuracy::add(const at::Tensor& prediction, const at::Tensor& target, Sampl
     input.require(!at::isFloatingType(all.prediction.scalar_type()),
                   "the prediction holds floating-point numbers, not classes",
                   "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
+    input.require_not_negative("a target", all.target);
+    input.require_not_negative("a prediction", all.prediction.to(at::kLong));
     right = all.prediction.eq(all.target);
   }
   count(at::stack({(all.weight * right).sum(), all.weight.sum()}));

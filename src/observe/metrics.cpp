@@ -44,22 +44,29 @@ Json finite(Json value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
+[[noreturn]] void refuse_mix(const std::string& key, const std::string& fact) {
+  throw Error(ExitCode::user_error, "reporting the metric \"" + key + "\"", fact,
+              "Give the same metric under that name on every rank");
+}
+
 /// The value of a metric from the ranks' accumulators, merged.
-Json value_of_accumulators(const std::vector<Json>& values) {
+Json value_of_accumulators(const std::string& key, const std::vector<Json>& values) {
   std::vector<MetricAccumulator> accumulators;
   for (const auto& value : values)
     if (value.size() < 3 || !from_json(value[2], accumulators.emplace_back()))
-      throw Error(ExitCode::user_error, "reporting metrics",
-                  "what is a metric of samples on some ranks is a plain value on others",
-                  "Give the same metric under that name on every rank");
+      refuse_mix(key, "it is a metric of samples on some ranks and a plain value on others");
   return finite(value_of(merged(accumulators)));
 }
 
 /// `values`: [value, weight] or [value, weight, accumulator] of each rank that gave the key.
-Json mean_of(const std::vector<Json>& values) {
-  if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; })) return value_of_accumulators(values);
+Json mean_of(const std::string& key, const std::vector<Json>& values) {
+  if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; }))
+    return value_of_accumulators(key, values);
   const auto& first = values.front()[0];
-  if (!std::ranges::all_of(values, [](const Json& v) { return v[0].is_number(); })) return finite(first);
+  const auto numbers = std::ranges::count_if(values, [](const Json& v) { return v[0].is_number(); });
+  const auto others = std::ranges::count_if(values, [](const Json& v) { return !v[0].is_number() && !v[0].is_null(); });
+  if (numbers > 0 && others > 0) refuse_mix(key, "it is a number on some ranks and something else on others");
+  if (numbers < std::ssize(values)) return finite(first);
   const bool equal = std::ranges::all_of(values, [&](const Json& v) { return v[0] == first; });
   if (equal && first.is_number_integer()) return first;
   double sum = 0, weights = 0;
@@ -103,7 +110,7 @@ Json mean_over_ranks(const std::vector<Json>& ranks) {
   for (const auto& rank : ranks)
     for (const auto& [key, value] : rank.items()) values[key].push_back(value);
   Json row = Json::object();
-  for (const auto& [key, of_ranks] : values) row[key] = mean_of(of_ranks);
+  for (const auto& [key, of_ranks] : values) row[key] = mean_of(key, of_ranks);
   return row;
 }
 

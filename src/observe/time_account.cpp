@@ -81,7 +81,7 @@ void TimeAccount::start(const AttemptStart& start) {
   }
   idle_s_ = number_at(time, "idle_s") + std::max(begun - last_sign, 0.0);
   starting_s_ = number_at(time, "starting_s") + std::max(started_ - std::max(begun, last_sign), 0.0);
-  repeated_s_ = std::max(earlier_training_s_ - start.time_total_s, 0.0);
+  repeated_s_ = repeated_after(number_at(time, "repeated_s"), start.time_total_s);
   if (number_at(before, "training_iteration") == static_cast<double>(start.training_iteration)) {
     spent_ = {number_at(time, "data_s"), number_at(time, "saves_s"), number_at(time, "late_s")};
     return;
@@ -91,6 +91,18 @@ void TimeAccount::start(const AttemptStart& start) {
     report(row);
     spent_.saves += part_of(row, "save", "max");
   }
+}
+
+/// `before`, and the seconds of the last start after the step from which training goes on. A start that ended well has
+/// saved all of its steps; what it did after its last report is not repeated.
+double TimeAccount::repeated_after(double before, double time_total_s) const {
+  if (earlier_starts_.empty() || !earlier_starts_.back().contains("first_time_total_s"))  // of an earlier version
+    return std::max(earlier_training_s_ - time_total_s, 0.0);
+  const auto& last = earlier_starts_.back();
+  const auto state = last.value("state", Json());
+  if (state == "finished" || state == "stopped") return before;
+  const auto trained = number_at(last, "ended") - number_at(last, "started");
+  return before + std::max(trained - (time_total_s - number_at(last, "first_time_total_s")), 0.0);
 }
 
 void TimeAccount::report(const Json& row) {
@@ -121,6 +133,7 @@ void TimeAccount::add_to(Json& status, const std::string& state, const std::stri
                     {"world_size", world_size_},
                     {"first_iteration", attempt_.training_iteration},
                     {"first_step", attempt_.global_step},
+                    {"first_time_total_s", attempt_.time_total_s},
                     {"state", state}});
   if (!error.empty()) starts.back()["error"] = error.substr(0, std::min(error.find('\n'), most_error_bytes));
   status["starts"] = std::move(starts);

@@ -43,6 +43,8 @@ class TimeAccount {
  private:
   using Clock = std::chrono::steady_clock;
 
+  double repeated_after(double before, double time_total_s) const;
+
   std::filesystem::path run_;
   int world_size_;
   bool has_started_ = false;

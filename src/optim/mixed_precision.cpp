@@ -15,6 +15,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <set>
 #include <string>
@@ -31,12 +32,16 @@ constexpr const char* unscaling = "unscaling gradients";
   throw Error(ExitCode::user_error, doing, fact, remedy);
 }
 
+/// The scale is a float.
+bool is_scale(double value) { return static_cast<float>(value) > 0 && std::isfinite(static_cast<float>(value)); }
+
 void check(const GradScalerOptions& options) {
   const auto require = [](bool holds, std::string_view fact) {
     if (!holds) throw Error(ExitCode::usage, "making a gradient scaler", fact, "torch's defaults serve most models");
   };
-  require(options.init_scale > 0, "init_scale is not above 0");
-  require(options.growth_factor > 1, "growth_factor is not above 1");
+  require(is_scale(options.init_scale), "init_scale is not a finite number above 0");
+  require(options.growth_factor > 1 && std::isfinite(options.growth_factor),
+          "growth_factor is not a finite number above 1");
   require(options.backoff_factor > 0 && options.backoff_factor < 1, "backoff_factor is not between 0 and 1");
   require(options.growth_interval > 0, "growth_interval is not above 0");
 }
@@ -178,6 +183,9 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::update(std::optional<double> new_scale) {
   if (!is_enabled()) return;
+  if (new_scale && !is_scale(*new_scale))
+    refuse("updating a gradient scaler", "the new scale is not a finite number above 0",
+           "Leave it out, and the scaler chooses the scale");
   const auto any = [&](bool Progress::*what) {
     return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
   };

@@ -399,8 +399,9 @@ std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optim
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
                                                    const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
                                                    const OptimizerOptions& options, const SharedOptimizerData& shared) {
-  if (options.max_grad_norm < 0)
-    throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative", "Give a norm, or 0 for none");
+  if (!(options.max_grad_norm >= 0))  // infinity only measures the norm
+    throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative or not a number",
+                "Give a norm, or 0 for none");
   drop_repeated(optimizer);
   namespace o = torch::optim;
   // Classes derived from these may step in another way.

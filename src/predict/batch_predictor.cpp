@@ -1,3 +1,4 @@
+#include "base/file.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
 #include "data/passes/batches.hpp"
@@ -51,6 +52,14 @@ void require_same_columns(const Communicator& world, const std::string& mine) {
           "Use the same model and options on every rank");
 }
 
+/// Throws an Error if `output` cannot be written there, or is a file that the source reads.
+void require_new_file(const std::filesystem::path& output, const data::Source& source) {
+  require_output(output);
+  for (const auto& file : source.files())
+    if (std::error_code none; std::filesystem::equivalent(file, output, none))
+      throw Error(ExitCode::usage, "writing " + output.string(), "it is a file of the dataset", "Choose another name");
+}
+
 }  // namespace
 
 void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const std::filesystem::path& output,
@@ -65,6 +74,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     const c10::DeviceGuard own(run::choose_device(predictor_.uses_gpu(), launch));
     if (predictor_.uses_gpu()) run::warn_of_shared_gpus(launch);
     auto& source = *data::source_of(dataset);
+    comm::run_on_root(world, [&] { require_new_file(output, source); });
     for (const auto& name : options.keep_columns)
       if (data::is_ragged(data::column_of(source, name, "keeping columns")))
         throw Error(ExitCode::usage, "keeping columns",

@@ -111,7 +111,7 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
     profile.enabled = true;
     std::tie(profile.first_step, profile.last_step) = *flags.profile;
   }
-  profile.operators = profile.operators || flags.profile_operators;
+  if (flags.profile_operators) profile.enabled = profile.operators = true;
   if (const bool is_default = profile.first_step == 0 && profile.last_step == 0;
       !is_default && (profile.first_step < 1 || profile.last_step < profile.first_step))
     throw Error(

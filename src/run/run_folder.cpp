@@ -166,6 +166,8 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
                   "Choose another --storage");
     make_directories(path_);
     require_own_directory(path_);
+    if (const auto sweep = path_ / "sweep.json"; flags.name && std::filesystem::exists(status_of(sweep)))
+      require_same_program(read_json(sweep), launch.program(), path_);
     make_directories(path_ / "logs");
     require_own_directory(path_ / "logs");
     take_lock(/*is_root=*/true);

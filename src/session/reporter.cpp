@@ -152,13 +152,14 @@ Reporter::Combined Reporter::exchange(const Input& input) {
                              .name = name,
                              .times = take_times(session_.progress),
                              .memory_bytes = watch::memory_bytes(),
-                             .passes = session_.same_passes.take()}
+                             .passes = session_.same_passes.noted()}
              .pack();
        }))
     of_ranks.push_back(Contribution::unpack(bytes));
   std::vector<Json> passes;
   for (const auto& one : of_ranks) passes.push_back(one.passes);
   require_same_passes(passes);
+  session_.same_passes.forget();
   using std::ranges::any_of;
   session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
   Combined all{.has_state = any_of(of_ranks, &Contribution::has_state),

@@ -29,15 +29,14 @@ void SamePasses::note(const step::OpenPass& pass) {
   is_due_ = true;
 }
 
-Json SamePasses::take() { return std::exchange(noted_, Json::object()); }
-
 void SamePasses::compare(const Communicator& control) {
   if (!std::exchange(is_due_, false)) return;
   const watch::ScopedCallName call("comparing the options of a pass");
   std::vector<Json> of_ranks;
-  for (const auto& text : control.all_gather(take().dump(-1, ' ', false, Json::error_handler_t::replace)))
+  for (const auto& text : control.all_gather(noted_.dump(-1, ' ', false, Json::error_handler_t::replace)))
     of_ranks.push_back(Json::parse(text));
   require_same_passes(of_ranks);
+  forget();
 }
 
 void require_same_passes(const std::vector<Json>& of_ranks) {

@@ -19,8 +19,10 @@ class SamePasses {
   /// Call at a boundary inside a pass where the workers have just met. Compares once after note(), which all workers
   /// have called for that pass. Throws as require_same_passes(). Collective.
   void compare(const Communicator& control);
-  /// The options of the passes since the last comparison: {pass name: {option: value}}, of each name the last pass.
-  Json take();
+  /// The options of the passes since forget(): {pass name: {option: value}}, of each name the last pass.
+  const Json& noted() const noexcept { return noted_; }
+  /// Call once they have been compared.
+  void forget() { noted_ = Json::object(); }
 
  private:
   Json noted_ = Json::object();
@@ -28,7 +30,7 @@ class SamePasses {
 };
 
 /// Throws an Error (ExitCode::usage), the same on all ranks, that names the first option in which two ranks differ.
-/// `of_ranks`: what take() has returned on each rank. A pass that only some ranks have made is compared among them.
+/// `of_ranks`: noted() of each rank. A pass that only some ranks have made is compared among them.
 void require_same_passes(const std::vector<Json>& of_ranks);
 
 }  // namespace muster::detail::session

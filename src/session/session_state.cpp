@@ -8,6 +8,7 @@
 #include "watch/trace.hpp"
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <string>
 #include <utility>
@@ -59,6 +60,7 @@ class SessionStepListener final : public step::StepListener {
     const bool trained = before.empty() || before.mapped() != session_.models.gradient_average_count();
     // A single batch may have been taken for its shapes, and gradients may be averaged without muster or later.
     if (trained || pass.batches < 2 || session_.models.empty() || *session_.models.no_sync_depth() > 0) return;
+    if (std::uncaught_exceptions() > 0) return;  // the loop was left because something failed
     if (std::exchange(warned_of_pass_, true) || !session_.workers.is_first()) return;
     log::warn("a training pass over \"" + pass.name +
               "\" ended and no gradients were averaged in it, but its batches " +

@@ -2,12 +2,16 @@
 
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
+#include "launch/stop_signal.hpp"
+#include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "state/stateful.hpp"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
+#include <ctime>
 #include <limits>
 #include <optional>
 #include <span>
@@ -25,6 +29,32 @@ double bytes_of(const StateEntries& entries) {
   return bytes;
 }
 
+std::string name_of_signal(int signal) {
+  return signal == SIGUSR1   ? "SIGUSR1"
+         : signal == SIGUSR2 ? "SIGUSR2"
+         : signal == SIGHUP  ? "SIGHUP"
+         : signal == SIGTERM ? "SIGTERM"
+                             : "signal " + std::to_string(signal);
+}
+
+/// "90 min", in the largest unit that says it exactly.
+std::string text_of(std::chrono::milliseconds time) {
+  const auto seconds = time.count() / 1000;
+  if (seconds > 0 && seconds % 3600 == 0) return std::to_string(seconds / 3600) + " h";
+  return seconds > 0 && seconds % 60 == 0 ? std::to_string(seconds / 60) + " min" : std::to_string(seconds) + " s";
+}
+
+/// The local time in `left`, such as "14:00".
+std::string clock_time_in(std::chrono::duration<double> left) {
+  using std::chrono::system_clock;
+  const auto time = system_clock::to_time_t(system_clock::now() + std::chrono::round<std::chrono::seconds>(left));
+  std::tm local{};
+  ::localtime_r(&time, &local);
+  char text[8] = "";
+  std::strftime(text, sizeof text, "%H:%M", &local);
+  return text;
+}
+
 }  // namespace
 
 void Stopper::note_restored_state(const std::shared_ptr<const StateEntries>& entries) {
@@ -33,9 +63,23 @@ void Stopper::note_restored_state(const std::shared_ptr<const StateEntries>& ent
 }
 
 bool Stopper::is_asked_here() {
-  if (launch_.stop_requested() || file_.exists()) return true;
   const auto left = launch_.time_left();
-  return left && outputs_.store && *left < budget_.full_budget(outputs_.store->current_save_duration());
+  const bool is_late =
+      left &&
+      (left->count() <= 0 || (outputs_.store && *left < budget_.full_budget(outputs_.store->current_save_duration())));
+  if (!launch_.stop_requested() && !file_.exists() && !is_late) return false;
+  if (cause_.empty()) cause_ = cause_of_stop(is_late ? left : std::nullopt);
+  return true;
+}
+
+std::string Stopper::cause_of_stop(std::optional<std::chrono::duration<double>> left) {
+  // muster run passes all signals on as one, and has said itself that it stops.
+  const int signal = launch::supervisor() ? 0 : launch::stop_signal::requested_by();
+  if (signal != 0) return "by " + name_of_signal(signal);
+  if (left && launch_.flags().time_limit)
+    return "as the time limit of " + text_of(*launch_.flags().time_limit) + " ends";
+  if (left) return "as the batch job ends at " + clock_time_in(*left);
+  return file_.exists() ? "as the file stop is there" : "on request";
 }
 
 bool Stopper::stop_if_asked() {
@@ -142,11 +186,16 @@ bool Stopper::may_wait_for_a_step() const {
 void Stopper::throw_stopped(bool saved) {
   has_stopped_ = true;
   file_.remove();
+  // Any worker that was asked can tell why. The text is the same on all, so it is one worker's.
+  const auto teller = static_cast<int>(
+      workers_.control.all_reduce(std::int64_t{cause_.empty() ? workers_.size() : workers_.rank()}, ReduceOp::min));
+  const auto stopped =
+      "stopped " + (teller < workers_.size() ? workers_.control.broadcast(cause_, teller) : std::string("on request"));
   const auto& newest = outputs_.newest;
   const auto& remedy = run_.how_to_go_on();
   const Error error = saved ? Error(ExitCode::stopped, "training",
-                                    "stopped on request, state saved in " + newest->path().filename().string(), remedy)
-                            : Error(ExitCode::retry, "training", "stopped on request, and there is no State to save",
+                                    stopped + ", state saved in " + newest->path().filename().string(), remedy)
+                            : Error(ExitCode::retry, "training", stopped + ", and there is no State to save",
                                     remedy + (newest ? " from " + newest->path().filename().string() : ""));
   throw Error(error.code(), std::string(error.what()));  // agreed: the same on all workers
 }

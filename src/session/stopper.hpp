@@ -13,8 +13,11 @@
 #include "session/training_progress.hpp"
 #include "session/worker_context.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 namespace muster::detail::session {
 
@@ -77,6 +80,9 @@ class Stopper {
   /// True if gradients are accumulated on any worker, and there is time for the step that uses them. Collective.
   bool must_wait_for_a_step(bool in_report);
   bool may_wait_for_a_step() const;
+  /// Why this worker has been asked to stop: "by SIGUSR1". `left`: until the end of the time, if that is the reason.
+  std::string cause_of_stop(std::optional<std::chrono::duration<double>> left);
+  /// Collective.
   [[noreturn]] void throw_stopped(bool saved);
 
   // The seven parts of the session that a stop reads and saves, and what has been asked for and told so far.
@@ -89,6 +95,7 @@ class Stopper {
   Saver& saver_;
   StopRequest request_ = {};
   StopFile file_ = {};
+  std::string cause_ = {};  ///< why this worker has been asked to stop; empty if it has not
   ShutdownBudget budget_ = {};
   std::int64_t average_count_ = 0;  ///< summed over all models, at the last boundary
   AccumulatedGradients accumulated_;

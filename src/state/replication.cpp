@@ -72,6 +72,32 @@ Json describe(const StateDict& state, const EntryReplication& replication) {
   return {{"tensors", std::move(tensors)}, {"values", std::move(values)}, {"per_rank", std::move(per_rank)}};
 }
 
+/// The names of the entries that a rank has described.
+std::set<std::string> entries_of(const Json& rank) {
+  std::set<std::string> entries;
+  for (const auto* const part : {"tensors", "values", "per_rank"})
+    for (const auto& [path, value] : rank.at(part).items()) entries.insert(entry_name_of(path));
+  return entries;
+}
+
+/// Checks that all ranks have entries of the same names.
+void check_entries(const std::vector<Json>& ranks) {
+  const auto first = entries_of(ranks.front());
+  const auto check = [](const auto& have, std::size_t rank, const auto& want, std::size_t other) {
+    for (const auto& entry : want)
+      if (!have.contains(entry))
+        throw Error(ExitCode::user_error, "saving " + entry,
+                    "rank " + std::to_string(rank) + " has no such entry in its state, and rank " +
+                        std::to_string(other) + " has one",
+                    "Give entries of the same names on every rank");
+  };
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    const auto mine = entries_of(ranks[r]);
+    check(mine, r, first, 0);
+    check(first, 0, mine, r);
+  }
+}
+
 /// Checks that all ranks have the same per-rank entries, in the same form.
 void check_per_rank(const std::vector<Json>& ranks) {
   const auto check = [&](std::size_t from, std::size_t to) {
@@ -178,6 +204,7 @@ std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryRe
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,
                                  const EntryReplication& replication) {
   const auto ranks = comm::run_on_all(communicator, [&] { return describe(state, replication); });
+  check_entries(ranks);
   check_per_rank(ranks);
 
   std::vector<Disagreement> drifted, unequal;

@@ -515,6 +515,7 @@ class Supervision {
 
   void find_job_end() {
     const auto now = std::chrono::system_clock::now();
+    launch::job_end_warning(environment, now);  // the ranks print it
     job_end_ = launch::end_of_allocation(environment, now);
     if (job_end_) return;
     auto asked = launch::ask_for_job_end(environment);

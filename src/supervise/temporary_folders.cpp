@@ -1,5 +1,6 @@
 #include "supervise/temporary_folders.hpp"
 
+#include "base/temporary.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -52,16 +53,6 @@ void remove_leftovers(const fs::path& parent) {
       fs::remove_all(entry.path(), ignored);
     if (folder >= 0) ::close(folder);
   }
-}
-
-fs::path temporary_parent() {
-  std::error_code error;
-  auto path = fs::temp_directory_path(error);
-  if (!error) return path;
-  const char* const named = std::getenv("TMPDIR");
-  throw Error(ExitCode::usage, "making a folder for temporary files",
-              named == nullptr ? "there is no /tmp" : "TMPDIR is " + std::string(named) + ", and that is no folder",
-              "Set TMPDIR to a folder that is there");
 }
 
 /// Makes a new folder in `parent`, and locks it. Throws an Error (ExitCode::retry) if this is impossible.

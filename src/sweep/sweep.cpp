@@ -197,6 +197,15 @@ void require_same_start(const Json& before, const Json& now, const std::filesyst
                 "Give the same settings and --seed, or choose another --name");
   };
   const auto differs = [&](const char* key) { return before.contains(key) && before.at(key) != now.at(key); };
+  const auto samples_in = [](const Json& sweep) {
+    const auto samples = sweep.value("num_samples", Json());
+    return samples.is_number() ? samples.get<double>() : 0;
+  };
+  if (samples_in(before) > samples_in(now))
+    throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
+                "trials that are done would be left out: num_samples was " + before.at("num_samples").dump() +
+                    " and is " + now.at("num_samples").dump(),
+                "Give as many as before or more, or choose another --name");
   if (differs("seed")) refuse("the seed", before.at("seed"), now.at("seed"));
   if (!differs("settings")) return;
   const auto was = by_name(before.at("settings")), is = by_name(now.at("settings"));

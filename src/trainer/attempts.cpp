@@ -3,8 +3,10 @@
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
 #include "launch/supervised.hpp"
+#include "node/call.hpp"
 #include "run/failures.hpp"
 #include "session/open_session.hpp"
+#include "session/same_passes.hpp"
 #include "trainer/fit.hpp"
 
 #include <thread>
@@ -21,7 +23,20 @@ struct AttemptEnd {
   bool stopped = false;    ///< on request
   /// The bad step for which training goes back to the newest checkpoint.
   std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
+  bool calls_differ = false;     ///< this worker has found that another one is in another call
+  Json passes = Json::object();  ///< if it has failed: SamePasses::noted()
 };
+
+/// Inside catch (...).
+bool handles_call_mismatch() {
+  try {
+    throw;
+  } catch (const node::CallMismatch&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
 
 /// Runs one attempt on one worker. On an exception, raises the alarm on all ranks at once, shuts down backend and
 /// observers, and throws it on. Collective over the workers.
@@ -45,10 +60,27 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
     comm::raise_alarm(resolved.world(), cause);
     session.fail(cause);
     const auto& ended = session.state();
+    end.calls_differ = handles_call_mismatch();
+    end.passes = ended.same_passes.noted();
     end.stopped = ended.stopper.has_stopped();
     if (ended.bad_numbers) end.rollback_step = ended.bad_numbers->rollback_step();
     throw;
   }
+}
+
+/// Workers whose passes have different options soon make different calls. Then returns the error that names the option,
+/// otherwise `error`. Collective.
+Error with_cause_in_passes(const Communicator& world, const AttemptEnd& end, const Error& error) {
+  if (world.all_reduce(std::int64_t{end.calls_differ}, ReduceOp::max) == 0) return error;
+  std::vector<Json> of_ranks;
+  for (const auto& text : world.all_gather(end.passes.dump(-1, ' ', false, Json::error_handler_t::replace)))
+    of_ranks.push_back(Json::parse(text));
+  try {
+    session::require_same_passes(of_ranks);
+  } catch (const Error& difference) {
+    return difference;
+  }
+  return error;
 }
 
 /// True if any rank has been asked to stop. Collective.
@@ -148,7 +180,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     AttemptEnd end;
     std::map<int, std::string> errors;
     validation.begin_attempt();
-    const auto error = comm::attempt_on_all(
+    auto error = comm::attempt_on_all(
         world, limits,
         [&] {
           if (resolved.is_worker())
@@ -158,6 +190,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
         },
         &errors);
     if (!error) return {.return_value = std::move(end.return_value)};
+    error = with_cause_in_passes(world, end, *error);
     if (rolls_back && bad_steps.agree_to_roll_back(world, end.rollback_step)) {
       if (world.rank() == 0) log::warn(error->what());
       continue;

@@ -74,7 +74,8 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
     result = read_result(resolved, run);
   } catch (const Error& unreadable) {
     if (!ended.error) throw;
-    log::warn(unreadable.what());  // a warning, since the result's error is the cause
+    // A warning, since the result's error is the cause. It may be the same one: a start reads the rows, too.
+    if (std::string_view(unreadable.what()) != ended.error->what()) log::warn(unreadable.what());
     result.path = run.path();
   }
   result.error = ended.error ? ended.error : unfinished_validations;

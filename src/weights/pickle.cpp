@@ -11,6 +11,8 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
+#include <span>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -22,10 +24,10 @@ namespace {
 struct Global {
   std::string name;
 };
-/// A reference to a storage.
+/// A reference to a storage. One without a type holds bytes: the tensors over it say their type.
 struct StorageRef {
   std::string key;
-  at::ScalarType type;
+  std::optional<at::ScalarType> type;
   std::int64_t count;
 };
 struct PickleValue;
@@ -44,7 +46,7 @@ struct PickleValue : std::variant<std::monostate, bool, std::int64_t, double, st
   using variant::variant;
 };
 
-/// Types that have a storage class in torch. Newer types are pickled in another way and are not supported.
+/// Types that have a storage class in torch.
 constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> storage_types{{
     {"torch.ByteStorage", at::kByte},
     {"torch.CharStorage", at::kChar},
@@ -59,6 +61,28 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> storage_ty
     {"torch.ComplexFloatStorage", at::kComplexFloat},
     {"torch.ComplexDoubleStorage", at::kComplexDouble},
 }};
+constexpr std::string_view untyped_storage = "torch.storage.UntypedStorage";
+
+/// Newer types, which tensors name themselves.
+constexpr std::array<std::pair<std::string_view, at::ScalarType>, 9> tensor_types{{
+    {"torch.uint16", at::kUInt16},
+    {"torch.uint32", at::kUInt32},
+    {"torch.uint64", at::kUInt64},
+    {"torch.complex32", at::kComplexHalf},
+    {"torch.float8_e5m2", at::kFloat8_e5m2},
+    {"torch.float8_e4m3fn", at::kFloat8_e4m3fn},
+    {"torch.float8_e5m2fnuz", at::kFloat8_e5m2fnuz},
+    {"torch.float8_e4m3fnuz", at::kFloat8_e4m3fnuz},
+    {"torch.float8_e8m0fnu", at::kFloat8_e8m0fnu},
+}};
+
+at::ScalarType find_type(std::span<const std::pair<std::string_view, at::ScalarType>> types, const std::string& name) {
+  const auto known = std::ranges::find(types, name, [](const auto& pair) { return pair.first; });
+  if (known == types.end())
+    throw BadPickle("it holds tensors of the type " + name + ", which is not known here",
+                    "Save them in another type, such as tensor.float()");
+  return known->second;
+}
 
 /// Runs the stack machine that a pickle is a program for. It owns all values, so they may refer to each other in any
 /// way, in cycles too.
@@ -245,10 +269,9 @@ class Unpickler {
     if (items.size() != 5 || as<std::string>(*items[0], "a storage") != "storage")
       throw BadPickle("its pickle refers to something that is not a storage");
     const auto& type = as<Global>(*items[1], "a storage's type").name;
-    const auto known = std::ranges::find(storage_types, type, [](const auto& pair) { return pair.first; });
-    if (known == storage_types.end())
-      throw BadPickle("it holds tensors of the type " + type + ", which is not known here");
-    push(StorageRef{as<std::string>(*items[2], "a storage's key"), known->second,
+    std::optional<at::ScalarType> known;
+    if (type != untyped_storage) known = find_type(storage_types, type);
+    push(StorageRef{as<std::string>(*items[2], "a storage's key"), known,
                     as<std::int64_t>(*items[4], "a storage's size")});
   }
 
@@ -256,15 +279,18 @@ class Unpickler {
     const auto& name = as<Global>(*call[0], "a function").name;
     const auto& arguments = as<Tuple>(*call[1], "arguments").items;
     if (name == "collections.OrderedDict" && arguments.empty()) return push(Dict());
-    if (name == "torch._utils._rebuild_tensor_v2" && arguments.size() >= 4) return push(tensor(arguments));
+    if (name == "torch._utils._rebuild_tensor_v2" && arguments.size() >= 4)
+      return push(tensor(arguments, std::nullopt));
+    if (name == "torch._utils._rebuild_tensor_v3" && arguments.size() >= 7)
+      return push(tensor(arguments, find_type(tensor_types, as<Global>(*arguments[6], "a tensor's type").name)));
     if (name == "torch._utils._rebuild_parameter" && !arguments.empty())
       return push(as<at::Tensor>(*arguments[0], "a parameter"));
     throw BadPickle("it wants to call " + name +
                     ", and only the functions that make tensors of plain values are allowed");
   }
 
-  /// Builds a tensor from the arguments (storage, offset, sizes, strides, …).
-  at::Tensor tensor(const PickleValues& arguments) {
+  /// Builds a tensor from the arguments (storage, offset, sizes, strides, …). `own_type`: if the storage has none.
+  at::Tensor tensor(const PickleValues& arguments, std::optional<at::ScalarType> own_type) {
     const auto numbers = [](const PickleValue& tuple, const char* what) {
       std::vector<std::int64_t> values;
       for (const auto* item : as<Tuple>(tuple, what).items) values.push_back(as<std::int64_t>(*item, what));
@@ -274,19 +300,27 @@ class Unpickler {
     const auto offset = as<std::int64_t>(*arguments[1], "a tensor's offset");
     const auto sizes = numbers(*arguments[2], "a tensor's shape"),
                strides = numbers(*arguments[3], "a tensor's strides");
-    const auto bytes = state::tensor_bytes(storage.type, sizes);
-    // A tensor may not be larger than its storage: an expanded one would take more memory as soon as it is used.
-    const auto count = bytes.value_or(0) / c10::elementSize(storage.type);
+    if (storage.type.has_value() == own_type.has_value())
+      throw BadPickle("its pickle puts something else in the place of a storage");
+    const auto type = own_type ? *own_type : *storage.type;
+    const auto width = static_cast<std::int64_t>(c10::elementSize(type));
+    const auto stored = own_type ? storage.count / width : storage.count;
+    const auto bytes = state::tensor_bytes(type, sizes);
+    const auto count = static_cast<std::int64_t>(bytes.value_or(0)) / width;
     std::int64_t last = offset;  // index of the last value in the storage
-    bool fits =
-        bytes && offset >= 0 && strides.size() == sizes.size() && count <= static_cast<std::uint64_t>(storage.count);
+    bool fits = bytes && offset >= 0 && strides.size() == sizes.size();
     for (std::size_t i = 0; fits && i < sizes.size(); ++i) {
       std::int64_t span = 0;
       fits = strides[i] >= 0 && !__builtin_mul_overflow(std::max<std::int64_t>(sizes[i] - 1, 0), strides[i], &span) &&
              !__builtin_add_overflow(last, span, &last);
     }
-    if (!fits || (count > 0 && last >= storage.count)) throw BadPickle("a tensor in it is not inside its storage");
-    return storages_(storage.key, storage.type, storage.count).as_strided(sizes, strides, count > 0 ? offset : 0);
+    if (!fits || (count > 0 && last >= stored)) throw BadPickle("a tensor in it is not inside its storage");
+    if (count > stored)  // it would take more memory as soon as it is used
+      throw BadPickle("a tensor in it is expanded, so it is larger than its storage",
+                      "Call .contiguous() on it before it is saved");
+    auto values = storages_(storage.key, storage.type.value_or(at::kByte), storage.count);
+    if (own_type) values = values.narrow(0, 0, stored * width).view(type);
+    return values.as_strided(sizes, strides, count > 0 ? offset : 0);
   }
 
   std::string_view pickle_;
@@ -363,6 +397,10 @@ class Flattened {
 };
 
 }  // namespace
+
+bool has_storage_class(at::ScalarType type) noexcept {
+  return std::ranges::any_of(storage_types, [&](const auto& pair) { return pair.second == type; });
+}
 
 StateDict unpickle_state_dict(std::string_view pickle, const StorageReader& storages) {
   Unpickler unpickler(pickle, storages);

@@ -14,13 +14,20 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace muster::detail::weights {
 
-/// Says what is wrong with a pickle. what() is a sentence without a full stop.
+/// Says what is wrong with a pickle, and what to do. what() is a sentence without a full stop.
 struct BadPickle : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit BadPickle(const std::string& fact,
+                     std::string what_to_do = "Save the state dict alone: torch.save(model.state_dict(), FILE)")
+      : std::runtime_error(fact), remedy(std::move(what_to_do)) {}
+  std::string remedy;
 };
+
+/// True if torch has a storage class for the type. Only tensors of these types can be pickled from C++.
+bool has_storage_class(at::ScalarType type) noexcept;
 
 /// Returns the storage that the pickle refers to by `key`, as a one-dimensional tensor of `count` values. Returns the
 /// same tensor at each call for one key. Throws BadPickle if the storage does not have `count` values.

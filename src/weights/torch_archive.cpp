@@ -254,6 +254,11 @@ void detail::weights::check_script(const std::filesystem::path& path) {
 
 void save_torch(const StateDict& state, const std::filesystem::path& path, const ExportOptions& options) {
   check_exportable(state);
+  for (const auto& [name, tensor] : state.tensors)
+    if (!has_storage_class(tensor.scalar_type()))
+      throw Error(ExitCode::usage, "writing " + name,
+                  std::string("Python cannot load a pickle from here with ") + c10::toString(tensor.scalar_type()),
+                  "Write it as safetensors, or convert it to another type");
   c10::Dict<std::string, at::Tensor> dict;
   std::map<const void*, std::uint64_t> storages;
   for (const auto& [name, tensor] : state.tensors) {
@@ -299,7 +304,7 @@ StateDict load_torch(const std::filesystem::path& path) {
   try {
     return unpickle_state_dict(archive.text(folder + "data.pkl", max_pickle_bytes), storage);
   } catch (const BadPickle& bad) {
-    archive.refuse(bad.what(), "Save the state dict alone: torch.save(model.state_dict(), FILE)");
+    archive.refuse(bad.what(), bad.remedy);
   }
 }
 

@@ -28,6 +28,10 @@ TEST(BatchScript, QuotesWordsForTheShell) {
   EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
   EXPECT_EQ(shell_word("~"), "'~'");
   EXPECT_EQ(shell_word("é"), "'é'");
+  EXPECT_EQ(shell_word("a\nit's \\\t\x1b\x7f"
+                       "1é"),
+            "$'a\\nit\\'s \\\\\\t\\033\\1771é'")
+      << "in one line";
 }
 
 TEST(BatchScript, FindsAFlagOfTheProgram) {

@@ -249,7 +249,7 @@ TEST(SickWrites, AFullQuotaOrADiskThatOnlyReadsIsEverybodysError) {
   const struct {
     int error;
     const char *fact, *remedy;
-  } faults[] = {{EDQUOT, "quota exceeded", "Free some space"},
+  } faults[] = {{EDQUOT, "quota exceeded", "Make room"},
                 {EROFS, "Read-only", "Check the permissions"},
                 {EIO, "Input/output error", "Check the disk"}};
   for (const char* name : {"state.h5", "manifest.json", "a.txt"})

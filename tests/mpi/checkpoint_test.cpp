@@ -294,6 +294,24 @@ TEST(Store, WhatIsEachRanksOwnHasOneShape) {
   store.commit(own_contents(2));
 }
 
+TEST(Store, EntriesHaveTheSameNamesOnEveryRank) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const auto run = test::shared_folder();
+  CheckpointStore store(world(), run, {});
+  const auto refused = [&](state::Replication replication) {
+    CheckpointContents contents;
+    const std::string name = world().rank() == 0 ? "a" : "b";
+    contents.state = {.tensors = {{name + "/w", at::zeros({2})}}, .values = {{name, Json::object()}}};
+    contents.replication = {{name, replication}};
+    return error_of([&] { store.commit(contents); }, ExitCode::user_error);
+  };
+  for (const auto replication : {state::Replication::equal, state::Replication::per_rank})
+    EXPECT_EQ(refused(replication),
+              "saving a: rank 1 has no such entry in its state, and rank 0 has one. Give entries of the same names on "
+              "every rank");
+  EXPECT_TRUE(names_in(run).empty());
+}
+
 TEST(Store, WhatIsTheUsersOwnAndDiffersIsNotWritten) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto run = test::shared_folder();

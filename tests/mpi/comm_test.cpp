@@ -12,12 +12,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <iterator>
 #include <numeric>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -225,6 +227,36 @@ TEST(OnRanks, OneRanksErrorIsEverybodys) {
     EXPECT_EQ(text.find("rank " + std::to_string(bad)) != std::string::npos, world().size() > 1) << text;
     EXPECT_NE(text.find("writing a: the disk is full"), std::string::npos);
   }
+}
+
+/// The text of the outcome if `thrower` throws.
+std::string text_thrown_by(const std::function<void()>& thrower) {
+  try {
+    thrower();
+  } catch (...) {
+    return current_outcome().text;
+  }
+  return "nothing was thrown";
+}
+
+TEST(Outcome, KeepsTheTextOfAnyException) {
+  EXPECT_EQ(text_thrown_by([] { throw std::string("words"); }), "words");
+  EXPECT_EQ(text_thrown_by([] { throw "a literal"; }), "a literal");
+  EXPECT_EQ(text_thrown_by([] { throw 7; }), "an exception that is not a std::exception: int");
+  EXPECT_EQ(text_thrown_by([] { throw std::runtime_error(""); }),
+            "an exception of the type std::runtime_error without a text");
+  EXPECT_EQ(text_thrown_by([] {
+              try {
+                try {
+                  throw std::string("inner");
+                } catch (...) {
+                  std::throw_with_nested(std::invalid_argument("middle"));
+                }
+              } catch (...) {
+                std::throw_with_nested(std::runtime_error("outer"));
+              }
+            }),
+            "outer: middle: inner");
 }
 
 TEST(Agreement, EveryRankHearsEveryOutcome) {

@@ -1,5 +1,6 @@
 // The end of operations: in any order, late, with an error, refused, dropped; and torch's own reducer over the group.
 #include "comm/agreement.hpp"
+#include "comm/collectives.hpp"
 #include "comm/make_world.hpp"
 #include "comm/mpi_scope.hpp"
 #include "group_tensors.hpp"
@@ -7,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <functional>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -301,12 +303,27 @@ TEST(Group, RefusesReductionsWithoutMeaning) {
   EXPECT_TRUE(contains(refusal(at::kComplexFloat, ReduceOp::MAX), "no order"));
 }
 
+TEST(Group, HasNoStoreIfTheBackendIsMpi) {
+  const auto store = group().getStore();
+  const auto text = error_of([&] { store->set("key", "value"); });
+  EXPECT_TRUE(contains(text, "with the backend mpi alone there is none. Send tensors or use a Communicator")) << text;
+  EXPECT_EQ(error_of([&] { store->get("key"); }), text);
+  EXPECT_EQ(error_of([&] { store->add("key", 1); }), text);
+  EXPECT_EQ(error_of([&] { store->wait({"key"}); }), text);
+  EXPECT_EQ(error_of([&] { store->clone()->check({"key"}); }), text);
+}
+
 TEST(Group, RefusesWhatDoesNotFitTogether) {
   Tensors none, one{at::ones({3})}, two{at::ones({3}), at::ones({3})};
   EXPECT_TRUE(contains(error_of([&] { group().allreduce(two); }), "2 tensors"));
   EXPECT_TRUE(contains(error_of([&] { backend().allreduce(none); }), "0 tensors"));
   EXPECT_TRUE(contains(error_of([&] { group().broadcast(one, {.rootRank = size()}); }), "there is no rank"));
   EXPECT_TRUE(contains(error_of([&] { group().send(one, -1, 0); }), "there is no rank -1"));
+  EXPECT_TRUE(contains(error_of([&] { group().send(one, 0, -1); }), "muster:send: the tag is -1. Give a tag from 0"));
+  EXPECT_TRUE(contains(error_of([&] { group().recv(one, 0, -2); }), "muster:recv: the tag is -2"));
+  EXPECT_TRUE(contains(error_of([&] { group().recvAnysource(one, -1); }), "muster:recvAnysource: the tag is -1"));
+  if (const auto largest = detail::comm::Collectives::largest_tag(); largest < std::numeric_limits<int>::max())
+    EXPECT_TRUE(contains(error_of([&] { group().send(one, 0, largest + 1); }), "the tag is"));
   EXPECT_TRUE(contains(error_of([&] { group().reduce(one, {.rootRank = size()}); }), "there is no rank"));
   std::vector<Tensors> nothing;
   EXPECT_TRUE(contains(error_of([&] { group().gather(nothing, one, {.rootRank = -1}); }), "there is no rank -1"));

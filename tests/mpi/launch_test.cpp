@@ -101,6 +101,18 @@ TEST(Flags, WhatARankWasNotGivenItTakesFromRankZero) {
   EXPECT_EQ(ended.code, 0) << ended.said;
 }
 
+TEST(Flags, ASettingTakesOneWord) {
+  std::vector<std::string> files;
+  const auto ended = start(
+      {"--set", "epochs=2", "lr=5", "--set", "x=1", "train.h5"},
+      [&](Launch& launch) {
+        EXPECT_EQ(launch.flags().set, (std::vector<std::string>{"epochs=2", "x=1"}));
+        EXPECT_EQ(files, (std::vector<std::string>{"lr=5", "train.h5"}));
+      },
+      [&](CLI::App& app) { app.add_option("data", files); });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+}
+
 TEST(Flags, AnotherValueThanRankZerosIsAnErrorThatNamesBoth) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const int odd = world().size() - 1;

@@ -178,8 +178,13 @@ TEST(GradScaler, RefusesCallsOutOfOrder) {
   one.give(65536);
   EXPECT_TRUE(scaler.step(one.optimizer));
 
-  for (const GradScalerOptions& bad : {GradScalerOptions{.init_scale = 0}, GradScalerOptions{.growth_factor = 1},
-                                       GradScalerOptions{.backoff_factor = 1}, GradScalerOptions{.growth_interval = 0}})
+  for (const double bad : {std::nan(""), static_cast<double>(INFINITY), -1.0, 0.0, 1e300})
+    EXPECT_EQ(refused([&] { scaler.update(bad); }), ExitCode::user_error) << bad;
+  for (const GradScalerOptions& bad :
+       {GradScalerOptions{.init_scale = 0}, GradScalerOptions{.init_scale = INFINITY},
+        GradScalerOptions{.growth_factor = 1}, GradScalerOptions{.growth_factor = INFINITY},
+        GradScalerOptions{.growth_factor = std::nan("")}, GradScalerOptions{.backoff_factor = 1},
+        GradScalerOptions{.growth_interval = 0}})
     EXPECT_EQ(refused([&] { GradScaler(world(), at::kCPU, bad); }), ExitCode::usage);
 }
 

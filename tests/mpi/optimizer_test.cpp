@@ -756,6 +756,26 @@ void expect_error_fused(const std::string& what, const std::string& text, const 
   EXPECT_NE(said.find(text), std::string::npos) << "it says: " << said;
 }
 
+TEST(PreparedOptimizer, RefusesANormThatIsNoNumber) {
+  for (const double norm : {std::nan(""), -1.0}) {
+    Model m(Fuse::never);
+    try {
+      m.sgd(0.05, {.max_grad_norm = norm});
+      ADD_FAILURE() << norm;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      EXPECT_NE(std::string(error.what()).find("max_grad_norm is negative or not a number. Give a norm"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+  Model m(Fuse::never);
+  auto measures = m.sgd(0.05, {.max_grad_norm = INFINITY});
+  m.backward(1);
+  measures->step();
+  EXPECT_GT(measures->grad_norm(), 0) << "nothing is scaled, and the norm is known";
+}
+
 TEST(PreparedOptimizer, StepsOnAfterAnExceptionOnOneRankWhoseParametersWereWrittenBefore) {
   Model m(Fuse::always), want(Fuse::never);
   auto optimizer = m.sgd(0.05), plain = want.sgd(0.05);

@@ -306,6 +306,30 @@ TEST(BatchPredictor, WritesARowForEachInTheirOrder) {
   }
 }
 
+TEST(BatchPredictor, NeverReplacesWhatItReads) {
+  const auto folder = test::shared_folder();
+  const auto checkpoint = trained("run", nullptr, folder);
+  const auto predict = [&](const Dataset& data, const fs::path& output) {
+    return launched([&](Launch& launch) {
+      BatchPredictor(TorchPredictor::from_checkpoint(checkpoint, Net())).predict(launch, data, output);
+    });
+  };
+  ASSERT_EQ(predict(Dataset::from_tensors({table(9)[0]}), folder / "x.h5"), 0);
+  if (world().rank() == 0) fs::create_symlink("x.h5", folder / "link.h5");
+  world().barrier();
+  const auto data = Dataset::from_hdf5({folder / "x.h5"}, {.columns = {"predictions"}});
+  const auto predictor = TorchPredictor::from_checkpoint(checkpoint, Net());
+  EXPECT_EQ(launched([&](Launch& launch) {
+              for (const auto& each : {data, data.subset({0, 1})})
+                expect_error(ExitCode::usage, "x.h5: it is a file of the dataset",
+                             [&] { BatchPredictor(predictor).predict(launch, each, folder / "x.h5"); });
+            }),
+            0);
+  EXPECT_EQ(predict(data, folder / "link.h5"), 64) << "a link is not replaced";
+  EXPECT_EQ(predict(data, folder / "none" / "y.h5"), 64) << "there is no such folder";
+  EXPECT_EQ(Dataset(folder / "x.h5").count(), 9);
+}
+
 TEST(BatchPredictor, KeepsTheTypesOfWhatTheModelGives) {
   const auto output = test::shared_folder() / "all.h5";
   const auto data = Dataset::from_tensors({{"i", at::arange(11)}});
@@ -411,7 +435,7 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
         if (world().rank() == last) full.emplace(name.c_str(), ENOSPC);
         fails(ExitCode::retry, "No space left on device", ours, small);
         full.reset();
-        expect_error(ExitCode::retry, "No such file",
+        expect_error(ExitCode::usage, "there is no folder",
                      [&] { BatchPredictor(ours).predict(launch, data, folder / "nowhere" / "out.h5"); });
         BatchPredictor(ours).predict(launch, data, output, small);
         EXPECT_EQ(detail::read_file(output), before) << "the same predictions are the same bytes";

@@ -80,6 +80,19 @@ TEST(Preprocessors, StandardScalerScalesSmallDeviationsFarFromZero) {
   EXPECT_TRUE(at::allclose(batch["x"], (x - x.mean()) / x.std(0, /*unbiased=*/false), 1e-3, 1e-3));
 }
 
+TEST(Preprocessors, StandardScalerScalesWhatSquaresCannotHold) {
+  const auto expect_scaled = [](const at::Tensor& x, const at::Tensor& wanted) {
+    const auto batch = fitted(standard_scaler({"x"}), Dataset::from_tensors({{"x", x}}));
+    EXPECT_TRUE(at::allclose(batch["x"], wanted, 1e-12, 1e-12)) << x << batch["x"];
+  };
+  const auto pattern = at::arange(1000, at::kDouble).remainder(2);  // in several blocks, which are joined
+  for (const double size : {1e-310, 1e-200, 1e200, 1e307}) {
+    expect_scaled(at::tensor({size, 3 * size}, at::kDouble), at::tensor({-1.0, 1.0}, at::kDouble));
+    expect_scaled(at::tensor({size, -size}, at::kDouble), at::tensor({1.0, -1.0}, at::kDouble));
+    expect_scaled((2 * pattern - 1) * size, 2 * pattern - 1);
+  }
+}
+
 TEST_P(Sizes, MinMaxScaler) {
   const auto n = GetParam();
   const auto x = at::arange(2 * n, at::kFloat).view({n, 1, 2}) - 5;

@@ -87,6 +87,12 @@ bool contains(const Json& outer, const Json& inner) {
   return outer["ts"] <= inner["ts"] && end_of(inner) <= end_of(outer);
 }
 
+TEST(Profile, OperatorsAloneAskForOne) {
+  const auto storage = test::shared_folder();
+  ASSERT_EQ(run(job(storage, {"--profile-operators"}), training(4)).first, 0);
+  ASSERT_EQ(traces(storage / "run"), std::set<std::string>{"trace_11_20.json"});
+}
+
 TEST(Profile, HasThePhasesOfEachStepOnEachRank) {
   const auto storage = test::shared_folder();
   const auto [code, result] = run(job(storage, {"--profile=3:6", "--profile-operators"}), training(2));

@@ -111,7 +111,7 @@ TEST(Refusals, CallsOfTheSession) {
 
 TEST(Refusals, ModelsAndOptimizers) {
   expect_refused({
-      {"max_grad_norm is negative. Give a norm, or 0 for none",
+      {"max_grad_norm is negative or not a number. Give a norm, or 0 for none",
        [](Session& s) {
          auto net = s.prepare_model(Linear(1, 1));
          s.prepare_optimizer(torch::optim::SGD(net->parameters(), 0.1), {.max_grad_norm = -1});

@@ -71,6 +71,22 @@ TEST(SamePasses, AnOptionThatDiffersIsNamedOnEveryRank) {
   }
 }
 
+TEST(SamePasses, AreNamedWhereOneRankMakesFewerSteps) {
+  const std::vector<std::pair<std::string, BatchOptions>> cases{
+      {"batch_size is 2 on rank 0 and 4", {.batch_size = 4}},
+      {"batch_size is 2 on rank 0 and 1", {.batch_size = 1}},
+      {"drop_last is false on rank 0 and true", {.batch_size = 2, .drop_last = true}},
+  };
+  for (std::size_t i = 0; i < cases.size(); ++i)
+    expect("steps" + std::to_string(i), cases[i].first, [&](Session& session) {
+      auto net = session.prepare_model(torch::nn::Linear(1, 1));
+      const BatchOptions options = is_last() && last_rank() > 0 ? cases[i].second : BatchOptions{.batch_size = 2};
+      for (auto& batch : session.get_dataset_shard().iter_torch_batches(options))
+        net->forward(batch["x"]).sum().backward();
+      session.report({});
+    });
+}
+
 TEST(SamePasses, WeightsThatDifferAreNamedOnEveryRank) {
   const std::vector<std::function<void(BatchOptions&)>> changes{
       [](auto& options) { options.weights = weights_of(1 + 1e-12); },

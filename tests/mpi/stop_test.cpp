@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -345,6 +346,7 @@ TEST(Stop, AFileInTheRunsFolderAsksForIt) {
   const auto [code, result] = run({storage, {}, with_line("file")}, train);
   EXPECT_EQ(code, 85) << text_of(result);
   EXPECT_EQ(saved(storage / "file"), 1u);
+  EXPECT_EQ(text_of(result).find("training: stopped as the file stop is there, state saved"), 0u) << text_of(result);
   EXPECT_FALSE(std::filesystem::exists(file));
   expect_same_everywhere(fit.steps);
   EXPECT_EQ(
@@ -387,6 +389,8 @@ TEST(Stop, TheTimeIsOverWhenAllIsSaved) {
   const auto [code, result] = run({storage, {"--time-limit", "4"}, with_line("limit")}, fit_slowly);
   EXPECT_EQ(code, 85) << text_of(result);
   EXPECT_EQ(saved(storage / "limit"), 2u);
+  EXPECT_EQ(text_of(result).find("training: stopped as the time limit of 4 s ends, state saved in checkpoint_"), 0u)
+      << text_of(result);
   EXPECT_LT(time_of_newest(storage / "limit") - begin, std::chrono::seconds(4));
 }
 
@@ -398,6 +402,11 @@ TEST(Stop, TheAllocationOfSlurmIsALimit) {
   ::unsetenv("SLURM_JOB_END_TIME");
   EXPECT_EQ(code, 85) << text_of(result);
   EXPECT_EQ(saved(storage / "allocation"), 2u);
+  char clock[8] = "";
+  std::strftime(clock, sizeof clock, "%H:%M", std::localtime(&end));
+  EXPECT_EQ(text_of(result).find("training: stopped as the batch job ends at " + std::string(clock) + ", state saved"),
+            0u)
+      << text_of(result);
 }
 
 TEST(Stop, WithoutAStateSavesNothingAndIsNotTriedAgain) {
@@ -415,6 +424,8 @@ TEST(Stop, WithoutAStateSavesNothingAndIsNotTriedAgain) {
   EXPECT_EQ(code, 75) << text_of(result);
   EXPECT_EQ(attempts, 1);
   EXPECT_EQ(saved(storage / "none"), 0u);
+  EXPECT_EQ(text_of(result).find("training: stopped as the time limit of 0 s ends, and there is no State to save"), 0u)
+      << text_of(result);
 }
 
 TEST(Stop, EndsThePauseBeforeTheNextAttempt) {

@@ -87,6 +87,27 @@ class H5File {
     dataset(group + "y", {rows}, H5T_STD_I64LE, H5T_NATIVE_INT64, y.data(), layout);
   }
 
+  /// A dimension of NetCDF that has no variable, as the NetCDF library writes it.
+  void only_dimension(const std::string& name, hsize_t size) {
+    const detail::hdf5::Lock lock;
+    dataset(name, {size}, H5T_IEEE_F32BE, 0, nullptr);
+    text_attribute(name, "CLASS", "DIMENSION_SCALE");
+    text_attribute(name, "NAME", "This is a netCDF dimension but not a netCDF variable       " + std::to_string(size));
+  }
+
+  void text_attribute(const std::string& dataset, const char* name, const std::string& text) {
+    const detail::hdf5::Lock lock;
+    const detail::hdf5::Handle object(detail::hdf5::check(H5Dopen2(id(), dataset.c_str(), H5P_DEFAULT), "fixture"),
+                                      H5Dclose);
+    const detail::hdf5::Handle type(H5Tcopy(H5T_C_S1), H5Tclose), space(H5Screate(H5S_SCALAR), H5Sclose);
+    detail::hdf5::check(H5Tset_size(type.get(), text.size() + 1), "fixture");
+    const detail::hdf5::Handle made(
+        detail::hdf5::check(H5Acreate2(object.get(), name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                            "fixture"),
+        H5Aclose);
+    detail::hdf5::check(H5Awrite(made.get(), type.get(), text.c_str()), "fixture");
+  }
+
  private:
   detail::hdf5::Handle file_;
 };

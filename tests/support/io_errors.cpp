@@ -100,7 +100,8 @@ ssize_t preadv(int descriptor, const iovec* into, int count, off_t offset) {
 }
 ssize_t preadv2(int descriptor, const iovec* into, int count, off_t offset, int flags) {
   static auto* const real = original<ssize_t(int, const iovec*, int, off_t, int)>("preadv2");
-  return fails("preadv2", descriptor) || fails("preadv", descriptor) ? -1 : real(descriptor, into, count, offset, flags);
+  return fails("preadv2", descriptor) || fails("preadv", descriptor) ? -1
+                                                                     : real(descriptor, into, count, offset, flags);
 }
 int fstat(int descriptor, struct stat* into) noexcept {
   static auto* const real = original<int(int, struct stat*)>("fstat");

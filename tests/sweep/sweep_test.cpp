@@ -608,6 +608,22 @@ TEST_F(Sweeps, OtherSettingsOrAnotherSeedAreRefused) {
   EXPECT_EQ(world().all_reduce(trained), 0) << "all is done";
 }
 
+TEST_F(Sweeps, FewerSamplesThanBeforeAreRefused) {
+  const auto storage = test::shared_folder();
+  const auto start = [&](int samples) {
+    return run({storage}, [](Session& session, const Config& config) { count(session, config); }, {{"value", 0}},
+               {.space = {{"value", grid({1})}}, .num_samples = samples, .metric = "value", .mode = ScoreOrder::max});
+  };
+  ASSERT_EQ(start(2).code, 0);
+  const auto fewer = start(1);
+  EXPECT_EQ(fewer.code, 64);
+  EXPECT_NE(fewer.said.find("trials that are done would be left out: num_samples was 2 and is 1"), std::string::npos)
+      << fewer.said;
+  const auto more = start(3);
+  EXPECT_EQ(more.code, 0) << more.said;
+  EXPECT_EQ(statuses(more), std::vector(3, TrialStatus::done));
+}
+
 TEST_F(Sweeps, ARunOfTheSameNameMayFollow) {
   const auto storage = test::shared_folder();
   std::int64_t trained = 0, last_value = 0;

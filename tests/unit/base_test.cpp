@@ -2,6 +2,7 @@
 #include "base/log.hpp"
 #include "base/number.hpp"
 #include "base/printable.hpp"
+#include "base/temporary.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 #include "support/io_errors.hpp"
@@ -13,10 +14,12 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <optional>
 #include <string>
 
 namespace muster::base_test {
@@ -48,6 +51,7 @@ TEST(Error, SaysWhatFactRemedy) {
 TEST(Error, ControlCharactersOfNamesAreEscaped) {
   EXPECT_STREQ(Error(ExitCode::data, "opening a\x1b[2J\r\x7f", "b\xC2\x9B", "c\nd\te ü").what(),
                "opening a\\x1b[2J\\x0d\\x7f: b\\u009b. c\nd\te ü");
+  EXPECT_STREQ(Error(ExitCode::data, "opening a\nb\t", "two\nlines").what(), "opening a\\x0ab\\x09: two\nlines");
 }
 
 TEST(Error, BytesThatAreNotUtf8AreEscaped) {
@@ -221,7 +225,9 @@ TEST_F(FileTest, AFolderOfSomebodyElseIsRefusedUnlessItsGroupMayWrite) {
   message([&] { detail::require_own_directory(folder / "link"); }, ExitCode::usage);
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
   ASSERT_EQ(::chown(theirs.c_str(), 65534, 65534), 0);
-  EXPECT_NE(message([&] { detail::require_own_directory(theirs); }, ExitCode::usage).find("belongs to"),
+  EXPECT_NE(message([&] { detail::require_own_directory(theirs); }, ExitCode::usage)
+                .find("belongs to nobody. Choose another --name or --storage, or let its owner share it: chmod -R g+w, "
+                      "and umask 002 before a start"),
             std::string::npos);
   EXPECT_TRUE(std::filesystem::is_empty(theirs)) << "what asked for the owner is left";
   ASSERT_EQ(::chmod(theirs.c_str(), 0775), 0);
@@ -248,7 +254,40 @@ TEST_F(FileTest, AppendGoesToTheEnd) {
 
 TEST(File, FullDiskIsARetryableError) {
   detail::File full("/dev/full", detail::File::Mode::write);
-  EXPECT_NE(message([&] { full.append("x"); }, ExitCode::retry).find("No space left"), std::string::npos);
+  EXPECT_NE(message([&] { full.append("x"); }, ExitCode::retry)
+                .find("No space left on device. Make room there, or choose another path"),
+            std::string::npos);
+}
+
+TEST_F(FileTest, AnErrorNamesTheFileAndNotTheTemporaryOne) {
+  const auto path = folder / "w.pt";
+  const auto full = [](detail::File& file) {
+    throw Error(ExitCode::retry, "writing " + file.path().string(), "No space left on device", "Make room there");
+  };
+  EXPECT_EQ(message([&] { detail::write_file(path, full); }, ExitCode::retry),
+            "writing " + path.string() + ": No space left on device. Make room there");
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_EQ(message([&] { detail::write_file(folder / "none/w.pt", "x"); }, ExitCode::retry),
+            "creating " + (folder / "none/w.pt").string() + ": No such file or directory. Check the path");
+}
+
+TEST(File, AFolderIsNoFile) {
+  EXPECT_EQ(message([] { detail::File("/proc", detail::File::Mode::read); }, ExitCode::data),
+            "opening /proc: Is a directory. Name a file");
+}
+
+TEST(TemporaryParent, IsTmpdirUnlessThatIsEmpty) {
+  const char* const before = std::getenv("TMPDIR");
+  const std::optional<std::string> kept = before ? std::optional<std::string>(before) : std::nullopt;
+  ::setenv("TMPDIR", "", 1);
+  EXPECT_EQ(detail::temporary_parent(), "/tmp");
+  ::setenv("TMPDIR", "/proc", 1);
+  EXPECT_EQ(detail::temporary_parent(), "/proc");
+  ::setenv("TMPDIR", "/none", 1);
+  EXPECT_EQ(message([] { detail::temporary_parent(); }, ExitCode::usage),
+            "making a folder for temporary files: TMPDIR is /none, and that is no folder. Set TMPDIR to a folder that "
+            "is there");
+  kept ? ::setenv("TMPDIR", kept->c_str(), 1) : ::unsetenv("TMPDIR");
 }
 
 TEST(Number, FitsOrIsRefused) {

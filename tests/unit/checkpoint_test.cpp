@@ -74,6 +74,9 @@ Tensors sample() {
           {"model/tied", numbers},
           {"model/count", at::full({}, 7, at::kLong)},
           {"model/nothing", at::empty({0, 3})},
+          {"unsigned/16", numbers.to(at::kLong).neg().to(at::kUInt16)},
+          {"unsigned/32", numbers.to(at::kLong).neg().to(at::kUInt32)},
+          {"unsigned/64", numbers.to(at::kLong).neg().to(at::kUInt64)},
           {"big", at::arange(100'000, at::kDouble)},
           {"deep/er/down", at::arange(5, at::kByte)}};
 }
@@ -172,10 +175,15 @@ TEST(StateFile, RefusesWhatCannotBeStored) {
   for (const char* name : {"a//b", "/a", "a/", "a/../b", "./a", ""})
     EXPECT_SAYS(error_of([&] { check_storable({{name, number}}); }), "name has an empty part");
   EXPECT_SAYS(error_of([&] { check_storable({{"a", number}, {"a-b", number}, {"a/b/c", number}}); }), "a group too");
-  EXPECT_SAYS(error_of([&] { check_storable({{"a", number.to_sparse()}}); }), "plain values");
-  for (const auto type : {at::kUInt16, at::kUInt64, at::kFloat8_e4m3fn}) {
+  EXPECT_SAYS(error_of([&] {
+                check_storable({{"a", number.to_sparse()}});
+              }),
+              "it is a sparse tensor. Save it as to_dense(); a momentum buffer is sparse if the gradient is");
+  EXPECT_SAYS(error_of([&] { check_storable({{"a", at::empty({3}, at::kMeta)}}); }), "plain values");
+  for (const auto type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     const auto text = error_of([&] { check_storable({{"model/w", at::empty({3}, type)}}); });
     EXPECT_SAYS(text, "saving model/w: HDF5 has no type for");
+    EXPECT_SAYS(text, "or its bytes: .view(torch::kUInt8)");
   }
   EXPECT_SAYS(error_of([&] {
                 check_storable({{"a", at::full(std::vector<std::int64_t>(33, 1), 1.0)}});
@@ -581,6 +589,29 @@ TEST(Checkpoint, CopiesKeepTheLongestNames) {
   EXPECT_EQ(read_file(folder / "copy" / name), "one");
   EXPECT_EQ(read_file(folder / "copy" / other), "another");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder / "copy"), {}), 2) << "no temporary file is left";
+}
+
+TEST(Checkpoint, OneThatAStartHasFoundDamagedIsListed) {
+  const Folder run;
+  const storage::FolderTier tier(run.path());
+  for (const int index : {3, 4, 5}) {
+    make_checkpoint(tier.published(index), {});
+    auto manifest = read_manifest(tier.published(index));
+    manifest.index = index;
+    fs::remove(tier.published(index) / manifest_name);
+    write_manifest(tier.published(index), manifest);
+  }
+  fs::remove(tier.published(4) / "state.h5");
+  const auto lost = tier.quarantine(4), other = tier.quarantine(3);
+  const auto infos = list_checkpoints(run.path());
+  ASSERT_EQ(infos.size(), 3U);
+  EXPECT_EQ(infos[0].path, other);
+  EXPECT_SAYS(infos[0].problem, "a start has found it damaged; `muster checkpoint verify` says what is wrong with it");
+  EXPECT_EQ(infos[1].path, lost);
+  EXPECT_SAYS(infos[1].problem, "state.h5");
+  EXPECT_EQ(infos[2].problem, "");
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(infos[i].index, static_cast<int>(i) + 3);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(infos[i].code, ExitCode::data);
 }
 
 TEST(Checkpoint, OneThatVanishesIsNotListed) {

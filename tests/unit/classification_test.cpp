@@ -267,7 +267,17 @@ TEST(SampleMetrics, RefuseWhatDoesNotFit) {
                 accuracy.add(classes({0}), classes({0}), 1, numbers({1, 2}));
               }),
               "the weight has the shape");
+  const auto without_a_class = classes({0, 1, -100, -100});
+  EXPECT_SAYS(refused(classes({0, 1, 1, 0}), without_a_class), "a target has the class -100. Classes are numbered");
+  EXPECT_SAYS(refused(classes({0, -1}), classes({0, 1})), "a prediction has the class -1");
+  for (const double weight : {-1.0, std::nan(""), static_cast<double>(INFINITY)})
+    EXPECT_SAYS(refusal([&] {
+                  accuracy.add(classes({0, 1}), classes({0, 1}), {}, numbers({1, weight}));
+                }),
+                "a weight is negative or not a finite number");
   EXPECT_TRUE(std::isnan(accuracy.value())) << "what is refused counts nothing";
+  accuracy.add(classes({0, 1, 1, 0}), without_a_class, {}, without_a_class.ne(-100));
+  EXPECT_EQ(accuracy.value(), 1);
   F1 f1;
   EXPECT_SAYS(refusal([&] { f1.add(at::zeros({1, 3}), classes({0})); }), "logits are of 3 classes");
   EXPECT_SAYS(refusal([&] { f1.add(classes({2}), classes({0})); }), "a prediction has the class 2");

@@ -314,6 +314,29 @@ TEST(Conversion, AttributesMustBeNumbers) {
   EXPECT_NE(error_of(folder.file("b.h5")).find("add_offset is not a number"), std::string::npos);
 }
 
+TEST(Conversion, AnyOfManyMissingValuesIsMissing) {
+  const Folder folder;
+  const auto values = test::counting<float>(4);
+  const auto make = [&](const std::string& name, hsize_t count) {
+    H5File file(folder.file(name));
+    file.dataset("x", {4}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, values.data());
+    const detail::hdf5::Lock lock;
+    const Handle column(H5Dopen2(file.id(), "x", H5P_DEFAULT), H5Dclose);
+    const Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
+    const Handle made(
+        H5Acreate2(column.get(), "missing_value", H5T_NATIVE_FLOAT, space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+    std::vector<float> numbers(count, 50);
+    numbers.back() = 2;
+    H5Awrite(made.get(), H5T_NATIVE_FLOAT, numbers.data());
+  };
+  make("some.h5", 40);
+  const auto missing = Dataset(folder.file("some.h5")).read(all(4))["x"].isnan().to(at::kInt);
+  EXPECT_TRUE(at::equal(missing, at::tensor({0, 0, 1, 0})));
+  make("many.h5", 1025);
+  EXPECT_NE(error_of(folder.file("many.h5")).find("missing_value has 1025 numbers; the most are 1024"),
+            std::string::npos);
+}
+
 TEST(Conversion, ClassicNetCDFIsRefusedWithTheCommandThatConvertsIt) {
   const Folder folder;
   for (const char version : {'\1', '\2', '\5'}) {

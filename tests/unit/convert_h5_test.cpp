@@ -90,12 +90,16 @@ TEST_F(ConvertH5, KeepsTypes) {
     add("bfloat", hdf5::memory_type_of(at::kBFloat16).get());
     add("bool", hdf5::memory_type_of(at::kBool).get());
     add("complex", hdf5::memory_type_of(at::kComplexDouble).get());
+    const hdf5::Handle kind(H5Tenum_create(H5T_STD_U16BE), H5Tclose);
+    const std::uint16_t land = 1;
+    H5Tenum_insert(kind.get(), "land", &land);
+    add("enumeration", kind.get());
     add("half", hdf5::memory_type_of(at::kHalf).get());
     add("short", H5T_STD_U16BE);
     add("word", H5T_STD_U32LE);
   }
   run();
-  const std::vector<std::string> expected{"bfloat16", "bool", "complex128", "float16", "uint16", "uint32"};
+  const std::vector<std::string> expected{"bfloat16", "bool", "complex128", "uint16", "float16", "uint16", "uint32"};
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(described(output(), i).at("dtype"), expected[i]);
 }
 
@@ -107,12 +111,74 @@ TEST_F(ConvertH5, ChoosesAndOrdersColumns) {
     file.columns(5, 3, {}, "g/");
     const float one = 1;
     file.dataset("single", {}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, &one);
+    file.only_dimension("sample", 10);
+    const hdf5::Handle named(H5Tenum_create(H5T_NATIVE_INT), H5Tclose);
+    H5Tcommit2(file.id(), "a_type", named.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
   }
+  const auto described = describe_dataset(input().string());
+  EXPECT_EQ(described.at("columns").size(), 2U) << described;
+  EXPECT_EQ(described.at("advice"), Json::array());
   run();
-  EXPECT_EQ(describe_dataset(output().string()).at("columns").size(), 2U) << "no groups and no single values";
+  EXPECT_EQ(describe_dataset(output().string()).at("columns").size(), 2U)
+      << "no groups, no single values, no dimensions without a variable and no types";
   run({.columns = {"y"}}, ":/g");
   EXPECT_EQ(values<std::int64_t>(output(), "y"), (std::vector<std::int64_t>{3, 4, 5, 6, 7}));
   EXPECT_EQ(describe_dataset(output().string()).at("columns").size(), 1U);
+}
+
+TEST_F(ConvertH5, CopiesFieldsOfCompoundValues) {
+  struct Particle {
+    double mass;
+    std::int16_t kind;
+  };
+  const hdf5::Handle type(H5Tcreate(H5T_COMPOUND, sizeof(Particle)), H5Tclose);
+  H5Tinsert(type.get(), "mass", offsetof(Particle, mass), H5T_IEEE_F64BE);
+  H5Tinsert(type.get(), "kind", offsetof(Particle, kind), H5T_NATIVE_INT16);
+  const hdf5::Handle native(H5Tcreate(H5T_COMPOUND, sizeof(Particle)), H5Tclose);
+  H5Tinsert(native.get(), "mass", offsetof(Particle, mass), H5T_NATIVE_DOUBLE);
+  H5Tinsert(native.get(), "kind", offsetof(Particle, kind), H5T_NATIVE_INT16);
+  std::vector<Particle> particles(200'000);  // more than a piece
+  for (std::size_t i = 0; i < particles.size(); ++i)
+    particles[i] = {static_cast<double>(i) / 4, static_cast<std::int16_t>(i % 1000)};
+  for (const auto& layout : {Layout{}, Layout{.chunk = 700}, Layout{.chunk = 700, .deflate = 1}}) {
+    H5File(input()).dataset("q", {100'000, 2}, type.get(), native.get(), particles.data(), layout);
+    EXPECT_NE(describe_dataset(input().string()).at("advice").dump().find("fields of it as columns: q.mass, q.kind"),
+              std::string::npos);
+    EXPECT_NE(refusal(ExitCode::data).find("fields of it as columns: q.mass, q.kind"), std::string::npos);
+    run({.columns = {"q.kind", "q.mass"}});
+    const auto mass = values<double>(output(), "q.mass");
+    const auto kind = values<std::int16_t>(output(), "q.kind");
+    ASSERT_EQ(mass.size(), particles.size());
+    for (std::size_t i = 0; i < mass.size(); ++i)
+      ASSERT_TRUE(mass[i] == particles[i].mass && kind[i] == particles[i].kind) << i;
+    EXPECT_EQ(described(output()).at("reader"), "direct");
+    run({.columns = {"q.kind", "q.mass"}, .shuffle = 3});
+    const auto shuffled = values<double>(output(), "q.mass");
+    const auto kinds = values<std::int16_t>(output(), "q.kind");
+    EXPECT_NE(shuffled, mass);
+    for (std::size_t i = 0; i < mass.size(); ++i)
+      ASSERT_EQ(kinds[i], static_cast<std::int16_t>(static_cast<std::int64_t>(4 * shuffled[i]) % 1000));
+    std::filesystem::remove(output());
+  }
+}
+
+TEST_F(ConvertH5, AdvisesACommandThatWorks) {
+  {
+    H5File file(input());
+    file.columns(10, 0, {.chunk = 5, .deflate = 1});
+    file.dataset("names", {10}, H5T_C_S1, H5T_C_S1, nullptr);
+  }
+  const auto command = [&](const std::string& path) {
+    return describe_dataset(path).at("convert").at("command").get<std::string>();
+  };
+  EXPECT_EQ(command(input().string()), "muster convert h5 " + input().string() + " OUT.h5 --columns x,y");
+  run({.columns = {"x", "y"}});
+  EXPECT_TRUE(measure_dataset(input().string()).at("converted").is_object());
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.file(""));
+  H5File("-c.h5").columns(10, 0, {.chunk = 5, .deflate = 1});
+  EXPECT_EQ(command("-c.h5"), "muster convert h5 ./-c.h5 OUT.h5");
+  std::filesystem::current_path(before);
 }
 
 TEST_F(ConvertH5, SplitsAndShufflesAsOtherFormatsDo) {

@@ -222,7 +222,7 @@ TEST_F(Convert, RefusesInputsOfDifferentLength) {
   write("y", idx(0x08, {9}, Bytes(9)));
   const auto text = message(ExitCode::data, [&] { run({}); });
   EXPECT_NE(text.find("x has 10 samples"), std::string::npos);
-  EXPECT_NE(text.find("y has 9"), std::string::npos);
+  EXPECT_NE(text.find("y has 9. Give files that belong together; of h5 and npz, choose"), std::string::npos);
 }
 
 TEST_F(Convert, ReplacesOnlyWhenAllIsWritten) {

@@ -1,5 +1,6 @@
 #include "muster/dataset.hpp"
 
+#include "base/file.hpp"
 #include "hdf5/types.hpp"
 #include "muster/error.hpp"
 #include "support/hdf5_fixture.hpp"
@@ -8,15 +9,24 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/quantize_per_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <numeric>
+#include <random>
 #include <thread>
 
 namespace muster::dataset_test {
@@ -95,6 +105,18 @@ TEST(Tensors, MustAgree) {
   expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({2})}, {"y", at::zeros({3})}}); }), {"2", "3"});
   expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({})}}); }), {"first dimension"});
   expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({0, 4})}}); }), {"no samples"});
+  expect_parts(error_of([] {
+                 Dataset::from_tensors({{"x", at::zeros({3, 3}).to_sparse()}});
+               }),
+               {"\"x\" is a sparse, nested or quantized tensor", "to_dense()"});
+  expect_parts(error_of([] {
+                 Dataset::from_tensors({{"q", at::quantize_per_tensor(at::zeros({3}), 1, 0, at::kQInt8)}});
+               }),
+               {"\"q\" is a sparse, nested or quantized tensor", "dequantize()"});
+  expect_parts(error_of([] {
+                 Dataset::from_tensors({{"x", at::zeros({3}, at::kBits8)}});
+               }),
+               {"\"x\" is of type Bits8, and torch cannot choose samples of it"});
   expect_parts(error_of([] { Dataset::from_tensors({{"x", at::zeros({2})}, {"x", at::zeros({2})}}); }), {"\"x\""});
 }
 
@@ -261,6 +283,22 @@ TEST(Hdf5, GroupsColumnsAndFiles) {
   EXPECT_EQ(chosen.schema(), (Schema{{"y", at::kLong, {}}, {"x", at::kFloat, {3}}}));
 }
 
+TEST(Hdf5, ADimensionWithoutAVariableIsNoColumn) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.nc"));
+    file.columns(10);
+    file.only_dimension("sample", 10);
+    file.only_dimension("feature", 3);
+    file.dataset("time", {10}, H5T_IEEE_F32LE, 0, nullptr);  // a dimension with a variable
+    file.text_attribute("time", "CLASS", "DIMENSION_SCALE");
+    file.text_attribute("time", "NAME", "time");
+  }
+  const Dataset dataset(folder.file("a.nc"));
+  EXPECT_EQ(dataset.schema(), (Schema{{"time", at::kFloat, {}}, {"x", at::kFloat, {3}}, {"y", at::kLong, {}}}));
+  for (const auto& order : orders) expect_samples(dataset, order);
+}
+
 TEST(Hdf5, ManyThreadsReadAtOnce) {
   const Folder folder;
   H5File(folder.file("a.h5")).columns(500, 0, {.chunk = 7, .deflate = 1});
@@ -301,6 +339,15 @@ TEST(BadFiles, AreToldApart) {
   H5File(file("huge.h5"))
       .dataset("x", {hsize_t{1} << 40, hsize_t{1} << 40}, H5T_NATIVE_FLOAT, 0, nullptr, {.chunk = 0});
   expect_refused(file("huge.h5"), {"huge.h5:/x", "larger than any memory"});
+  for (const hsize_t size : {hsize_t{1} << 43, hsize_t{1} << 58}) {  // no values were written, so the file is small
+    H5File(file("wide.h5")).dataset("x", {9, size}, H5T_NATIVE_UINT8, 0, nullptr, {.chunk = 1, .inner_chunk = 1 << 20});
+    const Dataset wide(file("wide.h5"));
+    EXPECT_EQ(wide.count(), 9);
+    expect_parts(error_of([&] {
+                   wide.read(std::vector<std::int64_t>{0, 3, 4, 5, 8});
+                 }),
+                 {"reading a batch", "more than the memory that this process may use"});
+  }
   // HDF5 makes no dimension of 2^63 and more, so one is forged.
   H5File(file("beyond.h5")).dataset("x", {0x123456789aULL}, H5T_NATIVE_UINT8, 0, nullptr);
   {
@@ -350,7 +397,15 @@ TEST(BadFiles, OnlyNumbersAreColumns) {
   H5File(folder.file("text.h5")).dataset("names", {3}, text.get(), 0, nullptr);
   H5File(folder.file("pair.h5")).dataset("pairs", {3}, pair.get(), 0, nullptr);
   expect_refused(folder.file("text.h5"), {"text.h5:/names", "strings"});
-  expect_refused(folder.file("pair.h5"), {"pair.h5:/pairs", "compound"});
+  expect_refused(folder.file("pair.h5"), {"pair.h5:/pairs", "compound values", "as columns: pairs.a, pairs.b"});
+
+  const detail::hdf5::Handle narrow(H5Tcopy(H5T_STD_I32LE), H5Tclose);
+  H5Tset_size(narrow.get(), 3);
+  H5File(folder.file("narrow.h5")).dataset("x", {3}, narrow.get(), 0, nullptr);
+  H5File(folder.file("wide.h5")).dataset("x", {3}, H5T_NATIVE_LDOUBLE, 0, nullptr);
+  expect_refused(folder.file("narrow.h5"), {"it holds integers of 3 bytes; tensors hold those of 1, 2, 4 and 8"});
+  expect_refused(folder.file("wide.h5"),
+                 {"it holds floating-point numbers of 16 bytes; tensors hold those of 2, 4 and 8"});
 }
 
 /// Made before anything of ours runs, since no link to another file can be made after that.
@@ -388,10 +443,40 @@ TEST(BadFiles, NothingLeadsOutside) {
     H5File(folder.file("virtual.h5")).create("y", H5T_NATIVE_INT64, 0, space.get(), view.get(), nullptr);
   }
   expect_refused(external_link.file("link.h5"), {"link.h5:/y", "link to another file"});
-  expect_refused(Dataset::from_hdf5({external_link.file("link.h5")}, {.columns = {"y"}}), {"link.h5:/y"});
+  expect_refused(Dataset::from_hdf5({external_link.file("link.h5")}, {.columns = {"y"}}),
+                 {"link.h5:/y", "it is a link to another file; such links are not followed"});
+  expect_refused(Dataset::from_hdf5({external_link.file("link.h5")}, {.columns = {"y/z"}}),
+                 {"it is a link to another"});
   expect_refused(folder.file("dangling.h5"), {"dangling.h5:/y", "whose target does not exist"});
   expect_refused(folder.file("external.h5"), {"external.h5:/y", "external storage"});
   expect_refused(folder.file("virtual.h5"), {"virtual.h5:/y", "virtual"});
+}
+
+TEST(BadFiles, WhatHdf5CannotOpenIsNotTakenForALink) {
+  const Folder folder;
+  const auto path = folder.file("new.h5");
+  haddr_t offset = 0;
+  {
+    H5File file(path);
+    file.columns(3);
+    const detail::hdf5::Handle x(H5Dopen2(file.id(), "x", H5P_DEFAULT), H5Dclose);
+    offset = H5Dget_offset(x.get());
+  }
+  auto content = detail::read_file(path);
+  std::string layout("\3\1", 2);  // version 3, contiguous
+  layout.append(reinterpret_cast<const char*>(&offset), sizeof offset);
+  ASSERT_NE(content.find(layout), std::string::npos);
+  auto& version = content[content.find(layout)];
+  const auto write = [&] { std::ofstream(path, std::ios::binary) << content; };
+  version = 99;
+  write();
+  expect_refused(path, {"new.h5:/x: a newer HDF5 than this one wrote it", "version number", "'v110'"});
+  expect_refused(Dataset::from_hdf5({path}, {.columns = {"x"}}), {"new.h5:/x: a newer HDF5 than this one wrote it"});
+  EXPECT_EQ(Dataset::from_hdf5({path}, {.columns = {"y"}}).count(), 3);
+  version = 3;
+  *(&version + 1) = 99;  // the class of the layout
+  write();
+  expect_refused(path, {"new.h5:/x: HDF5 cannot open it: ", "Make or copy the file again"});
 }
 
 TEST(BadFiles, AnErrorOfTheDiskIsNotOfTheData) {
@@ -408,6 +493,11 @@ TEST(BadFiles, AnErrorOfTheDiskIsNotOfTheData) {
     }
     const test::IoError sick("pread", "plain.h5", error);
     expect_parts(error_of([&] { Dataset(folder.file("plain.h5")).count(); }, ExitCode::retry), {word, "try again"});
+  }
+  {
+    const test::IoError many("open", "plain.h5", EMFILE);
+    expect_parts(error_of([&] { Dataset(folder.file("plain.h5")).count(); }, ExitCode::retry),
+                 {"Too many open files. Raise the limit of open files (ulimit -n), then try again"});
   }
   const test::IoError closed("open", "plain.h5", EACCES);
   expect_parts(error_of([&] { Dataset(folder.file("plain.h5")).count(); }, ExitCode::data),

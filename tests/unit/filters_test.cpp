@@ -49,11 +49,29 @@ TEST(Filters, ThatNobodyHasAreAnError) {
   EXPECT_EQ(message_of([] { require_filters({{.id = 300, .name = "mine"}}, "reading x"); }),
             "reading x: it is compressed by a filter that neither muster nor HDF5 was built with here (mine). "
             "Store it uncompressed or with deflate; h5repack does that");
+  if (decoder_of({.id = filter_zstd})) return;
   EXPECT_EQ(message_of([] {
               require_filters({{.id = H5Z_FILTER_DEFLATE}, {.id = filter_zstd}}, "reading x");
             }),
             "reading x: it is compressed by a filter that neither muster nor HDF5 was built with here (32015). "
             "Build muster again where libzstd-dev is installed, or store it with deflate; h5repack does that");
+}
+
+TEST(Filters, ThatOnlyMusterHasAreNoneForWhatHdf5MustRead) {
+  if (!decoder_of({.id = filter_lzf})) GTEST_SKIP() << "built without lzf";
+  const Filter lzf{.id = filter_lzf, .name = "lzf"};
+  EXPECT_EQ(message_of([&] { require_filters({lzf}, "reading x"); }),
+            "reading x: only HDF5 can read it in this form, and this HDF5 lacks its filter (lzf). "
+            "`muster convert h5` makes a copy that muster can read");
+  EXPECT_EQ(message_of([&] {
+              require_filters({{.id = H5Z_FILTER_NBIT}, lzf}, "reading x");
+            }),
+            "reading x: only HDF5 can read it in this form, and this HDF5 lacks its filter (lzf). "
+            "Store it uncompressed or with deflate; h5repack does that");
+  EXPECT_NE(message_of([&] {
+              require_filters({lzf, {.id = 300, .name = "mine"}}, "reading x");
+            }).find("neither muster nor HDF5 was built with here (mine)"),
+            std::string::npos);
 }
 
 TEST(Filters, DecodeWhatTheCodecsMake) {

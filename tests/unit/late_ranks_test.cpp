@@ -360,6 +360,26 @@ TEST(TimeAccount, StepsAfterTheCheckpointAreDoneAgain) {
   EXPECT_EQ(again.at("starts")[1].at("state"), "failed");
 }
 
+TEST(TimeAccount, AStartThatEndedWellRepeatsNothing) {
+  const double now = static_cast<double>(std::time(nullptr));
+  const auto repeated_after = [&](const char* state) {
+    const test::Folder run;
+    write(run / "status.json", {{{"time", {{"training_s", 200.0}, {"repeated_s", 10}}},
+                                 {"starts",
+                                  {{{"started", now - 5000},
+                                    {"ended", now - 4900},
+                                    {"world_size", 1},
+                                    {"state", state},
+                                    {"first_time_total_s", 80}}}}}});
+    TimeAccount account(run.path(), 1);
+    account.start({.training_iteration = 6, .time_total_s = 150});  // 70 s after the beginning of that start
+    return written(account, "training").at("time").at("repeated_s").get<double>();
+  };
+  EXPECT_EQ(repeated_after("finished"), 10);
+  EXPECT_EQ(repeated_after("stopped"), 10);
+  EXPECT_EQ(repeated_after("failed"), 10 + 30);
+}
+
 TEST(TimeAccount, ACheckpointMayBeALaterSignOfLifeThanTheStatus) {
   const test::Folder run;
   const double now = static_cast<double>(std::time(nullptr));

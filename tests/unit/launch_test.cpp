@@ -166,9 +166,31 @@ TEST(JobEnd, AVariableTellsIt) {
       return end_of_allocation([=](const char* name) { return name == variable ? value : nullptr; }, now);
     };
     EXPECT_EQ(end("1700000060"), now + std::chrono::seconds(60));
-    for (const char* none : {static_cast<const char*>(nullptr), "", "soon", "0", "1699999999", "9223372036854775807"})
+    for (const char* none : {static_cast<const char*>(nullptr), "", "soon", "0", "1699999999", "9223372036854775807",
+                             "1700000060s", "2026-11-28T12:00:00"})
       EXPECT_FALSE(end(none));
   }
+}
+
+TEST(JobEnd, AVariableThatTellsNoEndIsNotIgnored) {
+  const auto now = Clock::from_time_t(1'700'000'000);
+  const auto warning = [&](const char* value, const std::string& variable = "MUSTER_JOB_END_TIME") {
+    return job_end_warning([=](const char* name) { return name == variable ? value : nullptr; }, now);
+  };
+  for (const char* good : {static_cast<const char*>(nullptr), "", "1700000060", "9223372036854775807"})
+    EXPECT_EQ(warning(good), "");
+  for (const char* past : {"1", "3600", "1699999999", "-5"})
+    EXPECT_EQ(warning(past), "MUSTER_JOB_END_TIME is in the past; the end of this job is not known");
+  for (const char* wrong : {"abc", "2026-11-28T12:00:00", "1700000060s", " 1700000060", "99999999999999999999"}) try {
+      warning(wrong);
+      ADD_FAILURE() << wrong;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      EXPECT_EQ(error.what(), "reading the environment: MUSTER_JOB_END_TIME=" + std::string(wrong) +
+                                  " is no number of seconds. Set it to the seconds since 1970, as date +%s -d '12 "
+                                  "hours' prints them, or unset it");
+    }
+  EXPECT_EQ(warning("soon", "SLURM_JOB_END_TIME"), "") << "no user sets it";
 }
 
 TEST(JobEnd, EachSystemIsAskedForThisJob) {

@@ -420,6 +420,15 @@ TEST(MapBatches, RefusesBadOptions) {
   for (const auto& make : {std::function([] { numbers(4).map_batches(BatchFunction::Plain()); }),
                            std::function([] { numbers(4).map_batches(BatchFunction::WithGenerator()); })})
     EXPECT_NE(error_of(make, ExitCode::usage).find("there is no function"), std::string::npos);
+  EXPECT_NE(error_of([] { numbers(4).transform(nullptr); }, ExitCode::usage).find("there is no preprocessor"),
+            std::string::npos);
+  EXPECT_NE(error_of(
+                [] {
+                  chain({std::make_shared<Old>("n"), nullptr});
+                },
+                ExitCode::usage)
+                .find("one of them is null"),
+            std::string::npos);
 }
 
 /// Random chains; `reference` asks for one thread everywhere.

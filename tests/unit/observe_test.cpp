@@ -73,6 +73,20 @@ TEST(RowOfRanks, WritesNaNAsNull) {
   EXPECT_TRUE(reduced({{{"loss", INFINITY}}, {{"loss", 1.0}}}).at("loss").is_null());
 }
 
+TEST(RowOfRanks, RefusesANumberOnSomeRanksOnly) {
+  for (const Metric& other : {Metric("x"), Metric(true), Metric(Json::array({1}))}) try {
+      reduced({{{"m", 1.0}}, {{"m", other}}});
+      ADD_FAILURE() << other.value();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::user_error);
+      EXPECT_STREQ(
+          error.what(),
+          "reporting the metric \"m\": it is a number on some ranks and something else on others. Give the same "
+          "metric under that name on every rank");
+    }
+  EXPECT_EQ(reduced({{{"m", true}}, {{"m", false}}}).at("m"), true) << "rank 0's";
+}
+
 TEST(RowOfRanks, CanKeepTheList) {
   EXPECT_EQ(reduced({{{"a", 1}}, {{"a", 2}, {"b", 3}}}, false), Json::parse(R"({"a": [1, 2], "b": [null, 3]})"));
 }

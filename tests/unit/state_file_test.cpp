@@ -266,7 +266,7 @@ TEST(StateFile, AFullDiskIsAnErrorBeforeAnythingIsWritten) {
   EXPECT_NE(error_of(large()).find("taking space for"), std::string::npos) << error_of(large());
   const auto small = error_of({{"t", at::full({3'000'000}, 1.0)}});
   EXPECT_NE(small.find("writing " + (folder / "state/state.h5").string()), std::string::npos) << small;
-  EXPECT_NE(small.find("Free some space"), std::string::npos) << small;
+  EXPECT_NE(small.find("Make room"), std::string::npos) << small;
   EXPECT_EQ(error_of({{"t", at::full({100'000}, 1.0)}}), "no error");
   ::umount(folder.path().c_str());
 }

@@ -81,6 +81,7 @@ TEST(VirtualData, IsThatOfItsSources) {
   const auto described = describe_dataset(folder.file("all.h5"));
   EXPECT_NE(described.dump().find("\"virtual\""), std::string::npos);
   EXPECT_NE(described.dump().find("it is a virtual dataset, which HDF5 reads"), std::string::npos);
+  EXPECT_EQ(described.dump().find("nothing was ever written"), std::string::npos);
 }
 
 TEST(VirtualData, WithoutItsSourcesIsAnError) {
@@ -93,7 +94,8 @@ TEST(VirtualData, WithoutItsSourcesIsAnError) {
     EXPECT_NE(error_of(folder).find(words), std::string::npos) << words << ": " << error_of(folder);
   };
   expect({"a.h5", "x", 10}, "no error");
-  expect({"nowhere.h5", "x", 5}, "nowhere.h5: No such file or directory");
+  expect({"nowhere.h5", "x", 5},
+         "all.h5:/x: it is a virtual dataset, and its source " + folder.file("nowhere.h5") + " does not exist");
   expect({"a.h5", "z", 5}, "a.h5:z does not exist");
   expect({"a.h5", "x", 11}, "it has 30 values, 33 are needed");
   expect({"a.h5", "x", 8, 2}, "no error");
@@ -102,6 +104,26 @@ TEST(VirtualData, WithoutItsSourcesIsAnError) {
   expect({folder.file("a.h5"), "x", 5}, "is not named as a file in its own folder");
   expect({"all.h5", "x", 5}, "lie in other files");
   expect({".", "x", 5}, "lie in other files");
+}
+
+TEST(VirtualData, BehindASymbolicLinkHasItsSourcesThereOrHere) {
+  const Folder folder;
+  std::filesystem::create_directory(folder.file("stored"));
+  std::filesystem::create_directory(folder.file("links"));
+  H5File(folder.file("a.h5")).columns(10);
+  H5File(folder.file("b.h5")).columns(5, 10);
+  show(folder, {{"a.h5", "x", 10}, {"b.h5", "x", 5}});
+  for (const char* name : {"a.h5", "b.h5", "all.h5"})
+    std::filesystem::rename(folder.file(name), folder.file(std::string("stored/") + name));
+  const auto expect_all = [&] {
+    const auto dataset = Dataset::from_hdf5({folder.file("links/all.h5")}, {.columns = {"x"}});
+    EXPECT_TRUE(at::equal(dataset.column("x"), at::arange(45, at::kFloat).view({15, 3})));
+  };
+  std::filesystem::create_symlink("../stored/all.h5", folder.file("links/all.h5"));
+  expect_all();
+  for (const char* name : {"a.h5", "b.h5"})
+    std::filesystem::rename(folder.file(std::string("stored/") + name), folder.file(std::string("links/") + name));
+  expect_all();
 }
 
 TEST(VirtualData, OfAnyNumberOfFilesIsRefused) {

@@ -186,6 +186,10 @@ TEST(WeightedPasses, RefuseWhatMakesNoSense) {
               DatasetShard(state).iter_batches({.weights = at::ones({4})});
             }).find("weights is set, but a stream gives its rows in its own order"),
             std::string::npos);
+  EXPECT_NE(refused([&] {
+              DatasetShard(state).iter_batches({.bucket_samples = 8});
+            }).find("bucket_samples is set, but a stream gives its rows in its own order. Order them where they"),
+            std::string::npos);
 }
 
 TEST(WeightedPasses, WeightsThatChangeLaterDoNotCount) {

@@ -103,6 +103,24 @@ TEST(Weights, ThatAreExpandedComeBack) {
   }
 }
 
+/// Types of torch that its storages have no class for.
+const at::ScalarType newer_types[] = {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
+
+TEST(Weights, OfNewerTypesAreWrittenAsSafetensorsOnly) {
+  const Folder folder;
+  for (const auto type : newer_types) {
+    const StateDict state{.tensors = {{"a", at::arange(1, 4, at::kFloat).to(type)}}};
+    EXPECT_EQ(error_of([&] { save_torch(state, folder / "torch"); }, ExitCode::usage),
+              std::string("writing a: Python cannot load a pickle from here with ") + c10::toString(type) +
+                  ". Write it as safetensors, or convert it to another type");
+    save_safetensors(state, folder / "safetensors", {.replace = true});
+    const auto read = load_safetensors(folder / "safetensors").tensors.at("a");
+    EXPECT_EQ(read.scalar_type(), type);
+    EXPECT_TRUE(at::equal(read.view(at::kByte), state.tensors.at("a").view(at::kByte)));
+  }
+  EXPECT_FALSE(fs::exists(folder / "torch"));
+}
+
 TEST(Weights, AreAligned) {
   const Folder folder;
   save_safetensors(sample(), folder / "it", {});
@@ -346,6 +364,12 @@ std::string pickle_of(const std::string& count, const std::string& view,
                       const std::string& type = global("torch", "FloatStorage")) {
   return protocol + "}" + text("a") + tensor_of(count, view, type) + "s.";
 }
+const std::string untyped = global("torch.storage", "UntypedStorage");
+/// {"a": a tensor of a type without a storage class}, over so many bytes.
+std::string newer_pickle_of(const std::string& type, const std::string& bytes, const std::string& view) {
+  return protocol + "}" + text("a") + global("torch._utils", "_rebuild_tensor_v3") + "((" + text("storage") + untyped +
+         text("0") + text("cpu") + bytes + "tQ" + view + "\x89)" + global("torch", type) + "tRs.";
+}
 const std::string good_pickle = pickle_of("K\x06", "K\x01K\x05\x85K\x01\x85");
 
 TEST(HostileArchive, PicklesAreRefused) {
@@ -401,6 +425,11 @@ TEST(HostileArchive, PicklesAreRefused) {
       {"os.system, which is not known", pickle_of("K\x06", ")", global("os", "system"))},
       {"in the place of a tensor's shape", pickle_of("K\x06", "K\x01]]")},
       {"not inside", pickle_of(int32(-6), "K\x01K\x05\x85K\x01\x85")},
+      {"in the place of a storage", pickle_of("K\x18", "K\x01K\x03\x85K\x01\x85", untyped)},
+      {"torch.quint8, which is not known here. Save them in another type",
+       newer_pickle_of("quint8", "K\x18", "K\x01K\x03\x85K\x01\x85")},
+      {"not inside its storage", newer_pickle_of("uint32", "K\x18", "K\x01K\x06\x85K\x01\x85")},
+      {"not as long", newer_pickle_of("uint32", "K\x19", "K\x01K\x03\x85K\x01\x85")},
   };
   for (const auto& [fact, pickle] : pickles) {
     const auto said = error_of([&, &pickle = pickle] { load(pickle); }, ExitCode::data);
@@ -415,7 +444,6 @@ TEST(HostileArchive, PicklesAreRefused) {
       "K\x05K\x02\x85" + int32(-1) + "\x85",                            // backwards
       "K\x01" + int32(-3) + "\x85K\x01\x85",                            // of less than nothing
       "K\x01K\x07\x85K\x01K\x01\x86",                                   // with more strides than sizes
-      "K\x01K\x07\x85" + int32(0) + "\x85",                             // larger than its storage
       "K\x01" + large + "\x85" + int32(0) + "\x85",                     //
       "K\x01" + large + large + "\x86" + repeat(int32(0), 2) + "\x86",  // than can be counted
       "K\x01" + large + large + int32(0) + "\x87" + repeat("K\x01", 3) + "\x87",
@@ -424,6 +452,26 @@ TEST(HostileArchive, PicklesAreRefused) {
   };
   for (const auto& view : views)
     EXPECT_SAYS(error_of([&] { load(pickle_of("K\x06", view)); }, ExitCode::data), "not inside its storage");
+  EXPECT_SAYS(error_of([&] { load(pickle_of("K\x06", "K\x01K\x07\x85" + int32(0) + "\x85")); }, ExitCode::data),
+              "a tensor in it is expanded, so it is larger than its storage. Call .contiguous() on it before");
+}
+
+TEST(Torch, TypesWithoutAStorageClassAreRead) {
+  const Folder folder;
+  std::string values(24, '\0');
+  for (char i = 0; i < 24; ++i) values[static_cast<std::size_t>(i)] = i;
+  const auto whole = at::from_blob(values.data(), {24}, at::kByte);
+  const std::pair<const char*, at::ScalarType> types[] = {{"uint16", at::kUInt16},
+                                                          {"uint64", at::kUInt64},
+                                                          {"complex32", at::kComplexHalf},
+                                                          {"float8_e4m3fn", at::kFloat8_e4m3fn}};
+  for (const auto& [name, type] : types) {
+    write_file(folder / "it", archive(newer_pickle_of(name, "K\x18", "K\x01K\x02\x85K\x01\x85"), {{"data/0", values}}));
+    const auto read = load_torch(folder / "it").tensors.at("a");
+    const auto width = static_cast<std::int64_t>(c10::elementSize(type));
+    EXPECT_EQ(read.scalar_type(), type);
+    EXPECT_TRUE(at::equal(read.view(at::kByte), whole.narrow(0, width, 2 * width))) << name;
+  }
 }
 
 TEST(HostileArchive, DirectoriesAreRefused) {

@@ -257,6 +257,23 @@ TEST(Windows, AreLeftOutByAMask) {
   }
 }
 
+TEST(Windows, WithExactlyTheShareOfAMaskAreLeft) {
+  const Folder folder;
+  const auto path = folder.file("a.h5");
+  {
+    H5File file(path);
+    add(file, "x", {10, 10});
+    auto mask = std::vector<float>(100, 0);
+    std::fill_n(mask.begin(), 55, 1.0F);
+    file.dataset("valid", {10, 10}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, mask.data());
+  }
+  const auto with = [&](double share) {
+    return Dataset::windows({path + ":/x"}, {.size = {10, 10}, .mask = path + ":/valid", .mask_share = share});
+  };
+  EXPECT_EQ(with(0.55).count(), 1);  // 0.55 × 100 is more than 55 in floating point
+  EXPECT_THROW(with(0.56).count(), Error);
+}
+
 TEST(Windows, OfTilesReadEachChunkAFewTimes) {
   const Folder folder;
   {

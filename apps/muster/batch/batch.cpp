@@ -1,5 +1,6 @@
 // muster slurm, muster pbs: write a batch script that trains.
 #include "../commands.hpp"
+#include "../replace_file.hpp"
 #include "../run_files.hpp"
 #include "../text.hpp"
 #include "script.hpp"
@@ -7,12 +8,9 @@
 #include <muster/error.hpp>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -67,10 +65,10 @@ void write(const std::string& text, const std::string& file, bool force) {
   std::error_code error;
   if (!force && fs::exists(fs::symlink_status(file, error)))
     throw Error(ExitCode::usage, "writing " + file, "it exists", "Choose another file, or replace it with --force");
-  std::ofstream out(file);
-  out << text;
-  if (!out.flush())
-    throw Error(ExitCode::retry, "writing " + file, std::strerror(errno), "Check the space and the permissions there");
+  const auto status = fs::status(file, error);
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    throw Error(ExitCode::usage, "writing " + file, "it is no regular file", "Choose another file");
+  replace_file(file, text);
 }
 
 CLI::Validator batch_time(std::chrono::seconds& time) {

@@ -60,6 +60,18 @@ std::string modules() {
   return "\n# Load the modules that the program was built with here: module load openmpi hdf5\n\n";
 }
 
+/// A character as bash reads it in $'…'.
+std::string escaped(char c) {
+  if (c == '\n') return "\\n";
+  if (c == '\t') return "\\t";
+  if (c == '\'' || c == '\\') return std::string("\\") + c;
+  const auto byte = static_cast<unsigned char>(c);
+  if (byte >= 0x20 && byte != 0x7f) return {c};
+  std::array<char, 8> octal{};
+  std::snprintf(octal.data(), octal.size(), "\\%03o", static_cast<unsigned>(byte));
+  return octal.data();
+}
+
 /// Why the lead is what it is.
 std::string reason_of_lead(const BatchOptions& options) {
   if (signal_lead(options) < least_lead || signal_lead(options) * 2 == options.time) return "half of the job's time";
@@ -105,8 +117,10 @@ std::string shell_word(const std::string& text) {
                         std::string_view("_-./:,=+@%").find(static_cast<char>(c)) != std::string_view::npos);
   };
   if (!text.empty() && std::ranges::all_of(text, is_plain)) return text;
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
+  // A word also stands in a comment of the script, which a line break would end.
+  const bool has_control = std::ranges::any_of(text, [](unsigned char c) { return std::iscntrl(c) != 0 && c < 0x80; });
+  std::string word = has_control ? "$'" : "'";
+  for (const char c : text) word += has_control ? escaped(c) : c == '\'' ? "'\\''" : std::string(1, c);
   return word + "'";
 }
 

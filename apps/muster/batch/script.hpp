@@ -29,7 +29,7 @@ struct BatchOptions {
 /// text, and for a time of 0.
 std::optional<std::chrono::seconds> parse_time(const std::string& text);
 
-/// A word as the shell must read it to get this text.
+/// A word as bash must read it to get this text, in one line.
 std::string shell_word(const std::string& text);
 
 /// The value of a flag ("--name") of the program, as "--name demo" or "--name=demo"; none if it is not given.

@@ -25,6 +25,11 @@ std::string find_mpirun(int ranks) {
               "in srun -n 2 muster bench allreduce");
 }
 
+std::filesystem::path temporary_parent() {
+  const char* const named = std::getenv("TMPDIR");
+  return named != nullptr && *named != '\0' ? named : "/tmp";
+}
+
 }  // namespace
 
 bool started_by_launcher() {
@@ -72,6 +77,8 @@ std::optional<std::string> python_with(const std::vector<std::string>& modules) 
   }
   return std::nullopt;
 }
+
+ScratchFolder::ScratchFolder() : ScratchFolder(temporary_parent()) {}
 
 ScratchFolder::ScratchFolder(const std::filesystem::path& parent) {
   auto name = (parent / "muster-bench-XXXXXX").string();

@@ -30,7 +30,9 @@ inline constexpr const char* folder_variable = "MUSTER_BENCH_FOLDER";
 /// A new folder; removed with everything in it by the destructor.
 class ScratchFolder {
  public:
-  explicit ScratchFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path());
+  /// In TMPDIR, or in /tmp if that is unset or empty.
+  ScratchFolder();
+  explicit ScratchFolder(const std::filesystem::path& parent);
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
   ~ScratchFolder();

@@ -133,11 +133,6 @@ Json read_run(const fs::path& run, const std::string& name, const Budget& budget
   return record;
 }
 
-bool is_sweep(const fs::path& folder) {
-  std::error_code ignored;
-  return fs::is_regular_file(folder / "sweep.json", ignored);
-}
-
 Json read_sweep(const fs::path& sweep, const std::string& name) {
   const auto about = read_json(sweep / "sweep.json");
   Json record{{"name", name}, {"metric", ""}, {"mode", "max"}, {"trials", Json::array()}};

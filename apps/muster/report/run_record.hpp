@@ -13,9 +13,7 @@ namespace muster::tool::report {
 
 Json read_run(const std::filesystem::path& run, const std::string& name, const Budget& budget);
 
-/// True for the folder of a sweep.
-bool is_sweep(const std::filesystem::path& folder);
-/// Its table.
+/// The table of a sweep.
 Json read_sweep(const std::filesystem::path& sweep, const std::string& name);
 /// The folders of its trials that have begun, in their order.
 std::vector<std::filesystem::path> trials_of(const std::filesystem::path& sweep);

@@ -1,6 +1,7 @@
 #include "write.hpp"
 
 #include "../checkpoint_text.hpp"
+#include "../replace_file.hpp"
 #include "../text.hpp"
 #include "page.hpp"
 #include "run_record.hpp"
@@ -8,11 +9,7 @@
 #include <muster/error.hpp>
 #include <muster/version.hpp>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iostream>
@@ -51,25 +48,6 @@ void check_output(const fs::path& output) {
   if (!fs::is_directory(folder, error)) refuse_output(output, "there is no folder " + folder.string());
   const bool is_beside_run = output.filename() == "report.html" && !is_checkpoint(fs::absolute(folder));
   require_outside_records(is_beside_run ? fs::weakly_canonical(folder) : output);
-}
-
-/// Replaces the file at once, so that nobody opens half a page.
-void replace_file(const fs::path& output, const std::string& text) {
-  std::error_code ignored;
-  const auto target = fs::is_symlink(output, ignored) ? fs::canonical(output) : output;
-  auto unfinished = target;
-  unfinished += "." + std::to_string(::getpid()) + ".new";
-  std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
-  file << text << std::flush;
-  const bool is_written = file.good();
-  const std::string reason = std::strerror(errno);
-  file.close();
-  std::error_code error;
-  if (is_written) fs::rename(unfinished, target, error);
-  if (is_written && !error) return;
-  fs::remove(unfinished, ignored);
-  throw Error(ExitCode::retry, "writing " + output.string(), is_written ? error.message() : reason,
-              "Check the disk and the permissions");
 }
 
 /// A folder on the command line, its last parts enough to tell it from the others.

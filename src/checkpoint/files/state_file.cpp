@@ -101,13 +101,18 @@ Layout unpack_layout(std::string_view packed) {
 
 void check_storable(const Tensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
-    const auto fail = [&](const std::string& fact) {
-      throw Error(ExitCode::usage, "saving " + name, fact, "Save it in another form");
+    const auto fail = [&](const std::string& fact, const std::string& remedy = "Save it in another form") {
+      throw Error(ExitCode::usage, "saving " + name, fact, remedy);
     };
+    if (tensor.is_sparse())
+      fail("it is a sparse tensor",
+           "Save it as to_dense(); a momentum buffer is sparse if the gradient is: train with SGD without momentum, or "
+           "the embedding with sparse(false)");
     if (tensor.layout() != at::kStrided || tensor.is_meta() || tensor.is_quantized())
       fail("it is not a tensor of plain values in memory");
     if (!hdf5::has_type(tensor.scalar_type()))
-      fail(std::string("HDF5 has no type for ") + c10::toString(tensor.scalar_type()));
+      fail(std::string("HDF5 has no type for ") + c10::toString(tensor.scalar_type()),
+           "Save it in another type, or its bytes: .view(torch::kUInt8)");
     if (tensor.dim() > H5S_MAX_RANK) fail("it has more than 32 dimensions");
     if (!is_plain(name) || name.find('\0') != std::string::npos)
       fail("its name has an empty part, a zero byte, or a part \".\" or \"..\"");

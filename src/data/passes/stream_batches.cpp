@@ -51,7 +51,6 @@ std::vector<Batch::Item> unpack_row(const std::string& packed, std::optional<at:
 class StreamBatches final : public BatchStream {
  public:
   StreamBatches(std::shared_ptr<ShardState> of, const BatchOptions& options) : BatchStream(std::move(of), options, {}) {
-    check_options(options, doing());
     const auto refuse = [&](const std::string& fact, const std::string& remedy) {
       throw Error(ExitCode::usage, doing(), fact, remedy);
     };
@@ -59,10 +58,12 @@ class StreamBatches final : public BatchStream {
     const char* const set = options.shuffle                     ? "shuffle"
                             : options.local_shuffle_buffer_size ? "local_shuffle_buffer_size"
                             : options.weights.defined()         ? "weights"
+                            : options.bucket_samples            ? "bucket_samples"
                                                                 : "";
     if (*set != '\0')
       refuse(std::string(set) + " is set, but a stream gives its rows in its own order",
-             "Shuffle where the rows are made");
+             "Order them where they are made");
+    check_options(options, doing());
     if (shard().options().split && share.fixed)
       refuse("it is a stream, and virtual_workers can only divide samples that have an index",
              "Use a dataset of files, tensors or items, or no virtual_workers");

@@ -235,6 +235,10 @@ bool is_unfitted(const Preprocessor& preprocessor) {
 
 }  // namespace detail::data
 
-PreprocessorPtr chain(std::vector<PreprocessorPtr> steps) { return std::make_shared<Chain>(std::move(steps)); }
+PreprocessorPtr chain(std::vector<PreprocessorPtr> steps) {
+  if (std::ranges::find(steps, nullptr) != steps.end())
+    throw Error(ExitCode::usage, "making a chain of preprocessors", "one of them is null", "Give preprocessors only");
+  return std::make_shared<Chain>(std::move(steps));
+}
 
 }  // namespace muster

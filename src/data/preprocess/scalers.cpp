@@ -6,14 +6,17 @@
 #include <ATen/ops/amin.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/logical_or.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <array>
+#include <cmath>
 #include <limits>
 
 namespace muster {
@@ -85,19 +88,23 @@ class StandardScaler final : public Scaler {
       : Scaler("standard_scaler", {"mean", "deviation"}, std::move(columns)) {}
 
  private:
-  /// Rows: count, mean, sum of squared distances from the mean, minimum, maximum.
+  /// Rows: count, mean, sum of squared distances from the mean in units_of(), minimum, maximum.
   at::Tensor summary(const at::Tensor& values) const override {
     // Loops and not torch's sums, whose order depends on the number of threads.
     const auto x = values.cpu().to(at::kDouble).contiguous();
     const auto rows = x.size(0), features = x.size(1);
     const auto moments = at::zeros({5, features}, at::kDouble);
+    moments[3].copy_(at::amin(x, 0));
+    moments[4].copy_(at::amax(x, 0));
+    const auto units = units_of(moments);
     const auto* const from = x.const_data_ptr<double>();
+    const auto* const unit = units.const_data_ptr<double>();
     auto* const count = moments.mutable_data_ptr<double>();
     auto* const mean = count + features;
     auto* const squares = mean + features;
     const auto for_values = [&](auto&& visit) {
       for (std::int64_t row = 0; row < rows; ++row)
-        for (std::int64_t f = 0; f < features; ++f) visit(from[row * features + f], f);
+        for (std::int64_t f = 0; f < features; ++f) visit(from[row * features + f] / unit[f], f);
     };
     for_values([&](double value, std::int64_t f) { mean[f] += value; });
     for (std::int64_t f = 0; f < features; ++f) {
@@ -105,24 +112,37 @@ class StandardScaler final : public Scaler {
       mean[f] /= count[f];
     }
     for_values([&](double value, std::int64_t f) { squares[f] += (value - mean[f]) * (value - mean[f]); });
-    moments[3].copy_(at::amin(x, 0));
-    moments[4].copy_(at::amax(x, 0));
+    for (std::int64_t f = 0; f < features; ++f) mean[f] *= unit[f];
     return moments;
   }
 
   // Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
   at::Tensor join(const at::Tensor& a, const at::Tensor& b) const override {
-    const auto n = a[0] + b[0], distance = b[1] - a[1];
-    return at::stack({n, a[1] + distance * b[0] / n, a[2] + b[2] + distance.square() * a[0] * b[0] / n,
-                      at::minimum(a[3], b[3]), at::maximum(a[4], b[4])});
+    const auto joined = at::stack({a[0] + b[0], a[1], a[2], at::minimum(a[3], b[3]), at::maximum(a[4], b[4])});
+    const auto n = joined[0], unit = units_of(joined), mean = a[1] / unit, distance = b[1] / unit - mean;
+    const auto squares_of = [&](const at::Tensor& part) { return part[2] * (units_of(part) / unit).square(); };
+    joined[1].copy_((mean + distance * b[0] / n) * unit);
+    joined[2].copy_(squares_of(a) + squares_of(b) + distance.square() * a[0] * b[0] / n);
+    return joined;
   }
 
   at::Tensor learn(const at::Tensor& moments, const std::string& doing) const override {
     require_finite(moments, doing);
-    const auto deviation = (moments[2] / moments[0]).sqrt();
+    const auto deviation = (moments[2] / moments[0]).sqrt() * units_of(moments);
     // The deviation of a constant feature is only a rounding error; it must not become the divisor.
-    const auto constant = moments[3] == moments[4];
+    const auto constant = at::logical_or(moments[3] == moments[4], deviation == 0);
     return at::stack({moments[1], at::where(constant, at::full_like(deviation, 1), deviation)});
+  }
+
+  /// For each feature a power of two near its largest absolute value. In these units squares neither overflow nor
+  /// vanish, and no digit is lost.
+  static at::Tensor units_of(const at::Tensor& moments) {
+    const auto largest = at::maximum(moments[3].abs(), moments[4].abs()).contiguous();
+    auto units = at::ones_like(largest);
+    for (std::int64_t f = 0; f < largest.numel(); ++f)
+      if (const auto value = largest.const_data_ptr<double>()[f]; std::isfinite(value) && value > 0)
+        units.mutable_data_ptr<double>()[f] = std::ldexp(1.0, std::ilogb(value));
+    return units;
   }
 
   at::Tensor scale(const at::Tensor& statistics) const override { return statistics[1]; }

@@ -23,22 +23,6 @@ struct SourceFile : hdf5::GroupPath {
   std::vector<Hdf5Column> columns;  ///< closed before the file
 };
 
-/// True if the entry `name` of the group is a column: a dataset that is not a single value.
-bool is_column(hid_t group, const std::string& name, const std::string& shown) {
-  const std::string doing = "opening " + shown;
-  H5L_info_t link;
-  hdf5::check(H5Lget_info(group, name.c_str(), &link, H5P_DEFAULT), doing);
-  if (link.type != H5L_TYPE_HARD && link.type != H5L_TYPE_SOFT)
-    throw Error(ExitCode::data, doing, "it is a link to another file; such links are not followed",
-                "Copy the data into the file, or choose other columns");
-  H5O_info_t object;
-  if (H5Oget_info_by_name(group, name.c_str(), &object, H5P_DEFAULT) < 0)
-    throw Error(ExitCode::data, doing, "it is a link whose target does not exist: " + hdf5::last_error(),
-                "Remove it, or choose other columns");
-  if (object.type != H5O_TYPE_DATASET) return false;
-  return !hdf5::shape(hdf5::open_dataset(group, name, shown).get(), shown).empty();
-}
-
 void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decoding) {
   const auto doing = "opening " + file.path;
   file.handle = hdf5::open_file(file.path);
@@ -46,7 +30,7 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
   const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
   if (names.empty()) {
     names = hdf5::list(group.get());
-    std::erase_if(names, [&](const auto& name) { return !is_column(group.get(), name, file.shown(name)); });
+    std::erase_if(names, [&](const auto& name) { return !hdf5::is_column(group.get(), name, file.shown(name)); });
     if (names.empty())
       throw Error(ExitCode::data, doing, "group \"" + file.group + "\" holds no datasets",
                   "Name the group as FILE.h5:/group; `muster inspect` lists what the file holds");
@@ -86,6 +70,11 @@ class Hdf5Source final : public Source {
   }
   bool has_column_order() const noexcept override { return !options_.columns.empty(); }
   std::string shown() const override { return shown_files(files_.front().path, files_.size()); }
+  std::vector<std::string> files() const override {
+    std::vector<std::string> paths;
+    for (const auto& file : files_) paths.push_back(file.path);
+    return paths;
+  }
 
   Blocks blocks() override {
     ensure_open();

@@ -62,6 +62,11 @@ class RaggedSource final : public Source {
     return schema_;
   }
   std::string shown() const override { return shown_files(files_.front().path, files_.size()); }
+  std::vector<std::string> files() const override {
+    std::vector<std::string> paths;
+    for (const auto& file : files_) paths.push_back(file.path);
+    return paths;
+  }
   NodeChunks* node_chunks() override {
     ensure_open();
     return decoding_->shareable();

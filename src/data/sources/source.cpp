@@ -1,10 +1,12 @@
 #include "data/sources/source.hpp"
 
+#include "base/memory_limit.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +14,16 @@
 
 namespace muster::detail::data {
 namespace {
+
+/// True if torch can choose samples of such a tensor.
+bool can_choose_from(const at::Tensor& tensor) {
+  try {
+    tensor.index_select(0, at::zeros({1}, tensor.options().dtype(at::kLong)));
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
 
 class MemorySource final : public Source {
  public:
@@ -22,6 +34,9 @@ class MemorySource final : public Source {
       if (!tensor.defined() || tensor.dim() == 0)
         throw Error(ExitCode::data, doing, "column \"" + name + "\" has no first dimension",
                     "Give tensors of shape [samples, …]");
+      if (tensor.layout() != at::kStrided || tensor.is_nested() || tensor.is_quantized())
+        throw Error(ExitCode::data, doing, "column \"" + name + "\" is a sparse, nested or quantized tensor",
+                    "Convert it first, as by to_dense() or dequantize()");
       if (tensor.size(0) != columns_.front().second.size(0))
         throw Error(ExitCode::data, doing,
                     "column \"" + columns_.front().first + "\" has " + std::to_string(columns_.front().second.size(0)) +
@@ -33,6 +48,12 @@ class MemorySource final : public Source {
       schema_.push_back({name, tensor.scalar_type(), tensor.sizes().slice(1).vec()});
     }
     if (count() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Give at least one");
+    for (const auto& [name, tensor] : columns_)
+      if (!can_choose_from(tensor))
+        throw Error(ExitCode::data, doing,
+                    "column \"" + name + "\" is of type " + c10::toString(tensor.scalar_type()) +
+                        ", and torch cannot choose samples of it",
+                    "Convert it to another type first");
   }
 
   std::int64_t count() override { return columns_.front().second.size(0); }
@@ -160,10 +181,27 @@ std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source, std::
   return std::make_shared<TransformedSource>(std::move(source), std::move(work));
 }
 
+namespace {
+
+/// The bytes of a tensor; an Error if they are more than this process may use.
+std::size_t bytes_in_memory(at::IntArrayRef shape, at::ScalarType dtype) {
+  constexpr std::size_t small = std::size_t{1} << 30;  // not worth the question for the limit
+  std::size_t bytes = c10::elementSize(dtype);
+  bool is_absurd = false;
+  for (const auto size : shape) is_absurd = __builtin_mul_overflow(bytes, size, &bytes) || is_absurd;
+  if (!is_absurd && (bytes <= small || static_cast<double>(bytes) <= memory_limit())) return bytes;
+  throw Error(ExitCode::data, "reading a batch",
+              "a column of it takes " + (is_absurd ? "2^64 bytes or more" : std::to_string(bytes) + " bytes") +
+                  ", more than the memory that this process may use",
+              "Choose a smaller batch_size, or other columns");
+}
+
+}  // namespace
+
 at::Tensor TensorPool::take(at::IntArrayRef shape, at::ScalarType dtype) {
   constexpr std::size_t large = 128 << 10;  // bytes; for this size and more, malloc takes fresh pages
   constexpr std::size_t most = 16;          // a few columns times the batches in hand and read ahead
-  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(shape)) * c10::elementSize(dtype);
+  const auto bytes = bytes_in_memory(shape, dtype);
   if (bytes < large) return at::empty(shape, dtype);
 
   const std::lock_guard lock(mutex_);

@@ -59,6 +59,8 @@ class Source {
   virtual DatasetFingerprint fingerprint() = 0;
   /// The source's name in errors.
   virtual std::string shown() const = 0;
+  /// The files that it reads.
+  virtual std::vector<std::string> files() const { return {}; }
   /// True if the user has chosen the order of the columns. False if they are in the order of their names, as the
   /// columns of a file and the keys of JSON objects are. For a stream this depends on the rows read so far.
   virtual bool has_column_order() const noexcept { return true; }

@@ -2,6 +2,7 @@
 
 #include "base/number.hpp"
 #include "hdf5/dimensions.hpp"
+#include "hdf5/fields.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 
@@ -35,42 +36,6 @@ std::optional<std::uint64_t> offset_of(hid_t dataset, std::uint64_t length, cons
     throw Error(ExitCode::data, doing, "the file is truncated: its values end beyond the end of the file",
                 "Make or copy it again");
   return offset;
-}
-
-/// The name of a dataset and of a field of its values; no field if all of a value is meant.
-std::pair<std::string, std::string> parts_of(hid_t file, const std::string& name) {
-  const auto exists = [&](const std::string& link) {
-    const auto found = H5Lexists(file, link.c_str(), H5P_DEFAULT);
-    if (found < 0) hdf5::last_error();
-    return found > 0;
-  };
-  const auto dot = name.rfind('.');
-  if (dot == std::string::npos || exists(name) || !exists(name.substr(0, dot))) return {name, ""};
-  return {name.substr(0, dot), name.substr(dot + 1)};
-}
-
-/// The type of a field of compound values.
-hdf5::Handle type_of_field(hid_t type, const std::string& field, const std::string& doing) {
-  const int count = H5Tget_class(type) == H5T_COMPOUND ? H5Tget_nmembers(type) : 0;
-  std::string names;
-  for (int i = 0; i < count; ++i) {
-    char* const name = H5Tget_member_name(type, static_cast<unsigned>(i));
-    if (name == field) {
-      H5free_memory(name);
-      return {hdf5::check(H5Tget_member_type(type, static_cast<unsigned>(i)), doing), H5Tclose};
-    }
-    names += (names.empty() ? "" : ", ") + std::string(name);
-    H5free_memory(name);
-  }
-  throw Error(ExitCode::data, doing, "its values have no field \"" + field + "\"",
-              names.empty() ? "Choose it without a field" : "Its fields are " + names);
-}
-
-/// The memory type by which HDF5 reads one field of compound values.
-hdf5::Handle only_field(const std::string& field, hid_t type, const std::string& doing) {
-  hdf5::Handle compound(hdf5::check(H5Tcreate(H5T_COMPOUND, H5Tget_size(type)), doing), H5Tclose);
-  hdf5::check(H5Tinsert(compound.get(), field.c_str(), 0, type), doing);
-  return compound;
 }
 
 /// Lets the ranks of a node keep the decoded chunks together. A rank that reads another file of the same path, on a
@@ -110,14 +75,14 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
                        ChunkDecoding& decoding) {
   const hdf5::Lock lock;
   const std::string doing = "reading " + shown;
-  const auto [dataset_name, field] = parts_of(file, name);
+  const auto [dataset_name, field] = hdf5::parts_of(file, name);
   auto dataset = hdf5::open_dataset(file, dataset_name, shown);
   auto shape = hdf5::shape(dataset.get(), shown);
   if (shape.empty())
     throw Error(ExitCode::data, doing, "it is a single value, not a column", "Choose columns with a first dimension");
   auto type = hdf5::dataset_property(dataset.get(), H5Dget_type, doing);
   const auto record_bytes = H5Tget_size(type.get());
-  if (!field.empty()) type = type_of_field(type.get(), field, doing);
+  if (!field.empty()) type = hdf5::type_of_field(type.get(), field, doing);
   auto dimensions = hdf5::dimension_names(dataset.get(), shape.size(), shown);
   StoredArray array{.shown = shown,
                     .shape = std::move(shape),
@@ -154,7 +119,7 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
   hdf5::require_filters(filters, doing);
   array.dataset = std::move(dataset);
   array.memory_type = {hdf5::check(H5Tcopy(array.conversion.native_type()), doing), H5Tclose};
-  if (!field.empty()) array.memory_type = only_field(field, array.memory_type.get(), doing);
+  if (!field.empty()) array.memory_type = hdf5::only_field(field, array.memory_type.get(), doing);
   array.conversion.after_hdf5();
   return array;
 }

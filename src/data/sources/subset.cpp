@@ -56,6 +56,7 @@ class SubsetSource final : public Source {
   }
   int threads() const noexcept override { return source_->threads(); }
   std::string shown() const override { return "a subset of " + source_->shown(); }
+  std::vector<std::string> files() const override { return source_->files(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
   NodeChunks* node_chunks() override { return source_->node_chunks(); }
 

@@ -25,10 +25,9 @@ at::Tensor sums_along(const at::Tensor& values, std::int64_t dimension, std::int
 /// For each window along the mask's dimensions, in the order of their coordinates: is it left?
 class MaskReader {
  public:
-  MaskReader(const WindowVariable& mask, double share, const WindowShape& shape) : mask_(mask), shape_(shape) {
-    double values = 1;
-    for (const auto d : mask.dimensions()) values *= static_cast<double>(shape.size[d]);
-    least_ = share * values;
+  MaskReader(const WindowVariable& mask, double share, const WindowShape& shape)
+      : mask_(mask), share_(share), shape_(shape) {
+    for (const auto d : mask.dimensions()) values_ *= static_cast<double>(shape.size[d]);
   }
 
   std::vector<bool> read() {
@@ -70,12 +69,13 @@ class MaskReader {
     if (begin < 0 || begin % shape_.stride[first] != 0) return;
     const auto sums = sum_.contiguous();
     for (std::int64_t i = 0; i < sums.numel(); ++i)
-      is_left_.push_back(static_cast<double>(sums.const_data_ptr<std::int64_t>()[i]) >= least_);
+      is_left_.push_back(static_cast<double>(sums.const_data_ptr<std::int64_t>()[i]) / values_ >= share_);
   }
 
   const WindowVariable& mask_;
+  double share_;
   const WindowShape& shape_;
-  double least_ = 0;
+  double values_ = 1;  ///< of the mask in a window
   TensorPool pool_;
   std::int64_t rows_ = 0;
   std::deque<at::Tensor> last_rows_;

@@ -37,6 +37,11 @@ class WindowSource final : public Source {
     return schema_;
   }
   std::string shown() const override { return paths_.front(); }
+  std::vector<std::string> files() const override {
+    std::vector<std::string> paths;
+    for (const auto& path : paths_) paths.push_back(hdf5::GroupPath(path).path);
+    return paths;
+  }
   Blocks blocks() override {
     ensure_open();
     return blocks_;

@@ -99,6 +99,15 @@ def imported(folder):
         **{f"optimizer/state/{n}/{name}": tensor for n, parameter in optimizer.state_dict()["state"].items()
            for name, tensor in parameter.items()}})
 
+    for kind in "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2":
+        newer = {"a": flat.to(getattr(torch, kind))[2:9]}
+        torch.save(newer, theirs)
+        assert "Write it as safetensors" in run(PROGRAM, "copy", theirs, folder / "none.pt", code=65).stderr
+        if load_file:
+            run(PROGRAM, "copy", theirs, folder / f"{kind}.safetensors")
+            have = load_file(folder / f"{kind}.safetensors")["a"]
+            assert have.dtype == newer["a"].dtype and torch.equal(have.float(), newer["a"].float()), have
+
     class Trap:
         def __reduce__(self):
             return os.system, (f"touch {folder}/sprung",)

@@ -171,7 +171,8 @@ class Reader(Texts):
         elif made.name in TURNED_INTO:
             number, code, doing, before, remedy = TURNED_INTO[made.name]
             facts = [before + text for text in self.texts(ranges[number])]
-            codes, doings, remedies = [code], [doing], [remedy]
+            own = made.name == "BadPickle" and len(ranges) == 2
+            codes, doings, remedies = [code], [doing], self.texts(ranges[1]) if own else [remedy]
         elif len(ranges) in (3, 4):
             facts = self.texts(ranges[2])
             unbound = list(self.unbound)

@@ -1,0 +1,21 @@
+#include "base/temporary.hpp"
+
+#include "muster/error.hpp"
+
+#include <cstdlib>
+#include <system_error>
+
+namespace muster::detail {
+
+std::filesystem::path temporary_parent() {
+  const char* const named = std::getenv("TMPDIR");
+  const bool is_named = named != nullptr && *named != '\0';
+  const std::filesystem::path path = is_named ? named : "/tmp";
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return path;
+  throw Error(ExitCode::usage, "making a folder for temporary files",
+              is_named ? "TMPDIR is " + path.string() + ", and that is no folder" : "there is no /tmp",
+              "Set TMPDIR to a folder that is there");
+}
+
+}  // namespace muster::detail
