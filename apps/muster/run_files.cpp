@@ -153,8 +153,9 @@ std::string state_of(const fs::path& run, const Json& status, std::int64_t repor
   const auto now = std::time(nullptr);
   const auto sign_of_life = std::max(count_at(status, "updated"), reported);
   const auto start = start_of_holder(run);
-  const bool has_reported = start && reported > *start;  // since this job holds the folder
-  if ((state == "training" || has_reported) && now - sign_of_life <= max_silence_s) return "training";
+  // A job that has just begun to report may not have written status.json, which is then of an earlier one.
+  const bool reports_first = start && *start >= count_at(status, "updated") && reported > *start;
+  if ((state == "training" || reports_first) && now - sign_of_life <= max_silence_s) return "training";
   if (start && *start >= sign_of_life && now - *start <= max_start_s) return "starting";
   if (state == "finished" || state == "stopped" || state == "failed") return state;
   std::error_code ignored;

@@ -19,7 +19,7 @@ using c10d::ProcessGroup;
 
 namespace {
 
-/// In place of a store where only muster's own backend is used, which needs none. The ranks share nothing in it, so
+/// The store of a group that has only muster's own backend, which needs none. The ranks share nothing in it, so
 /// code that waited for another rank's key would wait in vain.
 class NoStore final : public c10d::Store {
  public:

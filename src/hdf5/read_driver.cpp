@@ -26,7 +26,7 @@ struct ReadFile {
   OpenForReading shared;
 };
 
-/// What HDF5 calls. file_storage.cpp has functions of the same names for its own driver.
+/// The functions that HDF5 calls. Those of the driver in file_storage.cpp have the same names.
 namespace reader {
 
 ReadFile& opened(H5FD_t* file) { return *reinterpret_cast<ReadFile*>(file); }

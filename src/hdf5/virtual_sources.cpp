@@ -82,7 +82,7 @@ Handle opened_again(Handle dataset, const std::filesystem::path& folder, const s
 #if H5_VERSION_GE(1, 10, 2)
   check(H5Pset_virtual_prefix(access.get(), folder.c_str()), doing);
 #endif
-  dataset = {};  // HDF5 keeps the folder of a dataset that is open
+  dataset = {};  // opened twice at once, it would keep its first folder
   return {check(H5Dopen2(file.get(), name.c_str(), access.get()), doing), H5Dclose};
 }
 

@@ -44,7 +44,7 @@ std::string text_of(std::chrono::milliseconds time) {
   return seconds > 0 && seconds % 60 == 0 ? std::to_string(seconds / 60) + " min" : std::to_string(seconds) + " s";
 }
 
-/// The local time in `left`, such as "14:00".
+/// The time of day when `left` is over, such as "14:00".
 std::string clock_time_in(std::chrono::duration<double> left) {
   using std::chrono::system_clock;
   const auto time = system_clock::to_time_t(system_clock::now() + std::chrono::round<std::chrono::seconds>(left));

@@ -4,32 +4,22 @@
 #include "muster/muster.hpp"
 #include "support/folder.hpp"
 #include "support/job.hpp"
+#include "support/numbers.hpp"
 
 #include <ATen/ATen.h>
 
 #include <chrono>
 #include <cstdio>
-#include <sstream>
 #include <string>
 #include <vector>
-
-namespace {
-
-std::vector<std::int64_t> numbers(const std::string& text) {
-  std::vector<std::int64_t> all;
-  std::istringstream stream(text);
-  for (std::string number; std::getline(stream, number, ',');) all.push_back(std::stoll(number));
-  return all;
-}
-
-}  // namespace
 
 int main(int count, char** arguments) {
   if (count < 5) {
     std::fprintf(stderr, "window_speed SIZE,… BATCH SEED FILE:/NAME...\n");
     return 64;
   }
-  const auto data = muster::Dataset::windows({arguments + 4, arguments + count}, {.size = numbers(arguments[1])});
+  const auto data =
+      muster::Dataset::windows({arguments + 4, arguments + count}, {.size = muster::test::numbers(arguments[1])});
   const muster::test::Folder folder;
   const muster::test::Job job{
       .storage = folder.path(), .flags = {"--seed", arguments[3]}, .options = {.datasets = {{"train", data}}}};

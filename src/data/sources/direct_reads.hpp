@@ -39,7 +39,7 @@ class DirectReads {
     std::size_t skipped_, bytes_;
   };
 
-  /// Parts should not be shorter: whole blocks of the disk are read, so that of a short part much else is read, too.
+  /// Parts should not be shorter: the disk is read in whole blocks, most of which a shorter part would not need.
   static constexpr std::size_t least_bytes = 64 << 10;
 
   /// `most`: the memory for parts that are requested and not taken, in bytes.

@@ -185,7 +185,7 @@ namespace {
 
 /// The bytes of a tensor; an Error if they are more than this process may use.
 std::size_t bytes_in_memory(at::IntArrayRef shape, at::ScalarType dtype) {
-  constexpr std::size_t small = std::size_t{1} << 30;  // not worth the question for the limit
+  constexpr std::size_t small = std::size_t{1} << 30;  // memory_limit() reads files; smaller tensors need not ask
   std::size_t bytes = c10::elementSize(dtype);
   bool is_absurd = false;
   for (const auto size : shape) is_absurd = __builtin_mul_overflow(bytes, size, &bytes) || is_absurd;

@@ -3,24 +3,17 @@
 // formats_peer --windows SIZE,… STRIDE,… OUTPUT FILE:/NAME...
 //   does so for the columns of windows, one after the other, a line for each.
 #include "muster/dataset.hpp"
+#include "support/numbers.hpp"
 
 #include <cstdio>
 #include <exception>
 #include <fstream>
 #include <iostream>
 #include <numeric>
-#include <sstream>
 #include <string>
 #include <vector>
 
 namespace {
-
-std::vector<std::int64_t> numbers(const std::string& text) {
-  std::vector<std::int64_t> all;
-  std::istringstream stream(text);
-  for (std::string number; std::getline(stream, number, ',');) all.push_back(std::stoll(number));
-  return all;
-}
 
 void write(const muster::Dataset& data, const char* output) {
   std::vector<std::int64_t> samples(static_cast<std::size_t>(data.count()));
@@ -37,8 +30,8 @@ void write(const muster::Dataset& data, const char* output) {
 
 int main(int count, char** arguments) try {
   if (std::string(arguments[1]) == "--windows")
-    write(muster::Dataset::windows({arguments + 5, arguments + count},
-                                   {.size = numbers(arguments[2]), .stride = numbers(arguments[3])}),
+    write(muster::Dataset::windows({arguments + 5, arguments + count}, {.size = muster::test::numbers(arguments[2]),
+                                                                        .stride = muster::test::numbers(arguments[3])}),
           arguments[4]);
   else
     write(muster::Dataset::from_hdf5({arguments[1]}, {.columns = {arguments[2]}}), arguments[3]);
