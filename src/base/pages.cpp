@@ -1,7 +1,10 @@
 #include "base/pages.hpp"
 
+#include "base/page_size.hpp"
+
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <new>
 
 namespace muster::detail {
@@ -11,6 +14,20 @@ Pages::Pages(std::size_t bytes) {
   if (address == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::byte*>(address);
   bytes_ = bytes;
+}
+
+Pages Pages::large(std::size_t bytes) {
+  constexpr std::size_t large_page = 2 << 20;
+  if (bytes < large_page) return Pages(bytes);
+  Pages pages(bytes + large_page);
+  const auto skipped = -reinterpret_cast<std::uintptr_t>(pages.data_) % large_page;
+  const auto used = (bytes + page_size() - 1) / page_size() * page_size();
+  if (skipped > 0) ::munmap(pages.data_, skipped);
+  if (skipped + used < pages.bytes_) ::munmap(pages.data_ + skipped + used, pages.bytes_ - skipped - used);
+  pages.data_ += skipped;
+  pages.bytes_ = bytes;
+  ::madvise(pages.data_, used, MADV_HUGEPAGE);  // a hint
+  return pages;
 }
 
 Pages::~Pages() {

@@ -14,6 +14,8 @@ class MUSTER_INTERNAL_API Pages {
   Pages() = default;
   /// Takes `bytes` > 0, which are all zero. Throws std::bad_alloc if the kernel refuses them.
   explicit Pages(std::size_t bytes);
+  /// The same in large pages, if the kernel has some, from 2 MB on.
+  static Pages large(std::size_t bytes);
   Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Pages& operator=(Pages&& other) noexcept {
     std::swap(data_, other.data_);

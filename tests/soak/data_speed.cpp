@@ -170,8 +170,8 @@ void measure(std::size_t sample_kb, std::size_t megabytes) {
   std::iota(ascending.begin(), ascending.end(), 0);
   shuffled = ascending;
   std::ranges::shuffle(shuffled, std::mt19937(2));
-  const auto open = [&](const char* name) {
-    return Dataset::from_hdf5({path(name)}, {.cache_bytes = std::int64_t{4} << 30});
+  const auto open = [&](const char* name, std::int64_t cache_bytes = std::int64_t{4} << 30) {
+    return Dataset::from_hdf5({path(name)}, {.cache_bytes = cache_bytes});
   };
 
   const auto whole = open("contiguous"), of_rows = open("row chunks"), of_chunks = open("chunks");
@@ -198,10 +198,10 @@ void measure(std::size_t sample_kb, std::size_t megabytes) {
   const detail::hdf5::Filter deflate{.id = H5Z_FILTER_DEFLATE};
   const auto inflate = detail::hdf5::decoder_of(deflate);
   std::vector<std::byte> inflated(chunk_rows * sample_bytes);
-  const auto packed = open("gzip");
+  const auto packed = open("gzip"), beyond_cache = open("gzip", 4 << 20);
   read_all(packed, ascending, batch);
   std::vector<double> zlib, ours, zlib_loop, gzip, cached;
-  for (int round = 0; round < 4; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     zlib.push_back(seconds([&] {
       for (const auto& chunk : chunks) inflate_with_zlib(chunk.bytes, inflated);
     }));
@@ -211,11 +211,11 @@ void measure(std::size_t sample_kb, std::size_t megabytes) {
     }));
     zlib_loop.push_back(
         seconds([&] { read_with_zlib(path("gzip"), chunks, chunk_rows * sample_bytes, batch * sample_bytes); }));
-    gzip.push_back(seconds([&] { read_all(open("gzip"), ascending, batch); }));
+    gzip.push_back(seconds([&] { read_all(beyond_cache, ascending, batch); }));
     cached.push_back(seconds([&] { read_all(packed, shuffled, batch); }));
   }
   ratio("gzip inflated, to zlib's inflate", ours, zlib, 1.8);
-  ratio("gzip read into batches, to a loop with zlib", gzip, zlib_loop, 1.8);
+  ratio("gzip beyond the cache, to a loop with zlib", gzip, zlib_loop, 1.8);
   ratio("gzip in the cache to contiguous", cached, contiguous, 0.9);
 }
 

@@ -1,6 +1,7 @@
 // The parts of a chunked column: its layout, its cache and its threads.
 #include "data/sources/chunk_cache.hpp"
 #include "data/sources/chunk_layout.hpp"
+#include "data/sources/chunk_memory.hpp"
 #include "data/sources/decoding_threads.hpp"
 #include "data/sources/scattered_read.hpp"
 #include "muster/error.hpp"
@@ -8,15 +9,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::data {
@@ -79,7 +85,7 @@ TEST(ChunkLayout, ARowInOneChunkIsOneRun) {
 TEST(ChunkCache, KeepsWhatWasUsedLast) {
   ChunkCache cache(100);
   const int column = 0, other = 0;
-  const auto chunk = [] { return std::make_shared<hdf5::Buffer>(); };
+  const auto chunk = [&] { return cache.new_chunk(1); };
   EXPECT_TRUE(cache.fits(100));
   EXPECT_FALSE(cache.fits(101));
   const auto first = chunk();
@@ -101,7 +107,7 @@ TEST(ChunkCache, DropsAChunkFirstIfAllItsRowsWereTaken) {
   ChunkCache cache(100);
   const int column = 0;
   const auto keep = [&](std::int64_t number, std::int64_t taken) {
-    cache.keep({&column, number}, std::make_shared<hdf5::Buffer>(), 25, 4, taken);
+    cache.keep({&column, number}, cache.new_chunk(1), 25, 4, taken);
   };
   const auto has = [&](std::int64_t number) { return cache.find({&column, number}, 0) != nullptr; };
   keep(1, 0);
@@ -127,6 +133,62 @@ TEST(ChunkCache, SharesItsLimit) {
   cache.lower_limit(41);
   EXPECT_FALSE(cache.fits(1));
   EXPECT_FALSE(ChunkCache(-1).fits(1));
+}
+
+TEST(ChunkMemory, GivesTheMemoryOfDroppedChunksToNewOnes) {
+  constexpr std::size_t size = 1 << 20;
+  ChunkMemory memory;
+  std::set<const std::byte*> places;
+  std::deque<ChunkMemory::Chunk> chunks;
+  for (int i = 0; i < 100; ++i) {
+    if (chunks.size() == 4) chunks.pop_front();
+    places.insert(chunks.emplace_back(memory.take(size)).get());
+  }
+  EXPECT_LE(places.size(), 4U);
+}
+
+TEST(ChunkMemory, ChunksNeverOverlapAndOutliveIt) {
+  std::mt19937 random(1);
+  std::vector<std::pair<ChunkMemory::Chunk, std::size_t>> used;
+  const auto expect_marked = [&](std::size_t i) {
+    const auto& [chunk, bytes] = used[i];
+    EXPECT_EQ(std::count(chunk.get(), chunk.get() + bytes, chunk.get()[0]), static_cast<std::ptrdiff_t>(bytes));
+  };
+  {
+    ChunkMemory memory;
+    for (int i = 0; i < 3000; ++i) {
+      if (random() % 5 > 1 || used.empty()) {
+        constexpr std::size_t sizes[] = {1, 64, 1000, 70'000, 1 << 20, 5 << 20};
+        const auto bytes = sizes[std::min({random() % 6, random() % 6, random() % 6})];
+        used.emplace_back(memory.take(bytes), bytes);
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(used.back().first.get()) % 64, 0U);
+        std::fill_n(used.back().first.get(), bytes, static_cast<std::byte>(i));
+      } else {
+        std::swap(used[random() % used.size()], used.back());
+        expect_marked(used.size() - 1);
+        used.pop_back();
+      }
+    }
+  }
+  for (std::size_t i = 0; i < used.size(); ++i) expect_marked(i);
+}
+
+TEST(ChunkMemory, IsTakenAndGivenBackByThreads) {
+  ChunkMemory memory;
+  std::atomic<int> wrong = 0;
+  const auto work = [&](int mark) {
+    std::deque<ChunkMemory::Chunk> chunks;
+    for (int i = 0; i < 2000; ++i) {
+      *chunks.emplace_back(memory.take(100'000)) = static_cast<std::byte>(mark);
+      if (chunks.size() < static_cast<std::size_t>(i % 7)) continue;
+      wrong += *chunks.front() != static_cast<std::byte>(mark);
+      chunks.pop_front();
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int mark = 0; mark < 4; ++mark) threads.emplace_back(work, mark);
+  threads.clear();
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST(DecodingThreads, MakeEachCallOnce) {

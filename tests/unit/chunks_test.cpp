@@ -275,8 +275,9 @@ TEST(Chunks, OfAnotherNumberOfDimensionsAreRefused) {
     const auto described = describe_dataset(path);
     EXPECT_TRUE(described.at("columns").empty()) << int{rank};
     EXPECT_EQ(described.at("advice").size(), 1u) << int{rank};
-    if (rank > 1)
+    if (rank > 1) {
       EXPECT_NE(described.dump().find("its chunks have not as many dimensions as its values"), std::string::npos);
+    }
   }
 }
 

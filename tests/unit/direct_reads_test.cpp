@@ -2,7 +2,6 @@
 #include "data/sources/direct_reads.hpp"
 #include "base/file.hpp"
 #include "base/pages.hpp"
-#include "data/sources/chunk_cache.hpp"
 #include "support/folder.hpp"
 #include "support/io_errors.hpp"
 
@@ -10,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <random>
@@ -146,30 +146,17 @@ TEST(Pages, AreZeroAndGoBackToTheKernel) {
   EXPECT_THROW(Pages(std::size_t{1} << 62), std::bad_alloc);
 }
 
-TEST(ChunkCache, GivesTheMemoryOfDroppedChunksToNewOnes) {
-  const int column = 0;
-  std::vector<const std::byte*> places;
-  ChunkCache::Chunk last;
-  {
-    ChunkCache cache(4 << 20);
-    for (std::int64_t number = 0; number < 100; ++number) {
-      auto chunk = cache.new_chunk(1 << 20);
-      const auto memory = chunk->take(1 << 20);
-      memory.front() = memory.back() = static_cast<std::byte>(number);
-      if (std::ranges::find(places, memory.data()) == places.end()) places.push_back(memory.data());
-      cache.keep({&column, number}, chunk, 1 << 20, 1, 0);
-      for (auto kept = std::max<std::int64_t>(0, number - 3); kept <= number; ++kept) {
-        const auto found = cache.find({&column, kept}, 0);
-        ASSERT_TRUE(found);
-        EXPECT_EQ(found->take(1 << 20).back(), static_cast<std::byte>(kept));
-      }
+TEST(Pages, LargeOnesAreAligned) {
+  for (const std::size_t bytes : {1, 2 << 20, (2 << 20) + 1, (5 << 20) - 4096, 7 << 20}) {
+    const auto pages = Pages::large(bytes);
+    EXPECT_EQ(pages.size(), bytes);
+    if (bytes >= 2 << 20) {
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pages.data()) % (2 << 20), 0U);
     }
-    EXPECT_LE(places.size(), 6U) << "four that are kept, one that is new, and one that was dropped";
-    const auto small = cache.new_chunk(10);
-    EXPECT_EQ(small->take(10).size(), 10U);
-    last = cache.find({&column, 99}, 0);
+    EXPECT_EQ(std::count(pages.data(), pages.data() + bytes, std::byte{0}), static_cast<std::ptrdiff_t>(bytes));
+    std::fill_n(pages.data(), bytes, std::byte{1});
   }
-  EXPECT_EQ(last->take(1 << 20).front(), std::byte{99}) << "a chunk outlives the cache";
+  EXPECT_THROW(Pages::large(std::size_t{1} << 62), std::bad_alloc);
 }
 
 }  // namespace

@@ -18,30 +18,6 @@ void ChunkCache::take(List::iterator kept, std::int64_t rows) {
   kept_.splice(is_done ? kept_.end() : kept_.begin(), kept_, kept);
 }
 
-ChunkCache::Chunk ChunkCache::new_chunk(std::size_t bytes) {
-  constexpr std::size_t most_unused = 8;
-  std::unique_ptr<hdf5::Buffer> memory;
-  {
-    const std::lock_guard lock(unused_->mutex);
-    auto& chunks = unused_->chunks;
-    const auto fits = std::ranges::find(chunks, bytes, [](const auto& chunk) { return chunk.first; });
-    if (fits != chunks.end()) {
-      memory = std::move(fits->second);
-      chunks.erase(fits);
-    }
-  }
-  if (!memory) memory = std::make_unique<hdf5::Buffer>();
-  return {memory.release(), [bytes, unused = unused_](hdf5::Buffer* chunk) {
-            std::unique_ptr<hdf5::Buffer> owned(chunk), dropped;
-            const std::lock_guard lock(unused->mutex);
-            if (unused->chunks.size() == most_unused) {
-              dropped = std::move(unused->chunks.front().second);
-              unused->chunks.erase(unused->chunks.begin());
-            }
-            unused->chunks.emplace_back(bytes, std::move(owned));
-          }};
-}
-
 ChunkCache::Chunk ChunkCache::find(const Key& key, std::int64_t rows) {
   const std::lock_guard lock(mutex_);
   const auto found = places_.find(key);

@@ -1,17 +1,15 @@
 // Decoded chunks that a dataset keeps in memory.
 #pragma once
 
-#include "hdf5/filter_pipeline.hpp"
+#include "data/sources/chunk_memory.hpp"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace muster::detail::data {
 
@@ -20,7 +18,7 @@ namespace muster::detail::data {
 /// Thread-safe.
 class ChunkCache {
  public:
-  using Chunk = std::shared_ptr<hdf5::Buffer>;
+  using Chunk = ChunkMemory::Chunk;
   /// A column, and the number of a chunk in it.
   using Key = std::pair<const void*, std::int64_t>;
 
@@ -30,8 +28,8 @@ class ChunkCache {
   void lower_limit(std::size_t bytes) noexcept { limit_ -= std::min(bytes, limit_); }
   /// True if a chunk of this size may be kept.
   bool fits(std::size_t bytes) const noexcept { return bytes <= limit_; }
-  /// Memory for a chunk of this size: that of a chunk that was dropped, or new.
-  Chunk new_chunk(std::size_t bytes);
+  /// Memory for a chunk of this size.
+  Chunk new_chunk(std::size_t bytes) { return memory_.take(bytes); }
   /// The chunk, or null. `rows` of it are taken now.
   Chunk find(const Key& key, std::int64_t rows);
   /// Keeps a chunk that fits(). It has `rows`, and `taken` of them are taken now.
@@ -54,14 +52,8 @@ class ChunkCache {
     std::size_t operator()(const Key& key) const noexcept;
   };
 
-  /// Memory of dropped chunks that nobody uses any more.
-  struct Unused {
-    std::mutex mutex;
-    std::vector<std::pair<std::size_t, std::unique_ptr<hdf5::Buffer>>> chunks;  ///< and their sizes
-  };
-
   std::size_t limit_, used_ = 0;
-  std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();  ///< a chunk may outlive the cache
+  ChunkMemory memory_;
   std::mutex mutex_;
   List kept_;  ///< the last one goes next
   std::unordered_map<Key, List::iterator, Hash> places_;

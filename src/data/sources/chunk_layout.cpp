@@ -10,6 +10,7 @@ ChunkLayout::ChunkLayout(std::vector<std::int64_t> shape, std::vector<std::int64
       chunk_(std::move(chunk)),
       chunk_strides_(shape_.size() - 1),
       row_strides_(shape_.size() - 1),
+      holds_whole_rows_(std::equal(shape_.begin() + 1, shape_.end(), chunk_.begin() + 1)),
       value_bytes_(static_cast<std::size_t>(value_bytes)),
       row_bytes_in_chunk_(value_bytes_) {
   auto row_bytes = value_bytes_;

@@ -27,6 +27,8 @@ class MUSTER_INTERNAL_API ChunkLayout {
   std::int64_t rows_per_chunk() const noexcept { return chunk_.front(); }
   std::int64_t chunks_per_row() const noexcept { return chunks_per_row_; }
   std::size_t row_bytes_in_chunk() const noexcept { return row_bytes_in_chunk_; }
+  /// True if a chunk holds its rows one after the other, without anything between them.
+  bool holds_whole_rows() const noexcept { return holds_whole_rows_; }
   /// The part of a row in chunk `number`.
   Part part(std::int64_t number) const;
   /// True if reading the part piece by piece is worth it: it is one run, or its runs have at least `least` bytes.
@@ -45,6 +47,7 @@ class MUSTER_INTERNAL_API ChunkLayout {
   std::vector<std::int64_t> shape_, chunk_;
   std::vector<std::size_t> chunk_strides_, row_strides_;  ///< of all dimensions but the first, in bytes
   std::int64_t chunks_per_row_ = 1;
+  bool holds_whole_rows_;
   std::size_t value_bytes_, row_bytes_in_chunk_ = 0;
 };
 

@@ -116,7 +116,7 @@ bool ChunkReader::use_kept(const WantedChunk& wanted, std::size_t i, const Chunk
       return true;
     }
   const auto chunk = keeps_ ? decoding_.cache.find({this, wanted.number}, wanted.taken) : nullptr;
-  if (chunk) use.copy(i, chunk->take(chunk_bytes_).data());
+  if (chunk) use.copy(i, chunk.get());
   return chunk != nullptr;
 }
 
@@ -191,7 +191,7 @@ bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk,
 void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk, const ChunkUse& use, bool keep) {
   thread_local hdf5::Buffer not_kept;
   const auto kept = keep ? decoding_.cache.new_chunk(chunk_bytes_) : nullptr;
-  const auto decoded = kept ? kept->take(chunk_bytes_) : not_kept.take(chunk_bytes_);
+  const auto decoded = kept ? std::span(kept.get(), chunk_bytes_) : not_kept.take(chunk_bytes_);
   if (kept) map_pages(decoded);
   decode(bytes, chunk, decoded);
   use.copy(chunk.i, decoded.data());

@@ -31,7 +31,9 @@ class ChunkedColumn::Use final : public ChunkUse {
     });
   }
   bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const override {
-    const bool is_worth_it = column_.layout_.has_runs_of(short_piece, column_.layout_.part(chunks[i].number));
+    const auto& layout = column_.layout_;
+    const bool is_worth_it =
+        layout.holds_whole_rows() || layout.has_runs_of(short_piece, layout.part(chunks[i].number));
     if (!is_worth_it && column_.chunks_->can_keep()) return false;
     each_run(i, [&](std::size_t in_chunk, std::byte* into, std::size_t bytes) {
       pieces.add(offset + in_chunk, into, bytes);
@@ -43,9 +45,16 @@ class ChunkedColumn::Use final : public ChunkUse {
   /// Calls action(place in the chunk, destination, bytes) for each run of the wanted rows.
   void each_run(std::size_t i, auto&& action) const {
     const auto& layout = column_.layout_;
+    const auto offset = [&](std::int64_t row) {
+      return static_cast<std::size_t>(row % layout.rows_per_chunk()) * layout.row_bytes_in_chunk();
+    };
+    if (layout.holds_whole_rows()) {
+      for (const auto& [row, into] : rows[i]) action(offset(row), into, layout.row_bytes_in_chunk());
+      return;
+    }
     const auto part = layout.part(chunks[i].number);
     for (const auto& wanted : rows[i]) {
-      const auto begin = static_cast<std::size_t>(wanted.row % layout.rows_per_chunk()) * layout.row_bytes_in_chunk();
+      const auto begin = offset(wanted.row);
       layout.each_run(part, [&](std::size_t in_chunk, std::size_t in_row, std::size_t bytes) {
         action(begin + in_chunk, wanted.into + in_row, bytes);
       });

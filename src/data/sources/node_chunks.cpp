@@ -35,7 +35,7 @@ bool NodeChunks::give_to_node(const ChunkCache::Kept& kept) const {
   auto claim = owned_->claim(group, static_cast<std::size_t>(kept.key.second));
   if (!claim) return true;
   if (!claim->reserve()) return false;
-  std::ranges::copy(kept.chunk->take(kept.bytes), claim->memory().begin());
+  std::copy_n(kept.chunk.get(), kept.bytes, claim->memory().begin());
   claim->publish();
   return true;
 }
