@@ -170,11 +170,13 @@ void Resumer::resume() {
   outputs_.newest = checkpoint_;
   observe::AttemptStart moment;
   Json preprocessor;
+  std::optional<bool> had_preprocessor;
   const bool own = checkpoint_ && checkpoint_->path().parent_path() == run_.path();
   if (checkpoint_) {
     content_ = outputs_.store->read(*checkpoint_);
     manifest_crc32_ = content_->manifest_crc32;
     preprocessor = content_->trainer.preprocessor;
+    had_preprocessor = content_->trainer.has_preprocessor;
     outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
     // Another run's reports and training time do not count for this run.
     if (own) moment = restore_progress(*content_);
@@ -195,7 +197,7 @@ void Resumer::resume() {
     else
       log::info("starting from " + path);
   }
-  data_.prepare_preprocessor(preprocessor, own, workers_.control);
+  data_.prepare_preprocessor(preprocessor, own, workers_.control, had_preprocessor);
 }
 
 observe::AttemptStart Resumer::restore_progress(const checkpoint::RestoredCheckpoint& content) {

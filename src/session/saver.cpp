@@ -72,6 +72,7 @@ state::TrainerState Saver::trainer_state(bool of_report) const {
           .seed = workers_.seed,
           .positions = data_.pass_positions->positions().get<std::map<std::string, Json>>(),
           .preprocessor = preprocessor ? require_lossless(preprocessor->state(), "the preprocessor") : Json(nullptr),
+          .has_preprocessor = preprocessor != nullptr,
           .callbacks = require_lossless(outputs_.observers.callbacks().state(), "the callback")};
 }
 

@@ -36,14 +36,18 @@ std::shared_ptr<data::ShardState> SessionData::shard(const std::string& name, co
   return shards.emplace(name, state).first->second;
 }
 
-void SessionData::prepare_preprocessor(const Json& saved, bool own, const Communicator& control) {
+void SessionData::prepare_preprocessor(const Json& saved, bool own, const Communicator& control,
+                                       std::optional<bool> had_one) {
   if (!preprocessor) {
-    if (saved.is_null()) return;
+    if (saved.is_null() && !had_one.value_or(false)) return;
     const char* const fact = "the checkpoint was saved with one, and the trainer has none";
     if (own) throw Error(ExitCode::usage, "restoring the preprocessor", fact, "Give the trainer the same one again");
     log::warn(std::string("preprocessing: ") + fact + "; the data are not preprocessed");
     return;
   }
+  if (own && !had_one.value_or(true))
+    throw Error(ExitCode::usage, "restoring the preprocessor", "the checkpoint was saved without one",
+                "Give the trainer none, or start another run from this checkpoint");
   const bool fitted = control.all_reduce(std::int64_t{!preprocessor->fitted()}) == 0;
   if (!saved.is_null() && (own || !fitted)) {
     try {

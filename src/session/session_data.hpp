@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,8 @@ struct SessionData {
   MUSTER_INTERNAL_API std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
   /// Loads the preprocessor's state from a checkpoint (`saved`; null: none), or fits the preprocessor unless it is
   /// fitted, and applies it to all datasets. `own`: the checkpoint is this run's, not another run's that this one
-  /// starts from. Collective.
-  void prepare_preprocessor(const Json& saved, bool own, const Communicator& control);
+  /// starts from. `had_one`: whether the checkpoint was saved with a preprocessor, if that is known. Collective.
+  void prepare_preprocessor(const Json& saved, bool own, const Communicator& control, std::optional<bool> had_one = {});
   /// Warns once if a confusion matrix counts each sample once per worker, since a dataset is not split. `metrics` are
   /// those of all workers, the same on each of them.
   void warn_of_unsplit_data(const std::vector<Json>& metrics, const WorkerContext& workers);

@@ -65,18 +65,20 @@ void check_position(const std::string& name, const Json& position, bool outside 
 }  // namespace
 
 Json to_json(const TrainerState& state) {
-  return {{"training_iteration", state.training_iteration},
-          {"epoch", state.epoch},
-          {"epoch_complete", state.epoch_complete},
-          {"epoch_counted", state.epoch_counted},
-          {"several_reports", state.several_reports},
-          {"global_step", state.global_step},
-          {"samples_since_report", state.samples_since_report},
-          {"time_total_s", state.time_total_s},
-          {"seed", state.seed},
-          {"positions", state.positions},
-          {"preprocessor", state.preprocessor},
-          {"callbacks", state.callbacks}};
+  Json json = {{"training_iteration", state.training_iteration},
+               {"epoch", state.epoch},
+               {"epoch_complete", state.epoch_complete},
+               {"epoch_counted", state.epoch_counted},
+               {"several_reports", state.several_reports},
+               {"global_step", state.global_step},
+               {"samples_since_report", state.samples_since_report},
+               {"time_total_s", state.time_total_s},
+               {"seed", state.seed},
+               {"positions", state.positions},
+               {"preprocessor", state.preprocessor},
+               {"callbacks", state.callbacks}};
+  if (state.has_preprocessor) json["has_preprocessor"] = *state.has_preprocessor;
+  return json;
 }
 
 TrainerState trainer_state_from_json(const Json& json) {
@@ -108,6 +110,7 @@ TrainerState trainer_state_from_json(const Json& json) {
     at->get_to(state.positions);
   }
   if (const auto at = json.find("preprocessor"); at != json.end()) state.preprocessor = *at;
+  if (json.contains("has_preprocessor")) flag_at("has_preprocessor", state.has_preprocessor.emplace());
   if (const auto at = json.find("callbacks"); at != json.end()) {
     if (!at->is_object() && !at->is_null()) refuse_progress("\"callbacks\"", "is not an object");
     state.callbacks = *at;

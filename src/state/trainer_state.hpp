@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace muster::detail::state {
@@ -23,8 +24,9 @@ struct TrainerState {
   double time_total_s = 0;
   std::uint64_t seed = 0;
   std::map<std::string, Json> positions = {};  ///< by name of the dataset or loader; see data/passes/pass_positions.hpp
-  Json preprocessor = {};
-  Json callbacks = {};  ///< states of callbacks by name
+  Json preprocessor = {};                      ///< its state, which may be null
+  std::optional<bool> has_preprocessor = {};   ///< none in checkpoints of older versions
+  Json callbacks = {};                         ///< states of callbacks by name
 };
 
 Json to_json(const TrainerState& state);

@@ -648,6 +648,27 @@ TEST(Passes, APreprocessorWithAnotherStateIsRefusedOnResuming) {
   EXPECT_NE(text.find("median"), std::string::npos) << text;
 }
 
+TEST(Passes, APreprocessorThatTheRunDidNotHaveIsRefusedOnResuming) {
+  const auto last_error = [](const std::vector<PreprocessorPtr>& preprocessors) {
+    const auto storage = test::shared_folder();
+    std::optional<Result> result;
+    for (const auto& preprocessor : preprocessors) {
+      auto options = with("other", {{"train", numbers(8)}});
+      options.preprocessor = preprocessor;
+      result = run({storage, {}, options}, [&](Session& session, const Config&) {
+                 session.report({}, session.state({}));
+                 throw Stop();
+               }).second;
+    }
+    return error_of(result);
+  };
+  const auto noise = std::make_shared<Noise>();
+  const auto given = last_error({nullptr, noise}), removed = last_error({noise, nullptr});
+  EXPECT_NE(given.find("the checkpoint was saved without one"), std::string::npos) << given;
+  EXPECT_NE(removed.find("the checkpoint was saved with one, and the trainer has none"), std::string::npos) << removed;
+  EXPECT_EQ(last_error({noise, noise}).find("preprocessor"), std::string::npos);
+}
+
 /// The noise of each sample in each of two epochs, over all workers; stopped in the middle, and gone on with by
 /// `later` workers, where they are not as many. The dataset or the preprocessor adds it. Collective.
 std::set<std::string> noise_of(const std::filesystem::path& storage, const Dataset& train, const PreprocessorPtr& noise,

@@ -223,7 +223,7 @@ TEST(AddedUp, NothingRemainsOfAStepThatVirtualWorkersHaveLeft) {
   Prepared a(prepare);
   const auto backward = [&](int micro_batch) {
     weight.micro_batch = micro_batch;
-    ++weight.number;
+    weight.number = micro_batch > 0 ? weight.number + 1 : ((weight.number >> 32) + 1) << 32;  // of another pass
     a.net->loss(micro_batch, rank()).backward();
   };
   backward(0);
@@ -239,6 +239,23 @@ TEST(AddedUp, NothingRemainsOfAStepThatVirtualWorkersHaveLeft) {
   backward(0);
   backward(1);
   expect_gradients(a.net, want, "after the error, ");
+}
+
+TEST(AddedUp, ABatchOfVirtualWorkersThatHadNoBackwardIsAnErrorAlsoIfItIsTheLastOfItsStep) {
+  const auto prepare = for_virtual_workers(3);
+  auto& weight = *prepare.weight;
+  Prepared a(prepare);
+  const auto backward = [&](std::int64_t batch) {
+    weight.micro_batch = static_cast<int>(batch % 3);
+    weight.number = batch + 1;
+    a.net->loss(weight.micro_batch, rank()).backward();
+  };
+  for (const std::int64_t batch : {0, 1}) backward(batch);
+  EXPECT_THROW(backward(3), Error);
+  a.net->zero_grad();
+  for (const std::int64_t batch : {6, 7, 8, 12, 13})
+    backward(batch);  // the step in between has none, which is a choice
+  EXPECT_THROW(backward(15), Error);
 }
 
 TEST(CaughtException, AfterTheLastGradientIsAnErrorOnRanksThatHadNone) {

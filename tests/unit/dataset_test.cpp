@@ -14,9 +14,7 @@
 #include <ATen/ops/zeros.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -281,6 +279,24 @@ TEST(Hdf5, GroupsColumnsAndFiles) {
   for (const auto& order : orders) expect_samples(both, order);
   const auto chosen = Dataset::from_hdf5({folder.file("a.h5")}, {.columns = {"y", "x"}});
   EXPECT_EQ(chosen.schema(), (Schema{{"y", at::kLong, {}}, {"x", at::kFloat, {3}}}));
+}
+
+TEST(Hdf5, MoreFilesThanTheLimitOfOpenFiles) {
+  constexpr std::int64_t files = 300;
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  if (before.rlim_max < 3 * files) GTEST_SKIP() << "the hard limit of open files is " << before.rlim_max;
+  const rlimit low{files, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  const Folder folder;
+  std::vector<std::string> paths;
+  for (std::int64_t i = 0; i < files; ++i) {
+    paths.push_back(folder.file(std::to_string(i) + ".h5"));
+    H5File(paths.back()).columns(2, 2 * i);
+  }
+  for (const auto& order : {Samples{599, 0, 300}, Samples{1, 2, 3, 598}})
+    expect_samples(Dataset::from_hdf5(paths), order);
+  ::setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(Hdf5, ADimensionWithoutAVariableIsNoColumn) {

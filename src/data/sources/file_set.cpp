@@ -3,12 +3,21 @@
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <cstddef>
 
 namespace muster::detail::data {
 
-void require_files(const std::vector<std::string>& paths) {
+void prepare_to_open(const std::vector<std::string>& paths) {
   if (paths.empty()) throw Error(ExitCode::data, "making a dataset", "there are no files", "Name at least one");
+  constexpr std::size_t few = 100;    // files; each is open twice, for HDF5 and for reads beside it
+  constexpr rlim_t enough = 1 << 16;  // a higher limit makes programs slow that close all possible files before exec()
+  rlimit limit{};
+  if (paths.size() <= few || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = std::max(limit.rlim_cur, std::min(limit.rlim_max, enough));
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // if it is refused, opening tells
 }
 
 std::string shown_files(const std::string& first, std::size_t files) {

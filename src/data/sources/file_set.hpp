@@ -11,8 +11,8 @@
 
 namespace muster::detail::data {
 
-/// Throws an Error if there is no file.
-void require_files(const std::vector<std::string>& paths);
+/// Throws an Error if there is no file. Raises this process's limit of open files if there are many.
+void prepare_to_open(const std::vector<std::string>& paths);
 /// "a.h5 and 2 more", for errors. `files`: at least one.
 std::string shown_files(const std::string& first, std::size_t files);
 /// Throws an Error (ExitCode::data) that names the first difference if two files of one dataset have different columns.

@@ -52,7 +52,7 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
 class Hdf5Source final : public Source {
  public:
   Hdf5Source(std::vector<std::string> paths, DatasetOptions options) : options_(std::move(options)) {
-    require_files(paths);
+    prepare_to_open(paths);
     auto sorted = options_.columns;
     std::ranges::sort(sorted);
     if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())

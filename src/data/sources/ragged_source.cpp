@@ -37,7 +37,7 @@ std::byte* begin_of(const at::Tensor& batch) { return static_cast<std::byte*>(ba
 class RaggedSource final : public Source {
  public:
   RaggedSource(const std::vector<std::string>& paths, RaggedOptions options) : options_(std::move(options)) {
-    require_files(paths);
+    prepare_to_open(paths);
     const std::string doing = "making a dataset of samples of different length";
     if (options_.values.empty())
       throw Error(ExitCode::usage, doing, "no column of values is named", "Name one in RaggedOptions::values");
