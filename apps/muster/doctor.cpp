@@ -1,5 +1,6 @@
 // muster doctor: whether training would start on this machine or on a launcher's ranks, and what to mend.
 #include "commands.hpp"
+#include "run_files.hpp"
 #include "text.hpp"
 
 #include <muster/doctor.hpp>
@@ -109,9 +110,9 @@ void print_as_json(const Examination& examination) {
 void add_doctor(CLI::App& app) {
   auto* command = app.add_subcommand("doctor", "Find out whether training would start here, and what to mend");
   const auto options = std::make_shared<DoctorOptions>();
-  const auto storage = std::make_shared<std::string>("runs");
+  const auto storage = std::make_shared<std::string>(default_storage());
   const auto json = std::make_shared<bool>(false), start_mpi = std::make_shared<bool>(false);
-  command->add_option("--storage", *storage, "Where runs are to lie [./runs]")->option_text("DIR");
+  command->add_option("--storage", *storage, "Where runs are to lie [./runs, or MUSTER_STORAGE]")->option_text("DIR");
   command->add_flag("--json", *json, "Print all facts and findings as JSON");
   command->add_flag("--start-mpi", *start_mpi)->group("");
   command->footer(

@@ -1,4 +1,5 @@
 // muster inspect: describes a dataset, a checkpoint or a run.
+#include "batch/script.hpp"
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
@@ -186,8 +187,9 @@ void inspect(const std::string& path, bool json, bool measures) {
   if (is_checkpoint(folder)) return inspect_checkpoint(folder, json);
   if (is_run(folder)) return inspect_run(folder, json);
   if (is_sweep(folder))
-    throw Error(ExitCode::data, "inspecting " + path, "it is a sweep",
-                "`muster ls " + path + "` lists its trials, `muster report " + path + "` shows it");
+    throw Error(
+        ExitCode::data, "inspecting " + path, "it is a sweep",
+        "`muster ls " + shell_word(path) + "` lists its trials, `muster report " + shell_word(path) + "` shows it");
   throw Error(ExitCode::data, "inspecting " + path, "the folder is neither a run nor a checkpoint",
               "A run has params.json or result.json, a checkpoint manifest.json");
 }

@@ -1,4 +1,5 @@
 // muster ls: lists the runs of a storage.
+#include "batch/script.hpp"
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "run_files.hpp"
@@ -51,29 +52,34 @@ void list(const std::filesystem::path& storage, bool json) {
     for (const auto& run : runs) rows.push_back(to_json(run));
     return print_json(rows);
   }
+  const auto tell_of_sweeps = [&] {
+    if (!sweep.empty())
+      std::cout << "there are sweeps; `muster ls " << printable(shell_word(sweep.string()))
+                << "` lists the trials of one\n";
+  };
   if (runs.empty()) {
     std::cout << "no runs\n";
-    if (!sweep.empty())
-      std::cout << "there are sweeps; `muster ls " << printable(sweep.string()) << "` lists the trials of one\n";
-    return;
+    return tell_of_sweeps();
   }
   Table table{{{"state"}, {"epoch", true}, {"reports", true}, {"last sign", true}, {"metric"}, {"run"}}, {}};
   for (const auto& run : runs)
     table.rows.push_back({run.state, run.epoch, std::to_string(run.reports), age_text(run.updated), run.best,
                           run.path.filename().string()});
   std::cout << to_text(table);
+  tell_of_sweeps();
 }
 
 }  // namespace
 
 void add_ls(CLI::App& app) {
   struct Arguments {
-    std::filesystem::path storage = "runs";
+    std::filesystem::path storage = default_storage();
     bool json = false;
   };
   auto arguments = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("ls", "List the runs of a storage, the last active one first");
-  command->add_option("storage", arguments->storage, "The folder of the runs [runs]")->option_text("[STORAGE]");
+  command->add_option("storage", arguments->storage, "The folder of the runs [runs, or MUSTER_STORAGE]")
+      ->option_text("[STORAGE]");
   command->add_flag("--json", arguments->json, "Print it as JSON");
   command->footer("Example:\n  muster ls\n  muster ls /scratch/runs --json");
   command->callback([arguments] { list(arguments->storage, arguments->json); });

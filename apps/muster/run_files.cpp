@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -114,6 +115,11 @@ std::optional<std::int64_t> start_of_holder(const fs::path& run) {
 std::int64_t count_at(const Json& object, const std::string& key) {
   const double value = number_at(object, key);
   return std::isnan(value) || std::abs(value) > 1e15 ? 0 : static_cast<std::int64_t>(value);
+}
+
+std::string default_storage() {
+  const char* const storage = std::getenv("MUSTER_STORAGE");
+  return storage == nullptr || *storage == '\0' ? "runs" : storage;
 }
 
 Json read_json(const fs::path& path) {

@@ -12,6 +12,8 @@
 
 namespace muster::tool {
 
+/// The storage where programs started from here would put their runs: MUSTER_STORAGE, or "runs".
+std::string default_storage();
 /// The JSON in a file; null if there is none or it is not JSON.
 Json read_json(const std::filesystem::path& path);
 /// Reads the rows of a run's result.json while the run adds to it. The last line of a killed run may be incomplete, and

@@ -119,7 +119,7 @@ struct DatasetOptions {
   /// once, whole, and kept if they fit. Beyond that HDF5 keeps chunks, and reads values without chunks batch by batch,
   /// slowly in a random order. If the files are larger than the memory of the node or of the job's control group,
   /// BatchOptions::shuffle reads encoded chunks of 64 KB or more past the page cache. Until they are decoded they take
-  /// up to a quarter of cache_bytes, or up to 64 MB if that is more, beside cache_bytes.
+  /// up to max(cache_bytes / 4, 64 MB) beside cache_bytes. Memory comes in blocks of up to 16 MB per size of chunks.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };
 
@@ -462,8 +462,8 @@ struct BatchOptions {
   /// WeightedRandomSampler does. A tensor [count()] of numbers ≥ 0 on the CPU; empty: each sample comes once. It is
   /// read when the range is made, and must be the same on all ranks.
   ///
-  /// The draw at a position depends on the weights, the seed, the epoch, the pass and the position, and not on the
-  /// number of workers. Each draw takes 128 random bits. Its probabilities have a relative error of at most 2^-52 +
+  /// The draw at a position depends on the weights, the seed, the dataset's name, the epoch, the pass and the position,
+  /// not on the workers. Each draw takes 128 random bits. Its probabilities have a relative error of at most 2^-52 +
   /// count() × 2^-64 and an absolute one of 2^-63: a weight below that part of the sum is never drawn. The pass keeps
   /// 16 bytes of memory for each sample, and takes up to 40 more while it begins.
   ///
@@ -532,9 +532,9 @@ class MUSTER_API BatchRange {
 
 /// A worker's view of a dataset: its share of each step if the dataset is split, otherwise all of it.
 ///
-/// In a split dataset, step s takes the next workers × batch_size samples of one order f(seed, epoch, pass), which is
-/// the same on all ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks take
-/// the same number of steps, and the position is a single number.
+/// In a split dataset, step s takes the next workers × batch_size samples of one order f(seed, name, epoch, pass). It
+/// is the same on all ranks; the samples of the last step are divided evenly. So every sample comes once, all ranks
+/// take the same number of steps, and the position is a single number.
 ///
 /// A report inside a training pass counts the current batch as taken. A run that resumes there, at any number of
 /// workers, gets empty ranges for the training passes of that epoch that were already finished, and continues the

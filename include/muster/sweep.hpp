@@ -5,7 +5,7 @@
 //       .space = {{"lr", muster::log_uniform(1e-4, 1e-1)}, {"width", muster::grid({32, 64})}},
 //       .num_samples = 8, .ranks_per_trial = 2, .metric = "val_loss", .mode = muster::ScoreOrder::min,
 //       .scheduler = muster::asha({.max_t = 27})}).fit();
-//   if (const auto best = sweep.best()) std::cout << best->config << "\n";
+//   if (const auto best = sweep.best(); best && launch.rank() == 0) std::cout << best->config << "\n";
 #pragma once
 
 #include <muster/checkpoint.hpp>

@@ -73,6 +73,9 @@ void FilterPipeline::decode(std::span<const std::byte> stored, std::uint32_t mas
     applied.push_back(&filters_[i]);
     if (filters_[i].id == H5Z_FILTER_FLETCHER32) ++checksums;
   }
+  const auto compresses = [](const Filter* filter) {
+    return filter->id != H5Z_FILTER_FLETCHER32 && filter->id != H5Z_FILTER_SHUFFLE;
+  };
   const auto refuse_size = [&](const std::string& by) {
     refuse(doing, "its " + std::to_string(stored.size()) + " stored bytes do not decode to " +
                       std::to_string(into.size()) + (by.empty() ? "" : " by " + by));
@@ -87,7 +90,11 @@ void FilterPipeline::decode(std::span<const std::byte> stored, std::uint32_t mas
       if (!check_and_remove_checksum(bytes)) refuse(doing, "its checksum is wrong");
       continue;
     }
-    const auto size = into.size() + checksum_bytes * checksums;
+    // What was shuffled after it had been compressed has the size of the compressed bytes, which is not known before.
+    const auto codec =
+        std::find_if(applied.begin(), applied.begin() + static_cast<std::ptrdiff_t>(left - 1), compresses);
+    const bool is_compressed = codec != applied.begin() + static_cast<std::ptrdiff_t>(left - 1);
+    const auto size = is_compressed ? bytes.size() : into.size() + checksum_bytes * checksums;
     const auto output = left == 1 ? into : workspace[buffer++ % 2].take(size);
     if (filter.id == H5Z_FILTER_SHUFFLE) {
       if (bytes.size() != size) refuse_size("");

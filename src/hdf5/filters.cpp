@@ -63,7 +63,8 @@ void require_filters(const std::vector<Filter>& filters, std::string_view doing)
   constexpr const char* store = "Store it uncompressed or with deflate; h5repack does that";
   if (decoder_of(*missing))
     throw Error(ExitCode::data, std::string(doing),
-                "only HDF5 can read it in this form, and this HDF5 lacks its filter (" + name + ")",
+                "only HDF5 can read it in this form, and this HDF5 was not built with its filter (" + name +
+                    "); muster loads no filter plugins",
                 FilterPipeline(filters).decodes() ? "`muster convert h5` makes a copy that muster can read" : store);
   const auto* const package = package_of(*missing);
   throw Error(ExitCode::data, std::string(doing),

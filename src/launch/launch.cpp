@@ -23,6 +23,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -55,6 +57,12 @@ void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>&
   }
   std::exit(static_cast<int>(ExitCode::usage));
 }
+
+/// How many sweeps each launch has begun.
+struct Sweeps {
+  std::mutex mutex;
+  std::map<const LaunchFlags*, int> of_launches;
+} sweeps;
 
 }  // namespace
 
@@ -187,6 +195,10 @@ Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
 }
 
 Launch::~Launch() {
+  {
+    const std::lock_guard lock(sweeps.mutex);
+    sweeps.of_launches.erase(&state_->flags);
+  }
   detail::log::flush();
   // Once all ranks are here, nothing is left to do but MPI_Finalize: a crash there spoils no work.
   if (!state_->status || !state_->environment || !state_->environment->owns_mpi()) return;
@@ -202,6 +214,11 @@ int Launch::threads_per_rank() const noexcept { return state_->threads; }
 int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
 int Launch::local_process_index() const noexcept { return state_->local_process_index; }
 const std::set<pid_t>& Launch::processes_of_host() const noexcept { return state_->processes; }
+int detail::launch::next_sweep_number(const LaunchFlags& of) {
+  const std::lock_guard lock(sweeps.mutex);
+  return ++sweeps.of_launches[&of];
+}
+
 int Launch::next_trainer_number() noexcept { return ++state_->trainers; }
 const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->callbacks; }
 

@@ -40,6 +40,10 @@ void StatusFile::report(const Json& row, std::int64_t epochs) {
   last_report_ = row;
   account_.report(row);
   position_.epochs = epochs;
+  // Of a loop over data unknown to muster no batches are told.
+  const auto epoch = row.find("epoch");
+  if (epoch != row.end() && epoch->is_number_integer() && *epoch > position_.epoch && *epoch < epochs)
+    position_ = {.epoch = *epoch, .epochs = epochs, .global_step = position_.global_step};
   write_sometimes();
 }
 

@@ -199,6 +199,15 @@ OperatorRegistry& TrainingOperator::parts() const {
   return *parts_;
 }
 
+namespace {
+
+/// Adds the results of a batch. An empty one, on a rank whose share has ended, has no weight.
+void add_results(AverageMeterCollection& meters, const Metrics& results, std::int64_t samples) {
+  meters.update(results, results.contains("num_samples") ? std::nullopt : std::optional(samples));
+}
+
+}  // namespace
+
 Metrics TrainingOperator::train_epoch(OperatorBatches& batches, const EpochInfo& info) {
   auto& its = parts();
   for (const auto& model : its.models) model->train();
@@ -210,7 +219,8 @@ Metrics TrainingOperator::train_epoch(OperatorBatches& batches, const EpochInfo&
   BatchInfo batch_info{info};
   for (auto& batch : batches) {
     batch_info.global_step = global_step;
-    meters.update(train_batch(batch, batch_info));
+    const auto samples = batch.size();
+    add_results(meters, train_batch(batch, batch_info), samples);
     step_schedulers(SchedulerStepFreq::batch);
     ++batch_info.batch_idx;
     ++global_step;
@@ -250,7 +260,8 @@ Metrics TrainingOperator::validate(OperatorBatches& batches, const EpochInfo& in
   BatchInfo batch_info{info};
   batch_info.global_step = global_step;
   for (auto& batch : batches) {
-    meters.update(validate_batch(batch, batch_info));
+    const auto samples = batch.size();
+    add_results(meters, validate_batch(batch, batch_info), samples);
     ++batch_info.batch_idx;
   }
   return meters.summary();

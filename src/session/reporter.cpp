@@ -15,6 +15,7 @@
 #include <ctime>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace muster::detail::session {
 namespace {
@@ -31,19 +32,21 @@ struct Contribution {
   std::string name = {};          ///< the checkpoint's name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
-  Json passes = {};  ///< as of SamePasses::take()
+  Json passes = {};  ///< as of SamePasses::noted()
+  std::int64_t global_step = 0;
 
   std::string pack() const {
-    const auto bytes = Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation,
-                                      name, times.compute, times.wait, times.data, times.save, memory_bytes, passes});
+    const auto bytes =
+        Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name,
+                       times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step});
     return {bytes.begin(), bytes.end()};
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = Json::from_cbor(bytes);
-    return {fields[0],  fields[1], fields[2],
-            fields[3],  fields[4], fields[5],
-            fields[6],  fields[7], {fields[8], fields[9], fields[10], fields[11]},
-            fields[12], fields[13]};
+    return {fields[0],  fields[1],  fields[2],
+            fields[3],  fields[4],  fields[5],
+            fields[6],  fields[7],  {fields[8], fields[9], fields[10], fields[11]},
+            fields[12], fields[13], fields[14]};
   }
 };
 
@@ -152,7 +155,8 @@ Reporter::Combined Reporter::exchange(const Input& input) {
                              .name = name,
                              .times = take_times(session_.progress),
                              .memory_bytes = watch::memory_bytes(),
-                             .passes = session_.same_passes.noted()}
+                             .passes = session_.same_passes.noted(),
+                             .global_step = session_.progress.steps->global_step}
              .pack();
        }))
     of_ranks.push_back(Contribution::unpack(bytes));
@@ -178,12 +182,25 @@ Reporter::Combined Reporter::exchange(const Input& input) {
     throw Error(ExitCode::usage, "reporting with a validation",
                 can_validate ? "there is no checkpoint to validate" : "the trainer has no validation function",
                 can_validate ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
+  std::vector<std::int64_t> steps;
+  for (const auto& one : of_ranks) steps.push_back(one.global_step);
+  warn_of_different_steps(steps);
   for (auto& one : of_ranks) {
     all.metrics.push_back(std::move(one.metrics));
     all.times.push_back(one.times);
     all.memory_bytes.push_back(one.memory_bytes);
   }
   return all;
+}
+
+/// `steps`: of each rank. They differ if a pass trains on some ranks only, and if ranks leave their loops early.
+void Reporter::warn_of_different_steps(const std::vector<std::int64_t>& steps) {
+  const auto other = std::ranges::find_if(steps, [&](auto count) { return count != steps.front(); });
+  if (other == steps.end() || std::exchange(has_warned_of_steps_, true) || !session_.workers.is_first()) return;
+  log::warn("reporting: rank 0 has taken " + std::to_string(steps.front()) + " training steps and rank " +
+            std::to_string(other - steps.begin()) + " " + std::to_string(*other) +
+            ". Unless ranks leave their loops early on purpose, make the same training passes on all ranks: without "
+            ".training = false or torch::NoGradGuard on some of them");
 }
 
 bool Reporter::wait_for_save_before(const Combined& all) {

@@ -72,6 +72,7 @@ class Reporter {
   void begin(bool has_state);
   /// Checks the input of all workers and combines it. Collective.
   Combined exchange(const Input& input);
+  void warn_of_different_steps(const std::vector<std::int64_t>& steps);
   /// Waits for the checkpoint that is being written, if it must be over. True if this report saves one. Collective.
   bool wait_for_save_before(const Combined& all);
   /// The row of this report, the same on all workers. Collective.
@@ -84,6 +85,7 @@ class Reporter {
   void publish(const Json& row, const std::optional<Checkpoint>& to_validate);
 
   const Parts session_;
+  bool has_warned_of_steps_ = false;
 };
 
 }  // namespace muster::detail::session

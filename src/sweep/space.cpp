@@ -128,6 +128,8 @@ Domain::Domain(Kind kind, std::vector<Json> values) : kind_(kind), values_(std::
   const auto low = values_[0].get<double>(), high = values_[1].get<double>();
   require(std::isfinite(low) && std::isfinite(high) && values_[0] < values_[1], what,
           "its lower bound " + values_[0].dump() + " is not below " + values_[1].dump());
+  require(kind != Kind::uniform || std::isfinite(high - low), what,
+          "the range from " + values_[0].dump() + " to " + values_[1].dump() + " is wider than a double can be");
   require(kind != Kind::log_uniform || low > 0, what, "its lower bound " + values_[0].dump() + " is not above 0");
 }
 

@@ -207,6 +207,11 @@ void require_same_start(const Json& before, const Json& now, const std::filesyst
                     " and is " + now.at("num_samples").dump(),
                 "Give as many as before or more, or choose another --name");
   if (differs("seed")) refuse("the seed", before.at("seed"), now.at("seed"));
+  if (differs("scheduler"))
+    throw Error(
+        ExitCode::usage, "starting the sweep " + folder.string(),
+        "the scheduler was " + before.at("scheduler").dump() + " and would now be " + now.at("scheduler").dump(),
+        "Give the same scheduler, or choose another --name");
   if (!differs("settings")) return;
   const auto was = by_name(before.at("settings")), is = by_name(now.at("settings"));
   const auto value = [](const auto& settings, const std::string& name) {
@@ -219,17 +224,45 @@ void require_same_start(const Json& before, const Json& now, const std::filesyst
         refuse("the setting \"" + name + "\"", value(was, name), value(is, name));
 }
 
+Json to_json(const std::optional<Asha>& scheduler) {
+  if (!scheduler) return "none";
+  return {{"grace_period", scheduler->grace_period},
+          {"reduction_factor", scheduler->reduction_factor},
+          {"max_t", scheduler->max_t}};
+}
+
+/// Throws an Error, the same on all ranks, that names the first option that differs between two of them. Collective.
+void require_same_options(const Communicator& world, const SweepOptions& options) {
+  Json space = Json::object();
+  for (const auto& [name, domain] : options.space) space[name] = {static_cast<int>(domain.kind()), domain.values()};
+  const Json mine{{"space", space},
+                  {"num_samples", options.num_samples},
+                  {"ranks_per_trial", options.ranks_per_trial},
+                  {"metric", options.metric},
+                  {"mode", options.mode ? order_of(options) == ScoreOrder::max ? "max" : "min" : "not given"},
+                  {"scheduler", to_json(options.scheduler)},
+                  {"name", options.name},
+                  {"storage_path", options.storage_path.string()}};
+  const auto of_ranks = world.all_gather(mine.dump(-1, ' ', false, Json::error_handler_t::replace));
+  const auto first = Json::parse(of_ranks.front());
+  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
+    const auto other = Json::parse(of_ranks[rank]);
+    for (const auto& [option, value] : first.items())
+      if (value != other.at(option))
+        throw Error(ExitCode::usage, "comparing the options of the sweep on all ranks",
+                    option + " is " + value.dump() + " on rank 0 and " + other.at(option).dump() + " on rank " +
+                        std::to_string(rank),
+                    "Give the same options on every rank");
+  }
+}
+
 Json about(const SweepWork& work) {
   const auto& options = work.options;
-  return {{"muster_version", MUSTER_VERSION},
-          {"program", work.launch.program()},
-          {"seed", work.launch.flags().seed},
-          {"settings", work.settings},
-          {"num_samples", options.num_samples},
-          {"ranks_per_trial", options.ranks_per_trial},
-          {"num_ranks", work.launch.size()},
-          {"metric", options.metric},
-          {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
+  return {{"muster_version", MUSTER_VERSION},   {"program", work.launch.program()},
+          {"seed", work.launch.flags().seed},   {"settings", work.settings},
+          {"num_samples", options.num_samples}, {"ranks_per_trial", options.ranks_per_trial},
+          {"num_ranks", work.launch.size()},    {"scheduler", to_json(options.scheduler)},
+          {"metric", options.metric},           {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
 }
 
 /// Reads the metrics and the checkpoint of a lost trial from its run; its trial.json is older.
@@ -244,11 +277,16 @@ void read_run(Trial& trial) {
 }
 
 /// Finds the trials that were lost: since this launch holds the run's lock, a trial that is marked as running is not.
-/// Each of them waits again or has failed for good. Returns every trial's losses.
-std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials) {
+/// Each of them waits again or has failed for good. `forgives`: those that had failed for good are tried again. Returns
+/// every trial's losses.
+std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, bool forgives) {
   std::vector<LostStarts> all;
   for (auto& trial : trials) {
     auto& lost_starts = all.emplace_back(read_lost_starts(trial.path));
+    if (forgives && trial.status == TrialStatus::failed && lost_starts.are_final()) {
+      lost_starts = {};
+      write_trial(trial);
+    }
     if (trial.status != TrialStatus::running) continue;
     lost_starts.count = run::is_progress(progress_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
     trial.status = lost_starts.are_final() ? TrialStatus::failed : TrialStatus::waiting;
@@ -256,7 +294,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials) {
     if (lost_starts.are_final())
       trial.error = Error(ExitCode::user_error, "running " + trial.name,
                           "a rank was lost in " + counted(lost_starts.count, "start") + " without progress",
-                          "Look into its logs; remove " + (trial.path / "trial.json").string() + " to try it again");
+                          "Look into its logs; a start of the sweep by hand tries it again");
     write_trial(trial, lost_starts);
     if (lost_starts.count > 0)
       log::warn(trial.error ? std::string(trial.error->what())
@@ -284,11 +322,11 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
 }
 
 /// Determines on rank 0 what exists already and what is left to do. Collective.
-void prepare(SweepWork& work, const Communicator& world, bool may_go_on) {
+void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
   const auto found = Json::parse(comm::run_on_root(world, [&] {
     const bool there = std::filesystem::exists(work.folder / table_file);
     const auto resume = work.launch.flags().resume;
-    if (there && !may_go_on)
+    if (there && resume == Resume::never && !is_restart)
       throw Error(ExitCode::usage, "starting the sweep " + work.folder.string(),
                   "--resume never is set and it has trials", "Choose another --name, or remove that folder");
     if (!there && resume == Resume::must)
@@ -301,7 +339,7 @@ void prepare(SweepWork& work, const Communicator& world, bool may_go_on) {
     }
     std::filesystem::remove(work.folder / stopping_file);
     work.trials = read_trials(work.folder, work.trial_settings);
-    const auto lost_starts = find_lost_trials(work.trials);
+    const auto lost_starts = find_lost_trials(work.trials, /*forgives=*/!is_restart);
     write_tables(work.folder, work.trials, about(work));
     Json scores = Json::array();
     for (const auto& rung : read_scores(work)) {
@@ -381,7 +419,10 @@ std::optional<Error> error_of(const SweepResult& sweep, const std::string& name)
   }
   if (ended == 0) {
     const auto& first = trials.front();
-    return Error(first.error->code(), "no trial has ended well; " + first.name + ": " + first.error->what());
+    return agreed(
+        Error(first.error ? first.error->code() : ExitCode::user_error, "the sweep",
+              "no trial has ended well; " + first.name + ": " + (first.error ? first.error->what() : "failed"),
+              "Mend the cause and start it again with --name " + name + ": failed trials are tried again"));
   }
   const auto has_metric = [&](const Trial& trial) {
     return score_of(trial.metrics, sweep.metric, sweep.mode).has_value();
@@ -423,17 +464,21 @@ SweepResult Sweep::fit() {
     check(options_, launch_);
     work.trial_settings = sample_space(options_.space, options_.num_samples, flags.seed);
   });
+  require_same_options(world, options_);
   comm::run_on_root(world, [&] { check_settings(options_.space, flags); });
   if (options_.scheduler) work.rungs = rungs_of(*options_.scheduler);
 
-  const detail::run::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path});
+  const detail::run::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path},
+                                   detail::launch::next_sweep_number(flags));
   work.folder = run.path();
-  prepare(work, world, flags.resume != Resume::never || run.is_restart());
+  prepare(work, world, run.is_restart());
   work.refresh = [&] { write_tables(work.folder, read_trials(work.folder, work.trial_settings), about(work)); };
+  const bool has_failed = std::ranges::count(work.trials, TrialStatus::failed, &Trial::status) > 0;
   if (world.rank() == 0)
     detail::log::info("sweep " + work.folder.string() + ": " + detail::counted(work.trials.size(), "trial") + ", " +
                       (work.to_do.empty()
-                           ? "all of them done; choose another --name to begin a new one"
+                           ? has_failed ? "some have failed for good, nothing is left to do"
+                                        : "all of them done; choose another --name to begin a new one"
                            : std::to_string(work.to_do.size()) + " to do, " +
                                  std::to_string(world.size() / options_.ranks_per_trial) + " at a time"));
   if (!work.to_do.empty()) try {

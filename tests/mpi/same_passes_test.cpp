@@ -1,4 +1,5 @@
 // Options of passes that differ between the ranks.
+#include "base/file.hpp"
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
 #include "support/job.hpp"
@@ -134,6 +135,29 @@ TEST(SamePasses, OfOneBatchAreComparedAtTheReport) {
     reported = true;
   });
   EXPECT_EQ(reported, world().size() == 1);
+}
+
+TEST(SamePasses, ThatTrainOnSomeRanksOnlyAreAWarning) {
+  for (const bool differ : {false, true}) {
+    const auto storage = test::shared_folder();
+    const std::string name = differ ? "some_train" : "all_train";
+    const auto code = run({storage, {}, named(name)}, [&](Session& session, const Config&) {
+                        for (int epoch = 0; epoch < 2; ++epoch) {
+                          for (auto& batch : session.get_dataset_shard().iter_torch_batches(
+                                   {.global_batch_size = 12, .training = !differ || !is_last()}))
+                            static_cast<void>(batch);
+                          session.report({});
+                        }
+                      }).first;
+    EXPECT_EQ(code, 0);
+    const auto log = detail::read_file(storage / name / "logs" / "rank_00000.log");
+    const std::string warning = "rank 0 has taken 4 training steps and rank " + std::to_string(last_rank()) + " 0.";
+    const auto found = log.find(warning);
+    EXPECT_EQ(found != std::string::npos, differ && world().size() > 1) << log;
+    if (found != std::string::npos) {
+      EXPECT_EQ(log.find("training steps and rank", found + warning.size()), std::string::npos) << "once";
+    }
+  }
 }
 
 TEST(SamePasses, OfOneRankInsideABatchOfAnotherPassAreNotCompared) {

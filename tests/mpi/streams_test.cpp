@@ -248,6 +248,16 @@ TEST(Streams, RowsMustBeAlike) {
     };
   };
   expect_error(end_of(scalars, pass), ExitCode::data, "column \"i\" of the Batch at row 0 has no first dimension");
+  const auto uneven = [](const StreamShard&) {
+    return [left = 2]() mutable -> std::optional<Batch> {
+      if (left-- == 0) return {};
+      Batch batch({{"i", torch::arange(3)}});
+      if (left == 0) batch.set("x", torch::arange(5));
+      return batch;
+    };
+  };
+  expect_error(end_of(uneven, pass), ExitCode::data,
+               "the Batch at row 3 has 3 rows, and its column \"x\" has 5. Give columns of the same length");
   if (world().size() > 1)
     expect_error(end_of(rows({{{"i", 1}, {"other", 1}}}), pass), ExitCode::data,
                  "its columns are i Long[] on worker 0 and i Long[2] on worker 1");

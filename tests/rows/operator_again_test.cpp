@@ -9,11 +9,13 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -857,6 +859,27 @@ TEST(Operators, AGlobalBatchIsThatOfAllWorkersThoughEachTakesAllData) {
       EXPECT_EQ(results.at("batch_count"), (46 + each - 1) / each) << torch;
       EXPECT_EQ(results.at("num_samples"), 46 * launch.size()) << torch;
     });
+}
+
+struct OwnLoss : TrainingOperator {
+  void setup(const Config&) override {
+    register_data({line(), {.batch_size = 4}}, OperatorLoader(line(), {.batch_size = 5}));
+  }
+  Metrics train_batch(Batch& batch, const BatchInfo&) override { return {{"own", batch["x"].mean()}}; }
+  Metrics validate_batch(Batch& batch, const BatchInfo&) override { return {{"own", batch["x"].mean()}}; }
+};
+
+TEST(Operators, ABatchCountsByItsSamplesIfItsResultsDoNotSayHowMany) {
+  std::vector<std::int64_t> all(46);
+  std::iota(all.begin(), all.end(), 0);
+  const auto mean = line().read(all)["x"].mean().item<double>();
+  on_all([&](Launch& launch) {
+    OperatorTrainer<OwnLoss> trainer(launch, all_ranks(launch));
+    for (const auto& results : {trainer.train(), trainer.validate()}) {
+      EXPECT_EQ(results.at("num_samples"), 46);
+      EXPECT_NEAR(results.at("own").get<double>(), mean, 1e-5 * std::abs(mean));
+    }
+  });
 }
 
 struct Idle : Noisy {

@@ -173,7 +173,8 @@ class ModelTrainer {
   /// The samples of the pass under way. The model uses only one function of muster: the one that shuffles.
   at::Tensor order_of_pass() const {
     const auto count = x_.size(0);
-    const detail::data::Order order(count, {.shuffle = settings_.shuffle, .epoch = state_.epochs - 1});
+    constexpr std::uint64_t seed = 0xdee795a6c5087209u;  // FNV-1a of the dataset's name
+    const detail::data::Order order(count, {.shuffle = settings_.shuffle, .seed = seed, .epoch = state_.epochs - 1});
     auto rows = at::empty({count}, at::kLong);
     for (std::int64_t i = 0; i < count; ++i) rows.data_ptr<std::int64_t>()[i] = order(i);
     return rows;

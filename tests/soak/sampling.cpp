@@ -119,11 +119,13 @@ std::string describe(const Program& program) {
   return text;
 }
 
+constexpr std::uint64_t hash_of_train = 0xdee795a6c5087209u;  ///< FNV-1a of the dataset's name
+
 /// The order of a pass by its definition. `number`: of the pass in its epoch.
 Samples order_of(const Program& program, const PassPlan& pass, std::uint64_t seed, std::size_t epoch,
                  std::size_t number) {
   using detail::data::mix;
-  const auto key = [&](std::uint64_t purpose) { return mix(mix(mix(seed, purpose), epoch), number); };
+  const auto key = [&](std::uint64_t purpose) { return mix(mix(mix(seed ^ hash_of_train, purpose), epoch), number); };
   const auto count = std::ssize(program.lengths);
   Samples order;
   if (pass.draws > 0) {

@@ -105,21 +105,21 @@ TEST(Space, ValuesLieWhereTheyWereAskedFor) {
 
 TEST(Space, WhatCannotBeIsRefused) {
   const double infinite = std::numeric_limits<double>::infinity();
-  for (const auto& make :
-       std::vector<std::function<void()>>{[] { grid({}); }, [] { choice({}); }, [] { uniform(1, 1); },
-                                          [=] { uniform(0, infinite); }, [] { uniform(0, std::nan("")); },
-                                          [] { log_uniform(0, 1); }, [] { log_uniform(1, 0.5); }, [] { randint(3, 3); },
-                                          [] {
-                                            Domain(Domain::Kind::randint, {0.5, 1});
-                                          },
-                                          [] { Domain(Domain::Kind::uniform, {1}); },
-                                          [=] {
-                                            grid({1, infinite});
-                                          },
-                                          [] {
-                                            choice({{{"clip", std::nan("")}}});
-                                          },
-                                          [] { grid({"a\xff"}); }})
+  for (const auto& make : std::vector<std::function<void()>>{
+           [] { grid({}); }, [] { choice({}); }, [] { uniform(1, 1); }, [=] { uniform(0, infinite); },
+           [] { uniform(0, std::nan("")); }, [] { uniform(-1e308, 1e308); }, [] { log_uniform(0, 1); },
+           [] { log_uniform(1, 0.5); }, [] { randint(3, 3); },
+           [] {
+             Domain(Domain::Kind::randint, {0.5, 1});
+           },
+           [] { Domain(Domain::Kind::uniform, {1}); },
+           [=] {
+             grid({1, infinite});
+           },
+           [] {
+             choice({{{"clip", std::nan("")}}});
+           },
+           [] { grid({"a\xff"}); }})
     EXPECT_EQ(code_of(make), ExitCode::usage);
   try {
     grid({1, infinite});

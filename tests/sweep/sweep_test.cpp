@@ -608,6 +608,70 @@ TEST_F(Sweeps, OtherSettingsOrAnotherSeedAreRefused) {
   EXPECT_EQ(world().all_reduce(trained), 0) << "all is done";
 }
 
+TEST_F(Sweeps, ASecondSweepOfTheProgramIsAnother) {
+  const auto storage = test::shared_folder();
+  std::vector<double> best;
+  for (int start = 0; start < 2; ++start) {
+    const auto ended = launch({storage}, [&](Launch& launch) {
+      SweepResult sweep;
+      for (const double fold : {0.0, 100.0}) {
+        TorchTrainer trainer(launch, [](Session& session, const Config& config) { count(session, config); });
+        sweep = Sweep(launch, trainer.as_trainable(),
+                      {.space = {{"value", grid({fold, fold + 1})}}, .metric = "value", .mode = ScoreOrder::max})
+                    .fit();
+        best.push_back(sweep.best()->metrics.at("value").get<double>());
+      }
+      return sweep;
+    });
+    EXPECT_EQ(ended.code, 0) << ended.said;
+    EXPECT_EQ(ended.sweep->path.filename(), "sweep_2");
+  }
+  EXPECT_EQ(best, (std::vector<double>{1, 101, 1, 101}));
+}
+
+TEST_F(Sweeps, AnotherSchedulerIsRefused) {
+  const auto storage = test::shared_folder();
+  const auto start = [&](std::int64_t max_t) {
+    return run({storage}, [](Session& session, const Config& config) { count(session, config); },
+               {{"value", 0}, {"epochs", 3}},
+               {.space = {{"value", grid({1})}},
+                .metric = "value",
+                .mode = ScoreOrder::max,
+                .scheduler = asha({.max_t = max_t})});
+  };
+  EXPECT_EQ(start(2).code, 0);
+  const auto other = start(3);
+  EXPECT_EQ(other.code, 64);
+  EXPECT_NE(other.said.find("the scheduler was "), std::string::npos) << other.said;
+  EXPECT_EQ(start(2).code, 0);
+}
+
+TEST_F(Sweeps, OptionsThatDifferBetweenRanksAreRefused) {
+  const bool is_last = world().rank() > 0 && world().rank() == world().size() - 1;
+  const SweepOptions same{.space = {{"value", uniform(0, 1)}}, .metric = "value", .mode = ScoreOrder::max};
+  const std::vector<std::pair<std::string, std::function<void(SweepOptions&)>>> changes{
+      {"metric", [](auto& options) { options.metric = "epochs"; }},
+      {"mode", [](auto& options) { options.mode = ScoreOrder::min; }},
+      {"num_samples", [](auto& options) { options.num_samples = 2; }},
+      {"scheduler", [](auto& options) { options.scheduler = asha(); }},
+      {"space",
+       [](auto& options) {
+         options.space = {{"value", uniform(0, 2)}};
+       }},
+  };
+  for (const auto& [option, change] : changes) {
+    auto options = same;
+    if (is_last) change(options);
+    const auto ended = run(
+        {test::shared_folder()}, [](Session& s, const Config& c) { count(s, c); }, {}, options);
+    EXPECT_EQ(ended.code, world().size() > 1 ? 64 : 0) << ended.said;
+    EXPECT_EQ(
+        ended.said.find("comparing the options of the sweep on all ranks: " + option + " is ") != std::string::npos,
+        world().size() > 1)
+        << ended.said;
+  }
+}
+
 TEST_F(Sweeps, FewerSamplesThanBeforeAreRefused) {
   const auto storage = test::shared_folder();
   const auto start = [&](int samples) {

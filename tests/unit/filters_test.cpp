@@ -61,12 +61,14 @@ TEST(Filters, ThatOnlyMusterHasAreNoneForWhatHdf5MustRead) {
   if (!decoder_of({.id = filter_lzf})) GTEST_SKIP() << "built without lzf";
   const Filter lzf{.id = filter_lzf, .name = "lzf"};
   EXPECT_EQ(message_of([&] { require_filters({lzf}, "reading x"); }),
-            "reading x: only HDF5 can read it in this form, and this HDF5 lacks its filter (lzf). "
+            "reading x: only HDF5 can read it in this form, and this HDF5 was not built with its filter "
+            "(lzf); muster loads no filter plugins. "
             "`muster convert h5` makes a copy that muster can read");
   EXPECT_EQ(message_of([&] {
               require_filters({{.id = H5Z_FILTER_NBIT}, lzf}, "reading x");
             }),
-            "reading x: only HDF5 can read it in this form, and this HDF5 lacks its filter (lzf). "
+            "reading x: only HDF5 can read it in this form, and this HDF5 was not built with its filter "
+            "(lzf); muster loads no filter plugins. "
             "Store it uncompressed or with deflate; h5repack does that");
   EXPECT_NE(message_of([&] {
               require_filters({lzf, {.id = 300, .name = "mine"}}, "reading x");
@@ -95,6 +97,28 @@ TEST(Filters, DecodeWhatTheCodecsMake) {
       EXPECT_EQ(decoded, chunk) << filter.text() << " " << value_bytes;
     }
   }
+}
+
+TEST(Filters, DecodeWhatWasShuffledAfterItHadBeenCompressed) {
+  std::mt19937_64 random(4);
+  FilterPipeline::Workspace workspace;
+  const Filter sum{.id = H5Z_FILTER_FLETCHER32};
+  for (const unsigned value_bytes : {1, 2, 4, 8})
+    for (const std::size_t count : {1, 63, 1000})
+      for (const auto& codec : test::known_filters(value_bytes)) {
+        const Filter shuffle{.id = H5Z_FILTER_SHUFFLE, .values = {value_bytes}};
+        for (const auto& filters : std::vector<std::vector<Filter>>{
+                 {codec, shuffle}, {sum, codec, sum, shuffle, sum}, {shuffle, codec, shuffle}, {codec, sum, shuffle}}) {
+          const FilterPipeline pipeline(filters);
+          if (!pipeline.decodes()) continue;  // two that compress
+          const auto chunk = test::smooth_values(random, count, value_bytes);
+          for (const std::uint32_t mask : {0, 1, 2}) {
+            Bytes decoded(chunk.size());
+            pipeline.decode(test::encoded(filters, mask, chunk), mask, decoded, workspace, "test");
+            EXPECT_EQ(decoded, chunk) << codec.text() << " " << count << " values of " << value_bytes;
+          }
+        }
+      }
 }
 
 TEST(Filters, DecodeTheSwappedChecksumOfOldReleases) {

@@ -430,6 +430,16 @@ TEST(StatusFile, SaysHowFarTrainingIs) {
   EXPECT_EQ(status_of(run.path()).at("state"), "finished");
 }
 
+TEST(StatusFile, KnowsTheEpochOfALoopThatTellsOfNoBatches) {
+  const test::Folder run;
+  StatusFile file(run.path(), 1);
+  file.start({});
+  for (const Json& epoch : {Json(0), Json(1), Json(7), Json("two")})
+    file.report({{"training_iteration", 1}, {"epoch", epoch}}, 3);
+  file.end();
+  EXPECT_EQ(status_of(run.path()).at("epoch"), 1) << "the others are the user's own values";
+}
+
 /// The names of a folder's event files, in the order in which readers take them.
 std::vector<std::string> event_files(const std::filesystem::path& folder) {
   std::set<std::string> names;

@@ -322,6 +322,9 @@ TEST(Ragged, RefusesColumnsThatDoNotGoTogether) {
   expect({.values = {"tokens"}, .max_length = 0}, "max_length is less than 1");
   expect({.values = {"tokens", "frames", "tokens"}}, "there are two columns \"tokens\"");
   expect({.values = {"tokens"}, .columns = {"tokens_mask"}}, "there are two columns \"tokens_mask\"");
+  expect({.values = {"frames"}, .padding = 1e300}, "its type, Float, cannot hold RaggedOptions::padding");
+  EXPECT_EQ(Dataset::ragged(path, {.values = {"frames"}, .padding = -std::numeric_limits<double>::infinity()}).count(),
+            3);
   expect({.values = {"tokens"}, .padding = 0.5}, "its type, Int, cannot hold RaggedOptions::padding");
   expect({.values = {"tokens"}, .padding = std::int64_t{1} << 40}, "its type, Int, cannot hold RaggedOptions::padding");
   expect({.values = {"tokens", "y"}}, "it has 3 values, and \"tokens\" has 5", ExitCode::data);

@@ -14,6 +14,7 @@
 #include <iostream>
 #include <memory>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 
 namespace muster::tool {
@@ -47,14 +48,26 @@ std::optional<std::chrono::seconds> longest_save_of(const fs::path& run) {
   return std::chrono::seconds(static_cast<int>(std::ceil(longest)));
 }
 
+/// The program would refuse other names, once the job has waited in the queue.
+void require_folder_name(const std::string& name) {
+  const auto cannot_be = [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; };
+  if (std::string_view(".- ").find(name.front()) != std::string_view::npos || std::ranges::any_of(name, cannot_be))
+    throw Error(ExitCode::usage, "writing a batch script for the run \"" + printable(name) + "\"",
+                "it is not the name of a folder: no '/', no leading '.', '-' or space, no control characters",
+                "Choose another --name; --storage says where the run lies");
+}
+
 void complete(BatchOptions& options) {
   options.written_by += " --";
   for (const auto& word : options.command) options.written_by += " " + shell_word(word);
   options.tool = own_name();
   const auto& command = options.command;
   const auto name = flag_in(command, "--name").value_or(options.name);
-  const auto storage = flag_in(command, "--storage").value_or(options.storage.empty() ? "runs" : options.storage);
-  if (!name.empty()) options.longest_save = longest_save_of(fs::path(storage) / name);
+  const auto storage =
+      flag_in(command, "--storage").value_or(options.storage.empty() ? default_storage() : options.storage);
+  if (name.empty()) return;
+  require_folder_name(name);
+  options.longest_save = longest_save_of(fs::path(storage) / name);
 }
 
 void write(const std::string& text, const std::string& file, bool force) {

@@ -57,7 +57,8 @@ PassOrder PassOrder::of(const BatchOptions& options, const PassData& data, const
 PassOrder PassOrder::from_json(const Json& position) {
   PassOrder order{.samples = position.at("samples"),
                   .window = position.at("window"),
-                  .blocks = blocks_from(position.value("blocks", Json()))};
+                  .blocks = blocks_from(position.value("blocks", Json())),
+                  .uses_name = position.value("uses_name", false)};
   const auto known = [&](const char* key) { return position.contains(key) && !position.at(key).is_null(); };
   if (known("shuffle")) order.shuffle = position.at("shuffle").get<bool>();
   if (known("window_seed")) order.window_seed = position.at("window_seed").get<std::uint64_t>();
@@ -74,6 +75,7 @@ void PassOrder::add_to(Json& position) const {
   position["shuffle"] = shuffle ? Json(*shuffle) : Json();
   position["window_seed"] = window_seed ? Json(*window_seed) : Json();
   position["blocks"] = json_of(blocks);
+  position["uses_name"] = uses_name;
   if (draws) position["draws"] = {{"count", draws->count}, {"weights", draws->weights}};
   if (buckets) position["buckets"] = {{"samples", buckets->samples}, {"lengths", buckets->lengths}};
 }

@@ -42,7 +42,8 @@ struct PassOrder {
   std::optional<bool> shuffle = {};  ///< none if not known
   std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
   Blocks blocks = {};
-  std::optional<Draws> draws = {};      ///< none if each sample comes once
+  bool uses_name = true;            ///< false in a pass of a version whose orders did not depend on the dataset's name
+  std::optional<Draws> draws = {};  ///< none if each sample comes once
   std::optional<Buckets> buckets = {};  ///< none if samples of like length do not come together
 
   /// The order of a new pass. `seed`: of the local shuffle, unless the options have one.

@@ -199,8 +199,7 @@ Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const
     return pass;
   }
   auto order = chosen.options_for(data);
-  order.seed = options_.seed;
-  order.random_seed = options_.seed ^ hash_of(options_.name);
+  order.seed = options_.seed ^ (chosen.uses_name ? hash_of(options_.name) : 0);
   order.epoch = epoch.number + (in_next_epoch ? 1 : 0);
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);

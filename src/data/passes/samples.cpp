@@ -23,7 +23,7 @@ Order::Order(std::int64_t size, const OrderOptions& options)
     : size_(size),
       window_(options.window),
       window_key_(key_of(options.window_seed, options, windows)),
-      random_key_(key_of(options.random_seed, options, random_numbers)),
+      random_key_(key_of(options.seed, options, random_numbers)),
       draw_key_(key_of(options.seed, options, drawing)),
       weights_(options.weights) {
   if (weights_ || !options.shuffle) return;

@@ -38,7 +38,6 @@ struct OrderOptions {
   std::int64_t window = 0;                         ///< samples of a window, permuted within it; 0: no local shuffle
   std::uint64_t seed = 0;                          ///< seed of the shuffle
   std::uint64_t window_seed = 0;                   ///< seed of the local shuffle
-  std::uint64_t random_seed = 0;                   ///< seed of the random numbers of preprocessors and streams
   std::int64_t epoch = 0, pass = 0;                ///< every pass of every epoch has a different order
 };
 

@@ -14,10 +14,12 @@ namespace {
 
 /// True if a tensor of this type can hold `number`.
 bool holds(at::ScalarType type, const at::Scalar& number) {
-  if (at::isFloatingType(type) || at::isComplexType(type)) return !number.isComplex() || at::isComplexType(type);
-  if (!number.isIntegral(/*includeBool=*/true)) return false;
+  const bool has_fractions = at::isFloatingType(type) || at::isComplexType(type);
+  if (number.isComplex() ? !at::isComplexType(type) : !has_fractions && !number.isIntegral(/*includeBool=*/true))
+    return false;
   try {
-    return at::empty({}, type).fill_(number).item().toLong() == number.toLong();
+    const auto filled = at::empty({}, type).fill_(number).item();
+    return has_fractions || filled.toLong() == number.toLong();
   } catch (const std::exception&) {  // it overflows
     return false;
   }

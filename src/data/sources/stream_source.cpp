@@ -70,6 +70,12 @@ class RowBatcher {
             ExitCode::data, reading_stream,
             "column \"" + name + "\" of the Batch at row " + std::to_string(row_count_) + " has no first dimension",
             "Give tensors of shape [rows, …]");
+    for (const auto& [name, tensor] : block)
+      if (tensor.size(0) != block.size())
+        throw Error(ExitCode::data, reading_stream,
+                    "the Batch at row " + std::to_string(row_count_) + " has " + std::to_string(block.size()) +
+                        " rows, and its column \"" + name + "\" has " + std::to_string(tensor.size(0)),
+                    "Give columns of the same length");
     if (block.size() == 0) return;
     auto schema = schema_of(block);
     if (!schema_) schema_ = schema;
