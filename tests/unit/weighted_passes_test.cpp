@@ -70,7 +70,7 @@ TEST(WeightedPasses, DrawIndependently) {
 TEST(WeightedPasses, AreTheSameOnEveryMachine) {
   const auto samples =
       all_of(World(1000, 1, true, 42).shard().iter_batches({.weights = rising(1000), .num_samples = 5}));
-  EXPECT_EQ(samples, (Samples{416, 383, 390, 895, 628}));
+  EXPECT_EQ(samples, (Samples{590, 899, 537, 613, 772}));
 }
 
 TEST(WeightedPasses, AreTheSameAtAnyWorldAndDifferByEpochPassAndSeed) {
