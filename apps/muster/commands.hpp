@@ -1,15 +1,9 @@
 // The subcommands of `muster`. Each function adds a subcommand, with its options and its action, to the command line.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
-#include <cstdint>
-#include <limits>
+#include "command_line.hpp"
 
 namespace muster::tool {
-
-/// Accepts whole numbers within these bounds.
-CLI::Validator whole_number(std::uint64_t least, std::uint64_t most = std::numeric_limits<std::int64_t>::max());
 
 void add_run(CLI::App& app);
 void add_batch(CLI::App& app);
@@ -19,9 +13,13 @@ void add_ls(CLI::App& app);
 void add_report(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_export(CLI::App& checkpoint);
+/// Only for the list of commands and for completion: `muster bench` is a program of its own, see become_bench().
 void add_bench(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_init(CLI::App& app);
 void add_completion(CLI::App& app);
+
+/// Replaces this process by muster-bench, which lies beside it. `words`: its command line, beginning with "bench".
+[[noreturn]] void become_bench(char** words);
 
 }  // namespace muster::tool

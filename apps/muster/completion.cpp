@@ -28,7 +28,7 @@ void for_each_command(const CLI::App& app, const std::string& words,
 /// Calls use(word, description) for the commands and long options that may follow a command.
 void for_each_choice(const CLI::App& command, const std::function<void(const std::string&, const std::string&)>& use) {
   for (const auto* sub : commands_of(command)) use(sub->get_name(), sub->get_description());
-  for (const auto* option : command.get_options())
+  for (const auto* option : command.get_options([](const CLI::Option* o) { return !o->get_group().empty(); }))
     for (const auto& name : option->get_lnames()) use("--" + name, option->get_description());
 }
 

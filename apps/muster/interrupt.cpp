@@ -22,8 +22,10 @@ InterruptGuard::~InterruptGuard() {
   ::sigaction(SIGTERM, &before_term_, nullptr);
 }
 
-void InterruptGuard::check() const {
-  if (noted != 0) throw Interrupted{128 + noted};
+bool InterruptGuard::has_come() { return noted != 0; }
+
+void InterruptGuard::check(const char* remains) const {
+  if (noted != 0) throw Interrupted{128 + noted, remains};
 }
 
 }  // namespace muster::tool

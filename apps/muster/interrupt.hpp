@@ -5,9 +5,10 @@
 
 namespace muster::tool {
 
-/// The exit code of a program that was ended by a signal.
+/// Thrown to end a program that a signal has stopped.
 struct Interrupted {
   int exit_code;
+  const char* remains;  ///< what remains of its work, for the message
 };
 
 /// While it lives, the first SIGINT or SIGTERM is noted, and the second ends the process as usual.
@@ -18,8 +19,10 @@ class InterruptGuard {
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 
+  /// True if a signal has come.
+  static bool has_come();
   /// Throws Interrupted if a signal has come.
-  void check() const;
+  void check(const char* remains = "nothing was written") const;
 
  private:
   struct sigaction before_int_ {};

@@ -9,12 +9,11 @@
 
 namespace muster::tool {
 
-/// Each show() rewrites the line; the destructor removes it. Nothing is written if stderr is not a terminal, unless it
-/// is forced: a launcher reads the stderr of its ranks through a pipe.
+/// Each show() rewrites the line; the destructor removes it. show() writes nothing if stderr is not a terminal, unless
+/// it is forced.
 class ProgressLine {
  public:
-  explicit ProgressLine(bool wanted = true, bool forced = false)
-      : visible_(wanted && (forced || ::isatty(STDERR_FILENO) == 1)) {}
+  explicit ProgressLine(bool forced = false) : visible_(forced || ::isatty(STDERR_FILENO) == 1) {}
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
   ~ProgressLine() { erase(); }
@@ -30,6 +29,18 @@ class ProgressLine {
     const bool knows_width = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
     // A longer line would not be rewritten as a whole.
     std::cerr << "\r" << text.substr(0, knows_width ? size.ws_col - 1u : text.size()) << "\033[K" << std::flush;
+  }
+  /// Shows what begins; where no line is shown, prints it.
+  void announce(const std::string& text) {
+    if (visible_)
+      show(text);
+    else
+      print(text);
+  }
+  /// Prints a line that stays.
+  void print(const std::string& text) {
+    erase();
+    std::cerr << text << std::endl;
   }
 
  private:

@@ -37,8 +37,11 @@ function(expect_row)
   if((void AND NOT result EQUAL 75) OR (NOT void AND NOT result EQUAL 0))
     message(SEND_ERROR "it ended with ${result}, and void is ${void}")
   endif()
-  if(void AND NOT err MATCHES "^muster: [^\n]*differ by more than 5 %[^\n]*\n$")
+  if(void AND NOT err MATCHES "\nmuster: [^\n]*differ by more than 5 %[^\n]*\n$")
     message(SEND_ERROR "a void row was not said in one line: ${err}")
+  endif()
+  if(NOT err MATCHES ": [0-9]+ rounds\n" OR err MATCHES "\r")
+    message(SEND_ERROR "it does not say in plain lines what it does: ${err}")
   endif()
 endfunction()
 
@@ -74,11 +77,39 @@ foreach(candidate muster mpi no_communication)
 endforeach()
 expect_json(2 0 rounds)
 
-bench_rows(start --rounds 2 -n 2 --json)
+# Peers that fail cost their own figures, and their cause is said.
+file(MAKE_DIRECTORY "${FOLDER}/venv/bin")
+file(WRITE "${FOLDER}/venv/bin/python3" [[#!/bin/sh
+[ "$1" != -c ] || exit 0
+printf '[rank0]: Traceback (most recent call last):\n[rank0]:   File "a.py", line 1\n' >&2
+printf '[rank0]: ImportError: there is no numpy\n=======\n' >&2
+exit 1
+]])
+file(CHMOD "${FOLDER}/venv/bin/python3" PERMISSIONS OWNER_READ OWNER_EXECUTE)
+set(ENV{VIRTUAL_ENV} "${FOLDER}/venv")
+bench_rows(start --rounds 2 -n 2 --with-peers --json)
+unset(ENV{VIRTUAL_ENV})
+file(REMOVE_RECURSE "${FOLDER}/venv")
+expect_row(median_ms/muster median_ms/libtorch_load ratio/libtorch_load aa)
 expect_json("first step" 0 case)
-foreach(candidate muster libtorch_load)
-  string(JSON ms GET "${out}" 0 median_ms ${candidate})
+expect_json(2 0 rounds)
+foreach(peer torchrun ray_train)
+  expect_match("${err}" "\nmuster: warning: start first step: running ${peer}: [^\n]*: ImportError: there is no numpy\n")
+  foreach(figure median_ms ratio)
+    string(JSON type TYPE "${out}" 0 ${figure} ${peer})
+    if(NOT type STREQUAL "NULL")
+      message(SEND_ERROR "${figure} of ${peer}, which failed, is no null in:\n${out}")
+    endif()
+  endforeach()
 endforeach()
+
+# Without muster-bench beside it.
+file(COPY "${TOOL}" DESTINATION "${FOLDER}/alone")
+execute_process(COMMAND "${FOLDER}/alone/muster" bench step RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE err)
+if(NOT result EQUAL 69 OR NOT err MATCHES "^muster: starting [^\n]*/alone/muster-bench: [^\n]*muster_bench_tool[^\n]*\n$")
+  message(SEND_ERROR "without muster-bench it ended with ${result}: ${err}")
+endif()
+file(REMOVE_RECURSE "${FOLDER}/alone")
 
 # A dataset file: contiguous columns beside preads, encoded ones beside plain decoding.
 string(REPEAT "1.5,2,3\n" 600 lines)
@@ -116,22 +147,30 @@ if(NOT result EQUAL 64 OR NOT err MATCHES "has started 2 ranks, and one rank rea
   message(SEND_ERROR "data under a launcher ended with ${result}: ${err}")
 endif()
 
-# Ctrl-C while it measures: nothing is left of its runs.
+# Ctrl-C while it measures: the rounds so far are printed, and nothing is left of its runs.
 set(ENV{TMPDIR} "${FOLDER}/temporary")
 file(MAKE_DIRECTORY "${FOLDER}/temporary")
 execute_process(COMMAND bash -c [[
   set -u
-  "$0" bench data packed.h5 --rounds 100000 --json > rows.json 2> /dev/null &
-  until compgen -G "temporary/muster-bench-*/*" > /dev/null || ! kill -0 $!; do :; done
+  "$0" bench data packed.h5 --case shuffled --rounds 100000 --progress --json > rows.json 2> progress &
+  until grep -qs "round 5 " progress || ! kill -0 $!; do sleep 0.1; done
   kill -INT $!
   wait $!]] "${TOOL}" WORKING_DIRECTORY "${FOLDER}" RESULT_VARIABLE result)
 file(GLOB left "${FOLDER}/temporary/muster-bench-*")
 if(NOT result EQUAL 130 OR left)
   message(SEND_ERROR "stopped by Ctrl-C, data ended with ${result} and left: ${left}")
 endif()
+file(READ "${FOLDER}/rows.json" out)
+expect_json("shuffled" 0 case)
+string(JSON rounds GET "${out}" 0 rounds)
+if(rounds LESS 4)
+  message(SEND_ERROR "stopped after four rounds, it has printed ${rounds}")
+endif()
+file(READ "${FOLDER}/progress" err)
+expect_match("${err}" "muster: stopped by a signal; what was known is printed\n$")
 unset(ENV{TMPDIR})
 file(REMOVE_RECURSE "${FOLDER}/temporary")
-file(REMOVE "${FOLDER}/rows.json" "${FOLDER}/a.csv" "${FOLDER}/a.h5" "${FOLDER}/packed.h5")
+file(REMOVE "${FOLDER}/rows.json" "${FOLDER}/progress" "${FOLDER}/a.csv" "${FOLDER}/a.h5" "${FOLDER}/packed.h5")
 
 file(GLOB left RELATIVE "${FOLDER}" "${FOLDER}/*")
 if(left)

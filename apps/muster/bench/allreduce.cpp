@@ -1,5 +1,4 @@
 // muster bench allreduce: the sum of fp32 values over the ranks, in place.
-#include "../progress_line.hpp"
 #include "bench.hpp"
 #include "rounds.hpp"
 
@@ -128,7 +127,9 @@ Candidate copy(std::span<float> from, std::span<float> to) {
           }};
 }
 
-Row measure_case(const Communicator& communicator, const Case& wanted, const Rounds& rounds, tool::ProgressLine& line) {
+Row measure_size(Launch& launch, const std::string& name, const Options&, const Measurement& measurement) {
+  const auto& wanted = *std::ranges::find(cases, name, &Case::name);
+  const auto& communicator = launch.communicator();
   const auto memory = communicator.shared_memory(wanted.bytes);
   const auto shared = memory.as<float>();
   std::vector<float> first(shared.size()), second(shared.size());
@@ -140,28 +141,14 @@ Row measure_case(const Communicator& communicator, const Case& wanted, const Rou
       candidate(twin, communicator, shared, sum),
       copy(first, second),
   };
-  return make_row(wanted.name, measure(communicator, candidates, rounds, [&](const std::string& round) {
-                    line.show("allreduce " + std::string(wanted.name) + ": " + round);
-                  }));
-}
-
-std::vector<Row> measure_sizes(Launch& launch, const Options& options) {
-  tool::ProgressLine line(launch.rank() == 0, options.progress);
-  const auto rounds = rounds_inside(options);
-  std::vector<Row> rows;
-  for (const auto& name : options.cases) {
-    const auto wanted = std::find_if(cases.begin(), cases.end(), [&](const Case& entry) { return entry.name == name; });
-    rows.push_back(measure_case(launch.communicator(), *wanted, rounds, line));
-  }
-  return rows;
+  return make_row(name, measure(communicator, candidates, measurement));
 }
 
 }  // namespace
 
 Benchmark allreduce() {
-  Benchmark benchmark{.name = "allreduce", .description = "Sum fp32 values over the ranks in place, against MPI"};
+  Benchmark benchmark{.measure_in_process = measure_size};
   for (const auto& entry : cases) benchmark.cases.emplace_back(entry.name);
-  benchmark.measure_in_process = measure_sizes;
   return benchmark;
 }
 

@@ -1,9 +1,9 @@
-// muster bench: compares muster with its alternatives on this machine.
+// muster-bench: compares muster with its alternatives on this machine. `muster bench` starts it.
 #include "bench.hpp"
 
-#include "../commands.hpp"
+#include "../command_line.hpp"
 #include "../interrupt.hpp"
-#include "peers.hpp"
+#include "../progress_line.hpp"
 #include "programs.hpp"
 
 #include <muster/error.hpp>
@@ -11,17 +11,17 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <chrono>
+#include <array>
+#include <exception>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <optional>
-#include <utility>
 
 namespace muster::bench {
 namespace {
 
-constexpr std::chrono::seconds budget{60};
+/// A case that is stopped has a row if it has so many rounds.
+constexpr int least_rounds = 3;
 
 std::string quoted(const std::vector<std::string>& names) {
   std::string text;
@@ -29,152 +29,217 @@ std::string quoted(const std::vector<std::string>& names) {
   return text;
 }
 
-void choose_cases(const Benchmark& benchmark, Options& options) {
+void choose_cases(const Entry& entry, const Benchmark& benchmark, Options& options) {
   if (options.cases.empty()) options.cases = benchmark.cases;
   for (const auto& name : options.cases)
     if (std::find(benchmark.cases.begin(), benchmark.cases.end(), name) == benchmark.cases.end())
       throw Error(ExitCode::usage, "reading --case", "there is no case \"" + name + "\"",
-                  "The cases of " + benchmark.name + " are " + quoted(benchmark.cases));
+                  std::string("The cases of ") + entry.name + " are " + quoted(benchmark.cases));
 }
 
-/// Measures each case with `rows_of`, and prints its rows at once.
-template <class RowsOf>
-void measure_each(Options options, bool speaks, bool judges, RowsOf&& rows_of) {
+/// So many rounds as options ask for, otherwise at most `most` in that time.
+Rounds rounds_of(const Options& options, int most, Clock::duration time) {
+  if (options.rounds > 0) return {options.rounds};
+  return {most, Clock::now() + time};
+}
+
+/// "step mlp batch 64: at most 60 s"
+std::string what_begins(const std::string& title, const Rounds& rounds) {
+  if (!rounds.end) return title + ": " + std::to_string(rounds.most) + (rounds.most == 1 ? " round" : " rounds");
+  const auto left = std::chrono::ceil<std::chrono::seconds>(*rounds.end - Clock::now());
+  return title + ": at most " + std::to_string(left.count()) + " s";
+}
+
+/// Has each case measured by `measure`, which fills in its row, and prints the row; also where that failed or was
+/// stopped after enough rounds.
+void measure_each(const Options& options, bool speaks, const std::function<void(Row&)>& measure) {
   std::vector<std::string> noisy;
   {
     std::optional<RowWriter> out;
-    if (speaks) out.emplace(options.json || options.for_parent);
-    for (const auto& name : std::exchange(options.cases, {})) {
-      options.cases = {name};
-      for (const auto& row : rows_of(options)) {
-        if (out) out->write(row);
-        if (!row.valid()) noisy.push_back(row.name);
+    if (speaks) out.emplace(options.json);
+    for (const auto& name : options.cases) {
+      Row row{.name = name};
+      std::exception_ptr failure;
+      try {
+        measure(row);
+      } catch (...) {
+        failure = std::current_exception();
       }
+      const bool stopped = tool::InterruptGuard::has_come();
+      if (out && row.rounds >= (stopped ? least_rounds : 1)) out->write(row);
+      if (stopped) return;
+      if (failure) std::rethrow_exception(failure);
+      if (!row.valid()) noisy.push_back(row.name);
     }
   }
-  if (judges && !noisy.empty())
+  if (!noisy.empty())
     throw Error(ExitCode::retry, "measuring",
                 "two measurements of muster differ by more than 5 %, so these cases have no result: " + quoted(noisy),
                 "Run it again when the machine is quiet");
 }
 
-/// The rows that `measure` returns; if noise has made one invalid, measures a second time.
-template <class Measure>
-std::vector<Row> measured(Measure&& measure) {
-  auto rows = measure();
-  if (!std::ranges::all_of(rows, &Row::valid)) rows = measure();
-  return rows;
+/// On ranks that this program has started: prints JSON lines {"show": …} and {"round": …}, and at last the row.
+void measure_for_starter(Launch& launch, const Benchmark& benchmark, const Options& options) {
+  const auto print = [&](const nlohmann::ordered_json& json) {
+    if (launch.rank() == 0) std::cout << json.dump() << std::endl;
+  };
+  Measurement measurement{.rounds = rounds_of(options, 31, std::chrono::seconds(options.seconds))};
+  measurement.show = [&](const std::string& text) { print({{"show", text}}); };
+  measurement.keep = [&](const Timings& timings) {
+    nlohmann::ordered_json round;
+    for (std::size_t i = 0; i < timings.candidates.size(); ++i) round[timings.candidates[i]] = timings.ms[i].back();
+    print({{"round", round}});
+  };
+  print(benchmark.measure_in_process(launch, options.cases.front(), options, measurement));
 }
 
 /// Runs the benchmark in this process, which is one of the ranks.
-void measure_as_rank(const Benchmark& benchmark, const Options& options, bool ranks_given) {
+void measure_as_rank(const Entry& entry, const Benchmark& benchmark, const Options& options) {
   if (!benchmark.measure_in_process || options.with_peers)
     throw Error(ExitCode::usage, "comparing whole processes", "a launcher has started this program",
                 "Start it without mpirun or srun; it starts its ranks itself");
   run_in_launch([&](Launch& launch) {
-    if (benchmark.check_file && launch.size() > 1)
+    if (entry.reads_file && launch.size() > 1)
       throw Error(ExitCode::usage, "measuring " + options.file,
                   "the launcher has started " + std::to_string(launch.size()) + " ranks, and one rank reads",
                   "Run it without the launcher");
-    if (ranks_given && launch.size() != options.ranks)
+    if (options.ranks_given && launch.size() != options.ranks)
       throw Error(ExitCode::usage, "reading -n",
                   "it asks for " + std::to_string(options.ranks) + (options.ranks == 1 ? " rank" : " ranks") +
                       " and the launcher has started " + std::to_string(launch.size()),
                   "Leave it out");
-    measure_each(options, launch.rank() == 0, !options.for_parent, [&](const Options& one) {
-      const auto measure = [&] { return benchmark.measure_in_process(launch, one); };
-      return options.for_parent ? measure() : measured(measure);
+    if (options.for_starter) return measure_for_starter(launch, benchmark, options);
+    measure_each(options, launch.rank() == 0, [&](Row& row) {
+      tool::ProgressLine line(options.progress);
+      const auto title = std::string(entry.name) + " " + row.name;
+      Measurement measurement{.rounds = rounds_of(options, 31, benchmark.time - time_to_end)};
+      if (launch.rank() == 0) {
+        line.announce(what_begins(title, measurement.rounds));
+        measurement.show = [&](const std::string& text) { line.show(title + ": " + text); };
+      }
+      // A second time if noise has made the row invalid, and where that fits.
+      for (RoundTimer attempts({2, measurement.rounds.end});
+           !row.valid() && has_next_round(attempts, launch.communicator());)
+        row = benchmark.measure_in_process(launch, row.name, options, measurement);
     });
   });
 }
 
-/// Starts the ranks and reads the rows from their output.
-std::vector<Row> rows_from_ranks(const Benchmark& benchmark, const Options& options) {
-  std::vector<std::string> arguments{benchmark.name};
-  if (benchmark.check_file) arguments.insert(arguments.end(), {options.file, "--batch", std::to_string(options.batch)});
-  arguments.emplace_back("--for-starter");
-  if (options.rounds > 0) arguments.insert(arguments.end(), {"--rounds", std::to_string(options.rounds)});
-  for (const auto& name : options.cases) arguments.insert(arguments.end(), {"--case", name});
-  if (options.progress || ::isatty(STDERR_FILENO) == 1) arguments.emplace_back("--progress");
+/// Starts the ranks and makes the row of what they print. If they do not end in time, or a signal stops this program,
+/// it has the rounds until then.
+void measure_on_ranks(const Entry& entry, const Options& options, const Measurement& measurement,
+                      Clock::time_point deadline, Row& row) {
+  std::vector<std::string> arguments{entry.name};
+  if (entry.reads_file) arguments.insert(arguments.end(), {options.file, "--batch", std::to_string(options.batch)});
+  arguments.insert(arguments.end(), {"--for-starter", "--case", row.name});
+  if (const auto& rounds = measurement.rounds; rounds.end) {
+    // A part is left for their start and their end.
+    const auto time = std::chrono::duration_cast<std::chrono::seconds>((*rounds.end - Clock::now()) * 9 / 10);
+    arguments.insert(arguments.end(), {"--seconds", std::to_string(std::max<std::int64_t>(1, time.count()))});
+  } else {
+    arguments.insert(arguments.end(), {"--rounds", std::to_string(rounds.most)});
+  }
   auto command = on_ranks(options.ranks, arguments);
   command.quiet = false;
+  command.deadline = deadline;
+  Timings known;
+  nlohmann::ordered_json result;
+  command.on_line = [&](const std::string& text) {
+    auto line = nlohmann::ordered_json::parse(text, nullptr, false);
+    if (line.contains("show")) measurement.show(line["show"].get<std::string>());
+    if (line.contains("case")) result = std::move(line);
+    if (!line.contains("round")) return;
+    known.ms.resize(line["round"].size());
+    known.candidates.clear();
+    for (const auto& [candidate, ms] : line["round"].items()) {
+      known.ms[known.candidates.size()].push_back(ms);
+      known.candidates.push_back(candidate);
+    }
+  };
   const auto finished = run(command);
-  const auto rows = nlohmann::ordered_json::parse(finished.out, nullptr, false);
-  if (rows.is_array()) return rows.get<std::vector<Row>>();
-  if (finished.code != 0) throw CLI::RuntimeError(finished.code);  // a rank has said why
-  throw Error(ExitCode::retry, "reading the ranks' result", "they have printed none");
+  if (finished.end == End::itself) {
+    if (finished.code != 0) throw CLI::RuntimeError(finished.code);  // a rank has said why
+    if (result.is_null()) throw Error(ExitCode::retry, "reading the ranks' result", "they have printed none");
+  } else if (finished.end == End::deadline) {
+    const std::string fact = "the ranks have not ended in the time of the case";
+    if (known.ms.empty())
+      throw Error(ExitCode::retry, "measuring " + row.name, fact, "Give --rounds, which has no limit");
+    measurement.warn(fact + "; the row has the rounds until then");
+  }
+  if (known.ms.empty()) return;
+  row = make_row(row.name, known);
+  if (result.is_object()) add_details(row, result);
 }
 
-void measure(const Benchmark& benchmark, const Options& options) {
+void measure_case(const Entry& entry, const Benchmark& benchmark, const Options& options, Row& row) {
+  tool::ProgressLine line(options.progress);
+  const auto title = std::string(entry.name) + " " + row.name;
+  Measurement measurement{.rounds = rounds_of(options, 11, benchmark.time)};
+  line.announce(what_begins(title, measurement.rounds));
+  measurement.show = [&](const std::string& text) { line.show(title + ": " + text); };
+  measurement.warn = [&](const std::string& text) { line.print("muster: warning: " + title + ": " + text); };
+  if (measurement.rounds.end) *measurement.rounds.end -= time_to_end;
+  const bool peers = options.with_peers && benchmark.measure_processes;
+  auto inside = measurement;
+  if (benchmark.measure_in_process) {
+    inside.rounds.most = options.rounds > 0 ? options.rounds : 31;
+    // The peers have the rest.
+    if (inside.rounds.end && peers) *inside.rounds.end -= benchmark.time * 3 / 5;
+  }
+  const auto stopped = tool::InterruptGuard::has_come;
+  for (RoundTimer attempts({2, inside.rounds.end}); !row.valid() && !stopped() && attempts.has_next();) {
+    if (row.rounds > 0) line.announce(what_begins(title + ", again because of noise", inside.rounds));
+    Row attempt{.name = row.name};
+    if (benchmark.measure_in_process)
+      measure_on_ranks(entry, options, inside, measurement.rounds.end.value_or(Clock::time_point::max()), attempt);
+    else
+      benchmark.measure_processes(attempt, options, measurement);
+    if (attempt.rounds >= row.rounds || (attempt.valid() && !stopped())) row = std::move(attempt);
+  }
+  if (!benchmark.measure_in_process || !peers || stopped()) return;
+  line.announce(what_begins(title + ", peers", measurement.rounds));
+  benchmark.measure_processes(row, options, measurement);
+}
+
+void measure(const Entry& entry, const Benchmark& benchmark, const Options& options) {
   if (benchmark.check_file) benchmark.check_file(options.file);
   const tool::InterruptGuard interrupt;
   const ScratchFolder folder;
   ::setenv(folder_variable, folder.path().c_str(), 1);
-  measure_each(options, true, true, [&](const Options& one) {
-    if (!benchmark.measure_in_process)
-      return measured([&] {
-        std::vector<Row> rows;
-        benchmark.measure_processes(rows, one);
-        return rows;
-      });
-    auto rows = measured([&] { return rows_from_ranks(benchmark, one); });
-    if (benchmark.measure_processes) benchmark.measure_processes(rows, one);
-    return rows;
+  if (options.rounds == 0 && options.cases.size() > 1)
+    tool::ProgressLine(options.progress)
+        .announce(std::string(entry.name) + ": " + std::to_string(options.cases.size()) + " cases of at most " +
+                  std::to_string(benchmark.time.count()) + " s");
+  measure_each(options, true, [&](Row& row) { measure_case(entry, benchmark, options, row); });
+  interrupt.check("what was known is printed");
+}
+
+void add(CLI::App& app, const Entry& entry, const Benchmark& benchmark) {
+  auto* command = add_command(app, entry, [=](Options options) {
+    choose_cases(entry, benchmark, options);
+    if (started_by_launcher())
+      measure_as_rank(entry, benchmark, options);
+    else
+      measure(entry, benchmark, options);
   });
-}
-
-/// The options of a benchmark of a file.
-void add_file(CLI::App& command, Options& options) {
-  options.ranks = 1;
-  command.add_option("file", options.file, "The dataset, FILE.h5[:/group]")->option_text("FILE")->required();
-  command.add_option("--batch", options.batch, "Samples of a batch; 256 unless given")
-      ->transform(tool::whole_number(1))
-      ->option_text("N");
-}
-
-void add(CLI::App& parent, const Benchmark& benchmark) {
-  auto* command = parent.add_subcommand(benchmark.name, benchmark.description);
-  const auto options = std::make_shared<Options>();
-  const CLI::Option* ranks = nullptr;
-  if (benchmark.check_file)
-    add_file(*command, *options);
-  else
-    ranks = command->add_option("-n,--ranks", options->ranks, "Ranks; 2 unless given")
-                ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
-                ->option_text("N");
-  command->add_flag("--json", options->json, "Print the rows as JSON");
-  if (!benchmark.check_file)
-    command->add_flag("--with-peers", options->with_peers, "Also run the peers that are programs of their own");
-  command->add_option("--rounds", options->rounds, "Rounds of each case; as many as fit a minute unless given")
-      ->transform(tool::whole_number(1, std::numeric_limits<int>::max()))
-      ->option_text("R");
-  command->add_option("--case", options->cases, "Only these cases")->option_text("NAME...");
-  command->add_flag("--for-starter", options->for_parent)->group("");
-  command->add_flag("--progress", options->progress)->group("");
   std::string cases;
   for (const auto& name : benchmark.cases) cases += "  " + name + "\n";
-  command->footer("Cases:\n" + cases + "\nExample:\n  muster bench " + benchmark.name +
-                  (benchmark.check_file ? " train.h5" : " -n 2") + " --case \"" + benchmark.cases.front() + "\"");
-  command->callback([benchmark, options, ranks] {
-    choose_cases(benchmark, *options);
-    if (started_by_launcher())
-      measure_as_rank(benchmark, *options, ranks != nullptr && ranks->count() > 0);
-    else
-      measure(benchmark, *options);
-  });
+  command->footer("Cases:\n" + cases + "\nExample:\n  muster bench " + entry.name +
+                  (entry.reads_file ? " train.h5" : " -n 2") + " --case \"" + benchmark.cases.front() + "\"");
+}
+
+void add_commands(CLI::App& app) {
+  app.footer("Example:\n  muster bench step -n 2 --case \"mlp batch 64\" --with-peers");
+  constexpr std::array<Benchmark (*)(), entries.size()> benchmarks{allreduce, step, data, checkpoint, start, recovery};
+  for (std::size_t i = 0; i < entries.size(); ++i) add(app, entries[i], benchmarks[i]());
+
+  auto* job = app.add_subcommand("job")->group("");
+  const auto words = std::make_shared<std::vector<std::string>>();
+  job->add_option("words", *words)->required();
+  job->callback([words] { run_job(words->front(), {words->begin() + 1, words->end()}); });
 }
 
 }  // namespace
-
-Rounds rounds_inside(const Options& options) {
-  if (options.rounds > 0) return {options.rounds};
-  return {31, budget};
-}
-
-Rounds rounds_of_processes(const Options& options, std::size_t programs) {
-  if (options.rounds > 0) return {options.rounds};
-  return {11, budget * static_cast<int>(programs)};
-}
 
 void run_in_launch(const std::function<void(Launch&)>& body) {
   // Variables for the user's own runs, which must not affect a benchmark.
@@ -194,16 +259,7 @@ void run_in_launch(const std::function<void(Launch&)>& body) {
 
 }  // namespace muster::bench
 
-void muster::tool::add_bench(CLI::App& app) {
-  auto* command = app.add_subcommand("bench", "Measure muster beside MPI, torch's DDP and the machine itself");
-  command->require_subcommand(1);
-  command->footer("Example:\n  muster bench step -n 2 --case \"mlp batch 64\" --with-peers");
-  for (const auto& benchmark :
-       {bench::allreduce(), bench::step(), bench::data(), bench::checkpoint(), bench::start(), bench::recovery()})
-    bench::add(*command, benchmark);
-
-  auto* job = command->add_subcommand("job")->group("");
-  const auto words = std::make_shared<std::vector<std::string>>();
-  job->add_option("words", *words)->required();
-  job->callback([words] { bench::run_job(words->front(), {words->begin() + 1, words->end()}); });
+int main(int argc, char** argv) {
+  return muster::tool::run_command_line("muster bench", muster::bench::description, argc, argv,
+                                        muster::bench::add_commands);
 }

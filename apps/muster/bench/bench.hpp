@@ -1,45 +1,33 @@
 // The benchmarks, and what they have in common.
 #pragma once
 
+#include "options.hpp"
 #include "rounds.hpp"
 #include "row.hpp"
 
 #include <muster/launch.hpp>
 #include <muster/session.hpp>
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
 
 namespace muster::bench {
 
-struct Options {
-  std::vector<std::string> cases;  ///< the cases to measure, in their order
-  int ranks = 2;
-  int rounds = 0;  ///< 0: as many as fit a minute, up to a maximum
-  bool json = false;
-  bool with_peers = false;
-  bool for_parent = false;   ///< print rows as JSON for the program that has started the ranks, which evaluates them
-  std::string file = {};     ///< the dataset, "FILE.h5[:/group]", of a benchmark that reads one
-  std::int64_t batch = 256;  ///< samples of a batch of that dataset
-  bool progress = false;     ///< show progress even if stderr is not a terminal
-};
-
-/// Rounds for candidates inside one program: about a minute, unless options ask for a number.
-Rounds rounds_inside(const Options& options);
-/// Rounds for whole processes: about a minute for each program, unless options ask for a number.
-Rounds rounds_of_processes(const Options& options, std::size_t programs);
+/// The longest time of a case of whole jobs, peers included.
+inline constexpr std::chrono::seconds whole_jobs_time{240};
 
 struct Benchmark {
-  std::string name = {};
-  std::string description = {};
   std::vector<std::string> cases = {};
+  std::chrono::seconds time{60};  ///< the longest of a case, peers included, unless a number of rounds is given
   /// Set for a benchmark of a file, on one rank: throws an Error for a file that cannot be measured.
   std::function<void(const std::string&)> check_file = {};
-  /// Measures candidates inside one program. Called on every rank; returns the same rows on each. Empty: none.
-  std::function<std::vector<Row>(Launch&, const Options&)> measure_in_process = {};
-  /// Measures whole processes, outside of any launch; makes rows or adds to them. Empty: none.
-  std::function<void(std::vector<Row>&, const Options&)> measure_processes = {};
+  /// Measures a case inside one program. Called on every rank; returns the same row on each. Empty: none.
+  std::function<Row(Launch&, const std::string& name, const Options&, const Measurement&)> measure_in_process = {};
+  /// Measures the case of a row in whole processes, outside of any launch; makes the row, or adds peers to it if
+  /// options ask for them. Empty: none.
+  std::function<void(Row&, const Options&, const Measurement&)> measure_processes = {};
 };
 
 Benchmark allreduce();
@@ -49,7 +37,7 @@ Benchmark start();
 Benchmark recovery();
 Benchmark checkpoint();
 
-/// Runs `muster bench job NAME ARGUMENTS…` on each rank: the child process of a benchmark that compares whole
+/// Runs `muster-bench job NAME ARGUMENTS…` on each rank: the child process of a benchmark that compares whole
 /// processes. The last line on stdout is its result in JSON.
 void run_job(const std::string& name, const std::vector<std::string>& arguments);
 

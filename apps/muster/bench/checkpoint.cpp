@@ -1,5 +1,4 @@
 // muster bench checkpoint: saves a state until it is durable, and restores it; against the disk alone and torch.
-#include "../progress_line.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -139,72 +138,56 @@ std::vector<Candidate> restoring(Session& session) {
   return {muster(ours), {.name = "memcpy", .run = copy, .after = check}, muster(twin)};
 }
 
-Timings measure_case(Session& session, const std::string& name, const Rounds& rounds, tool::ProgressLine& line) {
-  const auto candidates = name == save_case ? saving(session) : restoring(session);
+Timings measure_candidates(Session& session, std::vector<Candidate> candidates, const Measurement& measurement) {
   for (const auto& candidate : candidates) candidate.run(), candidate.after();  // warm-up
-  return measure(session.communicator(), candidates, rounds,
-                 [&](const std::string& round) { line.show("checkpoint " + name + ": " + round); });
+  return measure(session.communicator(), candidates, measurement);
 }
 
-std::vector<Row> measure_checkpoints(Launch& launch, const Options& options) {
-  tool::ProgressLine line(launch.rank() == 0, options.progress);
-  const auto rounds = rounds_inside(options);
-  std::vector<Row> rows;
-  for (const auto& name : options.cases) {
-    if (name == save_case || name == restore_case) {
-      in_session(launch, name,
-                 [&](Session& session) { rows.push_back(make_row(name, measure_case(session, name, rounds, line))); });
-      continue;
-    }
-    rows.push_back(make_row(
-        name, measure_stall(launch, name == fused_stall_case, rounds,
-                            [&](const std::string& round) { line.show("checkpoint " + name + ": " + round); })));
-  }
-  return rows;
+Row measure_checkpoint(Launch& launch, const std::string& name, const Options&, const Measurement& measurement) {
+  if (name != save_case && name != restore_case)
+    return make_row(name, measure_stall(launch, name == fused_stall_case, measurement));
+  Row row;
+  in_session(launch, name, [&](Session& session) {
+    row = make_row(name,
+                   measure_candidates(session, name == save_case ? saving(session) : restoring(session), measurement));
+  });
+  return row;
 }
 
-void add_checkpoint_peers(std::vector<Row>& rows, const Options& options) {
-  if (!options.with_peers) return;
+void add_checkpoint_peers(Row& row, const Options& options, const Measurement& measurement) {
+  if (row.name != save_case && row.name != restore_case) return;
   const Peers peers;
   const ScratchFolder folder;
-  tool::ProgressLine line;
-  for (auto& row : rows) {
-    if (row.name != save_case && row.name != restore_case) continue;
-    const bool saves = row.name == save_case;
-    std::vector<Program> programs{{ours, on_ranks(options.ranks, {"job", "checkpoint", row.name})}};
-    for (const auto& name :
-         saves ? std::vector<std::string>{"torch_save", "dcp"} : std::vector<std::string>{"torch_load"})
-      if (auto peer = peers.torchrun(
-              name, options.ranks, {name, folder.path().string(), std::to_string(megabytes), std::to_string(tensors)}))
-        programs.push_back(std::move(*peer));
-    if (programs.size() == 1) {
-      row.notes.push_back(Peers::missing(saves ? "torch_save, dcp" : "torch_load", "torch", "torch"));
-      continue;
-    }
-    add_peers(row, alternate(
-                       programs, options,
-                       [](const Finished&, const auto& result) { return result.at("ms").template get<double>(); }, line,
-                       "checkpoint " + row.name));
-    row.notes.push_back(
-        saves ? "torch_save (rank 0 alone) and dcp are processes of their own, in rounds beside processes of muster"
-              : "torch_load maps its file (mmap) and copies what is in it; muster verifies it as well; both "
-                "files are in the system's cache");
+  const bool saves = row.name == save_case;
+  std::vector<Program> programs{{ours, on_ranks(options.ranks, {"job", "checkpoint", row.name})}};
+  for (const auto& name :
+       saves ? std::vector<std::string>{"torch_save", "dcp"} : std::vector<std::string>{"torch_load"})
+    if (auto peer = peers.torchrun(name, options.ranks,
+                                   {name, folder.path().string(), std::to_string(megabytes), std::to_string(tensors)}))
+      programs.push_back(std::move(*peer));
+  if (programs.size() == 1) {
+    row.notes.push_back(Peers::missing(saves ? "torch_save, dcp" : "torch_load", "torch", "torch"));
+    return;
   }
+  add_peers(row, alternate(programs, measurement,
+                           [](const Finished&, const auto& result) { return result.at("ms").template get<double>(); }));
+  row.notes.push_back(
+      saves ? "torch_save (rank 0 alone) and dcp are processes of their own, in rounds beside processes of muster"
+            : "torch_load maps its file (mmap) and copies what is in it; muster verifies it as well; both files are in "
+              "the system's cache");
 }
 
 }  // namespace
 
 void time_checkpoints(Session& session, const std::string& which) {
-  tool::ProgressLine silent(false);
-  const auto ms = measure_case(session, which, {5}, silent).ms.front();
+  const auto all = which == save_case ? saving(session) : restoring(session);
+  const auto ms = measure_candidates(session, {all.front()}, {.rounds = {3}}).ms.front();
   if (session.world_rank() == 0) std::cout << nlohmann::json{{"ms", median(ms)}} << std::endl;
 }
 
 Benchmark checkpoint() {
-  return {.name = "checkpoint",
-          .description = "Save 420 MB until durable, and restore them, against the disk and torch",
-          .cases = {save_case, restore_case, stall_case, fused_stall_case},
-          .measure_in_process = measure_checkpoints,
+  return {.cases = {save_case, restore_case, stall_case, fused_stall_case},
+          .measure_in_process = measure_checkpoint,
           .measure_processes = add_checkpoint_peers};
 }
 

@@ -1,5 +1,4 @@
 // muster bench data: passes over a dataset file, as a training run on one rank makes them; against plain reading.
-#include "../progress_line.hpp"
 #include "bench.hpp"
 #include "plain_reader.hpp"
 #include "rounds.hpp"
@@ -10,12 +9,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 
 namespace muster::bench {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr const char* shuffled_case = "shuffled";
 constexpr const char* sequential_case = "sequential";
@@ -63,11 +61,12 @@ Pass read_pass(Launch& launch, const DatasetPlan& plan, bool shuffle, double com
   return pass;
 }
 
-/// The share of the time that steps wait which compute as long as reading a batch takes; the median of three passes.
-double waiting_share(Launch& launch, const DatasetPlan& plan, bool shuffle, double pass_ms) {
+/// The share of the time that steps wait which compute as long as reading a batch takes; the median of three passes, or
+/// of those that fit.
+double waiting_share(Launch& launch, const DatasetPlan& plan, bool shuffle, double pass_ms, const Rounds& rounds) {
   const auto batches = static_cast<double>((plan.samples + plan.batch - 1) / plan.batch);
   std::vector<double> shares;
-  for (int i = 0; i < 3; ++i) {
+  for (RoundTimer timer({3, rounds.end}); timer.has_next();) {
     const auto pass = read_pass(launch, plan, shuffle, pass_ms / batches);
     shares.push_back(pass.waiting_ms / pass.ms);
   }
@@ -94,8 +93,8 @@ double mean_ms(int passes, OnePass&& one_pass) {
   return ms / passes;
 }
 
-Row measure_case(Launch& launch, const DatasetPlan& plan, const std::string& name, const Rounds& rounds,
-                 tool::ProgressLine& line) {
+Row measure_passes(Launch& launch, const std::string& name, const Options& options, const Measurement& measurement) {
+  const auto plan = plan_of(options.file, options.batch, most_bytes);
   const bool shuffle = name == shuffled_case;
   std::vector<double> first_batch_ms;
   const auto muster = [&] {
@@ -111,41 +110,36 @@ Row measure_case(Launch& launch, const DatasetPlan& plan, const std::string& nam
   };
   Timings timings{{ours, PlainReader::name(plan), twin}, std::vector<std::vector<double>>(3)};
   const std::function<double()> candidates[] = {muster, plain, muster};
-  line.show("data " + name + ": warming up");
+  measurement.show("warming up");
   plain();
   muster();
-  const auto passes = static_cast<int>(std::clamp(least_round_ms / muster(), 1.0, 50.0));
+  const double pass_ms = muster();
+  const auto passes = static_cast<int>(std::clamp(least_round_ms / pass_ms, 1.0, 50.0));
   first_batch_ms.clear();
+  auto rounds = measurement.rounds;
+  // The passes behind the rounds compute as long as they read.
+  if (rounds.end) *rounds.end -= std::chrono::milliseconds(std::lround(6 * pass_ms));
   RoundTimer timer(rounds);
   for (int round = 0; timer.has_next(); ++round) {
-    line.show("data " + name + ": " + timer.text());
+    measurement.show(timer.text());
     for (const auto index : rotation(round, 3)) timings.ms[index].push_back(mean_ms(passes, candidates[index]));
+    measurement.keep(timings);
   }
   auto row = make_row(name, timings);
   row.pass = figures(plan, timings.ms[0], first_batch_ms);
-  row.pass->waiting = waiting_share(launch, plan, shuffle, median(timings.ms[0]));
+  row.pass->waiting = waiting_share(launch, plan, shuffle, median(timings.ms[0]), measurement.rounds);
   row.notes = {PlainReader::description(plan),
                "each pass opens the dataset anew and decodes it, as the first pass of a training; the file is in the "
                "system's cache if that has room for it"};
   return row;
 }
 
-std::vector<Row> measure_data(Launch& launch, const Options& options) {
-  tool::ProgressLine line(launch.rank() == 0, options.progress);
-  const auto plan = plan_of(options.file, options.batch, most_bytes);
-  std::vector<Row> rows;
-  for (const auto& name : options.cases) rows.push_back(measure_case(launch, plan, name, rounds_inside(options), line));
-  return rows;
-}
-
 }  // namespace
 
 Benchmark data() {
-  return {.name = "data",
-          .description = "Read a dataset file on one rank, against plain reading",
-          .cases = {shuffled_case, sequential_case},
+  return {.cases = {shuffled_case, sequential_case},
           .check_file = [](const std::string& path) { Dataset(path).count(); },
-          .measure_in_process = measure_data};
+          .measure_in_process = measure_passes};
 }
 
 }  // namespace muster::bench

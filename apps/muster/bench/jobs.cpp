@@ -21,8 +21,6 @@
 namespace muster::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 std::int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
 
 void print_done() { std::cout << nlohmann::json{{"done_ns", now_ns()}} << std::endl; }

@@ -13,11 +13,6 @@
 namespace muster::bench {
 namespace {
 
-using namespace std::chrono_literals;
-
-/// The time limit of each of these programs; torchrun is known to hang sometimes.
-constexpr auto patience = 300s;
-
 void write(const std::filesystem::path& path, const char* text) {
   std::ofstream file(path);
   if (!(file << text).flush())
@@ -25,22 +20,6 @@ void write(const std::filesystem::path& path, const char* text) {
 }
 
 }  // namespace
-
-Timings alternate(const std::vector<Program>& programs, const Options& options, const Reading& read,
-                  tool::ProgressLine& line, const std::string& what) {
-  Timings timings;
-  for (const auto& program : programs) timings.candidates.push_back(program.name);
-  timings.ms.resize(programs.size());
-  RoundTimer timer(rounds_of_processes(options, programs.size()));
-  for (int round = 0; timer.has_next(); ++round)
-    for (const auto index : rotation(round, programs.size())) {
-      const auto& [name, command] = programs[index];
-      line.show(what + ": " + name + ", " + timer.text());
-      const auto finished = run(command);
-      timings.ms[index].push_back(read(finished, result_of("running " + name, finished)));
-    }
-  return timings;
-}
 
 struct Peers::State {
   ScratchFolder scratch;
@@ -70,8 +49,7 @@ std::optional<Program> Peers::torchrun(const std::string& name, int ranks, const
   const auto folder = state_->scratch.path().string();
   Command command{.words = {*state_->torch_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                             std::to_string(ranks)},
-                  .environment = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}, {folder_variable, folder}},
-                  .limit = patience};
+                  .environment = {{"OMP_NUM_THREADS", "1"}, {"GLOO_SOCKET_IFNAME", "lo"}, {folder_variable, folder}}};
   auto& words = command.words;
   words.insert(words.end(), flags.begin(), flags.end());
   words.push_back(folder + "/torch_job.py");
@@ -84,45 +62,38 @@ std::optional<Program> Peers::ray_train(const std::string& job, int ranks) const
   const auto& folder = state_->scratch.path();
   return Program{"ray_train", Command{.words = {*state_->ray_python, (folder / "ray_job.py").string(), job,
                                                 std::to_string(ranks), folder.string()},
-                                      .environment = {{"OMP_NUM_THREADS", "1"}, {"RAY_USAGE_STATS_ENABLED", "0"}},
-                                      .limit = patience}};
+                                      .environment = {{"OMP_NUM_THREADS", "1"}, {"RAY_USAGE_STATS_ENABLED", "0"}}}};
 }
 
-void add_step_peers(std::vector<Row>& rows, const Options& options) {
-  if (!options.with_peers) return;
-  const Peers peers;
-  tool::ProgressLine line;
-  for (auto& row : rows) {
-    const auto* found = find_step_case(row.name);
-    if (!found) {
-      row.notes.push_back(row.name + ": no peer has this step as a program of its own");
-      continue;
-    }
-    const auto& job = *found;
-    // About one and a half seconds of steps, the same number in each program.
-    const auto steps =
-        std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
-    const std::vector<std::string> arguments{"step", job.model, std::to_string(job.batch_size), steps};
-    auto ddp = peers.torchrun("torch_ddp", options.ranks, arguments);
-    auto with_malloc = peers.torchrun("torch_ddp_malloc", options.ranks, arguments);
-    if (!ddp || !with_malloc) {
-      row.notes.push_back(Peers::missing("torch_ddp, torch_ddp_malloc", "torch", "torch"));
-      continue;
-    }
-    for (const auto& [name, value] : {std::pair{"MALLOC_MMAP_MAX_", "0"},
-                                      {"MALLOC_TRIM_THRESHOLD_", "2000000000"},
-                                      {"MALLOC_TOP_PAD_", "67108864"}})
-      with_malloc->command.environment.emplace_back(name, value);
-    auto mine = on_ranks(options.ranks, {"job", "step", row.name, steps});
-    mine.limit = patience;
-    add_peers(row, alternate(
-                       {{ours, std::move(mine)}, std::move(*ddp), std::move(*with_malloc)}, options,
-                       [](const Finished&, const auto& result) { return result.at("step_ms").template get<double>(); },
-                       line, "step " + row.name));
-    row.notes.push_back(
-        "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in rounds "
-        "beside processes of muster");
+void add_step_peers(Row& row, const Options& options, const Measurement& measurement) {
+  const auto* job = find_step_case(row.name);
+  if (!job) {
+    row.notes.push_back(row.name + ": no peer has this step as a program of its own");
+    return;
   }
+  const Peers peers;
+  // About one and a half seconds of steps, the same number in each program.
+  const auto steps =
+      std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
+  const std::vector<std::string> arguments{"step", job->model, std::to_string(job->batch_size), steps};
+  auto ddp = peers.torchrun("torch_ddp", options.ranks, arguments);
+  auto with_malloc = peers.torchrun("torch_ddp_malloc", options.ranks, arguments);
+  if (!ddp || !with_malloc) {
+    row.notes.push_back(Peers::missing("torch_ddp, torch_ddp_malloc", "torch", "torch"));
+    return;
+  }
+  for (const auto& [name, value] :
+       {std::pair{"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "2000000000"}, {"MALLOC_TOP_PAD_", "67108864"}})
+    with_malloc->command.environment.emplace_back(name, value);
+  add_peers(
+      row,
+      alternate(
+          {{ours, on_ranks(options.ranks, {"job", "step", row.name, steps})}, std::move(*ddp), std::move(*with_malloc)},
+          measurement,
+          [](const Finished&, const auto& result) { return result.at("step_ms").template get<double>(); }));
+  row.notes.push_back(
+      "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in rounds beside "
+      "processes of muster");
 }
 
 }  // namespace muster::bench

@@ -1,30 +1,15 @@
-// Comparisons of whole processes: muster on several ranks, and torch's own launchers in Python.
+// The peers that are programs of their own: torch's launchers in Python.
 #pragma once
 
-#include "../progress_line.hpp"
+#include "alternate.hpp"
 #include "bench.hpp"
-#include "process.hpp"
 
-#include <nlohmann/json.hpp>
-
-#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace muster::bench {
-
-struct Program {
-  std::string name;
-  Command command;
-};
-
-/// Reads a time in milliseconds from a program's last line of output.
-using Reading = std::function<double(const Finished&, const nlohmann::ordered_json&)>;
-
-/// Runs each program once in every round, one at a time, in rotated order. `line` shows `what` and the current program.
-Timings alternate(const std::vector<Program>& programs, const Options& options, const Reading& read,
-                  tool::ProgressLine& line, const std::string& what);
 
 /// The Python programs that muster is compared with, in a temporary folder.
 class Peers {
@@ -46,7 +31,7 @@ class Peers {
   std::unique_ptr<State> state_;
 };
 
-/// If the options ask for peers, adds torch's DDP to rows of `step`, with and without muster's malloc settings.
-void add_step_peers(std::vector<Row>& rows, const Options& options);
+/// Adds torch's DDP to a row of `step`, with and without muster's malloc settings.
+void add_step_peers(Row& row, const Options& options, const Measurement& measurement);
 
 }  // namespace muster::bench

@@ -6,23 +6,27 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <muster/error.hpp>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <regex>
 #include <sstream>
 #include <thread>
 
 namespace muster::bench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 [[noreturn]] void fail(const std::string& program, const std::string& doing, int error) {
@@ -51,18 +55,36 @@ struct Pipe {
   int write = -1;
 };
 
-/// A process and its process group; the destructor ends both.
+/// Kills the processes that a child has left behind, in whatever process group: this process has become their parent.
+void end_orphans() {
+  const auto list = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
+  for (bool any = true; any;) {
+    any = false;
+    std::ifstream children(list);
+    for (pid_t child = 0; children >> child; any = true) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+    }
+  }
+}
+
+/// A process, its process group and the orphans of both; the destructor ends them.
 class Child {
  public:
   Child(const Command& command, int out, int err);
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
-  ~Child() {
+  ~Child() { end(); }
+
+  void end() {
+    if (std::exchange(over_, true)) return;
     ::kill(-pid_, running_ ? SIGTERM : SIGKILL);
     // A launcher that is asked to stop ends its ranks too.
-    for (int i = 0; i < 100 && !ended(); ++i) std::this_thread::sleep_for(50ms);
+    for (const auto last = Clock::now() + time_to_end; !ended() && Clock::now() < last;)
+      std::this_thread::sleep_for(20ms);
     ::kill(-pid_, SIGKILL);
     if (running_) ::waitpid(pid_, nullptr, 0);
+    end_orphans();
   }
 
   bool ended() {
@@ -78,6 +100,7 @@ class Child {
  private:
   pid_t pid_ = -1;
   bool running_ = true;
+  bool over_ = false;
   int code_ = 0;
 };
 
@@ -109,6 +132,7 @@ Child::Child(const Command& command, int out, int err) {
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
   if (command.quiet) ::posix_spawn_file_actions_adddup2(&files, err, STDERR_FILENO);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // so that orphans become this process's children
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
@@ -128,12 +152,37 @@ bool drain(int descriptor, std::string& text) {
   return count > 0 || (count < 0 && (errno == EINTR || errno == EAGAIN));
 }
 
+/// Passes the whole lines of `text` on, and removes them.
+void pass_on(std::string& text, const std::function<void(const std::string&)>& on_line) {
+  std::size_t begin = 0;
+  for (std::size_t end = 0; (end = text.find('\n', begin)) != text.npos; begin = end + 1)
+    on_line(text.substr(begin, end - begin));
+  text.erase(0, begin);
+}
+
+/// The last line with a letter or a digit in it.
 std::string last_line(const std::string& text) {
   std::istringstream stream(text);
   std::string last;
   for (std::string line; std::getline(stream, line);)
-    if (line.find_first_not_of(" \t\r") != std::string::npos) last = line;
+    if (std::ranges::any_of(line, [](unsigned char c) { return std::isalnum(c); })) last = line;
   return last;
+}
+
+/// Why a program has failed, in one line: the error below the first traceback of Python, otherwise its last line.
+std::string cause_of(const std::string& err) {
+  // Colours, and the marks of ranks and processes: "[rank0]: ", "(RayTrainWorker pid=7) ".
+  const std::regex marks(R"(^(\x1b\[[0-9;]*m|\[\w+\]: ?|\(\w+ [^)]*\) ?)*)");
+  std::istringstream stream(err);
+  bool in_traceback = false;
+  for (std::string line; std::getline(stream, line);) {
+    line = std::regex_replace(line, marks, "");
+    if (line.starts_with("Traceback ("))
+      in_traceback = true;
+    else if (in_traceback && !line.empty() && !line.starts_with(" "))
+      return line;
+  }
+  return last_line(err);
 }
 
 }  // namespace
@@ -149,31 +198,40 @@ Finished run(const Command& command) {
 
   std::array<pollfd, 2> streams{{{out.read, POLLIN, 0}, {err.read, POLLIN, 0}}};
   const std::array<std::string*, 2> texts{&finished.out, &finished.err};
-  // Also checks whether it has ended: a process that it has left behind may keep the streams open.
-  while (!child.ended()) {
-    if (::poll(streams.data(), streams.size(), 20) < 0 && errno != EINTR)
-      fail(command.words[0], "waiting for its output", errno);
+  const auto read = [&](int wait_ms) {
+    const int ready = ::poll(streams.data(), streams.size(), wait_ms);
+    if (ready < 0 && errno != EINTR) fail(command.words[0], "waiting for its output", errno);
     for (std::size_t i = 0; i < streams.size(); ++i)
-      if (streams[i].revents != 0 && !drain(streams[i].fd, *texts[i])) streams[i].fd = -1;
-    interrupt.check();
-    if (Clock::now() - finished.begin > command.limit)
-      throw Error(ExitCode::retry, "running " + command.words[0],
-                  "it has not ended within " + std::to_string(command.limit.count()) + " s", "Try again");
+      if (ready > 0 && streams[i].revents != 0 && !drain(streams[i].fd, *texts[i])) streams[i].fd = -1;
+    if (command.on_line) pass_on(finished.out, command.on_line);
+    return ready > 0;
+  };
+  // Also checks whether it has ended: a process that it has left behind may keep the streams open.
+  while (!child.ended() && finished.end == End::itself) {
+    read(20);
+    if (tool::InterruptGuard::has_come())
+      finished.end = End::interrupt;
+    else if (Clock::now() > command.deadline)
+      finished.end = End::deadline;
   }
-  for (std::size_t i = 0; i < streams.size(); ++i)
-    while (streams[i].fd >= 0 && ::poll(&streams[i], 1, 0) > 0)
-      if (!drain(streams[i].fd, *texts[i])) streams[i].fd = -1;
+  child.end();
+  while (read(0)) continue;
   finished.code = child.code();
   return finished;
 }
 
 nlohmann::ordered_json result_of(const std::string& doing, const Finished& finished) {
+  if (finished.end == End::deadline) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - finished.begin).count();
+    throw Error(ExitCode::retry, doing, "it has not ended within " + std::to_string(seconds) + " s",
+                "--rounds gives it more time");
+  }
   auto result = nlohmann::ordered_json::parse(last_line(finished.out), nullptr, false);
   if (finished.code == 0 && !result.is_discarded()) return result;
-  const auto reason = last_line(finished.err);
+  const auto cause = cause_of(finished.err);
   throw Error(ExitCode::retry, doing,
               "it ended with exit code " + std::to_string(finished.code) +
-                  (reason.empty() ? " and said nothing" : " and said last: " + reason));
+                  (cause.empty() ? " and said nothing" : ": " + cause));
 }
 
 std::string find_in_path(const std::string& name) {

@@ -12,9 +12,9 @@
 namespace muster::bench {
 namespace {
 
-std::filesystem::path this_tool() { return std::filesystem::read_symlink("/proc/self/exe"); }
+std::filesystem::path this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
-/// The mpirun of the MPI with which this tool was built, otherwise the one in PATH.
+/// The mpirun of the MPI with which this program was built, otherwise the one in PATH.
 std::string find_mpirun(int ranks) {
   if (::access(MUSTER_MPIEXEC, X_OK) == 0) return MUSTER_MPIEXEC;
   for (const auto* name : {"mpirun", "mpiexec"})
@@ -40,7 +40,7 @@ bool started_by_launcher() {
 }
 
 Command on_ranks(int ranks, const std::vector<std::string>& arguments) {
-  Command command{.words = {find_mpirun(ranks), "-n", std::to_string(ranks), this_tool().string(), "bench"}};
+  Command command{.words = {find_mpirun(ranks), "-n", std::to_string(ranks), this_program().string()}};
   command.words.insert(command.words.end(), arguments.begin(), arguments.end());
   constexpr std::array<std::pair<const char*, const char*>, 5> settings{{
       {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
@@ -55,8 +55,9 @@ Command on_ranks(int ranks, const std::vector<std::string>& arguments) {
 }
 
 Command supervised(int ranks, const std::vector<std::string>& arguments) {
-  const auto tool = this_tool().string();
-  Command command{.words = {tool, "run", "-n", std::to_string(ranks), "--max-failures", "1", "--", tool, "bench"}};
+  const auto program = this_program();
+  Command command{.words = {program.parent_path() / "muster", "run", "-n", std::to_string(ranks), "--max-failures", "1",
+                            "--", program}};
   command.words.insert(command.words.end(), arguments.begin(), arguments.end());
   return command;
 }
@@ -65,8 +66,8 @@ std::optional<std::string> python_with(const std::vector<std::string>& modules) 
   std::vector<std::filesystem::path> places;
   if (const char* environment = std::getenv("VIRTUAL_ENV"))
     places.push_back(std::filesystem::path(environment) / "bin/python3");
-  // The path of this program is build/PRESET/bin/muster.
-  places.push_back(this_tool().parent_path().parent_path().parent_path() / "venv/bin/python3");
+  // The path of this program is build/PRESET/bin/muster-bench.
+  places.push_back(this_program().parent_path().parent_path().parent_path() / "venv/bin/python3");
   places.emplace_back(find_in_path("python3"));
   const auto probe = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))";
   for (const auto& python : places) {

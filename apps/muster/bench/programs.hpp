@@ -1,4 +1,4 @@
-// The programs that the benchmarks start: this tool on several ranks, and Python's launchers.
+// The programs that the benchmarks start: this one on several ranks, and Python's launchers.
 #pragma once
 
 #include "process.hpp"
@@ -13,14 +13,14 @@ namespace muster::bench {
 /// True if mpirun or srun has started this process as one of its ranks.
 bool started_by_launcher();
 
-/// `muster bench ARGUMENTS…` on that many ranks under mpirun, which may run as root, with more ranks than cores, and
+/// `muster-bench ARGUMENTS…` on that many ranks under mpirun, which may run as root, with more ranks than cores, and
 /// does not bind them. Throws an Error with ExitCode::missing_package if there is no mpirun.
 Command on_ranks(int ranks, const std::vector<std::string>& arguments);
 
 /// The same under `muster run`, which may start the ranks again once.
 Command supervised(int ranks, const std::vector<std::string>& arguments);
 
-/// A Python that has those modules: that of $VIRTUAL_ENV, of build/venv beside this tool's build, or in PATH.
+/// A Python that has those modules: that of $VIRTUAL_ENV, of build/venv beside this program's build, or in PATH.
 std::optional<std::string> python_with(const std::vector<std::string>& modules);
 
 /// The environment variable with the folder that a benchmark has made for its jobs. The benchmark removes what killed

@@ -1,37 +1,29 @@
 #include "rounds.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstring>
 
 namespace muster::bench {
-namespace {
-
-/// Fewer rounds do not give a meaningful interval.
-constexpr int least_rounds = 5;
-
-}  // namespace
-
-double RoundTimer::seconds() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-}
 
 bool RoundTimer::has_next() {
-  const bool in_time = !rounds_.budget || seconds() < static_cast<double>(rounds_.budget->count());
-  if (begun_ >= rounds_.most || (begun_ >= least_rounds && !in_time)) return false;
+  const auto now = Clock::now();
+  const bool in_time = begun_ == 0 || !rounds_.end || now + (now - last_) <= *rounds_.end;
+  if (begun_ >= rounds_.most || !in_time) return false;
+  last_ = now;
   ++begun_;
   return true;
 }
 
 std::string RoundTimer::text() const {
   auto text =
-      "round " + std::to_string(begun_) + (rounds_.budget ? " of at most " : " of ") + std::to_string(rounds_.most);
-  if (begun_ < 2) return text;
-  const double taken = seconds(), of_a_round = taken / (begun_ - 1);
-  double all = of_a_round * rounds_.most;
-  if (rounds_.budget) all = std::clamp(static_cast<double>(rounds_.budget->count()), of_a_round * least_rounds, all);
-  return text + ", about " + std::to_string(std::lround(std::max(1.0, all - taken))) + " s left";
+      "round " + std::to_string(begun_) + (rounds_.end ? " of at most " : " of ") + std::to_string(rounds_.most);
+  std::optional<Clock::duration> left;
+  if (begun_ > 1) left = (last_ - start_) / (begun_ - 1) * (rounds_.most - begun_ + 1);
+  if (rounds_.end) left = std::min(left.value_or(Clock::duration::max()), *rounds_.end - last_);
+  if (!left) return text;
+  const auto seconds = std::chrono::ceil<std::chrono::seconds>(*left).count();
+  return text + (rounds_.end ? ", at most " : ", about ") + std::to_string(std::max<std::int64_t>(1, seconds)) +
+         " s left";
 }
 
 bool has_next_round(RoundTimer& timer, const Communicator& communicator) {
@@ -41,26 +33,27 @@ bool has_next_round(RoundTimer& timer, const Communicator& communicator) {
 
 double timed(const Communicator& communicator, const std::function<void()>& work) {
   communicator.barrier();
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
   work();
-  const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - begin;
+  const std::chrono::duration<double, std::milli> taken = Clock::now() - begin;
   return communicator.all_reduce(taken.count(), ReduceOp::max);
 }
 
-Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates, const Rounds& rounds,
-                const Progress& progress) {
+Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates,
+                const Measurement& measurement) {
   Timings timings;
   for (const auto& candidate : candidates) timings.candidates.push_back(candidate.name);
   timings.ms.resize(candidates.size());
-  RoundTimer timer(rounds);
+  RoundTimer timer(measurement.rounds);
   for (int round = 0; has_next_round(timer, communicator); ++round) {
-    progress(timer.text());
+    measurement.show(timer.text());
     for (const auto index : rotation(round, candidates.size())) {
       const auto& candidate = candidates[index];
       candidate.before();
       timings.ms[index].push_back(timed(communicator, candidate.run) / candidate.operations);
       candidate.after();
     }
+    measurement.keep(timings);
   }
   return timings;
 }

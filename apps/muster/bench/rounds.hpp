@@ -13,11 +13,14 @@
 
 namespace muster::bench {
 
+using Clock = std::chrono::steady_clock;
+
 /// How often a case is measured.
 struct Rounds {
   int most;
-  /// After this time, no further rounds once there are enough for an interval; empty: always `most` rounds.
-  std::optional<std::chrono::seconds> budget = {};
+  /// After the first round, none begins that would not end by then if it took as long as the last one; empty: always
+  /// `most` rounds.
+  std::optional<Clock::time_point> end = {};
 };
 
 /// Counts the rounds of a case, from its construction on.
@@ -26,19 +29,23 @@ class RoundTimer {
   explicit RoundTimer(const Rounds& rounds) : rounds_(rounds) {}
   /// True if there is another round; must be called once before each round.
   bool has_next();
-  /// "round 3 of at most 31, about 40 s left"; the time is shown from the second round on.
+  /// "round 3 of at most 31, at most 40 s left"
   std::string text() const;
 
  private:
-  double seconds() const;
-
   Rounds rounds_;
   int begun_ = 0;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_ = start_;  ///< when the current round began
 };
 
-/// Called for each round with RoundTimer::text().
-using Progress = std::function<void(const std::string& round)>;
+/// How a case is measured, and who is told of it.
+struct Measurement {
+  Rounds rounds;
+  std::function<void(const std::string&)> show = [](const auto&) {};  ///< told what is measured now
+  std::function<void(const std::string&)> warn = [](const auto&) {};  ///< told why a candidate has no result
+  std::function<void(const Timings&)> keep = [](const auto&) {};      ///< given all rounds so far, after each round
+};
 
 struct Candidate {
   std::string name;
@@ -49,8 +56,8 @@ struct Candidate {
 };
 
 /// Measures all candidates. The time of a round is that of the slowest rank; same result on every rank. Collective.
-Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates, const Rounds& rounds,
-                const Progress& progress);
+Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates,
+                const Measurement& measurement);
 
 /// True if rank 0's pace has another round. Collective.
 bool has_next_round(RoundTimer& timer, const Communicator& communicator);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 
@@ -16,8 +17,9 @@ const std::vector<double>& of(const Timings& timings, const std::string& candida
 }
 
 std::vector<double> ratios(const std::vector<double>& mine, const std::vector<double>& theirs) {
-  std::vector<double> result(mine.size());
-  std::transform(mine.begin(), mine.end(), theirs.begin(), result.begin(), std::divides<>());
+  std::vector<double> result(std::min(mine.size(), theirs.size()));
+  std::transform(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(result.size()), theirs.begin(),
+                 result.begin(), std::divides<>());
   return result;
 }
 
@@ -32,7 +34,19 @@ std::string digits(double value) {
   return number(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
 }
 
-std::string time_text(double ms) { return ms >= 1 ? digits(ms) + " ms" : digits(1000 * ms) + " µs"; }
+std::string time_text(double ms) {
+  if (std::isnan(ms)) return "–";
+  return ms >= 1 ? digits(ms) + " ms" : digits(1000 * ms) + " µs";
+}
+
+std::string rounds_text(int rounds) { return std::to_string(rounds) + (rounds == 1 ? " round" : " rounds"); }
+
+/// The interval, or why there is none.
+std::string interval_text(const Comparison& comparison) {
+  constexpr int least = 5;  // fewer rounds do not give a meaningful interval
+  if (comparison.rounds < least) return comparison.rounds > 0 ? rounds_text(comparison.rounds) : "failed";
+  return digits(comparison.interval.low) + " – " + digits(comparison.interval.high);
+}
 
 }  // namespace
 
@@ -51,19 +65,22 @@ void add_peers(Row& row, const Timings& timings) {
     if (candidate == ours || candidate == twin) continue;
     const auto compared = ratios(of(timings, ours), of(timings, candidate));
     row.median_ms.emplace_back(candidate, median(of(timings, candidate)));
-    row.comparisons.push_back({candidate, median(compared), bootstrap_interval(compared)});
+    row.comparisons.push_back(
+        {candidate, median(compared), bootstrap_interval(compared), static_cast<int>(compared.size())});
   }
 }
 
 void to_json(nlohmann::ordered_json& json, const Row& row) {
-  auto median_ms = nlohmann::ordered_json::object(), ratio = median_ms, interval = median_ms;
+  auto median_ms = nlohmann::ordered_json::object(), ratio = median_ms, interval = median_ms, peer_rounds = median_ms;
   for (const auto& [candidate, ms] : row.median_ms) median_ms[candidate] = ms;
   for (const auto& comparison : row.comparisons) {
-    ratio[comparison.peer] = comparison.ratio;
+    ratio[comparison.peer] = comparison.ratio;  // NaN is printed as null
     interval[comparison.peer] = {comparison.interval.low, comparison.interval.high};
+    if (comparison.rounds != row.rounds) peer_rounds[comparison.peer] = comparison.rounds;
   }
   json = {{"case", row.name},     {"median_ms", median_ms}, {"ratio", ratio},      {"interval", interval},
           {"aa", row.twin_ratio}, {"rounds", row.rounds},   {"void", !row.valid()}};
+  if (!peer_rounds.empty()) json["peer_rounds"] = peer_rounds;
   if (row.pass)
     json["pass"] = {{"samples", row.pass->samples},
                     {"batch", row.pass->batch},
@@ -75,22 +92,13 @@ void to_json(nlohmann::ordered_json& json, const Row& row) {
   if (!row.notes.empty()) json["notes"] = row.notes;
 }
 
-void from_json(const nlohmann::ordered_json& json, Row& row) {
-  row.name = json.at("case");
-  row.rounds = json.at("rounds");
-  row.twin_ratio = json.at("aa");
-  row.notes = json.value("notes", std::vector<std::string>());
-  for (const auto& [candidate, ms] : json.at("median_ms").items()) row.median_ms.emplace_back(candidate, ms);
-  if (json.contains("pass")) {
-    const auto& pass = json.at("pass");
-    const auto& range = pass.at("samples_per_s_range");
-    row.pass = {pass.at("samples"), pass.at("batch"),       pass.at("samples_per_s"),  range.at(0),
-                range.at(1),        pass.at("bytes_per_s"), pass.at("first_batch_ms"), pass.at("waiting")};
-  }
-  for (const auto& [peer, ratio] : json.at("ratio").items()) {
-    const auto& interval = json.at("interval").at(peer);
-    row.comparisons.push_back({peer, ratio, {interval.at(0), interval.at(1)}});
-  }
+void add_details(Row& row, const nlohmann::ordered_json& json) {
+  row.notes = json.value("notes", row.notes);
+  if (!json.contains("pass")) return;
+  const auto& pass = json.at("pass");
+  const auto& range = pass.at("samples_per_s_range");
+  row.pass = {pass.at("samples"), pass.at("batch"),       pass.at("samples_per_s"),  range.at(0),
+              range.at(1),        pass.at("bytes_per_s"), pass.at("first_batch_ms"), pass.at("waiting")};
 }
 
 std::string pass_text(const Row& row) {
@@ -111,12 +119,12 @@ std::string row_text(const Row& row, bool first) {
     std::vector<std::string> cells{candidate == ours ? row.name : "", candidate, time_text(ms), "", ""};
     for (const auto& comparison : row.comparisons)
       if (comparison.peer == candidate) {
-        cells[3] = digits(comparison.ratio);
-        cells[4] = digits(comparison.interval.low) + " – " + digits(comparison.interval.high);
+        cells[3] = std::isnan(comparison.ratio) ? "–" : digits(comparison.ratio);
+        cells[4] = interval_text(comparison);
       }
     table.rows.push_back(std::move(cells));
   }
-  table.rows.push_back({"", "A/A", "", number("%.3f", row.twin_ratio), row.valid() ? "" : "void"});
+  table.rows.push_back({"", "A/A", "", number("%.3f", row.twin_ratio), row.valid() ? rounds_text(row.rounds) : "void"});
   return tool::to_text(table, first);
 }
 

@@ -18,7 +18,8 @@ namespace muster::bench {
 inline constexpr const char* ours = "muster";
 inline constexpr const char* twin = "muster again";
 
-/// Milliseconds of one operation: ms[candidate][round], all taken in the same rounds.
+/// Milliseconds of one operation: ms[candidate][round], all taken in the same rounds. A candidate that has failed has
+/// only the rounds before that.
 struct Timings {
   std::vector<std::string> candidates;
   std::vector<std::vector<double>> ms;
@@ -26,8 +27,9 @@ struct Timings {
 
 struct Comparison {
   std::string peer;
-  double ratio = 0;  ///< median over the rounds of muster / peer: below 1, muster is faster
+  double ratio = 0;  ///< median over the rounds of muster / peer: below 1, muster is faster; NaN if there are none
   Interval interval;
+  int rounds = 0;  ///< that both have
 };
 
 /// What muster's passes over a dataset gave.
@@ -44,7 +46,7 @@ struct PassFigures {
 struct Row {
   std::string name;  ///< the case's name
   int rounds = 0;
-  std::vector<std::pair<std::string, double>> median_ms;  ///< for each candidate except the twin
+  std::vector<std::pair<std::string, double>> median_ms;  ///< for each candidate except the twin; NaN if it has failed
   std::vector<Comparison> comparisons;
   double twin_ratio = 0;  ///< median over the rounds of muster / its twin
   std::vector<std::string> notes;
@@ -61,7 +63,8 @@ Row make_row(std::string name, const Timings& timings);
 void add_peers(Row& row, const Timings& timings);
 
 void to_json(nlohmann::ordered_json& json, const Row& row);
-void from_json(const nlohmann::ordered_json& json, Row& row);
+/// Adds what is not made of timings, from the JSON of such a row: notes and figures of passes.
+void add_details(Row& row, const nlohmann::ordered_json& json);
 
 /// "shuffled: 1200 samples/s …", for a row with PassFigures.
 std::string pass_text(const Row& row);
@@ -69,7 +72,7 @@ std::string pass_text(const Row& row);
 /// A line for each candidate, within 80 columns. `first`: with the headings of the table.
 std::string row_text(const Row& row, bool first);
 
-/// Prints rows to stdout as they are measured, so that finished ones remain when the benchmark is stopped.
+/// Prints rows to stdout as they are measured.
 class RowWriter {
  public:
   explicit RowWriter(bool json) : json_(json) {}

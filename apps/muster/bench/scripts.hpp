@@ -1,4 +1,4 @@
-// The Python programs that are compiled into the tool: the texts of torch_job.py and ray_job.py.
+// The Python programs that are compiled into muster-bench: the texts of torch_job.py and ray_job.py.
 #pragma once
 
 namespace muster::bench {

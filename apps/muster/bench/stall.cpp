@@ -67,7 +67,7 @@ void come_to_rest(Session& session, const std::filesystem::path& run) {
   communicator.barrier();
 }
 
-Timings stall_of_report(Session& session, const Rounds& rounds, const Progress& progress) {
+Timings stall_of_report(Session& session, const Measurement& measurement) {
   const auto model = any_model();
   const auto state = session.state({{"model", model}});
   const auto report = [&] { session.report({}, state); };
@@ -79,10 +79,10 @@ Timings stall_of_report(Session& session, const Rounds& rounds, const Progress& 
                         {{.name = ours, .run = report, .after = rest},
                          {.name = "memcpy", .run = [&] { copy(); }},
                          {.name = twin, .run = report, .after = rest}},
-                        rounds, progress);
+                        measurement);
 }
 
-Timings stall_of_fused_step(Session& session, const Rounds& rounds, const Progress& progress) {
+Timings stall_of_fused_step(Session& session, const Measurement& measurement) {
   constexpr int width = 1708, layers = 12;  // 35 million parameters; 420 MB with Adam's state
   torch::nn::Sequential stack;
   for (int layer = 0; layer < layers; ++layer) stack->push_back(torch::nn::Linear(width, width));
@@ -112,23 +112,23 @@ Timings stall_of_fused_step(Session& session, const Rounds& rounds, const Progre
   };
   gradients();
   Timings timings{.candidates = {ours, "memcpy", twin}, .ms = {{}, {}, {}}};
-  for (RoundTimer timer(rounds); has_next_round(timer, communicator);) {
-    progress(timer.text());
+  for (RoundTimer timer(measurement.rounds); has_next_round(timer, communicator);) {
+    measurement.show(timer.text());
     timings.ms[0].push_back(stall());
     timings.ms[1].push_back(timed(communicator, [&] { copy(); }));
     timings.ms[2].push_back(stall());
+    measurement.keep(timings);
   }
   return timings;
 }
 
 }  // namespace
 
-Timings measure_stall(Launch& launch, bool fused, const Rounds& rounds, const Progress& progress) {
+Timings measure_stall(Launch& launch, bool fused, const Measurement& measurement) {
   Timings timings;
   in_session(launch, "stall",
              [&](Session& session) {
-               timings =
-                   fused ? stall_of_fused_step(session, rounds, progress) : stall_of_report(session, rounds, progress);
+               timings = fused ? stall_of_fused_step(session, measurement) : stall_of_report(session, measurement);
              },
              {.async_save = true});
   return timings;

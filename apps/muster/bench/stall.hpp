@@ -10,6 +10,6 @@ namespace muster::bench {
 /// Compares a report with a state of 420 MB with a copy of that state on every rank. With `fused` the state is that of
 /// a fused Adam, and the timed part is a report and the next step with its forward(), minus their time without a save.
 /// The writing has ended by that step, so that only the time for which training waits is counted. Collective.
-Timings measure_stall(Launch& launch, bool fused, const Rounds& rounds, const Progress& progress);
+Timings measure_stall(Launch& launch, bool fused, const Measurement& measurement);
 
 }  // namespace muster::bench

@@ -1,12 +1,14 @@
 #include "statistics.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <random>
 
 namespace muster::bench {
 
 double median(std::vector<double> values) {
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   if (values.size() % 2 == 1) return *middle;

@@ -6,7 +6,7 @@
 
 namespace muster::bench {
 
-/// The median; the mean of the middle two values if their number is even. `values` must not be empty.
+/// The median; the mean of the middle two values if their number is even. NaN if there are none.
 double median(std::vector<double> values);
 
 struct Interval {

@@ -1,5 +1,4 @@
 // muster bench step: a training step, against the same step without communication, with plain MPI and torch's DDP.
-#include "../progress_line.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -135,16 +134,17 @@ int steps_per_round(std::vector<Training>& trainings, const Communicator& commun
   return std::clamp(static_cast<int>(std::lround(round_ms / slowest)), 1, 1000);
 }
 
-Timings measure_case(Session& session, const StepCase& job, const Rounds& rounds, tool::ProgressLine& line) {
+Timings measure_training(Session& session, const StepCase& job, const Measurement& measurement) {
   const auto& communicator = session.communicator();
-  const auto show = [&](const std::string& what) { line.show("step " + std::string(job.name) + ": " + what); };
-  show("warming up");
+  measurement.show("warming up");
   std::vector<Training> trainings;
   for (const auto& way : ways) trainings.push_back(way.make(session, job));
-  for (int i = 0; i < warm_up_steps; ++i)
+  // Large models have fewer such steps, so that they have rounds as well.
+  RoundTimer warm_up({warm_up_steps, Clock::now() + std::chrono::seconds(5)});
+  for (bool first = true; has_next_round(warm_up, communicator); first = false)
     for (std::size_t way = 0; way < ways.size(); ++way) {
       trainings[way].step();
-      if (i == 0 && ways[way].averages) require_same_weights(job, ways[way], trainings[way], trainings[0]);
+      if (first && ways[way].averages) require_same_weights(job, ways[way], trainings[way], trainings[0]);
     }
 
   const int steps = steps_per_round(trainings, communicator);
@@ -153,7 +153,7 @@ Timings measure_case(Session& session, const StepCase& job, const Rounds& rounds
     candidates.push_back({.name = ways[way].name, .operations = steps, .run = [steps, &training = trainings[way]] {
                             for (int i = 0; i < steps; ++i) training.step();
                           }});
-  auto timings = measure(communicator, candidates, rounds, show);
+  auto timings = measure(communicator, candidates, measurement);
   for (std::size_t way = 0; way < ways.size(); ++way)
     if (ways[way].averages) require_same_on_all_ranks(job, ways[way], trainings[way], communicator);
   return timings;
@@ -174,7 +174,7 @@ class AdamStep {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-Timings measure_adam(Session& session, const Rounds& rounds, tool::ProgressLine& line) {
+Timings measure_adam(Session& session, const Measurement& measurement) {
   using torch::optim::Adam;
   const auto alone = [](torch::nn::Linear& module) -> std::unique_ptr<torch::optim::Optimizer> {
     return std::make_unique<Adam>(module->parameters(), 1e-3);
@@ -205,31 +205,24 @@ Timings measure_adam(Session& session, const Rounds& rounds, tool::ProgressLine&
                                           {.name = twin, .operations = steps, .run = repeated(again)},
                                           {.name = "adam alone", .operations = steps, .run = repeated(plain)}};
   for (const auto& candidate : candidates) candidate.run();
-  return measure(session.communicator(), candidates, rounds,
-                 [&](const std::string& round) { line.show("step " + std::string(adam_case) + ": " + round); });
+  return measure(session.communicator(), candidates, measurement);
 }
 
-std::vector<Row> measure_steps(Launch& launch, const Options& options) {
-  tool::ProgressLine line(launch.rank() == 0, options.progress);
-  const auto rounds = rounds_inside(options);
-  std::vector<Row> rows;
-  // One run per case, so that the memory of the previous case is released.
-  for (const auto& name : options.cases)
-    in_session(launch, name, [&](Session& session) {
-      rows.push_back(make_row(name, name == adam_case ? measure_adam(session, rounds, line)
-                                                      : measure_case(session, step_case(name), rounds, line)));
-    });
-  return rows;
+Row measure_step(Launch& launch, const std::string& name, const Options&, const Measurement& measurement) {
+  Row row;
+  in_session(launch, name, [&](Session& session) {
+    row = make_row(name, name == adam_case ? measure_adam(session, measurement)
+                                           : measure_training(session, step_case(name), measurement));
+  });
+  return row;
 }
 
 }  // namespace
 
 Benchmark step() {
-  Benchmark benchmark{.name = "step", .description = "Train, against no communication, plain MPI and torch's DDP"};
+  Benchmark benchmark{.measure_in_process = measure_step, .measure_processes = add_step_peers};
   for (const auto& entry : step_cases) benchmark.cases.emplace_back(entry.name);
   benchmark.cases.emplace_back(adam_case);
-  benchmark.measure_in_process = measure_steps;
-  benchmark.measure_processes = add_step_peers;
   return benchmark;
 }
 

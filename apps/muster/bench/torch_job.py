@@ -191,7 +191,7 @@ def torch_load(state, path):
         state[name].copy_(values)
 
 
-def time_checkpoints(method, folder, megabytes, tensors, times=5):
+def time_checkpoints(method, folder, megabytes, tensors, times=3):
     """The slowest rank's, from a barrier on; the first of them warms up."""
     torch.set_num_threads(1)
     torch.manual_seed(1)

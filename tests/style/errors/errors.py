@@ -43,7 +43,7 @@ TURNED_INTO = {  # number of the argument that says what is wrong, exit code, do
     ),
 }
 # main() of the tool prints a text with `fail(code, text)`.
-PRINTS = ("apps/muster/main.cpp", "fail")
+PRINTS = ("apps/muster/command_line.cpp", "fail")
 # Functions that return an Error of another rank.
 RETURN_ERRORS = {"root_cause", "remote_cause"}
 

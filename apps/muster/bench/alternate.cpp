@@ -1,0 +1,46 @@
+#include "alternate.hpp"
+
+#include <algorithm>
+#include <exception>
+
+namespace muster::bench {
+namespace {
+
+/// The time limit of a program where the case has none; torchrun is known to hang sometimes.
+constexpr std::chrono::seconds patience{300};
+
+}  // namespace
+
+Timings alternate(const std::vector<Program>& programs, const Measurement& measurement, const Reading& read) {
+  Timings timings;
+  for (const auto& program : programs) timings.candidates.push_back(program.name);
+  timings.ms.resize(programs.size());
+  std::vector<bool> failed(programs.size());
+  const auto& end = measurement.rounds.end;
+  RoundTimer timer(measurement.rounds);
+  for (int round = 0; timer.has_next(); ++round) {
+    auto left = std::ranges::count(failed, false);
+    for (const auto index : rotation(round, programs.size())) {
+      if (failed[index]) continue;
+      auto [name, command] = programs[index];
+      const bool is_ours = name == ours || name == twin;
+      const auto now = Clock::now();
+      // What is ours does not hang.
+      command.deadline = !end ? now + patience : is_ours ? *end : now + (*end - now) / left;
+      --left;
+      measurement.show(name + ", " + timer.text());
+      const auto finished = run(command);
+      if (finished.end == End::interrupt) return timings;
+      try {
+        timings.ms[index].push_back(read(finished, result_of("running " + name, finished)));
+      } catch (const std::exception& error) {
+        if (is_ours) throw;
+        failed[index] = true;
+        measurement.warn(error.what());
+      }
+    }
+  }
+  return timings;
+}
+
+}  // namespace muster::bench

@@ -1,0 +1,48 @@
+// The command line of `muster bench`. The tool muster has it too, for completion.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace muster::bench {
+
+inline constexpr const char* description = "Measure muster beside MPI, torch's DDP and the machine itself";
+
+/// A benchmark on the command line.
+struct Entry {
+  const char* name;
+  const char* description;
+  bool reads_file = false;  ///< it measures a dataset file, on one rank
+};
+
+inline constexpr std::array<Entry, 6> entries{
+    {{"allreduce", "Sum fp32 values over the ranks in place, against MPI"},
+     {"step", "Train, against no communication, plain MPI and torch's DDP"},
+     {"data", "Read a dataset file on one rank, against plain reading", true},
+     {"checkpoint", "Save 420 MB until durable, and restore them, against the disk and torch"},
+     {"start", "Launch to the end of the first step, whole jobs"},
+     {"recovery", "SIGKILL of a rank to the end of the next step, whole jobs"}}};
+
+struct Options {
+  std::vector<std::string> cases = {};  ///< the cases to measure, in their order; empty: all
+  int ranks = 2;
+  bool ranks_given = false;
+  int rounds = 0;  ///< 0: as many as fit the time of a case, up to a maximum
+  bool json = false;
+  bool with_peers = false;
+  std::string file = {};     ///< the dataset, "FILE.h5[:/group]", of a benchmark that reads one
+  std::int64_t batch = 256;  ///< samples of a batch of that dataset
+  bool progress = false;     ///< show progress even if stderr is not a terminal
+  bool for_starter = false;  ///< print each round for the program that has started the ranks, which makes the rows
+  int seconds = 60;          ///< the time of a case on ranks for that program
+};
+
+/// Adds the command of a benchmark with its options, with which `run` is called.
+CLI::App* add_command(CLI::App& parent, const Entry& entry, std::function<void(const Options&)> run);
+
+}  // namespace muster::bench
