@@ -6,20 +6,33 @@ set(MUSTER_MPI_ENVIRONMENT
   OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
   OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1 MUSTER_BIND=none)
 
-# LIBRARY: muster, the libraries that programs of users link, or muster_internals, for tests that use what muster does not
-# export.
-function(_muster_test_target NAME LIBRARY)
-  cmake_parse_arguments(PARSE_ARGV 2 test "" "" "SOURCES;LINKS")
+# What is tested is optimised as ever. Programs of tests are compiled in less time: those of GoogleTest not optimised, since
+# most of their code runs once; the others, which work for longer, with -O1.
+set(muster_test_options -Wall -Wextra)
+# g++ 12 warns wrongly about "text" + std::string (its bug 105329).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  list(APPEND muster_test_options -Wno-restrict)
+endif()
+set(muster_googletest_options ${muster_test_options} $<$<CONFIG:Release>:-O0>)
+
+# muster_test_program(NAME LIBRARY SOURCES file… [LINKS target…] [GOOGLETEST]): LIBRARY is muster, the libraries that
+# programs of users link, or muster_internals, for tests that use what muster does not export.
+function(muster_test_program NAME LIBRARY)
+  cmake_parse_arguments(PARSE_ARGV 2 test "GOOGLETEST" "" "SOURCES;LINKS")
   add_executable(${NAME} ${test_SOURCES})
   target_include_directories(${NAME} PRIVATE "${muster_root}/src" "${muster_root}/tests")
-  # What is tested is optimised as ever; the tests themselves compile in three quarters of the time so.
-  target_compile_options(${NAME} PRIVATE -Wall -Wextra $<$<CONFIG:Release>:-O1>)
-  # g++ 12 warns wrongly about "text" + std::string (its bug 105329).
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(${NAME} PRIVATE -Wno-restrict)
-  endif()
   target_link_libraries(${NAME} PRIVATE ${LIBRARY} ${test_LINKS})
   set_target_properties(${NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  set(headers programs)
+  if(test_GOOGLETEST)
+    target_compile_options(${NAME} PRIVATE ${muster_googletest_options})
+    set(headers googletest)
+  else()
+    target_compile_options(${NAME} PRIVATE ${muster_test_options} $<$<CONFIG:Release>:-O1>)
+  endif()
+  if(TARGET muster_precompiled_${headers})  # tests/cross has none
+    muster_precompile(${headers} ${NAME})
+  endif()
 endfunction()
 
 # muster_unit_test(NAME SOURCES file… [LINKS target…] [TIMEOUT seconds]): GoogleTest in one process, without MPI.
@@ -28,7 +41,7 @@ function(muster_unit_test NAME)
   if(NOT test_TIMEOUT)
     set(test_TIMEOUT 60)
   endif()
-  _muster_test_target(${NAME} muster_internals SOURCES ${test_SOURCES} LINKS muster_test_main ${test_LINKS})
+  muster_test_program(${NAME} muster_internals GOOGLETEST SOURCES ${test_SOURCES} LINKS muster_test_main ${test_LINKS})
   add_test(NAME unit.${NAME} COMMAND ${NAME})
   set_tests_properties(unit.${NAME} PROPERTIES LABELS unit TIMEOUT ${test_TIMEOUT} ENVIRONMENT OMP_NUM_THREADS=1)
 endfunction()
@@ -49,7 +62,8 @@ function(muster_mpi_test NAME)
     set(test_SOAK_RANKS 2 4)
   endif()
   list(REMOVE_ITEM test_SOAK_RANKS ${test_RANKS})
-  _muster_test_target(${NAME} muster_internals SOURCES ${test_SOURCES} LINKS muster_mpi_test_main ${test_LINKS})
+  muster_test_program(${NAME} muster_internals GOOGLETEST SOURCES ${test_SOURCES}
+    LINKS muster_mpi_test_main ${test_LINKS})
   foreach(label IN ITEMS mpi soak)
     set(ranks_of_label ${test_RANKS})
     if(label STREQUAL "soak")

@@ -1,5 +1,6 @@
 #include "muster/augmentation.hpp"
 
+#include "base/json.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
 
@@ -43,7 +44,7 @@ class Augmentation : public Preprocessor {
   void load_state(const Json& saved) final {
     if (saved != state())
       throw Error(ExitCode::data, "restoring a preprocessor",
-                  state().dump() + " was asked for, but " + saved.dump() + " was saved",
+                  detail::json_text(state()) + " was asked for, but " + detail::json_text(saved) + " was saved",
                   "Build the same preprocessor as the run that was saved");
   }
 

@@ -45,6 +45,31 @@ Json read_json(const std::filesystem::path& path, std::string doing, bool commen
   return parse_json(read_file(path, max_json_bytes), doing, comments);
 }
 
+std::string json_text(const Json& json, int indent) { return json.dump(indent); }
+
+std::string json_text_lossy(const Json& json, int indent) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+Json json_from_text(std::string_view text) { return Json::parse(text.begin(), text.end()); }
+
+std::optional<Json> json_if_valid(std::string_view text) {
+  auto json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? std::nullopt : std::optional(std::move(json));
+}
+
+std::string json_to_cbor(const Json& json) {
+  std::string bytes;
+  Json::to_cbor(json, bytes);
+  return bytes;
+}
+
+Json json_from_cbor(std::string_view bytes) {
+  // A binary value may have a subtype.
+  return Json::from_cbor(bytes.begin(), bytes.end(), /*strict=*/true, /*allow_exceptions=*/true,
+                         Json::cbor_tag_handler_t::store);
+}
+
 bool is_utf8(const std::string& text) {
   try {
     static_cast<void>(Json(text).dump());

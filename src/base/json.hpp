@@ -1,10 +1,12 @@
-// JSON from files and flags, which is untrusted input.
+// JSON from files and flags, which is untrusted input; and JSON as text and as bytes. Code that calls dump(), parse()
+// and the like of nlohmann::json itself compiles several seconds longer for each file.
 #pragma once
 
 #include "base/export.hpp"
 #include "muster/json.hpp"
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,6 +22,19 @@ inline constexpr std::uint64_t max_json_bytes = std::uint64_t{1} << 30;
 MUSTER_INTERNAL_API Json parse_json(std::string_view text, const std::string& doing, bool comments = false);
 /// Reads and parses a file; `doing` is "reading PATH" unless given.
 MUSTER_INTERNAL_API Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
+
+/// JSON as text: in one line, or indented by `indent` spaces. Throws Json::type_error for text that is not UTF-8.
+MUSTER_INTERNAL_API std::string json_text(const Json& json, int indent = -1);
+/// The same with U+FFFD in place of what is not UTF-8.
+MUSTER_INTERNAL_API std::string json_text_lossy(const Json& json, int indent = -1);
+/// The JSON in a text that muster has written. Throws Json::parse_error for any other.
+MUSTER_INTERNAL_API Json json_from_text(std::string_view text);
+/// The JSON in a text, if it is JSON.
+MUSTER_INTERNAL_API std::optional<Json> json_if_valid(std::string_view text);
+/// JSON as bytes in CBOR, which keeps what text does not: NaN, infinity, text that is not UTF-8, and binary values.
+MUSTER_INTERNAL_API std::string json_to_cbor(const Json& json);
+/// Throws Json::parse_error unless json_to_cbor() has made the bytes.
+MUSTER_INTERNAL_API Json json_from_cbor(std::string_view bytes);
 
 /// True if the text is valid UTF-8, so that JSON keeps it unchanged.
 bool is_utf8(const std::string& text);

@@ -189,7 +189,8 @@ Json Checkpoint::get_metadata() const {
 void Checkpoint::set_metadata(const Json& metadata) {
   std::string text;
   if (!has_manifest(path_)) {
-    check_metadata(path_, [&] { detail::parse_json(text = metadata.dump(2) + "\n", "reading it again"); });
+    check_metadata(path_,
+                   [&] { detail::parse_json(text = detail::json_text(metadata, 2) + "\n", "reading it again"); });
     return detail::write_file(path_ / metadata_name, text);
   }
   auto manifest = read_manifest(path_);

@@ -153,7 +153,7 @@ void write_note(const storage::Tier& run, const std::vector<NotedTier>& note) {
     if (::fchmod(file.descriptor(), 0600) != 0)
       throw Error(ExitCode::retry, "setting the mode of " + file.path().string(), std::strerror(errno),
                   "Check the permissions there");
-    file.append(json.dump(2) + "\n");
+    file.append(json_text(json, 2) + "\n");
   });
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoint/merge.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "comm/on_ranks.hpp"
@@ -25,7 +26,7 @@ Json outline_of(const StateDict& entry) {
 }
 
 std::string fingerprint(const StateDict& entry) {
-  auto text = outline_of(entry).dump();
+  auto text = json_text(outline_of(entry));
   for (const auto& [name, tensor] : entry.tensors) text += "/" + std::to_string(state::checksum(tensor));
   return text;
 }
@@ -34,7 +35,7 @@ std::string fingerprint(const StateDict& entry) {
 
 StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root) {
   const bool is_root = communicator.rank() == root;
-  const auto outline = Json::parse(communicator.broadcast(is_root ? outline_of(mine).dump() : "", root));
+  const auto outline = json_from_text(communicator.broadcast(is_root ? json_text(outline_of(mine)) : "", root));
   StateDict entry{.tensors = {}, .values = outline.at("values")};
   for (const auto& json : outline.at("tensors")) {
     const TensorEntry shape = json;

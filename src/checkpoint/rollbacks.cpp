@@ -54,7 +54,7 @@ void add_rollback(const fs::path& run, const Rollback& rollback) {
                   {"name", rollback.name},
                   {"tiers", rollback.tiers},
                   {"time", time_now()}});
-  write_file(file_of(run), list.dump(2) + "\n");
+  write_file(file_of(run), json_text(list, 2) + "\n");
 }
 
 bool is_rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "base/json.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
@@ -29,8 +30,7 @@ std::string pack_result(const T& result) {
   if constexpr (std::is_same_v<T, std::string>) {
     return result;
   } else {
-    const auto bytes = Json::to_cbor(Json(result));
-    return {bytes.begin(), bytes.end()};
+    return json_to_cbor(result);
   }
 }
 template <class T>
@@ -38,9 +38,9 @@ T unpack_result(std::string bytes) {
   if constexpr (std::is_same_v<T, std::string>)
     return bytes;
   else if constexpr (std::is_same_v<T, Json>)
-    return Json::from_cbor(bytes);
+    return json_from_cbor(bytes);
   else
-    return Json::from_cbor(bytes).template get<T>();
+    return json_from_cbor(bytes).template get<T>();
 }
 
 /// Runs `work` on every rank and returns the results of all ranks on each; nothing if `work` returns nothing. If it

@@ -1,5 +1,6 @@
 #include "comm/wait_monitor.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/supervisor_message.hpp"
 #include "comm/handshake.hpp"
@@ -194,14 +195,14 @@ void WaitMonitor::answer_questions() try {
     std::string bytes(static_cast<std::size_t>(length), '\0');
     check(MPI_Recv(bytes.data(), length, MPI_BYTE, status.MPI_SOURCE, question_tag, comm_, MPI_STATUS_IGNORE),
           "MPI_Recv");
-    const auto question = Json::from_cbor(bytes);
+    const auto question = json_from_cbor(bytes);
     const std::vector<int> ranks = question[3], late = question[4];
     const WaitedFor call{question[1], question[2], ranks};
     auto findings = inspect_node(call, ranks, question[5].get<bool>() ? &late : nullptr);
     add_stacks(findings);
     Json answer{question[0], Json::array()};
     for (const auto& finding : findings) answer[1].push_back(finding.pack());
-    const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(answer));
+    const auto sent = std::make_shared<std::string>(json_to_cbor(answer));
     const auto request =
         comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, status.MPI_SOURCE, answer_tag);
     comm_->abandon({}, {request}, sent);  // not waited for: the rank that asked may be gone
@@ -296,7 +297,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
       of_node[shares_memory_ ? placement_.node_of_rank[static_cast<std::size_t>(r)] : -1 - r].push_back(r);
   const auto number = ++questions_;
   for (const auto& [unused, ranks] : of_node) {
-    const auto sent = std::make_shared<std::vector<std::uint8_t>>(Json::to_cbor(
+    const auto sent = std::make_shared<std::string>(json_to_cbor(
         Json{number, call.channel, call.call_number, ranks, late ? *late : std::vector<int>(), late != nullptr}));
     const auto request =
         comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks.front(), question_tag);
@@ -318,7 +319,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
     std::string bytes(static_cast<std::size_t>(length), '\0');
     check(MPI_Recv(bytes.data(), length, MPI_BYTE, status.MPI_SOURCE, answer_tag, comm_, MPI_STATUS_IGNORE),
           "MPI_Recv");
-    const auto answer = Json::from_cbor(bytes);
+    const auto answer = json_from_cbor(bytes);
     if (answer[0] != number) continue;  // an answer to an earlier question
     --left;
     for (const auto& finding : answer[1]) findings.push_back(Finding::unpack(finding));

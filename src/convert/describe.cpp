@@ -1,4 +1,5 @@
 // Describes the content and layout of a dataset file, for `muster inspect`.
+#include "base/json.hpp"
 #include "base/number.hpp"
 #include "convert/hdf5_rows.hpp"
 #include "convert/ragged.hpp"
@@ -118,8 +119,8 @@ Json count_samples(const std::string& path, Description& all) {
   if (std::ranges::any_of(all.stored, [&](const auto& column) { return column.shape.front() != samples; })) {
     all.ragged = convert::find_ragged(path, all.stored);
     if (!all.ragged.is_null()) {
-      all.advice.push_back("it looks like " + all.ragged.at("samples").dump() + " samples of different length, which " +
-                           convert::ragged_call(path, all.ragged) + " reads");
+      all.advice.push_back("it looks like " + detail::json_text(all.ragged.at("samples")) +
+                           " samples of different length, which " + convert::ragged_call(path, all.ragged) + " reads");
       return nullptr;
     }
     all.advice.push_back(

@@ -1,6 +1,7 @@
 #include "muster/doctor.hpp"
 
 #include "base/cpus.hpp"
+#include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/program.hpp"
@@ -212,7 +213,7 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
     if (own.contains("node")) own["node"]["shared_storage"] = std::move(shared);
   }
   watch.begin("gathering what the ranks have found");
-  const auto all = world.all_gather(own.dump(-1, ' ', false, Json::error_handler_t::replace));
+  const auto all = world.all_gather(detail::json_text_lossy(own));
   if (world.rank() != 0) return {};
 
   Findings findings;
@@ -220,7 +221,7 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
   std::vector<Json> nodes(ranks.size());
   std::vector<std::string> hosts(ranks.size());
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const auto one = Json::parse(all[r]);
+    const auto one = detail::json_from_text(all[r]);
     const auto node = static_cast<std::size_t>(topology.node_of_rank[r]);
     ranks[node].push_back(one.at("cores"));
     if (!one.contains("node")) continue;

@@ -1,5 +1,6 @@
 #include "launch/binding.hpp"
 
+#include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
 #include "muster/json.hpp"
@@ -122,10 +123,10 @@ TakenCores shared_with_others(const std::vector<Core>& cores, const std::vector<
 NodeRanks find_node_ranks(const Communicator& world) {
   const auto& topology = world.topology();
   const Json mine{{"mask", cpu_mask()}, {"quota", cpu_quota()}, {"process", ::getpid()}};  // an infinite quota is null
-  const auto all = world.all_gather(mine.dump());
+  const auto all = world.all_gather(json_text(mine));
   NodeRanks ranks;
   for (std::size_t r = 0; r < all.size(); ++r) {
-    const auto rank = Json::parse(all[r]);
+    const auto rank = json_from_text(all[r]);
     if (topology.hosts[r] == topology.hosts[static_cast<std::size_t>(world.rank())])
       ranks.processes.insert(rank.at("process").get<pid_t>());
     if (topology.node_of_rank[r] != topology.node_rank) continue;
@@ -152,7 +153,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
   if (local_rank == 0)
     for (const auto& core : cores_of_machine()) described.push_back(core.cpus);
   std::vector<Core> machine;
-  for (const auto& cpus : Json::parse(of_node(described.dump()).front()))
+  for (const auto& cpus : json_from_text(of_node(json_text(described)).front()))
     machine.push_back({cpus.front().get<int>(), cpus.get<std::vector<int>>()});
   const auto cores = cores_in(united(ranks.masks), machine);
   const bool has_all = ranks.quota >= static_cast<double>(cores.size());
@@ -172,8 +173,8 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
     if (claimant) found.push_back({core.number, *claimant});
   }
   TakenCores taken;
-  for (const auto& of_rank : of_node(found.dump()))
-    for (const auto& one : Json::parse(of_rank)) taken.emplace(one.at(0), one.at(1));
+  for (const auto& of_rank : of_node(json_text(found)))
+    for (const auto& one : json_from_text(of_rank)) taken.emplace(one.at(0), one.at(1));
 
   auto shared = shared_with_others(machine, ranks.masks, taken);
   std::erase_if(shared, [&](const auto& one) { return ranks.processes.contains(one.second); });

@@ -1,5 +1,6 @@
 #include "launch/flags.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
 #include "launch/settings.hpp"
@@ -31,12 +32,9 @@ constexpr std::uint64_t most_threads = 4096;  ///< about as many as a process ca
 /// The values of options or of environment variables, by name.
 using Values = std::map<std::string, std::vector<std::string>>;
 
-std::string pack(const Values& values) {
-  const auto bytes = Json::to_cbor(values);
-  return {bytes.begin(), bytes.end()};
-}
+std::string pack(const Values& values) { return json_to_cbor(values); }
 
-Values unpack(const std::string& packed) { return Json::from_cbor(packed).get<Values>(); }
+Values unpack(const std::string& packed) { return json_from_cbor(packed).get<Values>(); }
 
 constexpr std::string_view variable_prefix = "MUSTER_";
 

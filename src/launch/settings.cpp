@@ -56,7 +56,7 @@ const char* kind(const Json& value) {
 }
 
 /// The value as text for a message; bytes that are not UTF-8 are replaced.
-std::string shown(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string shown(const Json& value) { return json_text_lossy(value); }
 
 /// True if `value` may replace `was`; any value may replace null.
 bool fits(const Json& was, const Json& value) {
@@ -82,7 +82,7 @@ void lay_over(Json& target, const Json& value, ExitCode code, const std::string&
   }
   if (target.is_number_integer() && value.is_number() && !fits(target, value))
     throw Error(code, doing, "\"" + key + "\" is a whole number of 64 bits, not " + shown(value),
-                "Give it a whole number, or the program a default such as " + target.dump() + ".0");
+                "Give it a whole number, or the program a default such as " + json_text(target) + ".0");
   if (!fits(target, value))
     throw Error(code, doing, "\"" + key + "\" is " + kind(target) + ", not " + kind(value) + " (" + shown(value) + ")",
                 "Give it " + std::string(kind(target)));
@@ -123,7 +123,7 @@ void apply_setting(Json& config, const std::string& setting, const Json& default
 /// The first setting that JSON, and so params.json, would not keep unchanged; empty if there is none.
 std::string lost_in_json(const Json& value, const std::string& key) {
   if (!value.is_object()) {
-    const auto kept = Json::parse(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+    const auto kept = json_from_text(json_text_lossy(value));
     return kept == value ? "" : key;
   }
   for (const auto& [name, child] : value.items())

@@ -1,6 +1,7 @@
 // Counts predictions against targets for the metrics, and puts the metrics into reports and states.
 #include "muster/classification.hpp"
 
+#include "base/json.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
 #include "observe/metric_accumulator.hpp"
@@ -182,10 +183,10 @@ class StatefulMetric : public Stateful {
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
     if (MetricAccumulator accumulator; !saved.tensors.empty() || !from_json(saved.values, accumulator))
-      differences.push_back({"", "the metric " + kind_.dump() + " here, something else in the checkpoint"});
+      differences.push_back({"", "the metric " + detail::json_text(kind_) + " here, something else in the checkpoint"});
     else if (accumulator.kind != kind_ || !fits(accumulator.sums.size()))
-      differences.push_back(
-          {"", "the metric " + kind_.dump() + " here, " + accumulator.kind.dump() + " in the checkpoint"});
+      differences.push_back({"", "the metric " + detail::json_text(kind_) + " here, " +
+                                     detail::json_text(accumulator.kind) + " in the checkpoint"});
   }
 
   void load(const StateDict& saved, const ParameterPaths&) override {

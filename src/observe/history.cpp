@@ -29,7 +29,7 @@ void write_if_changed(const std::filesystem::path& path, const std::string& text
   write_file(path, text);
 }
 
-std::string line_of(const Json& row) { return row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string line_of(const Json& row) { return json_text_lossy(row) + "\n"; }
 
 /// The number of the report that the row belongs to; 0 if the row has none.
 std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }

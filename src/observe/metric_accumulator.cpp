@@ -1,5 +1,6 @@
 #include "observe/metric_accumulator.hpp"
 
+#include "base/json.hpp"
 #include "muster/error.hpp"
 #include "state/stateful.hpp"
 
@@ -115,7 +116,7 @@ MetricAccumulator merged(const std::vector<MetricAccumulator>& accumulators) {
     const auto& [kind, sums] = accumulators[r];
     if (kind != all.kind || (!lists && sums.size() != all.sums.size()))
       throw Error(ExitCode::user_error, "merging the ranks' parts of a metric",
-                  "it is " + all.kind.dump() + " on one rank and " + kind.dump() + " on another",
+                  "it is " + json_text(all.kind) + " on one rank and " + json_text(kind) + " on another",
                   "Give the same metric with the same options on every rank");
     if (lists) {
       all.sums.insert(all.sums.end(), sums.begin(), sums.end());

@@ -1,5 +1,6 @@
 #include "observe/progress_line.hpp"
 
+#include "base/json.hpp"
 #include "observe/metrics.hpp"
 
 #include <fcntl.h>
@@ -121,7 +122,7 @@ std::string metrics_text(const Json& row) {
   std::string text;
   for (const auto& [key, value] : row.items()) {
     if (key == "epoch" || is_reserved(key)) continue;
-    text += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : value.dump());
+    text += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : json_text(value));
   }
   return text;
 }
@@ -129,7 +130,7 @@ std::string metrics_text(const Json& row) {
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch) {
   std::string line = row.contains("epoch") && row.at("epoch").is_number_integer()
                          ? epoch_of(row.at("epoch").get<std::int64_t>() - first_epoch, epochs)
-                         : "report " + row.value("training_iteration", Json(0)).dump();
+                         : "report " + json_text(row.value("training_iteration", Json(0)));
   line += metrics_text(row);
   if (const auto rate = row.find("samples_per_s"); rate != row.end() && rate->is_number() && rate->get<double>() > 0)
     line += "  " + speed(rate->get<double>());

@@ -1,3 +1,4 @@
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "muster/callbacks.hpp"
 #include "muster/error.hpp"
@@ -69,7 +70,7 @@ class EarlyStopping final : public Callback {
     ++waited_;
     if (should_stop())
       detail::log::info("\"" + options_.metric + "\" has not been better than " +
-                        (best_ ? Json(*best_).dump() : "NaN") + " for " + std::to_string(waited_) +
+                        (best_ ? detail::json_text(Json(*best_)) : "NaN") + " for " + std::to_string(waited_) +
                         (waited_ == 1 ? " report" : " reports"));
   }
   bool should_stop() const override { return waited_ > 0 && waited_ >= options_.patience; }

@@ -100,7 +100,7 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
   const auto unfinished = run_ / ".status.json.new";
   std::filesystem::remove(unfinished);
   File file(unfinished, File::Mode::create);
-  file.append(status.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  file.append(json_text_lossy(status, 2) + "\n");
   file.close();
   std::filesystem::rename(unfinished, run_ / "status.json");
 } catch (const std::exception& failed) {

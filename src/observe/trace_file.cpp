@@ -1,6 +1,7 @@
 #include "observe/trace_file.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "muster/json.hpp"
 
 #include <algorithm>
@@ -60,7 +61,7 @@ class TraceWriter {
       write_names(rank);
       for (const auto& event : traces_[static_cast<std::size_t>(rank)].events) write_event(rank, event);
     }
-    text_ += "\n], \"otherData\": " + summary().dump() + "}\n";
+    text_ += "\n], \"otherData\": " + json_text(summary()) + "}\n";
     flush();
   }
 
@@ -77,7 +78,7 @@ class TraceWriter {
   void add(const Json& event) {
     text_ += is_first_ ? "\n" : ",\n";
     is_first_ = false;
-    text_ += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+    text_ += json_text_lossy(event);
     if (text_.size() >= write_bytes) flush();
   }
   void flush() {
@@ -193,16 +194,15 @@ std::string pack_trace(const watch::Trace& trace) {
     std::memcpy(into + offsetof(TraceEvent, name), &at->second, sizeof at->second);
     into += sizeof event;
   }
-  const auto bytes = Json::to_cbor({{"names", std::move(names)},
-                                    {"threads", trace.threads},
-                                    {"dropped", trace.dropped},
-                                    {"events", Json::binary(std::move(events))}});
-  return {bytes.begin(), bytes.end()};
+  return json_to_cbor({{"names", std::move(names)},
+                       {"threads", trace.threads},
+                       {"dropped", trace.dropped},
+                       {"events", Json::binary(std::move(events))}});
 }
 
 watch::Trace unpack_trace(std::string_view bytes) {
   static_assert(sizeof(const char*) == sizeof(std::uint64_t));
-  const auto packed = Json::from_cbor(bytes);
+  const auto packed = json_from_cbor(bytes);
   std::vector<const char*> names;
   for (const auto& name : packed["names"]) names.push_back(watch::interned(name.get_ref<const std::string&>()));
   const auto& events = packed["events"].get_binary();

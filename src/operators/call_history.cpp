@@ -32,7 +32,7 @@ std::string line_of(const CallRecord& call) {
   Json json{{"name", name_of(call.call)}, {"result", call.result}};
   if (call.registers_data) json["registers_data"] = true;
   if (call.refusal) json["refused"] = {static_cast<int>(call.refusal->code()), call.refusal->what()};
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_text_lossy(json) + "\n";
 }
 
 CallRecord call_in(const std::string& line) {

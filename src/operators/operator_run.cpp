@@ -1,6 +1,7 @@
 #include "operators/operator_run.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/merge.hpp"
@@ -80,12 +81,7 @@ void require_replaceable(const fs::path& path) {
                 "Name a folder that does not exist, or a checkpoint of an earlier save(), which is then replaced");
 }
 
-std::string to_bytes(const Json& json) {
-  const auto bytes = Json::to_cbor(json);
-  return {bytes.begin(), bytes.end()};
-}
-
-std::string to_line(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string to_line(const Json& json) { return json_text_lossy(json); }
 
 }  // namespace
 
@@ -238,7 +234,7 @@ Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, c
     ended_ = true;
     throw session::TrainingEndedByCallback();
   }
-  const auto result = Json::parse(text);
+  const auto result = json_from_text(text);
   history_.add({.call = call, .result = result});
   history_.step();
   changed_ = changed_ || changes_state(call);
@@ -256,12 +252,12 @@ Metrics OperatorRun::row_metrics(const Json& result) const {
 Json OperatorRun::finish_call(Call call, const Metrics& own, bool reduce, bool saves) {
   auto& view = session_->user_session();
   std::vector<Json> of_workers;
-  for (const auto& bytes : session_->state().workers.control.all_gather(to_bytes(to_weighted_json(own))))
-    of_workers.push_back(Json::from_cbor(bytes));
+  for (const auto& bytes : session_->state().workers.control.all_gather(json_to_cbor(to_weighted_json(own))))
+    of_workers.push_back(json_from_cbor(bytes));
   const auto mean = reduce_over_workers(of_workers);
   auto result = reduce ? mean : list_over_workers(of_workers);
   training_ = false;
-  history_.add({.call = call, .result = Json::parse(to_line(result))});
+  history_.add({.call = call, .result = json_from_text(to_line(result))});
   if (of_trial_) return result;
   if (saves)
     session_->state().report({.metrics = row_metrics(mean), .entries = run_entries_});
@@ -370,12 +366,13 @@ Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<J
 
 Json OperatorRun::gather(const Json& own) const {
   Json all = Json::array();
-  for (const auto& text : session_->state().workers.control.all_gather(to_line(own))) all.push_back(Json::parse(text));
+  for (const auto& text : session_->state().workers.control.all_gather(to_line(own)))
+    all.push_back(json_from_text(text));
   return all;
 }
 
 Json OperatorRun::apply(const std::function<Json()>& function) {
-  return Json::parse(run_on_all([&] { return to_line(gather(function())); }));
+  return json_from_text(run_on_all([&] { return to_line(gather(function())); }));
 }
 
 Json OperatorRun::apply(const std::function<Json(TrainingOperator&)>& function) {
@@ -410,8 +407,8 @@ void OperatorRun::update_scheduler(double metric) {
                   "no registered scheduler takes a metric", "Register a torch::optim::ReduceLROnPlateauScheduler");
   };
   run_or_replay(Call::update_scheduler, check, [&] {
-    const auto bytes = session_->state().workers.control.broadcast(to_bytes(metric));
-    for (const auto& scheduler : parts_->plateaus) scheduler->step(Json::from_cbor(bytes).get<float>());
+    const auto bytes = session_->state().workers.control.broadcast(json_to_cbor(metric));
+    for (const auto& scheduler : parts_->plateaus) scheduler->step(json_from_cbor(bytes).get<float>());
     return Json();
   });
 }

@@ -24,7 +24,7 @@ std::string content_of(const checkpoint::Manifest& manifest) {
   const bool has_tensors =
       std::ranges::any_of(manifest.tensors, [](const auto& tensor) { return tensor.name != checkpoint::random_name; });
   if (!has_tensors && manifest.values.empty() && manifest.files.size() == 1) return {};
-  const auto text = Json{manifest.values, manifest.files}.dump();
+  const auto text = json_text(Json{manifest.values, manifest.files});
   return std::to_string(checkpoint::crc32(std::as_bytes(std::span(text))));
 }
 
@@ -132,8 +132,8 @@ void write_failures(const std::filesystem::path& run, const std::string& supervi
   // Not synced: only processes of the same `muster run` read it, and none of them survives a power loss.
   std::filesystem::remove(unfinished);
   File out(unfinished, File::Mode::create);
-  out.append(
-      Json{{"supervisor", supervisor}, {"failures", failures.count}, {"furthest", to_json(failures.furthest)}}.dump());
+  out.append(json_text(
+      Json{{"supervisor", supervisor}, {"failures", failures.count}, {"furthest", to_json(failures.furthest)}}));
   out.close();
   std::filesystem::rename(unfinished, file);
 }

@@ -98,8 +98,8 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
       .threads_per_worker = flags.threads.value_or(scaling.threads_per_worker.value_or(launch.threads_per_rank())),
       .progress = flags.progress};
   static_cast<void>(resolved.share_of(0));
-  resolved.options.train_loop_config = Json::parse(comm::run_on_root(resolved.world(), [&] {
-    return launch::resolve(options.train_loop_config, flags.config_file, flags.set).dump();
+  resolved.options.train_loop_config = json_from_text(comm::run_on_root(resolved.world(), [&] {
+    return json_text(launch::resolve(options.train_loop_config, flags.config_file, flags.set));
   }));
   auto& callbacks = resolved.options.run_config.callbacks;
   callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());

@@ -111,13 +111,9 @@ void warn_of_same_run(const std::filesystem::path& run, int trainer) {
 }  // namespace
 
 void check_run_name(const std::string& name) {
-  try {
-    Json(name).dump();
-  } catch (const Json::exception&) {
-    throw Error(ExitCode::usage,
-                "reading the run's name " + Json(name).dump(-1, ' ', false, Json::error_handler_t::replace),
-                "it is not UTF-8", "Choose another --name; --storage says where the run lies");
-  }
+  if (!is_utf8(name))
+    throw Error(ExitCode::usage, "reading the run's name " + json_text_lossy(Json(name)), "it is not UTF-8",
+                "Choose another --name; --storage says where the run lies");
   const bool plain =
       !name.empty() && name.size() <= 200 && name.front() != '.' && name.front() != '-' && name.front() != ' ' &&
       name.back() != ' ' &&
@@ -284,7 +280,7 @@ void RunFolder::check_shared(const Communicator& world) const {
 
 void RunFolder::write_params(Json params) {
   params_ = std::move(params);
-  write_file(path_ / "params.json", params_.dump(2) + "\n");
+  write_file(path_ / "params.json", json_text(params_, 2) + "\n");
 }
 
 void RunFolder::mark_finished(const Json& returned) noexcept {
@@ -292,7 +288,7 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
   try {
     params_["finished"] = true;
     // As it is in the file, where bytes that are not UTF-8 and numbers that JSON does not have are replaced.
-    params_["return_value"] = Json::parse(returned.dump(-1, ' ', false, Json::error_handler_t::replace));
+    params_["return_value"] = json_from_text(json_text_lossy(returned));
     write_params(params_);
   } catch (const std::exception& error) {
     log::warn(

@@ -1,5 +1,6 @@
 #include "run/run_lock.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "launch/supervised.hpp"
@@ -129,7 +130,7 @@ struct Record {
 Record read_record(const std::filesystem::path& path) {
   Record record;
   const auto text = read_file(path, longest_record);
-  const auto json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = json_if_valid(text).value_or(Json());
   try {
     const auto processes = json.at("processes").get<std::vector<std::string>>();
     if (!processes.empty()) record.holder = json.at("holder").get<std::string>();
@@ -270,7 +271,7 @@ void RunLock::lock_exclusive() {
   wait(before.earlier_start, before.holder,
        [&] { return try_lock(*file_, F_WRLCK, byte_of_root) && try_lock(*file_, F_WRLCK, byte_of_ranks); });
   lock_shared();
-  const auto text = record_of_this_job({this_process()}).dump() + "\n";
+  const auto text = json_text(record_of_this_job({this_process()})) + "\n";
   File record(path, File::Mode::write);  // closed, so that NFS shows it to other nodes
   record.truncate(0);
   record.write_at(std::as_bytes(std::span(text)), 0);
@@ -318,7 +319,7 @@ void RunLock::take_lease(const std::vector<std::string>& processes) {
     try {
       File file(next, File::Mode::create);
       lease_ = next;
-      file.append(record_of_this_job(processes).dump() + "\n");
+      file.append(json_text(record_of_this_job(processes)) + "\n");
       file.sync();
       file.close();
     } catch (const Error&) {

@@ -1,5 +1,6 @@
 #include "session/reporter.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "comm/on_ranks.hpp"
@@ -36,13 +37,11 @@ struct Contribution {
   std::int64_t global_step = 0;
 
   std::string pack() const {
-    const auto bytes =
-        Json::to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name,
-                       times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step});
-    return {bytes.begin(), bytes.end()};
+    return json_to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name,
+                         times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step});
   }
   static Contribution unpack(const std::string& bytes) {
-    const auto fields = Json::from_cbor(bytes);
+    const auto fields = json_from_cbor(bytes);
     return {fields[0],  fields[1],  fields[2],
             fields[3],  fields[4],  fields[5],
             fields[6],  fields[7],  {fields[8], fields[9], fields[10], fields[11]},
@@ -224,7 +223,7 @@ Json Reporter::make_row(const Combined& all, bool reduce) {
   row["memory_bytes"] = observe::summary_of(all.memory_bytes);
   if (session_.late_ranks)
     if (auto late = session_.late_ranks->take_found(); !late.empty()) row["late_ranks"] = std::move(late);
-  return Json::parse(workers.control.broadcast(row.dump(-1, ' ', false, Json::error_handler_t::replace)));
+  return json_from_text(workers.control.broadcast(json_text_lossy(row)));
 }
 
 void Reporter::log_histograms() {

@@ -1,5 +1,6 @@
 #include "session/same_passes.hpp"
 
+#include "base/json.hpp"
 #include "muster/error.hpp"
 #include "watch/record.hpp"
 
@@ -33,8 +34,7 @@ void SamePasses::compare(const Communicator& control) {
   if (!std::exchange(is_due_, false)) return;
   const watch::ScopedCallName call("comparing the options of a pass");
   std::vector<Json> of_ranks;
-  for (const auto& text : control.all_gather(noted_.dump(-1, ' ', false, Json::error_handler_t::replace)))
-    of_ranks.push_back(Json::parse(text));
+  for (const auto& text : control.all_gather(json_text_lossy(noted_))) of_ranks.push_back(json_from_text(text));
   require_same_passes(of_ranks);
   forget();
 }

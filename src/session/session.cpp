@@ -304,9 +304,7 @@ std::vector<ReportedCheckpoint> Session::get_all_reported_checkpoints() const {
 }
 
 Json Session::broadcast_from_rank_zero(const Json& value) const {
-  const auto here = world_rank() == 0 ? Json::to_cbor(value) : std::vector<std::uint8_t>();
-  return Json::from_cbor(communicator().broadcast(std::string(here.begin(), here.end())), /*strict=*/true,
-                         /*allow_exceptions=*/true, Json::cbor_tag_handler_t::store);
+  return detail::json_from_cbor(communicator().broadcast(world_rank() == 0 ? detail::json_to_cbor(value) : ""));
 }
 
 std::filesystem::path Session::artifacts() const {

@@ -1,5 +1,6 @@
 #include "session/validation.hpp"
 
+#include "base/json.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "comm/agreement.hpp"
@@ -34,7 +35,7 @@ Validation::Validation(std::shared_ptr<const run::ResolvedOptions> resolved, std
 }
 
 void Validation::training_has_ended() {
-  if (mailbox_) mailbox_->send(leader_, Json{{"end", attempt_}}.dump());
+  if (mailbox_) mailbox_->send(leader_, json_text(Json{{"end", attempt_}}));
 }
 
 void Validation::serve() {
@@ -48,8 +49,8 @@ Json Validation::share_results() {
     server_->end_current();
     for (const auto& [index, found] : server_->results()) known.push_back(found.to_text());
   }
-  const auto text = Json{known, validator_.slowest().count(), validator_.is_stuck()}.dump();
-  const auto from_leader = Json::parse(validator_.resolved().world().broadcast(text, leader_));
+  const auto text = json_text(Json{known, validator_.slowest().count(), validator_.is_stuck()});
+  const auto from_leader = json_from_text(validator_.resolved().world().broadcast(text, leader_));
   validator_.note_slowest(Validator::Clock::duration(from_leader[1].get<Validator::Clock::rep>()));
   if (server_) {
     validator_.set_stuck(from_leader[2]);

@@ -1,5 +1,6 @@
 #include "session/validation_job.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/option_json.hpp"
 #include "checkpoint/inspect.hpp"
@@ -63,9 +64,8 @@ Json measure(const ValidationContext& context, const std::filesystem::path& path
   backend->on_start(session);
   std::vector<Json> of_ranks;
   try {
-    const auto mine = Json::to_cbor(observe::to_json(resolved.options.validation.function(session, checkpoint)));
-    for (const auto& bytes : state.workers.control.all_gather({mine.begin(), mine.end()}))
-      of_ranks.push_back(Json::from_cbor(bytes));
+    const auto mine = json_to_cbor(observe::to_json(resolved.options.validation.function(session, checkpoint)));
+    for (const auto& bytes : state.workers.control.all_gather(mine)) of_ranks.push_back(json_from_cbor(bytes));
   } catch (...) {
     // Before the backend shuts down and closes connections on which other ranks may be waiting.
     comm::raise_alarm(context.ranks, comm::current_outcome(context.ranks));

@@ -1,5 +1,6 @@
 #include "session/validation_requests.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "storage/tier.hpp"
 
@@ -22,7 +23,7 @@ void ValidationRequests::request(const Checkpoint& checkpoint, std::int64_t trai
     const std::lock_guard lock(rows_mutex_);
     waiting_rows_.insert(training_iteration);
   }
-  mailbox_->send(leader_, Json{{"validate", *index}, {"training_iteration", training_iteration}}.dump());
+  mailbox_->send(leader_, json_text(Json{{"validate", *index}, {"training_iteration", training_iteration}}));
 }
 
 bool ValidationRequests::awaits_result(std::int64_t training_iteration) const {

@@ -1,5 +1,6 @@
 #include "session/validation_server.hpp"
 
+#include "base/json.hpp"
 #include "comm/agreement.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/wait.hpp"
@@ -28,7 +29,7 @@ void ValidationServer::serve(int attempt) {
   const auto& world = validator_.resolved().world();
   is_ending_ = false;
   const auto is_served = [&] {
-    while (const auto text = mailbox_.receive()) handle(Json::parse(*text), attempt);
+    while (const auto text = mailbox_.receive()) handle(json_from_text(*text), attempt);
     if (is_leader()) lead(attempt);
     return is_ending_ && !validator_.is_running();
   };
@@ -56,7 +57,8 @@ void ValidationServer::handle(const Json& message, int attempt) {
 }
 
 void ValidationServer::send_to_followers(const Json& message) {
-  for (int rank = leader_ + 1; rank < validator_.resolved().world().size(); ++rank) mailbox_.send(rank, message.dump());
+  for (int rank = leader_ + 1; rank < validator_.resolved().world().size(); ++rank)
+    mailbox_.send(rank, json_text(message));
 }
 
 void ValidationServer::lead(int attempt) {

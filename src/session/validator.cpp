@@ -1,5 +1,6 @@
 #include "session/validator.hpp"
 
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/validation_file.hpp"
@@ -37,13 +38,12 @@ Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
 }  // namespace
 
 std::string ValidationResult::to_text() const {
-  return Json{
-      {"index", of.index}, {"training_iteration", of.training_iteration}, {"fields", fields}, {"warning", warning}}
-      .dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text_lossy(Json{
+      {"index", of.index}, {"training_iteration", of.training_iteration}, {"fields", fields}, {"warning", warning}});
 }
 
 ValidationResult ValidationResult::from_text(const std::string& text) {
-  const auto json = Json::parse(text);
+  const auto json = json_from_text(text);
   return {.of = {json.at("index").get<int>(), json.at("training_iteration").get<std::int64_t>()},
           .fields = json.at("fields"),
           .warning = json.at("warning").get<std::string>()};

@@ -1,5 +1,6 @@
 #include "state/replication.hpp"
 
+#include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
@@ -31,12 +32,7 @@ bool is_per_rank(const EntryReplication& replication, const std::string& path) {
   return kind_of(replication, entry_name_of(path)) == Replication::per_rank;
 }
 
-std::string text_of(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
-std::string pack(const Json& json) {
-  const auto bytes = Json::to_cbor(json);
-  return {bytes.begin(), bytes.end()};
-}
+std::string text_of(const Json& json) { return json_text_lossy(json); }
 
 std::string form_of(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), " ", tensor.sizes()); }
 
@@ -261,10 +257,10 @@ Json gather_values(const Communicator* communicator, const StateDict& state, con
   for (const auto& [entry, value] : values.items())
     if (is_per_rank(replication, entry)) own[entry] = value;
   if (own.empty()) return values;
-  const auto mine = pack(own);
+  const auto mine = json_to_cbor(own);
   std::vector<Json> ranks;
   for (const auto& rank : communicator == nullptr ? std::vector{mine} : communicator->all_gather(mine))
-    ranks.push_back(Json::from_cbor(rank));
+    ranks.push_back(json_from_cbor(rank));
   for (const auto& [entry, value] : own.items()) {
     auto list = Json::array();
     for (const auto& rank : ranks) list.push_back(rank.at(entry));

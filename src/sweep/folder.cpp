@@ -16,7 +16,7 @@ constexpr std::array statuses{"waiting", "running", "done", "stopped by the sche
 
 std::filesystem::path file_of(const std::filesystem::path& trial) { return trial / "trial.json"; }
 
-std::string dumped(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string dumped(const Json& json) { return json_text_lossy(json, 2) + "\n"; }
 
 void add_settings(const Json& value, const std::string& name, Settings& all) {
   if (!value.is_object()) return static_cast<void>(all.emplace_back(name, value));
@@ -62,7 +62,8 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
   Trial trial{.name = row.at("trial"), .config = row.at("config"), .metrics = row.at("metrics"), .path = folder};
   const auto status = std::find(statuses.begin(), statuses.end(), row.at("status").get<std::string>());
   if (status == statuses.end())
-    throw Error(ExitCode::data, doing, "it has the status " + row.at("status").dump(), "Remove it: the trial goes on");
+    throw Error(ExitCode::data, doing, "it has the status " + json_text(row.at("status")),
+                "Remove it: the trial goes on");
   trial.status = static_cast<TrialStatus>(status - statuses.begin());
   if (const auto& path = row.at("checkpoint"); !path.is_null())
     trial.checkpoint = checkpoint_at(path.get<std::string>(), folder);

@@ -1,6 +1,7 @@
 #include "sweep/group.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
@@ -148,7 +149,7 @@ class Group {
       lost_starts.alone = work_.one_at_a_time;
       save_row(trial, lost_starts);
     });
-    log::write_to_file_only(trial.name + " begins: " + trial.config.dump());
+    log::write_to_file_only(trial.name + " begins: " + json_text(trial.config));
 
     const auto comparison = std::make_shared<Comparison>(work_, queue_, number, leads(), looks_for_metric_);
     std::optional<Result> result;

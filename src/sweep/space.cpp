@@ -1,5 +1,7 @@
 #include "sweep/space.hpp"
 
+#include "base/json.hpp"
+
 #include <cmath>
 #include <limits>
 #include <set>
@@ -77,9 +79,7 @@ void check_names(const Space& space) {
 }
 
 /// True if trial.json can restore the value: infinite numbers would become null, and invalid text would be changed.
-bool is_kept_by_json(const Json& value) {
-  return Json::parse(value.dump(-1, ' ', false, Json::error_handler_t::replace)) == value;
-}
+bool is_kept_by_json(const Json& value) { return detail::json_from_text(json_text_lossy(value)) == value; }
 
 }  // namespace
 
@@ -127,10 +127,12 @@ Domain::Domain(Kind kind, std::vector<Json> values) : kind_(kind), values_(std::
   require(numbers, what, "its bounds are not two numbers");
   const auto low = values_[0].get<double>(), high = values_[1].get<double>();
   require(std::isfinite(low) && std::isfinite(high) && values_[0] < values_[1], what,
-          "its lower bound " + values_[0].dump() + " is not below " + values_[1].dump());
+          "its lower bound " + detail::json_text(values_[0]) + " is not below " + detail::json_text(values_[1]));
   require(kind != Kind::uniform || std::isfinite(high - low), what,
-          "the range from " + values_[0].dump() + " to " + values_[1].dump() + " is wider than a double can be");
-  require(kind != Kind::log_uniform || low > 0, what, "its lower bound " + values_[0].dump() + " is not above 0");
+          "the range from " + detail::json_text(values_[0]) + " to " + detail::json_text(values_[1]) +
+              " is wider than a double can be");
+  require(kind != Kind::log_uniform || low > 0, what,
+          "its lower bound " + detail::json_text(values_[0]) + " is not above 0");
 }
 
 Domain grid(std::vector<Json> values) { return {Domain::Kind::grid, std::move(values)}; }

@@ -77,7 +77,7 @@ bool fixes(const Json& settings, std::string_view name) {
 /// "optimizer.lr=0.1" as {"optimizer": {"lr": 0.1}}.
 Json settings_in(const std::string& set) {
   const auto equals = std::min(set.find('='), set.size());
-  auto value = Json::parse(set.substr(std::min(equals + 1, set.size())), nullptr, /*allow_exceptions=*/false);
+  auto value = detail::json_if_valid(set.substr(std::min(equals + 1, set.size()))).value_or(Json());
   for (auto name = set.substr(0, equals);;) {
     const auto dot = name.rfind('.');
     Json outer = Json::object();
@@ -147,7 +147,8 @@ std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::v
     if (const auto row = read_trial(trial.path)) {
       if (row->config != trial.config)
         throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
-                    name + " had the settings " + row->config.dump() + " and would now have " + trial.config.dump(),
+                    name + " had the settings " + detail::json_text(row->config) + " and would now have " +
+                        detail::json_text(trial.config),
                     "Give the same space and --seed, or choose another --name");
       trial = *row;
     }
@@ -193,7 +194,7 @@ Json common_settings(const SweepWork& work) {
 void require_same_start(const Json& before, const Json& now, const std::filesystem::path& folder) {
   const auto refuse = [&](const std::string& what, const Json& was, const Json& is) {
     throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
-                what + " was " + was.dump() + " and would now be " + is.dump(),
+                what + " was " + detail::json_text(was) + " and would now be " + detail::json_text(is),
                 "Give the same settings and --seed, or choose another --name");
   };
   const auto differs = [&](const char* key) { return before.contains(key) && before.at(key) != now.at(key); };
@@ -203,15 +204,15 @@ void require_same_start(const Json& before, const Json& now, const std::filesyst
   };
   if (samples_in(before) > samples_in(now))
     throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
-                "trials that are done would be left out: num_samples was " + before.at("num_samples").dump() +
-                    " and is " + now.at("num_samples").dump(),
+                "trials that are done would be left out: num_samples was " +
+                    detail::json_text(before.at("num_samples")) + " and is " + detail::json_text(now.at("num_samples")),
                 "Give as many as before or more, or choose another --name");
   if (differs("seed")) refuse("the seed", before.at("seed"), now.at("seed"));
   if (differs("scheduler"))
-    throw Error(
-        ExitCode::usage, "starting the sweep " + folder.string(),
-        "the scheduler was " + before.at("scheduler").dump() + " and would now be " + now.at("scheduler").dump(),
-        "Give the same scheduler, or choose another --name");
+    throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
+                "the scheduler was " + detail::json_text(before.at("scheduler")) + " and would now be " +
+                    detail::json_text(now.at("scheduler")),
+                "Give the same scheduler, or choose another --name");
   if (!differs("settings")) return;
   const auto was = by_name(before.at("settings")), is = by_name(now.at("settings"));
   const auto value = [](const auto& settings, const std::string& name) {
@@ -243,15 +244,15 @@ void require_same_options(const Communicator& world, const SweepOptions& options
                   {"scheduler", to_json(options.scheduler)},
                   {"name", options.name},
                   {"storage_path", options.storage_path.string()}};
-  const auto of_ranks = world.all_gather(mine.dump(-1, ' ', false, Json::error_handler_t::replace));
-  const auto first = Json::parse(of_ranks.front());
+  const auto of_ranks = world.all_gather(detail::json_text_lossy(mine));
+  const auto first = detail::json_from_text(of_ranks.front());
   for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
-    const auto other = Json::parse(of_ranks[rank]);
+    const auto other = detail::json_from_text(of_ranks[rank]);
     for (const auto& [option, value] : first.items())
       if (value != other.at(option))
         throw Error(ExitCode::usage, "comparing the options of the sweep on all ranks",
-                    option + " is " + value.dump() + " on rank 0 and " + other.at(option).dump() + " on rank " +
-                        std::to_string(rank),
+                    option + " is " + detail::json_text(value) + " on rank 0 and " +
+                        detail::json_text(other.at(option)) + " on rank " + std::to_string(rank),
                     "Give the same options on every rank");
   }
 }
@@ -323,7 +324,7 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
 
 /// Determines on rank 0 what exists already and what is left to do. Collective.
 void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
-  const auto found = Json::parse(comm::run_on_root(world, [&] {
+  const auto found = comm::run_on_root(world, [&]() -> Json {
     const bool there = std::filesystem::exists(work.folder / table_file);
     const auto resume = work.launch.flags().resume;
     if (there && resume == Resume::never && !is_restart)
@@ -344,18 +345,16 @@ void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
     Json scores = Json::array();
     for (const auto& rung : read_scores(work)) {
       auto& entries = scores.emplace_back(Json::array());
-      for (const auto& [trial, score] : rung) entries.push_back({trial, Json::to_cbor(score)});
+      for (const auto& [trial, score] : rung) entries.push_back({trial, score});
     }
     Json counts = Json::array();
     for (const auto& of_trial : lost_starts) counts.push_back(of_trial.count);
-    return Json{rows_of(work.trials), scores, left_to_do(work.trials, lost_starts), counts}.dump(
-        -1, ' ', false, Json::error_handler_t::replace);
-  }));
+    return Json{rows_of(work.trials), scores, left_to_do(work.trials, lost_starts), counts};
+  });
   work.trials = trials_in(found[0], work.folder);
   for (const auto& entries : found[1]) {
     auto& rung = work.scores.emplace_back();
-    for (const auto& entry : entries)
-      rung[entry[0]] = Json::from_cbor(entry[1].get<std::vector<std::uint8_t>>()).get<double>();
+    for (const auto& entry : entries) rung[entry[0]] = entry[1].get<double>();
   }
   work.to_do = found[2].get<std::vector<int>>();
   for (const auto& count : found[3]) work.lost_starts.push_back({.count = count.get<int>()});
@@ -490,14 +489,14 @@ SweepResult Sweep::fit() {
 
   SweepResult result{.path = work.folder, .metric = options_.metric, .mode = order_of(options_)};
   result.trials =
-      trials_in(Json::parse(comm::run_on_root(world,
-                                              [&] {
-                                                work.refresh();
-                                                for (const char* file : {"stop", stopping_file})
-                                                  detail::session::StopFile(work.folder / file).remove();
-                                                return rows_of(read_trials(work.folder, work.trial_settings))
-                                                    .dump(-1, ' ', false, Json::error_handler_t::replace);
-                                              })),
+      trials_in(detail::json_from_text(comm::run_on_root(world,
+                                                         [&] {
+                                                           work.refresh();
+                                                           for (const char* file : {"stop", stopping_file})
+                                                             detail::session::StopFile(work.folder / file).remove();
+                                                           return detail::json_text_lossy(
+                                                               rows_of(read_trials(work.folder, work.trial_settings)));
+                                                         })),
                 work.folder);
   result.error = error_of(result, run.name());
   if (world.rank() != 0) return result;

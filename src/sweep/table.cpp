@@ -1,5 +1,6 @@
 #include "sweep/table.hpp"
 
+#include "base/json.hpp"
 #include "base/printable.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 std::string text_of_value(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
-  if (!value.is_number_float()) return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (!value.is_number_float()) return json_text_lossy(value);
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.4g", value.get<double>());
   return text.data();

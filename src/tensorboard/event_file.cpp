@@ -1,5 +1,6 @@
 #include "tensorboard/event_file.hpp"
 
+#include "base/json.hpp"
 #include "muster/error.hpp"
 
 #include <isa-l/crc.h>
@@ -192,7 +193,7 @@ void EventFile::add_hyperparameters(const Json& config, const std::string& run) 
         else if (setting.is_number())
           value.add_double(Hyperparameter::number, setting.get<double>());
         else
-          value.add_string(Hyperparameter::text, setting.is_string() ? setting.get<std::string>() : setting.dump());
+          value.add_string(Hyperparameter::text, setting.is_string() ? setting.get<std::string>() : json_text(setting));
       });
       info.add_string(4, run);
       info.add_double(5, now());

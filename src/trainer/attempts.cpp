@@ -1,3 +1,4 @@
+#include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
@@ -73,8 +74,7 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
 Error with_cause_in_passes(const Communicator& world, const AttemptEnd& end, const Error& error) {
   if (world.all_reduce(std::int64_t{end.calls_differ}, ReduceOp::max) == 0) return error;
   std::vector<Json> of_ranks;
-  for (const auto& text : world.all_gather(end.passes.dump(-1, ' ', false, Json::error_handler_t::replace)))
-    of_ranks.push_back(Json::parse(text));
+  for (const auto& text : world.all_gather(json_text_lossy(end.passes))) of_ranks.push_back(json_from_text(text));
   try {
     session::require_same_passes(of_ranks);
   } catch (const Error& difference) {

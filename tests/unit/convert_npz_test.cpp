@@ -49,8 +49,9 @@ class Npz : public test::FolderTest {
       auto* const source = zip_source_buffer(file, content.data(), content.size(), 0);
       const auto index = zip_file_add(file, name.c_str(), source, 0);
       EXPECT_GE(index, 0) << name;
-      if (!name.ends_with('/'))
+      if (!name.ends_with('/')) {
         EXPECT_EQ(zip_set_file_compression(file, static_cast<zip_uint64_t>(index), method, 0), 0);
+      }
     }
     EXPECT_EQ(zip_close(file), 0);
     return path;

@@ -253,7 +253,7 @@ std::string to_text(const Manifest& manifest) {
   };
   std::string text = "{\n";
   try {
-    for (const auto& [key, value] : members) text += std::string("\"") + key + "\": " + value.dump() + ",\n";
+    for (const auto& [key, value] : members) text += std::string("\"") + key + "\": " + json_text(value) + ",\n";
   } catch (const Json::exception& error) {
     throw Error(ExitCode::usage, "writing the manifest of a checkpoint", error.what(),
                 "Names, metrics and metadata must be UTF-8");

@@ -1,6 +1,7 @@
 #include "checkpoint/files/state_file.hpp"
 
 #include "base/direct.hpp"
+#include "base/json.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/types.hpp"
 
@@ -87,13 +88,11 @@ std::vector<TensorEntry> entries_for(const Tensors& tensors, const std::set<std:
 std::string pack(const Layout& layout) {
   auto structure = Json::array();
   for (const auto& part : layout.structure) structure.push_back({part.offset, Json::binary(part.bytes)});
-  const auto bytes =
-      Json::to_cbor({{"tensors", layout.tensors}, {"bytes", layout.bytes}, {"structure", std::move(structure)}});
-  return {bytes.begin(), bytes.end()};
+  return json_to_cbor({{"tensors", layout.tensors}, {"bytes", layout.bytes}, {"structure", std::move(structure)}});
 }
 
 Layout unpack_layout(std::string_view packed) {
-  const auto json = Json::from_cbor(packed);
+  const auto json = json_from_cbor(packed);
   Layout layout{.tensors = json.at("tensors"), .bytes = json.at("bytes")};
   for (const auto& part : json.at("structure")) layout.structure.push_back({part[0], part[1].get_binary()});
   return layout;

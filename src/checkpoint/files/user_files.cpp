@@ -26,10 +26,8 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
                     ", a name that muster uses in checkpoints",
                 "Rename it");
   if (const auto odd = std::ranges::find_if_not(files.names, is_utf8); odd != files.names.end())
-    throw Error(
-        ExitCode::usage, doing,
-        "the name of the file " + Json(*odd).dump(-1, ' ', false, Json::error_handler_t::replace) + " is not UTF-8",
-        "Rename it");
+    throw Error(ExitCode::usage, doing, "the name of the file " + json_text_lossy(Json(*odd)) + " is not UTF-8",
+                "Rename it");
   try {
     if (auto set = Checkpoint::from_directory(*directory).get_metadata(); set.is_object())
       files.metadata = std::move(set);

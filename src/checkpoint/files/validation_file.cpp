@@ -40,7 +40,7 @@ std::optional<Json> read_validation(const std::filesystem::path& checkpoint) {
 void write_validation(const std::filesystem::path& checkpoint, const Json& fields) {
   const auto file = checkpoint / validation_name;
   remove_unfinished(file);
-  write_file(file, fields.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_file(file, json_text_lossy(fields, 2) + "\n");
 }
 
 Json with_validation(const std::filesystem::path& checkpoint, Json metrics) {

@@ -1,4 +1,5 @@
 // The batches of a stream. Each worker reads its own rows; before each step the workers agree on how many rows it has.
+#include "base/json.hpp"
 #include "data/passes/batch_conversion.hpp"
 #include "data/passes/batch_options.hpp"
 #include "data/passes/batches.hpp"
@@ -32,13 +33,12 @@ std::string pack_row(const std::vector<Batch::Item>& row) {
     all.push_back({name, static_cast<int>(values.scalar_type()), values.sizes().vec(),
                    Json::binary({first, first + values.nbytes()})});
   }
-  const auto bytes = Json::to_cbor(all);
-  return {bytes.begin(), bytes.end()};
+  return json_to_cbor(all);
 }
 
 std::vector<Batch::Item> unpack_row(const std::string& packed, std::optional<at::Device> device) {
   std::vector<Batch::Item> row;
-  for (const auto& column : Json::from_cbor(packed)) {
+  for (const auto& column : json_from_cbor(packed)) {
     const auto tensor =
         at::empty(column[2].get<std::vector<std::int64_t>>(), static_cast<at::ScalarType>(column[1].get<int>()));
     const auto& bytes = column[3].get_binary();

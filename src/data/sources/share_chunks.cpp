@@ -1,5 +1,6 @@
 #include "data/sources/share_chunks.hpp"
 
+#include "base/json.hpp"
 #include "comm/shared_memory.hpp"
 #include "data/sources/node_chunks.hpp"
 #include "data/sources/source.hpp"
@@ -33,10 +34,10 @@ struct Offers {
   std::string text() const {
     Json all = Json::array({room});
     for (const auto& offer : datasets) all.push_back({offer.bytes, offer.origin});
-    return all.dump();
+    return json_text(all);
   }
   static Offers from(const std::string& text) {
-    const auto all = Json::parse(text);
+    const auto all = json_from_text(text);
     Offers offers{.room = all.front(), .datasets = {}};
     for (std::size_t i = 1; i < all.size(); ++i) offers.datasets.push_back({all[i][0], all[i][1]});
     return offers;
