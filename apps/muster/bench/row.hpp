@@ -46,10 +46,11 @@ struct PassFigures {
 struct Row {
   std::string name;  ///< the case's name
   int rounds = 0;
-  std::vector<std::pair<std::string, double>> median_ms;  ///< for each candidate except the twin; NaN if it has failed
-  std::vector<Comparison> comparisons;
+  std::vector<std::pair<std::string, double>> median_ms =
+      {};  ///< for each candidate except the twin; NaN if it has failed
+  std::vector<Comparison> comparisons = {};
   double twin_ratio = 0;  ///< median over the rounds of muster / its twin
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = {};
   std::optional<PassFigures> pass = {};  ///< of a case that reads a dataset
 
   /// True if muster and its twin took the same time; otherwise the machine was too noisy, and no ratio of the row
