@@ -322,8 +322,9 @@ TEST(Group, RefusesWhatDoesNotFitTogether) {
   EXPECT_TRUE(contains(error_of([&] { group().send(one, 0, -1); }), "muster:send: the tag is -1. Give a tag from 0"));
   EXPECT_TRUE(contains(error_of([&] { group().recv(one, 0, -2); }), "muster:recv: the tag is -2"));
   EXPECT_TRUE(contains(error_of([&] { group().recvAnysource(one, -1); }), "muster:recvAnysource: the tag is -1"));
-  if (const auto largest = detail::comm::Collectives::largest_tag(); largest < std::numeric_limits<int>::max())
+  if (const auto largest = detail::comm::Collectives::largest_tag(); largest < std::numeric_limits<int>::max()) {
     EXPECT_TRUE(contains(error_of([&] { group().send(one, 0, largest + 1); }), "the tag is"));
+  }
   EXPECT_TRUE(contains(error_of([&] { group().reduce(one, {.rootRank = size()}); }), "there is no rank"));
   std::vector<Tensors> nothing;
   EXPECT_TRUE(contains(error_of([&] { group().gather(nothing, one, {.rootRank = -1}); }), "there is no rank -1"));

@@ -199,7 +199,8 @@ TEST(VirtualWorkers, WhatTheyCannotDoIsRefused) {
                       prepare_data_loader(session, torch::data::datasets::TensorDataset(at::arange(4)));
                     }),
             64);
-  EXPECT_EQ(attempt("no_sync", size, [](Session& session, const Config&) { session.no_sync(); }), 64);
+  EXPECT_EQ(attempt("no_sync", size, [](Session& session, const Config&) { static_cast<void>(session.no_sync()); }),
+            64);
   const auto backward = [](torch::nn::Linear net) { net->forward(at::ones({2, 1})).sum().backward(); };
   EXPECT_EQ(attempt("outside", size,
                     [&](Session& session, const Config&) { backward(session.prepare_model(torch::nn::Linear(1, 1))); }),

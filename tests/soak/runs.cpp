@@ -405,12 +405,13 @@ class Sequence {
 
 int main(int argc, char** argv) {
   using namespace muster;
+  namespace log = muster::detail::log;
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]) == "--killed") return soak::play_started_run(argc, argv);
   return soak::drive(argc, argv, "runs", [](const Communicator& world) {
     return [&world](const soak::Round& round) {
-      const detail::log::Scope as_before;
-      detail::log::configure(0, round.aloud ? detail::log::Level::warn : detail::log::Level::off);
+      const log::Scope as_before;
+      log::configure(0, round.aloud ? log::Level::warn : log::Level::off);
       try {
         soak::Sequence(world, round).play();
       } catch (const std::exception& error) {
