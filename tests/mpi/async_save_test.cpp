@@ -353,6 +353,9 @@ TEST(AsyncSave, KeepsTheBestAndTheNewest) {
   std::vector<int> kept;
   for (const auto& info : list_checkpoints(storage / "run")) kept.push_back(info.index);
   EXPECT_EQ(kept, (std::vector<int>{1, 3, 4}));
+  std::vector<int> scores;
+  for (const auto& [checkpoint, metrics] : result->best_checkpoints) scores.push_back(metrics.at("score"));
+  EXPECT_EQ(scores, (std::vector<int>{9, 3, 0})) << "the best first";
 }
 
 TEST(AsyncSave, IsNotLostWhereTrainingFails) {

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn.h>
+#include <torch/optim/sgd.h>
 
 #include <cinttypes>
 #include <cmath>
@@ -317,6 +318,9 @@ TEST_F(Gradients, OfAParameterThatNoRankUsesStayAway) {
   loss(1, false).backward();
   EXPECT_FALSE(net_->middle->weight.grad().defined());
   EXPECT_TRUE(net_->in->weight.grad().defined());
+  const auto before = net_->middle->weight.detach().clone();
+  torch::optim::SGD(parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.1)).step();
+  EXPECT_TRUE(at::equal(net_->middle->weight, before)) << "neither momentum nor decay has moved it";
 
   net_->middle->weight.mutable_grad() = at::full({width, width}, 7.0f);
   loss(1, false).backward();

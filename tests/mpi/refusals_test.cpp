@@ -56,6 +56,7 @@ TEST(Refusals, OptionsThatCannotBe) {
   expect_refused(refusal({.run_config = {.histogram_interval = -1}}), "histogram_interval is -1. Give 1 or more");
   expect_refused(refusal({.run_config = {.profile = {.first_step = 7, .last_step = 6}}}),
                  "choosing the steps of the profile: 7 to 6 is no range of steps");
+  expect_refused(refusal({.torch_config = {.backend = "smoke"}}), "there is no backend \"smoke\"");
   expect_refused(refusal({.torch_config = {.timeout = milliseconds(0)}}),
                  "how long ranks wait for each other: 0 ms is not a time limit");
   TorchTrainerOptions validated;

@@ -339,8 +339,9 @@ TEST(Stop, AFileInTheRunsFolderAsksForIt) {
   Fit fit;
   const auto train = [&](Session& session, const Config&) {
     fit_line(session, fit, 1, false, [&](std::int64_t step) {
-      if (step == 7 && session.world_rank() == 0) std::ofstream(file) << "";
-      if (step >= 7) std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it is looked for once a second
+      if (step != 7 || session.world_rank() != 0) return;
+      std::ofstream(file) << "";
+      std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // it is looked for once a second
     });
   };
   const auto [code, result] = run({storage, {}, with_line("file")}, train);

@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <concepts>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -98,7 +99,12 @@ TEST(Train, RunsTheWholePath) {
   ASSERT_TRUE(result->checkpoint);
   EXPECT_EQ(list_checkpoints(storage / "whole").back().index, static_cast<int>(reports) - 1);
   EXPECT_EQ(result->checkpoint->path(), list_checkpoints(storage / "whole").back().path);
-  EXPECT_EQ(result->checkpoint->to_dict().tensors.count("model/0.weight"), 1u);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : result->checkpoint->to_dict().tensors)
+    if (name.starts_with("model/")) names.push_back(name.substr(6));
+  EXPECT_EQ(names, (std::vector<std::string>{"0.bias", "0.weight", "1.bias", "1.num_batches_tracked", "1.running_mean",
+                                             "1.running_var", "1.weight", "3.bias", "3.weight"}))
+      << "as the module has them, without a prefix";
   for (const char* name : {"params.json", "result.json", "progress.csv", "logs/rank_00000.log"})
     EXPECT_TRUE(std::filesystem::exists(storage / "whole" / name)) << name;
   // The same numbers on all ranks.
@@ -141,6 +147,7 @@ TEST(Train, OneRanksExceptionSurfacesOnAll) {
   ASSERT_TRUE(result && result->error);
   const std::string text = result->error->what();
   EXPECT_NE(text.find("bad sample 7"), std::string::npos);
+  for (const auto& theirs : world().all_gather(text)) EXPECT_EQ(theirs, text);
   if (world().size() > 1) {
     EXPECT_NE(text.find("rank " + std::to_string(bad)), std::string::npos) << text;
     EXPECT_NE(text.find(world().topology().hosts[static_cast<std::size_t>(bad)]), std::string::npos) << text;
@@ -309,22 +316,24 @@ TEST(Train, TriesAgainFromTheNewestCheckpoint) {
 }
 
 TEST(Train, FailuresAreCountedAnewAfterProgress) {
-  auto options = with_line("progress");
-  options.run_config.failure_config.max_failures = 1;
-  int attempts = 0;
-  const auto train = [&](bool saves) {
-    return [&attempts, saves](Session& session, const Config&) {
+  /// The exit code and the attempts of a run that fails `failures` times.
+  const auto end = [](std::optional<int> max_failures, int failures, bool saves) {
+    auto options = with_line("progress");
+    if (max_failures) options.run_config.failure_config.max_failures = *max_failures;
+    int attempts = 0;
+    const auto train = [&](Session& session, const Config&) {
       double value = ++attempts;
       auto state = session.state({{"value", value}});
       if (saves) session.report({{"value", value}}, state);
-      if (attempts < 5) throw std::runtime_error("a passing trouble");
+      if (attempts <= failures) throw std::runtime_error("a passing trouble");
     };
+    const int code = run({test::shared_folder(), {}, options}, train).first;
+    return std::pair(code, attempts);
   };
-  EXPECT_EQ(run({test::shared_folder(), {}, options}, train(true)).first, 0);
-  EXPECT_EQ(attempts, 5);
-  attempts = 0;
-  EXPECT_EQ(run({test::shared_folder(), {}, options}, train(false)).first, 1);
-  EXPECT_EQ(attempts, 2);
+  EXPECT_EQ(end(1, 4, true), std::pair(0, 5));
+  EXPECT_EQ(end(1, 4, false), std::pair(1, 2));
+  EXPECT_EQ(end({}, 1, false), std::pair(1, 1)) << "none unless said";
+  EXPECT_EQ(end(-1, 3, false), std::pair(0, 4)) << "without limit";
 }
 
 TEST(Train, WhatTheDataAreIsNotTriedAgain) {
@@ -336,8 +345,11 @@ TEST(Train, WhatTheDataAreIsNotTriedAgain) {
       throw Error(ExitCode::data, "reading x.h5", "it is truncated", "Make it anew");
     session.barrier();
   };
-  EXPECT_EQ(run({test::shared_folder(), {}, options}, train).first, 65);
+  const auto [code, result] = run({test::shared_folder(), {}, options}, train);
+  EXPECT_EQ(code, 65);
   EXPECT_EQ(attempts, 1);
+  ASSERT_TRUE(result && result->error);
+  EXPECT_NE(std::string(result->error->what()).find("reading x.h5: it is truncated"), std::string::npos);
 }
 
 TEST(Train, SparesGetTheSameResult) {
@@ -373,14 +385,22 @@ TEST(Train, RefusesBadNamesAndPlaces) {
 
 TEST(Train, ReadsSettingsAndRefusesUnknownOnes) {
   auto options = with_line("settings");
-  options.train_loop_config = {{"lr", 0.5}, {"layers", {{"width", 3}}}};
-  const auto storage = test::shared_folder();
-  const auto [code, result] =
-      run({storage, {"--set", "layers.width=7", "--set", "lr=1"}, options}, [](Session&, const Config& config) {
-        EXPECT_EQ(config.at("layers").at("width"), 7);
-        EXPECT_EQ(config.at("lr"), 1.0);
-      });
+  options.train_loop_config = {{"lr", 0.5}, {"depth", 2}, {"layers", {{"width", 3}}}};
+  const auto storage = test::shared_folder(), file = storage / "config.json";
+  if (world().rank() == 0) detail::write_file(file, R"({"lr": 0.25, "layers": {"width": 5}})");
+  world().barrier();
+  // The file's values replace the program's, and the flags' replace the file's.
+  const std::vector<std::string> flags{"--config", file.string(), "--set", "layers.width=7"};
+  int calls = 0;
+  Config seen;
+  const auto [code, result] = run({storage, flags, options}, [&](Session&, const Config& config) {
+    ++calls;
+    seen = config;
+  });
   EXPECT_EQ(code, 0);
+  EXPECT_EQ(calls, 1) << "once on each worker";
+  EXPECT_EQ(seen, Json({{"lr", 0.25}, {"depth", 2}, {"layers", {{"width", 7}}}}));
+  EXPECT_EQ(Json::parse(detail::read_file(storage / "settings" / "params.json")).at("train_loop_config"), seen);
   EXPECT_EQ(run({storage, {"--set", "layers.widht=7"}, options}, [](Session&, const Config&) { FAIL(); }).first, 64);
   EXPECT_EQ(run({storage, {"--backend", "smoke"}, options}, [](Session&, const Config&) { FAIL(); }).first, 64);
 }
@@ -533,24 +553,26 @@ TEST(Train, AnotherModelsCheckpointIsRefusedByName) {
 }
 
 TEST(Train, ReportsOfMetricsAlone) {
-  const auto [code, result] =
-      run({test::shared_folder(), {}, with_line("metrics")}, [](Session& session, const Config&) {
-        Mean mean;
-        mean.add(session.world_rank(), session.world_rank() + 1);
-        session.report({{"rank", session.world_rank()}, {"mean", mean}, {"same", 5}, {"epoch", 9}});
-        session.report({{"rank", session.world_rank()}}, {.reduce = false});
-        EXPECT_FALSE(session.get_checkpoint());
-        EXPECT_EQ(session.mean(torch::full({2}, double(session.world_rank())))[1].item<double>(),
-                  (session.world_size() - 1) / 2.0);
-        for (const auto type : {at::kHalf, at::kBFloat16}) {
-          const auto large = torch::full({2}, 40000, type);
-          EXPECT_TRUE(at::equal(session.mean(large), large)) << "the sum is beyond the range of half";
-        }
-        EXPECT_EQ(session.mean(torch::tensor(session.world_rank())).item<double>(), (session.world_size() - 1) / 2.0);
-        for (const auto& large : {torch::full({2}, 3e38), torch::full({2}, 1.5e308, torch::kDouble)})
-          EXPECT_TRUE(at::allclose(session.mean(large), large)) << "the sum is beyond the range of its type";
-        EXPECT_THROW(session.mean(at::Tensor()), Error);
-      });
+  const auto [code,
+              result] = run({test::shared_folder(), {}, with_line("metrics")}, [](Session& session, const Config&) {
+    Mean mean;
+    mean.add(session.world_rank(), session.world_rank() + 1);
+    Metrics metrics{{"rank", session.world_rank()}, {"mean", mean}, {"same", 5}, {"epoch", 9}, {"nan", std::nan("")}};
+    if (session.world_rank() == session.world_size() - 1) metrics.insert({"of_one", 7});
+    session.report(metrics);
+    session.report({{"rank", session.world_rank()}}, {.reduce = false});
+    EXPECT_FALSE(session.get_checkpoint());
+    EXPECT_EQ(session.mean(torch::full({2}, double(session.world_rank())))[1].item<double>(),
+              (session.world_size() - 1) / 2.0);
+    for (const auto type : {at::kHalf, at::kBFloat16}) {
+      const auto large = torch::full({2}, 40000, type);
+      EXPECT_TRUE(at::equal(session.mean(large), large)) << "the sum is beyond the range of half";
+    }
+    EXPECT_EQ(session.mean(torch::tensor(session.world_rank())).item<double>(), (session.world_size() - 1) / 2.0);
+    for (const auto& large : {torch::full({2}, 3e38), torch::full({2}, 1.5e308, torch::kDouble)})
+      EXPECT_TRUE(at::allclose(session.mean(large), large)) << "the sum is beyond the range of its type";
+    EXPECT_THROW(session.mean(at::Tensor()), Error);
+  });
   EXPECT_EQ(code, 0);
   const int n = world().size();
   const auto& first = result->metrics_history[0];
@@ -558,7 +580,10 @@ TEST(Train, ReportsOfMetricsAlone) {
   for (int r = 0; r < n; ++r) sum += r * (r + 1), weights += r + 1;
   EXPECT_DOUBLE_EQ(first.at("mean").get<double>(), sum / weights);
   EXPECT_DOUBLE_EQ(first.at("rank").get<double>(), (n - 1) / 2.0);
+  EXPECT_TRUE(first.at("same").is_number_integer());
   EXPECT_EQ(first.at("same"), 5);
+  EXPECT_EQ(first.at("of_one"), 7) << "the row has the keys of all ranks";
+  EXPECT_TRUE(first.at("nan").is_null());
   EXPECT_EQ(first.at("epoch"), 9) << "the user's epoch wins";
   EXPECT_EQ(result->metrics.at("rank").size(), static_cast<std::size_t>(n));
 }
@@ -871,7 +896,9 @@ TEST(Train, TheUsersMetadataWinsOverTheTrainers) {
 
 TEST(Train, EvaluationLeavesTheModeAsItWas) {
   run({test::shared_folder(), {}, with_line("mode")}, [](Session& session, const Config&) {
-    auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Linear(1, 2), torch::nn::BatchNorm1d(2)));
+    const torch::nn::Sequential made(torch::nn::Linear(1, 2), torch::nn::BatchNorm1d(2));
+    torch::nn::Sequential net = session.prepare_model(made);
+    EXPECT_EQ(net.get(), made.get()) << "nothing is wrapped";
     net[1]->as<torch::nn::BatchNorm1d>()->eval();
     net->forward(torch::full({2, 1}, double(session.world_rank())));
     {
@@ -934,12 +961,15 @@ TEST(Train, OtherBuffersStayEachRanksOwn) {
         EXPECT_EQ(seen[0].item<double>(), rank);
         EXPECT_NEAR(norm->running_mean[0].item<double>(), (session.world_size() - 1) / 2.0, 1e-6);
         EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 3);
+        norm->running_mean.fill_(rank);
         session.report({{"a", 1}}, session.state({{"model", net}}));
         EXPECT_EQ(seen[0].item<double>(), rank) << "after a report too";
       });
   EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
   ASSERT_TRUE(result->checkpoint);
-  EXPECT_EQ(result->checkpoint->to_dict().tensors.at("model/seen")[0].item<double>(), 0) << "rank 0's";
+  const auto saved = result->checkpoint->to_dict();
+  EXPECT_EQ(saved.tensors.at("model/seen")[0].item<double>(), 0) << "rank 0's";
+  EXPECT_NEAR(saved.tensors.at("model/1.running_mean")[0].item<double>(), (world().size() - 1) / 2.0, 1e-6);
   const auto log = detail::read_file(storage / "buffers" / "logs" / "rank_00000.log");
   EXPECT_EQ(log.find("model/seen") != std::string::npos, world().size() > 1) << log;
 }
@@ -1124,11 +1154,29 @@ TEST(Train, AnEpochLoopOfOnesOwnCountsAsEpochsDo) {
   EXPECT_EQ(weights, want);
 }
 
-TEST(Train, ItsNamesAreTheRuns) {
-  run({test::shared_folder(), {}, with_line("named")}, [](Session& session, const Config&) {
+TEST(Train, ASessionKnowsItsPlaceAndItsRun) {
+  static_assert(std::derived_from<TorchTrainer, DataParallelTrainer>);
+  auto options = with_line("named");
+  options.metadata = {{"key", 1}};
+  const auto [code, result] = run({test::shared_folder(), {}, options}, [](Session& session, const Config&) {
+    const auto& topology = world().topology();
+    EXPECT_EQ(session.world_size(), world().size());
+    EXPECT_EQ(session.world_rank(), world().rank());
+    EXPECT_EQ(session.local_rank(), topology.local_rank);
+    EXPECT_GE(session.local_rank(), 0);
+    EXPECT_LT(session.local_rank(), session.local_world_size());
+    EXPECT_EQ(session.num_nodes(), topology.num_nodes);
+    EXPECT_EQ(session.node_rank(), topology.node_rank);
+    EXPECT_EQ(session.get_device(), at::Device(at::kCPU));
+    EXPECT_EQ(session.process_group()->getSize(), session.world_size());
+    EXPECT_EQ(session.process_group()->getBackend(c10::kCPU)->getBackendName(), "muster") << "over MPI unless said";
+    session.barrier();
     EXPECT_EQ(session.trial_name(), "named");
     EXPECT_EQ(session.experiment_name(), "named");
+    EXPECT_EQ(session.metadata(), Json({{"key", 1}}));
+    EXPECT_FALSE(session.get_checkpoint());
   });
+  EXPECT_EQ(code, 0) << (result && result->error ? result->error->what() : "");
 }
 
 TEST(Train, OfAHostThatOnlyWaitsNothingIsAsked) {
@@ -1269,6 +1317,7 @@ TEST(Train, IsRestoredWhereTheFlagsSayToo) {
 struct Witness : Backend {
   explicit Witness(std::vector<std::string>& words) : said(words) {}
   void on_start(Session&) override { said.push_back("start"); }
+  void on_training_start(Session&) override { said.push_back("training_start"); }
   void on_shutdown(Session& session) override {
     said.push_back(session.failed() ? "failed" : "shutdown");
     if (session.failed()) throw std::runtime_error("nor can this be shut down");
@@ -1287,6 +1336,7 @@ TEST(Train, BackendsAreShutDownAfterAnExceptionToo) {
   int attempts = 0;
   const auto [code, result] = test::launch({test::shared_folder()}, [&](Launch& launch) {
     const auto train = [&](Session& session, const Config&) {
+      config->said.push_back("train");
       if (++attempts == 1 && session.world_rank() == 0) throw std::runtime_error("the cause");
       session.barrier();
     };
@@ -1296,7 +1346,8 @@ TEST(Train, BackendsAreShutDownAfterAnExceptionToo) {
         .fit();
   });
   EXPECT_EQ(code, 0);
-  EXPECT_EQ(config->said, (std::vector<std::string>{"start", "failed", "start", "shutdown"}));
+  EXPECT_EQ(config->said, (std::vector<std::string>{"start", "training_start", "train", "failed", "start",
+                                                    "training_start", "train", "shutdown"}));
 }
 
 TEST(Train, SetupMayChangeEveryOption) {
@@ -1744,11 +1795,12 @@ TEST(Train, AStepBackByANameIsNotTakenAgainWhenTheNameLeadsElsewhere) {
 TEST(Train, ANameOfADamagedCheckpointGoesToTheOneBeforeAndALinkIsNoCheckpoint) {
   const auto storage = test::shared_folder();
   const auto folder = storage / "named";
-  const auto start = [&](int reports, bool ends) {
+  const auto start = [&](int reports, bool ends, bool restores = false) {
     return run({storage, {"--log-level", "warn"}, with_line("named")},
                [&](Session& session, const Config&) {
                  double value = 1;
-                 const auto state = session.state({{"value", value}});
+                 auto state = session.state({{"value", value}});
+                 if (restores) state.restore();
                  for (int i = 0; i < reports; ++i) session.report({{"a", 1}}, state, {.checkpoint_name = "good"});
                  if (!ends) throw std::runtime_error("not yet");
                })
@@ -1762,6 +1814,9 @@ TEST(Train, ANameOfADamagedCheckpointGoesToTheOneBeforeAndALinkIsNoCheckpoint) {
   EXPECT_EQ(start(2, false), 1);
   on_rank_0([&] { std::filesystem::resize_file(folder / "checkpoint_000001/state.h5", 100); });
   EXPECT_EQ(start(0, false), 1);
+  EXPECT_EQ(std::filesystem::read_symlink(folder / "good"), "checkpoint_000000");
+  on_rank_0([&] { std::filesystem::remove(folder / "good"); });  // as if the job had been killed before it was made
+  EXPECT_EQ(start(0, false, /*restores=*/true), 1);
   EXPECT_EQ(std::filesystem::read_symlink(folder / "good"), "checkpoint_000000");
   on_rank_0([&] {
     std::filesystem::rename(checkpoint_of(folder, 0), storage / "archived");
@@ -2042,10 +2097,13 @@ TEST(Train, RestoreTakesUpTheSavedConfiguration) {
     auto trainer = TorchTrainer::restore(launch, storage / "saved",
                                          [&](Session& session, const Config& config) {
                                            EXPECT_EQ(session.metadata().at("who"), "us");
+                                           EXPECT_TRUE(session.get_checkpoint());
                                            fit_line(session, config.at("epochs"), fit);
                                          },
                                          {.train_loop_config = {{"epochs", 2}}, .datasets = {{"train", line()}}});
-    return trainer.fit();
+    const auto result = trainer.fit();
+    EXPECT_EQ(result.path, storage / "saved") << "by its storage_path, without --storage";
+    return result;
   });
   EXPECT_EQ(code, 0);
   EXPECT_EQ(list_checkpoints(storage / "saved").back().epoch, 1);

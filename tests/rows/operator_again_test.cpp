@@ -27,10 +27,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::all_ranks;
-using test::error_of;
-using test::has;
+using test::expect_error;
 using test::line;
 using test::on_all;
+using test::Pairs;
 using test::program;
 using test::storage;
 using test::world;
@@ -236,16 +236,15 @@ TEST(Operators, ACallThatIsRefusedChangesNothing) {
     const auto try_them = [&] {
       if (!refused) return;
       const auto state = trainer.state_dict();
-      EXPECT_TRUE(has(error_of([&] { trainer.load(folder / "none"); }), "there is no"));
-      EXPECT_TRUE(has(error_of([&] { trainer.train({.num_steps = 0}); }), "num_steps is 0"));
-      EXPECT_TRUE(has(error_of([&] { trainer.train({.max_retries = -1}); }), "max_retries is -1"));
-      EXPECT_TRUE(
-          has(error_of([&] { trainer.validate({.num_steps = world().rank() == 0 ? -1 : 1}); }), "num_steps is -1"));
-      EXPECT_TRUE(has(error_of([&] { trainer.update_scheduler(1); }), "no registered scheduler"));
+      expect_error("there is no", [&] { trainer.load(folder / "none"); });
+      expect_error("num_steps is 0", [&] { trainer.train({.num_steps = 0}); });
+      expect_error("max_retries is -1", [&] { trainer.train({.max_retries = -1}); });
+      expect_error("num_steps is -1", [&] { trainer.validate({.num_steps = world().rank() == 0 ? -1 : 1}); });
+      expect_error("no registered scheduler", [&] { trainer.update_scheduler(1); });
       auto other = state;
       other.tensors["model/weight"] = at::zeros({3, 3});
-      EXPECT_TRUE(has(error_of([&] { trainer.load_state_dict(other); }), "it does not fit"));
-      EXPECT_TRUE(has(error_of([&] { trainer.save(storage()); }), "it exists and is not a checkpoint"));
+      expect_error("it does not fit", [&] { trainer.load_state_dict(other); });
+      expect_error("it exists and is not a checkpoint", [&] { trainer.save(storage()); });
     };
     try_them();
     trainer.train();
@@ -274,7 +273,7 @@ TEST(Operators, AMetricWithoutAValueIsAnErrorThatNamesIt) {
   EXPECT_EQ(program({},
                     [](Launch& launch) {
                       OperatorTrainer<Vectors> trainer(launch, all_ranks(launch));
-                      EXPECT_TRUE(has(error_of([&] { trainer.train(); }), "the metric \"errors\""));
+                      expect_error("the metric \"errors\"", [&] { trainer.train(); });
                     }),
             0);
 }
@@ -588,9 +587,10 @@ TEST(Operators, DoNotGoOnFromACheckpointWithoutTheirCalls) {
   world().barrier();
   EXPECT_EQ(program({"--name", "without_calls"},
                     [](Launch& launch) {
-                      EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Curriculum> trainer(launch, all_ranks(launch)); }),
-                                      "restoring the calls of an operator's trainer: the checkpoint has none. Choose "
-                                      "another --name to begin anew"));
+                      expect_error(
+                          "restoring the calls of an operator's trainer: the checkpoint has none. Choose "
+                          "another --name to begin anew",
+                          [&] { OperatorTrainer<Curriculum> trainer(launch, all_ranks(launch)); });
                     }),
             0);
 }
@@ -706,32 +706,6 @@ TEST(Operators, AMetricOfSamplesIsMadeOfAllWorkers) {
   });
 }
 
-struct Plateau : TrainingOperator {
-  std::shared_ptr<torch::optim::Optimizer> optimizer;
-  double lr() { return optimizer->param_groups().front().options().get_lr(); }
-  void setup(const Config&) override {
-    torch::nn::Linear net(1, 1);
-    std::tie(std::ignore, optimizer, std::ignore) =
-        register_training(Components{.models = net,
-                                     .optimizers = torch::optim::SGD(net->parameters(), 0.5),
-                                     .criterion = torch::nn::MSELoss(),
-                                     .schedulers = [](auto& of) {
-                                       using Scheduler = torch::optim::ReduceLROnPlateauScheduler;
-                                       return Scheduler(of, Scheduler::min, 0.5, /*patience=*/0);
-                                     }});
-  }
-};
-
-TEST(Operators, TheMetricOfASchedulerIsTheFirstRanks) {
-  on_all([](Launch& launch) {
-    auto options = all_ranks(launch);
-    options.scheduler_step_freq = SchedulerStepFreq::manual;
-    OperatorTrainer<Plateau> trainer(launch, options);
-    for (int i = 0; i < 3; ++i) trainer.update_scheduler(launch.rank() == 0 ? i : -i);  // what a driver has measured
-    EXPECT_EQ(trainer.get_local_operator().lr(), 0.125);
-  });
-}
-
 struct Normed : TrainingOperator {
   torch::nn::BatchNorm1d net{nullptr};
   void setup(const Config&) override {
@@ -773,7 +747,7 @@ TEST(Operators, AKeptRunTakesWholePassesOfAStream) {
   const int code = program({"--name", "streamed"}, [](Launch& launch) {
     OperatorTrainer<Streamed> trainer(launch, all_ranks(launch));
     for (int i = 0; i < 2; ++i) EXPECT_EQ(trainer.train().at("num_samples"), 24);
-    EXPECT_TRUE(has(error_of([&] { trainer.train({.num_steps = 1}); }), "the stream \"train\""));
+    expect_error("the stream \"train\"", [&] { trainer.train({.num_steps = 1}); });
   });
   EXPECT_EQ(code, 0);
   on_all([](Launch& launch) {
@@ -831,13 +805,6 @@ TEST(Operators, AValidationMayGoOverItsBatchesAgain) {
     }
   });
 }
-
-struct Pairs : torch::data::datasets::Dataset<Pairs> {
-  torch::data::Example<> get(std::size_t i) override {
-    return {at::full({1}, static_cast<double>(i)), at::full({1}, 2.0 * static_cast<double>(i))};
-  }
-  torch::optional<std::size_t> size() const override { return 46; }
-};
 
 struct EachAll : TrainingOperator {
   void setup(const Config& config) override {
@@ -909,7 +876,7 @@ struct Twice : TrainingOperator {
 
 TEST(Operators, APreparedLoaderServesOnce) {
   on_all([](Launch& launch) {
-    EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Twice>(launch, all_ranks(launch)).validate(); }), "a loader each"));
+    expect_error("a loader each", [&] { OperatorTrainer<Twice>(launch, all_ranks(launch)).validate(); });
   });
 }
 
@@ -931,22 +898,10 @@ TEST(Operators, APreparedLoaderIsNotWholeOnEachWorker) {
   on_all([](Launch& launch) {
     auto options = all_ranks(launch);
     options.add_dist_sampler = false;
-    EXPECT_TRUE(has(error_of([&] { OperatorTrainer<Prepared>(launch, options).train(); }), "add_dist_sampler"));
+    expect_error("add_dist_sampler", [&] { OperatorTrainer<Prepared>(launch, options).train(); });
     options.config["own"] = true;
     EXPECT_GE(OperatorTrainer<Prepared>(launch, options).train().at("num_samples"), 46) << "which divides by itself";
   });
-}
-
-TEST(Operators, TheHookIsCalledBeforeAnythingElse) {
-  const int code = program({"--name", "hooked"}, [](Launch& launch) {
-    auto options = all_ranks(launch);
-    options.initialization_hook = [] {
-      EXPECT_FALSE(fs::exists(storage() / "hooked"));
-      world().barrier();
-    };
-    OperatorTrainer<Noisy>(launch, options).train();
-  });
-  EXPECT_EQ(code, 0);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "support/job.hpp"
 
 #include <gtest/gtest.h>
+#include <torch/data/datasets/base.h>
 
 #include <filesystem>
 #include <functional>
@@ -23,12 +24,9 @@ inline const std::filesystem::path& storage() {
 
 /// The exit code of a main with these flags.
 inline int program(const std::vector<std::string>& flags, const std::function<void(Launch&)>& body) {
-  std::vector<std::string> words{"job", "--storage", storage().string(), "--log-level", "warn"};
+  std::vector<std::string> words{"--storage", storage().string(), "--log-level", "warn"};
   words.insert(words.end(), flags.begin(), flags.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  Launch launch(static_cast<int>(argv.size()), argv.data());
-  return launch.run([&] { body(launch); });
+  return main_with(words, body);
 }
 
 inline void on_all(const std::function<void(Launch&)>& body) { EXPECT_EQ(program({}, body), 0); }
@@ -49,6 +47,19 @@ inline testing::AssertionResult has(const std::string& text, const std::string& 
   if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "\"" << text << "\" has no \"" << part << "\"";
 }
+
+/// `call` fails on all ranks with an Error that has that text.
+inline void expect_error(const std::string& part, const std::function<void()>& call) {
+  EXPECT_TRUE(has(error_of(call), part));
+}
+
+/// A dataset of torch's: 46 samples of a number and its double.
+struct Pairs : torch::data::datasets::Dataset<Pairs> {
+  torch::data::Example<> get(std::size_t i) override {
+    return {at::full({1}, static_cast<double>(i)), at::full({1}, 2.0 * static_cast<double>(i))};
+  }
+  torch::optional<std::size_t> size() const override { return 46; }
+};
 
 inline OperatorTrainerOptions all_ranks(const Launch& launch, Config config = Config::object()) {
   return {.config = std::move(config), .num_workers = launch.size()};

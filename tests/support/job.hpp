@@ -28,16 +28,22 @@ struct Job {
   TorchTrainerOptions options = {};
 };
 
+/// The exit code of a main with these flags, which calls `body` with its launch.
+template <class Body>
+int main_with(std::vector<std::string> flags, const Body& body) {
+  flags.insert(flags.begin(), "job");
+  std::vector<char*> argv;
+  for (auto& word : flags) argv.push_back(word.data());
+  Launch launch(static_cast<int>(argv.size()), argv.data());
+  return launch.run([&] { return body(launch); });
+}
+
 /// Calls `fit` with a launch that has the job's storage and flags; returns the exit code and the Result.
 inline std::pair<int, std::optional<Result>> launch(const Job& job, const std::function<Result(Launch&)>& fit) {
-  std::vector<std::string> words{"job",         "--storage", job.storage.string(), "--progress", "none",
-                                 "--log-level", "error"};
-  words.insert(words.end(), job.flags.begin(), job.flags.end());
-  std::vector<char*> argv;
-  for (auto& word : words) argv.push_back(word.data());
-  Launch launch(static_cast<int>(argv.size()), argv.data());
+  std::vector<std::string> flags{"--storage", job.storage.string(), "--progress", "none", "--log-level", "error"};
+  flags.insert(flags.end(), job.flags.begin(), job.flags.end());
   std::optional<Result> result;
-  const int code = launch.run([&] { return *(result = fit(launch)); });
+  const int code = main_with(flags, [&](Launch& launch) { return *(result = fit(launch)); });
   return {code, result};
 }
 

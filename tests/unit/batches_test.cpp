@@ -294,6 +294,21 @@ TEST(Batches, EverySampleOnceAtAnyWorld) {
   EXPECT_EQ(run(world, {.batch_size = 3, .drop_last = true}).size(), 6u);
 }
 
+TEST(Batches, OfTheSizeThatWasAskedFor) {
+  for (int ranks = 1; ranks <= 3; ++ranks) {
+    const World world(600, ranks);
+    const auto sizes = [&](const BatchOptions& options) {
+      Samples sizes;
+      for (const auto& batch : world.shard().iter_batches(options)) sizes.push_back(batch.global_size());
+      return sizes;
+    };
+    EXPECT_EQ(sizes({}).front(), std::min(600, 256 * ranks)) << "on each worker, unless said";
+    EXPECT_EQ(sizes({.batch_size = 4}).front(), 4 * ranks);
+    EXPECT_EQ(sizes({.global_batch_size = 250}), (Samples{250, 250, 100})) << "at any number of workers";
+    EXPECT_EQ(sizes({.global_batch_size = 250, .drop_last = true}), (Samples{250, 250}));
+  }
+}
+
 TEST(Batches, ARankLeftEmptyGetsPadding) {
   const World world(5, 4);
   std::vector<std::int64_t> sizes, weights;

@@ -501,6 +501,7 @@ TEST(Checkpoint, FromDictGoesWithItsLastCopy) {
     path = copy.path();
     const auto again = copy;
     EXPECT_EQ(again.to_dict().values.at("best"), 0.5);
+    EXPECT_EQ(again.get_metadata(), Json::object());
     EXPECT_EQ(fs::status(path).permissions() & fs::perms::mask, fs::perms::owner_all);
   }
   EXPECT_FALSE(fs::exists(path));
@@ -693,6 +694,7 @@ TEST(Checkpoint, MetadataTravels) {
   EXPECT_EQ(foreign.get_metadata().at("n"), 1);
   foreign.to_directory(folder / "copy");
   EXPECT_EQ(read_file(folder / "copy/weights.bin"), "abc");
+  EXPECT_EQ(Checkpoint::from_directory(folder / "copy").get_metadata(), (Json{{"n", 1}}));
   EXPECT_SAYS(error_of([&] { foreign.to_dict(); }), "not a checkpoint that muster wrote");
   EXPECT_SAYS(error_of([&] { Checkpoint::from_directory(folder / "nowhere"); }), "no such directory");
 }

@@ -97,6 +97,10 @@ TEST(Options, OfARunAreJson) {
   const ScalingConfig range{.num_workers = {2, 4}, .use_gpu = true, .threads_per_worker = 2, .virtual_workers = 12};
   EXPECT_EQ(Json(range).at("num_workers"), (Json{2, 4}));
   EXPECT_EQ(Json(Json(range).get<ScalingConfig>()), Json(range));
+  EXPECT_EQ(Json(range).get<ScalingConfig>().num_workers, NumWorkers(2, 4));
+  EXPECT_TRUE(Json(ScalingConfig{}).at("num_workers").is_null()) << "all";
+  for (const Json& wrong : {Json::array({2}), Json::array({1, 2, 3}), Json::array({"a", 2}), Json::array({1.5, 2})})
+    EXPECT_THROW(static_cast<void>(Json{{"num_workers", wrong}}.get<ScalingConfig>()), Error) << wrong;
   check(FailureConfig{.max_failures = -1,
                       .max_preemption_failures = 5,
                       .bad_numbers = BadNumbers::roll_back,

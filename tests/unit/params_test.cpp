@@ -23,7 +23,7 @@ TrainerOptions sample() {
                          .checkpoint_config = {.num_to_keep = 4,
                                                .checkpoint_score_attribute = "loss",
                                                .checkpoint_score_order = ScoreOrder::min},
-                         .failure_config = {.max_failures = -1}},
+                         .failure_config = {.max_failures = -1, .max_preemption_failures = 2}},
           .metadata = {{"who", "us"}}};
 }
 
@@ -32,6 +32,8 @@ TEST(Params, ComeBackAsTheyWere) {
   const auto back = options_from_params(json, "it");
   EXPECT_EQ(Json(back), Json(sample()));
   EXPECT_EQ(back.torch_config.timeout, std::chrono::hours(1000));
+  EXPECT_EQ(json.at("run_config").at("max_failures"), -1);
+  EXPECT_EQ(json.at("run_config").at("max_preemption_failures"), 2) << "apart";
   EXPECT_FALSE(json.contains("finished"));
   EXPECT_EQ(Json(options_from_params(params_from_options({}), "it")), Json(TrainerOptions{}));
 }
@@ -71,6 +73,7 @@ TEST(Params, KeepTheirPlaces) {
   auto was = sample();
   was.run_config.name.clear();
   was.run_config.storage_path.clear();
+  was.run_config.failure_config.max_preemption_failures = -1;  // which that version did not have
   EXPECT_EQ(Json(options_from_params(file, "it")), Json(was));
   const auto now = params_from_options(sample()).flatten();
   for (const char* part :

@@ -1,33 +1,37 @@
-// Newer features of Ray Train, with a test for each, with any number of ranks.
+// Words of Ray Train that no other test shows, one by one; see ROWS.md. At any number of ranks.
 #include "support/job.hpp"
 
 #include "base/file.hpp"
-#include "supervise/decision.hpp"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-namespace muster::today_test {
+namespace muster::train_rows_test {
 namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::hours;
+using test::line;
+using test::main_with;
 using test::run;
 using test::shared_folder;
 using test::world;
@@ -53,6 +57,71 @@ Loop losing(std::vector<double> losses, std::function<void(std::int64_t)> each =
 }
 
 std::size_t reports(const std::optional<Result>& result) { return result->metrics_history.size(); }
+
+// --- Data ---
+
+/// x less its mean over the training set, and how often that was learned.
+class Center : public Preprocessor {
+ public:
+  void fit(const Dataset& dataset, const Communicator& communicator) override {
+    ++fits;
+    // Each rank checks its share.
+    double sum = 0;
+    for (auto i = std::int64_t{communicator.rank()}; i < dataset.count(); i += communicator.size()) {
+      const std::vector<std::int64_t> sample{i};
+      sum += dataset.read(sample)["x"].item<double>();
+    }
+    mean_ = communicator.all_reduce(sum) / static_cast<double>(dataset.count());
+  }
+  bool fitted() const override { return mean_.has_value(); }
+  void transform(Batch& batch) const override { batch.set("x", batch["x"] - *mean_); }
+  Json state() const override { return {{"mean", *mean_}}; }
+  void load_state(const Json& state) override { mean_ = state.at("mean").get<double>(); }
+
+  int fits = 0;
+
+ private:
+  std::optional<double> mean_;
+};
+
+// Fitted on "train", applied to every dataset, saved with the checkpoint and restored from it.
+TEST(TrainRow, Preprocessor) {
+  const auto storage = test::shared_folder();
+  const auto go = [&](Dataset train, const std::shared_ptr<Center>& center, bool stops) {
+    TorchTrainerOptions options{
+        .run_config = {.name = "centered"},
+        .datasets = {{"train", std::move(train)}, {"test", Dataset::from_items({{{"x", 10.0}}})}},
+        .preprocessor = center};
+    return run({storage, {}, options},
+               [&](Session& session, const Config&) {
+                 std::int64_t epochs = 0;
+                 auto state = session.state({{"epochs", epochs}});
+                 EXPECT_EQ(state.restore(), !stops);
+                 for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+                   at::Tensor sum = at::zeros({1}, at::kDouble);
+                   for (auto& batch : session.get_dataset_shard("train").iter_torch_batches())
+                     sum += batch["x"].narrow(0, 0, batch.size()).sum();
+                   if (stops) {
+                     EXPECT_NEAR((session.mean(sum) * session.world_size()).item<double>(), 0, 1e-9);
+                   }
+                   for (auto& batch : session.get_dataset_shard("test").iter_torch_batches())
+                     EXPECT_DOUBLE_EQ(batch["x"].item<double>(), 10 - 2.0);
+                   ++epochs;
+                   session.report({{"a", 1}}, state);
+                   if (stops) throw std::runtime_error("the job ends");
+                 }
+                 EXPECT_EQ(epochs, 2);
+               })
+        .first;
+  };
+  const auto first = std::make_shared<Center>(), second = std::make_shared<Center>();
+  EXPECT_EQ(go(Dataset::from_items({{{"x", 0.0}}, {{"x", 1.0}}, {{"x", 5.0}}}), first, true), 1);
+  EXPECT_EQ(first->fits, 1);
+  // Another training set would give another mean; the run goes on with the mean that it had.
+  EXPECT_EQ(go(Dataset::from_items({{{"x", 100.0}}, {{"x", 1.0}}, {{"x", 5.0}}}), second, false), 0);
+  EXPECT_EQ(second->fits, 0);
+  EXPECT_EQ(second->state(), first->state());
+}
 
 // --- Callbacks ---
 
@@ -108,32 +177,6 @@ TEST(TodayRow, EarlyStopping) {
   EXPECT_THROW(early_stopping({.metric = "loss", .mode = ScoreOrder::min, .min_delta = -1}), Error);
 }
 
-TEST(TodayRow, PlateauAndLearningRateMonitor) {
-  const auto storage = shared_folder();
-  const auto train = [](std::int64_t breaks_at) {
-    return [breaks_at](Session& session, const Config&) {
-      torch::nn::Linear net(1, 1);
-      torch::optim::SGD optimizer(net->parameters(), 1.0);
-      torch::optim::ReduceLROnPlateauScheduler scheduler(optimizer, torch::optim::ReduceLROnPlateauScheduler::min,
-                                                         /*factor=*/0.5F, /*patience=*/0);
-      auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}});
-      state.restore();
-      session.add_callback(learning_rate_monitor(optimizer));
-      session.add_callback(plateau(scheduler, {.metric = "loss"}));
-      for (const auto epoch : session.epochs(4)) {
-        session.report({{"loss", epoch == 0 ? 1.0 : 2.0}}, state);
-        if (epoch == breaks_at) throw std::runtime_error("broken");
-      }
-    };
-  };
-  const auto rates = [](const std::optional<Result>& result) { return result->metrics_table().column("lr"); };
-  const auto whole = run({storage, {}, named("whole")}, train(-1)).second;
-  EXPECT_EQ(rates(whole), (std::vector<double>{1, 1, 0.5, 0.25})) << "that with which the epoch was trained";
-  EXPECT_EQ(run({storage, {}, named("broken")}, train(1)).first, 1);
-  EXPECT_EQ(rates(run({storage, {}, named("broken")}, train(-1)).second), rates(whole))
-      << "the step for a report is in its checkpoint";
-}
-
 TEST(TodayRow, LearningRateMonitorOfGroups) {
   const auto result = run({shared_folder(), {}, named("groups")}, [](Session& session, const Config&) {
                         torch::nn::Linear a(1, 1), b(1, 1);
@@ -174,33 +217,6 @@ TEST(TodayRow, TimeBudget) {
   EXPECT_EQ(reports(again.second), 2u) << "its time counts";
 }
 
-TEST(TodayRow, AfterReportAndAfterException) {
-  struct Ray : Callback {
-    void after_report(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
-      for (const auto& one : metrics) ranks.push_back(one.at("rank"));
-      saved = checkpoint.has_value();
-    }
-    void after_exception(const std::map<int, std::string>& errors) override { texts = errors; }
-    std::vector<int> ranks;
-    bool saved = false;
-    std::map<int, std::string> texts;
-  };
-  const auto ray = std::make_shared<Ray>();
-  EXPECT_EQ(run({shared_folder(), {}, named("ray", {ray})},
-                [](Session& session, const Config&) {
-                  session.report({{"rank", session.world_rank()}}, session.state({}));
-                  throw std::runtime_error("of rank " + std::to_string(session.world_rank()));
-                })
-                .first,
-            1);
-  EXPECT_TRUE(ray->saved);
-  ASSERT_EQ(ray->ranks.size(), static_cast<std::size_t>(world().size()));
-  for (int rank = 0; rank < world().size(); ++rank) {
-    EXPECT_EQ(ray->ranks[static_cast<std::size_t>(rank)], rank);
-    EXPECT_EQ(ray->texts[rank], "of rank " + std::to_string(rank));
-  }
-}
-
 // --- Result ---
 
 TEST(TodayRow, ResultFromPath) {
@@ -209,6 +225,13 @@ TEST(TodayRow, ResultFromPath) {
   options.run_config.checkpoint_config = {.checkpoint_score_attribute = "loss",
                                           .checkpoint_score_order = ScoreOrder::min};
   const auto fitted = run({storage, {}, options}, losing({3, 1, 2})).second;
+  EXPECT_EQ(fitted->path, storage / "whole");
+  EXPECT_EQ(fitted->metrics.at("loss"), 2) << "the last one's, not the best";
+  ASSERT_TRUE(fitted->checkpoint);
+  EXPECT_EQ(fitted->checkpoint->to_dict().values.at("done"), 3);
+  EXPECT_FALSE(fitted->error);
+  ASSERT_EQ(fitted->metrics_history.size(), 3u);
+  EXPECT_EQ(fitted->metrics_history.front().at("loss"), 3);
   world().barrier();
   const auto read = Result::from_path(storage / "whole/");
   EXPECT_EQ(read.path, fitted->path);
@@ -241,16 +264,23 @@ TEST(TodayRow, ResultFromPath) {
 
 TEST(TodayRow, GetBestCheckpoint) {
   const auto storage = shared_folder();
+  const auto losses = [](const std::optional<Result>& result) {
+    Json all = Json::array();
+    for (const auto& [checkpoint, metrics] : result->best_checkpoints) all.push_back(metrics.at("loss"));
+    return all;
+  };
   const auto result = run({storage, {}, named("best")}, losing({3, 1, std::nan(""), 2})).second;
+  EXPECT_EQ(losses(result), Json({2, nullptr, 1, 3})) << "all, the newest first";
   EXPECT_EQ(result->get_best_checkpoint("loss", ScoreOrder::min)->path(), storage / "best/checkpoint_000001");
   EXPECT_EQ(result->get_best_checkpoint("loss", ScoreOrder::max)->path(), storage / "best/checkpoint_000000");
   EXPECT_THROW(static_cast<void>(result->get_best_checkpoint("accuracy", ScoreOrder::max)), Error);
   EXPECT_FALSE(Result().get_best_checkpoint("loss", ScoreOrder::min)) << "there are none";
   auto pruned = named("pruned");
   pruned.run_config.checkpoint_config.num_to_keep = 2;
-  EXPECT_EQ(run({storage, {}, pruned}, losing({1, 3, 2})).second->get_best_checkpoint("loss", ScoreOrder::min)->path(),
-            storage / "pruned/checkpoint_000002")
+  const auto two = run({storage, {}, pruned}, losing({1, 3, 2})).second;
+  EXPECT_EQ(two->get_best_checkpoint("loss", ScoreOrder::min)->path(), storage / "pruned/checkpoint_000002")
       << "of those that are there";
+  EXPECT_EQ(losses(two), Json({2, 3}));
 }
 
 TEST(TodayRow, MetricsTable) {
@@ -383,28 +413,8 @@ TEST(TodayRow, CheckpointDirName) {
     EXPECT_EQ(result->metrics.at("checkpoint_name"), "last");
     world().barrier();
   }
-}
-
-TEST(TodayRow, ANamedCheckpointIsGoneBackTo) {
-  const auto storage = shared_folder();
-  const auto train = [](Session& session, const Config& config) {
-    std::int64_t epoch = 0;
-    auto state = session.state({{"epoch", epoch}});
-    state.restore();
-    if (config.at("looks")) EXPECT_EQ(epoch, 1);
-    for (; epoch < 3 && !config.at("looks");) {
-      ++epoch;
-      session.report({{"at", epoch}}, state, {.checkpoint_name = epoch == 1 ? "best" : ""});
-    }
-  };
-  auto options = named("back");
-  options.train_loop_config = {{"looks", false}};
-  run({storage, {}, options}, train);
-  const auto best = (storage / "back/best").string();
-  EXPECT_EQ(run({storage, {"--set", "looks=true", "--resume", best}, options}, train).first, 0);
   // A name that another file has is a warning.
-  auto taken = named("taken");
-  const auto code = run({storage, {}, taken}, [](Session& session, const Config&) {
+  const auto code = run({storage, {}, named("taken")}, [](Session& session, const Config&) {
                       fs::create_directories(session.artifacts().parent_path() / "mine");
                       session.barrier();
                       session.report({{"a", 1}}, session.state({}), {.checkpoint_name = "mine"});
@@ -412,31 +422,6 @@ TEST(TodayRow, ANamedCheckpointIsGoneBackTo) {
   EXPECT_EQ(code, 0);
   EXPECT_TRUE(fs::is_directory(fs::symlink_status(storage / "taken/mine")));
   EXPECT_TRUE(fs::exists(storage / "taken/checkpoint_000000"));
-  // Different names are refused.
-  if (world().size() == 1) return;
-  const auto different = run({storage, {}, named("different")}, [](Session& session, const Config&) {
-    session.report({{"a", 1}}, session.state({}), {.checkpoint_name = "of_" + std::to_string(session.world_rank())});
-  });
-  EXPECT_EQ(different.first, 1);
-  EXPECT_NE(std::string(different.second->error->what()).find("checkpoint_name"), std::string::npos);
-}
-
-TEST(TodayRow, ANameIsMendedAfterAKill) {
-  const auto storage = shared_folder();
-  const auto train = [](bool breaks) {
-    return [breaks](Session& session, const Config&) {
-      std::int64_t epoch = 0;
-      auto state = session.state({{"epoch", epoch}});
-      if (!state.restore()) session.report({{"a", 1}}, state, {.checkpoint_name = "best"});
-      if (breaks) throw std::runtime_error("broken");
-    };
-  };
-  EXPECT_EQ(run({storage, {}, named("mended")}, train(true)).first, 1);
-  if (world().rank() == 0) fs::remove(storage / "mended/best");
-  EXPECT_EQ(run({storage, {}, named("mended")}, train(false)).first, 0);
-  world().barrier();
-  EXPECT_EQ(named_by(storage / "mended", "best"), "checkpoint_000000");
-  world().barrier();
 }
 
 TEST(TodayRow, FromDictTakesValues) {
@@ -483,13 +468,8 @@ TEST(TodayRow, LoggingConfig) {
   const auto fit = [&](std::string name, const LoggingConfig& logging, std::vector<std::string> flags = {}) {
     auto options = named(name);
     options.run_config.logging_config = logging;
-    // Not by support/job.hpp, which gives --log-level.
-    std::vector<std::string> words{"job", "--storage", storage.string(), "--progress", "none"};
-    words.insert(words.end(), flags.begin(), flags.end());
-    std::vector<char*> argv;
-    for (auto& word : words) argv.push_back(word.data());
-    Launch launch(static_cast<int>(argv.size()), argv.data());
-    return launch.run([&] {
+    flags.insert(flags.end(), {"--storage", storage.string(), "--progress", "none"});  // and no --log-level
+    return main_with(flags, [&](Launch& launch) {
       return TorchTrainer(
                  launch, [](Session&) {}, options)
           .fit();
@@ -557,28 +537,6 @@ TEST(TodayRow, Preemption) {
   EXPECT_EQ(limited.first, 0);
 }
 
-// How `muster run` reads the progress in a run's folder.
-TEST(TodayRow, MaxPreemptionFailures) {
-  using namespace detail::supervise;
-  auto options = named("counted");
-  options.run_config.failure_config = {.max_failures = 1, .max_preemption_failures = 2};
-  const auto [code, result] = run({shared_folder(), {}, options}, [](Session&, const Config&) {});
-  EXPECT_EQ(code, 0);
-  const auto limits = Json::parse(detail::read_file(result->path / "params.json")).at("run_config");
-  const JobRequirements requirements{.ranks = 2,
-                                     .min_workers = 2,
-                                     .max_failures = limits.at("max_failures"),
-                                     .max_preemptions = limits.at("max_preemption_failures")};
-  const JobEnd preempted{.code = 1, .report = {.run = result->path, .preempted = true}};
-  const JobEnd failed{.code = static_cast<int>(ExitCode::retry), .report = {.run = result->path}};
-  ASSERT_TRUE(is_preemption(preempted));
-  ASSERT_FALSE(is_preemption(failed));
-  for (int count = 1; count <= 3; ++count) {
-    EXPECT_EQ(decide(preempted, {.count = count}, requirements, 2, false).again, count <= 2) << count;
-    EXPECT_EQ(decide(failed, {.count = count}, requirements, 2, false).again, count <= 1) << count;
-  }
-}
-
 TEST(TodayRow, BroadcastFromRankZero) {
   EXPECT_EQ(run({shared_folder(), {}, named("broadcast")},
                 [](Session& session, const Config&) {
@@ -593,49 +551,6 @@ TEST(TodayRow, BroadcastFromRankZero) {
                 })
                 .first,
             0);
-}
-
-TEST(TodayRow, EnableReproducibility) {
-  const auto draw = [](std::uint64_t seed) {
-    enable_reproducibility(seed);
-    return Json{at::rand({1}).item<double>(), std::rand()}.dump();
-  };
-  const auto first = draw(7);
-  EXPECT_EQ(draw(7), first);
-  EXPECT_NE(draw(8), first);
-  for (const auto& theirs : world().all_gather(first)) EXPECT_EQ(theirs, first) << "alike on every rank";
-  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
-  EXPECT_TRUE(at::globalContext().deterministicCuDNN());
-  EXPECT_FALSE(at::globalContext().benchmarkCuDNN());
-  EXPECT_NE(std::getenv("CUBLAS_WORKSPACE_CONFIG"), nullptr);
-
-  // In main, for the training functions to come.
-  enable_reproducibility(7);
-  const double drawn_first = at::rand({1}).item<double>();
-  const auto storage = shared_folder();
-  const auto draws = [&](const std::string& name, int workers, bool ends, double* drawn) {
-    return run({storage, {"--workers", std::to_string(workers)}, named(name)},
-               [&](Session& session, const Config&) {
-                 auto state = session.state({});
-                 const bool restored = state.restore();
-                 *drawn = at::rand({1}).item<double>();
-                 EXPECT_EQ(session.broadcast_from_rank_zero(*drawn), *drawn) << "alike on every rank";
-                 EXPECT_EQ(*drawn == drawn_first, !restored) << "by the seed that was given";
-                 if (ends) return;
-                 session.report({}, state);
-                 throw std::runtime_error("stopped here");
-               })
-        .first;
-  };
-  const int ranks = world().size();
-  for (const int workers : std::set{ranks, 1}) {
-    const auto name = "by_" + std::to_string(workers);
-    double before = 0, after = 0;
-    EXPECT_EQ(draws(name, ranks, false, &before), 1);
-    EXPECT_EQ(draws(name, workers, true, &after), 0);
-    EXPECT_NE(after, before);
-  }
-  at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
 TEST(TodayRow, Artifacts) {
@@ -657,87 +572,87 @@ TEST(TodayRow, Artifacts) {
 
 TEST(TodayRow, NumWorkersFromTo) {
   const int ranks = world().size();
-  const auto workers = [&](NumWorkers asked, std::vector<std::string> flags = {}) {
+  const auto workers = [&](const ScalingConfig& asked, std::vector<std::string> flags = {}) {
     auto options = named("run");
-    options.scaling_config.num_workers = asked;
+    options.scaling_config = asked;
     int seen = 0;
     const auto code = run({shared_folder(), std::move(flags), options}, [&](Session& session, const Config&) {
                         seen = session.world_size();
+                        if (asked.threads_per_worker) {
+                          EXPECT_EQ(at::get_num_threads(), *asked.threads_per_worker);
+                        }
                       }).first;
-    return std::pair(code, static_cast<int>(world().all_reduce(std::int64_t{seen}, ReduceOp::max)));
+    const auto most = static_cast<int>(world().all_reduce(std::int64_t{seen}, ReduceOp::max));
+    EXPECT_EQ(seen > 0, world().rank() < most) << "the others wait";
+    return std::pair(code, most);
   };
-  EXPECT_EQ(workers({1, 2}), std::pair(0, std::min(2, ranks)));
-  EXPECT_EQ(workers({1, 64}), std::pair(0, ranks)) << "as many as there are";
-  EXPECT_EQ(workers({ranks, ranks}), std::pair(0, ranks));
-  EXPECT_EQ(workers({}), std::pair(0, ranks));
-  EXPECT_EQ(workers({2, 64}, {"--workers", "1"}), std::pair(0, 1)) << "the flag wins";
+  EXPECT_EQ(workers({.num_workers = {1, 2}}), std::pair(0, std::min(2, ranks)));
+  EXPECT_EQ(workers({.num_workers = {1, 64}}), std::pair(0, ranks)) << "as many as there are";
+  EXPECT_EQ(workers({.num_workers = {ranks, ranks}}), std::pair(0, ranks));
+  EXPECT_EQ(workers({}), std::pair(0, ranks)) << "all";
+  EXPECT_EQ(workers({.num_workers = ranks, .threads_per_worker = 2}), std::pair(0, ranks));
+  EXPECT_EQ(workers({.num_workers = {2, 64}}, {"--workers", "1"}), std::pair(0, 1)) << "the flag wins";
   const int usage = static_cast<int>(ExitCode::usage);
-  EXPECT_EQ(workers({ranks + 1, 64}).first, usage);
-  EXPECT_EQ(workers({0, 2}).first, usage);
-  EXPECT_EQ(workers({3, 2}).first, usage);
-  const ScalingConfig range{.num_workers = {2, 4}}, plain{.num_workers = 4}, all;
-  EXPECT_EQ(Json(range).at("num_workers"), Json::array({2, 4}));
-  EXPECT_EQ(Json(range).get<ScalingConfig>().num_workers, NumWorkers(2, 4));
-  EXPECT_EQ(Json(plain).at("num_workers"), 4);
-  EXPECT_TRUE(Json(all).at("num_workers").is_null());
-  for (const Json& wrong : {Json::array({2}), Json::array({1, 2, 3}), Json::array({"a", 2}), Json::array({1.5, 2})})
-    EXPECT_THROW(static_cast<void>(Json{{"num_workers", wrong}}.get<ScalingConfig>()), Error) << wrong;
-}
-
-TEST(TodayRow, StoragePathThatIsAUrl) {
-  const auto [code, result] = test::launch({"s3://bucket/runs"}, [](Launch& launch) {
-    return TorchTrainer(
-               launch, [](Session&) {}, named("remote"))
-        .fit();
-  });
-  EXPECT_EQ(code, static_cast<int>(ExitCode::usage));
-  EXPECT_FALSE(result);
+  for (const NumWorkers& more : {NumWorkers(ranks + 1), NumWorkers(ranks + 1, 64), NumWorkers(0, 2), NumWorkers(3, 2)})
+    EXPECT_EQ(workers({.num_workers = more}).first, usage);
 }
 
 // --- The user's own trainers ---
 
+/// A trainer whose setup() makes its data, and which splits all of them unless it is told otherwise.
+struct SplitsAll : TorchTrainer {
+  using TorchTrainer::TorchTrainer;
+  void setup() override {
+    for (const char* name : {"train", "valid"})
+      options_.datasets.emplace(name, Dataset::from_tensors({{"x", at::ones({6 * launch().size(), 1})}}));
+  }
+  DataConfig default_dataset_config() const override { return {.split_all = true}; }
+};
+/// The same with the default of every trainer.
+struct SplitsTrain : SplitsAll {
+  using SplitsAll::SplitsAll;
+  DataConfig default_dataset_config() const override { return TorchTrainer::default_dataset_config(); }
+};
+
 TEST(TodayRow, DefaultDatasetConfig) {
-  struct All : TorchTrainer {
-    using TorchTrainer::TorchTrainer;
-    DataConfig default_dataset_config() const override { return {.split_all = true}; }
-  };
   const int ranks = world().size();
-  const auto rows = [&](const DataConfig& config) {
-    std::pair<std::int64_t, std::int64_t> seen;
+  using Seen = std::pair<std::int64_t, std::int64_t>;
+  const auto rows = [&]<class Trainer>(std::type_identity<Trainer>, const DataConfig& config) {
+    Seen seen;
     TorchTrainerOptions options = named("run");
     options.dataset_config = config;
-    for (const char* name : {"train", "valid"})
-      options.datasets.emplace(name, Dataset::from_tensors({{"x", at::ones({6 * ranks, 1})}}));
-    const auto count = [](const DatasetShard& shard) {
-      std::int64_t samples = 0;
-      for (const auto& batch : shard.iter_torch_batches({.batch_size = 1, .training = false})) samples += batch.size();
-      return samples;
+    const auto train = [&](Session& session) {
+      const auto count = [&](const std::string& name) {
+        const auto shard = session.get_dataset_shard(name);
+        EXPECT_EQ(shard.count(), 6 * ranks) << "of the whole dataset";
+        std::int64_t samples = 0;
+        for (const auto& batch : shard.iter_torch_batches({.batch_size = 1, .training = false}))
+          samples += batch.size();
+        return samples;
+      };
+      seen = {count("train"), count("valid")};
     };
-    const auto code =
-        test::launch({shared_folder()}, [&](Launch& launch) {
-          return All(
-                     launch,
-                     [&](Session& session) {
-                       seen = {count(session.get_dataset_shard("train")), count(session.get_dataset_shard("valid"))};
-                     },
-                     options)
-              .fit();
-        }).first;
-    EXPECT_EQ(code, 0);
+    const auto fit = [&](Launch& launch) { return Trainer(launch, train, options).fit(); };
+    EXPECT_EQ(test::launch({shared_folder()}, fit).first, 0);
     return seen;
   };
-  using Seen = std::pair<std::int64_t, std::int64_t>;
-  EXPECT_EQ(rows({}), Seen(6, 6)) << "the trainer's";
-  EXPECT_EQ(rows({.datasets_to_split = {"train"}}), Seen(6, 6 * ranks)) << "a list is all that is split";
-  EXPECT_EQ(rows({.datasets_to_split = {}}), Seen(6 * ranks, 6 * ranks)) << "nothing";
-  EXPECT_EQ(rows({.split_all = false}), Seen(6, 6 * ranks));
-  std::string program = "job";
-  char* argv[] = {program.data()};
-  Launch launch(1, argv);
-  const All trainer(launch, [](Session&) {}, {.dataset_config = {.datasets_to_split = {"valid"}}});
-  EXPECT_EQ(trainer.get_dataset_config().datasets_to_split, std::vector<std::string>{"valid"});
-  EXPECT_FALSE(trainer.get_dataset_config().split_all.value_or(false));
-  EXPECT_TRUE(All(launch, [](Session&) {}).get_dataset_config().split_all.value());
+  const std::type_identity<SplitsAll> all;
+  EXPECT_EQ(rows(all, {}), Seen(6, 6)) << "the trainer's";
+  EXPECT_EQ(rows(all, {.datasets_to_split = {"train"}}), Seen(6, 6 * ranks)) << "a list is all that is split";
+  EXPECT_EQ(rows(all, {.datasets_to_split = {}}), Seen(6 * ranks, 6 * ranks)) << "nothing";
+  EXPECT_EQ(rows(all, {.split_all = false}), Seen(6, 6 * ranks));
+  const std::type_identity<SplitsTrain> usual;
+  EXPECT_EQ(rows(usual, {}), Seen(6, 6 * ranks)) << "\"train\" is split";
+  EXPECT_EQ(rows(usual, {.datasets_to_split = {"valid"}}), Seen(6 * ranks, 6));
+  EXPECT_EQ(rows(usual, {.datasets_to_split = {"train", "valid"}}), Seen(6, 6));
+  EXPECT_EQ(rows(usual, {.split_all = true}), Seen(6, 6));
+  const auto nothing = [](Session&) {};
+  main_with({}, [&](Launch& launch) {
+    const SplitsAll trainer(launch, nothing, {.dataset_config = {.datasets_to_split = {"valid"}}});
+    EXPECT_EQ(trainer.get_dataset_config().datasets_to_split, std::vector<std::string>{"valid"});
+    EXPECT_FALSE(trainer.get_dataset_config().split_all.value_or(false));
+    EXPECT_TRUE(SplitsAll(launch, nothing).get_dataset_config().split_all.value());
+  });
 }
 
 TEST(TodayRow, RestoreOfOnesOwn) {
@@ -781,5 +696,211 @@ TEST(TodayRow, RestoreOfOnesOwn) {
   world().barrier();
 }
 
+// --- Trials of a sweep ---
+
+void fit_line(Session& session, const Config& config) {
+  auto net = session.prepare_model(torch::nn::Linear(1, 1));
+  torch::optim::SGD optimizer(net->parameters(), config.at("lr").get<double>());
+  auto state = session.state({{"model", net}, {"optimizer", optimizer}});
+  state.restore();
+  auto shard = session.get_dataset_shard();
+  for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
+    Mean loss;
+    for (auto& batch : shard.iter_torch_batches({.global_batch_size = 16})) {
+      optimizer.zero_grad();
+      auto l = torch::mse_loss(net->forward(batch["x"]), batch["y"]);
+      l.backward();
+      optimizer.step();
+      loss.add(l, batch.size());
+    }
+    session.report({{"loss", loss}}, state);
+  }
+}
+
+/// A trainer of a user's own, whose setup() decides for each trial.
+struct OwnTrainer : TorchTrainer {
+  using TorchTrainer::TorchTrainer;
+  void setup() override {
+    sizes.push_back(launch().size());
+    options_.metadata = {{"lr", options_.train_loop_config.at("lr")}};
+  }
+  std::vector<int> sizes;
+};
+
+TEST(TrainRow, AsTrainable) {
+  const int together = std::min(2, world().size());
+  const auto storage = shared_folder();
+  std::optional<SweepResult> sweep;
+  const auto train_all = [&](Launch& launch) {
+    OwnTrainer trainer(launch, fit_line,
+                       {.train_loop_config = {{"lr", 0.5}, {"epochs", 4}}, .datasets = {{"train", line()}}});
+    sweep = Sweep(launch, trainer.as_trainable(),
+                  {.space = {{"lr", grid({0.001, 0.1, 0.01})}},
+                   .ranks_per_trial = together,
+                   .metric = "loss",
+                   .mode = ScoreOrder::min})
+                .fit();
+    for (const int size : trainer.sizes) EXPECT_EQ(size, together) << "launch() is the trial's";
+    // Afterwards the trainer is unchanged on all ranks, and its run is beside the trials.
+    const auto result = trainer.fit();
+    EXPECT_EQ(trainer.sizes.back(), world().size());
+    return result;
+  };
+  EXPECT_EQ(test::launch({storage, {"--name", "sweep"}}, train_all).first, 0);
+  ASSERT_TRUE(sweep);
+  EXPECT_EQ(sweep->trials.size(), 3u);
+  const auto best = sweep->best();
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->config, Json({{"lr", 0.1}}));
+  EXPECT_EQ(best->metrics.at("training_iteration"), 4);
+  ASSERT_TRUE(best->checkpoint);
+  EXPECT_EQ(best->checkpoint->get_metadata(), Json({{"lr", 0.1}})) << "setup() saw the trial's settings";
+
+  // The same training on as many ranks alone gives the same loss.
+  TorchTrainerOptions options = named("alone");
+  options.train_loop_config = {{"lr", 0.1}, {"epochs", 4}};
+  options.datasets = {{"train", line()}};
+  const auto alone = run({storage, {"--workers", std::to_string(together)}, options}, fit_line).second;
+  EXPECT_EQ(alone->metrics.at("loss"), best->metrics.at("loss"));
+}
+
+/// An operator that fits a line, and counts the batches that it trains on in this process.
+struct Line : TrainingOperator {
+  void setup(const Config& config) override {
+    torch::nn::Linear net(1, 1);
+    const auto lr = config.at("lr").get<double>();
+    if (lr < 0) throw std::runtime_error("no such rate");
+    register_training(Components{
+        .models = net, .optimizers = torch::optim::SGD(net->parameters(), lr), .criterion = torch::nn::MSELoss()});
+    register_data({line(), {.batch_size = 4}}, OperatorLoader(line(), {.batch_size = 10}));
+  }
+  Metrics train_batch(Batch& batch, const BatchInfo& info) override {
+    ++batches;
+    return TrainingOperator::train_batch(batch, info);
+  }
+  static inline int batches = 0;
+};
+
+std::optional<SweepResult> sweep_over(const fs::path& storage, const Trainable& trainable, SweepOptions options) {
+  options.ranks_per_trial = std::min(2, world().size());
+  std::optional<SweepResult> sweep;
+  const std::vector<std::string> flags{"--storage",  storage.string(), "--name",      "operators",
+                                       "--progress", "none",           "--log-level", "error"};
+  main_with(flags, [&](Launch& launch) { sweep = Sweep(launch, trainable, options).fit(); });
+  return sweep;
+}
+
+TEST(OperatorRow, AsTrainable) {
+  const auto trainable = OperatorTrainer<Line>::as_trainable({.config = {{"lr", 0.5}}}, 3);
+  const auto sweep =
+      sweep_over(shared_folder(), trainable,
+                 {.space = {{"lr", grid({0.001, 0.1, -1, 0.01})}}, .metric = "val_loss", .mode = ScoreOrder::min});
+  ASSERT_TRUE(sweep);
+  EXPECT_EQ(sweep->trials.at(2).status, TrialStatus::failed);
+  EXPECT_NE(std::string(sweep->trials.at(2).error->what()).find("no such rate"), std::string::npos);
+  const auto best = sweep->best();
+  ASSERT_TRUE(best);
+  EXPECT_EQ(best->config, Json({{"lr", 0.1}}));
+  const auto rows = Result::from_path(best->path).metrics_history;
+  ASSERT_EQ(rows.size(), 3u) << "a report for each step";
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto& row = rows[i];
+    EXPECT_TRUE(row.contains("train_loss") && row.contains("val_loss") && row.contains("val_accuracy")) << row;
+    EXPECT_EQ(row.at("epoch"), i + 1) << "as train() counts them";
+  }
+  EXPECT_LT(rows.back().at("val_loss").get<double>(), rows.front().at("val_loss").get<double>());
+  torch::nn::Linear elsewhere(1, 1);
+  best->checkpoint->load("model", elsewhere);
+  const auto unknown = sweep_over(shared_folder(), trainable,
+                                  {.space = {{"rate", grid({1})}}, .metric = "val_loss", .mode = ScoreOrder::min});
+  EXPECT_NE(std::string(unknown->error->what()).find("rate"), std::string::npos);
+}
+
+TEST(OperatorRow, AsTrainableWithAStepOfOnesOwn) {
+  const auto storage = shared_folder();
+  bool fails = true;
+  const auto trainable = OperatorTrainer<Line>::as_trainable(
+      [] { return std::make_unique<Line>(); }, {.config = {{"lr", 0.1}}}, 100,
+      [&](OperatorTrainer<Line>& trainer, std::int64_t iteration) -> Json {
+        const auto lr = trainer.get_local_operator().config().at("lr").get<double>();
+        const auto loss = trainer.train({.num_steps = 2}).at("train_loss");
+        if (fails && lr == 0.02 && iteration == 2 && trainer.get_local_operator().world_rank() == 0)
+          throw std::runtime_error("over");
+        Json step{{"loss", loss}, {"minus_lr", -lr}, {"iteration", iteration}};
+        if (lr == 0.02) step["epoch"] = 100 + iteration;
+        return step;
+      });
+  const SweepOptions options{.space = {{"lr", grid({0.01, 0.02})}},
+                             .metric = "minus_lr",
+                             .mode = ScoreOrder::max,
+                             .scheduler = asha({.grace_period = 4, .max_t = 4})};
+  auto sweep = sweep_over(storage, trainable, options);
+  ASSERT_TRUE(sweep);
+  EXPECT_EQ(sweep->trials[0].status, TrialStatus::done);
+  EXPECT_EQ(sweep->trials[0].metrics.at("training_iteration"), 4) << "max_t is in steps";
+  EXPECT_EQ(sweep->trials[1].status, TrialStatus::failed);
+  EXPECT_EQ(Result::from_path(sweep->trials[1].path).metrics_history.size(), 2u);
+
+  // It goes on at the step that has failed; earlier calls return their saved results.
+  fails = false;
+  Line::batches = 0;
+  sweep = sweep_over(storage, trainable, options);
+  ASSERT_TRUE(sweep);
+  const auto& trial = sweep->trials[1];
+  EXPECT_TRUE(trial.status == TrialStatus::done || trial.status == TrialStatus::stopped);
+  const auto rows = Result::from_path(trial.path).metrics_history;
+  ASSERT_EQ(rows.size(), 4u);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(rows[static_cast<std::size_t>(i)].at("iteration"), i);
+    EXPECT_EQ(rows[static_cast<std::size_t>(i)].at("epoch"), 100 + i) << "the step's own";
+  }
+  EXPECT_GE(sweep->trials[0].metrics.at("epoch"), 1) << "the number of passes, from 1 on";
+  EXPECT_EQ(world().all_reduce(std::int64_t{Line::batches}, ReduceOp::max), 2 * 2) << "two steps of two batches";
+}
+
+// The last test of the program, since its seed is that of all later runs.
+TEST(TodayRow, EnableReproducibility) {
+  const auto draw = [](std::uint64_t seed) {
+    enable_reproducibility(seed);
+    return Json{at::rand({1}).item<double>(), std::rand()}.dump();
+  };
+  const auto first = draw(7);
+  EXPECT_EQ(draw(7), first);
+  EXPECT_NE(draw(8), first);
+  for (const auto& theirs : world().all_gather(first)) EXPECT_EQ(theirs, first) << "alike on every rank";
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+  EXPECT_TRUE(at::globalContext().deterministicCuDNN());
+  EXPECT_FALSE(at::globalContext().benchmarkCuDNN());
+  EXPECT_NE(std::getenv("CUBLAS_WORKSPACE_CONFIG"), nullptr);
+
+  // In main, for the training functions to come.
+  enable_reproducibility(7);
+  const double drawn_first = at::rand({1}).item<double>();
+  const auto storage = shared_folder();
+  const auto draws = [&](const std::string& name, int workers, bool ends, double* drawn) {
+    return run({storage, {"--workers", std::to_string(workers)}, named(name)},
+               [&](Session& session, const Config&) {
+                 auto state = session.state({});
+                 const bool restored = state.restore();
+                 *drawn = at::rand({1}).item<double>();
+                 EXPECT_EQ(session.broadcast_from_rank_zero(*drawn), *drawn) << "alike on every rank";
+                 EXPECT_EQ(*drawn == drawn_first, !restored) << "by the seed that was given";
+                 if (ends) return;
+                 session.report({}, state);
+                 throw std::runtime_error("stopped here");
+               })
+        .first;
+  };
+  const int ranks = world().size();
+  for (const int workers : std::set{ranks, 1}) {
+    const auto name = "by_" + std::to_string(workers);
+    double before = 0, after = 0;
+    EXPECT_EQ(draws(name, ranks, false, &before), 1);
+    EXPECT_EQ(draws(name, workers, true, &after), 0);
+    EXPECT_NE(after, before);
+  }
+  at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
 }  // namespace
-}  // namespace muster::today_test
+}  // namespace muster::train_rows_test
