@@ -411,6 +411,8 @@ class Texts:
             return ""
         if "to_string" in names and "std" in names:
             return placeholder("N")
+        if {"json_text", "json_text_lossy"} & set(names):  # a value of any kind
+            return placeholder("")
         if {"strerror", "message", "reason", "reason_of", "why"} & set(names) or any(
             source.is_sign(at - 1, ".", "->") and source.is_name(at, "what") for at in range(begin, end)
         ):
