@@ -181,7 +181,7 @@ endif()
 execute_process(COMMAND bash -c [[
   set -u
   "$0" bench allreduce --case "4 KB" "100 MB" --rounds 2 --json > rows.json 2> /dev/null &
-  until grep -q '"void"' rows.json || ! kill -0 $!; do :; done
+  until grep -q '"void"' rows.json || ! kill -0 $!; do sleep 0.1; done
   kill -INT $!
   wait $!]] "${TOOL}" WORKING_DIRECTORY "${FOLDER}" RESULT_VARIABLE result)
 file(READ "${FOLDER}/rows.json" out)
