@@ -48,7 +48,8 @@ endfunction()
 #
 # A folder of src/ compiles with the include paths of what it LINKS and no others, which is what keeps MPI, HDF5, spdlog
 # and libtorch in the rooms where they belong.
-# CALM: nothing in it takes time in a step or grows with the data, so it is compiled with -O1, in three quarters of the time.
+# CALM: nothing in it runs in a step, a batch, a save or the start of a rank, so it is compiled with -O1, in three quarters
+# of the time.
 # FEW_TORCH_HEADERS: it compiles in less time without the precompiled ones.
 # Where CMake puts files together, up to 16 of a room are one unit: each unit pays for what the headers instantiate.
 function(muster_room NAME)
