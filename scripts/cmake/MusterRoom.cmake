@@ -58,10 +58,9 @@ function(muster_room NAME)
   target_include_directories(muster_room_${NAME} PRIVATE "${muster_root}/include" "${muster_root}/src")
   target_compile_options(muster_room_${NAME} PRIVATE -Wall -Wextra)
   muster_hide_symbols(muster_room_${NAME})
-  # g++ 12 warns wrongly about "text" + std::string (its bug 105329), and about libtorch's SmallVector when that comes from
-  # a precompiled header.
+  # g++ 12 warns wrongly about "text" + std::string (its bug 105329).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(muster_room_${NAME} PRIVATE -Wno-restrict -Wno-maybe-uninitialized)
+    target_compile_options(muster_room_${NAME} PRIVATE -Wno-restrict)
   endif()
   if(room_CALM)
     target_compile_options(muster_room_${NAME} PRIVATE $<$<CONFIG:Release>:-O1>)
