@@ -5,6 +5,7 @@
 #include "hdf5/chunk_index.hpp"
 #include "hdf5/codecs.hpp"
 #include "hdf5/conversion.hpp"
+#include "hdf5/file.hpp"
 #include "hdf5/filter_pipeline.hpp"
 
 #include <algorithm>
@@ -74,11 +75,7 @@ Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string&
               true};
     return {Reader::hdf5, why + ", so HDF5 converts it, under its lock; convert it again", true};
   }
-  if (layout == H5D_CONTIGUOUS) {
-    if (H5Dget_offset(dataset) != HADDR_UNDEF) return {Reader::direct, "", false};
-    hdf5::last_error();
-    return {Reader::hdf5, "", false};
-  }
+  if (layout == H5D_CONTIGUOUS) return {hdf5::contiguous_offset(dataset) ? Reader::direct : Reader::hdf5, "", false};
   if (layout == H5D_VIRTUAL)
     return {Reader::hdf5,
             "it is a virtual dataset, which HDF5 reads, under its lock; name its files as one dataset, or convert it",
@@ -92,7 +89,8 @@ Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string&
 
 Json offset_of(const StoredColumn& column, const Reading& reading, hid_t dataset) {
   if (reading.reader != Reader::direct || !column.chunk.empty()) return nullptr;
-  return H5Dget_offset(dataset);
+  const auto offset = hdf5::contiguous_offset(dataset);
+  return offset ? Json(*offset) : Json();
 }
 
 std::vector<std::string> chunk_problems(const StoredColumn& column, const Reading& reading) {

@@ -218,6 +218,16 @@ std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const st
   return shape;
 }
 
+std::optional<std::uint64_t> contiguous_offset(hid_t dataset) {
+  const Lock lock;
+  // Of values that were never written H5Dget_offset() gives no address plus the size of the file's user block.
+  if (H5Dget_storage_size(dataset) == 0) return {};
+  const haddr_t offset = H5Dget_offset(dataset);
+  if (offset != HADDR_UNDEF) return offset;
+  last_error();
+  return {};
+}
+
 void select_rows(hid_t space, H5S_seloper_t how, std::int64_t first, std::int64_t count, std::string_view doing,
                  ExitCode code) {
   std::vector<hsize_t> sizes(static_cast<std::size_t>(check(H5Sget_simple_extent_ndims(space), doing, code)));

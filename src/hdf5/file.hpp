@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,9 @@ MUSTER_INTERNAL_API std::vector<std::int64_t> shape(hid_t dataset, const std::st
 /// The sizes of the chunks of a dataset of `rank` dimensions, in values, all at least 1. `creation`: its properties.
 /// Throws an Error (ExitCode::data) if the file is damaged there.
 MUSTER_INTERNAL_API std::vector<std::int64_t> chunk_shape(hid_t creation, std::size_t rank, const std::string& doing);
+
+/// The place of a contiguous dataset's values in its file, in bytes; none if nothing was ever written.
+MUSTER_INTERNAL_API std::optional<std::uint64_t> contiguous_offset(hid_t dataset);
 
 /// Selects `count` rows of a dataset's space, in addition to the rows selected before (H5S_SELECT_OR) or instead of
 /// them (H5S_SELECT_SET).

@@ -15,8 +15,7 @@ namespace muster::soak {
 std::uint64_t contiguous_offset(const std::string& path) {
   const auto file = detail::hdf5::open_file(path);
   const auto dataset = detail::hdf5::open_dataset(file.get(), "x", path);
-  const detail::hdf5::Lock lock;
-  return H5Dget_offset(dataset.get());
+  return detail::hdf5::contiguous_offset(dataset.get()).value();
 }
 
 void read_plainly(const std::string& path, std::uint64_t offset, const Order& order, std::size_t batch,

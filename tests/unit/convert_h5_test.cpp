@@ -260,6 +260,16 @@ TEST_F(ConvertH5, KeepsAttributes) {
   make({.chunk = 10});
   {
     const hdf5::Handle file(H5Fopen(input().c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+TEST_F(ConvertH5, SaysThatAColumnBehindAUserBlockWasNeverWritten) {
+  H5File(input(), 512).dataset("x", {rows, width}, H5T_STD_I32LE, H5T_NATIVE_INT32, nullptr);
+  const auto dataset = describe_dataset(input().string());
+  EXPECT_EQ(dataset.at("columns").at(0).at("reader"), "hdf5");
+  EXPECT_EQ(dataset.at("columns").at(0).at("offset"), nullptr);
+  EXPECT_NE(dataset.at("advice").dump().find("x: nothing was ever written to it"), std::string::npos);
+  run();
+  EXPECT_EQ(values<std::int32_t>(output(), "x"), Ints(rows * width, 0));
+}
+
     const hdf5::Handle x(H5Dopen2(file.get(), "x", H5P_DEFAULT), H5Dclose);
     const auto add = [&](const char* name, hid_t type, std::vector<std::int64_t> shape, const void* value) {
       const auto space = hdf5::make_space(shape, "fixture");

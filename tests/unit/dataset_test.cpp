@@ -189,8 +189,13 @@ TEST(Hdf5, AUserBlockShiftsTheOffset) {
 
 TEST(Hdf5, NeverWrittenValuesAreTheFillValue) {
   const Folder folder;
-  H5File(folder.file("a.h5")).dataset("x", {4}, H5T_NATIVE_FLOAT, 0, nullptr);
-  EXPECT_TRUE(at::equal(Dataset(folder.file("a.h5")).read(Samples{0, 3})["x"], at::zeros({2})));
+  for (const hsize_t userblock : {0, 512})  // MATLAB's files have one
+    for (const hsize_t rows : {4, 100'000}) {
+      H5File(folder.file("a.h5"), userblock).dataset("x", {rows}, H5T_NATIVE_FLOAT, 0, nullptr);
+      EXPECT_TRUE(at::equal(Dataset(folder.file("a.h5")).read(Samples{0, 3})["x"], at::zeros({2})));
+      const auto windows = Dataset::windows({folder.file("a.h5") + ":/x"}, {.size = {2}});
+      EXPECT_TRUE(at::equal(windows.read(Samples{1})["x"], at::zeros({1, 2})));
+    }
 }
 
 TEST(Hdf5, StoredTypesAreKept) {

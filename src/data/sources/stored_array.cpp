@@ -26,13 +26,10 @@ std::uint64_t size_of(const std::vector<std::int64_t>& shape, std::size_t value_
 /// The offset of contiguous values in the file; none if nothing was ever written.
 std::optional<std::uint64_t> offset_of(hid_t dataset, std::uint64_t length, const File& bytes,
                                        const std::string& doing) {
-  const haddr_t offset = H5Dget_offset(dataset);
-  if (offset == HADDR_UNDEF) {
-    hdf5::last_error();
-    return {};
-  }
+  const auto offset = hdf5::contiguous_offset(dataset);
+  if (!offset) return {};
   const auto size = bytes.size();
-  if (offset > size || length > size - offset)
+  if (*offset > size || length > size - *offset)
     throw Error(ExitCode::data, doing, "the file is truncated: its values end beyond the end of the file",
                 "Make or copy it again");
   return offset;

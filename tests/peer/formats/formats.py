@@ -179,3 +179,8 @@ def main(program):
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    with h5py.File(path, "a") as file:
+        for rows in [4, 100_000]:
+            file.create_dataset(f"unwritten_{rows}", (rows,), "f8")
+    for rows in [4, 100_000]:
+        peer.compare(path, f"unwritten_{rows}", numpy.zeros(rows), "f8")
