@@ -247,9 +247,12 @@ class MUSTER_API Dataset {
   /// int32, int64 and int64; a uint64 above 2^63 − 1 is an Error when it is read. Enumerations become their integers.
   /// NetCDF's packed values are unpacked: with an attribute scale_factor or add_offset, a value v becomes v ×
   /// scale_factor + add_offset, a float32 if it is stored in 1 or 2 bytes or as float32, and otherwise a float64. Then,
-  /// and in columns of floats, values that equal _FillValue or missing_value become NaN. Other integers stay as they
-  /// are. Signed integers with the attribute _Unsigned = "true" are read as unsigned ones.
-  /// A virtual dataset is read through HDF5, slower than its files as one dataset. Its sources lie in the same folder.
+  /// and in columns of floats, stored values that equal _FillValue or missing_value, or lie outside of valid_range,
+  /// valid_min and valid_max, become NaN. Other integers stay as they are, and so do values that were never written, if
+  /// there is no _FillValue. A limit that is a fraction does not count for integers. These attributes may be text; one
+  /// that is no number is an Error. Signed integers with the attribute _Unsigned = "true" are read as unsigned ones,
+  /// and unsigned ones with "false" as signed. A virtual dataset is read through HDF5, slower than its files as one
+  /// dataset. Its sources lie in the same folder.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
   /// Windows of arrays: time series, patches of images, volumes. Each variable, "FILE:/NAME", makes a column of its
   /// name and of the window's shape, margins included, converted as in from_hdf5(). The column "origin", int64

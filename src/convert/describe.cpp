@@ -5,14 +5,17 @@
 #include "convert/ragged.hpp"
 #include "convert/reading.hpp"
 #include "data/sources/source.hpp"
+#include "hdf5/conversion.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
+#include "hdf5/packing.hpp"
 #include "hdf5/types.hpp"
 #include "muster/convert.hpp"
 #include "muster/dataset.hpp"
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -84,11 +87,30 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   return column;
 }
 
+/// What is said of values that were never written; null if there are none.
+const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset) {
+  const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
+  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return nullptr;
+  if (column.file_bytes == 0) return "nothing was ever written to it; all its values read as the fill value";
+#if H5_VERSION_GE(1, 10, 5)
+  double chunks = 1;
+  for (std::size_t d = 0; d < column.chunk.size(); ++d)
+    chunks *= std::ceil(static_cast<double>(column.shape[d]) / static_cast<double>(column.chunk[d]));
+  hsize_t written = 0;
+  if (!column.chunk.empty() && H5Dget_num_chunks(dataset, H5S_ALL, &written) >= 0 &&
+      static_cast<double>(written) < chunks)
+    return "some of its chunks were never written; their values read as the fill value";
+  hdf5::last_error();
+#endif
+  return nullptr;
+}
+
 void describe_column(hid_t dataset, const std::string& name, const std::string& shown, Description& all) {
   const std::string doing = "reading the layout of " + shown;
   const auto type = hdf5::dataset_property(dataset, H5Dget_type, doing);
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, doing);
-  hdf5::scalar_type(type.get(), shown);
+  const auto packing = hdf5::packing_of(dataset, type.get(), shown);
+  const bool is_floating = at::isFloatingType(hdf5::Conversion(type.get(), packing, shown).dtype());
   const auto stored = stored_column(dataset, name, doing);
   const auto reading = convert::reading_of(stored, dataset, shown);
 
@@ -102,8 +124,11 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
                          {"reader", convert::name_of(reading.reader)},
                          {"offset", convert::offset_of(stored, reading, dataset)}});
   const auto advise = [&](const std::string& line) { all.advice.push_back(name + ": " + line); };
-  if (stored.file_bytes == 0 && H5Pget_layout(creation.get()) != H5D_VIRTUAL)
-    advise("nothing was ever written to it; all its values read as the fill value");
+  const bool has_missing = packing && packing->has_missing();
+  if (has_missing && !is_floating)
+    advise("its missing values stay the numbers that they are, since integers without a scale_factor have no NaN");
+  if (const auto unwritten = unwritten_values(stored, dataset); unwritten != nullptr)
+    advise(unwritten + std::string(is_floating && !has_missing ? ", which is no NaN: it has no _FillValue" : ""));
   if (!reading.problem.empty()) advise(reading.problem);
   for (const auto& problem : convert::chunk_problems(stored, reading)) advise(problem);
   if (all.columns.back().at("dtype") == "float64")

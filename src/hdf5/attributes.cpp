@@ -1,5 +1,9 @@
 #include "hdf5/attributes.hpp"
 
+#include <charconv>
+#include <optional>
+#include <string_view>
+
 namespace muster::detail::hdf5 {
 namespace {
 
@@ -17,6 +21,43 @@ struct Attribute {
   hssize_t count = 0;
 };
 
+/// The strings of an attribute of strings; none if they have room for more than 256 characters each.
+std::vector<std::string> texts_of(const Attribute& found, const std::string& doing) {
+  const auto count = static_cast<std::size_t>(found.count);
+  std::vector<std::string> texts(count);
+  if (H5Tis_variable_str(found.type.get()) > 0) {
+    std::vector<char*> pointers(count);
+    check(H5Aread(found.attribute.get(), found.type.get(), static_cast<void*>(pointers.data())), doing);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (pointers[i] != nullptr) texts[i] = pointers[i];
+      H5free_memory(pointers[i]);
+    }
+    return texts;
+  }
+  constexpr std::size_t most = 256;
+  const auto size = H5Tget_size(found.type.get());
+  if (size == 0 || size > most) return {};
+  std::string all(count * size, '\0');
+  check(H5Aread(found.attribute.get(), found.type.get(), all.data()), doing);
+  for (std::size_t i = 0; i < count; ++i) texts[i] = all.substr(i * size, size).c_str();  // without the padding
+  return texts;
+}
+
+/// The numbers of a text, between spaces and commas; none if there is anything else in it.
+std::optional<std::vector<double>> numbers_in(std::string_view text) {
+  std::vector<double> numbers;
+  constexpr const char* separators = " ,\t\n";
+  for (auto begin = text.find_first_not_of(separators); begin != text.npos;
+       begin = text.find_first_not_of(separators)) {
+    auto word = text.substr(begin, text.find_first_of(separators, begin) - begin);
+    text.remove_prefix(begin + word.size());
+    if (word.starts_with('+') && !word.starts_with("+-")) word.remove_prefix(1);
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), numbers.emplace_back());
+    if (error != std::errc{} || end != word.data() + word.size()) return {};
+  }
+  return numbers;
+}
+
 }  // namespace
 
 std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const std::string& doing) {
@@ -24,34 +65,33 @@ std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const 
   const Attribute found(dataset, name, doing);
   if (found.count < 1) return {};
   const auto kind = H5Tget_class(found.type.get());
-  if (kind != H5T_INTEGER && kind != H5T_FLOAT) return {};
-  constexpr hssize_t most = 1024;
+  if (kind != H5T_INTEGER && kind != H5T_FLOAT && kind != H5T_STRING) return {};
+  const hssize_t most = kind == H5T_STRING ? 64 : 1024;  // a hostile file may repeat a long string
   if (found.count > most)
     throw Error(
         ExitCode::data, doing,
         std::string(name) + " has " + std::to_string(found.count) + " numbers; the most are " + std::to_string(most),
         "Shorten it, or choose other columns");
-  std::vector<double> values(static_cast<std::size_t>(found.count));
-  check(H5Aread(found.attribute.get(), H5T_NATIVE_DOUBLE, values.data()), doing);
-  return values;
+  if (kind != H5T_STRING) {
+    std::vector<double> values(static_cast<std::size_t>(found.count));
+    check(H5Aread(found.attribute.get(), H5T_NATIVE_DOUBLE, values.data()), doing);
+    return values;
+  }
+  const auto texts = texts_of(found, doing);
+  std::string all;
+  for (const auto& text : texts) all += text + " ";
+  const auto numbers = numbers_in(all);
+  if (!numbers || texts.empty())
+    throw Error(ExitCode::data, doing, std::string(name) + " is not a number", "Correct it, or choose other columns");
+  return *numbers;
 }
 
 std::string text_of_attribute(hid_t dataset, const char* name, const std::string& doing) {
   const Lock lock;
   const Attribute found(dataset, name, doing);
   if (found.count != 1 || H5Tget_class(found.type.get()) != H5T_STRING) return {};
-  if (H5Tis_variable_str(found.type.get()) > 0) {
-    char* text = nullptr;
-    check(H5Aread(found.attribute.get(), found.type.get(), static_cast<void*>(&text)), doing);
-    std::string copy = text == nullptr ? "" : text;
-    H5free_memory(text);
-    return copy;
-  }
-  constexpr std::size_t most = 256;
-  std::string text(H5Tget_size(found.type.get()), '\0');
-  if (text.empty() || text.size() > most) return {};
-  check(H5Aread(found.attribute.get(), found.type.get(), text.data()), doing);
-  return text.c_str();  // without the padding
+  const auto texts = texts_of(found, doing);
+  return texts.empty() ? std::string() : texts.front();
 }
 
 }  // namespace muster::detail::hdf5

@@ -43,8 +43,7 @@ Handle swapped(hid_t native) {
   return type;
 }
 
-/// The attribute of a missing value may have more digits than the values. A number that is too large for them is not
-/// one of them.
+/// The number as a value of the type. One that is too large for the type stays as it is.
 double rounded_to(at::ScalarType type, double number) {
   const double rounded = type == at::kFloat      ? static_cast<double>(static_cast<float>(number))
                          : type == at::kHalf     ? static_cast<double>(c10::Half(static_cast<float>(number)))
@@ -84,6 +83,11 @@ std::size_t Conversion::convert(const Conversion& conversion, const std::byte* f
         for (const auto missing : packing.missing)
           for (std::size_t i = 0; i < some; ++i)
             values[i] = static_cast<double>(stored[i]) == missing ? std::numeric_limits<Value>::quiet_NaN() : values[i];
+        if (const auto least = packing.least, most = packing.most;
+            least > -Packing::no_limit || most < Packing::no_limit)
+          for (std::size_t i = 0; i < some; ++i)
+            if (static_cast<double>(stored[i]) < least || static_cast<double>(stored[i]) > most)
+              values[i] = std::numeric_limits<Value>::quiet_NaN();
         std::memcpy(into + done * sizeof(Value), values.data(), some * sizeof(Value));
         continue;
       }
@@ -158,17 +162,25 @@ Conversion::Conversion(hid_t type, std::optional<Packing> packing, const std::st
 }
 
 void Conversion::adapt_packing() {
-  if (is_integer_ && packing_->is_unsigned) is_signed_ = false;
-  if (!packing_->is_scaled && (is_integer_ || packing_->missing.empty())) {
+  if (is_integer_ && packing_->is_unsigned) is_signed_ = !*packing_->is_unsigned;
+  if (!packing_->is_scaled && (is_integer_ || !packing_->has_missing())) {
     // Of integers that are not scaled, a missing value stays the number that it is.
     packing_.reset();
     return;
   }
-  for (auto& missing : packing_->missing) {
-    if (!is_integer_)
-      missing = rounded_to(dtype_, missing);
-    else if (!is_signed_ && missing < 0)
-      missing += std::exp2(8 * static_cast<double>(stored_bytes_));
+  // As the values are read: the attribute may have more digits, or the sign that _Unsigned changes.
+  const auto adapted = [&](double number) {
+    if (!is_integer_) return rounded_to(dtype_, number);
+    const auto beyond = std::exp2(8 * static_cast<double>(stored_bytes_));
+    if (!is_signed_ && number < 0) return number + beyond;
+    return packing_->is_unsigned == false && number >= beyond / 2 ? number - beyond : number;
+  };
+  for (auto& missing : packing_->missing) missing = adapted(missing);
+  for (auto* const limit : {&packing_->least, &packing_->most}) {
+    if (!std::isfinite(*limit)) continue;
+    // A fraction is no limit of integers as they are stored; netCDF4 leaves it out, too.
+    const auto none = limit == &packing_->least ? -Packing::no_limit : Packing::no_limit;
+    *limit = is_integer_ && *limit != std::floor(*limit) ? none : adapted(*limit);
   }
 }
 

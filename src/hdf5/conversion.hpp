@@ -16,7 +16,8 @@ namespace muster::detail::hdf5 {
 /// Values keep their type, with these exceptions. uint16 and uint32 become the next larger signed type, uint64 becomes
 /// int64, and enumerations become their integers. Integers of 1 or 2 bytes and half floats become float32 if they are
 /// packed, and wider integers become float64. Where values are not packed, only floats have missing ones. Half floats
-/// that may be missing become float32, too. Signed integers with NetCDF's attribute _Unsigned are unsigned ones.
+/// that may be missing become float32, too. Integers with NetCDF's attribute _Unsigned are unsigned or signed as it
+/// says.
 class MUSTER_INTERNAL_API Conversion {
  public:
   /// `type`: of a dataset. Throws an Error (ExitCode::data) that names the kind if it holds no numbers.

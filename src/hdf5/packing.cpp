@@ -1,14 +1,17 @@
 #include "hdf5/packing.hpp"
 
 #include "hdf5/attributes.hpp"
+#include "hdf5/types.hpp"
 #include "muster/error.hpp"
 
 #include <cmath>
 
 namespace muster::detail::hdf5 {
 
-std::optional<Packing> packing_of(hid_t dataset, const std::string& shown) {
+std::optional<Packing> packing_of(hid_t dataset, hid_t type, const std::string& shown) {
   const Lock lock;
+  const auto value_type = scalar_type(type, shown);
+  if (value_type == at::kBool || at::isComplexType(value_type)) return {};
   const std::string doing = "reading the attributes of " + shown;
   Packing packing;
   for (const auto& [name, number] :
@@ -22,8 +25,22 @@ std::optional<Packing> packing_of(hid_t dataset, const std::string& shown) {
   }
   for (const char* name : {"_FillValue", "missing_value"})
     for (const auto value : numbers_of_attribute(dataset, name, doing)) packing.missing.push_back(value);
-  packing.is_unsigned = text_of_attribute(dataset, "_Unsigned", doing) == "true";
-  if (!packing.is_scaled && !packing.is_unsigned && packing.missing.empty()) return {};
+  const auto limit = [&](const char* name, std::vector<double*> into) {
+    const auto values = numbers_of_attribute(dataset, name, doing);
+    if (values.empty()) return;
+    if (values.size() != into.size())
+      throw Error(ExitCode::data, doing,
+                  std::string(name) + " is not " + (into.size() == 1 ? "a number" : "two numbers"),
+                  "Correct it, or choose other columns");
+    for (std::size_t i = 0; i < into.size(); ++i) *into[i] = values[i];
+  };
+  limit("valid_min", {&packing.least});
+  limit("valid_max", {&packing.most});
+  limit("valid_range", {&packing.least, &packing.most});
+  const auto is_unsigned = text_of_attribute(dataset, "_Unsigned", doing);
+  if (is_unsigned == "true" || is_unsigned == "True") packing.is_unsigned = true;
+  if (is_unsigned == "false" || is_unsigned == "False") packing.is_unsigned = false;
+  if (!packing.is_scaled && !packing.is_unsigned && !packing.has_missing()) return {};
   return packing;
 }
 

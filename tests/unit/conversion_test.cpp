@@ -71,6 +71,8 @@ TEST(Conversion, OfEveryTypeAndLayoutIsThatOfThePlainReference) {
       for (auto& each : stored) each = is_float ? static_cast<float>(value(random)) : std::floor(value(random));
       const double scale = 0.25 + static_cast<double>(random() % 8), offset = static_cast<double>(random() % 100) - 50;
       const double missing = stored[random() % stored.size()];
+      const std::pair limits(stored[random() % stored.size()], stored[random() % stored.size()]);
+      const bool has_limits = round % 5 == 1;
 
       const Folder folder;
       const std::size_t rows = stored.size() / 3;
@@ -80,10 +82,13 @@ TEST(Conversion, OfEveryTypeAndLayoutIsThatOfThePlainReference) {
         if (is_packed) attribute(file, "x", "scale_factor", scale);
         if (is_packed) attribute(file, "x", "add_offset", offset);
         if (has_missing) attribute(file, "x", "_FillValue", missing, type.stored);
+        if (has_limits) attribute(file, "x", "valid_min", limits.first, type.stored);
+        if (has_limits) attribute(file, "x", "valid_max", limits.second, type.stored);
       }
       std::vector<double> wanted;
       for (const auto each : stored)
-        wanted.push_back(has_missing && each == missing && (is_packed || is_float)
+        wanted.push_back((is_packed || is_float) && ((has_missing && each == missing) ||
+                                                     (has_limits && (each < limits.first || each > limits.second)))
                              ? std::numeric_limits<double>::quiet_NaN()
                              : (is_packed ? each * scale + offset : each));
       const auto dtype = is_packed ? type.packed : type.plain;
@@ -127,7 +132,7 @@ TEST(Conversion, SignedIntegersMayStandForUnsignedOnes) {
       for (const std::string name : {"plain", "packed", "signed"})
         file.dataset(name, {6}, stored, H5T_NATIVE_DOUBLE, values.data());
       text_attribute(file, "plain", "_Unsigned", "true");
-      text_attribute(file, "packed", "_Unsigned", "true", 8);
+      text_attribute(file, "packed", "_Unsigned", "True", 8);
       text_attribute(file, "signed", "_Unsigned", "false");
       attribute(file, "packed", "scale_factor", 2);
       attribute(file, "packed", "_FillValue", -1, stored);
@@ -146,6 +151,129 @@ TEST(Conversion, SignedIntegersMayStandForUnsignedOnes) {
       EXPECT_EQ(batch["packed"][i].item<double>(), 2 * wanted);
     }
   }
+}
+
+std::string error_of(const std::string& path) {
+  try {
+    Dataset(path).count();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Conversion, UnsignedIntegersMayStandForSignedOnes) {
+  struct Case {
+    hid_t stored;
+    int bits;
+    at::ScalarType plain;
+  };
+  for (const auto& [stored, bits, plain] :
+       {Case{H5T_STD_U8LE, 8, at::kChar}, Case{H5T_STD_U16BE, 16, at::kShort}, Case{H5T_STD_U16LE, 16, at::kShort},
+        Case{H5T_STD_U32BE, 32, at::kInt}, Case{H5T_STD_U64LE, 64, at::kLong}}) {
+    const Folder folder;
+    const auto beyond = std::ldexp(1.0, bits), half = beyond / 2;
+    const std::vector<double> values{0, 5, bits == 64 ? half - 1024 : half - 1, half};
+    {
+      H5File file(folder.file("a.h5"));
+      for (const std::string name : {"plain", "packed"})
+        file.dataset(name, {4}, stored, H5T_NATIVE_DOUBLE, values.data());
+      text_attribute(file, "plain", "_Unsigned", "false");
+      text_attribute(file, "packed", "_Unsigned", "False");
+      attribute(file, "packed", "scale_factor", 2);
+      attribute(file, "packed", "_FillValue", half, stored);
+    }
+    const auto batch = Dataset(folder.file("a.h5")).read(all(4));
+    EXPECT_EQ(batch["plain"].scalar_type(), plain);
+    for (std::int64_t i = 0; i < 4; ++i) {
+      const double value = values[static_cast<std::size_t>(i)], wanted = value < half ? value : value - beyond;
+      EXPECT_EQ(batch["plain"][i].item<double>(), wanted) << bits;
+      EXPECT_EQ(batch["packed"][i].isnan().item<bool>(), value == half) << bits;
+    }
+  }
+}
+
+TEST(Conversion, ATextThatIsANumberIsOne) {
+  const std::vector<std::int16_t> whole{1, -9999, 7, -2};
+  const std::vector<float> real{1, -9999, 7, 1e20F};
+  for (const std::optional<std::size_t> size : {std::optional<std::size_t>{}, {32}})
+    for (const auto* name : {"missing_value", "_FillValue"}) {
+      const Folder folder;
+      {
+        H5File file(folder.file("a.h5"));
+        file.dataset("packed", {4}, H5T_STD_I16BE, H5T_NATIVE_INT16, whole.data());
+        file.dataset("real", {4}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, real.data());
+        file.dataset("whole", {4}, H5T_STD_I16LE, H5T_NATIVE_INT16, whole.data());
+        text_attribute(file, "packed", "scale_factor", "0.5 ", size);
+        text_attribute(file, "packed", "add_offset", "+1e1", size);
+        for (const std::string column : {"packed", "whole"}) text_attribute(file, column, name, "-9999", size);
+        text_attribute(file, "real", name, "-9999, 1e20", size);
+        text_attribute(file, "real", "valid_range", " ", size);
+      }
+      const auto batch = Dataset(folder.file("a.h5")).read(all(4));
+      const auto nan = std::numeric_limits<float>::quiet_NaN();
+      const auto same = [](const at::Tensor& a, const at::Tensor& b) { return at::allclose(a, b, 0, 0, true); };
+      EXPECT_TRUE(same(batch["packed"], at::tensor({10.5F, nan, 13.5F, 9.F})));
+      EXPECT_TRUE(same(batch["real"], at::tensor({1.F, nan, 7.F, nan})));
+      EXPECT_TRUE(at::equal(batch["whole"], at::tensor(whole))) << "integers have no NaN";
+    }
+}
+
+TEST(Conversion, ATextThatIsNoNumberIsRefused) {
+  const auto values = test::counting<float>(3);
+  for (const auto* name :
+       {"missing_value", "_FillValue", "valid_min", "valid_max", "valid_range", "scale_factor", "add_offset"})
+    for (const auto* text : {"none", "-9999.f", "1 to 2", "0x10", "1e999"}) {
+      const Folder folder;
+      {
+        H5File file(folder.file("a.h5"));
+        file.dataset("x", {3}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, values.data());
+        text_attribute(file, "x", name, text);
+      }
+      EXPECT_NE(error_of(folder.file("a.h5")).find(std::string(name) + " is not a number"), std::string::npos) << text;
+    }
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    file.dataset("x", {3}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, values.data());
+    text_attribute(file, "x", "valid_range", "1, 2, 3");
+  }
+  EXPECT_NE(error_of(folder.file("a.h5")).find("valid_range is not two numbers"), std::string::npos);
+}
+
+TEST(Conversion, ValuesOutsideOfTheValidRangeAreMissing) {
+  const Folder folder;
+  const std::vector<double> values{-9, 0.1, 1, 100, 200, 250};
+  const auto whole = std::vector<double>{-9, 0, 1, 100, 200, 250};
+  {
+    H5File file(folder.file("a.h5"));
+    for (const std::string name : {"both", "least", "most"})
+      file.dataset(name, {6}, H5T_IEEE_F32BE, H5T_NATIVE_DOUBLE, values.data());
+    for (const std::string name : {"fraction", "packed", "whole"})
+      file.dataset(name, {6}, H5T_STD_I16LE, H5T_NATIVE_DOUBLE, whole.data());
+    file.dataset("unsigned", {6}, H5T_STD_I8LE, H5T_NATIVE_INT8, std::vector<std::int8_t>{0, 1, 2, -6, -5, -1}.data());
+    text_attribute(file, "both", "valid_range", "0.1, 200");
+    attribute(file, "least", "valid_min", 0.1);  // with more digits than the values
+    attribute(file, "most", "valid_max", 100, H5T_NATIVE_FLOAT);
+    for (const std::string name : {"fraction", "packed", "unsigned"}) attribute(file, name, "scale_factor", 0.01);
+    attribute(file, "fraction", "valid_min", 0.5);
+    attribute(file, "packed", "valid_min", 0, H5T_STD_I16LE);
+    attribute(file, "packed", "valid_max", 100, H5T_STD_I16LE);
+    attribute(file, "whole", "valid_max", 100, H5T_STD_I16LE);
+    text_attribute(file, "unsigned", "_Unsigned", "true");
+    attribute(file, "unsigned", "valid_max", -6, H5T_STD_I8LE);
+  }
+  const auto batch = Dataset(folder.file("a.h5")).read(all(6));
+  const auto missing = [&](const std::string& name) { return batch[name].isnan().to(at::kInt); };
+  EXPECT_TRUE(at::equal(missing("both"), at::tensor({1, 0, 0, 0, 0, 1})));
+  EXPECT_TRUE(at::equal(missing("least"), at::tensor({1, 0, 0, 0, 0, 0})));
+  EXPECT_TRUE(at::equal(missing("most"), at::tensor({0, 0, 0, 0, 1, 1})));
+  EXPECT_TRUE(at::equal(missing("packed"), at::tensor({1, 0, 0, 0, 1, 1}))) << "limits are of stored values";
+  EXPECT_TRUE(at::equal(missing("fraction"), at::tensor({0, 0, 0, 0, 0, 0}))) << "none of stored integers";
+  EXPECT_TRUE(at::equal(missing("unsigned"), at::tensor({0, 0, 0, 0, 1, 1})));
+  EXPECT_EQ(batch["whole"].scalar_type(), at::kShort);
+  EXPECT_EQ(batch["whole"][5].item<int>(), 250);
 }
 
 TEST(Conversion, AMissingValueIsRoundedAsTheValuesAre) {
@@ -282,16 +410,6 @@ TEST(Conversion, ValuesThatWereNeverWrittenAreMissing) {
     attribute(file, "t", "add_offset", 273.15);
   }
   EXPECT_TRUE(Dataset(folder.file("a.h5")).read(all(10))["t"].isnan().all().item<bool>());
-}
-
-std::string error_of(const std::string& path) {
-  try {
-    Dataset(path).count();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::data);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Conversion, AttributesMustBeNumbers) {

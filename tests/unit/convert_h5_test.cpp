@@ -477,3 +477,37 @@ TEST_F(ConvertH5, SaysWhichFiltersAreMissing) {
 
 }  // namespace
 }  // namespace muster::convert_h5_test
+
+TEST_F(ConvertH5, SaysWhichMissingValuesStayNumbers) {
+  const auto advice = [&](hid_t stored, const char* name, bool is_whole) {
+    {
+      const hdf5::Lock lock;
+      H5File file(input());
+      const hdf5::Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+      const hsize_t chunk[] = {4}, shape[] = {20}, start[] = {5}, one[] = {1};
+      const std::int32_t value = 1;
+      H5Pset_chunk(creation.get(), 1, chunk);
+      H5Pset_deflate(creation.get(), 1);
+      const hdf5::Handle space(H5Screate_simple(1, shape, nullptr), H5Sclose);
+      const hdf5::Handle memory(H5Screate_simple(1, one, nullptr), H5Sclose);
+      file.create("x", stored, H5T_NATIVE_INT32, space.get(), creation.get(), is_whole ? counting(20).data() : nullptr);
+      const hdf5::Handle x(H5Dopen2(file.id(), "x", H5P_DEFAULT), H5Dclose);
+      H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start, nullptr, one, nullptr);
+      EXPECT_GE(H5Dwrite(x.get(), H5T_NATIVE_INT32, memory.get(), space.get(), H5P_DEFAULT, &value), 0);
+      if (name != nullptr) file.text_attribute("x", name, "-9999");
+    }
+    return describe_dataset(input().string()).at("advice").dump();
+  };
+  const std::string stay = "its missing values stay the numbers that they are",
+                    unwritten = "some of its chunks were never written", no_nan = "which is no NaN";
+  const auto has = [](const std::string& text, const std::string& part) { return text.find(part) != text.npos; };
+  EXPECT_TRUE(has(advice(H5T_STD_I32LE, "missing_value", true), stay));
+  EXPECT_TRUE(has(advice(H5T_STD_I32LE, "valid_max", true), stay));
+  EXPECT_FALSE(has(advice(H5T_IEEE_F32LE, "missing_value", true), stay));
+  EXPECT_FALSE(has(advice(H5T_STD_I32LE, nullptr, true), stay));
+  EXPECT_TRUE(
+      has(advice(H5T_IEEE_F32LE, nullptr, false), unwritten + "; their values read as the fill value, " + no_nan));
+  EXPECT_TRUE(has(advice(H5T_IEEE_F32LE, "_FillValue", false), unwritten));
+  EXPECT_FALSE(has(advice(H5T_IEEE_F32LE, "_FillValue", false), no_nan));
+  EXPECT_FALSE(has(advice(H5T_IEEE_F32LE, nullptr, true), unwritten));
+}

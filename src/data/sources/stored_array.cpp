@@ -84,7 +84,7 @@ StoredArray open_array(hid_t file, const File& bytes, const std::string& name, s
   StoredArray array{.shown = shown,
                     .shape = std::move(shape),
                     .dimensions = std::move(dimensions),
-                    .conversion = {type.get(), hdf5::packing_of(dataset.get(), shown), shown},
+                    .conversion = {type.get(), hdf5::packing_of(dataset.get(), type.get(), shown), shown},
                     .record_bytes = record_bytes};
   const auto value_bytes = array.conversion.stored_bytes();
   // As values of tensors, which are at least as large as the stored ones. There may be no rows.

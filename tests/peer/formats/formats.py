@@ -130,6 +130,43 @@ def matlab_files(peer, folder):
     """They begin with a user block of 512 bytes."""
     generator = numpy.random.default_rng(3)
     path = str(folder / "data.mat")
+def missing_values(peer, folder):
+    """Attributes that say which values are missing, as numbers and as text."""
+    path = folder / "missing.nc"
+    stored = numpy.array([-9999, -5, 0, 3, 100, 101, 120], "i2")
+    attributes = {
+        "range": {"valid_range": numpy.array([-5, 100], "i2")}, "least": {"valid_min": numpy.int16(0)},
+        "most": {"valid_max": numpy.int16(100)}, "text": {"missing_value": "-9999"}, "words": {"missing_value": "101"},
+        "both": {"missing_value": numpy.int16(3), "valid_max": numpy.int16(100)},
+    }
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("n", len(stored))
+        for name, given in attributes.items():
+            for kind, scale in [("i2", 0.5), ("f4", None), ("i4", None)]:
+                variable = file.createVariable(f"{name}_{kind}", kind, ("n",), fill_value=False)
+                variable.setncatts(given | ({} if scale is None else {"scale_factor": scale}))
+                variable.set_auto_maskandscale(False)
+                variable[:] = stored
+        for name, kind, sign in [("a", "i1", "true"), ("b", "i2", "True"), ("c", "u1", "false"), ("d", "u2", "false")]:
+            variable = file.createVariable(name, kind, ("n",), fill_value=False)
+            variable._Unsigned = sign
+            variable.set_auto_maskandscale(False)
+            variable[:] = stored.astype(kind)
+    with netCDF4.Dataset(path) as file, warnings.catch_warnings(action="ignore"):
+        for name, given in attributes.items():
+            for kind in ["i2", "f4"]:
+                values = numpy.ma.asarray(file[f"{name}_{kind}"][:]).astype("f4")
+                if isinstance(given.get("missing_value"), str):  # which netCDF4 leaves out, with a warning
+                    values[stored == int(given["missing_value"])] = numpy.ma.masked
+                peer.compare(path, f"{name}_{kind}", values.filled(numpy.nan), "f4")
+            peer.compare(path, f"{name}_i4", stored, "i4")
+        for name, kind in [("a", "u1"), ("b", "i4")]:
+            peer.compare(path, name, file[name][:], kind)
+    with xarray.open_dataset(path) as file:
+        for name, kind in [("c", "i1"), ("d", "i2")]:
+            peer.compare(path, name, file[name].values, kind)
+
+
     matrices = {"a": generator.normal(size=(40, 5)), "b": generator.integers(0, 200, (40, 3)).astype("u1"),
                 "c": generator.normal(size=(40, 6)).astype("f4")}
     for compress in [False, True]:
@@ -172,7 +209,7 @@ def main(program):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         peer = Peer(program, folder)
-        for files in [packed_netcdf, xarray_files, windows, matlab_files, h5py_files]:
+        for files in [packed_netcdf, xarray_files, windows, missing_values, matlab_files, h5py_files]:
             files(peer, folder)
             print(f"{files.__name__}: all values are read as their library reads them")
 
