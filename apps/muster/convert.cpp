@@ -26,7 +26,7 @@ using Converter = std::vector<std::filesystem::path> (*)(const std::vector<std::
 struct ConvertArguments {
   std::vector<std::filesystem::path> files;  ///< the inputs, and last the output
   std::optional<std::string> columns;
-  std::vector<std::string> split;
+  std::vector<std::string> split, types;
   std::string header;
   ConvertOptions options;
   bool json = false;
@@ -53,10 +53,22 @@ std::pair<std::string, double> part_of(const std::string& text) {
               "Name the files first and --split after them");
 }
 
+std::pair<std::string, std::string> type_of(const std::string& text) {
+  const auto equals = text.find('=');
+  if (equals == std::string::npos)
+    throw Error(ExitCode::usage, "reading --type", "\"" + text + "\" is not COLUMN=TYPE, as in y=float64",
+                "Name the files first and --type after them");
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
 void convert(Converter converter, ConvertArguments& arguments) {
   auto& options = arguments.options;
   if (arguments.columns) options.columns = separated(*arguments.columns);
   for (const auto& text : arguments.split) options.split.push_back(part_of(text));
+  for (const auto& text : arguments.types)
+    if (const auto [column, type] = type_of(text); !options.types.emplace(column, type).second)
+      throw Error(ExitCode::usage, "reading --type", "the column " + column + " is given twice",
+                  "Give each column once");
   if (!arguments.header.empty()) options.header = arguments.header == "yes";
   if (arguments.files.size() < 2)
     throw Error(ExitCode::usage, "converting", "inputs and an output are wanted", "Name the output last, as OUT.h5");
@@ -114,13 +126,18 @@ void add_format(CLI::App& parent, const std::string& name, const std::string& de
   command->add_option("--per-class", options.per_class, "Keep the first N samples of each value of the last column")
       ->transform(whole_number(1))
       ->option_text("N");
-  if (converter == convert_csv)
+  if (converter == convert_csv) {
     command
         ->add_option("--header", arguments->header,
                      "Whether the first line of each file is a header, which is skipped (yes or no); where its last "
                      "field is no number unless given")
         ->option_text("yes|no")
         ->check(CLI::IsMember({"yes", "no"}));
+    command
+        ->add_option("--type", arguments->types,
+                     "Store a column as float32, float64 or int64; chosen by its numbers unless given")
+        ->option_text("COLUMN=TYPE...");
+  }
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   command->footer("Example:\n  " + example);
   command->callback([converter, arguments] { convert(converter, *arguments); });

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,6 +35,9 @@ struct ConvertOptions {
   /// For CSV: true if the first line of each file is a header. Empty: it is a header if its last field is not a number;
   /// a warning says so if the line could be either.
   std::optional<bool> header = {};
+  /// For CSV: "float32", "float64" or "int64" for some of the columns, by name; the others get the type that
+  /// convert_csv() chooses.
+  std::map<std::string, std::string> types = {};
   /// Called from time to time with the bytes written so far and in total; what it throws ends the conversion.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
@@ -58,9 +62,11 @@ MUSTER_API std::vector<std::filesystem::path> convert_npy(const std::vector<std:
 MUSTER_API std::vector<std::filesystem::path> convert_npz(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});
-/// Comma-separated numbers: the last field of a line is the target (int64 if all are integers, otherwise float32), the
-/// fields before it are the features (float32). ConvertOptions::header says whether the first line is a header. Several
-/// files are concatenated; the numbers of all of them are held in memory.
+/// Comma-separated numbers: the last field of a line is the target, the fields before it are the features. Features are
+/// float32, and so is the target, unless all of it is written as integers: then it is int64. A column with a whole
+/// number above 2^24, which float32 may not hold, is int64 if all its values are whole (1e2 is), and float64 if they
+/// are not. ConvertOptions::types decides otherwise, and ConvertOptions::header says whether the first line is a
+/// header. Several files are concatenated; the numbers of all of them are held in memory, 8 bytes each.
 MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});

@@ -1,5 +1,5 @@
-// Reads comma-separated numbers. A line is a sample, and its last field is the target. Quotes, spaces around a number,
-// CRLF and a byte-order mark are understood; blank lines are skipped.
+// Reads comma-separated numbers. A line is a sample, and its last field is the target. Quotes, also around line breaks,
+// spaces around a number, CRLF and UTF-8's byte-order mark are understood; blank lines are skipped.
 #include "base/log.hpp"
 #include "convert/convert.hpp"
 
@@ -8,6 +8,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -19,7 +20,7 @@ using detail::convert::InputColumn, detail::convert::InputFile, detail::convert:
 
 constexpr std::size_t longest_line = 64 << 20;
 
-/// The lines of a file, without their line ends.
+/// The lines of a file, without their line ends. A line break between quotes does not end a line.
 class Lines {
  public:
   explicit Lines(InputFile& file) : file_(file) {}
@@ -27,20 +28,30 @@ class Lines {
   /// Reads the next line. Returns false at the end of the file.
   bool next(std::string& line) {
     line.clear();
+    const auto first = number_ + 1;
+    bool is_quoted = false;
     for (bool any = false;; any = true) {
-      if (rest_.empty()) rest_ = {buffer_.data(), file_.read_some(std::as_writable_bytes(std::span(buffer_)))};
+      if (rest_.empty()) fill();
       if (rest_.empty()) {
         if (!any) return false;
+        number_ = is_quoted ? first : number_ + 1;
+        if (is_quoted) fail("it has a quote that nothing closes", "Close or remove it");
         break;
       }
       const auto end = rest_.find('\n');
-      line += rest_.substr(0, end);
+      const auto part = rest_.substr(0, end);
       rest_.remove_prefix(end == std::string_view::npos ? rest_.size() : end + 1);
-      if (end != std::string_view::npos) break;
+      is_quoted = is_quoted != (std::ranges::count(part, '"') % 2 == 1);
+      line += part;
+      if (end != std::string_view::npos) {
+        ++number_;
+        if (!is_quoted) break;
+        line += ' ';
+      }
       if (line.size() > longest_line) file_.reject("it has a line of more than 64 MB", "Check that it is a CSV file");
     }
     if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (number_++ == 0 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
+    if (first == 1 && line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
     return true;
   }
   /// Throws an Error that names the line read last.
@@ -49,6 +60,12 @@ class Lines {
   }
 
  private:
+  void fill() {
+    rest_ = {buffer_.data(), file_.read_some(std::as_writable_bytes(std::span(buffer_)))};
+    if (rest_.find('\0') != std::string_view::npos)  // UTF-16 has one in each digit and comma
+      file_.reject("it holds zero bytes, as UTF-16 text does", "Save it as UTF-8: `iconv -f UTF-16 -t UTF-8 IN > OUT`");
+  }
+
   InputFile& file_;
   std::array<char, 1 << 16> buffer_{};
   std::string_view rest_;
@@ -81,18 +98,27 @@ template <class Number>
 std::errc parse(std::string_view field, Number& value) {
   if (field.starts_with('+') && !field.starts_with("+-")) field.remove_prefix(1);
   const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
-  if (error == std::errc{} && end != field.data() + field.size()) return std::errc::invalid_argument;
-  return error;
+  return end == field.data() + field.size() ? error : std::errc::invalid_argument;
 }
 
-std::optional<float> number(std::string_view field) {
-  float value = 0;
+/// Of a number that double does not hold: is it too small, not too large?
+bool is_too_small(std::string_view field) {
+  const auto e = std::min(field.find_first_of("eE"), field.size());
+  const auto point = std::min(field.substr(0, e).find('.'), e);
+  std::int64_t exponent = 0;
+  if (e < field.size() && parse(field.substr(e + 1), exponent) == std::errc::result_out_of_range)
+    return field[e + 1] == '-';
+  constexpr std::int64_t most = std::int64_t{1} << 40;  // far more than a line has digits
+  return std::clamp(exponent, -most, most) + static_cast<std::int64_t>(point) <
+         static_cast<std::int64_t>(field.find_first_of("123456789"));
+}
+
+/// A number too small for double is zero.
+std::optional<double> number(std::string_view field) {
+  double value = 0;
   const auto error = parse(field, value);
   if (error == std::errc{}) return value;
-  // A number too small for float becomes zero. from_chars reports it like one that is too large.
-  double wide = 0;
-  if (error == std::errc::result_out_of_range && parse(field, wide) == std::errc{} && std::abs(wide) < 1)
-    return static_cast<float>(wide);
+  if (error == std::errc::result_out_of_range && is_too_small(field)) return 0;
   return {};
 }
 
@@ -100,16 +126,89 @@ bool is_missing(std::string_view field) {
   return field.empty() || field == "?" || field == "NA" || field == "N/A" || field == "null" || field == "NULL";
 }
 
-template <class Number>
-void append(std::vector<std::byte>& values, Number value) {
-  const auto bytes = std::as_bytes(std::span(&value, 1));
-  values.insert(values.end(), bytes.begin(), bytes.end());
-}
+constexpr double largest_float_whole = 1 << 24;  ///< float32 holds all whole numbers up to it
+
+/// The numbers of a column, of 8 bytes each: int64 as long as all are whole, then double.
+class Values {
+ public:
+  /// `type`: that of ConvertOptions::types; empty: chosen by the numbers. `is_target`: then whole numbers are classes.
+  Values(std::string type, bool is_target) : type_(std::move(type)), is_target_(is_target) {}
+
+  /// Returns why the field cannot be in the column; null if it can.
+  const char* add(std::string_view field) {
+    std::int64_t whole = 0;
+    const auto integer = parse(field, whole);
+    const bool is_digits = integer == std::errc{};
+    const auto value = is_digits ? static_cast<double>(whole) : number(field);
+    if (!value || std::isnan(*value)) return "is not a number";
+    if (type_ != "float64" && type_ != "int64" && std::isfinite(*value) && std::isinf(static_cast<float>(*value)))
+      return "is not a number that float32 holds";
+    const bool is_whole = std::trunc(*value) == *value && std::abs(*value) < 0x1p63;
+    if (is_whole && !is_digits) whole = static_cast<std::int64_t>(*value);
+    if (type_ == "int64" && !is_whole) return "is not a whole number that int64 holds";
+    are_digits_ = are_digits_ && is_digits;
+    has_large_ =
+        has_large_ || (std::isfinite(*value) && std::trunc(*value) == *value && std::abs(*value) > largest_float_whole);
+    is_rounded_ = is_rounded_ || integer == std::errc::result_out_of_range ||
+                  (is_digits && std::abs(*value) > 0x1p53 &&
+                   (std::abs(*value) >= 0x1p63 || static_cast<std::int64_t>(*value) != whole));
+    if (are_whole_ && !is_whole) become_double();
+    are_whole_ ? append(whole) : append(*value);
+    return nullptr;
+  }
+
+  InputColumn column(const std::vector<std::uint64_t>& shape, const std::string& shown) && {
+    if (type_.empty() && has_large_ && !are_whole_ && is_rounded_)
+      detail::log::warn("reading " + shown +
+                        ": beside fractions whole numbers become float64, which rounds some of those above 2^53");
+    if (type_.empty())
+      type_ = !has_large_ ? is_target_ && are_digits_ ? "int64" : "float32" : are_whole_ ? "int64" : "float64";
+    constexpr bool big = std::endian::native == std::endian::big;
+    if (type_ == "int64") return {{'i', 8, big}, shape, shown, std::move(values_)};
+    if (are_whole_) become_double();
+    if (type_ == "float64") return {{'f', 8, big}, shape, shown, std::move(values_)};
+    const auto count = values_.size() / 8;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto narrow = static_cast<float>(get<double>(i));
+      std::memcpy(values_.data() + i * sizeof narrow, &narrow, sizeof narrow);
+    }
+    values_.resize(count * sizeof(float));
+    return {{'f', 4, big}, shape, shown, std::move(values_)};
+  }
+
+ private:
+  template <class Number>
+  void append(Number value) {
+    const auto bytes = std::as_bytes(std::span(&value, 1));
+    values_.insert(values_.end(), bytes.begin(), bytes.end());
+  }
+  template <class Number>
+  Number get(std::size_t i) const {
+    Number value;
+    std::memcpy(&value, values_.data() + i * sizeof value, sizeof value);
+    return value;
+  }
+  void become_double() {
+    are_whole_ = false;
+    for (std::size_t i = 0; i < values_.size() / 8; ++i) {
+      const auto value = static_cast<double>(get<std::int64_t>(i));
+      std::memcpy(values_.data() + i * sizeof value, &value, sizeof value);
+    }
+  }
+
+  std::string type_;
+  bool is_target_;
+  bool are_whole_ = true, are_digits_ = true;  ///< digits: written without a point and an exponent
+  bool has_large_ = false;                     ///< one is a whole number that float32 may not hold
+  bool is_rounded_ = false;                    ///< one is an integer that double does not hold
+  std::vector<std::byte> values_;
+};
 
 /// Fills both columns line by line.
 class Table {
  public:
-  explicit Table(std::optional<bool> header) : header_(header) {}
+  Table(std::optional<bool> header, std::string feature_type, std::string target_type)
+      : header_(header), features_(std::move(feature_type), false), targets_(std::move(target_type), true) {}
 
   void read(const std::filesystem::path& path) {
     InputFile file(path);
@@ -117,6 +216,8 @@ class Table {
     Lines lines(file);
     std::string line;
     std::vector<std::string_view> fields;
+    std::int64_t rows = 0;
+    bool has_unnamed = false, counts_rows = true;
     for (bool first = true; lines.next(line);) {
       if (trimmed(line).empty()) continue;
       split(line, fields);
@@ -126,23 +227,34 @@ class Table {
         lines.fail(
             "it has " + std::to_string(fields.size()) + " fields, the lines before it have " + std::to_string(width_),
             "Give every line the same number of fields");
-      if (!std::exchange(first, false) || !is_header(fields, file))
-        add(fields, lines);
-      else
+      const bool may_be_header = std::exchange(first, false);
+      if (may_be_header && !header_ && fields.back().empty())
+        lines.fail("it ends in a comma, so the last column, the target, is empty",
+                   "Remove the commas at the ends of the lines, or name and fill in that column");
+      if (may_be_header && is_header(fields, file)) {
         compare_header(fields, lines);
+        has_unnamed = fields.front().empty() || fields.front() == "Unnamed: 0";
+        continue;
+      }
+      add(fields, lines);
+      std::int64_t count = -1;
+      counts_rows = counts_rows && parse(fields.front(), count) == std::errc{} && count == rows++;
     }
+    if (has_unnamed && counts_rows && rows > 0)
+      file.reject("its first column has no name and counts the lines, as the index of pandas does",
+                  "Leave it out: DataFrame.to_csv(…, index=False), or `cut -d, -f2-`; or give it a name");
+    if (has_unnamed)
+      detail::log::warn("reading " + file.shown() +
+                        ": the first column has no name, as the index that pandas writes, and is taken as a feature");
   }
 
-  std::vector<InputColumn> columns() {
+  std::vector<InputColumn> columns() && {
     if (samples_ == 0)
       throw Error(ExitCode::data, "reading " + shown_, "it holds no sample",
                   "Give a file that has some, a line for each");
-    constexpr bool big = std::endian::native == std::endian::big;
-    const NumberType real{'f', 4, big}, integer{'i', 8, big};
     std::vector<InputColumn> both;
-    both.emplace_back(real, std::vector{samples_, width_ - 1}, shown_, std::move(features_));
-    both.emplace_back(integers_ ? integer : real, std::vector{samples_}, shown_,
-                      std::move(integers_ ? integer_targets_ : targets_));
+    both.push_back(std::move(features_).column({samples_, width_ - 1}, shown_));
+    both.push_back(std::move(targets_).column({samples_}, shown_));
     return both;
   }
 
@@ -160,6 +272,8 @@ class Table {
       say("has numbers and ends in \"" + std::string(fields.back().substr(0, 40)) + "\",", "header");
     else if (!header && counts_columns(fields))
       say("counts the columns", "sample");
+    else if (!header && are_years(fields))
+      say("looks like years that ascend", "sample");
     return header;
   }
 
@@ -182,24 +296,30 @@ class Table {
     return true;
   }
 
+  /// True if the fields are years that ascend, such as 2018, 2019: names of columns as often as a sample.
+  static bool are_years(const std::vector<std::string_view>& fields) {
+    int last = 1799;
+    return std::ranges::all_of(fields, [&](std::string_view field) {
+      int year = 0;
+      return parse(field, year) == std::errc{} && year > std::exchange(last, year) && year < 2200;
+    });
+  }
+
   void add(const std::vector<std::string_view>& fields, const Lines& lines) {
-    for (std::size_t i = 0; i < fields.size(); ++i) {
-      const auto value = number(fields[i]);
-      if (!value || std::isnan(*value)) refuse(fields[i], i + 1, lines);
-      append(i + 1 < fields.size() ? features_ : targets_, *value);
-    }
-    std::int64_t integer = 0;
-    integers_ = integers_ && parse(fields.back(), integer) == std::errc{};
-    if (integers_) append(integer_targets_, integer);
+    for (std::size_t i = 0; i < fields.size(); ++i)
+      if (const auto* const problem = (i + 1 < fields.size() ? features_ : targets_).add(fields[i]))
+        refuse(fields[i], i + 1, problem, lines);
     ++samples_;
   }
 
-  [[noreturn]] static void refuse(std::string_view field, std::size_t column, const Lines& lines) {
+  [[noreturn]] static void refuse(std::string_view field, std::size_t column, const std::string& problem,
+                                  const Lines& lines) {
     const std::string where = "field " + std::to_string(column);
-    if (is_missing(field) || number(field))  // the only number that is refused is NaN
+    const auto value = number(field);
+    if (is_missing(field) || (value && std::isnan(*value)))
       lines.fail(where + " is missing", "Fill it in, or leave the line out");
-    lines.fail(where + ", \"" + std::string(field.substr(0, 40)) + "\", is not a number that float32 holds",
-               "Turn names into numbers first");
+    lines.fail(where + ", \"" + std::string(field.substr(0, 40)) + "\", " + problem,
+               value ? "Choose another type for the column, as in --type x=float64" : "Turn names into numbers first");
   }
 
   std::vector<std::string> names_;  ///< fields of the first header
@@ -207,9 +327,24 @@ class Table {
   std::string shown_;
   std::uint64_t samples_ = 0;
   std::uint64_t width_ = 0;  ///< fields per line; 0 before the first line
-  bool integers_ = true;     ///< all targets so far are integers
-  std::vector<std::byte> features_, targets_, integer_targets_;
+  Values features_, targets_;
 };
+
+std::string type_of(const std::string& column, const ConvertOptions& options) {
+  const auto found = options.types.find(column);
+  return found == options.types.end() ? std::string() : found->second;
+}
+
+void check_types(const std::vector<std::string>& names, const ConvertOptions& options) {
+  for (const auto& [column, type] : options.types) {
+    const std::string doing = "choosing the type of the column " + column;
+    if (std::ranges::find(names, column) == names.end())
+      throw Error(ExitCode::usage, doing, "there is no such column",
+                  "The columns are " + names[0] + " and " + names[1]);
+    if (type != "float32" && type != "float64" && type != "int64")
+      throw Error(ExitCode::usage, doing, "\"" + type + "\" is none", "Give float32, float64 or int64");
+  }
+}
 
 }  // namespace
 
@@ -217,9 +352,10 @@ std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem
                                                const std::filesystem::path& output, const ConvertOptions& options) {
   const auto names = detail::convert::names_of(2, options);
   detail::convert::check_conversion(inputs, 2, names, output, options);
-  Table table(options.header);
+  check_types(names, options);
+  Table table(options.header, type_of(names[0], options), type_of(names[1], options));
   for (const auto& input : inputs) table.read(input);
-  return detail::convert::convert_columns(table.columns(), names, output, options);
+  return detail::convert::convert_columns(std::move(table).columns(), names, output, options);
 }
 
 }  // namespace muster

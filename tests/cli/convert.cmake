@@ -42,6 +42,19 @@ execute_process(COMMAND "${TOOL}" convert csv counted.csv out.h5 --json WORKING_
 expect_json(3 files 0 samples)
 expect_match("${err}" "counts the columns and is taken as a sample")
 
+# The type of a column.
+muster(0 convert csv flowers.csv typed.h5 --json --type x=float64 y=float32)
+expect_json("float64" files 0 columns 0 dtype)
+expect_json("float32" files 0 columns 1 dtype)
+muster(64 convert csv flowers.csv typed.h5 --type float64)
+expect_match("${err}" "\"float64\" is not COLUMN=TYPE, as in y=float64")
+muster(64 convert csv flowers.csv typed.h5 --type x=int8)
+expect_match("${err}" "Give float32, float64 or int64")
+muster(64 convert csv flowers.csv typed.h5 --type x=float64 --type x=float32)
+expect_match("${err}" "the column x is given twice")
+muster(65 convert csv flowers.csv typed.h5 --type x=int64)
+expect_match("${err}" "line 2: field 1, \"1.5\", is not a whole number that int64 holds")
+
 # A copy in another layout.
 muster(0 convert csv flowers.csv packed.h5 --compress 3 --chunk 50)
 muster(0 inspect packed.h5 --json)

@@ -240,6 +240,94 @@ TEST_F(Csv, MakesTargetsFloatWhereOneIs) {
   EXPECT_EQ(column(output, 1).at("shape"), Shape({3}));
 }
 
+TEST_F(Csv, KeepsLargeWholeNumbersApart) {
+  // 2^24 + 1 is no float32.
+  auto output = convert({"16777217,16777217\n-16777217,1e2\n3.0,5\n"});
+  EXPECT_EQ(values<std::int64_t>(output, "x"), (std::vector<std::int64_t>{16777217, -16777217, 3}));
+  EXPECT_EQ(values<std::int64_t>(output, "y"), (std::vector<std::int64_t>{16777217, 100, 5}));
+  EXPECT_EQ(column(output).at("dtype"), "int64");
+  EXPECT_EQ(column(output, 1).at("dtype"), "int64");
+  output = convert({"0.1,16777217\n", "16777217,0.1\n"});
+  EXPECT_EQ(values<double>(output, "x"), (std::vector<double>{0.1, 16777217}));
+  EXPECT_EQ(values<double>(output, "y"), (std::vector<double>{16777217, 0.1}));
+  EXPECT_EQ(column(output).at("dtype"), "float64");
+  EXPECT_EQ(column(output, 1).at("dtype"), "float64");
+  output = convert({"16777216,0.1\n-16777216,1e2\n"});
+  EXPECT_EQ(column(output).at("dtype"), "float32");
+  EXPECT_EQ(column(output, 1).at("dtype"), "float32");
+  output = convert({"9007199254740993,1e2\n9007199254740992,2.0\n"});
+  EXPECT_EQ(values<std::int64_t>(output, "x"), (std::vector<std::int64_t>{9007199254740993, 9007199254740992}));
+  EXPECT_EQ(column(output, 1).at("dtype"), "float32") << "whole, but not written so: not classes";
+  testing::internal::CaptureStderr();
+  convert({"9007199254740993,1\n0.5,2\n"});
+  detail::log::flush();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("rounds some of those above 2^53"), std::string::npos);
+}
+
+TEST_F(Csv, StoresTheTypesThatAreAskedFor) {
+  const auto input = write("input.csv", "16777217,1\n2,3\n");
+  const auto output = folder / "out.h5";
+  const auto types_of = [&](const std::map<std::string, std::string>& types) {
+    convert_csv({input}, output, {.columns = {"a", "b"}, .types = types});
+    return column(output).at("dtype").get<std::string>() + " " + column(output, 1).at("dtype").get<std::string>();
+  };
+  EXPECT_EQ(types_of({}), "int64 int64");
+  EXPECT_EQ(types_of({{"a", "float32"}, {"b", "float64"}}), "float32 float64");
+  EXPECT_EQ(values<float>(output, "a"), (std::vector<float>{16777216, 2}));
+  EXPECT_EQ(values<double>(output, "b"), (std::vector<double>{1, 3}));
+  EXPECT_EQ(types_of({{"b", "float32"}}), "int64 float32");
+  const auto refused = [&](const std::string& content, const ConvertOptions& options, ExitCode code) {
+    return message(code, [&] { convert_csv({write("input.csv", content)}, output, options); });
+  };
+  EXPECT_NE(refused("1,2\n", {.types = {{"z", "int64"}}}, ExitCode::usage)
+                .find("there is no such column. The columns are x and y"),
+            std::string::npos);
+  EXPECT_NE(refused("1,2\n", {.types = {{"x", "int8"}}}, ExitCode::usage).find("float32, float64 or int64"),
+            std::string::npos);
+  EXPECT_NE(refused("1.5,2\n", {.types = {{"x", "int64"}}}, ExitCode::data).find("is not a whole number"),
+            std::string::npos);
+  EXPECT_NE(refused("1e19,2\n", {.types = {{"x", "int64"}}}, ExitCode::data).find("that int64 holds"),
+            std::string::npos);
+  EXPECT_NE(refused("1e99,2\n", {.types = {{"x", "float32"}}}, ExitCode::data).find("--type x=float64"),
+            std::string::npos);
+  convert_csv({write("input.csv", "1e99,2\n0.5,3\n")}, output, {.types = {{"x", "float64"}}});
+  EXPECT_EQ(values<double>(output, "x"), (std::vector<double>{1e99, 0.5}));
+}
+
+TEST_F(Csv, TakesNumbersThatAreTooSmallForZero) {
+  const std::string zeros(400, '0');
+  const auto output = convert({"1e-46,1e-400,-0.5e-99999999999999999999,0." + zeros + "1,1" + zeros + "e-900,0.5\n"});
+  EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{0, 0, 0, 0, 0}));
+  for (const auto& large : std::vector<std::string>{"1e400", "-1e99999999999999999999", "1" + zeros,
+                                                    "0." + zeros + "1e900", "1e-400x", "1e-"})
+    EXPECT_NE(refusal(large + ",1\n").find("is not a number"), std::string::npos) << large;
+}
+
+TEST_F(Csv, UnderstandsQuotedLineBreaks) {
+  const auto output = convert({"\"length\n(cm)\",\"the \"\"class\"\"\r\nof it\"\r\n1,0\r\n\"2\",1"});
+  EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{1, 2}));
+  EXPECT_NE(refusal("\"a\nb\",c\n1,2\n3,z\n").find("line 4: field 2"), std::string::npos);
+  EXPECT_NE(refusal("a,b\n1,\"2\n3,4\n").find("line 2: it has a quote that nothing closes"), std::string::npos);
+}
+
+TEST_F(Csv, RefusesWhatIsNoTableOfNumbersWithItsCause) {
+  for (const bool big : {false, true}) {
+    std::string utf16 = big ? "\xFE\xFF" : "\xFF\xFE";
+    for (const char c : std::string("a,b\n1,2\n")) utf16 += big ? std::string({'\0', c}) : std::string({c, '\0'});
+    EXPECT_NE(refusal(utf16).find("zero bytes, as UTF-16 text does. Save it as UTF-8"), std::string::npos);
+  }
+  for (const auto* text : {"a,b,\n1,2,\n", "1,2,\n3,4,\n", "a,b,\n1,2,3\n"})
+    EXPECT_NE(refusal(text).find("line 1: it ends in a comma, so the last column, the target, is empty"),
+              std::string::npos);
+  for (const auto* text : {",a,b\n0,1.5,0\n1,2.5,1\n", "Unnamed: 0,a,b\n0,1.5,0\n"})
+    EXPECT_NE(refusal(text).find("counts the lines, as the index of pandas does"), std::string::npos);
+  testing::internal::CaptureStderr();
+  const auto output = convert({",a,b\n4,1.5,0\n2,2.5,1\n"});
+  detail::log::flush();
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("the first column has no name"), std::string::npos);
+  EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{4, 1.5, 2, 2.5}));
+}
+
 TEST_F(Csv, JoinsFilesEachWithItsHeader) {
   const auto output = convert({"a,b\n1,2\n", "a,b\n3,4\n"});
   EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{1, 3}));
@@ -274,6 +362,10 @@ TEST_F(Csv, TakesTheFirstLineForWhatItIsSaidToBe) {
   EXPECT_TRUE(contains(taken.second, "counts the columns and is taken as a sample; set --header yes")) << taken.second;
   EXPECT_EQ(first_line(pandas, true), (std::pair(std::vector<float>{7, 8, 7, 8}, std::string())));
   EXPECT_EQ(first_line(pandas, false), (std::pair(std::vector<float>{0, 1, 7, 8, 0, 1, 7, 8}, std::string())));
+  const auto years = first_line("2018,2019,2021\n1.5,0,2\n", {});
+  EXPECT_EQ(years.first.size(), 8u);
+  EXPECT_TRUE(contains(years.second, "looks like years that ascend and is taken as a sample")) << years.second;
+  EXPECT_EQ(first_line("2018,2019,2021\n1.5,0,2\n", true).second, "");
   const auto named = first_line("5.1,3.5,setosa\n7,8,1\n", {});
   EXPECT_EQ(named.first, (std::vector<float>{7, 8, 7, 8}));
   EXPECT_TRUE(contains(named.second, "ends in \"setosa\", and is taken as a header")) << named.second;
