@@ -237,6 +237,12 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
     log::warn("the shares sum to less than 1: " + std::to_string(left) + " of the " + std::to_string(order.size()) +
               " samples go to no file");
 
+  std::vector<ColumnDimensions> dimensions;
+  for (std::size_t c = 0; c < columns.size(); ++c)
+    if (const auto dataset = columns[c].dataset(); dataset != H5I_INVALID_HID)
+      dimensions.push_back(dimensions_of(dataset, names[c], columns[c].shown()));
+  if (samples || options.shuffle || options.per_class || !options.split.empty()) forget_ambiguous(dimensions);
+
   std::uint64_t done = 0;
   const std::function<void(std::uint64_t)> wrote = [&](std::uint64_t bytes) {
     done += bytes;
@@ -250,7 +256,10 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
     column.finish();
   }
 
-  for (auto& writer : writers) writer.finish();
+  for (auto& writer : writers) {
+    writer.name_dimensions(dimensions);
+    writer.finish();
+  }
   std::vector<std::filesystem::path> written;
   for (auto& writer : writers) {
     writer.publish();

@@ -87,6 +87,10 @@ void DatasetWriter::end_column() {
   column_.close(doing());
 }
 
+void DatasetWriter::name_dimensions(const std::vector<ColumnDimensions>& columns) {
+  convert::name_dimensions(file_.get(), columns, doing());
+}
+
 void DatasetWriter::finish() {
   file_.close(doing());
   File written(temporary_, File::Mode::write);

@@ -1,6 +1,7 @@
 // Writes one dataset file, which appears complete or not at all.
 #pragma once
 
+#include "convert/dimensions.hpp"
 #include "hdf5/handle.hpp"
 
 #include <cstddef>
@@ -37,6 +38,8 @@ class DatasetWriter {
   /// write whole chunks.
   void write(std::span<const std::byte> values, std::int64_t count, hid_t value_type);
   void end_column();
+  /// Names the dimensions of all columns, once they are written.
+  void name_dimensions(const std::vector<ColumnDimensions>& columns);
 
   /// Makes the file durable, under its temporary name.
   void finish();

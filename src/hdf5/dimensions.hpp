@@ -1,15 +1,35 @@
 // The dimensions of NetCDF's variables.
 #pragma once
 
+#include "base/export.hpp"
 #include "hdf5/handle.hpp"
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace muster::detail::hdf5 {
 
-/// A name for each of the dataset's `rank` dimensions: that of the dimension scale attached to it (HDF5 Dimension Scale
-/// Specification, attribute DIMENSION_LIST), as NetCDF-4 and h5py write them. Empty if a dimension has none.
+/// A dimension scale: the dataset that stands for a dimension, in its file (HDF5 Dimension Scale Specification).
+struct Scale {
+  std::string path = {};                    ///< empty if a dimension has none
+  std::optional<std::int32_t> number = {};  ///< NetCDF's number of the dimension, attribute _Netcdf4Dimid
+
+  /// The name of the dimension, which is the last part of the path.
+  std::string name() const { return path.substr(path.rfind('/') + 1); }
+};
+
+/// How NAME begins, an attribute of the scale of a dimension of NetCDF that has no variable of its name.
+inline constexpr const char* only_dimension = "This is a netCDF dimension but not a netCDF variable";
+
+/// An object's path in its file; empty if it has none.
+MUSTER_INTERNAL_API std::string path_of(hid_t object);
+
+/// The scale of each of the dataset's `rank` dimensions, the first one of several: attribute DIMENSION_LIST, as
+/// NetCDF-4 and h5py write it. A scale of one dimension is its own.
+MUSTER_INTERNAL_API std::vector<Scale> scales_of(hid_t dataset, std::size_t rank, const std::string& shown);
+/// The names of these scales.
 std::vector<std::string> dimension_names(hid_t dataset, std::size_t rank, const std::string& shown);
 
 /// True if the dataset only stands for a dimension of NetCDF that has no variable of its name: it holds no values.

@@ -97,18 +97,45 @@ class H5File {
 
   void text_attribute(const std::string& dataset, const char* name, const std::string& text) {
     const detail::hdf5::Lock lock;
-    const detail::hdf5::Handle object(detail::hdf5::check(H5Dopen2(id(), dataset.c_str(), H5P_DEFAULT), "fixture"),
-                                      H5Dclose);
     const detail::hdf5::Handle type(H5Tcopy(H5T_C_S1), H5Tclose), space(H5Screate(H5S_SCALAR), H5Sclose);
     detail::hdf5::check(H5Tset_size(type.get(), text.size() + 1), "fixture");
-    const detail::hdf5::Handle made(
-        detail::hdf5::check(H5Acreate2(object.get(), name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT),
-                            "fixture"),
-        H5Aclose);
-    detail::hdf5::check(H5Awrite(made.get(), type.get(), text.c_str()), "fixture");
+    attribute(dataset, name, type.get(), space.get(), text.c_str());
+  }
+
+  /// Names the dimensions of an array, as NetCDF does: attribute DIMENSION_LIST refers to an array for each dimension.
+  void name_dimensions(const std::string& array, const std::vector<std::string>& names) {
+    const detail::hdf5::Lock lock;
+    std::vector<hobj_ref_t> scales(names.size());
+    std::vector<hvl_t> list(names.size());
+    for (std::size_t d = 0; d < names.size(); ++d) {
+      if (H5Lexists(id(), names[d].c_str(), H5P_DEFAULT) == 0) only_dimension(names[d], size_of(array, d));
+      detail::hdf5::check(H5Rcreate(&scales[d], id(), names[d].c_str(), H5R_OBJECT, -1), "fixture");
+      list[d] = {1, &scales[d]};
+    }
+    const hsize_t rank = names.size();
+    const detail::hdf5::Handle type(H5Tvlen_create(H5T_STD_REF_OBJ), H5Tclose),
+        space(H5Screate_simple(1, &rank, nullptr), H5Sclose);
+    attribute(array, "DIMENSION_LIST", type.get(), space.get(), list.data());
   }
 
  private:
+  hsize_t size_of(const std::string& array, std::size_t dimension) {
+    const detail::hdf5::Handle object(detail::hdf5::check(H5Dopen2(id(), array.c_str(), H5P_DEFAULT), "fixture"),
+                                      H5Dclose);
+    const detail::hdf5::Handle space(H5Dget_space(object.get()), H5Sclose);
+    std::vector<hsize_t> sizes(static_cast<std::size_t>(H5Sget_simple_extent_ndims(space.get())));
+    H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr);
+    return sizes.at(dimension);
+  }
+  void attribute(const std::string& dataset, const char* name, hid_t type, hid_t space, const void* values) {
+    const detail::hdf5::Handle object(detail::hdf5::check(H5Dopen2(id(), dataset.c_str(), H5P_DEFAULT), "fixture"),
+                                      H5Dclose);
+    const detail::hdf5::Handle made(
+        detail::hdf5::check(H5Acreate2(object.get(), name, type, space, H5P_DEFAULT, H5P_DEFAULT), "fixture"),
+        H5Aclose);
+    detail::hdf5::check(H5Awrite(made.get(), type, values), "fixture");
+  }
+
   detail::hdf5::Handle file_;
 };
 

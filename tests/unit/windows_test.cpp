@@ -76,30 +76,6 @@ std::string error_of(const std::vector<std::string>& variables, const WindowOpti
   return "no error";
 }
 
-/// Names the dimensions of an array, as NetCDF does: attribute DIMENSION_LIST refers to an array for each dimension.
-void name_dimensions(const H5File& file, const std::string& array, const std::vector<std::string>& names) {
-  const detail::hdf5::Lock lock;
-  std::vector<hobj_ref_t> scales(names.size());
-  std::vector<hvl_t> list(names.size());
-  for (std::size_t d = 0; d < names.size(); ++d) {
-    if (H5Lexists(file.id(), names[d].c_str(), H5P_DEFAULT) == 0) {
-      const Handle space(H5Screate(H5S_SCALAR), H5Sclose);
-      Handle(
-          H5Dcreate2(file.id(), names[d].c_str(), H5T_NATIVE_INT, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-          H5Dclose);
-    }
-    check(H5Rcreate(&scales[d], file.id(), names[d].c_str(), H5R_OBJECT, -1), "fixture");
-    list[d] = {1, &scales[d]};
-  }
-  const Handle dataset(check(H5Dopen2(file.id(), array.c_str(), H5P_DEFAULT), "fixture"), H5Dclose);
-  const hsize_t rank = names.size();
-  const Handle type(H5Tvlen_create(H5T_STD_REF_OBJ), H5Tclose), space(H5Screate_simple(1, &rank, nullptr), H5Sclose);
-  const Handle made(
-      check(H5Acreate2(dataset.get(), "DIMENSION_LIST", type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT), "fixture"),
-      H5Aclose);
-  check(H5Awrite(made.get(), type.get(), list.data()), "fixture");
-}
-
 Sizes counts_of(const Sizes& shape, const WindowOptions& options) {
   Sizes counts;
   for (std::size_t d = 0; d < shape.size(); ++d) counts.push_back((shape[d] - options.size[d]) / options.stride[d] + 1);
@@ -262,13 +238,13 @@ TEST(Windows, WithExactlyTheShareOfAMaskAreLeft) {
   const auto path = folder.file("a.h5");
   {
     H5File file(path);
-    add(file, "x", {10, 10});
+    add(file, "x", {5, 20});
     auto mask = std::vector<float>(100, 0);
     std::fill_n(mask.begin(), 55, 1.0F);
-    file.dataset("valid", {10, 10}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, mask.data());
+    file.dataset("valid", {5, 20}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, mask.data());
   }
   const auto with = [&](double share) {
-    return Dataset::windows({path + ":/x"}, {.size = {10, 10}, .mask = path + ":/valid", .mask_share = share});
+    return Dataset::windows({path + ":/x"}, {.size = {5, 20}, .mask = path + ":/valid", .mask_share = share});
   };
   EXPECT_EQ(with(0.55).count(), 1);  // 0.55 × 100 is more than 55 in floating point
   EXPECT_THROW(with(0.56).count(), Error);
@@ -344,8 +320,8 @@ TEST(Windows, OfARandomMaskAreThoseOfThePlainReference) {
       const std::vector<hsize_t> sizes(mask_shape.begin(), mask_shape.end());
       file.dataset("m", sizes, round % 3 == 0 ? H5T_STD_I8LE : H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT,
                    mask.const_data_ptr());
-      name_dimensions(file, "x", all_names);
-      name_dimensions(file, "m", names);
+      file.name_dimensions("x", all_names);
+      file.name_dimensions("m", names);
     }
     options.mask = folder.file("a.h5") + ":/m";
     options.mask_share = 0.25 * static_cast<double>(upto(4));
@@ -404,9 +380,9 @@ TEST(Windows, OfARepeatedDimensionAreAlignedOneByOne) {
     a = add(file, "cov", {8, 8});
     b = add(file, "other", {8, 8}, {{3, 3}, 1}, 100);
     add(file, "row", {8});
-    name_dimensions(file, "cov", {"x", "x"});
-    name_dimensions(file, "other", {"x", "x"});
-    name_dimensions(file, "row", {"x"});
+    file.name_dimensions("cov", {"x", "x"});
+    file.name_dimensions("other", {"x", "x"});
+    file.name_dimensions("row", {"x"});
   }
   const auto at = [&](const std::string& name) { return folder.file("a.h5") + ":/" + name; };
   const auto data = Dataset::windows({at("cov"), at("other")}, {.size = {2, 4}, .mask = at("other"), .mask_share = 1});
@@ -415,6 +391,35 @@ TEST(Windows, OfARepeatedDimensionAreAlignedOneByOne) {
   EXPECT_TRUE(at::equal(batch["cov"].add(100), batch["other"]));
   EXPECT_NE(error_of({at("cov"), at("row")}, {.size = {2, 4}}, ExitCode::data).find("a repeated dimension as often"),
             std::string::npos);
+}
+
+TEST(Windows, WhoseDimensionsNothingTellsApartAreRefused) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5")), named(folder.file("b.h5"));
+    for (const std::string name : {"t", "height"}) {
+      add(file, name, {6, 6});
+      add(file, name + "_thin", {1, 6, 1});
+      add(named, name, {6, 6});
+    }
+    named.name_dimensions("t", {"latitude", "longitude"});
+    named.name_dimensions("height", {"longitude", "latitude"});
+  }
+  const auto plain = folder.file("a.h5") + ":/", named = folder.file("b.h5") + ":/";
+  const WindowOptions options{.size = {2, 3}};
+  for (const auto& variables : std::vector<std::vector<std::string>>{
+           {plain + "t", plain + "height"}, {named + "t", plain + "height"}, {plain + "t", named + "height"}}) {
+    EXPECT_NE(error_of(variables, options, ExitCode::data).find("Name the dimensions of both"), std::string::npos);
+    const WindowOptions masked{.size = {2, 3}, .mask = variables[1]};
+    EXPECT_NE(error_of({variables[0]}, masked, ExitCode::data).find("Name the dimensions of both"), std::string::npos);
+  }
+  EXPECT_EQ(Dataset::windows({plain + "t"}, {.size = {2, 3}, .mask = plain + "t", .mask_share = 0.5}).count(), 6)
+      << "a variable goes with itself";
+  EXPECT_EQ(Dataset::windows({plain + "t_thin", plain + "height_thin"}, {.size = {1, 2, 1}}).count(), 3);
+  const auto data = Dataset::windows({named + "t", named + "height"}, options);
+  const auto batch = data.read(all_of(data));
+  EXPECT_TRUE(at::equal(batch["t"][5], at::tensor({27.F, 28.F, 29.F, 33.F, 34.F, 35.F}).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch["height"][5], at::tensor({22.F, 23.F, 28.F, 29.F, 34.F, 35.F}).view({3, 2})));
 }
 
 TEST(Windows, OfArraysWithAnotherClassNeedNoNames) {

@@ -1,6 +1,7 @@
 #include "data/sources/window_variable.hpp"
 
 #include "data/sources/scattered_read.hpp"
+#include "hdf5/fields.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
 
@@ -23,6 +24,14 @@ std::string text_of(const std::vector<std::string>& names, const std::vector<std
   return "(" + text + ")";
 }
 
+/// True if there are two dimensions of one size. It does not matter which of several of size 1 are taken for one
+/// another.
+bool has_equal_sizes(std::vector<std::int64_t> sizes) {
+  std::erase(sizes, 1);
+  std::ranges::sort(sizes);
+  return std::ranges::adjacent_find(sizes) != sizes.end();
+}
+
 bool has_names(const std::vector<std::string>& names) { return std::ranges::count(names, "") == 0; }
 
 }  // namespace
@@ -39,6 +48,10 @@ WindowVariable::WindowVariable(const std::string& path, OpenFiles& files, ChunkD
     file = files.end() - 1;
   }
   file_ = &*file;
+  {
+    const hdf5::Lock lock;
+    dataset_ = place.path + ":" + hdf5::parts_of(file_->handle.get(), place.group).first;
+  }
   auto array = open_array(file_->handle.get(), file_->bytes, place.group, path, decoding);
   names_ = array.dimensions;
   dimensions_.resize(array.shape.size());
@@ -56,7 +69,8 @@ void WindowVariable::match(const WindowVariable& first) {
                     text_of(first.names_, others),
                 remedy);
   };
-  if (has_names(names_) && has_names(first.names_)) {
+  const bool by_name = has_names(names_) && has_names(first.names_);
+  if (by_name) {
     for (std::size_t d = 0; d < shape.size(); ++d) {
       // A matrix may have a dimension twice: the second one of a name goes with the second one of that name.
       auto found = std::ranges::find(first.names_, names_[d]);
@@ -76,6 +90,11 @@ void WindowVariable::match(const WindowVariable& first) {
   }
   for (std::size_t d = 0; d < shape.size(); ++d)
     if (shape[d] != others[dimensions_[d]]) refuse("Variables must have the same size along a dimension");
+  if (!by_name && dataset_ != first.dataset_ && has_equal_sizes(shape))
+    refuse(
+        "Name the dimensions of both, as NetCDF does (in h5py: make_scale and attach_scale): their sizes do not say "
+        "which "
+        "of them belong together");
 }
 
 Column WindowVariable::column(const WindowShape& shape) const {

@@ -75,6 +75,7 @@ class WindowVariable {
            const WindowShape& shape) const;
 
   std::string name_;
+  std::string dataset_;  ///< with its file, without a field
   const OpenFile* file_ = nullptr;
   std::vector<std::string> names_;
   std::vector<std::size_t> dimensions_;

@@ -2,6 +2,9 @@
 //   writes all values of a column to OUTPUT, and prints their type and the shape of a sample.
 // formats_peer --windows SIZE,… STRIDE,… OUTPUT FILE:/NAME...
 //   does so for the columns of windows, one after the other, a line for each.
+// formats_peer --copy INPUT OUTPUT COLUMN...
+//   copies columns into another layout.
+#include "muster/convert.hpp"
 #include "muster/dataset.hpp"
 #include "support/numbers.hpp"
 
@@ -33,6 +36,8 @@ int main(int count, char** arguments) try {
     write(muster::Dataset::windows({arguments + 5, arguments + count}, {.size = muster::test::numbers(arguments[2]),
                                                                         .stride = muster::test::numbers(arguments[3])}),
           arguments[4]);
+  else if (std::string(arguments[1]) == "--copy")
+    muster::convert_h5({arguments[2]}, arguments[3], {.columns = {arguments + 4, arguments + count}, .compress = 1});
   else
     write(muster::Dataset::from_hdf5({arguments[1]}, {.columns = {arguments[2]}}), arguments[3]);
   return 0;

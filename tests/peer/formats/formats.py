@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import warnings
 
 try:
     import h5py
@@ -41,6 +42,9 @@ class Peer:
             columns.append(numpy.fromfile(self.output, TORCH[kind], int(numpy.prod(shape)), offset=begin).reshape(shape))
             begin += columns[-1].nbytes
         return columns
+
+    def copy(self, path, output, columns):
+        subprocess.run([self.program, "--copy", path, output, *columns], check=True)
 
     def refusal(self, path, column):
         done = subprocess.run([self.program, path, column, self.output], capture_output=True, text=True)
@@ -126,10 +130,6 @@ def windows(peer, folder):
             numpy.testing.assert_array_equal(moments, times[t:t + 12])
 
 
-def matlab_files(peer, folder):
-    """They begin with a user block of 512 bytes."""
-    generator = numpy.random.default_rng(3)
-    path = str(folder / "data.mat")
 def missing_values(peer, folder):
     """Attributes that say which values are missing, as numbers and as text."""
     path = folder / "missing.nc"
@@ -209,9 +209,46 @@ def main(program):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         peer = Peer(program, folder)
-        for files in [packed_netcdf, xarray_files, windows, missing_values, matlab_files, h5py_files]:
+        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, matlab_files, h5py_files]:
             files(peer, folder)
             print(f"{files.__name__}: all values are read as their library reads them")
+
+
+def copies(peer, folder):
+    """Copies of NetCDF files have the same dimensions, in their order; of one size, only names tell them apart."""
+    generator = numpy.random.default_rng(6)
+    path, copy = folder / "square.nc", folder / "copy.h5"
+    with netCDF4.Dataset(path, "w") as file:
+        for name, size in [("time", None), ("longitude", 9), ("latitude", 9), ("level", 3)]:
+            file.createDimension(name, size)
+        file.createVariable("latitude", "f8", ("latitude",))[:] = numpy.arange(9) * 10
+        file.createVariable("longitude", "i4", ("longitude",))[:] = numpy.arange(9) * 3
+        file.createVariable("t", "f4", ("latitude", "longitude"), zlib=True)[:] = generator.normal(size=(9, 9))
+        file.createVariable("height", ">i2", ("longitude", "latitude"), endian="big")[:] = numpy.arange(81).reshape(9, 9)
+        file.createVariable("wind", "f8", ("latitude", "longitude", "level"))[:] = generator.normal(size=(9, 9, 3))
+        file["t"].units = "K"
+    for columns in [["t", "height", "wind"], ["t", "latitude", "wind", "height"], ["wind", "longitude", "latitude", "t"]]:
+        peer.copy(path, copy, columns)
+        with netCDF4.Dataset(path) as old, netCDF4.Dataset(copy) as new:
+            assert sorted(set(new.variables)) == sorted(columns), new.variables
+            for name in columns:
+                assert new[name].dimensions == old[name].dimensions, (name, new[name].dimensions)
+                numpy.testing.assert_array_equal(new[name][:], old[name][:])
+            for name, dimension in new.dimensions.items():
+                assert len(dimension) == len(old.dimensions[name])
+            assert new["t"].units == "K"
+        with xarray.open_dataset(path) as old, xarray.open_dataset(copy, engine="netcdf4") as new:
+            for name in columns:
+                assert new[name].dims == old[name].dims and dict(new[name].sizes) == dict(old[name].sizes)
+                numpy.testing.assert_array_equal(new[name].values, old[name].values)
+            assert set(new.coords) == {"latitude", "longitude"} & set(columns)
+        with h5py.File(copy) as file:
+            assert [scales[0].name for scales in file["t"].dims] == ["/latitude", "/longitude"]
+    peer.copy(path, copy, ["t", "height"])
+    wanted = peer.windows((4, 3), (2, 2), [f"{path}:/t", f"{path}:/height"])
+    for one, other in [(path, copy), (copy, path), (copy, copy)]:
+        for found, want in zip(peer.windows((4, 3), (2, 2), [f"{one}:/t", f"{other}:/height"]), wanted):
+            numpy.testing.assert_array_equal(found, want)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+#include "convert/dimensions.hpp"
+
+#include "hdf5/file.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <set>
+
+namespace muster::detail::convert {
+namespace {
+
+/// An element of the attribute REFERENCE_LIST: a dimension that a scale is attached to.
+struct Reference {
+  hobj_ref_t dataset = 0;
+  std::int32_t dimension = 0;
+  std::int32_t unused = 0;  ///< so that no padding has random bytes
+};
+
+/// Writes to a new file.
+class Scales {
+ public:
+  Scales(hid_t file, const std::string& writing) : file_(file), writing_(writing) {}
+
+  /// The column may be a scale of others.
+  void add(const ColumnDimensions& column) {
+    const bool is_field = hdf5::Scale{column.path}.name() != column.name;
+    if (!is_field) names_[column.path] = column.name;
+  }
+
+  void attach_to(const ColumnDimensions& column) {
+    const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
+    const auto shape = hdf5::shape(dataset.get());
+    const auto rank = shape.size();
+    std::vector<hobj_ref_t> scales(rank);
+    std::vector<hvl_t> list(rank);
+    for (std::size_t d = 0; d < rank; ++d) {
+      const auto name = name_of(column.scales[d], shape[d]);
+      if (name.empty()) continue;
+      scales[d] = reference_to(name);
+      list[d] = {1, &scales[d]};
+      references_[name].push_back({reference_to(column.name), static_cast<std::int32_t>(d)});
+    }
+    const hdf5::Handle type(check(H5Tvlen_create(H5T_STD_REF_OBJ)), H5Tclose);
+    const auto has_any = [](const hvl_t& one) { return one.len > 0; };
+    if (std::ranges::any_of(list, has_any))
+      write(dataset.get(), "DIMENSION_LIST", type.get(), {static_cast<std::int64_t>(rank)}, list.data());
+  }
+
+  void write_references() const {
+    const hdf5::Handle type(check(H5Tcreate(H5T_COMPOUND, sizeof(Reference))), H5Tclose);
+    check(H5Tinsert(type.get(), "dataset", offsetof(Reference, dataset), H5T_STD_REF_OBJ));
+    check(H5Tinsert(type.get(), "dimension", offsetof(Reference, dimension), H5T_NATIVE_INT32));
+    for (const auto& [name, references] : references_) {
+      const hdf5::Handle scale(check(H5Dopen2(file_, name.c_str(), H5P_DEFAULT)), H5Dclose);
+      write(scale.get(), "REFERENCE_LIST", type.get(), {std::ssize(references)}, references.data());
+    }
+  }
+
+ private:
+  std::int64_t check(std::int64_t status) const { return hdf5::check(status, writing_, ExitCode::retry); }
+
+  void write(hid_t dataset, const char* name, hid_t type, const std::vector<std::int64_t>& shape,
+             const void* values) const {
+    const auto space = hdf5::make_space(shape, writing_, ExitCode::retry);
+    const hdf5::Handle made(check(H5Acreate2(dataset, name, type, space.get(), H5P_DEFAULT, H5P_DEFAULT)), H5Aclose);
+    check(H5Awrite(made.get(), type, values));
+  }
+  void write_text(hid_t dataset, const char* name, const std::string& text) const {
+    const hdf5::Handle type(check(H5Tcopy(H5T_C_S1)), H5Tclose);
+    check(H5Tset_size(type.get(), text.size() + 1));
+    write(dataset, name, type.get(), {}, text.c_str());
+  }
+
+  hobj_ref_t reference_to(const std::string& name) const {
+    hobj_ref_t reference = 0;
+    check(H5Rcreate(&reference, file_, name.c_str(), H5R_OBJECT, -1));
+    return reference;
+  }
+
+  /// The name of the scale in the new file, where it is made if need be; empty if none fits.
+  std::string name_of(const hdf5::Scale& scale, std::int64_t size) {
+    if (scale.path.empty()) return {};
+    auto& name = names_[scale.path];
+    if (name.empty()) {
+      name = scale.name();
+      if (check(H5Lexists(file_, name.c_str(), H5P_DEFAULT)) > 0) return name = {};  // another column
+      make(scale, size);
+    }
+    const hdf5::Handle made(check(H5Dopen2(file_, name.c_str(), H5P_DEFAULT)), H5Dclose);
+    return hdf5::shape(made.get()).front() == size ? name : std::string();
+  }
+
+  /// Makes a dimension that has no variable.
+  void make(const hdf5::Scale& scale, std::int64_t size) const {
+    const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, writing_, ExitCode::retry);
+    check(H5Pset_obj_track_times(creation.get(), false));
+    const auto space = hdf5::make_space({size}, writing_, ExitCode::retry);
+    const hdf5::Handle dataset(check(H5Dcreate2(file_, scale.name().c_str(), H5T_IEEE_F32BE, space.get(), H5P_DEFAULT,
+                                                creation.get(), H5P_DEFAULT)),
+                               H5Dclose);
+    std::array<char, 32> width{};
+    std::snprintf(width.data(), width.size(), "%10lld", static_cast<long long>(size));
+    write_text(dataset.get(), "CLASS", "DIMENSION_SCALE");
+    write_text(dataset.get(), "NAME", hdf5::only_dimension + std::string(width.data()));
+    if (scale.number) write(dataset.get(), "_Netcdf4Dimid", H5T_NATIVE_INT32, {}, &*scale.number);
+  }
+
+  hid_t file_;
+  const std::string& writing_;
+  std::map<std::string, std::string> names_;                  ///< in the new file, by paths in the old one
+  std::map<std::string, std::vector<Reference>> references_;  ///< by the names
+};
+
+}  // namespace
+
+ColumnDimensions dimensions_of(hid_t dataset, const std::string& name, const std::string& shown) {
+  const hdf5::Lock lock;
+  return {name, hdf5::path_of(dataset), hdf5::scales_of(dataset, hdf5::shape(dataset, shown).size(), shown)};
+}
+
+void forget_ambiguous(std::vector<ColumnDimensions>& columns) {
+  std::set<std::string> of_samples, of_others;
+  for (const auto& column : columns)
+    for (const auto& scale : column.scales)
+      (&scale == &column.scales.front() ? of_samples : of_others).insert(scale.path);
+  for (auto& column : columns)
+    for (auto& scale : column.scales)
+      if (!column.is_scale() && of_samples.contains(scale.path) && of_others.contains(scale.path)) scale = {};
+}
+
+void name_dimensions(hid_t file, const std::vector<ColumnDimensions>& columns, const std::string& writing) {
+  const hdf5::Lock lock;
+  Scales scales(file, writing);
+  for (const auto& column : columns) scales.add(column);
+  for (const auto& column : columns)
+    if (!column.is_scale()) scales.attach_to(column);
+  scales.write_references();
+}
+
+}  // namespace muster::detail::convert

@@ -1,0 +1,33 @@
+// The names of dimensions in copies of HDF5 files: dimension scales, as NetCDF-4 has them.
+#pragma once
+
+#include "hdf5/dimensions.hpp"
+#include "hdf5/handle.hpp"
+
+#include <string>
+#include <vector>
+
+namespace muster::detail::convert {
+
+/// The dimensions of a column that is copied.
+struct ColumnDimensions {
+  std::string name;                 ///< of the column in the copy
+  std::string path;                 ///< of the dataset in its file
+  std::vector<hdf5::Scale> scales;  ///< one for each dimension
+
+  /// True if the column is the scale of its own dimension: a coordinate.
+  bool is_scale() const { return scales.size() == 1 && scales.front().path == path; }
+};
+
+ColumnDimensions dimensions_of(hid_t dataset, const std::string& name, const std::string& shown);
+
+/// Forgets dimensions along which a copy has other samples, or another order of them, than another of its dimensions
+/// of the same scale.
+void forget_ambiguous(std::vector<ColumnDimensions>& columns);
+
+/// Attaches a scale to each dimension of the columns of a new file. It is the copied column that was the scale, or a
+/// dimension without a variable, as NetCDF writes one. Dimensions of one scale and different sizes are left without.
+/// `writing`: what is being done, for errors. Takes HDF5's lock.
+void name_dimensions(hid_t file, const std::vector<ColumnDimensions>& columns, const std::string& writing);
+
+}  // namespace muster::detail::convert
