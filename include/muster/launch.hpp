@@ -56,6 +56,7 @@ struct LaunchFlags {
   Resume resume = Resume::automatic;
   std::filesystem::path resume_path;  ///< with Resume::path
   std::uint64_t seed = 0;
+  bool has_seed = false;  ///< --seed or MUSTER_SEED is given; otherwise a run that goes on keeps the seed it had
   std::optional<int> workers;
   std::optional<int> threads;
   Bind bind = Bind::automatic;  ///< with none, neither cores nor GPUs are claimed

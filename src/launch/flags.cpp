@@ -229,7 +229,7 @@ Flags::Flags(const std::string& program, const std::string& version) {
       ->take_all()
       ->allow_extra_args(false);  // the words behind its value are the program's
   option("--resume", resume_, "auto, never, must, or the path of a checkpoint or\nrun [auto]");
-  option("--seed", seed_, "Seed of the weights and of the order of the\ndata [0]")
+  option("--seed", seed_, "Seed of the weights and of the order of the\ndata [the run's, at first 0]")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
   option("--workers", workers_, "Ranks that train [all]")->transform(whole_number(1, std::numeric_limits<int>::max()));
   option("--threads", threads_, "Threads of torch per rank [its share of the CPUs]")
@@ -295,6 +295,7 @@ LaunchFlags Flags::resolve() const {
   LaunchFlags flags;
   flags.set = set_;
   flags.seed = seed_;
+  flags.has_seed = app.count("--seed") > 0;
   if (!storage_.empty()) flags.storage = storage_;
   if (!name_.empty()) flags.name = name_;
   if (!config_.empty()) flags.config_file = config_;

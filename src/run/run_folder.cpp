@@ -110,6 +110,11 @@ void warn_of_same_run(const std::filesystem::path& run, int trainer) {
 
 }  // namespace
 
+std::uint64_t seed_of(const LaunchFlags& flags, const Json& params) {
+  const auto saved = params.is_object() ? params.value("seed", Json()) : Json();
+  return flags.has_seed || !saved.is_number_unsigned() ? flags.seed : saved.get<std::uint64_t>();
+}
+
 void check_run_name(const std::string& name) {
   if (!is_utf8(name))
     throw Error(ExitCode::usage, "reading the run's name " + json_text_lossy(Json(name)), "it is not UTF-8",

@@ -30,7 +30,7 @@ Json describe(const run::ResolvedOptions& resolved, const run::RunFolder& run) {
       {"hosts", resolved.world().topology().hosts},
       {"num_ranks", resolved.launch.size()},
       {"world_size", resolved.worker_count},
-      {"seed", resolved.launch.flags().seed},
+      {"seed", run::seed_of(resolved.launch.flags(), run.params())},
       {"threads_per_worker", resolved.threads_per_worker},
       {"datasets", datasets},
   });

@@ -496,6 +496,48 @@ TEST(Passes, OverOwnDataAreOverBesideADatasetThatIsNotTrainedOver) {
   }
 }
 
+TEST(Passes, ANewSeedIsForTheNextPassAndNoneIsTheRunsOwn) {
+  const auto storage = test::shared_folder();
+  using Flags = std::vector<std::string>;
+  // The orders of two epochs on this rank; stopped after the second batch of the first one, if flags for then are
+  // given.
+  const auto orders = [&](const std::string& name, const Flags& flags, const std::optional<Flags>& later) {
+    std::vector<Samples> epochs(2);
+    for (const bool again : {false, true}) {
+      if (again && !later) break;
+      const auto [code, result] = run({storage, again ? *later : flags, with(name, {{"train", numbers(60)}})},
+                                      [&](Session& session, const Config&) {
+                                        auto state = session.state({});
+                                        EXPECT_EQ(state.restore(), again);
+                                        for (const auto epoch : session.epochs(2)) {
+                                          auto& samples = epochs[static_cast<std::size_t>(epoch)];
+                                          for (auto& batch : session.get_dataset_shard().iter_torch_batches(
+                                                   {.global_batch_size = 12, .shuffle = true})) {
+                                            append(samples, batch["i"], batch.size());
+                                            if (again || !later || session.global_step() != 2) continue;
+                                            session.report({}, state);
+                                            throw Stop();
+                                          }
+                                        }
+                                      });
+      EXPECT_EQ(code, again || !later ? 0 : 1) << error_of(result);
+    }
+    return epochs;
+  };
+  const auto seed_of = [&](const std::string& name) {
+    return Json::parse(detail::read_file(storage / name / "params.json")).at("seed");
+  };
+  const auto of_5 = orders("5", {"--seed", "5"}, {}), of_6 = orders("6", {"--seed", "6"}, {});
+  ASSERT_NE(of_5, of_6);
+  EXPECT_EQ(orders("new", {"--seed", "5"}, Flags{"--seed", "6"}), (std::vector<Samples>{of_5[0], of_6[1]}));
+  EXPECT_EQ(seed_of("new"), 6);
+  const auto log = detail::read_file(storage / "new" / "logs" / "rank_00000.log");
+  EXPECT_NE(log.find("--seed differs from its value when the run was saved in the middle of a pass"),
+            std::string::npos);
+  EXPECT_EQ(orders("none", {"--seed", "5"}, Flags{}), of_5) << "a run keeps its seed";
+  EXPECT_EQ(seed_of("none"), 5);
+}
+
 TEST(Passes, OfAnotherOrderAfterARestartStillTakeEachSampleOnce) {
   const auto storage = test::shared_folder();
   const BatchOptions plain{.global_batch_size = 4}, shuffled{.global_batch_size = 4, .shuffle = true},

@@ -103,7 +103,8 @@ struct Program {
   Outside outside = Outside::never;
   PassPlan pass_outside = {};
   bool reader_fails = false;
-  std::int64_t bad = 0;  ///< id of the sample at which the program fails
+  std::int64_t bad = 0;                       ///< id of the sample at which the program fails
+  std::vector<std::string> later_flags = {};  ///< of the start that goes on
 
   bool has(Step step) const { return std::ranges::find(steps, step) != steps.end(); }
   bool fails() const { return has(Step::fail) || has(Step::map_fail) || has(Step::drop) || reader_fails; }
@@ -224,6 +225,7 @@ Program draw(std::uint64_t seed, int ranks) {
     if (program.is_virtual) program.pass_outside.leave_after = -1;
   }
   draw_maps(program);
+  if (!random && dice.chance(0.3)) program.later_flags = {"--seed", std::to_string(dice.between(1, 5))};
   return program;
 }
 
@@ -252,7 +254,8 @@ std::string describe_maps(const DataPlan& data) {
 std::string describe(const Program& program) {
   std::string text = "program " + std::to_string(program.seed) + ": " + std::to_string(program.workers) +
                      " workers, then " + std::to_string(program.later) + (program.is_virtual ? ", virtual" : "") +
-                     "; v " + c10::toString(program.v_type) + ", w " + c10::toString(program.w_type) + "\n";
+                     (program.later_flags.empty() ? "" : " and seed " + program.later_flags.back()) + "; v " +
+                     c10::toString(program.v_type) + ", w " + c10::toString(program.w_type) + "\n";
   for (const auto& data : program.datasets)
     text += "  \"" + data.name + "\": " + std::to_string(data.rows) + " rows, " + name_of(data.layout) +
             (data.split ? "" : ", whole") + describe_maps(data) + "\n";
@@ -921,16 +924,16 @@ Ending start(const Program& program, const std::map<std::string, Dataset>& datas
   options.scaling_config.num_workers = number == 0 ? program.workers : program.later;
   if (program.is_virtual) options.scaling_config.virtual_workers = virtual_workers;
   Ending ending;
-  const auto [code, result] =
-      test::run({storage, {"--timeout", "30", "--log-level", aloud ? "error" : "off"}, options},
-                [&](Session& session, const Config&) {
-                  try {
-                    Player(session, program, number, program.stops && number == 0, trail, aloud).run();
-                  } catch (const Mismatch& differs) {
-                    ending.difference = differs.what();
-                    throw;
-                  }
-                });
+  std::vector<std::string> flags{"--timeout", "30", "--log-level", aloud ? "error" : "off"};
+  if (number > 0) flags.insert(flags.end(), program.later_flags.begin(), program.later_flags.end());
+  const auto [code, result] = test::run({storage, flags, options}, [&](Session& session, const Config&) {
+    try {
+      Player(session, program, number, program.stops && number == 0, trail, aloud).run();
+    } catch (const Mismatch& differs) {
+      ending.difference = differs.what();
+      throw;
+    }
+  });
   ending.code = code;
   if (result && result->error) ending.error = result->error->what();
   return ending;

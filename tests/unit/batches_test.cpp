@@ -1,4 +1,5 @@
 #include "data/passes/batches.hpp"
+#include "base/log.hpp"
 #include "base/memory_limit.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "data/passes/shard.hpp"
@@ -434,6 +435,42 @@ TEST(Position, GoesOnAtAnotherWorld) {
             samples.insert(samples.end(), rest.begin(), rest.end());
             ASSERT_EQ(sorted(samples), indices(size)) << ranks << " " << later_ranks << " " << stop;
           }
+}
+
+TEST(Position, AnotherSeedIsForTheNextPass) {
+  const auto two_passes = [](const World& world, const BatchOptions& options) {
+    const auto first = all_of(world.shard().iter_batches(options));
+    return std::pair(first, all_of(world.shard().iter_batches(options)));
+  };
+  for (const auto& options : {BatchOptions{.batch_size = 3, .shuffle = true},
+                              BatchOptions{.batch_size = 3, .local_shuffle_buffer_size = 6}}) {
+    const auto of_5 = two_passes(World(20, 1, true, 5), options), of_6 = two_passes(World(20, 1, true, 6), options);
+    ASSERT_NE(of_5.second, of_6.second);
+    Samples samples;
+    const auto begin = [&](const World& world) {
+      auto range = world.shard().iter_batches(options);
+      append(samples, *range.begin());
+      return world.states[0]->position();
+    };
+    const auto later = [&](const Json& position) {
+      World world(20, 1, true, 6);
+      world.states[0]->restore(position);
+      return world;
+    };
+    const auto first = begin(World(20, 1, true, 5));
+    const auto second = begin(later(first));  // stopped once more in the same pass
+    testing::internal::CaptureStderr();
+    const auto [rest, next] = two_passes(later(second), options);
+    detail::log::flush();
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("--seed differs from its value when the run was saved"),
+              std::string::npos);
+    samples.insert(samples.end(), rest.begin(), rest.end());
+    EXPECT_EQ(samples, of_5.first) << "the rest of the pass keeps the old seed";
+    EXPECT_EQ(next, of_6.second);
+    auto old = first;
+    old.erase("pass_seed");  // as earlier versions saved it
+    EXPECT_EQ(two_passes(later(old), options).second, of_6.second);
+  }
 }
 
 TEST(Position, FinishedPassesComeBackEmpty) {

@@ -40,6 +40,7 @@ std::shared_ptr<const Lengths> lengths_of(const PassData& data) { return data.le
 PassOrder PassOrder::of(const BatchOptions& options, const PassData& data, const step::MicroBatchShare& share,
                         std::uint64_t seed) {
   PassOrder order{.samples = data.count,
+                  .seed = seed,
                   .shuffle = options.shuffle,
                   .window_seed = options.local_shuffle_seed.value_or(seed),
                   .blocks = data.blocks};
@@ -60,6 +61,7 @@ PassOrder PassOrder::from_json(const Json& position) {
                   .blocks = blocks_from(position.value("blocks", Json())),
                   .uses_name = position.value("uses_name", false)};
   const auto known = [&](const char* key) { return position.contains(key) && !position.at(key).is_null(); };
+  if (known("pass_seed")) order.seed = position.at("pass_seed").get<std::uint64_t>();
   if (known("shuffle")) order.shuffle = position.at("shuffle").get<bool>();
   if (known("window_seed")) order.window_seed = position.at("window_seed").get<std::uint64_t>();
   if (known("draws"))
@@ -72,6 +74,7 @@ PassOrder PassOrder::from_json(const Json& position) {
 void PassOrder::add_to(Json& position) const {
   position["samples"] = samples;
   position["window"] = window;
+  position["pass_seed"] = seed ? Json(*seed) : Json();
   position["shuffle"] = shuffle ? Json(*shuffle) : Json();
   position["window_seed"] = window_seed ? Json(*window_seed) : Json();
   position["blocks"] = json_of(blocks);
@@ -82,6 +85,7 @@ void PassOrder::add_to(Json& position) const {
 
 PassOrder PassOrder::completed_by(const PassOrder& now) const {
   auto order = *this;
+  if (!order.seed) order.seed = now.seed;
   if (!order.shuffle) order.shuffle = now.shuffle;
   if (!order.window_seed) order.window_seed = now.window_seed;
   return order;
@@ -128,6 +132,7 @@ std::map<std::string, std::string> PassOrder::compared_options(const BatchOption
 
 std::string PassOrder::changed_option(const PassOrder& now) const {
   const auto before = completed_by(now);
+  if (before.seed != now.seed) return "--seed";
   if (before.draws.has_value() != now.draws.has_value()) return "weights";
   if (before.draws && before.samples != now.samples) return "num_samples";
   if (before.shuffle != now.shuffle) return "shuffle";

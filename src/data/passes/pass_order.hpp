@@ -24,7 +24,7 @@ struct PassData {
   std::function<std::shared_ptr<const Lengths>()> lengths = {};
 };
 
-/// The order of one pass, apart from the run's seed and the number of the pass.
+/// The order of one pass, apart from the number of the pass.
 struct PassOrder {
   struct Draws {
     std::int64_t count = 0;     ///< samples of the dataset
@@ -37,16 +37,17 @@ struct PassOrder {
     bool operator==(const Buckets&) const = default;
   };
 
-  std::int64_t samples = 0;          ///< of the pass: all of the dataset, or the number of draws
-  std::int64_t window = 0;           ///< samples of a local shuffle's window, from the worker count at its begin
-  std::optional<bool> shuffle = {};  ///< none if not known
+  std::int64_t samples = 0;                ///< of the pass: all of the dataset, or the number of draws
+  std::int64_t window = 0;                 ///< samples of a local shuffle's window, from the worker count at its begin
+  std::optional<std::uint64_t> seed = {};  ///< the run's when the pass began; none if not known
+  std::optional<bool> shuffle = {};        ///< none if not known
   std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
   Blocks blocks = {};
   bool uses_name = true;            ///< false in a pass of a version whose orders did not depend on the dataset's name
   std::optional<Draws> draws = {};  ///< none if each sample comes once
   std::optional<Buckets> buckets = {};  ///< none if samples of like length do not come together
 
-  /// The order of a new pass. `seed`: of the local shuffle, unless the options have one.
+  /// The order of a new pass. `seed`: the run's, and of the local shuffle, unless the options have one.
   static PassOrder of(const BatchOptions& options, const PassData& data, const step::MicroBatchShare& share,
                       std::uint64_t seed);
   /// Reads what add_to() has written. Throws a Json::exception for wrong types.

@@ -142,6 +142,7 @@ void PassPosition::restore(const Json& position, bool complete) {
   const auto take = [&](PassGroup& group, const Json& saved) {
     if (!complete) {
       group.restore(saved);
+      if (!group.last.order.seed) group.last.order.seed = position.at("seed").get<std::uint64_t>();
       const auto& epoch = group.epoch;
       const auto& last = group.last;
       if (epoch.repeated < 0 || epoch.repeated > epoch.passes || last.consumed < 0 ||
@@ -157,7 +158,6 @@ void PassPosition::restore(const Json& position, bool complete) {
     auto& group = passes(position.value("in_loop", steps_->looped));
     take(group, position);
     if (const auto outside = position.find("outside"); outside != position.end() && !complete) take(outside_, *outside);
-    if (!complete) options_.seed = position.at("seed");
     auto& full_worker_count = options_.full_worker_count;
     if (full_worker_count > 0 && group.last.workers > 0) full_worker_count = group.last.workers;
   } catch (const Json::exception& error) {
@@ -199,7 +199,7 @@ Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const
     return pass;
   }
   auto order = chosen.options_for(data);
-  order.seed = options_.seed ^ (chosen.uses_name ? hash_of(options_.name) : 0);
+  order.seed = chosen.seed.value_or(options_.seed) ^ (chosen.uses_name ? hash_of(options_.name) : 0);
   order.epoch = epoch.number + (in_next_epoch ? 1 : 0);
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);

@@ -87,7 +87,7 @@ class PassPosition {
   bool unfinished() const noexcept;
   /// The position as JSON, for a checkpoint. The batch in hand counts as taken. Null if the dataset is not split.
   Json position() const;
-  /// The next passes continue at `position`, at any number of workers and in the order of the run's first seed.
+  /// The next passes continue at `position`, at any number of workers. A pass that was under way keeps its seed.
   /// `complete`: the epoch of `position` is over; only its step size is kept, to warn if it has changed.
   void restore(const Json& position, bool complete = false);
 
