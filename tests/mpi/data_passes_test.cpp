@@ -441,6 +441,35 @@ TEST(Passes, OverOwnDataAreOverWithTheOnlyReportOfAnEpoch) {
   EXPECT_EQ(own_data(storage, "later", 3, 4, true), (Epochs{0, 0, 0, 1, 1, 1, 1, 2, 2, 2})) << "known by then";
 }
 
+TEST(Passes, AnOwnLoopThatBeginsAgainAtItsFirstEpochIsWarnedOf) {
+  const auto storage = test::shared_folder();
+  for (const std::int64_t first : {0, 2}) {
+    const auto name = "from_" + std::to_string(first);
+    for (const bool again : {false, true}) {
+      const auto [code, result] =
+          run({storage, {}, with(name, {{"train", numbers(6)}})}, [&](Session& session, const Config&) {
+            auto shard = session.get_dataset_shard();
+            auto state = session.state({});
+            EXPECT_EQ(state.restore(), again);
+            for (std::int64_t epoch = again ? first : 0; epoch < 4; ++epoch) {
+              shard.set_epoch(epoch);
+              for (auto& batch : shard.iter_torch_batches({.global_batch_size = 3})) {
+                EXPECT_EQ(batch.global_size(), 3);
+                if (again || epoch != 2) continue;
+                session.report({}, state);
+                throw Stop();
+              }
+            }
+          });
+      EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+    }
+    const auto log = detail::read_file(storage / name / "logs" / "rank_00000.log");
+    const auto said =
+        log.find("setting epoch 0: the run goes on in epoch 2, and the epochs before it are trained again");
+    EXPECT_EQ(said != std::string::npos, first == 0) << log;
+  }
+}
+
 TEST(Passes, AStateAtTheTopOfAnEpochOfAnOwnLoopEndsNoEpoch) {
   const auto storage = test::shared_folder();
   std::vector<std::int64_t> epochs;
@@ -465,35 +494,6 @@ TEST(Passes, AStateAtTheTopOfAnEpochOfAnOwnLoopEndsNoEpoch) {
     EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
   }
   EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1, 2}));
-}
-
-TEST(Passes, OverOwnDataAreOverBesideADatasetThatIsNotTrainedOver) {
-  const auto storage = test::shared_folder();
-  for (const bool at_the_top : {false, true}) {
-    const std::string name = at_the_top ? "top" : "end";
-    std::vector<std::int64_t> epochs;
-    for (const bool again : {false, true}) {
-      const auto options = with(name, {{"train", numbers(6)}, {"val", numbers(6)}});
-      const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
-        auto net = session.prepare_model(torch::nn::Linear(1, 1));
-        auto state = session.state({{"model", net}});
-        EXPECT_EQ(state.restore(), again);
-        auto val = session.get_dataset_shard("val");
-        for (const auto epoch : session.epochs(3)) {
-          if (at_the_top) session.report({}, state);
-          if (!again && epoch == 1) throw Stop();
-          net->forward(at::ones({1, 1})).sum().backward();
-          epochs.push_back(epoch);
-          if (!at_the_top) session.report({}, state);
-          if (epoch < 2) continue;
-          const at::NoGradGuard no_gradients;
-          for (auto& batch : val.iter_torch_batches({.batch_size = 2})) EXPECT_GE(batch.size(), 0);
-        }
-      });
-      EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
-    }
-    EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1, 2})) << name;
-  }
 }
 
 TEST(Passes, ANewSeedIsForTheNextPassAndNoneIsTheRunsOwn) {
@@ -536,6 +536,35 @@ TEST(Passes, ANewSeedIsForTheNextPassAndNoneIsTheRunsOwn) {
             std::string::npos);
   EXPECT_EQ(orders("none", {"--seed", "5"}, Flags{}), of_5) << "a run keeps its seed";
   EXPECT_EQ(seed_of("none"), 5);
+}
+
+TEST(Passes, OverOwnDataAreOverBesideADatasetThatIsNotTrainedOver) {
+  const auto storage = test::shared_folder();
+  for (const bool at_the_top : {false, true}) {
+    const std::string name = at_the_top ? "top" : "end";
+    std::vector<std::int64_t> epochs;
+    for (const bool again : {false, true}) {
+      const auto options = with(name, {{"train", numbers(6)}, {"val", numbers(6)}});
+      const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+        auto net = session.prepare_model(torch::nn::Linear(1, 1));
+        auto state = session.state({{"model", net}});
+        EXPECT_EQ(state.restore(), again);
+        auto val = session.get_dataset_shard("val");
+        for (const auto epoch : session.epochs(3)) {
+          if (at_the_top) session.report({}, state);
+          if (!again && epoch == 1) throw Stop();
+          net->forward(at::ones({1, 1})).sum().backward();
+          epochs.push_back(epoch);
+          if (!at_the_top) session.report({}, state);
+          if (epoch < 2) continue;
+          const at::NoGradGuard no_gradients;
+          for (auto& batch : val.iter_torch_batches({.batch_size = 2})) EXPECT_GE(batch.size(), 0);
+        }
+      });
+      EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+    }
+    EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1, 2})) << name;
+  }
 }
 
 TEST(Passes, OfAnotherOrderAfterARestartStillTakeEachSampleOnce) {

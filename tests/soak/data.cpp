@@ -811,11 +811,11 @@ class Player {
     const auto v = column("v", !scaled || at::isFloatingType(stored) ? stored : at::kFloat);
     const auto w = column("w", coded ? at::kFloat : stored_type(program_.w_type, data.layout));
     column("id", at::kLong);
+    if (batch.contains("unwritten") && batch["unwritten"].ne(0).any().item<bool>())
+      throw Mismatch("a value that was never written is not 0");
     const auto apart = !scaled ? 0 : stored == at::kHalf ? 2e-2 : 1e-4;
     for (std::int64_t row = 0; row < static_cast<std::int64_t>(ids.size()); ++row) {
       const auto id = ids[static_cast<std::size_t>(row)];
-    if (batch.contains("unwritten") && batch["unwritten"].ne(0).any().item<bool>())
-      throw Mismatch("a value that was never written is not 0");
       if (id < 0 || id >= data.rows) throw Mismatch("there is no sample " + std::to_string(id));
       for (std::int64_t j = 0; j < v.size(1); ++j) {
         const auto f = static_cast<std::size_t>(j % fitted_.features);

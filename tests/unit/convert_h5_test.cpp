@@ -270,6 +270,11 @@ TEST_F(ConvertH5, SaysThatAColumnBehindAUserBlockWasNeverWritten) {
   EXPECT_EQ(values<std::int32_t>(output(), "x"), Ints(rows * width, 0));
 }
 
+TEST_F(ConvertH5, KeepsAttributes) {
+  const hdf5::Lock lock;
+  make({.chunk = 10});
+  {
+    const hdf5::Handle file(H5Fopen(input().c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
     const hdf5::Handle x(H5Dopen2(file.get(), "x", H5P_DEFAULT), H5Dclose);
     const auto add = [&](const char* name, hid_t type, std::vector<std::int64_t> shape, const void* value) {
       const auto space = hdf5::make_space(shape, "fixture");
@@ -311,6 +316,109 @@ TEST_F(ConvertH5, SaysThatAColumnBehindAUserBlockWasNeverWritten) {
   EXPECT_STREQ(name, "metres");
   H5free_memory(name);
   EXPECT_EQ(H5Aexists(x.get(), "opaque"), 0) << "neither numbers nor strings";
+}
+
+/// The values of all windows of the variables, one after the other.
+std::string windows_of(const std::vector<std::string>& variables, const std::vector<std::int64_t>& size = {2, 3}) {
+  const auto data = Dataset::windows(variables, {.size = size});
+  std::vector<std::int64_t> all(static_cast<std::size_t>(data.count()));
+  std::iota(all.begin(), all.end(), 0);
+  std::ostringstream text;
+  for (const auto& [name, values] : data.read(all))
+    for (std::int64_t i = 0; i < values.numel(); ++i) text << values.flatten()[i].item<double>() << ' ';
+  return text.str();
+}
+
+TEST_F(ConvertH5, KeepsTheNamesOfDimensions) {
+  const hsize_t size = 6;
+  {
+    H5File file(input());
+    const auto numbers = counting(36);
+    for (const auto* name : {"height", "t"})
+      file.dataset(name, {size, size}, H5T_STD_I32BE, H5T_NATIVE_INT32, numbers.data(), {.chunk = 4, .deflate = 1});
+    file.name_dimensions("t", {"latitude", "longitude"});
+    file.name_dimensions("height", {"longitude", "latitude"});
+  }
+  const auto t = input().string() + ":/t", height = input().string() + ":/height";
+  const auto copied_t = output().string() + ":/t", copied_height = output().string() + ":/height";
+  const auto wanted = windows_of({t, height});
+  for (const auto& options : outputs) {
+    run(options);
+    EXPECT_EQ(windows_of({copied_t, copied_height}), wanted);
+    EXPECT_EQ(windows_of({t, copied_height}), wanted) << "one variable of the original";
+    EXPECT_EQ(windows_of({copied_t, height}), wanted);
+    EXPECT_EQ(Dataset(output()).schema().size(), 2u) << "dimensions are no columns";
+  }
+  // The samples are latitudes for one column and longitudes for the other, so other ones give each name two meanings.
+  run({.shuffle = 3});
+  EXPECT_NE(message(ExitCode::data,
+                    [&] {
+                      windows_of({copied_t, copied_height});
+                    })
+                .find("Name the dimensions"),
+            std::string::npos);
+}
+
+TEST_F(ConvertH5, WindowsOfRandomCopiesAreThoseOfTheOriginal) {
+  std::mt19937 random(9);
+  const auto upto = [&](std::size_t most) { return 1 + random() % most; };
+  for (std::size_t round = 0; round < 60; ++round) {
+    const hsize_t size = upto(4);  // of all dimensions, so that only their names tell them apart
+    std::vector<std::string> all{"x", "y", "z"}, some = all;
+    std::shuffle(some.begin(), some.end(), random);
+    all.resize(upto(3));
+    std::erase_if(some, [&](const auto& name) { return std::ranges::count(all, name) == 0; });
+    some.resize(upto(some.size()));
+    {
+      H5File file(input());
+      for (const auto& [name, names] : {std::pair("a", all), std::pair("b", some)}) {
+        const auto values = counting(static_cast<int>(std::pow(size, names.size())));
+        file.dataset(name, std::vector<hsize_t>(names.size(), size), H5T_STD_I16LE, H5T_NATIVE_INT32, values.data(),
+                     {.chunk = round % 3 == 0 ? upto(size) : 0});
+      }
+      file.name_dimensions("a", all);
+      file.name_dimensions("b", some);
+    }
+    run(outputs[round % outputs.size()]);
+    std::vector<std::int64_t> window;
+    for (std::size_t d = 0; d < all.size(); ++d) window.push_back(static_cast<std::int64_t>(upto(size)));
+    const auto in = input().string(), out = output().string();
+    const auto wanted = windows_of({in + ":/a", in + ":/b"}, window);
+    for (const auto& [first, second] : {std::pair(in, out), std::pair(out, in), std::pair(out, out)})
+      EXPECT_EQ(windows_of({first + ":/a", second + ":/b"}, window), wanted) << round;
+  }
+}
+
+TEST_F(ConvertH5, KeepsTheNamesOfDimensionsInEachSplit) {
+  {
+    H5File file(input());
+    file.dataset("t", {10, 4, 4}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(160).data());
+    file.dataset("time", {10}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(10).data());
+    file.text_attribute("time", "CLASS", "DIMENSION_SCALE");
+    file.text_attribute("time", "NAME", "time");
+    file.dataset("cov", {10, 10}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(100).data());
+    file.name_dimensions("t", {"time", "y", "x"});
+    file.name_dimensions("cov", {"station", "station"});
+  }
+  run({.split = {{"a", 0.6}, {"b", 0.4}}, .shuffle = 5});
+  const hdf5::Lock lock;
+  for (const auto& [part, count] : {std::pair("a", 6), std::pair("b", 4)}) {
+    const auto file = hdf5::open_file(output(part));
+    const auto names = [&](const char* column, std::size_t rank) {
+      const auto dataset = hdf5::open_dataset(file.get(), column, column);
+      return hdf5::dimension_names(dataset.get(), rank, column);
+    };
+    EXPECT_EQ(names("t", 3), (std::vector<std::string>{"time", "y", "x"}));
+    EXPECT_EQ(names("cov", 2), (std::vector<std::string>{"", ""})) << "one dimension is split and the other is not";
+    const auto time = hdf5::open_dataset(file.get(), "time", "time");
+    EXPECT_EQ(hdf5::shape(time.get()), std::vector<std::int64_t>{count});
+    EXPECT_GT(H5Aexists(time.get(), "REFERENCE_LIST"), 0);
+    EXPECT_EQ(values<std::int32_t>(output(part), "time").size(), static_cast<std::size_t>(count));
+    for (const auto* name : {"x", "y"}) {
+      EXPECT_FALSE(hdf5::is_column(file.get(), name, name));
+      EXPECT_EQ(hdf5::shape(hdf5::open_dataset(file.get(), name, name).get()), std::vector<std::int64_t>{4});
+    }
+  }
 }
 
 TEST_F(ConvertH5, DecodesEachChunkOnce) {
@@ -488,3 +596,26 @@ TEST_F(ConvertH5, SaysWhichMissingValuesStayNumbers) {
   EXPECT_FALSE(has(advice(H5T_IEEE_F32LE, "_FillValue", false), no_nan));
   EXPECT_FALSE(has(advice(H5T_IEEE_F32LE, nullptr, true), unwritten));
 }
+
+TEST_F(ConvertH5, SaysWhichFiltersAreMissing) {
+  const auto unknown = [&](H5Z_filter_t filter, hid_t type) {
+    {
+      const hdf5::Lock lock;
+      H5File file(input());
+      const hdf5::Handle creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+      const hsize_t sizes[] = {10};
+      H5Pset_chunk(creation.get(), 1, sizes);
+      // HDF5 sets no filter that it does not have, unless it may be left out.
+      H5Pset_filter(creation.get(), filter, H5Z_FLAG_OPTIONAL, 0, nullptr);
+      const hdf5::Handle space(H5Screate_simple(1, sizes, nullptr), H5Sclose);
+      file.create("x", type, H5T_NATIVE_INT32, space.get(), creation.get(), counting(10).data());
+    }
+    return describe_dataset(input().string()).at("advice").dump();
+  };
+  EXPECT_NE(unknown(400, H5T_STD_I32LE).find("muster does not decode filter 400, nor does this HDF5"),
+            std::string::npos);
+  EXPECT_NE(unknown(400, H5T_STD_I32LE).find("as h5repack does"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace muster::convert_h5_test

@@ -1,5 +1,6 @@
 #include "data/passes/pass_positions.hpp"
 
+#include "base/log.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -51,14 +52,20 @@ void PassPositions::enter_loop() {
 void PassPositions::begin_epoch(std::int64_t epoch) {
   steps->counts_epochs = true;
   resume_epoch(epoch);
+  resumed_epoch_ = -1;
 }
 
 void PassPositions::resume_epoch(std::int64_t epoch) {
+  resumed_epoch_ = epoch;
   enter_epoch(epoch);
   for (auto& [name, pass_position] : pass_positions_) pass_position->begin_epoch(epoch);
 }
 
 void PassPositions::set_epoch(std::int64_t epoch) {
+  if (const auto resumed = std::exchange(resumed_epoch_, -1); epoch < resumed)
+    log::warn("setting epoch " + std::to_string(epoch) + ": the run goes on in epoch " + std::to_string(resumed) +
+              ", and the epochs before it are trained again. Begin the loop at an epoch that the State holds, or loop "
+              "over session.epochs(n)");
   enter_epoch(epoch);
   steps->epoch_set = steps->counts_epochs = true;
   for (auto& [name, pass_position] : pass_positions_)

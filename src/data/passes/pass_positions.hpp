@@ -244,6 +244,7 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
 
   std::map<std::string, std::shared_ptr<PassPosition>> pass_positions_;
   std::map<std::string, Saved> waiting_;   ///< restored positions whose dataset or loader has not been added yet
+  std::int64_t resumed_epoch_ = -1;        ///< where a resumed run goes on; −1 once the training function has set one
   std::map<std::string, Saved> restored_;  ///< restored positions whose dataset or loader has been added
 };
 

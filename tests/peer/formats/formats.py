@@ -167,6 +167,10 @@ def missing_values(peer, folder):
             peer.compare(path, name, file[name].values, kind)
 
 
+def matlab_files(peer, folder):
+    """They begin with a user block of 512 bytes."""
+    generator = numpy.random.default_rng(3)
+    path = str(folder / "data.mat")
     matrices = {"a": generator.normal(size=(40, 5)), "b": generator.integers(0, 200, (40, 3)).astype("u1"),
                 "c": generator.normal(size=(40, 6)).astype("f4")}
     for compress in [False, True]:
@@ -177,6 +181,11 @@ def missing_values(peer, folder):
             assert file.userblock_size == 512
             for name, values in matrices.items():
                 peer.compare(path, name, values.T, values.dtype)  # MATLAB's matrices are stored column by column
+    with h5py.File(path, "a") as file:
+        for rows in [4, 100_000]:
+            file.create_dataset(f"unwritten_{rows}", (rows,), "f8")
+    for rows in [4, 100_000]:
+        peer.compare(path, f"unwritten_{rows}", numpy.zeros(rows), "f8")
 
 
 def h5py_files(peer, folder):
@@ -203,15 +212,6 @@ def h5py_files(peer, folder):
         peer.compare(path, "colour", file["colour"][:], "i4")
     for name, word in [("text", "strings"), ("points", "compound")]:
         assert word in peer.refusal(path, name), name
-
-
-def main(program):
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        peer = Peer(program, folder)
-        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, matlab_files, h5py_files]:
-            files(peer, folder)
-            print(f"{files.__name__}: all values are read as their library reads them")
 
 
 def copies(peer, folder):
@@ -251,10 +251,14 @@ def copies(peer, folder):
             numpy.testing.assert_array_equal(found, want)
 
 
+def main(program):
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        peer = Peer(program, folder)
+        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, matlab_files, h5py_files]:
+            files(peer, folder)
+            print(f"{files.__name__}: all values are read as their library reads them")
+
+
 if __name__ == "__main__":
     main(sys.argv[1])
-    with h5py.File(path, "a") as file:
-        for rows in [4, 100_000]:
-            file.create_dataset(f"unwritten_{rows}", (rows,), "f8")
-    for rows in [4, 100_000]:
-        peer.compare(path, f"unwritten_{rows}", numpy.zeros(rows), "f8")
