@@ -5,6 +5,7 @@
 #include "node/finite.hpp"
 #include "node/kernels.hpp"
 #include "node/stream.hpp"
+#include "optim/sum_of_squares.hpp"
 #include "watch/trace.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -50,18 +51,6 @@ class Averages {
   double scale_;
   alignas(64) T tile_[tile_elements];
 };
-
-/// Sums in double precision and in a fixed order: eight partial sums, so that the additions run in parallel.
-template <class T>
-double sum_of_squares(const T* values, std::size_t count) {
-  double sums[8] = {};
-  std::size_t i = 0;
-  for (; i + 8 <= count; i += 8)
-    for (std::size_t k = 0; k < 8; ++k)
-      sums[k] += static_cast<double>(values[i + k]) * static_cast<double>(values[i + k]);
-  for (; i < count; ++i) sums[0] += static_cast<double>(values[i]) * static_cast<double>(values[i]);
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
 
 /// The result of a chunk whose numbers are only checked: 0 if all are finite, else NaN.
 double result_of(bool finite) { return finite ? 0 : std::numeric_limits<double>::quiet_NaN(); }

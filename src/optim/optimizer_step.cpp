@@ -6,11 +6,13 @@
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
 #include "optim/fused_step.hpp"
+#include "optim/sum_of_squares.hpp"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
-#include <torch/nn/utils/clip_grad.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/view_as_real.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -19,6 +21,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -150,22 +153,56 @@ class Numbers {
   bool averages_all_ = true;
 };
 
-/// torch's function scales gradients through .data(), which for a sparse gradient is another tensor. So it is given the
-/// values of sparse gradients instead.
-double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> clipped;
+/// Returns the values of all gradients. Of a sparse one those of the summed rows, since the norm is theirs.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> values;
   for (const auto& parameter : parameters) {
     auto& gradient = parameter.mutable_grad();
-    if (!gradient.defined() || !gradient.is_sparse()) {
-      clipped.push_back(parameter);
-      continue;
-    }
-    gradient = gradient.coalesce();  // the norm is that of the summed rows
-    clipped.push_back(at::empty({0}, gradient._values().options()));
-    clipped.back().mutable_grad() = gradient._values();
+    if (!gradient.defined()) continue;
+    if (gradient.is_sparse()) gradient = gradient.coalesce();
+    values.push_back(gradient.is_sparse() ? gradient._values() : gradient);
   }
-  return torch::nn::utils::clip_grad_norm_(clipped, max_norm);
+  return values;
+}
+
+/// The sum of the squares in pieces, so that its bits do not depend on the number of threads.
+template <class T>
+double squares_in_pieces(const at::Tensor& dense) {
+  constexpr std::int64_t piece = 1 << 16;
+  const auto* const values = static_cast<const T*>(dense.const_data_ptr());
+  std::vector<double> sums(static_cast<std::size_t>((dense.numel() + piece - 1) / piece));
+  at::parallel_for(0, std::ssize(sums), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = begin; i < end; ++i)
+      sums[static_cast<std::size_t>(i)] =
+          sum_of_squares(values + i * piece, static_cast<std::size_t>(std::min(piece, dense.numel() - i * piece)));
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+double squares_of(const at::Tensor& values) {
+  if (values.is_cpu() && values.is_non_overlapping_and_dense() && !values.is_neg()) {
+    if (values.scalar_type() == at::kFloat) return squares_in_pieces<float>(values);
+    if (values.scalar_type() == at::kDouble) return squares_in_pieces<double>(values);
+  }
+  const auto real = values.is_complex() ? at::view_as_real(values.resolve_conj()) : values;
+  return std::pow(at::linalg_vector_norm(real, 2, {}, false, at::kDouble).item<double>(), 2);
+}
+
+/// The 2-norm of all gradients together, in double precision like that of a fused step: the squares of floats overflow
+/// from 1.8e19 on.
+double norm_of(const std::vector<at::Tensor>& gradients) {
+  const at::NoGradGuard no_grad;
+  double squares = 0;
+  for (const auto& values : gradients) squares += squares_of(values);
+  return std::sqrt(squares);
+}
+
+/// Scales gradients of this norm down to `max_norm`, as torch's clip_grad_norm_() does.
+void scale_down(const std::vector<at::Tensor>& gradients, double norm, double max_norm) {
+  const double scale = std::min(max_norm / (norm + 1e-6), 1.0);
+  if (scale == 1) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& values : gradients) values.data().mul_(scale);
 }
 
 /// True if another tensor uses the parameter's memory, such as another parameter, a view or the result of detach(). If
@@ -288,8 +325,11 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
       const auto parameters = parameters_of(optimizer);
       gradients::fetch_averages(parameters);
       std::optional<double> norm;
-      if (options_.max_grad_norm > 0) norm = grad_norm_ = clip_grad_norm(parameters, options_.max_grad_norm);
-      if (numbers_.allow(parameters, norm)) plain(nullptr);
+      std::vector<at::Tensor> clipped;
+      if (options_.max_grad_norm > 0) norm = grad_norm_ = norm_of(clipped = gradients_of(parameters));
+      if (!numbers_.allow(parameters, norm)) return loss;
+      if (norm) scale_down(clipped, *norm, options_.max_grad_norm);
+      plain(nullptr);
     }
     return loss;
   }

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -128,6 +129,23 @@ TEST_P(Ways, StopWithTheStepTheParameterAndTheRank) {
   EXPECT_NE(text.find("in step 3"), std::string::npos) << text;
   EXPECT_NE(text.find("parameter "), std::string::npos) << text;
   expect_same_everywhere(text);
+}
+
+TEST_P(Ways, StopNamesTheParameterThatIsBad) {
+  struct Pair : torch::nn::Module {
+    at::Tensor good = register_parameter("good", at::ones({64})), bad = register_parameter("bad", at::ones({64}));
+  };
+  const auto [code, result] =
+      run({storage, {}, options_for("named", {.bad_numbers = BadNumbers::stop})}, [&](Session& session, const Config&) {
+        auto net = session.prepare_model(std::make_shared<Pair>());
+        auto optimizer =
+            session.prepare_optimizer(torch::optim::SGD(net->parameters(), 0.1),
+                                      {.max_grad_norm = GetParam().max_grad_norm, .fuse = GetParam().fuse});
+        (net->good.sum() + net->bad.mul(std::nan("")).sum()).backward();
+        optimizer.step();
+      });
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(text_of(result).find("parameter bad"), std::string::npos) << text_of(result);
 }
 
 TEST_P(Ways, SkipLeavesTheStepOut) {

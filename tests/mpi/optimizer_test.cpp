@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -230,6 +231,27 @@ TEST(PreparedOptimizer, OverAThousandSteps) {
 TEST(PreparedOptimizer, ScalesDownByTheGlobalNorm) {
   expect_alike<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9), "clipped", 30, {.max_grad_norm = 0.05});
   expect_alike<torch::optim::Adam>(torch::optim::AdamOptions(1e-3), "never reached", 10, {.max_grad_norm = 1e6});
+}
+
+TEST(PreparedOptimizer, ScalesDownGradientsWhoseNormTheirTypeCannotHold) {
+  constexpr std::int64_t width = 64;
+  for (const auto& [type, size, fuse] :
+       {std::tuple(at::kFloat, 1e30, Fuse::always), std::tuple(at::kFloat, 1e30, Fuse::never),
+        std::tuple(at::kHalf, 3e3, Fuse::never)}) {
+    nn::Linear net(nn::LinearOptions(width, width).bias(false));
+    net->to(type);
+    nn::init::zeros_(net->weight);
+    const test::Preparation prepare;
+    const auto prepared = prepare(net.ptr());
+    torch::optim::SGD own(net->parameters(), torch::optim::SGDOptions(1));
+    auto step = make_optimizer_step(own, {prepared}, {.max_grad_norm = width, .fuse = fuse});
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+    net->weight.mul(size).sum().backward();
+    optimizer.step();
+    EXPECT_EQ(optimizer.fused(), fuse == Fuse::always && world().size() > 1);
+    EXPECT_NEAR(optimizer.grad_norm() / (size * width), 1, 1e-6) << type;
+    EXPECT_TRUE(at::allclose(net->weight, at::full_like(net->weight, -1), 1e-3)) << type;
+  }
 }
 
 TEST(PreparedOptimizer, WhatCannotBeFusedIsStillRight) {
