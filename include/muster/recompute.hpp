@@ -47,9 +47,9 @@ MUSTER_API Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch:
 /// The block must compute the same both times, from the values that its inputs and parameters have now: neither the
 /// block nor later code may write to them before backward(). Another shape or another parameter is an Error
 /// (ExitCode::user_error) in backward(). So is a parameter that was written to, and for an input this is torch's own
-/// error, but only for writes that torch counts; it does not count those of its optimizers' steps. Buffers that a
-/// module writes to, such as batch-norm's statistics, are written once; those of other callables are written twice.
-/// Modules that a callable uses must be in the same mode both times.
+/// error, but only for writes that torch counts; of optimizers' steps these are only those of prepared ones. Buffers
+/// that a module writes to, such as batch-norm's statistics, are written once; those of other callables are written
+/// twice. Modules that a callable uses must be in the same mode both times.
 ///
 /// Blocks may be nested. If nothing in it needs a gradient, a block is computed once, as without recompute(). Gradients
 /// of gradients are an Error (ExitCode::usage).

@@ -13,6 +13,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/view_as_real.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -205,6 +206,13 @@ void scale_down(const std::vector<at::Tensor>& gradients, double norm, double ma
   for (const auto& values : gradients) values.data().mul_(scale);
 }
 
+/// Counts the step as a write to the parameters that it has stepped. torch's own steps write through .data(), so
+/// backward() would not see that a graph is older than its weights.
+void count_writes(const torch::optim::Optimizer& optimizer) {
+  for (const auto& parameter : parameters_of(optimizer))
+    if (parameter.grad().defined() && !parameter.is_inference()) torch::autograd::impl::bump_version(parameter);
+}
+
 /// True if another tensor uses the parameter's memory, such as another parameter, a view or the result of detach(). If
 /// the parameter got other memory, the two would no longer share it.
 bool shares_memory(const at::Tensor& parameter) { return parameter.storage().use_count() > 1; }
@@ -278,8 +286,13 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
                   const std::function<at::Tensor(Closure)>& plain) override {
     const watch::TraceSpan span("optimizer");
-    const auto loss =
-        closure && evaluates_ ? step_by_evaluations(optimizer, closure, plain) : step_once(optimizer, closure, plain);
+    const auto counted = [&](Closure own) {
+      auto made = plain(std::move(own));
+      count_writes(optimizer);
+      return made;
+    };
+    const auto loss = closure && evaluates_ ? step_by_evaluations(optimizer, closure, counted)
+                                            : step_once(optimizer, closure, counted);
     gradients::note_step(parameters_of(optimizer), lifetime_);
     return loss;
   }

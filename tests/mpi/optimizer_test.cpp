@@ -254,6 +254,52 @@ TEST(PreparedOptimizer, ScalesDownGradientsWhoseNormTheirTypeCannotHold) {
   }
 }
 
+TEST(PreparedOptimizer, AStepBetweenTwoBackwardOfOneGraphIsTorchsError) {
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    nn::Linear net(3, 3);
+    const test::Preparation prepare;
+    const auto prepared = prepare(net.ptr());
+    torch::optim::SGD own(net->parameters(), torch::optim::SGDOptions(0.1));
+    auto step = make_optimizer_step(own, {prepared}, {.fuse = fuse});
+    PreparedOptimizer<torch::optim::SGD> optimizer(std::move(own), std::move(step));
+    const auto loss = net->forward(net->forward(values({5, 3}, 1))).square().mean();
+    loss.backward({}, /*retain_graph=*/true);
+    optimizer.step();
+    try {
+      loss.backward();
+      ADD_FAILURE() << "the activations are those of the weights before the step";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(PreparedOptimizer, AnAdversaryStepsBetweenTheGraphs) {
+  for (const auto fuse : {Fuse::always, Fuse::never}) {
+    nn::Linear generator(3, 3), critic(3, 1);
+    const test::Preparation prepare_generator, prepare_critic;
+    const auto one = prepare_generator(generator.ptr()), other = prepare_critic(critic.ptr());
+    torch::optim::SGD own(generator->parameters(), torch::optim::SGDOptions(0.1)),
+        own_critic(critic->parameters(), torch::optim::SGDOptions(0.1));
+    auto step = make_optimizer_step(own, {one}, {.fuse = fuse}),
+         step_critic = make_optimizer_step(own_critic, {other}, {.fuse = fuse});
+    PreparedOptimizer<torch::optim::SGD> of_generator(std::move(own), std::move(step)),
+        of_critic(std::move(own_critic), std::move(step_critic));
+    const auto before = generator->weight.detach().clone();
+    for (int number = 0; number < 3; ++number) {
+      const auto fake = generator->forward(values({5, 3}, number));
+      of_critic.zero_grad();
+      critic->forward(fake.detach()).square().mean().backward();
+      of_critic.step();
+      of_generator.zero_grad();
+      critic->forward(fake).mean().backward();
+      of_generator.step();
+    }
+    EXPECT_FALSE(at::equal(generator->weight, before));
+    for (const auto& parameter : generator->parameters()) expect_same_bits_everywhere(parameter, "the generator");
+  }
+}
+
 TEST(PreparedOptimizer, WhatCannotBeFusedIsStillRight) {
   Training<torch::optim::Adam> training(torch::optim::AdamOptions(1e-3).amsgrad(true), {.fuse = Fuse::always});
   EXPECT_FALSE(training.optimizer->fused());
