@@ -99,9 +99,11 @@ std::string tensors_text(const Json& tensors) {
 }
 
 void inspect_checkpoint(const std::filesystem::path& path, bool json) {
-  const auto info = verify_checkpoint(path);
+  const auto folder = Checkpoint::from_directory(path).path();  // a name such as "best" may move meanwhile
+  auto info = verify_checkpoint(folder);
+  info.path = path;
   // The list in a damaged manifest cannot be trusted.
-  const auto tensors = info.problem.empty() ? listed_tensors(path) : Json::array();
+  const auto tensors = info.problem.empty() ? listed_tensors(folder) : Json::array();
   if (json) {
     auto checkpoint = to_json(info);
     checkpoint["kind"] = "checkpoint";

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
+#include <cstdint>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
@@ -67,18 +68,20 @@ class CheckpointDict {
   StateEntries entries_ = {};
 };
 
-/// A handle to a checkpoint's directory; copies are cheap.
+/// A handle to a checkpoint's directory; copies are cheap. It is the directory that it was opened with: where another
+/// one has got its name since, calls are an Error (ExitCode::retry).
 class MUSTER_API Checkpoint {
  public:
-  /// An existing directory. It need not have been written by muster.
+  /// An existing directory. It need not have been written by muster. A symbolic link, such as a name that moves to a
+  /// newer checkpoint, is resolved now; path() is then the path of its target.
   static Checkpoint from_directory(std::filesystem::path path);
   /// A new temporary directory with these entries in its state.h5, for this rank only. It is removed with the last copy
   /// of this handle.
   static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }
-  /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. An Error
-  /// if a different file is there.
+  /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. Compares
+  /// the copy with the manifest's checksums, and copies the manifest last. An Error if a different file is there.
   void to_directory(const std::filesystem::path& path) const;
   /// Everything in state.h5: tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank) have
   /// the values of all ranks: tensors as [world, …], other values as a list.
@@ -99,7 +102,8 @@ class MUSTER_API Checkpoint {
   explicit Checkpoint(std::filesystem::path path, std::shared_ptr<void> owner = {});
   std::filesystem::path path_;
   std::shared_ptr<void> owner_;
-  int rank_ = 0, ranks_ = 0;  // the rank that got this handle, of how many; 0 ranks: unknown
+  std::pair<std::uint64_t, std::uint64_t> folder_;  // device and inode of the directory; zeros: unknown
+  int rank_ = 0, ranks_ = 0;                        // the rank that got this handle, of how many; 0 ranks: unknown
 };
 
 /// The status of a run's checkpoint. In the row of a report that asked for a validation, "checkpoint_status" has one of

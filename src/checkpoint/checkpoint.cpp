@@ -19,12 +19,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace muster {
 namespace {
@@ -112,10 +114,12 @@ void check_metadata(const fs::path& path, const std::function<void()>& write_and
 
 }  // namespace
 
-Checkpoint::Checkpoint(fs::path path, std::shared_ptr<void> owner) : path_(std::move(path)), owner_(std::move(owner)) {}
+Checkpoint::Checkpoint(fs::path path, std::shared_ptr<void> owner)
+    : path_(std::move(path)), owner_(std::move(owner)), folder_(folder_id(path_)) {}
 
 Checkpoint Checkpoint::from_directory(fs::path path) {
   if (!path.has_filename()) path = path.parent_path();  // drops a trailing slash
+  path = without_links(path);
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::none)
@@ -154,15 +158,28 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
 
 void Checkpoint::to_directory(const fs::path& path) const {
   detail::make_directories(path);
-  for (const auto& name : list_files(path_)) copy_file_unless_there(path_, name, path);
+  const bool is_ours = is_checkpoint(path_);
+  const auto wanted = is_ours ? read_manifest(path_).files : std::vector<FileEntry>();
+  std::vector<FileEntry> copied;
+  for (const auto& name : list_files(path_))
+    if (!is_ours || name != manifest_name) copied.push_back(copy_file_unless_there(path_, name, path));
+  for (const auto& file : wanted)
+    if (const auto copy = std::ranges::find(copied, file.name, &FileEntry::name);
+        copy == copied.end() || copy->bytes != file.bytes || copy->crc32 != file.crc32)
+      throw Error(ExitCode::data, "copying " + (path_ / file.name).string() + " to " + path.string(),
+                  "its checksums are not those of the manifest", "Use another checkpoint");
+  require_same_folder(path_, folder_);
+  if (is_ours) copy_file_unless_there(path_, manifest_name, path);
   detail::storage::sync_folders(path);
 }
 
 StateDict Checkpoint::to_dict() const {
   const auto manifest = read_manifest(path_);
   verify_sizes(path_, manifest);
-  return {.tensors = read_tensors(path_, manifest, [](const auto& name) { return name != random_name; }),
-          .values = manifest.values};
+  StateDict all{.tensors = read_tensors(path_, manifest, [](const auto& name) { return name != random_name; }),
+                .values = manifest.values};
+  require_same_folder(path_, folder_);
+  return all;
 }
 
 void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
@@ -176,14 +193,18 @@ void Checkpoint::load(const std::string& name, const StateEntry& entry) const {
   } else {
     all.tensors = read_tensors(path_, manifest, wanted);
   }
+  require_same_folder(path_, folder_);
   detail::state::restore({{name, entry}}, detail::state::select_entry(all, name),
                          detail::state::RankInGroup{rank_, ranks_}, manifest.per_rank);
 }
 
 Json Checkpoint::get_metadata() const {
-  if (has_manifest(path_)) return read_manifest(path_).metadata;
   const auto file = path_ / metadata_name;
-  return fs::exists(detail::status_of(file)) ? detail::read_json(file) : Json::object();
+  auto metadata = has_manifest(path_)                   ? read_manifest(path_).metadata
+                  : fs::exists(detail::status_of(file)) ? detail::read_json(file)
+                                                        : Json::object();
+  require_same_folder(path_, folder_);
+  return metadata;
 }
 
 void Checkpoint::set_metadata(const Json& metadata) {
@@ -191,11 +212,13 @@ void Checkpoint::set_metadata(const Json& metadata) {
   if (!has_manifest(path_)) {
     check_metadata(path_,
                    [&] { detail::parse_json(text = detail::json_text(metadata, 2) + "\n", "reading it again"); });
+    require_same_folder(path_, folder_);
     return detail::write_file(path_ / metadata_name, text);
   }
   auto manifest = read_manifest(path_);
   manifest.metadata = metadata;
   check_metadata(path_, [&] { from_text(text = to_text(manifest), (path_ / manifest_name).string()); });
+  require_same_folder(path_, folder_);
   detail::write_file(path_ / manifest_name, text);
 }
 

@@ -86,8 +86,12 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
 }
 
 CheckpointInfo verify_checkpoint(const fs::path& path) {
-  Checkpoint::from_directory(path);
-  return look_at(path, true);
+  const auto folder = Checkpoint::from_directory(path).path();
+  const auto id = folder_id(folder);
+  auto info = look_at(folder, true);
+  require_same_folder(folder, id);
+  info.path = path;
+  return info;
 }
 
 std::vector<CheckpointInfo> detail::checkpoint::intact_checkpoints(const fs::path& run,

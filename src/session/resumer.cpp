@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/fast_tier.hpp"
+#include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
@@ -29,7 +30,10 @@ namespace {
 /// The checkpoint that --resume PATH names: PATH itself, or the newest whole checkpoint of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& control) {
   return Checkpoint::from_directory(comm::run_on_root(control, [&] {
-    if (std::filesystem::exists(status_of(path / "manifest.json"))) return path.string();
+    // Resolved once for all ranks, since a name may move.
+    if (const auto folder = checkpoint::without_links(path);
+        std::filesystem::exists(status_of(folder / "manifest.json")))
+      return folder.string();
     const auto newest = checkpoint::newest_intact(path);
     const bool has_left_some = checkpoint::may_hold_newer(*storage::tier_of(path));
     const std::string fact = "the newest checkpoint of this run may still be in its fast tier",

@@ -1,6 +1,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/inspect.hpp"
 #include "comm/on_ranks.hpp"
 #include "observe/csv.hpp"
@@ -101,7 +102,7 @@ Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& r
 
 Result Result::from_path(const std::filesystem::path& path) {
   using namespace detail;
-  const auto run = run::absolute_path(path);
+  const auto run = checkpoint::without_links(run::absolute_path(path));  // the name may move to another run meanwhile
   const auto file = run / "params.json", cause = run / "error.txt";
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, "reading the result of " + run.string(), "it has no params.json",

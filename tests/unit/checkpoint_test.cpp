@@ -580,6 +580,97 @@ TEST(Checkpoint, CopiesAreWhole) {
   EXPECT_SAYS(error_of([&] { checkpoint.load("worst", best); }), "worst: not in the checkpoint");
 }
 
+TEST(Checkpoint, ANameThatMovesIsResolvedWhenItIsOpened) {
+  const Folder folder;
+  const auto one = make_checkpoint(folder / "one", {{"w", at::full({3}, 1.0)}}),
+             other = make_checkpoint(folder / "other", {{"w", at::full({3}, 2.0)}, {"more", at::full({3}, 3.0)}});
+  const auto name = folder / "best";
+  fs::create_directory_symlink(one, name);
+  auto checkpoint = Checkpoint::from_directory(name);
+  EXPECT_EQ(checkpoint.path(), one);
+  fs::remove(name);
+  fs::create_directory_symlink(other, name);
+  checkpoint.set_metadata({{"by", "one"}});
+  EXPECT_EQ(read_manifest(one).metadata, (Json{{"by", "one"}}));
+  EXPECT_EQ(read_manifest(other).metadata, Json::object());
+  EXPECT_EQ(checkpoint.get_metadata(), (Json{{"by", "one"}}));
+  EXPECT_EQ(checkpoint.to_dict().tensors.size(), 1U);
+  auto w = at::zeros({3});
+  checkpoint.load("w", w);
+  EXPECT_EQ(w[0].item<double>(), 1);
+  checkpoint.to_directory(folder / "copy");
+  EXPECT_EQ(Checkpoint::from_directory(folder / "copy").to_dict().tensors.size(), 1U);
+  EXPECT_EQ(Checkpoint::from_directory(name).to_dict().tensors.size(), 2U);
+  EXPECT_EQ(verify_checkpoint(name).path, name) << "called as it was given";
+}
+
+TEST(Checkpoint, ReadersAndWritersOfANameThatMovesSeeOneCheckpoint) {
+  const Folder folder;
+  const auto one = make_checkpoint(folder / "one", {{"w", at::full({3}, 1.0)}}),
+             other = make_checkpoint(folder / "other", {{"w", at::full({3}, 2.0)}, {"more", at::full({900}, 3.0)}});
+  const auto name = folder / "best";
+  fs::create_directory_symlink(one, name);
+  std::atomic<bool> is_done = false;
+  std::thread job([&] {
+    for (int i = 0; !is_done; ++i) {
+      fs::create_directory_symlink(i % 2 == 0 ? other : one, folder / "next");
+      fs::rename(folder / "next", name);
+    }
+  });
+  std::string problems;
+  for (int i = 0; i < 40; ++i) {
+    auto checkpoint = Checkpoint::from_directory(name);
+    checkpoint.set_metadata({{"tensors", checkpoint.to_dict().tensors.size()}});
+    checkpoint.to_directory(folder / "copy" / std::to_string(i));
+    problems += verify_checkpoint(folder / "copy" / std::to_string(i)).problem + verify_checkpoint(name).problem;
+  }
+  is_done = true;
+  job.join();
+  EXPECT_EQ(problems + verify_checkpoint(one).problem + verify_checkpoint(other).problem, "");
+  for (const auto& [path, tensors] : {std::pair(one, 1), std::pair(other, 2)})
+    if (const auto metadata = read_manifest(path).metadata; !metadata.empty()) {
+      EXPECT_EQ(metadata, (Json{{"tensors", tensors}})) << path;
+    }
+}
+
+TEST(Checkpoint, AnotherFolderUnderItsNameIsRefused) {
+  const Folder folder;
+  const auto one = make_checkpoint(folder / "one", {{"w", at::full({3}, 1.0)}}),
+             other = make_checkpoint(folder / "other", {{"w", at::full({3}, 2.0)}});
+  auto checkpoint = Checkpoint::from_directory(one);
+  fs::rename(one, folder / "away");
+  fs::rename(other, one);
+  auto w = at::zeros({3});
+  const std::function<void()> calls[] = {[&] { checkpoint.to_dict(); }, [&] { checkpoint.load("w", w); },
+                                         [&] { checkpoint.get_metadata(); },
+                                         [&] {
+                                           checkpoint.set_metadata({{"by", "one"}});
+                                         },
+                                         [&] { checkpoint.to_directory(folder / "copy"); }};
+  for (const auto& call : calls) EXPECT_SAYS(error_of(call), "another folder has its name now. Open it again");
+  EXPECT_EQ(read_manifest(one).metadata, Json::object());
+  EXPECT_EQ(w[0].item<double>(), 0);
+  EXPECT_FALSE(is_checkpoint(folder / "copy"));
+  fs::rename(one, other);
+  fs::rename(folder / "away", one);
+  checkpoint.load("w", w);
+  EXPECT_EQ(w[0].item<double>(), 1);
+}
+
+TEST(Checkpoint, ACopyIsComparedWithItsManifest) {
+  const Folder folder;
+  const auto path = make_checkpoint(folder / "checkpoint", sample());
+  const auto checkpoint = Checkpoint::from_directory(path);
+  for (const char* file : {state_name, "notes.txt"}) {
+    const Damaged flipped(path / file, [](std::string& bytes) { bytes.back() = static_cast<char>(bytes.back() ^ 1); });
+    const auto copy = folder / (std::string("copy of ") + file);
+    EXPECT_SAYS(error_of([&] { checkpoint.to_directory(copy); }), "its checksums are not those of the manifest");
+    EXPECT_FALSE(is_checkpoint(copy)) << "the manifest is copied last";
+  }
+  checkpoint.to_directory(folder / "copy");
+  EXPECT_EQ(verify_checkpoint(folder / "copy").problem, "");
+}
+
 TEST(Checkpoint, CopiesKeepTheLongestNames) {
   const Folder folder;
   const std::string name(255, 'x'), other = name.substr(1) + "y";

@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <isa-l/crc.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <future>
@@ -119,29 +120,53 @@ FileEntry copy_file(const fs::path& directory, const std::string& name, const st
   return entry;
 }
 
-void copy_file_unless_there(const fs::path& directory, const std::string& name, const fs::path& to) {
+FileEntry copy_file_unless_there(const fs::path& directory, const std::string& name, const fs::path& to) {
   const auto target = to / name, source = regular_file(directory, name);
   make_directories(target.parent_path());
+  FileEntry copied;
   const auto is_there = [&] {
     if (!fs::exists(status_of(target))) return false;
-    const auto wanted = checksum_file(directory, name), there = checksum_file(to, name);
-    if (there.bytes != wanted.bytes || there.crc32 != wanted.crc32)
+    copied = checksum_file(directory, name);
+    const auto there = checksum_file(to, name);
+    if (there.bytes != copied.bytes || there.crc32 != copied.crc32)
       throw Error(ExitCode::usage, "copying " + source.string() + " to " + target.string(),
                   "another file of that name is there", "Give an empty folder, or a new one");
     return true;
   };
-  if (is_there()) return;
+  if (is_there()) return copied;
   try {
     detail::write_file(
         target,
         [&](File& copy) {
           const File file(source, File::Mode::read);
-          take_checksums(file, file.size(), name, [&](auto bytes, auto offset) { copy.write_at(bytes, offset); });
+          copied =
+              take_checksums(file, file.size(), name, [&](auto bytes, auto offset) { copy.write_at(bytes, offset); });
         },
         /*replace=*/false);
   } catch (const Error&) {
     if (!is_there()) throw;  // otherwise another process was faster
   }
+  return copied;
+}
+
+fs::path without_links(const fs::path& path) {
+  std::error_code error;
+  auto target = fs::canonical(path, error);
+  // As it was given, if that makes no difference.
+  return error || target == fs::absolute(path, error).lexically_normal() ? path : target;
+}
+
+FolderId folder_id(const fs::path& folder) noexcept {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) return {};
+  return {status.st_dev, status.st_ino};
+}
+
+void require_same_folder(const fs::path& folder, const FolderId& id) {
+  const auto now = folder_id(folder);
+  if (now != id && now != FolderId() && id != FolderId())
+    throw Error(ExitCode::retry, "reading the checkpoint " + folder.string(), "another folder has its name now",
+                "Open it again");
 }
 
 void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<const std::uint64_t> pieces,

@@ -13,6 +13,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::checkpoint {
@@ -26,11 +27,11 @@ std::vector<std::string> list_files(const std::filesystem::path& directory);
 /// Copies `directory`/`name` durably to the same name in the checkpoint that is being saved, and returns its checksums.
 FileEntry copy_file(const std::filesystem::path& directory, const std::string& name, const storage::Tier& to,
                     int index);
-/// Copies `directory`/`name` to the same name under `to`. Safe if several processes copy at once: the file appears only
-/// when it is complete. An existing file with the same bytes stays. Throws an Error (ExitCode::usage) if an existing
-/// file has other bytes.
-void copy_file_unless_there(const std::filesystem::path& directory, const std::string& name,
-                            const std::filesystem::path& to);
+/// Copies `directory`/`name` to the same name under `to`, and returns its checksums. Safe if several processes copy at
+/// once: the file appears only when it is complete. An existing file with the same bytes stays. Throws an Error
+/// (ExitCode::usage) if an existing file has other bytes.
+FileEntry copy_file_unless_there(const std::filesystem::path& directory, const std::string& name,
+                                 const std::filesystem::path& to);
 /// Returns the checksums of `directory`/`name`.
 FileEntry checksum_file(const std::filesystem::path& directory, const std::string& name);
 
@@ -50,6 +51,15 @@ void read_pieces(const std::filesystem::path& directory, const FileEntry& entry,
 /// Returns the pieces whose checksums match the entry. Throws the same Errors as read_pieces(), except for checksums.
 std::vector<std::uint64_t> intact_pieces(const std::filesystem::path& directory, const FileEntry& entry,
                                          std::span<const std::uint64_t> pieces);
+
+/// The path without symbolic links, whose targets may change; `path` itself if it has none or nothing is there.
+std::filesystem::path without_links(const std::filesystem::path& path);
+/// Device and inode of a folder, which it keeps under any name.
+using FolderId = std::pair<std::uint64_t, std::uint64_t>;
+/// Returns zeros if the folder cannot be looked at; then reading it says why.
+FolderId folder_id(const std::filesystem::path& folder) noexcept;
+/// Throws an Error (ExitCode::retry) if `folder` is not the one of this ID any more.
+void require_same_folder(const std::filesystem::path& folder, const FolderId& id);
 
 /// Throws an Error (ExitCode::data) that names the first file that is missing or has another size than the manifest
 /// says.
