@@ -44,7 +44,8 @@ MUSTER_API void save_torch(const StateDict& state, const std::filesystem::path& 
 MUSTER_API StateDict load_safetensors(const std::filesystem::path& file);
 /// Loads what torch.save() has written: tensors, numbers, strings, and dicts and lists of them; anything else in the
 /// pickle is an Error. Tensors of nested dicts get paths: {"model": {"fc.weight": …}} is "model/fc.weight"; `values`
-/// has the rest. Parameters become tensors, and all tensors are on the CPU. Expanded tensors are an Error.
+/// has the rest. Parameters become tensors, conjugate and negative views stay views, and all tensors are on the CPU.
+/// Expanded tensors are an Error.
 MUSTER_API StateDict load_torch(const std::filesystem::path& file);
 
 /// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();

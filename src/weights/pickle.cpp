@@ -5,6 +5,9 @@
 #include "state/tensor_bytes.hpp"
 #include "weights/weights_file.hpp"
 
+#include <ATen/ops/_neg_view.h>
+#include <ATen/ops/conj.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -279,14 +282,39 @@ class Unpickler {
     const auto& name = as<Global>(*call[0], "a function").name;
     const auto& arguments = as<Tuple>(*call[1], "arguments").items;
     if (name == "collections.OrderedDict" && arguments.empty()) return push(Dict());
+    const auto metadata = [&](std::size_t at) { return at < arguments.size() ? arguments[at] : nullptr; };
     if (name == "torch._utils._rebuild_tensor_v2" && arguments.size() >= 4)
-      return push(tensor(arguments, std::nullopt));
+      return push(viewed(tensor(arguments, std::nullopt), metadata(6)));
     if (name == "torch._utils._rebuild_tensor_v3" && arguments.size() >= 7)
-      return push(tensor(arguments, find_type(tensor_types, as<Global>(*arguments[6], "a tensor's type").name)));
+      return push(viewed(tensor(arguments, find_type(tensor_types, as<Global>(*arguments[6], "a tensor's type").name)),
+                         metadata(7)));
     if (name == "torch._utils._rebuild_parameter" && !arguments.empty())
       return push(as<at::Tensor>(*arguments[0], "a parameter"));
     throw BadPickle("it wants to call " + name +
                     ", and only the functions that make tensors of plain values are allowed");
+  }
+
+  /// Sets torch's conjugate and negative bits, which a view may have in place of values of its own, as the metadata
+  /// {"conj": bool, "neg": bool} says; null for none.
+  static at::Tensor viewed(at::Tensor tensor, const PickleValue* metadata) {
+    constexpr const char* what = "a tensor's metadata";
+    if (metadata == nullptr || std::holds_alternative<std::monostate>(*metadata)) return tensor;
+    const auto type = tensor.scalar_type();
+    for (const auto& [key, value] : as<Dict>(*metadata, what).items) {
+      const auto& name = as<std::string>(*key, what);
+      if (name != "conj" && name != "neg")
+        throw BadPickle("a tensor in it has metadata of the name " + name + ", and only conj and neg are known",
+                        "Call .clone() on it before it is saved");
+      if (!as<bool>(*value, what)) continue;
+      const bool fits = name == "conj" ? c10::isComplexType(type) : has_negative(type);
+      if (!fits) throw BadPickle("a tensor in it has the metadata " + name + ", which its type cannot have");
+      tensor = name == "conj" ? tensor.conj() : at::_neg_view(tensor);
+    }
+    return tensor;
+  }
+  /// True if torch computes the negative of the type.
+  static bool has_negative(at::ScalarType type) {
+    return (has_storage_class(type) && type != at::kBool) || type == at::kComplexHalf;
   }
 
   /// Builds a tensor from the arguments (storage, offset, sizes, strides, …). `own_type`: if the storage has none.

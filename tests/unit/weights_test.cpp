@@ -474,6 +474,55 @@ TEST(Torch, TypesWithoutAStorageClassAreRead) {
   }
 }
 
+/// {"a": a tensor with this metadata}, over so many values.
+std::string pickle_with(const std::string& count, const std::string& view, const std::string& type,
+                        const std::string& metadata) {
+  return protocol + "}" + text("a") + global("torch._utils", "_rebuild_tensor_v2") + "((" + text("storage") +
+         global("torch", type) + text("0") + text("cpu") + count + "tQ" + view + "\x89)" + metadata + "tRs.";
+}
+std::string bits(const std::vector<std::string>& names) {
+  std::string dict = "}(";
+  for (const auto& name : names) dict += text(name) + "\x88";
+  return dict + "u";
+}
+
+TEST(Torch, ConjugateAndNegativeViewsAreRead) {
+  const Folder folder;
+  const auto z = at::complex(at::arange(3, at::kFloat), at::arange(3, at::kFloat).add(1));
+  const std::string stored(static_cast<const char*>(z.const_data_ptr()), z.nbytes());
+  const auto load = [&](const std::string& pickle) {
+    write_file(folder / "it", archive(pickle, {{"data/0", stored}}));
+    return load_torch(folder / "it").tensors.at("a");
+  };
+  const auto complex = [&](const std::string& metadata) {
+    return load(pickle_with("K\x03", "K\x01K\x02\x85K\x01\x85", "ComplexFloatStorage", metadata));
+  };
+  const auto part = z.slice(0, 1);
+  EXPECT_TRUE(at::equal(complex("}"), part));
+  EXPECT_TRUE(at::equal(complex("N"), part));
+  EXPECT_TRUE(at::equal(complex(bits({"conj"})), part.conj()));
+  EXPECT_TRUE(at::equal(complex(bits({"neg"})), -part));
+  EXPECT_TRUE(at::equal(complex(bits({"conj", "neg"})), -part.conj()));
+  const auto floats = at::view_as_real(z).view({6});
+  EXPECT_TRUE(at::equal(load(pickle_with("K\x06", "K\x01K\x05\x85K\x01\x85", "FloatStorage", bits({"neg"}))),
+                        -floats.slice(0, 1)));
+  const auto newer = protocol + "}" + text("a") + global("torch._utils", "_rebuild_tensor_v3") + "((" +
+                     text("storage") + untyped + text("0") + text("cpu") + "K\x18tQK\x01K\x02\x85K\x01\x85\x89)" +
+                     global("torch", "complex32") + bits({"conj"}) + "tRs.";
+  const auto half = load(newer);
+  EXPECT_EQ(half.scalar_type(), at::kComplexHalf);
+  EXPECT_TRUE(half.is_conj());
+  const auto refused = [&](const std::string& metadata, const char* type = "ComplexFloatStorage",
+                           const char* count = "K\x03") {
+    return error_of([&] { load(pickle_with(count, "K\x01K\x02\x85K\x01\x85", type, metadata)); }, ExitCode::data);
+  };
+  EXPECT_SAYS(refused(bits({"device"})),
+              "has metadata of the name device, and only conj and neg are known. Call .clone()");
+  EXPECT_SAYS(refused("K\x01"), "in the place of a tensor's metadata");
+  EXPECT_SAYS(refused("}(" + text("conj") + "K\x01u"), "in the place of a tensor's metadata");
+  EXPECT_SAYS(refused(bits({"conj"}), "FloatStorage", "K\x06"), "has the metadata conj, which its type cannot have");
+}
+
 TEST(HostileArchive, DirectoriesAreRefused) {
   const Folder folder;
   const LittleMemory limit(512 << 20);

@@ -89,6 +89,15 @@ def imported(folder):
         assert json.loads(run(PROGRAM, "copy", folder / "theirs.safetensors", copy).stdout) == {"by": "python"}
         same(torch.load(copy, weights_only=True), state)
 
+    for kind in torch.complex64, torch.complex128:
+        z = torch.complex(flat, -flat).to(kind).view(4, 6)
+        for state in ({"conj": z.conj(), "mH": z.mH, "part": z[1:].conj()[:, 2:]},
+                      {"imag": z.conj().imag, "neg": torch._neg_view(z.real), "both": torch._neg_view(z.real)[2:]}):
+            torch.save(state, theirs)
+            os.remove(copy)
+            run(PROGRAM, "copy", theirs, copy)
+            same(torch.load(copy, weights_only=True), state)
+
     torch.save(contents, theirs)
     os.remove(copy)
     values = json.loads(run(PROGRAM, "copy", theirs, copy).stdout)
