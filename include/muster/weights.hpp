@@ -35,8 +35,8 @@ struct ExportOptions {
 MUSTER_API void save_safetensors(const StateDict& state, const std::filesystem::path& file,
                                  const ExportOptions& options = {});
 /// Writes a dict for Python's torch.load(file, weights_only=True). Tensors that share a storage share it in the file
-/// too. Types that torch's storages have no class for, such as float8 and uint16, are an Error (ExitCode::usage):
-/// save_safetensors() writes them.
+/// too, except for those that view it as another type. Types that torch's storages have no class for, such as float8
+/// and uint16, are an Error (ExitCode::usage): save_safetensors() writes them.
 MUSTER_API void save_torch(const StateDict& state, const std::filesystem::path& file,
                            const ExportOptions& options = {});
 

@@ -106,6 +106,84 @@ TEST(Weights, ThatAreExpandedComeBack) {
 /// Types of torch that its storages have no class for.
 const at::ScalarType newer_types[] = {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
 
+TEST(Weights, ThatViewOneStorageAsSeveralTypesComeBack) {
+  const Folder folder;
+  const auto z = at::complex(at::arange(6, at::kFloat), at::arange(6, at::kFloat).neg());
+  const auto numbers = at::arange(8, at::kInt);
+  const StateDict views{.tensors = {{"a/z", z},
+                                    {"b/real", at::view_as_real(z)},
+                                    {"c/real", at::real(z)},
+                                    {"d/z", z.slice(0, 2)},
+                                    {"e/part", z.conj().slice(0, 1, 3)},
+                                    {"f/imaginary", at::imag(z.conj())},
+                                    {"g/int", numbers},
+                                    {"h/bytes", numbers.view(at::kByte).slice(0, 3)},
+                                    {"i/bool", numbers.view(at::kByte).ne(0)},
+                                    {"j/float", numbers.view(at::kFloat)},
+                                    {"k/half", numbers.view(at::kHalf)}}};
+  for (const auto& format : formats) {
+    format.save(views, folder / format.name, {});
+    const auto have = format.load(folder / format.name);
+    ASSERT_EQ(have.tensors.size(), views.tensors.size());
+    for (const auto& [name, want] : views.tensors) {
+      const auto& read = have.tensors.at(name);
+      ASSERT_EQ(read.scalar_type(), want.scalar_type()) << format.name << ", " << name;
+      EXPECT_TRUE(
+          at::equal(read.contiguous().view(at::kByte), want.resolve_conj().resolve_neg().contiguous().view(at::kByte)))
+          << format.name << ", " << name;
+    }
+  }
+  const auto have = load_torch(folder / "torch");
+  EXPECT_EQ(have.tensors.at("a/z").storage().data(), have.tensors.at("d/z").storage().data()) << "still shared";
+}
+
+TEST(Weights, RandomViewsOfAFewStoragesComeBack) {
+  const Folder folder;
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    std::mt19937 random(seed);
+    const auto numbers = at::arange(24, at::kFloat).view({4, 6});
+    const at::Tensor storages[] = {at::complex(numbers, -numbers), numbers.to(at::kDouble), numbers.to(at::kInt)};
+    StateDict views;
+    for (int i = 0; i < 6; ++i) {
+      auto view = storages[random() % 3];
+      for (auto steps = random() % 5; steps > 0; --steps) {
+        const bool is_plain = !view.is_conj() && !view.is_neg();
+        switch (random() % 7) {
+          case 0:
+            view = view.slice(0, 1);
+            break;
+          case 1:
+            view = view.transpose(0, 1);
+            break;
+          case 2:
+            view = view.is_complex() ? view.conj() : view;
+            break;
+          case 3:
+            view = view.scalar_type() == at::kByte ? view : at::_neg_view(view);
+            break;
+          case 4:
+            view = view.is_complex() ? at::imag(view) : view;
+            break;
+          case 5:
+            view = is_plain && view.is_contiguous() ? view.view(view.is_complex() ? at::kFloat : at::kByte) : view;
+            break;
+          default:
+            view = view.unsqueeze(0).expand({2, -1, -1}).flatten(0, 1);
+        }
+      }
+      views.tensors.emplace(std::to_string(i), view);
+    }
+    for (const auto& format : formats) {
+      format.save(views, folder / format.name, {.replace = true});
+      const auto have = format.load(folder / format.name);
+      for (const auto& [name, want] : views.tensors) {
+        ASSERT_EQ(have.tensors.at(name).scalar_type(), want.scalar_type()) << format.name << seed << name;
+        EXPECT_TRUE(at::equal(have.tensors.at(name), want.resolve_conj().resolve_neg())) << format.name << seed << name;
+      }
+    }
+  }
+}
+
 TEST(Weights, OfNewerTypesAreWrittenAsSafetensorsOnly) {
   const Folder folder;
   for (const auto type : newer_types) {
