@@ -20,11 +20,15 @@
 //
 // The arguments of add(), unless it says otherwise:
 //
-//   prediction  logits or probabilities [N, C, …], as torch::cross_entropy takes them, or classes [N, …]
+//   prediction  logits or probabilities [N, C, …], in floating point of 16 bits or more, as torch::cross_entropy takes
+//               them, or classes [N, …]
 //   target      classes [N, …]: integers from 0, or bools
 //   samples     how many of the N samples count (the first ones), as Batch::size() says; default: all
 //   weight      the weight of each, [N] or in the shape of the target: numbers of at least 0, or a mask of bools.
 //               Elements of weight 0 are ignored: iou.add(logits, target, batch.size(), target.ne(255))
+//
+// A sample with a NaN among its logits counts as wrong: where a metric needs a predicted class, it is the one after the
+// target's. The first one is a warning.
 //
 // add() waits for the tensors' values. Arguments that do not fit are an Error (ExitCode::user_error). value() is this
 // rank's value only; where it is undefined it is NaN, which a report writes as null.
@@ -150,12 +154,12 @@ class MUSTER_API MeanIoU : public SampleMetric {
 
 /// The area under the ROC curve of two classes: the probability that a sample of class 1 has a larger score than one of
 /// class 0, where equal scores count half (the Mann-Whitney statistic; Hanley and McNeil 1982,
-/// doi:10.1148/radiology.143.1.7063747). It is exact: it keeps the scores of all samples, about 30 bytes each, and a
-/// report gathers them. Undefined if one of the classes is missing or a score is NaN.
+/// doi:10.1148/radiology.143.1.7063747). It is exact, for whole numbers too: it keeps the scores of all samples, about
+/// 30 bytes each, and a report gathers them. Undefined if one of the classes is missing or a score is NaN.
 class MUSTER_API AUC : public SampleMetric {
  public:
   AUC();
-  /// `score`: the score of class 1, [N, …], any numbers that order the samples.
+  /// `score`: the score of class 1, [N, …], any real numbers that order the samples.
   void add(const at::Tensor& score, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
   double value() const;
   AUC take() { return taken(*this); }
@@ -167,7 +171,8 @@ class MUSTER_API Perplexity : public SampleMetric {
   Perplexity();
   /// `logits`: [N, C, …], as cross_entropy takes them.
   void add(const at::Tensor& logits, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if there are 0.
+  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if there are 0. Of a tensor of several elements
+  /// their mean is taken.
   void add(const at::Tensor& loss, std::int64_t tokens);
   double value() const;
   Perplexity take() { return taken(*this); }

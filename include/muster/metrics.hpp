@@ -39,7 +39,7 @@ class MUSTER_API Mean {
     sum_ += value * static_cast<double>(samples);
     samples_ += samples;
   }
-  /// A tensor of one element; waits for its value. Any other tensor is an Error (ExitCode::user_error).
+  /// A tensor of one real number; waits for its value. Any other tensor is an Error (ExitCode::user_error).
   void add(const at::Tensor& value, std::int64_t samples = 1);
 
   /// NaN before the first sample.

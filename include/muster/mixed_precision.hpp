@@ -71,7 +71,7 @@ struct GradScalerOptions {
 
 /// Scales the loss, so that gradients do not vanish in half precision, and skips steps in which a gradient is infinite
 /// or NaN. It is torch.amp.GradScaler for several ranks: all of them make the same decisions. Made by
-/// Session::grad_scaler().
+/// Session::grad_scaler(), where a complex parameter of a prepared model is an Error (ExitCode::usage).
 ///
 /// Several optimizers may share one scaler: call unscale_() and step() for each of them, and update() after all of
 /// them.
@@ -90,7 +90,7 @@ class MUSTER_API GradScaler {
   /// Divides the optimizer's gradients by the scale, in place, so that they may be read or clipped before step(). They
   /// are the averages, even if the optimizer is fused (muster/optimizer.hpp). Call it once per optimizer between two
   /// calls of update(), after the optimizer's last backward(); anything else is an Error (ExitCode::user_error), and so
-  /// are gradients in half precision. A rank may lack some or all gradients. Collective.
+  /// are gradients in half precision and complex ones. A rank may lack some or all gradients. Collective.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Calls unscale_() if you have not; then optimizer.step(), unless a gradient of any rank was infinite or NaN.

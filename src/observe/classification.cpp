@@ -2,6 +2,7 @@
 #include "muster/classification.hpp"
 
 #include "base/json.hpp"
+#include "base/log.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
 #include "observe/metric_accumulator.hpp"
@@ -15,6 +16,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -62,9 +64,15 @@ class MetricInput {
   /// The rows of the first `samples` samples, without rows of weight 0. Logits stay logits.
   WeightedRows rows_of(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
                        const at::Tensor& weight) const {
+    require(prediction.defined() && target.defined(), "a tensor is undefined", "Give the predictions and the targets");
     require(at::isIntegralType(target.scalar_type(), /*includeBool=*/true),
             c10::str("the target is of the type ", target.scalar_type()), "Give classes, as whole numbers or bools");
     const bool logits = prediction.dim() == target.dim() + 1;
+    const auto type = prediction.scalar_type();
+    require(!logits || type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
+            c10::str("the logits are of the type ", type), "Give them in floating point, as logits.to(torch::kFloat)");
+    require(!c10::isComplexType(type), c10::str("the prediction is of the type ", type), "Give real numbers");
+    require(!weight.defined() || !weight.is_complex(), "the weight is a complex number", "Give a real one");
     auto shape = prediction.sizes().vec();
     if (logits && shape.size() > 1) shape.erase(shape.begin() + 1);
     require(target.dim() > 0 && shape == target.sizes(),
@@ -77,8 +85,12 @@ class MetricInput {
     const auto flat = [&](const at::Tensor& tensor) {
       return tensor.detach().narrow(0, 0, sample_count).to(prediction.device()).reshape({-1});
     };
+    // torch computes little with unsigned numbers and those of 8 bits.
+    const auto computable = at::isIntegralType(type, /*includeBool=*/true) ? at::kLong
+                            : c10::isFloat8Type(type)                      ? at::kFloat
+                                                                           : type;
     WeightedRows all{.prediction = logits ? prediction.detach().narrow(0, 0, sample_count).movedim(1, -1).flatten(0, -2)
-                                          : flat(prediction),
+                                          : flat(prediction).to(computable),
                      .target = flat(target).to(at::kLong),
                      .weight = {}};
     if (!weight.defined()) {
@@ -109,15 +121,30 @@ class MetricInput {
       require(all.prediction.size(1) == classes,
               c10::str("the logits are of ", all.prediction.size(1), " classes, but num_classes is ", classes),
               "Set num_classes to the model's number of classes");
-      all.prediction = all.prediction.numel() == 0 ? all.target : all.prediction.argmax(1);
+      if (all.prediction.numel() == 0) return all.prediction = all.target, all;
+      all.prediction =
+          at::where(has_nan(all.prediction), (all.target + 1).remainder(classes), all.prediction.argmax(1));
     } else {
       require(at::isIntegralType(all.prediction.scalar_type(), /*includeBool=*/true),
               c10::str("the prediction has the shape of the target, but is of the type ", all.prediction.scalar_type()),
               "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
-      all.prediction = all.prediction.to(at::kLong);
       require_classes("a prediction", all.prediction, classes);
     }
     return all;
+  }
+
+  /// True for each row with a NaN among its logits. The first one is a warning.
+  at::Tensor has_nan(const at::Tensor& logits) const {
+    const auto rows =
+        logits.numel() == 0 ? at::zeros({logits.size(0)}, logits.options().dtype(at::kBool)) : logits.amax(1).isnan();
+    static std::once_flag warned;
+    if (rows.any().item<bool>())
+      std::call_once(warned, [&] {
+        detail::log::warn(doing_ +
+                          ": a logit is NaN. Such samples count as wrong, and this is said once; "
+                          "FailureConfig::bad_numbers finds the step that begins it");
+      });
+    return rows;
   }
 
  private:
@@ -141,8 +168,7 @@ at::Tensor by_class(const WeightedRows& rows, std::int64_t classes) {
                   sum_by_class(rows.target, rows.weight, classes)});
 }
 
-/// True for each row whose target's logit is among the `k` largest. NaN counts as larger than any number, and a target
-/// whose logit is NaN is never among them.
+/// True for each row whose target's logit is among the `k` largest. There is no NaN among them.
 at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
   const auto at = target.unsqueeze(1), its = logits.gather(1, at);
   const auto number = at::arange(logits.size(1), target.options());
@@ -210,7 +236,9 @@ class StatefulMetric : public Stateful {
 
  private:
   bool is_list() const { return kind_.at("metric") == "AUC"; }
-  bool fits(std::size_t sums) const { return is_list() ? sums % 3 == 0 : sums == sums_->size(); }
+  bool fits(std::size_t sums) const {
+    return is_list() ? sums % detail::observe::per_score == 0 : sums == sums_->size();
+  }
 
   Json kind_;
   std::vector<double>* sums_;
@@ -254,7 +282,7 @@ void Accuracy::add(const at::Tensor& prediction, const at::Tensor& target, Sampl
   at::Tensor right;
   if (all.prediction.dim() == 2) {
     input.require_classes("a target", all.target, all.prediction.size(1));
-    right = is_in_top_k(all.prediction, all.target, top_k);
+    right = is_in_top_k(all.prediction, all.target, top_k).logical_and(input.has_nan(all.prediction).logical_not());
   } else {
     input.require(top_k == 1, "the prediction holds classes, but top_k is " + std::to_string(top_k),
                   "Give logits [N, C, ...]");
@@ -262,7 +290,7 @@ void Accuracy::add(const at::Tensor& prediction, const at::Tensor& target, Sampl
                   "the prediction holds floating-point numbers, not classes",
                   "Give classes, as logits.gt(0) for two of them, or logits [N, C, ...]");
     input.require_not_negative("a target", all.target);
-    input.require_not_negative("a prediction", all.prediction.to(at::kLong));
+    input.require_not_negative("a prediction", all.prediction);
     right = all.prediction.eq(all.target);
   }
   count(at::stack({(all.weight * right).sum(), all.weight.sum()}));
@@ -311,7 +339,25 @@ void MeanIoU::add(const at::Tensor& prediction, const at::Tensor& target, Sample
 double MeanIoU::value() const { return evaluate(); }
 std::vector<double> MeanIoU::per_class() const { return detail::observe::iou_by_class(sums_); }
 
-AUC::AUC() : SampleMetric(Json{{"metric", "AUC"}}) {}
+/// Returns scores as [N, 2] on the CPU: each as a double, and what that cannot hold of a whole number.
+static at::Tensor exact(const at::Tensor& scores, bool is_unsigned) {
+  const auto here = scores.cpu().contiguous();
+  if (here.scalar_type() != at::kLong)
+    return at::stack({here.to(at::kDouble), at::zeros({here.numel()}, at::kDouble)}, 1);
+  auto both = at::empty({here.numel(), 2}, at::kDouble);
+  const auto split = [](auto score, double* to) {
+    to[0] = static_cast<double>(score);
+    // A long double holds every number of 64 bits.
+    to[1] = static_cast<double>(static_cast<long double>(score) - static_cast<long double>(to[0]));
+  };
+  const auto* const from = here.const_data_ptr<std::int64_t>();
+  auto* const to = both.mutable_data_ptr<double>();
+  for (std::int64_t i = 0; i < here.numel(); ++i)
+    is_unsigned ? split(static_cast<std::uint64_t>(from[i]), to + 2 * i) : split(from[i], to + 2 * i);
+  return both;
+}
+
+AUC::AUC() : SampleMetric(Json{{"metric", "AUC"}, {"numbers_per_score", detail::observe::per_score}}) {}
 
 void AUC::add(const at::Tensor& score, const at::Tensor& target, Samples samples, const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
@@ -321,7 +367,8 @@ void AUC::add(const at::Tensor& score, const at::Tensor& target, Samples samples
                 "Give one score per sample, as probabilities.select(1, 1)");
   input.require_classes("a target", all.target, 2);
   const auto ones = all.weight * all.target;
-  const auto rows = at::stack({all.prediction.to(at::kDouble), all.weight - ones, ones}, 1).cpu().contiguous();
+  const auto scores = exact(all.prediction, score.scalar_type() == at::kUInt64);
+  const auto rows = at::cat({scores, at::stack({all.weight - ones, ones}, 1).cpu()}, 1);
   const auto* const numbers = rows.const_data_ptr<double>();
   sums_.insert(sums_.end(), numbers, numbers + rows.numel());
 }
@@ -344,7 +391,13 @@ void Perplexity::add(const at::Tensor& logits, const at::Tensor& target, Samples
 
 void Perplexity::add(const at::Tensor& loss, std::int64_t tokens) {
   if (tokens <= 0) return;
-  sums_[0] += loss.item().toDouble() * static_cast<double>(tokens);
+  const at::NoGradGuard no_grad;
+  const MetricInput input(kind_);
+  input.require(loss.defined(), "the loss is undefined", "Give the mean of cross_entropy");
+  input.require(loss.numel() > 0 && !loss.is_complex(),
+                c10::str("the loss is ", loss.scalar_type(), " of the shape ", loss.sizes()),
+                "Give the mean of cross_entropy, or several that are means over equally many tokens");
+  sums_[0] += loss.to(at::kDouble).mean().item<double>() * static_cast<double>(tokens);
   sums_[1] += static_cast<double>(tokens);
 }
 

@@ -62,10 +62,12 @@ class StatefulMean : public Stateful {
 
 void Mean::add(const at::Tensor& value, std::int64_t samples) {
   if (samples <= 0) return;
-  if (!value.defined() || value.numel() != 1)
+  if (!value.defined() || value.numel() != 1 || value.is_complex())
     throw Error(ExitCode::user_error, "adding to a mean",
-                value.defined() ? c10::str("the tensor has the shape ", value.sizes()) : "the tensor is undefined",
-                "Give one element, as loss.mean()");
+                !value.defined()     ? "the tensor is undefined"
+                : value.numel() != 1 ? c10::str("the tensor has the shape ", value.sizes())
+                                     : "the tensor is a complex number",
+                "Give one real number, as loss.mean()");
   add(value.item().toDouble(), samples);
 }
 

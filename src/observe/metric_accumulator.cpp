@@ -13,8 +13,6 @@
 namespace muster::detail::observe {
 namespace {
 
-constexpr std::size_t per_score = 3;  ///< numbers in a ScoreWeights
-
 double ratio(double part, double whole) { return whole > 0 ? part / whole : std::nan(""); }
 
 /// For each class: the correct predictions divided by the union of predictions and targets (IoU), or twice the correct
@@ -67,12 +65,15 @@ Json confusion_matrix(const MetricAccumulator& accumulator) {
 /// Sorted by score, with equal scores added up. NaN comes last.
 std::vector<ScoreWeights> sorted(std::span<const double> sums) {
   std::vector<ScoreWeights> all;
-  for (std::size_t i = 0; i < sums.size(); i += per_score) all.push_back({sums[i], sums[i + 1], sums[i + 2]});
-  std::ranges::sort(
-      all, [](double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }, &ScoreWeights::score);
+  for (std::size_t i = 0; i < sums.size(); i += per_score)
+    all.push_back({sums[i], sums[i + 1], sums[i + 2], sums[i + 3]});
+  std::ranges::sort(all, [](const ScoreWeights& a, const ScoreWeights& b) {
+    if (std::isnan(a.score) || std::isnan(b.score)) return !std::isnan(a.score);
+    return std::pair(a.score, a.rest) < std::pair(b.score, b.rest);
+  });
   std::vector<ScoreWeights> once;
   for (const auto& one : all) {
-    if (once.empty() || once.back().score != one.score) {
+    if (once.empty() || once.back().score != one.score || once.back().rest != one.rest) {
       once.push_back(one);
     } else {
       once.back().zeros += one.zeros;
@@ -85,7 +86,7 @@ std::vector<ScoreWeights> sorted(std::span<const double> sums) {
 double area_under_curve(std::span<const double> sums) {
   double zeros = 0, ones = 0, pairs = 0;
   const auto all = sorted(sums);
-  for (const auto& [score, its_zeros, its_ones] : all) {
+  for (const auto& [score, rest, its_zeros, its_ones] : all) {
     pairs += its_ones * (zeros + its_zeros / 2);
     zeros += its_zeros;
     ones += its_ones;
@@ -127,7 +128,7 @@ MetricAccumulator merged(const std::vector<MetricAccumulator>& accumulators) {
   if (!lists) return all;
   const auto once = sorted(all.sums);
   all.sums.clear();
-  for (const auto& [score, zeros, ones] : once) all.sums.insert(all.sums.end(), {score, zeros, ones});
+  for (const auto& [score, rest, zeros, ones] : once) all.sums.insert(all.sums.end(), {score, rest, zeros, ones});
   return all;
 }
 

@@ -3,6 +3,7 @@
 
 #include "muster/json.hpp"
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -14,10 +15,13 @@ struct MetricAccumulator {
   std::vector<double> sums = {};  ///< sums over samples; for the AUC a list of ScoreWeights
 };
 
-/// A score, and the sums of the weights of the samples with that score, of class 0 and of class 1.
+/// A score, and the sums of the weights of the samples with that score, of class 0 and of class 1. `rest` is what a
+/// double cannot hold of a whole number.
 struct ScoreWeights {
-  double score, zeros, ones;
+  double score, rest, zeros, ones;
 };
+/// Numbers in a ScoreWeights.
+inline constexpr std::size_t per_score = 4;
 
 Json to_json(const MetricAccumulator& accumulator);
 /// Reads `json` into `accumulator`. Returns false if it is not a MetricAccumulator.

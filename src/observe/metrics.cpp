@@ -24,6 +24,7 @@ Metric::Metric(const at::Tensor& value) {
   }
   const auto scalar = value.item();
   value_ = scalar.isBoolean()                         ? Json(scalar.toBool())
+           : value.scalar_type() == at::kUInt64       ? Json(scalar.toUInt64())
            : scalar.isIntegral(/*includeBool=*/false) ? Json(scalar.toLong())
                                                       : Json(scalar.toDouble());
 }

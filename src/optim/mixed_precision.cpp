@@ -133,6 +133,8 @@ bool GradScaler::unscale_here(const torch::optim::Optimizer& optimizer) const {
       if (gradient.scalar_type() == at::kHalf)
         refuse(unscaling, "one of them is in half precision",
                "Keep the parameters in float: the autocast scope casts them where they are used");
+      if (gradient.is_complex())
+        refuse(unscaling, "one of them is complex", "Step complex parameters by an optimizer without the scaler");
       const auto values = gradient.is_sparse() ? gradient._values() : gradient;
       gradients[{values.device().type(), values.device().index(), values.scalar_type()}].push_back(values);
     }

@@ -206,6 +206,11 @@ Join Session::join(const JoinOptions& options) const {
 Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(get_device().type(), options); }
 
 GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
+  for (const auto& model : state_->models.all())
+    for (const auto& item : model->module()->named_parameters())
+      if (options.enabled && item.value().defined() && item.value().requires_grad() && item.value().is_complex())
+        throw Error(ExitCode::usage, "making a gradient scaler", "the parameter " + item.key() + " is complex",
+                    "Train this model without a scaler, in bfloat16 or float");
   return GradScaler(communicator().duplicate(), get_device(), options);
 }
 

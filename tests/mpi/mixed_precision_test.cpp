@@ -136,6 +136,11 @@ TEST(GradScaler, TakesGradientsAsTheyAre) {
   half.mutable_grad() = at::ones({2}, at::kHalf);
   torch::optim::SGD in_half(std::vector<at::Tensor>{half}, 1.0);
   EXPECT_EQ(refused([&] { strict.step(in_half); }), ExitCode::user_error);
+  const auto complex = at::zeros({2}, at::kComplexFloat).requires_grad_();
+  complex.mutable_grad() = at::ones({2}, at::kComplexFloat);
+  torch::optim::SGD of_complex(std::vector<at::Tensor>{complex}, 1.0);
+  strict.update(2);
+  EXPECT_EQ(refused([&] { strict.step(of_complex); }), ExitCode::user_error);
 }
 
 TEST(GradScaler, ARankMayHaveNoGradientAtAll) {

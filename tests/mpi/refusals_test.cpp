@@ -112,6 +112,14 @@ TEST(Refusals, CallsOfTheSession) {
 
 TEST(Refusals, ModelsAndOptimizers) {
   expect_refused({
+      {"making a gradient scaler: the parameter weight is complex. Train this model without a scaler",
+       [](Session& s) {
+         auto net = std::make_shared<torch::nn::Module>();
+         net->register_parameter("weight", torch::zeros({2}, torch::kComplexFloat));
+         s.prepare_model(net);
+         s.grad_scaler({.enabled = false});
+         s.grad_scaler();
+       }},
       {"max_grad_norm is negative or not a number. Give a norm, or 0 for none",
        [](Session& s) {
          auto net = s.prepare_model(Linear(1, 1));

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <string>
@@ -213,6 +214,60 @@ TEST(Perplexity, IsOfTheMeanOverTokens) {
   EXPECT_TRUE(reduced(std::vector{hopeless}).is_null());
 }
 
+TEST(SampleMetrics, ASampleWithANaNLogitIsWrong) {
+  const auto lost = at::full({4, 3}, nan);
+  const auto target = classes({0, 1, 2, 0});
+  EXPECT_EQ(with(Accuracy(), lost, target).value(), 0);
+  EXPECT_EQ(with(Accuracy({.top_k = 2}), numbers({nan, 1, 2}).view({1, 3}), classes({2})).value(), 0);
+  EXPECT_EQ(with(F1({3, Average::micro}), lost, target).value(), 0);
+  EXPECT_EQ(with(F1({3, Average::macro}), lost, target).value(), 0);
+  EXPECT_EQ(with(MeanIoU({.num_classes = 3}), lost, target).value(), 0);
+  EXPECT_EQ(with(ConfusionMatrix({.num_classes = 3}), lost, target).value().diagonal().sum().item<double>(), 0);
+  EXPECT_EQ(with(ConfusionMatrix({.num_classes = 3}), lost, target).value().sum().item<double>(), 4) << "it is counted";
+  const auto one = numbers({0, 0, 1, nan, 0, 0, 0, 1, 0}).view({3, 3});
+  for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
+    EXPECT_DOUBLE_EQ(with(F1({3, Average::micro}), one.to(type), classes({2, 0, 1})).value(), 2.0 / 3) << type;
+  EXPECT_EQ(with(F1({3, Average::micro}), one, classes({2, 0, 1}), {}, numbers({1, 0, 1})).value(), 1);
+}
+
+TEST(SampleMetrics, WarnOnceOfNaN) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a new process, which has not warned yet
+  const auto add_some = [] {
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < 2; ++i) with(Accuracy(), at::full({1, 2}, nan), classes({0}));
+    with(F1(), at::full({1, 2}, nan), classes({0}));
+    const auto said = testing::internal::GetCapturedStderr();
+    const auto first = said.find("a logit is NaN. Such samples count as wrong");
+    std::_Exit(first != said.npos && said.find("a logit is NaN", first + 1) == said.npos ? 0 : 1);
+  };
+  EXPECT_EXIT(add_some(), testing::ExitedWithCode(0), "");
+}
+
+TEST(AUC, ComparesWholeNumbersAsWholeNumbers) {
+  constexpr std::int64_t large = std::int64_t{1} << 60, most = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t least : {large, -large, most - 2, std::numeric_limits<std::int64_t>::min()}) {
+    std::vector<AUC> ranks(2);
+    ranks[0].add(classes({least, least + 2}), classes({0, 1}));
+    ranks[1].add(classes({least + 1, least + 1}), classes({0, 1}));
+    EXPECT_DOUBLE_EQ(reduced(ranks).get<double>(), 3.5 / 4) << least;
+  }
+  AUC mixed;
+  mixed.add(numbers({0.5, 2.5}), classes({0, 1}));
+  mixed.add(classes({1, 2}), classes({1, 0}));
+  EXPECT_DOUBLE_EQ(mixed.value(), 3.0 / 4);
+  const auto unsigned_scores = classes({-1, -2}).view(at::kUInt64);  // 2^64 - 1 and one less
+  EXPECT_EQ(with(AUC(), unsigned_scores, classes({1, 0})).value(), 1);
+  EXPECT_EQ(with(AUC(), unsigned_scores, classes({0, 1})).value(), 0);
+}
+
+TEST(Perplexity, TakesALossOfAnyShape) {
+  Perplexity perplexity;
+  perplexity.add(numbers({1, 3}).view({2, 1}), 6);
+  EXPECT_NEAR(perplexity.value(), std::exp(2.0), 1e-12);
+  for (const auto& loss : {at::Tensor(), at::empty({0}), at::ones({1}, at::kComplexFloat)})
+    EXPECT_SAYS(refusal([&] { perplexity.add(loss, 1); }), "the loss");
+}
+
 TEST(SampleMetrics, AreMadeOfAllRanksCounts) {
   std::vector<Accuracy> ranks(3);
   ranks[0].add(classes({1, 1, 1}), classes({1, 1, 1}));
@@ -282,6 +337,32 @@ TEST(SampleMetrics, RefuseWhatDoesNotFit) {
   EXPECT_SAYS(refusal([&] { f1.add(at::zeros({1, 3}), classes({0})); }), "logits are of 3 classes");
   EXPECT_SAYS(refusal([&] { f1.add(classes({2}), classes({0})); }), "a prediction has the class 2");
   EXPECT_SAYS(refusal([&] { f1.add(numbers({0.5}), classes({0})); }), "of the type");
+  for (const auto type : {at::kLong, at::kBool, at::kUInt64, at::kComplexFloat, at::kFloat8_e4m3fn})
+    for (const auto& metric : std::vector<std::function<void(const at::Tensor&, const at::Tensor&)>>{
+             [](const auto&a, const auto&b) { Accuracy().add(a, b); },
+             [](const auto&a, const auto&b) { Accuracy({.top_k = 2}).add(a, b); },
+             [](const auto&a, const auto&b) {
+               F1({3, Average::macro}).add(a, b);
+             },
+             [](const auto&a, const auto&b) { ConfusionMatrix({.num_classes = 3}).add(a, b); },
+             [](const auto&a, const auto&b) { MeanIoU({.num_classes = 3}).add(a, b); },
+             [](const auto&a, const auto&b) { Perplexity().add(a, b); }})
+      EXPECT_SAYS(refusal([&] { metric(at::zeros({2, 3}).to(type), classes({0, 1})); }), "the logits are of the type");
+  EXPECT_SAYS(refusal([] { AUC().add(at::ones({2}, at::kComplexFloat), classes({0, 1})); }), "of the type");
+  EXPECT_SAYS(refusal([] { Accuracy().add(at::ones({2}, at::kComplexFloat), classes({0, 1})); }), "of the type");
+  EXPECT_SAYS(refused(classes({0, 1}), classes({0, 1}).to(at::kComplexFloat)), "the target is of the type");
+  EXPECT_SAYS(refused({}, classes({0})), "undefined");
+  EXPECT_SAYS(refused(classes({0}), {}), "undefined");
+  EXPECT_SAYS(refusal([&] {
+                accuracy.add(classes({0, 1}), classes({0, 1}), {}, at::ones({2}, at::kComplexFloat));
+              }),
+              "the weight is a complex number");
+  for (const auto type : {at::kUInt16, at::kUInt32, at::kUInt64}) {
+    EXPECT_EQ(with(Accuracy(), classes({0, 1}).to(type), classes({0, 0}).to(type)).value(), 0.5) << type;
+    EXPECT_EQ(with(Accuracy(), numbers({0, 1, 1, 0}).view({2, 2}), classes({1, 1}).to(type)).value(), 0.5) << type;
+    EXPECT_EQ(with(F1({2, Average::micro}), classes({0, 1}).to(type), classes({0, 0}).to(type)).value(), 0.5) << type;
+    EXPECT_EQ(with(AUC(), classes({0, 1}).to(type), classes({0, 1}).to(type)).value(), 1) << type;
+  }
   AUC auc;
   EXPECT_SAYS(refusal([&] { auc.add(at::zeros({1, 2}), classes({0})); }), "select(1, 1)");
   EXPECT_SAYS(refusal([&] { auc.add(numbers({0.5}), classes({2})); }), "the class 2");

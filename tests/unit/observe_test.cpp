@@ -104,8 +104,12 @@ TEST(RowOfRanks, NamesWhatIsNoNumber) {
   Mean mean;
   EXPECT_THROW(mean.add(at::ones({2}), 2), Error);
   mean.add(at::ones({2}), 0);
+  EXPECT_THROW(mean.add(at::ones({1}, at::kComplexFloat), 2), Error);
   mean.add(at::full({1, 1}, 4.0), 2);
   EXPECT_EQ(mean.value(), 4);
+  const auto most = std::numeric_limits<std::uint64_t>::max();
+  EXPECT_EQ(to_json(Metrics{{"seed", at::full({}, -1, at::kLong).view(at::kUInt64)}}).at("seed")[0], most);
+  EXPECT_EQ(to_json(Metrics{{"seed", most}}).at("seed")[0], most);
 }
 
 TEST(RowOfRanks, RefusesReservedNames) {
