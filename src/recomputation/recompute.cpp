@@ -31,6 +31,8 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -42,8 +44,8 @@ namespace autograd = torch::autograd;
 
 constexpr const char* recomputing = "computing a block again";
 
-/// The state besides tensors that a block's results depend on: the default generators, autocast, and the training mode
-/// of each part of a module.
+/// The state besides tensors that a block's results depend on: the default generators, autocast with whether it caches,
+/// and the training mode of each part of a module.
 class ComputeState {
  public:
   /// Takes the current state of this thread. `module` may be null.
@@ -53,6 +55,7 @@ class ComputeState {
     take(at::kCPU);
     for (c10::DeviceIndex gpu = 0; at::hasCUDA() && gpu < c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount(); ++gpu)
       if (at::detail::getCUDAHooks().hasPrimaryContext(gpu)) take({at::kCUDA, gpu});
+    caches_casts_ = at::autocast::is_autocast_cache_enabled();
     for (const auto type : {at::kCPU, at::kCUDA})
       casts_.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
   }
@@ -66,6 +69,7 @@ class ComputeState {
       const std::lock_guard lock(generator.mutex());
       generator.set_state(state);
     }
+    at::autocast::set_autocast_cache_enabled(caches_casts_);
     for (const auto& [type, enabled, dtype] : casts_) {
       at::autocast::set_autocast_enabled(type, enabled);
       at::autocast::set_autocast_dtype(type, dtype);
@@ -89,27 +93,24 @@ class ComputeState {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::vector<Cast> casts_;
+  bool caches_casts_ = true;
 };
 
-/// Restores a ComputeState for its own lifetime, and afterwards the state before.
+/// Restores a ComputeState for its own lifetime, and afterwards the state before. Casts that autocast has cached stay
+/// outside, and those of inside do not leave, since they belong to other graphs.
 class ScopedComputeState {
  public:
-  explicit ScopedComputeState(const ComputeState& there) : before_(there.module()) { there.restore(); }
-  ~ScopedComputeState() { before_.restore(); }
+  explicit ScopedComputeState(const ComputeState& there) : before_(there.module()) {
+    at::autocast::clear_cache();
+    there.restore();
+  }
+  ~ScopedComputeState() {
+    at::autocast::clear_cache();
+    before_.restore();
+  }
 
  private:
   ComputeState before_;
-};
-
-/// Switches autocast's cache off. It holds casts of parameters with their graph, so the second run would use the first
-/// run's graph.
-class WithoutCastCache {
- public:
-  WithoutCastCache() { at::autocast::set_autocast_cache_enabled(false); }
-  ~WithoutCastCache() { at::autocast::set_autocast_cache_enabled(was_enabled_); }
-
- private:
-  bool was_enabled_ = at::autocast::is_autocast_cache_enabled();
 };
 
 /// If the node accumulates the gradient of a leaf, returns how often that leaf has been written to; else 0.
@@ -118,22 +119,43 @@ std::uint32_t writes_to_leaf(const autograd::Node* node) {
   return leaf && !leaf->variable.is_inference() ? leaf->variable._version() : 0;
 }
 
-/// A place where gradients leave a block: a parameter, an earlier tensor, or one of the block's inputs.
+/// If the node casts a leaf to the type of the present autocast, returns the node that accumulates the leaf's gradient;
+/// else null.
+const autograd::AccumulateGrad* leaf_of_cast(const autograd::Node& node) {
+  if (node.num_outputs() != 1 || !at::autocast::is_autocast_cache_enabled()) return nullptr;
+  const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node.next_edge(0).function.get());
+  if (leaf == nullptr || node.name() != "ToCopyBackward0") return nullptr;
+  if (!at::autocast::is_autocast_enabled(leaf->variable.device().type())) return nullptr;
+  const auto type = at::autocast::get_autocast_dtype(leaf->variable.device().type());
+  return leaf->variable.scalar_type() == at::kFloat && node.input_metadata(0).dtype() == type ? leaf : nullptr;
+}
+
+/// True if autocast has the result of this cast of a leaf in its cache.
+bool is_cached(const autograd::Node& cast, const at::Tensor& leaf) {
+  const auto device = leaf.device().type();
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), leaf, device).grad_fn().get() == &cast;
+}
+
+/// A place where gradients leave a block: a parameter, its shared cast, an earlier tensor, or one of the block's
+/// inputs.
 struct Exit {
-  const autograd::Node* node = nullptr;  ///< null for an input
+  const autograd::Node* node = nullptr;  ///< null for an input; for a shared cast that of its parameter
   std::uint32_t number = 0;              ///< index of the node's gradient, or of the input
+  bool is_cast = false;                  ///< a parameter's shared cast
   auto operator<=>(const Exit&) const = default;
 };
 
 /// One run of a block, with its graph.
 class Run {
  public:
-  Run(const Block& block, const Tensors& inputs, const std::vector<bool>& trained) {
+  /// `casts`: in a second run the leaves whose casts the first one has shared with operations outside of the block.
+  Run(const Block& block, const Tensors& inputs, const std::vector<bool>& trained,
+      std::optional<std::set<const autograd::Node*>> casts = {})
+      : casts_(std::move(casts)) {
     const at::AutoGradMode grad(true);
-    const WithoutCastCache no_cache;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      leaves_.push_back(inputs[i].defined() ? inputs[i].detach() : inputs[i]);
-      if (!trained[i]) continue;
+      leaves_.push_back(detached(inputs[i]));
+      if (!trained[i] || leaves_[i].requires_grad()) continue;
       leaves_[i].set_requires_grad(true);
       input_of_[autograd::impl::gradient_edge(leaves_[i]).function] = static_cast<std::uint32_t>(i);
     }
@@ -156,11 +178,27 @@ class Run {
   std::vector<End> ends;              ///< in the order in which they are found
 
  private:
+  /// The input without its history. A leaf stays as it is, like a parameter that the block uses; others are views, of
+  /// which autocast caches no cast.
+  static at::Tensor detached(const at::Tensor& input) {
+    if (!input.defined() || (input.is_leaf() && input.requires_grad())) return input;
+    const at::NoGradGuard no_grad;
+    return input.detach().alias();
+  }
   /// True if this run has made the node. Nodes of parameters have the greatest number of all; nodes made by another
   /// thread do not belong to the block.
   bool is_own(const autograd::Node& node) const {
     return node.sequence_nr() >= first_ && node.sequence_nr() != std::numeric_limits<std::uint64_t>::max() &&
            node.thread_id() == thread_;
+  }
+
+  /// If the node is a cast of a parameter that is shared with operations outside of the block, returns the node that
+  /// accumulates the parameter's gradient; else null. The gradients of all its uses are added in its type.
+  const autograd::Node* leaf_of_shared_cast(const autograd::Node& node) const {
+    const auto* const leaf = leaf_of_cast(node);
+    if (leaf == nullptr) return nullptr;
+    const bool is_shared = casts_ ? casts_->contains(leaf) : !is_own(node) || is_cached(node, leaf->variable);
+    return is_shared ? leaf : nullptr;
   }
 
   void find_ends() {
@@ -170,12 +208,15 @@ class Run {
     const auto follow = [&](autograd::Edge& edge) {
       if (!edge.is_valid()) return;
       auto* const node = edge.function.get();
-      if (is_own(*node)) {
+      const auto* const leaf = leaf_of_shared_cast(*node);
+      if (leaf == nullptr && is_own(*node)) {
         if (seen.insert(node).second) pending.push_back(node);
         return;
       }
       const auto input = input_of_.find(edge.function);
-      const auto exit = input == input_of_.end() ? Exit{node, edge.input_nr} : Exit{nullptr, input->second};
+      const auto exit = leaf != nullptr            ? Exit{leaf, 0, true}
+                        : input == input_of_.end() ? Exit{node, edge.input_nr}
+                                                   : Exit{nullptr, input->second};
       const auto [at, is_new] = known.try_emplace(exit, ends.size());
       if (is_new) ends.push_back({exit, {}});
       ends[at->second].edges.push_back(&edge);
@@ -191,6 +232,7 @@ class Run {
     }
   }
 
+  std::optional<std::set<const autograd::Node*>> casts_;
   Tensors leaves_;
   std::map<decltype(autograd::Edge::function), std::uint32_t> input_of_;  ///< input by its leaf's node; keeps the node
   std::uint64_t first_ = 0, thread_ = at::RecordFunction::currentThreadId();
@@ -306,8 +348,11 @@ class Recompute final : public autograd::Node {
 
  private:
   Run run_again(const Tensors& inputs) const {
+    std::set<const autograd::Node*> casts;
+    for (const auto& exit : exits_)
+      if (exit.is_cast) casts.insert(exit.node);
     const ScopedComputeState inside(compute_state_);
-    return {block_, inputs, trained_};
+    return {block_, inputs, trained_, std::move(casts)};
   }
 
   /// Returns the index of the exit among this node's gradients; their number if it is not one of them.
@@ -353,7 +398,7 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
   std::vector<autograd::SavedVariable> saved;  // before the block runs; it must not write to them
   for (const auto& input : inputs) {
     trained.push_back(input.defined() && input.requires_grad());
-    saved.emplace_back(input.defined() ? input.detach() : input, false);
+    saved.emplace_back(input.defined() && !input.is_leaf() ? input.detach() : input, false);
   }
   ComputeState compute_state(std::move(module));
   Run run(block, inputs, trained);

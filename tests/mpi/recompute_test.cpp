@@ -240,6 +240,107 @@ TEST(Recompute, UnderAutocast) {
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::equal(have[i], want[i])) << i;
 }
 
+// Autocast casts a weight once for all its uses in a scope, so their gradients are added in 16 bits.
+TEST(Recompute, UnderAutocastHasTheBitsOfAWeightThatIsUsedAgain) {
+  enum class Use {
+    twice_inside,
+    before_it,
+    after_it,
+    own_scope,
+    in_two_blocks,
+    in_a_block_inside,
+    as_input,
+    of_a_float
+  };
+  const auto gradients = [](Use use, bool recomputes) {
+    nn::Linear shared(6, 6), other(6, 6);
+    {
+      const at::NoGradGuard no_grad;
+      double seed = 0;
+      for (auto* net : {&shared, &other})
+        for (auto& parameter : (*net)->parameters()) parameter.copy_(values(parameter.sizes(), ++seed) * 2);
+    }
+    const auto block = [recomputes](const auto& function, const auto&... inputs) {
+      return recomputes ? recompute(function, inputs...) : function(inputs...);
+    };
+    const auto module = shared.ptr();
+    const auto once = [module](const at::Tensor& x) { return module->forward(x); };
+    const auto twice = [module](const at::Tensor& x) { return module->forward(torch::tanh(module->forward(x))); };
+    auto y = values({64, 6}, 3).requires_grad_();
+    {
+      const Autocast scope(at::kCPU, {.enabled = use != Use::own_scope});
+      auto x = other->forward(y);
+      switch (use) {
+        case Use::twice_inside:
+          x = block(twice, x);
+          break;
+        case Use::before_it:
+          x = block(once, torch::tanh(shared->forward(x)));
+          break;
+        case Use::after_it:
+          x = shared->forward(torch::tanh(block(once, x)));
+          break;
+        case Use::own_scope:
+          x = block(
+              [twice](const at::Tensor& given) {
+                const Autocast inside(at::kCPU);
+                return twice(given);
+              },
+              x);
+          break;
+        case Use::in_two_blocks:
+          x = block(once, torch::tanh(block(once, x)));
+          break;
+        case Use::in_a_block_inside:
+          x = block([block, twice](const at::Tensor& given) { return torch::tanh(block(twice, given)); }, x);
+          break;
+        case Use::as_input:
+          x = block(
+              [](const at::Tensor& given, const at::Tensor& weight) {
+                return torch::nn::functional::linear(torch::tanh(torch::nn::functional::linear(given, weight)), weight);
+              },
+              x, shared->weight);
+          break;
+        case Use::of_a_float:
+          x = block(twice, x.to(at::kFloat));
+          break;
+      }
+      y = x;
+    }
+    y.to(at::kFloat).square().mean().backward();
+    EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
+    std::vector<at::Tensor> all;
+    for (auto* net : {&shared, &other})
+      for (const auto& parameter : (*net)->parameters()) all.push_back(parameter.grad());
+    return all;
+  };
+  for (int use = 0; use <= static_cast<int>(Use::of_a_float); ++use) {
+    const auto have = gradients(static_cast<Use>(use), true), want = gradients(static_cast<Use>(use), false);
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      ASSERT_EQ(have[i].defined(), want[i].defined()) << use;
+      if (want[i].defined()) EXPECT_TRUE(at::equal(have[i], want[i])) << use << ", parameter " << i;
+    }
+  }
+}
+
+// The casts of a block's inputs are activations, too.
+TEST(Recompute, UnderAutocastKeepsNoCastOfAnInput) {
+  nn::Linear net(4, 4);
+  const Autocast scope(at::kCPU);
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> casts;  // of the first run and the second
+  const auto x = (net->weight.sum() * at::ones({8, 4})).to(at::kFloat);
+  const auto y = recompute(
+      [&](const at::Tensor& given) {
+        const auto narrow = at::autocast::cached_cast(at::kBFloat16, given, at::kCPU);
+        casts.push_back(narrow.storage().getWeakStorageImpl());
+        return at::relu(narrow) * 2;
+      },
+      x);
+  EXPECT_TRUE(casts.at(0).expired());
+  y.sum().backward();
+  EXPECT_TRUE(casts.at(1).expired());
+}
+
 TEST(Recompute, RunsOnceWhereNoGradientIsNeeded) {
   int runs = 0;
   const auto block = [&](const at::Tensor& x) { return ++runs, x * 2; };
