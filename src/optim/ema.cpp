@@ -19,11 +19,6 @@ namespace muster {
 namespace detail::optim {
 namespace {
 
-/// Returns the type of an average: 16 bits are too few for the small changes of a decay near 1.
-at::ScalarType type_of_average(const at::Tensor& parameter) {
-  return at::isReducedFloatingType(parameter.scalar_type()) ? at::kFloat : parameter.scalar_type();
-}
-
 /// The parameters that hold averages in place of their own values.
 std::set<const c10::TensorImpl*>& with_averages() {
   static std::set<const c10::TensorImpl*> all;

@@ -17,6 +17,11 @@ namespace muster::detail::optim {
 /// True if the tensor holds averages in place of its own values: it is inside a scope of EMA::apply().
 bool is_average(const at::Tensor& parameter);
 
+/// Returns the type of a parameter's average: 16 bits are too few for the small changes of a decay near 1.
+inline at::ScalarType type_of_average(const at::Tensor& parameter) {
+  return at::isReducedFloatingType(parameter.scalar_type()) ? at::kFloat : parameter.scalar_type();
+}
+
 class WeightAverages {
  public:
   WeightAverages(std::shared_ptr<torch::nn::Module> module, const EMAOptions& options);

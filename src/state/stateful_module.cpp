@@ -1,4 +1,5 @@
 // Modules: parameters and buffers by name.
+#include "optim/weight_averages.hpp"
 #include "state/copy.hpp"
 #include "state/stateful.hpp"
 
@@ -17,7 +18,9 @@ class StatefulModule : public Stateful {
   StateDict save(const ParameterPaths&) const override { return {.tensors = tensors()}; }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
-    const auto here = tensors();
+    const auto here = tensors(), trained = parameters();
+    // An EMA has saved its averages, floats for parameters of 16 bits, which the copy rounds.
+    const bool of_averages = saved.values.is_object() && saved.values.contains("updates");
     std::map<const c10::TensorImpl*, const std::string*> first_name;
     for (const auto& [path, tensor] : here) {
       const auto at = saved.tensors.find(path);
@@ -25,7 +28,9 @@ class StatefulModule : public Stateful {
         differences.push_back({path, "not in the checkpoint"});
         continue;
       }
-      compare_tensor(path, at->second, tensor.sizes(), tensor.scalar_type(), differences);
+      const auto type =
+          of_averages && trained.contains(path) ? detail::optim::type_of_average(tensor) : tensor.scalar_type();
+      compare_tensor(path, at->second, tensor.sizes(), type, differences);
       const auto [first, inserted] = first_name.try_emplace(tensor.unsafeGetTensorImpl(), &path);
       if (inserted) continue;
       const auto other = saved.tensors.find(*first->second);

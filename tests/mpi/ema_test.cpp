@@ -218,6 +218,32 @@ std::string refusal(const std::function<void()>& call) {
 
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
+TEST(EMA, OfSixteenBitsIsLoadedIntoItsModel) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    nn::BatchNorm1d norm(3);
+    norm->to(type);
+    EMA ema(norm, {.decay = 0.5});
+    ema.update();
+    {
+      const at::NoGradGuard no_grad;
+      norm->weight.add_(1);
+    }
+    ema.update();
+    norm->running_mean.fill_(0.25);
+    const auto checkpoint = Checkpoint::from_dict({{"ema", ema}, {"other", norm}});
+    nn::BatchNorm1d loaded(3);
+    loaded->to(type);
+    checkpoint.load("ema", loaded);
+    EXPECT_TRUE(at::equal(loaded->weight, at::full({3}, 1.5, type)));
+    EXPECT_TRUE(at::equal(loaded->running_mean, norm->running_mean));
+    // What is no average must have the model's own type.
+    nn::BatchNorm1d wide(3);
+    EXPECT_SAYS(refusal([&] { checkpoint.load("other", wide); }), "weight: type");
+    const auto without_updates = Checkpoint::from_dict({{"ema", wide}});
+    EXPECT_SAYS(refusal([&] { without_updates.load("ema", loaded); }), "weight: type");
+  }
+}
+
 TEST(EMA, RefusesWhatWouldMixUpWeightsAndAverages) {
   Net net;
   for (const double decay : {-0.1, 1.1, std::nan("")})
