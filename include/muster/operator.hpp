@@ -87,8 +87,8 @@ class MUSTER_API AverageMeterCollection {
   /// Adds the metrics of one batch. The batch's weight is `n`, or else its metric num_samples, or else 1. A batch of
   /// weight 0 only increases batch_count.
   void update(const Metrics& metrics, std::optional<std::int64_t> n = {});
-  /// num_samples and batch_count; and for each metric m its mean as m and its last value as last_m. For a metric that
-  /// is not a number, both are the last value.
+  /// num_samples and batch_count; and for each metric m its mean as m and its last value as last_m, that of the last
+  /// batch with a weight. For a metric that is not a number, both are the last value.
   Metrics summary() const;
 
  private:

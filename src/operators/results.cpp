@@ -4,12 +4,17 @@
 #include "observe/metrics.hpp"
 
 #include <cmath>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace muster {
 namespace {
 
 constexpr const char* num_samples = "num_samples";
 constexpr const char* batch_count = "batch_count";
+constexpr std::string_view last_prefix = "last_";
 
 std::optional<std::int64_t> samples_in(const Metrics& metrics) {
   const auto found = metrics.find(num_samples);
@@ -40,7 +45,7 @@ Metrics AverageMeterCollection::summary() const {
   for (const auto& [name, meter] : meters_) {
     const bool is_number = meter.last.is_number();
     all.insert_or_assign(name, is_number ? Metric(meter.mean) : Metric(meter.last));
-    all.insert_or_assign("last_" + name,
+    all.insert_or_assign(std::string(last_prefix) + name,
                          is_number ? Metric(meter.last.get<double>(), meter.last_samples) : Metric(meter.last));
   }
   return all;
@@ -61,6 +66,22 @@ Json finite_or_null(const Json& value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
+/// Where the last batch was empty on all workers, their last values are of earlier batches, and count alike. Otherwise
+/// those of workers whose last batch was empty do not count.
+std::vector<Json> with_last_values(std::vector<Json> of_workers) {
+  std::set<std::string> counted;
+  for (const auto& worker : of_workers)
+    for (const auto& [name, value] : worker.items())
+      if (value[1] != 0) counted.insert(name);
+  for (auto& worker : of_workers)
+    for (auto& [name, value] : worker.items())
+      if (name.starts_with(last_prefix) && !counted.contains(name)) {
+        const auto mean = worker.find(name.substr(last_prefix.size()));
+        value[1] = mean != worker.end() && (*mean)[1] > 0 ? 1 : 0;
+      }
+  return of_workers;
+}
+
 }  // namespace
 
 Json to_weighted_json(const Metrics& metrics) {
@@ -76,7 +97,7 @@ Json to_weighted_json(const Metrics& metrics) {
 }
 
 Json reduce_over_workers(const std::vector<Json>& of_workers) {
-  auto result = observe::mean_over_ranks(of_workers);
+  auto result = observe::mean_over_ranks(with_last_values(of_workers));
   std::int64_t sum = 0;
   for (const auto& worker : of_workers)
     if (const auto found = worker.find(num_samples); found != worker.end() && (*found)[0].is_number())

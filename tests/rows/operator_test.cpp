@@ -3,6 +3,7 @@
 
 #include "muster/data_loader.hpp"
 #include "muster/muster.hpp"
+#include "operators/results.hpp"
 #include "rows/operator_program.hpp"
 #include "support/io_errors.hpp"
 
@@ -713,6 +714,19 @@ TEST(OperatorRow, AverageMeterCollection) {
   meters.update({{"m", 7.0}, {"num_samples", 0}});  // of the last step this worker has had nothing
   EXPECT_EQ(meters.summary().at("last_m").value(), 2.0);
   EXPECT_EQ(meters.summary().at("last_m").weight(), 0) << "the others' is the last";
+  using namespace detail::operators;
+  AverageMeterCollection others;
+  others.update({{"m", 4.0}}, 2);
+  const auto of_all = [&] {
+    return reduce_over_workers({to_weighted_json(meters.summary()), to_weighted_json(others.summary())});
+  };
+  EXPECT_EQ(of_all().at("last_m"), 4.0);
+  others.update({{"m", 9.0}}, 0);
+  EXPECT_EQ(of_all().at("last_m"), 3.0) << "an empty batch everywhere is nobody's last";
+  EXPECT_EQ(of_all().at("m"), (16.0 + 8.0) / 10);
+  AverageMeterCollection empty;
+  empty.update({{"m", std::nan("")}}, 0);
+  EXPECT_TRUE(reduce_over_workers({to_weighted_json(empty.summary())}).at("last_m").is_null());
 }
 
 // What is cast is decided before gradients are averaged, and parameters stay what they are.
