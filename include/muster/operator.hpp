@@ -106,11 +106,13 @@ class MUSTER_API Timers {
  public:
   class Scope {
    public:
-    Scope(Timers* timers, std::string name) : timers_(timers), name_(std::move(name)) {}
+    Scope(Timers* timers, std::string name)
+        : timers_(timers), name_(std::move(name)), period_(timers ? timers->period_ : 0) {}
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
     ~Scope() {
-      if (timers_) timers_->seconds_[name_].add(std::chrono::duration<double>(Clock::now() - begin_).count());
+      if (timers_ && period_ == timers_->period_)
+        timers_->seconds_[name_].add(std::chrono::duration<double>(Clock::now() - begin_).count());
     }
 
    private:
@@ -118,14 +120,16 @@ class MUSTER_API Timers {
     using Clock = std::chrono::steady_clock;
     Timers* timers_;
     std::string name_;
+    std::int64_t period_;
     Clock::time_point begin_ = Clock::now();
   };
   /// While the scope lives, its time is measured: { auto scope = timers.record("fwd"); … }
   [[nodiscard]] Scope record(std::string name) { return {enabled_ ? this : nullptr, std::move(name)}; }
-  /// Enables or disables the timers, and forgets all earlier measurements.
+  /// Enables or disables the timers, and forgets all earlier measurements, those of living scopes too.
   void enable(bool enabled) {
     seconds_.clear();
     enabled_ = enabled;
+    ++period_;
   }
   /// The mean of each timer, as mean_NAME_s.
   Json stats() const;
@@ -133,6 +137,7 @@ class MUSTER_API Timers {
  private:
   std::map<std::string, Mean> seconds_;
   bool enabled_ = false;
+  std::int64_t period_ = 0;  // counts the calls of enable()
 };
 
 /// The columns of an operator's batches: the features in this order, and then the target.

@@ -729,6 +729,19 @@ TEST(OperatorRow, AverageMeterCollection) {
   EXPECT_TRUE(reduce_over_workers({to_weighted_json(empty.summary())}).at("last_m").is_null());
 }
 
+TEST(OperatorRow, TimersForgetAScopeThatWasAlive) {
+  Timers timers;
+  timers.enable(true);
+  {
+    const auto before = timers.record("before");
+    timers.enable(false);
+    const auto off = timers.record("off");
+    timers.enable(true);
+    const auto after = timers.record("after");
+  }
+  EXPECT_EQ(keys(timers.stats()), (std::vector<std::string>{"mean_after_s"}));
+}
+
 // What is cast is decided before gradients are averaged, and parameters stay what they are.
 struct Ordered : Line {
   void setup(const Config& config) override {
