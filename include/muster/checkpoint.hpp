@@ -76,7 +76,8 @@ class MUSTER_API Checkpoint {
   /// newer checkpoint, is resolved now; path() is then the path of its target.
   static Checkpoint from_directory(std::filesystem::path path);
   /// A new temporary directory with these entries in its state.h5, for this rank only. It is removed with the last copy
-  /// of this handle.
+  /// of this handle. If every rank reports one, or starts from one, the rows of entries through per_rank() become one
+  /// entry.
   static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }

@@ -25,6 +25,32 @@ Json outline_of(const StateDict& entry) {
   return {{"values", entry.values}, {"tensors", std::move(tensors)}};
 }
 
+/// True if the rank has given its own row of the entry, through per_rank() in from_dict().
+bool is_own_row(const Manifest& manifest, const std::string& name) {
+  const auto at = manifest.per_rank.find(name);
+  return manifest.world_size == 1 && at != manifest.per_rank.end() && at->second;
+}
+
+/// Returns the entry with the rows of all ranks. Collective.
+StateDict with_rows_of_all(const Communicator& communicator, const StateDict& mine) {
+  StateDict all{.tensors = {}, .values = mine.values};
+  for (auto& [name, list] : all.values.items()) {
+    const auto own = list;
+    list = Json::array();
+    for (const auto& rank : communicator.all_gather(json_to_cbor(own))) list.push_back(json_from_cbor(rank).at(0));
+  }
+  for (const auto& [name, row] : mine.tensors) {
+    std::string bytes;
+    for (const auto& rank : communicator.all_gather(std::string(state::Bytes(row).all()))) bytes += rank;
+    auto shape = row.sizes().vec();
+    shape.at(0) = communicator.size();
+    auto rows = at::empty(shape, row.options());
+    if (!bytes.empty()) std::memcpy(rows.mutable_data_ptr(), bytes.data(), bytes.size());
+    all.tensors.emplace(name, std::move(rows));
+  }
+  return all;
+}
+
 std::string fingerprint(const StateDict& entry) {
   auto text = json_text(outline_of(entry));
   for (const auto& [name, tensor] : entry.tensors) text += "/" + std::to_string(state::checksum(tensor));
@@ -50,10 +76,20 @@ StateDict broadcast(const Communicator& communicator, const StateDict& mine, int
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given) {
   StateDict mine;
   const auto of_rank = comm::run_on_all(communicator, [&] {
-    if (given && is_checkpoint(given->path())) mine = given->to_dict();
+    Manifest manifest;
+    if (given && is_checkpoint(given->path())) {
+      mine = given->to_dict();
+      manifest = read_manifest(given->path());
+    }
     auto fingerprints = Json::object();
-    for (const auto& [name, value] : mine.values.items())
-      fingerprints[name] = fingerprint(state::select_entry(mine, name));
+    for (const auto& [name, value] : mine.values.items()) {
+      const auto entry = state::select_entry(mine, name);
+      // Rows differ in their values, not in their form.
+      if (is_own_row(manifest, name))
+        fingerprints[name] = {{"row of", outline_of(entry).at("tensors")}};
+      else
+        fingerprints[name] = fingerprint(entry);
+    }
     return fingerprints;
   });
   std::map<std::string, int> owner;  // for each entry, the lowest rank that has it
@@ -71,7 +107,10 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
                   " gives differs from that of rank " + std::to_string(root) + ", which is kept");
     }
     auto entry = state::select_entry(mine, name);
-    if (!everywhere) entry = broadcast(communicator, entry, root);
+    if (!everywhere)
+      entry = broadcast(communicator, entry, root);
+    else if (kept.is_object())
+      entry = with_rows_of_all(communicator, entry);
     merged.tensors.merge(entry.tensors);
     merged.values.update(entry.values);
   }

@@ -10,7 +10,8 @@
 namespace muster::detail::checkpoint {
 
 /// Returns on all ranks the entries of all ranks' checkpoints. Each rank gives its own checkpoint or none. If several
-/// ranks give an entry, the lowest rank's is used, with a warning if they differ. Collective.
+/// ranks give an entry, the lowest rank's is used, with a warning if they differ; of an entry that from_dict() has
+/// taken through per_rank() on every rank, the rows of all ranks. Collective.
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
 /// Returns the root's tensors, on the CPU, and its values on every rank. Collective.

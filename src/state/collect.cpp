@@ -4,6 +4,7 @@
 #include "base/listed.hpp"
 #include "muster/error.hpp"
 #include "optim/weight_averages.hpp"
+#include "state/copy.hpp"
 #include "state/stateful.hpp"
 
 #include <c10/util/StringUtil.h>
@@ -109,6 +110,13 @@ void compare_tensor(const std::string& path, const at::Tensor& saved, at::IntArr
     differences.push_back({path, c10::str("shape ", saved.sizes(), " in the checkpoint, ", shape, " here")});
   if (saved.scalar_type() != type)
     differences.push_back({path, c10::str("type ", saved.scalar_type(), " in the checkpoint, ", type, " here")});
+}
+
+void compare_values(const std::string& path, const at::Tensor& saved, const at::Tensor& here, at::ScalarType type,
+                    Differences& differences) {
+  compare_tensor(path, saved, here.sizes(), type, differences);
+  if (!can_copy(here, saved))
+    differences.push_back({path, "expanded here, with other values in each repetition in the checkpoint"});
 }
 
 WrongNumberOfRanks::WrongNumberOfRanks(std::size_t needed, const std::string& fact)

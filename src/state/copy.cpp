@@ -53,22 +53,25 @@ at::Tensor without_repetitions(at::Tensor tensor, const at::Tensor& like) {
   return tensor;
 }
 
-/// Torch does not write to an expanded tensor. If all repetitions get the same values, this copies them once and
-/// returns true.
-bool copy_once(const at::Tensor& to, const at::Tensor& from) {
-  if (to.layout() != at::kStrided || to.sizes() != from.sizes()) return false;
-  const auto once = without_repetitions(to, to), values = without_repetitions(from, to);
-  if (once.sizes() == to.sizes() || !at::equal(values.expand_as(from), from)) return false;
-  once.copy_(values);
-  return true;
+bool is_expanded(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && without_repetitions(tensor, tensor).sizes() != tensor.sizes();
 }
 
 }  // namespace
 
+bool can_copy(const at::Tensor& to, const at::Tensor& from) {
+  if (!is_expanded(to) || to.sizes() != from.sizes()) return true;
+  return at::equal(without_repetitions(from, to).expand_as(from), from);
+}
+
 void copy_values(const at::Tensor& to, const at::Tensor& from) {
   constexpr std::size_t large = 256 << 10;
   const at::NoGradGuard no_grad;
-  if (copy_once(to, from)) return;
+  // Torch does not write to an expanded tensor.
+  if (is_expanded(to) && to.sizes() == from.sizes()) {
+    without_repetitions(to, to).copy_(without_repetitions(from, to));
+    return;
+  }
   if (from.nbytes() < large || !plain(to) || !plain(from) || to.scalar_type() != from.scalar_type() ||
       to.sizes() != from.sizes()) {
     to.copy_(from);

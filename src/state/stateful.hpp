@@ -40,6 +40,10 @@ using Differences = std::vector<Difference>;
 void compare_tensor(const std::string& path, const at::Tensor& saved, at::IntArrayRef shape, at::ScalarType type,
                     Differences& differences);
 
+/// Like compare_tensor(), and adds a difference if the values cannot be copied to the tensor here, which is expanded.
+void compare_values(const std::string& path, const at::Tensor& saved, const at::Tensor& here, at::ScalarType type,
+                    Differences& differences);
+
 /// An object with a state. Paths are relative to the entry: the path of a single tensor is "", and a single value is
 /// the whole JSON.
 struct Stateful {

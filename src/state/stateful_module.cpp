@@ -30,7 +30,7 @@ class StatefulModule : public Stateful {
       }
       const auto type =
           of_averages && trained.contains(path) ? detail::optim::type_of_average(tensor) : tensor.scalar_type();
-      compare_tensor(path, at->second, tensor.sizes(), type, differences);
+      compare_values(path, at->second, tensor, type, differences);
       const auto [first, inserted] = first_name.try_emplace(tensor.unsafeGetTensorImpl(), &path);
       if (inserted) continue;
       const auto other = saved.tensors.find(*first->second);

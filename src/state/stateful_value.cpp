@@ -19,7 +19,7 @@ class StatefulTensor : public Stateful {
     else if (saved.tensors.size() != 1 || !saved.tensors.contains(""))
       differences.push_back({"", "a tensor here, something else in the checkpoint"});
     else
-      compare_tensor("", saved.tensors.at(""), tensor_->sizes(), tensor_->scalar_type(), differences);
+      compare_values("", saved.tensors.at(""), *tensor_, tensor_->scalar_type(), differences);
   }
 
   void load(const StateDict& saved, const ParameterPaths&) override { copy_values(*tensor_, saved.tensors.at("")); }

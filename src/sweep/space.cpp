@@ -2,6 +2,7 @@
 
 #include "base/json.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -36,13 +37,17 @@ double between(double low, double high, std::uint64_t random) {
   return low + (high - low) * (static_cast<double>(random >> 11) * 0x1p-53);
 }
 
+double log_between(double low, double high, std::uint64_t random) {
+  return std::clamp(std::exp(between(std::log(low), std::log(high), random)), low, high);  // exp() and log() round
+}
+
 Json drawn(const Domain& domain, std::uint64_t random) {
   const auto& values = domain.values();
   switch (domain.kind()) {
     case Domain::Kind::uniform:
       return between(values[0], values[1], random);
     case Domain::Kind::log_uniform:
-      return std::exp(between(std::log(values[0].get<double>()), std::log(values[1].get<double>()), random));
+      return log_between(values[0], values[1], random);
     case Domain::Kind::randint: {
       const auto low = static_cast<std::uint64_t>(values[0].get<std::int64_t>());
       const auto high = static_cast<std::uint64_t>(values[1].get<std::int64_t>());

@@ -83,6 +83,35 @@ TEST(GivenCheckpoint, WhatWasSavedIsReportedAgain) {
               (Json{{"best", 0.75}, {"other", 7.0}}));
 }
 
+TEST(GivenCheckpoint, RowsOfAllRanksAreOneEntry) {
+  const auto storage = test::shared_folder();
+  const auto given = [](int rank) {
+    double number = rank;
+    auto row = torch::full({2}, 10.0 + rank);
+    return Checkpoint::from_dict(StateEntries{{"number", per_rank(number)}, {"row", per_rank(row)}});
+  };
+  const auto [code, result] = run({storage, {}, named("rows")}, [&](Session& session, const Config&) {
+    session.report({{"a", 1}}, given(session.world_rank()));
+    double number = -1;
+    auto row = torch::zeros({2});
+    session.get_checkpoint()->load("number", per_rank(number));
+    session.get_checkpoint()->load("row", per_rank(row));
+    EXPECT_EQ(number, session.world_rank());
+    EXPECT_TRUE(torch::equal(row, torch::full({2}, 10.0 + session.world_rank())));
+  });
+  EXPECT_EQ(code, 0) << (result->error ? result->error->what() : "");
+  auto options = named("started");
+  options.resume_from_checkpoint = given(world().rank() + 1);
+  const auto [started_code, started] = run({storage, {}, options}, [&](Session& session, const Config&) {
+    double number = -1;
+    auto row = torch::zeros({2});
+    EXPECT_TRUE(session.state({{"number", per_rank(number)}, {"row", per_rank(row)}}).restore());
+    EXPECT_EQ(number, session.world_rank() + 1);
+    EXPECT_TRUE(torch::equal(row, torch::full({2}, 11.0 + session.world_rank())));
+  });
+  EXPECT_EQ(started_code, 0) << (started->error ? started->error->what() : "");
+}
+
 TEST(GivenCheckpoint, OfSeveralRanksIsUnitedAsFilesAre) {
   const auto storage = test::shared_folder();
   const int last = world().size() - 1;

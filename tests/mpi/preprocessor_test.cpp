@@ -93,6 +93,25 @@ TEST(Preprocessors, StandardScalerScalesWhatSquaresCannotHold) {
   }
 }
 
+TEST(Preprocessors, ScaleWhatAFloatCannotHold) {
+  const auto expect_scaled = [](const PreprocessorPtr& scaler, const at::Tensor& x, const at::Tensor& wanted) {
+    const auto batch = fitted(scaler, Dataset::from_tensors({{"x", x}}));
+    EXPECT_EQ(batch["x"].scalar_type(), x.scalar_type());
+    EXPECT_TRUE(at::allclose(batch["x"].to(at::kDouble), wanted, 1e-3, 1e-3)) << x << batch["x"];
+  };
+  const auto ends = at::tensor({0.0, 1.0}, at::kDouble), both = at::tensor({-1.0, 1.0}, at::kDouble);
+  for (const auto type : {at::kFloat, at::kBFloat16})
+    for (const double size : {3e38, 1e-40}) {
+      const auto x = (both * size).to(type);
+      expect_scaled(min_max_scaler({"x"}), x, ends);
+      expect_scaled(standard_scaler({"x"}), x, both);
+    }
+  for (const double size : {1.7e308, 5e-324}) {
+    expect_scaled(min_max_scaler({"x"}), both * size, ends);
+    expect_scaled(standard_scaler({"x"}), both * size, both);
+  }
+}
+
 TEST_P(Sizes, MinMaxScaler) {
   const auto n = GetParam();
   const auto x = at::arange(2 * n, at::kFloat).view({n, 1, 2}) - 5;

@@ -111,7 +111,7 @@ Plan draw(std::uint64_t seed, bool killed) {
       plan.space.emplace_back(name, uniform(-1, 2));
       set(plan.defaults, name, 0.5);
     } else if (kind == 1) {
-      plan.space.emplace_back(name, log_uniform(1e-4, 1e-1));
+      plan.space.emplace_back(name, log_uniform(1e-4, dice.chance(0.8) ? 1e-1 : std::nextafter(1e-4, 1.0)));
       set(plan.defaults, name, 0.5);
     } else if (kind == 2) {
       plan.space.emplace_back(name, randint(-3, dice.between(-2, 40)));
@@ -449,7 +449,8 @@ class Start {
         } else if (domain.kind() == Domain::Kind::choice) {
           require(std::ranges::count(values, value) == 1, name + " is none of the choice");
         } else {
-          require(value >= values[0] && (value < values[1] || domain.kind() == Domain::Kind::log_uniform),
+          require(value >= values[0] &&
+                      (domain.kind() == Domain::Kind::log_uniform ? value <= values[1] : value < values[1]),
                   name + " is out of its bounds");
           require(domain.kind() != Domain::Kind::randint || value.is_number_integer(), name + " is not whole");
         }

@@ -75,6 +75,16 @@ TEST(Space, ValuesComeFromTheSeedTheTrialAndTheNameAlone) {
   EXPECT_EQ(configs_of({{"n", randint(0, 1'000'000)}}, 3, 0), configs_of({{"n", randint(0, 1'000'000)}}, 3, 0));
 }
 
+TEST(Space, LogarithmicValuesAreNotRoundedOutOfTheirBounds) {
+  for (const double low : {1e-3, 3e-7, 0.1}) {
+    const double high = std::nextafter(low, 1);
+    for (const auto& config : configs_of({{"l", log_uniform(low, high)}}, 100)) {
+      const double value = config.at("l");
+      EXPECT_TRUE(value >= low && value <= high) << value;
+    }
+  }
+}
+
 TEST(Space, ValuesLieWhereTheyWereAskedFor) {
   constexpr int samples = 2000;
   int below_middle = 0, below_logarithmic_middle = 0;
@@ -87,7 +97,7 @@ TEST(Space, ValuesLieWhereTheyWereAskedFor) {
                                        samples)) {
     const double u = config.at("u"), l = config.at("l");
     EXPECT_TRUE(u >= -1 && u < 3) << u;
-    EXPECT_TRUE(l >= 1e-4 * (1 - 1e-12) && l <= 1e-2) << l;
+    EXPECT_TRUE(l >= 1e-4 && l <= 1e-2) << l;
     below_middle += u < 1;
     below_logarithmic_middle += l < 1e-3;
     ASSERT_TRUE(config.at("n").is_number_integer());

@@ -294,6 +294,25 @@ TEST(Components, ExpandedTensorsComeBack) {
   EXPECT_TRUE(at::equal(one, at::full({5}, 2, at::kLong)));
 }
 
+TEST(Components, AnExpandedTensorRefusesValuesThatDiffer) {
+  auto first = at::full({2}, 1.0), rows = at::arange(12, at::kFloat).view({4, 3}).contiguous();
+  const StateEntries entries{{"first", first}, {"rows", rows}};
+  const auto saved = Checkpoint::from_dict(entries).to_dict();
+  first.fill_(2);
+  rows = at::zeros({3}).expand({4, 3});
+  try {
+    restore(entries, saved);
+    ADD_FAILURE() << "four rows do not fit into one";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_NE(
+        std::string(error.what()).find("rows: expanded here, with other values in each repetition in the checkpoint"),
+        std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(first[0].item<double>(), 2) << "nothing was changed";
+}
+
 struct Tied : torch::nn::Module {
   explicit Tied(double value, bool tied = true) {
     in = register_parameter("in", at::full({3}, value, at::kFloat));

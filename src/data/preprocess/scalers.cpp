@@ -24,6 +24,16 @@ namespace {
 
 using detail::data::ColumnPreprocessor;
 
+/// For each feature the power of two near `largest`, by which no division loses a digit; 1 for 0.
+at::Tensor units_near(const at::Tensor& largest) {
+  const auto values = largest.contiguous();
+  auto units = at::ones_like(values);
+  for (std::int64_t f = 0; f < values.numel(); ++f)
+    if (const auto value = values.const_data_ptr<double>()[f]; std::isfinite(value) && value > 0)
+      units.mutable_data_ptr<double>()[f] = std::ldexp(1.0, std::ilogb(value));
+  return units;
+}
+
 /// Computes (x − shift) / scale per feature. Learns two statistics, a table of [2, features] in double precision; the
 /// first one is the shift.
 class Scaler : public ColumnPreprocessor {
@@ -52,7 +62,10 @@ class Scaler : public ColumnPreprocessor {
     // Integers of 32 and 64 bits are shifted in double precision, since a float would lose their last digits.
     const auto computed = type == at::kDouble || type == at::kInt || type == at::kLong ? at::kDouble : at::kFloat;
     const auto row = [&](const at::Tensor& values) { return values.to(x.device(), computed); };
-    return ((x.to(computed) - row(statistics[0])) / row(scale(statistics))).to(result);
+    // In units near the statistics neither the difference nor the scale overflows or vanishes.
+    const auto units = units_near(at::maximum(statistics[0].abs(), statistics[1].abs()));
+    const auto in_units = statistics / units;
+    return ((x.to(computed) / row(units) - row(in_units[0])) / row(scale(in_units))).to(result);
   }
 
   Json to_json(const at::Tensor& statistics) const override {
@@ -134,15 +147,9 @@ class StandardScaler final : public Scaler {
     return at::stack({moments[1], at::where(constant, at::full_like(deviation, 1), deviation)});
   }
 
-  /// For each feature a power of two near its largest absolute value. In these units squares neither overflow nor
-  /// vanish, and no digit is lost.
+  /// In these units, near the largest absolute values, squares neither overflow nor vanish.
   static at::Tensor units_of(const at::Tensor& moments) {
-    const auto largest = at::maximum(moments[3].abs(), moments[4].abs()).contiguous();
-    auto units = at::ones_like(largest);
-    for (std::int64_t f = 0; f < largest.numel(); ++f)
-      if (const auto value = largest.const_data_ptr<double>()[f]; std::isfinite(value) && value > 0)
-        units.mutable_data_ptr<double>()[f] = std::ldexp(1.0, std::ilogb(value));
-    return units;
+    return units_near(at::maximum(moments[3].abs(), moments[4].abs()));
   }
 
   at::Tensor scale(const at::Tensor& statistics) const override { return statistics[1]; }
