@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/run_names.hpp"
 #include "muster/error.hpp"
 #include "observe/csv.hpp"
 
@@ -49,7 +50,7 @@ void check_row(const Json& row, const std::string& doing) {
 
 std::vector<Json> History::read(const std::filesystem::path& folder) {
   std::vector<Json> rows;
-  const auto path = folder / "result.json";
+  const auto path = folder / run_names::history;
   if (!std::filesystem::exists(status_of(path))) return rows;
   std::istringstream lines(read_file(path, max_json_bytes));
   int number = 0;
@@ -157,21 +158,21 @@ void History::rewrite(const char* warning) noexcept {
 void History::append(const Json& row) {
   rows_.push_back(row);
   const bool outdated = std::exchange(is_outdated_, true), has_new_columns = add_columns(columns_, row);
-  outdated ? write_rows() : append_to(folder_ / "result.json", line_of(row));
-  outdated || has_new_columns ? write_table() : append_to(folder_ / "progress.csv", csv_line(row, columns_));
+  outdated ? write_rows() : append_to(folder_ / run_names::history, line_of(row));
+  outdated || has_new_columns ? write_table() : append_to(folder_ / run_names::table, csv_line(row, columns_));
   is_outdated_ = false;
 }
 
 void History::write_rows() const {
   std::string text;
   for (const auto& row : rows_) text += line_of(row);
-  write_if_changed(folder_ / "result.json", text);
+  write_if_changed(folder_ / run_names::history, text);
 }
 
 void History::write_table() const {
   auto text = columns_.empty() ? std::string() : csv_header(columns_);
   for (const auto& row : rows_) text += csv_line(row, columns_);
-  write_if_changed(folder_ / "progress.csv", text);
+  write_if_changed(folder_ / run_names::table, text);
 }
 
 }  // namespace muster::detail::observe

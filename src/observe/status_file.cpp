@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/run_names.hpp"
 #include "muster/error.hpp"
 
 #include <unistd.h>
@@ -20,7 +21,7 @@ constexpr std::chrono::seconds write_interval{5};
 }  // namespace
 
 Json read_status(const std::filesystem::path& run) try {
-  const auto path = run / "status.json";
+  const auto path = run / run_names::status;
   if (!std::filesystem::exists(status_of(path))) return nullptr;
   auto status = read_json(path);
   return status.is_object() ? status : Json();
@@ -102,7 +103,7 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
   File file(unfinished, File::Mode::create);
   file.append(json_text_lossy(status, 2) + "\n");
   file.close();
-  std::filesystem::rename(unfinished, run_ / "status.json");
+  std::filesystem::rename(unfinished, run_ / run_names::status);
 } catch (const std::exception& failed) {
   is_broken_ = true;
   log::warn(std::string("status.json is not written any more: ") + failed.what());

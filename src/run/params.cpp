@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/option_json.hpp"
+#include "base/run_names.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/inspect.hpp"
 
@@ -71,7 +72,7 @@ TrainerOptions options_from_params(const Json& params, const std::filesystem::pa
 
 TrainerOptions saved_options(const std::filesystem::path& run) {
   const std::string doing = "restoring the run " + run.string();
-  const auto file = run / "params.json";
+  const auto file = run / run_names::params;
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, doing, "it has no params.json", "Name the folder of a run");
   auto options = options_from_params(read_json(file), file);

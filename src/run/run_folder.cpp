@@ -2,6 +2,7 @@
 
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/run_names.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
@@ -167,12 +168,12 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
                   "Choose another --storage");
     make_directories(path_);
     require_own_directory(path_);
-    if (const auto sweep = path_ / "sweep.json"; flags.name && std::filesystem::exists(status_of(sweep)))
+    if (const auto sweep = path_ / run_names::sweep; flags.name && std::filesystem::exists(status_of(sweep)))
       require_same_program(read_json(sweep), launch.program(), path_);
-    make_directories(path_ / "logs");
-    require_own_directory(path_ / "logs");
+    make_directories(path_ / run_names::logs);
+    require_own_directory(path_ / run_names::logs);
     take_lock(/*is_root=*/true);
-    if (const auto file = path_ / "params.json"; std::filesystem::exists(status_of(file))) {
+    if (const auto file = path_ / run_names::params; std::filesystem::exists(status_of(file))) {
       params_ = read_json(file);
       options_from_params(params_, file);
       if (flags.name) require_same_program(params_, launch.program(), path_);
@@ -214,8 +215,9 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
       processes.push_back(rank[1]);
     }
     if (!holds) lock_->take_lease(processes);
-    for (const char* name : {"params.json", "result.json", "progress.csv", "error.txt", "steps_back.json", "trial.json",
-                             "sweep.json", "sweep.csv", ".token", ".owner", "logs/.owner"})
+    for (const char* name :
+         {run_names::params, run_names::history, run_names::table, run_names::error, "steps_back.json",
+          run_names::trial, run_names::sweep, run_names::sweep_table, ".token", ".owner", "logs/.owner"})
       remove_unfinished(path_ / name);
     warn_of_same_run(path_, trainer);
   });
@@ -244,12 +246,12 @@ bool RunFolder::is_in_run_of_earlier_trainer(const std::filesystem::path& path) 
 }
 
 void RunFolder::remove_if_unused(const Communicator& world) {
-  if (log::path().parent_path() == path_ / "logs") log::write_to({});
+  if (log::path().parent_path() == path_ / run_names::logs) log::write_to({});
   lock_.reset();
   world.barrier();
   if (world.rank() != 0) return;
-  static const std::set<std::string> files_of_every_run{"params.json", "result.json", "progress.csv",
-                                                        "status.json", "logs",        ".lock"};
+  static const std::set<std::string> files_of_every_run{run_names::params, run_names::history, run_names::table,
+                                                        run_names::status, run_names::logs,    ".lock"};
   std::error_code ignored;  // files that are left over do no harm
   for (const auto& entry : std::filesystem::directory_iterator(path_, ignored))
     if (!files_of_every_run.contains(entry.path().filename())) return;
@@ -285,7 +287,7 @@ void RunFolder::check_shared(const Communicator& world) const {
 
 void RunFolder::write_params(Json params) {
   params_ = std::move(params);
-  write_file(path_ / "params.json", json_text(params_, 2) + "\n");
+  write_file(path_ / run_names::params, json_text(params_, 2) + "\n");
 }
 
 void RunFolder::mark_finished(const Json& returned) noexcept {
@@ -315,12 +317,12 @@ void RunFolder::restore_params(Json params) noexcept {
 
 void RunFolder::clear_error() const noexcept {
   std::error_code ignored;  // the next failure replaces a file that cannot be removed
-  std::filesystem::remove(path_ / "error.txt", ignored);
+  std::filesystem::remove(path_ / run_names::error, ignored);
 }
 
 void RunFolder::write_error(const std::string& text) const noexcept {
   try {
-    write_file(path_ / "error.txt", text + "\n");
+    write_file(path_ / run_names::error, text + "\n");
     launch::tell_supervisor(launch::message_cause, path_.string());
   } catch (const std::exception& error) {
     log::warn(std::string("error.txt, with the cause of the failure, could not be written: ") + error.what());

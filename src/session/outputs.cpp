@@ -2,6 +2,7 @@
 
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/run_names.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
@@ -10,20 +11,14 @@
 #include "watch/trace.hpp"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 namespace muster::detail::session {
 
 std::optional<std::string> problem_with_name(const std::string& name) {
-  static const std::set<std::string> reserved_names{
-      "params.json", "result.json",     "progress.csv",   "error.txt",    "logs",       "stop",
-      "artifacts",   "steps_back.json", "fast_tier.json", "trial.json",   "sweep.json", "sweep.csv",
-      "status.json", "manifest.json",   "state.h5",       "metadata.json"};
-  if (reserved_names.contains(name)) return "a file of the run or of a checkpoint has this name";
+  if (run_names::are_own(name)) return "a file of the run or of a checkpoint has this name";
   if (!is_utf8(name)) return "it is not UTF-8";
   const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' && !name.starts_with("checkpoint_") &&
-                     !name.starts_with("events.out.") &&
                      std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });
   if (plain) return {};
   return "a name has 1 to 200 bytes, no '/', no control characters, and no '.' or \"checkpoint_\" at its beginning";

@@ -7,6 +7,7 @@
 #include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/program.hpp"
+#include "base/run_names.hpp"
 #include "comm/mpi_scope.hpp"
 #include "launch/job_end.hpp"
 #include "launch/supervised.hpp"
@@ -238,7 +239,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
 std::string read_kept_cause(const LauncherReport& report) {
   if (report.run.empty() || !report.has_error_file) return {};
   try {
-    auto text = read_file(fs::path(report.run) / "error.txt", 1 << 20);
+    auto text = read_file(fs::path(report.run) / run_names::error, 1 << 20);
     while (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
   } catch (const Error& error) {
@@ -249,7 +250,7 @@ std::string read_kept_cause(const LauncherReport& report) {
 /// A limit from the run's saved options, or in a sweep from its first trial's; empty if the run did not save any.
 std::optional<int> saved_limit(const fs::path& run, const char* limit) {
   for (const auto& folder : {run, run / sweep::first_trial}) try {
-      return read_json(folder / "params.json").at("run_config").at(limit).get<int>();
+      return read_json(folder / run_names::params).at("run_config").at(limit).get<int>();
     } catch (const std::exception&) {
     }
   return {};
@@ -424,7 +425,7 @@ class Supervision {
     const auto cause = std::exchange(cause_to_keep_, {});
     if (run_.empty() || cause.empty()) return;
     try {
-      write_file(run_ / "error.txt", cause + "\n");
+      write_file(run_ / run_names::error, cause + "\n");
     } catch (const Error& error) {
       terminal_.warn(std::string("the cause of the failure is not kept: ") + error.what());
     }

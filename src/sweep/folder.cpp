@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array statuses{"waiting", "running", "done", "stopped by the scheduler", "failed"};
 
-std::filesystem::path file_of(const std::filesystem::path& trial) { return trial / "trial.json"; }
+std::filesystem::path file_of(const std::filesystem::path& trial) { return trial / run_names::trial; }
 
 std::string dumped(const Json& json) { return json_text_lossy(json, 2) + "\n"; }
 
@@ -130,7 +130,7 @@ void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& 
   write_file(sweep / table_file, dumped(about));
   auto text = observe::csv_header(columns);
   for (const auto& line : lines) text += observe::csv_line(line, columns);
-  write_file(sweep / "sweep.csv", text);
+  write_file(sweep / run_names::sweep_table, text);
 }
 
 }  // namespace muster::detail::sweep

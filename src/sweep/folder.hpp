@@ -2,6 +2,7 @@
 // summarise all trials.
 #pragma once
 
+#include "base/run_names.hpp"
 #include "muster/sweep.hpp"
 #include "run/failures.hpp"
 
@@ -13,8 +14,8 @@
 
 namespace muster::detail::sweep {
 
-inline constexpr const char* table_file = "sweep.json";
-inline constexpr const char* trial_prefix = "trial_";
+inline constexpr const char* table_file = run_names::sweep;
+inline constexpr const char* trial_prefix = run_names::trial_prefix;
 
 std::string name_of(int trial);
 const char* text_of(TrialStatus status) noexcept;

@@ -96,7 +96,7 @@ class Group {
   Group(const SweepWork& work, TrialQueue& queue, const Communicator& ranks)
       : work_(work), queue_(queue), ranks_(ranks) {
     if (!leads()) return;
-    stop_ = session::StopFile(work.folder / "stop");
+    stop_ = session::StopFile(work.folder / run_names::stop);
     stopping_ = session::StopFile(work.folder / stopping_file);
   }
 

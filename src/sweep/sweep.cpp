@@ -488,16 +488,16 @@ SweepResult Sweep::fit() {
     }
 
   SweepResult result{.path = work.folder, .metric = options_.metric, .mode = order_of(options_)};
-  result.trials =
-      trials_in(detail::json_from_text(comm::run_on_root(world,
-                                                         [&] {
-                                                           work.refresh();
-                                                           for (const char* file : {"stop", stopping_file})
-                                                             detail::session::StopFile(work.folder / file).remove();
-                                                           return detail::json_text_lossy(
-                                                               rows_of(read_trials(work.folder, work.trial_settings)));
-                                                         })),
-                work.folder);
+  result.trials = trials_in(
+      detail::json_from_text(comm::run_on_root(world,
+                                               [&] {
+                                                 work.refresh();
+                                                 for (const char* file : {detail::run_names::stop, stopping_file})
+                                                   detail::session::StopFile(work.folder / file).remove();
+                                                 return detail::json_text_lossy(
+                                                     rows_of(read_trials(work.folder, work.trial_settings)));
+                                               })),
+      work.folder);
   result.error = error_of(result, run.name());
   if (world.rank() != 0) return result;
   if (flags.progress != Progress::none) std::fputs(table_of(result).c_str(), stderr);

@@ -393,8 +393,26 @@ TEST(TodayRow, CheckpointDirName) {
       session.report({{"a", 1}}, state, {.checkpoint_name = "best"});
       session.report({{"a", 2}}, state, {.checkpoint_name = "best"});
       session.report({{"a", 3}}, state, {.checkpoint_name = "last"});
-      for (const std::string name : {"a/b", ".hidden", "checkpoint_000009", "checkpoint_best", "result.json", "logs",
-                                     "artifacts", "stop", "trial.json", "sweep.json", "a\nb", "a\xff"})
+      for (const std::string name : {"a/b",
+                                     ".hidden",
+                                     "checkpoint_000009",
+                                     "checkpoint_best",
+                                     "result.json",
+                                     "logs",
+                                     "artifacts",
+                                     "stop",
+                                     "trial.json",
+                                     "trial_00003",
+                                     "sweep.json",
+                                     "report.html",
+                                     "trace_11_20.json",
+                                     "status.json",
+                                     "steps_back.json",
+                                     "fast_tier.json",
+                                     "validation.json",
+                                     "events.out.tfevents.1",
+                                     "a\nb",
+                                     "a\xff"})
         try {
           session.report({{"a", 3}}, state, {.checkpoint_name = name});
           ADD_FAILURE() << name;

@@ -1,0 +1,48 @@
+// The names that muster gives to what lies in a run's folder or in a checkpoint. A link to a checkpoint, which a
+// program names, must have none of them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace muster::detail::run_names {
+
+inline constexpr const char* params = "params.json";
+inline constexpr const char* history = "result.json";
+inline constexpr const char* table = "progress.csv";
+inline constexpr const char* status = "status.json";
+inline constexpr const char* error = "error.txt";
+inline constexpr const char* trial = "trial.json";
+inline constexpr const char* sweep = "sweep.json";
+inline constexpr const char* sweep_table = "sweep.csv";
+inline constexpr const char* stop = "stop";
+inline constexpr const char* logs = "logs";
+inline constexpr const char* trial_prefix = "trial_";  ///< of the trials' folders
+
+/// True if muster has a file or folder of this name, or may have one.
+constexpr bool are_own(std::string_view name) {
+  constexpr std::array<std::string_view, 18> names{params,
+                                                   history,
+                                                   table,
+                                                   status,
+                                                   error,
+                                                   trial,
+                                                   sweep,
+                                                   sweep_table,
+                                                   stop,
+                                                   logs,
+                                                   "artifacts",
+                                                   "steps_back.json",
+                                                   "fast_tier.json",
+                                                   "report.html",
+                                                   "manifest.json",
+                                                   "state.h5",
+                                                   "metadata.json",
+                                                   "validation.json"};
+  constexpr std::array<std::string_view, 3> prefixes{trial_prefix, "trace_", "events.out."};
+  return std::ranges::find(names, name) != names.end() ||
+         std::ranges::any_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); });
+}
+
+}  // namespace muster::detail::run_names
