@@ -76,7 +76,8 @@ struct SweepOptions {
   int num_samples = 1;
   /// Neighbouring ranks that train together; the launch's remaining ranks wait.
   int ranks_per_trial = 1;
-  /// The reported metric by which trials are compared; its value in their last reports counts.
+  /// The reported metric by which trials are compared; the last value that each has reported counts. If the first trial
+  /// that is done has not reported it, the sweep ends with an Error (ExitCode::usage).
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required with a metric.
   std::optional<ScoreOrder> mode = {};
@@ -99,7 +100,7 @@ struct Trial {
   std::string name = {};                      ///< trial_00003
   Config config = {};                         ///< its settings from the space
   TrialStatus status = TrialStatus::waiting;  ///< also failed if it lost a rank again and again
-  /// The metrics of its last report; null if there was none.
+  /// The metrics of its last report that has SweepOptions::metric, or else of its last report; null if there was none.
   Json metrics = {};
   /// The last committed checkpoint.
   std::optional<Checkpoint> checkpoint = {};
@@ -131,10 +132,10 @@ struct MUSTER_API SweepResult {
 /// If a sweep is started again under its name, by `muster run` or by hand, it keeps the trials that ended well,
 /// continues the others from their newest checkpoints, and runs the rest. The space, --seed and the settings that all
 /// trials share (the trainer's train_loop_config, --config, --set) must be the same; otherwise an Error
-/// (ExitCode::usage) names the first difference. Of other Trainables, such as an operator's, only --config and --set
-/// are compared. Requests to stop (signals, the file `stop` in the sweep's folder, --time-limit) stop all trials, and
-/// each saves its state. A start can run any number of trials, since trials reuse the MPI communicators of earlier
-/// ones.
+/// (ExitCode::usage) names the first difference. So must the metric and the mode once the scheduler has compared
+/// trials. Of other Trainables, such as an operator's, only --config and --set are compared. Requests to stop (signals,
+/// the file `stop` in the sweep's folder, --time-limit) stop all trials, and each saves its state. A start can run any
+/// number of trials, since trials reuse the MPI communicators of earlier ones.
 ///
 /// The folder has sweep.json and sweep.csv, with a row per trial, and a folder for each trial. A run of the same name
 /// may follow, for example with the best settings; its files lie beside these.

@@ -12,6 +12,13 @@ std::optional<double> score_of(const Json& row, const std::string& metric, Score
   return mode == ScoreOrder::max ? found->get<double>() : -found->get<double>();
 }
 
+Json row_to_compare(const Json& last, const std::vector<Json>& rows, const std::string& metric) {
+  if (last.contains(metric)) return last;
+  const auto has_metric = [&](const Json& row) { return row.contains(metric); };
+  const auto row = std::find_if(rows.rbegin(), rows.rend(), has_metric);
+  return row == rows.rend() ? last : *row;
+}
+
 std::vector<std::int64_t> rungs_of(const Asha& scheduler) {
   std::vector<std::int64_t> rungs;
   for (auto rung = scheduler.grace_period; rung < scheduler.max_t; rung *= scheduler.reduction_factor) {
@@ -25,6 +32,21 @@ std::optional<std::size_t> rung_at(const std::vector<std::int64_t>& rungs, std::
   std::optional<std::size_t> last;
   for (; next < rungs.size() && rungs[next] <= iteration; ++next) last = next;
   return last;
+}
+
+std::vector<RungScore> comparisons_in(const std::vector<Json>& rows, const std::vector<std::int64_t>& rungs,
+                                      const std::string& metric, ScoreOrder mode) {
+  std::vector<RungScore> comparisons;
+  std::size_t next = 0;
+  for (const auto& row : rows) {
+    const auto score = score_of(row, metric, mode);
+    const auto iteration = row.value("training_iteration", std::int64_t{0});
+    const auto rung = rung_at(rungs, next, iteration);
+    if (!score || !rung) continue;
+    comparisons.push_back({*rung, iteration, *score});
+    next = *rung + 1;
+  }
+  return comparisons;
 }
 
 bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor) {

@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
@@ -9,17 +10,29 @@
 #include "launch/part.hpp"
 #include "launch/supervised.hpp"
 #include "muster/callback.hpp"
+#include "observe/history.hpp"
 #include "observe/metrics.hpp"
 #include "session/stop.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
 #include "sweep/table.hpp"
 
+#include <functional>
 #include <ranges>
+#include <set>
 #include <vector>
 
 namespace muster::detail::sweep {
 namespace {
+
+/// The user's metrics in the rows that are numbers: "loss, accuracy"; empty if there are none.
+std::string metrics_in(const std::vector<Json>& rows) {
+  std::set<std::string> names;
+  for (const auto& row : rows)
+    for (const auto& [name, value] : row.items())
+      if (value.is_number() && !observe::is_reserved(name)) names.insert(name);
+  return listed(std::vector(names.begin(), names.end()), 8, std::identity());
+}
 
 /// Compares a trial with the others at its reports. It is on every worker; the first worker decides for all.
 class Comparison final : public Callback {
@@ -27,7 +40,14 @@ class Comparison final : public Callback {
   /// `looks_for_metric` is set to false after the first report was checked for the metric.
   Comparison(const SweepWork& work, TrialQueue& queue, int trial, bool decides, bool& looks_for_metric)
       : work_(work), queue_(queue), trial_(trial), decides_(decides), looks_for_metric_(looks_for_metric) {
-    for (const auto& scores : work.scores) compared_.push_back(scores.contains(trial));
+    compared_at_.resize(work.rungs.size());
+    if (decides && !work.rungs.empty()) try {
+        const auto rows = observe::History::read(work.folder / name_of(trial));
+        for (const auto& one : comparisons_in(rows, work.rungs, work.options.metric, order_of(work.options)))
+          compared_at_[one.rung] = one.iteration;
+      } catch (const Error&) {
+        // Its rows are damaged, which the trial reports when it begins.
+      }
   }
 
   void on_report(const Json& row) override {
@@ -40,11 +60,11 @@ class Comparison final : public Callback {
     // Not again at a rung where it was compared, unless the report is repeated: a trial that failed at that report must
     // not go on without a comparison.
     std::size_t next = 0;
-    for (std::size_t rung = 0; rung < compared_.size(); ++rung)
-      if (compared_[rung] && work_.rungs[rung] < iteration) next = rung + 1;
+    for (std::size_t rung = 0; rung < compared_at_.size(); ++rung)
+      if (compared_at_[rung] > 0 && compared_at_[rung] < iteration) next = rung + 1;
     const auto rung = rung_at(work_.rungs, next, iteration);
     if (!score || !rung) return;
-    compared_[*rung] = true;
+    compared_at_[*rung] = iteration;
     try {
       std::vector<double> all;
       for (const auto& [trial, theirs] : queue_.add_score(*rung, trial_, *score)) all.push_back(theirs);
@@ -73,9 +93,7 @@ class Comparison final : public Callback {
   void look_for_metric(const Json& row) const {
     const auto& metric = work_.options.metric;
     if (metric.empty() || row.contains(metric)) return;
-    std::string names;
-    for (const auto& [name, value] : row.items())
-      if (value.is_number() && !observe::is_reserved(name)) names += (names.empty() ? "" : ", ") + name;
+    const auto names = metrics_in({row});
     const log::Scope log;
     log::configure(0, log::level());  // the message goes to the sweep's log; a trial's messages go only to its own
     log::warn("comparing the trials: the first report of " + name_of(trial_) + " has no \"" + metric + "\"" +
@@ -87,7 +105,7 @@ class Comparison final : public Callback {
   const int trial_;
   const bool decides_;
   bool& looks_for_metric_;
-  std::vector<bool> compared_;  ///< [rung]: true if compared in this start or an earlier one
+  std::vector<std::int64_t> compared_at_;  ///< [rung]: the report, in this start or an earlier one; 0: not yet
   bool stopped_ = false, over_ = false, cut_off_ = false;
 };
 
@@ -184,11 +202,12 @@ class Group {
       if (trial.status == TrialStatus::failed) trial.error = error;
       if (ended) result = Result::from_path(trial.path);
       if (result) {
-        trial.metrics = result->metrics;
+        trial.metrics = row_to_compare(result->metrics, result->metrics_history, work_.options.metric);
         trial.checkpoint = result->checkpoint;
       }
       save_row(trial);
       log_outcome(trial);
+      if (has_ended_well(trial.status)) require_metric(trial);
       return stopped;
     });
     if (ends) stop_all();
@@ -198,6 +217,23 @@ class Group {
   void save_row(const Trial& trial, const LostStarts& lost_starts = {}) const {
     write_trial(trial, lost_starts);
     if (work_.launch.rank() == 0) work_.refresh();
+  }
+
+  /// Throws an Error if the trial has ended and none has reported the metric so far: the others would train for
+  /// nothing.
+  void require_metric(const Trial& ended) const {
+    const auto& metric = work_.options.metric;
+    if (metric.empty() || ended.metrics.contains(metric)) return;
+    std::vector<Json> rows;
+    for (const auto& trial : work_.trials) try {
+        for (auto& row : observe::History::read(trial.path)) {
+          if (row.contains(metric)) return;
+          rows.push_back(std::move(row));
+        }
+      } catch (const Error&) {
+        return;  // its rows are damaged: it may have reported the metric
+      }
+    throw missing_metric(metric, rows);
   }
 
   void log_outcome(const Trial& trial) const {
@@ -213,6 +249,13 @@ class Group {
 };
 
 }  // namespace
+
+Error missing_metric(const std::string& metric, const std::vector<Json>& rows) {
+  const auto names = metrics_in(rows);
+  return Error(ExitCode::usage, "comparing the trials",
+               "none has reported \"" + metric + "\"" + (names.empty() ? "" : ", but " + names),
+               "Name a metric of session.report() in SweepOptions::metric");
+}
 
 void ask_others_to_stop(const std::filesystem::path& folder) noexcept {
   try {

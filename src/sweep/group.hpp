@@ -30,13 +30,17 @@ struct SweepWork {
   std::function<void()> refresh = [] {};           ///< updates the tables; on rank 0 of the launch
 };
 
+/// The Error of a sweep in which no trial has reported its metric. `rows`: what they have reported.
+Error missing_metric(const std::string& metric, const std::vector<Json>& rows);
+
 /// The file in the sweep's folder with which groups ask each other to stop.
 inline constexpr const char* stopping_file = ".stopping";
 /// Never throws: if the others cannot be asked, this group stops alone.
 void ask_others_to_stop(const std::filesystem::path& folder) noexcept;
 
 /// Returns when there is no trial left, or when the sweep should stop. An error of a trial is in its row; an exception
-/// is an error of the sweep. `ranks` must be a separate world. Collective over them.
+/// is an error of the sweep, also that a trial has ended and none has reported the metric. `ranks` must be a separate
+/// world. Collective over them.
 void run_trials(const SweepWork& work, TrialQueue& queue, const Communicator& ranks);
 
 }  // namespace muster::detail::sweep

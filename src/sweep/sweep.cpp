@@ -158,17 +158,11 @@ std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::v
 }
 
 /// The scores at the rungs, from the reports that trials have made in earlier starts.
-std::vector<Scores> read_scores(const SweepWork& work) {
+std::vector<Scores> read_scores(const SweepWork& work, const std::string& metric, ScoreOrder mode) {
   std::vector<Scores> scores(work.rungs.size());
   for (std::size_t i = 0; !scores.empty() && i < work.trials.size(); ++i) try {
-      std::size_t next = 0;
-      for (const auto& row : observe::History::read(work.trials[i].path)) {
-        const auto score = score_of(row, work.options);
-        const auto rung = rung_at(work.rungs, next, row.value("training_iteration", std::int64_t{0}));
-        if (!score || !rung) continue;
-        scores[*rung][static_cast<int>(i)] = *score;
-        next = *rung + 1;
-      }
+      for (const auto& one : comparisons_in(observe::History::read(work.trials[i].path), work.rungs, metric, mode))
+        scores[one.rung][static_cast<int>(i)] = one.score;
     } catch (const Error& error) {
       log::warn(std::string("comparing the trials without those of one of them: ") + error.what());
     }
@@ -266,21 +260,47 @@ Json about(const SweepWork& work) {
           {"metric", options.metric},           {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
 }
 
-/// Reads the metrics and the checkpoint of a lost trial from its run; its trial.json is older.
-void read_run(Trial& trial) {
+/// Throws an Error if the sweep is continued with another metric or mode, and the scheduler has decided by the one
+/// before: trials that it has ended cannot be compared by the other.
+void require_same_comparison(const SweepWork& work, const Json& before, const Json& now) {
+  const auto text = [](const Json& sweep) {
+    return "the " + sweep.value("mode", std::string()) + " of \"" + sweep.value("metric", std::string()) + "\"";
+  };
+  if (!work.options.scheduler || text(before) == text(now)) return;
+  const auto mode = before.value("mode", std::string()) == "min" ? ScoreOrder::min : ScoreOrder::max;
+  const auto scores = read_scores(work, before.value("metric", std::string()), mode);
+  if (std::ranges::all_of(scores, &Scores::empty)) return;
+  throw Error(ExitCode::usage, "starting the sweep " + work.folder.string(),
+              "the scheduler has compared trials by " + text(before) + " and would now compare them by " + text(now),
+              "Give the same metric and mode, or choose another --name");
+}
+
+/// Reads the metrics and the checkpoint of a trial from its run, where its trial.json is older or of another metric.
+void read_run(Trial& trial, const std::string& metric) {
   try {
     const auto run = Result::from_path(trial.path);
-    trial.metrics = run.metrics;
+    trial.metrics = row_to_compare(run.metrics, run.metrics_history, metric);
     trial.checkpoint = run.checkpoint;
   } catch (const Error&) {
     // It was lost before its run began; if the run is damaged, the trial reports this when it continues.
   }
 }
 
+/// Reads the metrics again where they were chosen by another metric. A Trainable of one's own may have added to them.
+void read_metrics(std::vector<Trial>& trials, const std::string& metric) {
+  for (auto& trial : trials) {
+    const auto before = trial.metrics;
+    if (trial.status == TrialStatus::running || before.is_null()) continue;
+    read_run(trial, metric);
+    if (!trial.metrics.contains(metric)) trial.metrics = before;
+    if (trial.metrics != before) write_trial(trial, read_lost_starts(trial.path));
+  }
+}
+
 /// Finds the trials that were lost: since this launch holds the run's lock, a trial that is marked as running is not.
 /// Each of them waits again or has failed for good. `forgives`: those that had failed for good are tried again. Returns
 /// every trial's losses.
-std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, bool forgives) {
+std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::string& metric, bool forgives) {
   std::vector<LostStarts> all;
   for (auto& trial : trials) {
     auto& lost_starts = all.emplace_back(read_lost_starts(trial.path));
@@ -291,7 +311,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, bool forgiv
     if (trial.status != TrialStatus::running) continue;
     lost_starts.count = run::is_progress(progress_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
     trial.status = lost_starts.are_final() ? TrialStatus::failed : TrialStatus::waiting;
-    read_run(trial);
+    read_run(trial, metric);
     if (lost_starts.are_final())
       trial.error = Error(ExitCode::user_error, "running " + trial.name,
                           "a rank was lost in " + counted(lost_starts.count, "start") + " without progress",
@@ -334,16 +354,17 @@ void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
       throw Error(ExitCode::data, "resuming the sweep " + work.folder.string(), "it has not been started yet",
                   "Use --resume auto to start afresh");
     work.settings = common_settings(work);
-    if (there) {
-      const auto before = read_json(work.folder / table_file);
-      if (before.is_object()) require_same_start(before, about(work), work.folder);
-    }
-    std::filesystem::remove(work.folder / stopping_file);
+    const auto before = there ? read_json(work.folder / table_file) : Json();
+    if (before.is_object()) require_same_start(before, about(work), work.folder);
     work.trials = read_trials(work.folder, work.trial_settings);
-    const auto lost_starts = find_lost_trials(work.trials, /*forgives=*/!is_restart);
+    if (before.is_object()) require_same_comparison(work, before, about(work));
+    std::filesystem::remove(work.folder / stopping_file);
+    const auto& metric = work.options.metric;
+    if (before.is_object() && before.value("metric", metric) != metric) read_metrics(work.trials, metric);
+    const auto lost_starts = find_lost_trials(work.trials, metric, /*forgives=*/!is_restart);
     write_tables(work.folder, work.trials, about(work));
     Json scores = Json::array();
-    for (const auto& rung : read_scores(work)) {
+    for (const auto& rung : read_scores(work, metric, order_of(work.options))) {
       auto& entries = scores.emplace_back(Json::array());
       for (const auto& [trial, score] : rung) entries.push_back({trial, score});
     }
@@ -426,10 +447,11 @@ std::optional<Error> error_of(const SweepResult& sweep, const std::string& name)
   const auto has_metric = [&](const Trial& trial) {
     return score_of(trial.metrics, sweep.metric, sweep.mode).has_value();
   };
-  if (!sweep.metric.empty() && std::ranges::none_of(trials, has_metric))
-    return agreed(Error(ExitCode::usage, "comparing the trials", "none has reported \"" + sweep.metric + "\" last",
-                        "Name a metric of session.report() in SweepOptions::metric"));
-  return {};
+  if (sweep.metric.empty() || std::ranges::any_of(trials, has_metric)) return {};
+  std::vector<Json> rows;
+  for (const auto& trial : trials)
+    if (trial.metrics.is_object()) rows.push_back(trial.metrics);
+  return agreed(missing_metric(sweep.metric, rows));
 }
 
 }  // namespace

@@ -63,9 +63,12 @@ struct Behaviour {
   int reports = 1;
   int save_every = 1;  ///< in reports: distance between reports with a state; 0: no state
   bool has_metric = true;
+  int metric_every = 1;       ///< in reports: distance between reports with the metric, from the first one on
   int nan_at = 0;             ///< the report whose metric is NaN; 0: none
   int throws_at = 0;          ///< throws before this report, in every attempt; 0: never
   bool always_kills = false;  ///< kills its ranks before its next report, in every start
+
+  bool has_metric_at(int report) const { return has_metric && (report - 1) % metric_every == 0; }
 };
 
 struct Plan {
@@ -141,11 +144,12 @@ Plan draw(std::uint64_t seed, bool killed) {
   plan.trains = dice.chance(0.3);
   if (dice.chance(0.5)) plan.keep = dice.between(1, 2);
   plan.retries = dice.chance(0.3) ? 1 : 0;
-  const bool metric_everywhere = dice.chance(0.8);
+  const bool metric_everywhere = killed || dice.chance(0.8), metric_sometimes = dice.chance(0.4);
   for (int i = trials * (plan.num_samples + plan.later_samples); i > 0; --i) {
     Behaviour trial{.reports = dice.between(1, 9)};
     trial.save_every = dice.one_of({0, 1, 1, 1, 2, 3});
     trial.has_metric = metric_everywhere || dice.chance(0.5);
+    if (metric_sometimes) trial.metric_every = dice.between(1, 3);
     if (dice.chance(0.1)) trial.nan_at = dice.between(1, trial.reports);
     if (dice.chance(0.1)) trial.throws_at = dice.between(1, trial.reports);
     plan.trials.push_back(trial);
@@ -352,7 +356,7 @@ class Start {
       const int score = score_of(config, report);
       sum += score;
       Metrics metrics{{"sum", sum}};
-      if (trial.has_metric) metrics.emplace("score", trial.nan_at == report ? std::nan("") : score);
+      if (trial.has_metric_at(report)) metrics.emplace("score", trial.nan_at == report ? std::nan("") : score);
       const bool saves = trial.save_every > 0 && report % trial.save_every == 0;
       saves ? session.report(metrics, state) : session.report(metrics);
       note("reported", report);
@@ -499,14 +503,19 @@ class Start {
       sum += score;
       require(row.at("training_iteration") == report && row.at("sum") == sum,
               "row " + std::to_string(report) + " is " + row.dump());
-      require(row.contains("score") == behaviour.has_metric, "row " + std::to_string(report) + " has another metric");
-      if (!behaviour.has_metric) continue;
+      const bool has_metric = behaviour.has_metric_at(report);
+      require(row.contains("score") == has_metric, "row " + std::to_string(report) + " has another metric");
+      if (!has_metric) continue;
       const auto& have = row.at("score");
       require(behaviour.nan_at == report ? have.is_null() : have == score,
               "row " + std::to_string(report) + " has " + have.dump() + " and not " + std::to_string(score));
     }
     const int count = static_cast<int>(rows.size());
-    require(rows.empty() ? trial.metrics.is_null() : trial.metrics == rows.back(), "its metrics are not its last row");
+    const auto counts = std::find_if(rows.rbegin(), rows.rend(), [](const Json& row) { return row.contains("score"); });
+    require(trial.metrics == (counts != rows.rend() ? *counts
+                              : rows.empty()        ? Json()
+                                                    : rows.back()),
+            "its metrics are not its last row with the score");
     require(count >= saved && count >= reported,
             "rows are lost: of " + std::to_string(reported) + " there are " + std::to_string(count));
     require(count <= plan_.last_report(behaviour), "there are too many rows");
@@ -543,7 +552,7 @@ class Start {
 
   std::optional<double> score_at(int number, int report) const {
     const auto& trial = plan_.trials.at(static_cast<std::size_t>(number));
-    if (!trial.has_metric || report > plan_.last_report(trial)) return {};
+    if (!trial.has_metric_at(report) || report > plan_.last_report(trial)) return {};
     if (trial.nan_at == report) return -1e9;
     const int score = score_of(settings_of(number), report);
     return plan_.mode == ScoreOrder::max ? score : -score;
@@ -552,22 +561,28 @@ class Start {
   /// Checks that the trial had reached a rung, and that another trial was better there.
   void check_stopped(int number, int count) const {
     require(plan_.scheduler.has_value(), "it was stopped without a scheduler");
-    bool is_rung = false;
-    for (auto rung = plan_.scheduler->grace_period; rung < plan_.scheduler->max_t;
-         rung *= plan_.scheduler->reduction_factor)
-      is_rung = is_rung || rung == count;
-    require(is_rung, "it was stopped between the rungs");
-    const auto own = score_at(number, count);
-    require(own.has_value(), "it was stopped without a score");
+    std::int64_t rung = 0;
+    for (auto next = plan_.scheduler->grace_period; next < plan_.scheduler->max_t && next <= count;
+         next *= plan_.scheduler->reduction_factor)
+      rung = next;
+    require(rung > 0, "it was stopped before the first rung");
+    const auto first_score = [&](int trial) {
+      auto report = static_cast<int>(rung);
+      while (report < plan_.last_report(plan_.trials.at(static_cast<std::size_t>(trial))) && !score_at(trial, report))
+        ++report;
+      return std::pair(report, score_at(trial, report));
+    };
+    const auto [report, own] = first_score(number);
+    require(own.has_value() && report == count, "it was stopped, and not at its first score from the rung on");
     bool is_best = true;
     for (int other = 0; other < static_cast<int>(points_.size()); ++other)
-      if (const auto theirs = score_at(other, count)) is_best = is_best && *theirs <= *own;
+      if (const auto theirs = first_score(other).second) is_best = is_best && *theirs <= *own;
     require(!is_best, "it was stopped, and is the best");
   }
 
   /// Checks the scheduler's decisions. A single group runs the trials in order, so they are known.
   void check_decisions(const SweepResult& result) const {
-    std::map<std::int64_t, std::vector<double>> rungs;
+    std::map<std::int64_t, std::vector<double>> rungs;  // the scores at each
     if (plan_.scheduler)
       for (auto rung = plan_.scheduler->grace_period; rung < plan_.scheduler->max_t;
            rung *= plan_.scheduler->reduction_factor)
@@ -576,6 +591,7 @@ class Start {
       const auto& behaviour = plan_.trials.at(static_cast<std::size_t>(number));
       auto status = TrialStatus::done;
       int rows = 0;
+      std::int64_t compared = 0;  // the last rung at which it was
       while (rows < plan_.last_report(behaviour)) {
         const auto throws = [&](bool after, int report) {
           return plan_.retries == 0 && std::ranges::any_of(drawn_.events, [&](const Event& event) {
@@ -586,7 +602,10 @@ class Start {
         if (throws(false, rows + 1) || behaviour.throws_at == rows + 1) break;
         ++rows;
         const auto score = score_at(number, rows);
-        if (const auto rung = rungs.find(rows); score && rung != rungs.end()) {
+        // A report without the score leaves the comparison to the next one that has it.
+        const auto beyond = rungs.upper_bound(rows), rung = beyond == rungs.begin() ? rungs.end() : std::prev(beyond);
+        if (score && rung != rungs.end() && rung->first > compared) {
+          compared = rung->first;
           rung->second.push_back(*score);
           const auto better = std::ranges::count_if(rung->second, [&](double other) { return other > *score; });
           const auto goes_on = std::ceil(static_cast<double>(rung->second.size()) / plan_.scheduler->reduction_factor);
@@ -597,6 +616,7 @@ class Start {
         if (!(plan_.scheduler && rows >= plan_.scheduler->max_t) && throws(true, rows)) break;
         status = TrialStatus::done;
       }
+      while (rows > 1 && behaviour.has_metric && !behaviour.has_metric_at(rows)) --rows;  // the last one that counts
       const auto have = trial.metrics.is_null() ? 0 : trial.metrics.at("training_iteration").get<int>();
       require(trial.status == status && have == rows,
               trial.name + " has the status " + std::to_string(static_cast<int>(trial.status)) + " after " +
@@ -679,8 +699,12 @@ std::string play_all_starts(std::uint64_t seed, const Communicator& world, const
           throw;
         }
       });
-      if (differs.empty() && !result) differs = "the sweep ends with " + std::to_string(code);
-      if (differs.empty() && code != static_cast<int>(Start::expected_code(*result)))
+      // The sweep ends early if no trial has reported the score when one of those without it is done.
+      const bool lacks_score = !result && code == static_cast<int>(ExitCode::usage) &&
+                               !std::ranges::all_of(plan.trials, &Behaviour::has_metric);
+      if (lacks_score) over = start == last_start;
+      if (differs.empty() && !result && !lacks_score) differs = "the sweep ends with " + std::to_string(code);
+      if (differs.empty() && result && code != static_cast<int>(Start::expected_code(*result)))
         differs = "the sweep ends with " + std::to_string(code) + ", not " +
                   std::to_string(static_cast<int>(Start::expected_code(*result)));
     }

@@ -531,7 +531,84 @@ TEST_F(Sweeps, AnUnknownSettingAndAMetricThatNobodyReportsAreErrors) {
   ended = run({test::shared_folder()}, loop, {{"value", 0}},
               {.space = {{"value", grid({1})}}, .metric = "valeu", .mode = ScoreOrder::max});
   EXPECT_EQ(ended.code, 64);
-  EXPECT_NE(ended.said.find("none has reported \"valeu\""), std::string::npos) << ended.said;
+  EXPECT_NE(ended.said.find("none has reported \"valeu\", but epochs, value"), std::string::npos) << ended.said;
+}
+
+/// Reports the values of {"values": …}, one for each report; null: a report without the metric.
+void report_values(Session& session, const Config& config) {
+  std::int64_t reports = 0;
+  auto state = session.state({{"reports", reports}});
+  state.restore();
+  for (const auto& values = config.at("values"); reports < static_cast<std::int64_t>(values.size());) {
+    const auto& value = values[static_cast<std::size_t>(reports++)];
+    Metrics metrics{{"reports", reports}};
+    if (!value.is_null()) metrics.emplace("value", value.get<double>());
+    session.report(metrics, state);
+  }
+}
+
+TEST_F(Sweeps, TheLastReportedValueCountsWithItsReport) {
+  const auto storage = test::shared_folder();
+  const std::vector<Json> values{{1, nullptr, 5, nullptr}, {9, nullptr, 3, nullptr}, {4, nullptr, 4, 4}};
+  SweepOptions options{.space = {{"values", grid(values)}}, .metric = "value", .mode = ScoreOrder::min};
+  const auto start = [&] { return run({storage, {"--progress", "plain"}}, report_values, {{"values", {1}}}, options); };
+  auto ended = start();
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  ASSERT_TRUE(ended.sweep->best());
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00001");
+  EXPECT_EQ(ended.sweep->best()->metrics.at("value"), 3);
+  EXPECT_EQ(ended.sweep->best()->metrics.at("training_iteration"), 3);
+  EXPECT_NE(ended.said.find("done, value 3 at report 3"), std::string::npos) << ended.said;
+  EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("trials")[0].at("metrics").at("value"), 5);
+  // By another metric other reports count, without training again.
+  options.metric = "reports";
+  ended = start();
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  for (const auto& trial : ended.sweep->trials) EXPECT_EQ(trial.metrics.at("reports"), 4) << trial.name;
+}
+
+TEST_F(Sweeps, TheSchedulersLastValueCountsToo) {
+  // The first trial goes on to a report without the metric; the second one is ended at its first report.
+  const std::vector<Json> values{{1, nullptr}, {9, nullptr}};
+  const auto ended = run({test::shared_folder()}, report_values, {{"values", {1}}},
+                         {.space = {{"values", grid(values)}},
+                          .ranks_per_trial = world().size(),
+                          .metric = "value",
+                          .mode = ScoreOrder::min,
+                          .scheduler = asha({.reduction_factor = 2})});
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::done, TrialStatus::stopped}));
+  ASSERT_TRUE(ended.sweep->best());
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
+}
+
+TEST_F(Sweeps, AMetricThatNeverComesEndsTheSweepAfterItsFirstTrial) {
+  std::vector<std::int64_t> begun(3);
+  const auto storage = test::shared_folder();
+  SweepOptions options{.space = {{"value", grid({1, 2, 3})}},
+                       .ranks_per_trial = world().size(),
+                       .metric = "loss",
+                       .mode = ScoreOrder::min,
+                       .scheduler = asha()};
+  const auto start = [&] {
+    return run(
+        {storage},
+        [&](Session& session, const Config& config) {
+          begun[static_cast<std::size_t>(number_of(session))] += session.world_rank() == 0;
+          count(session, config);
+        },
+        {{"value", 0}}, options);
+  };
+  auto ended = start();
+  EXPECT_EQ(ended.code, 64) << ended.said;
+  EXPECT_NE(ended.said.find("none has reported \"loss\", but epochs, value"), std::string::npos) << ended.said;
+  EXPECT_EQ(summed(begun), (std::vector<std::int64_t>{1, 0, 0}));
+  // Nothing was decided by it, so the right one may follow.
+  options.metric = "value";
+  ended = start();
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  ASSERT_TRUE(ended.sweep->best());
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
 }
 
 TEST_F(Sweeps, AnyFunctionIsATrainable) {
@@ -644,6 +721,36 @@ TEST_F(Sweeps, AnotherSchedulerIsRefused) {
   EXPECT_EQ(other.code, 64);
   EXPECT_NE(other.said.find("the scheduler was "), std::string::npos) << other.said;
   EXPECT_EQ(start(2).code, 0);
+}
+
+TEST_F(Sweeps, AnotherMetricOrModeIsRefusedOnceTheSchedulerHasCompared) {
+  const auto storage = test::shared_folder();
+  SweepOptions options{.space = {{"value", grid({1, 2})}},
+                       .ranks_per_trial = world().size(),
+                       .metric = "value",
+                       .mode = ScoreOrder::min,
+                       .scheduler = asha({.reduction_factor = 2})};
+  const auto start = [&] {
+    return run(
+        {storage}, [](Session& session, const Config& config) { count(session, config); },
+        {{"value", 0}, {"epochs", 3}}, options);
+  };
+  const auto first = start();
+  ASSERT_EQ(statuses(first), (std::vector{TrialStatus::done, TrialStatus::stopped})) << first.said;
+  const auto kept = json_in(storage / "sweep" / "sweep.json");
+  const auto refuse = [&](const std::string& fact) {
+    const auto ended = start();
+    EXPECT_EQ(ended.code, 64) << ended.said;
+    EXPECT_NE(ended.said.find(fact), std::string::npos) << fact << " in: " << ended.said;
+    EXPECT_EQ(json_in(storage / "sweep" / "sweep.json"), kept) << "nothing has changed";
+  };
+  options.mode = ScoreOrder::max;
+  refuse("compared trials by the min of \"value\" and would now compare them by the max of \"value\"");
+  options.mode = ScoreOrder::min;
+  options.metric = "epochs";
+  refuse("compared trials by the min of \"value\" and would now compare them by the min of \"epochs\"");
+  options.metric = "value";
+  EXPECT_EQ(start().code, 0);
 }
 
 TEST_F(Sweeps, OptionsThatDifferBetweenRanksAreRefused) {
