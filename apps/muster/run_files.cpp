@@ -86,8 +86,8 @@ std::string text_at(const Json& object, const Json::json_pointer& path) {
 
 std::string best_of(const Json& params, const std::vector<Json>& reports) {
   using namespace nlohmann::json_literals;
-  const auto score = text_at(params, "/run_config/checkpoint_config/checkpoint_score_attribute"_json_pointer);
-  const bool is_max = text_at(params, "/run_config/checkpoint_config/checkpoint_score_order"_json_pointer) != "min";
+  const auto score = text_at(params, "/run_config/checkpoint_score_attribute"_json_pointer);
+  const bool is_max = text_at(params, "/run_config/checkpoint_score_order"_json_pointer) != "min";
   if (!score.empty()) {
     double best = std::nan("");
     for (const auto& row : reports)
@@ -96,9 +96,10 @@ std::string best_of(const Json& params, const std::vector<Json>& reports) {
         best = value;
     return std::isnan(best) ? "" : score.substr(0, max_metric_name) + " " + number(best);
   }
-  if (reports.empty()) return {};
-  for (const auto& [name, value] : reports.back().items())
-    if (!is_own(name) && value.is_number()) return name.substr(0, max_metric_name) + " " + number(value.get<double>());
+  for (auto row = reports.rbegin(); row != reports.rend(); ++row)
+    for (const auto& [name, value] : row->items())
+      if (!is_own(name) && value.is_number())
+        return name.substr(0, max_metric_name) + " " + number(value.get<double>());
   return {};
 }
 

@@ -80,9 +80,16 @@ muster(65 checkpoint verify run)
 # A storage: runs in every state, and folders that are no runs.
 string(TIMESTAMP now "%s")
 math(EXPR old "${now} - 7300")
-set(score [["run_config": {"checkpoint_config": {"checkpoint_score_attribute": "acc", "checkpoint_score_order": "max"}}]])
-file(WRITE "${FOLDER}/runs/new/params.json" "{${score}}")
-file(WRITE "${FOLDER}/runs/new/result.json" "{\"acc\": 0.25, \"epoch\": 0}\n{\"acc\": 0.75}\n{\"acc\": 0.5}\n{\"acc\": 0.9")
+execute_process(COMMAND "${REPORTER}" --storage "${FOLDER}/trained" --name scored --progress none --score
+                OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+muster(0 ls trained)
+expect_match("${out}" "\nfinished +1 +2 +(just now|[0-9]+ s ago) +number 2 +scored\n")
+# As in the middle of its training.
+file(READ "${FOLDER}/trained/scored/params.json" params)
+string(JSON params SET "${params}" finished false)
+file(WRITE "${FOLDER}/runs/new/params.json" "${params}")
+file(WRITE "${FOLDER}/runs/new/result.json"
+  "{\"number\": 0.25, \"epoch\": 0}\n{\"number\": 0.75}\n{\"number\": 0.5}\n{\"number\": 0.9")
 file(WRITE "${FOLDER}/runs/new/status.json"
   "{\"state\": \"training\", \"epoch\": 2, \"epochs\": 10, \"consumed\": 50, \"samples\": 200, \"global_step\": 17,
     \"samples_per_s\": 12.5, \"run_s_left\": 30, \"updated\": ${now}}")
@@ -116,7 +123,7 @@ file(WRITE "${FOLDER}/runs/broken/params.json" "[")
 file(WRITE "${FOLDER}/runs/broken/status.json" "[1]")
 file(MAKE_DIRECTORY "${FOLDER}/runs/other" "${FOLDER}/runs/checkpoint_000000")
 muster(0 ls)
-expect_match("${out}" "^state +epoch +reports +last sign +metric +run\ntraining +3/10 +3 +(just now|[0-9]+ s ago) +acc 0.75 +new\n")
+expect_match("${out}" "^state +epoch +reports +last sign +metric +run\ntraining +3/10 +3 +(just now|[0-9]+ s ago) +number 0.75 +new\n")
 expect_match("${out}" "\nsilent +1 +0 +2 h ago +killed\n")
 expect_match("${out}" "\nfinished +1 +[0-9]+ d ago +loss 0.125 +over\n")
 expect_match("${out}" "\nfailed +0 +never +failed\n")

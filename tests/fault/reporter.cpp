@@ -2,7 +2,7 @@
 // to it what they will. Lines of its output: "pid P", "from N" when it has restored report N, whole, "saved N" when a
 // report has returned, or with --behind when the next one has, and from each rank "rank R: failed N: …" when one has
 // thrown, after which it goes on. --fast: checkpoints pass through STORAGE/fast. --validate: each is validated, and its
-// row has "twice" its number then.
+// row has "twice" its number then. --score: the best checkpoints by the number are kept.
 //
 // Between reports each rank tries to remove STORAGE/step, which is not there: a step, for who watches system calls.
 #include "muster/checkpoint.hpp"
@@ -112,11 +112,12 @@ muster::Config twice(muster::Session&, const muster::Checkpoint& checkpoint) {
 int main(int argc, char** argv) {
   muster::Launch launch(argc, argv);
   int keep = 1;
-  bool behind = false, fast = false, validate = false;
+  bool behind = false, fast = false, validate = false, score = false;
   launch.app().add_option("--keep", keep);
   launch.app().add_flag("--behind", behind);
   launch.app().add_flag("--fast", fast);
   launch.app().add_flag("--validate", validate);
+  launch.app().add_flag("--score", score);
   return launch.run([&] {
     const auto storage = *launch.flags().storage, tier = fast ? storage / "fast" : fs::path();
     if (fast) fs::create_directory(tier);
@@ -128,7 +129,10 @@ int main(int argc, char** argv) {
               train(session, config, storage, behind, {.validation = validate});
             },
             {.train_loop_config = {{"reports", 2}, {"start", 0}, {"ballast", ""}, {"room", 0}, {"numbers", 20'000}},
-             .run_config = {.checkpoint_config = {.num_to_keep = keep, .async_save = behind, .fast_tier = tier}},
+             .run_config = {.checkpoint_config = {.num_to_keep = keep,
+                                                  .checkpoint_score_attribute = score ? "number" : "",
+                                                  .async_save = behind,
+                                                  .fast_tier = tier}},
              .validation = {.function = twice}})
             .fit();
     if (behind && !result.error && launch.communicator().rank() == 0) {

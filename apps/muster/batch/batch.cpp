@@ -34,12 +34,13 @@ std::string own_name() {
   return self.string();
 }
 
-/// The longest save of a run, rounded up; none if it is not known. With asynchronous saves the rows have only how long
-/// the ranks were held up.
+/// The longest save of a run, rounded up; none if it is not known. With asynchronous saves, or through a fast tier, the
+/// rows have only how long the ranks were held up.
 std::optional<std::chrono::seconds> longest_save_of(const fs::path& run) {
   const auto params = read_json(run / "params.json");
-  const auto async = Json::json_pointer("/run_config/checkpoint_config/async_save");
-  if (!params.is_object() || (params.contains(async) && params.at(async) == true)) return {};
+  const auto config = params.is_object() ? params.value("run_config", Json()) : Json();
+  if (!config.is_object() || config.value("async_save", Json()) == true || config.value("fast_tier", Json("")) != "")
+    return {};
   double longest = 0;
   const auto save = Json::json_pointer("/rank_times/save/max");
   for (const auto& row : Reports(run).read_new())
