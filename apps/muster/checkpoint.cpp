@@ -20,15 +20,15 @@ struct CheckpointArguments {
   bool json = false;
 };
 
-void print(const std::vector<CheckpointInfo>& checkpoints, bool json) {
+void print(const std::vector<CheckpointInfo>& checkpoints, bool verified, bool json) {
   if (json) {
     Json rows = Json::array();
-    for (const auto& info : checkpoints) rows.push_back(to_json(info));
+    for (const auto& info : checkpoints) rows.push_back(to_json(info, verified));
     print_json(rows);
   } else if (checkpoints.empty()) {
     std::cout << "no checkpoints\n";
   } else {
-    std::cout << checkpoints_text(checkpoints);
+    std::cout << checkpoints_text(checkpoints, verified);
   }
 }
 
@@ -40,7 +40,7 @@ void require_folder(const std::filesystem::path& path) {
 
 void list(const CheckpointArguments& arguments) {
   require_folder(arguments.path);
-  print(checkpoints_of(arguments.path), arguments.json);
+  print(checkpoints_of(arguments.path), /*verified=*/false, arguments.json);
 }
 
 void verify(const CheckpointArguments& arguments) {
@@ -59,7 +59,7 @@ void verify(const CheckpointArguments& arguments) {
   const std::string doing = "verifying " + arguments.path.string();
   if (verified.empty())
     throw Error(ExitCode::data, doing, "there is no checkpoint in it", "Name a run's folder, or a checkpoint's");
-  print(verified, arguments.json);
+  print(verified, /*verified=*/true, arguments.json);
   const auto count = [&](ExitCode code) {
     return std::count_if(verified.begin(), verified.end(), [&](auto& info) { return info.code == code; });
   };

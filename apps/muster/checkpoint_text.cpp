@@ -40,7 +40,7 @@ const char* status_text(CheckpointStatus status) {
 
 }  // namespace
 
-std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
+std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, bool verified) {
   Table table{{{"checkpoint"}, {"iteration", true}, {"epoch", true}, {"ranks", true}, {"size", true}, {"state"}}, {}};
   const bool validated = std::ranges::any_of(
       checkpoints, [](const CheckpointInfo& info) { return info.status != CheckpointStatus::committed; });
@@ -48,7 +48,7 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
   for (const auto& info : checkpoints) {
     table.rows.push_back({name_of(info.path), std::to_string(info.training_iteration), std::to_string(info.epoch),
                           std::to_string(info.world_size), bytes_text(info.bytes),
-                          info.problem.empty()           ? "whole"
+                          info.problem.empty()           ? verified ? "whole" : "not verified"
                           : info.code == ExitCode::retry ? "not readable"
                                                          : "damaged"});
     if (validated) table.rows.back().push_back(status_text(info.status));
@@ -59,12 +59,12 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints) {
   return problems.empty() ? text : text + "\n" + problems;
 }
 
-Json to_json(const CheckpointInfo& info) {
+Json to_json(const CheckpointInfo& info, bool verified) {
   return {
       {"path", info.path.string()}, {"index", info.index},           {"training_iteration", info.training_iteration},
       {"epoch", info.epoch},        {"world_size", info.world_size}, {"bytes", info.bytes},
       {"time", info.time},          {"metrics", info.metrics},       {"validation", status_text(info.status)},
-      {"problem", info.problem}};
+      {"problem", info.problem},    {"verified", verified}};
 }
 
 bool is_folder(const std::filesystem::path& path) {

@@ -10,9 +10,10 @@
 
 namespace muster::tool {
 
-/// A table of checkpoints, and the problems of damaged ones.
-std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints);
-Json to_json(const CheckpointInfo& info);
+/// A table of checkpoints, and the problems of damaged ones. `verified`: their checksums were recomputed; otherwise no
+/// more than their manifests was read.
+std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, bool verified);
+Json to_json(const CheckpointInfo& info, bool verified);
 
 /// True if `path` is a folder; throws an Error (ExitCode::data) if this cannot be determined.
 bool is_folder(const std::filesystem::path& path);

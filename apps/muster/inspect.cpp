@@ -105,12 +105,12 @@ void inspect_checkpoint(const std::filesystem::path& path, bool json) {
   // The list in a damaged manifest cannot be trusted.
   const auto tensors = info.problem.empty() ? listed_tensors(folder) : Json::array();
   if (json) {
-    auto checkpoint = to_json(info);
+    auto checkpoint = to_json(info, /*verified=*/true);
     checkpoint["kind"] = "checkpoint";
     checkpoint["tensors"] = tensors;
     print_json(checkpoint);
   } else {
-    std::cout << printable(path.string()) << ": a checkpoint\n" << checkpoints_text({info});
+    std::cout << printable(path.string()) << ": a checkpoint\n" << checkpoints_text({info}, /*verified=*/true);
     if (!info.metrics.empty()) std::cout << "\nmetrics\n" << to_text(flattened(info.metrics));
     if (!tensors.empty()) std::cout << "\n" << tensors_text(tensors);
   }
@@ -128,7 +128,7 @@ void inspect_run(const std::filesystem::path& path, bool json) {
   const auto checkpoints = checkpoints_of(path);
   if (json) {
     Json rows = Json::array();
-    for (const auto& info : checkpoints) rows.push_back(to_json(info));
+    for (const auto& info : checkpoints) rows.push_back(to_json(info, /*verified=*/false));
     print_json({{"kind", "run"},
                 {"path", path.string()},
                 {"state", summary.state},
@@ -144,7 +144,8 @@ void inspect_run(const std::filesystem::path& path, bool json) {
   if (const auto time = time_text(summary.status); !time.empty()) std::cout << "\n" << time;
   if (!params.is_null()) std::cout << "\nparams.json\n" << to_text(flattened(params));
   std::cout << "\nlast report\n" << (report.is_null() ? "none yet\n" : to_text(flattened(report)));
-  std::cout << "\ncheckpoints\n" << (checkpoints.empty() ? "none yet\n" : checkpoints_text(checkpoints));
+  std::cout << "\ncheckpoints\n"
+            << (checkpoints.empty() ? "none yet\n" : checkpoints_text(checkpoints, /*verified=*/false));
 }
 
 /// Prints what a run reports while it trains, as the program itself does, until it is over.

@@ -18,6 +18,12 @@ namespace {
 
 constexpr std::chrono::seconds write_interval{5};
 
+/// The whole number at `key`, or 0: others may have written the file.
+std::int64_t count_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
+}
+
 }  // namespace
 
 Json read_status(const std::filesystem::path& run) try {
@@ -31,6 +37,25 @@ Json read_status(const std::filesystem::path& run) try {
 
 StatusFile::StatusFile(std::filesystem::path run, int world_size)
     : run_(std::move(run)), world_size_(world_size), started_(std::time(nullptr)), account_(run_, world_size) {}
+
+void StatusFile::start(const AttemptStart& start) {
+  account_.start(start);
+  last_report_ = start.last_row;
+  position_.global_step = start.global_step;
+  if (start.global_step == 0 && start.training_iteration == 0) return;
+  // If nothing is left to train, neither a batch nor a report tells where the run is.
+  const auto before = read_status(run_);
+  if (!before.is_object() || count_at(before, "global_step") != start.global_step ||
+      count_at(before, "training_iteration") != start.training_iteration)
+    return;
+  if (const auto report = before.value("last_report", Json()); last_report_.is_null() && report.is_object())
+    last_report_ = report;
+  position_ = {.epoch = count_at(before, "epoch"),
+               .epochs = count_at(before, "epochs"),
+               .consumed = count_at(before, "consumed"),
+               .samples = count_at(before, "samples"),
+               .global_step = start.global_step};
+}
 
 void StatusFile::batch(const EpochPosition& position) {
   position_ = position;

@@ -32,7 +32,7 @@ class StatusFile final : public Observer {
  public:
   StatusFile(std::filesystem::path run, int world_size);
 
-  void start(const AttemptStart& start) override { account_.start(start); }
+  void start(const AttemptStart& start) override;
   void batch(const EpochPosition& position) override;
   void step_window(const StepWindow& window) override { last_window_ = window; }
   void report(const Json& row, std::int64_t epochs) override;
@@ -52,7 +52,7 @@ class StatusFile final : public Observer {
   TimeAccount account_;
   EpochPosition position_ = {};
   StepWindow last_window_ = {};
-  Json last_report_ = nullptr;
+  Json last_report_ = nullptr;  ///< until the first report of this start, the one from which training goes on
   EpochPosition written_position_ = {};
   std::optional<Clock::time_point> written_at_ = {};
   bool is_broken_ = false;

@@ -434,6 +434,46 @@ TEST(StatusFile, SaysHowFarTrainingIs) {
   EXPECT_EQ(status_of(run.path()).at("state"), "finished");
 }
 
+TEST(StatusFile, AStartThatTrainsNothingMoreLeavesThePosition) {
+  const test::Folder run;
+  const Json row{{"training_iteration", 2}, {"loss", 0.5}};
+  {
+    StatusFile file(run.path(), 1);
+    file.start({});
+    file.batch({.epoch = 1, .epochs = 2, .consumed = 100, .samples = 100, .global_step = 20});
+    file.report(row, 2);
+    file.end();
+  }
+  const auto position = [&] {
+    const auto status = status_of(run.path());
+    Json found;
+    for (const char* key :
+         {"epoch", "epochs", "consumed", "samples", "global_step", "training_iteration", "last_report"})
+      found[key] = status.at(key);
+    return found;
+  };
+  const auto kept = position();
+  for (const Json& last_row : {row, Json()})  // null: the checkpoint was saved between two reports
+    for (const bool fails : {false, true}) {
+      StatusFile again(run.path(), 1);
+      again.start({.training_iteration = 2, .last_row = last_row, .global_step = 20});
+      fails ? again.failure(Error(ExitCode::user_error, "the cause")) : again.end();
+      EXPECT_EQ(position(), kept);
+    }
+  StatusFile anew(run.path(), 1);
+  anew.start({});
+  anew.end();
+  EXPECT_EQ(status_of(run.path()).at("epochs"), 0) << "it has begun from nothing";
+  for (const char* broken :
+       {"[]", "{\"epoch\": \"x\", \"global_step\": 20, \"training_iteration\": 2, \"last_report\": 7}"}) {
+    std::ofstream(run / "status.json") << broken;
+    StatusFile file(run.path(), 1);
+    file.start({.training_iteration = 2, .global_step = 20});
+    file.end();
+    EXPECT_EQ(status_of(run.path()).at("epoch"), 0);
+  }
+}
+
 TEST(StatusFile, KnowsTheEpochOfALoopThatTellsOfNoBatches) {
   const test::Folder run;
   StatusFile file(run.path(), 1);

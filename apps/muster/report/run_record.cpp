@@ -80,7 +80,7 @@ class GivenUp {
 
 /// A checkpoint of the folder: its columns in the page.
 Json kept_checkpoint(const CheckpointInfo& info, const GivenUp& given_up) {
-  auto checkpoint = to_json(info);
+  auto checkpoint = to_json(info, /*verified=*/false);
   return {{"folder", info.path.filename().string()},
           {"report", info.training_iteration},
           {"epoch", info.epoch},
