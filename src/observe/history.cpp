@@ -35,6 +35,12 @@ std::string line_of(const Json& row) { return json_text_lossy(row) + "\n"; }
 /// The number of the report that the row belongs to; 0 if the row has none.
 std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
 
+void warn_of_missing(const std::filesystem::path& folder, std::int64_t have, std::int64_t last) {
+  if (have < last)
+    log::warn("the metrics of the reports " + std::to_string(have + 1) + " to " + std::to_string(last) +
+              " are not in " + (folder / run_names::history).string() + " any more");
+}
+
 void check_row(const Json& row, const std::string& doing) {
   constexpr auto most = std::uint64_t{1} << 53;
   const auto fail = [&](const char* fact) {
@@ -57,7 +63,8 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   for (std::string line; std::getline(lines, line);) {
     const auto doing = "reading " + path.string() + ", line " + std::to_string(++number);
     if (line.empty()) continue;
-    const bool cut_off = lines.eof();  // a crash has cut off the last line
+    // A crash has cut off the last line, or a loss of power has left zeros in a file that was not synced.
+    const bool cut_off = lines.eof() || line.find('\0') != line.npos;
     try {
       auto row = parse_json(line, doing);
       check_row(row, doing);
@@ -66,6 +73,16 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
       if (!cut_off) throw;
     }
   }
+  return rows;
+}
+
+std::vector<Json> History::read(const std::filesystem::path& folder, const Json& saved) {
+  auto rows = read(folder);
+  const auto have = rows.empty() ? 0 : iteration_of(rows.back());
+  const auto number = saved.is_object() ? iteration_of(saved) : 0;
+  if (number <= have) return rows;
+  warn_of_missing(folder, have, number - 1);
+  rows.push_back(saved);
   return rows;
 }
 
@@ -82,10 +99,7 @@ void History::start(const AttemptStart& start) {
   if (start.is_ancestor) remove_abandoned_rows(start);
   const auto have = rows_.empty() ? 0 : iteration_of(rows_.back());
   const auto& last = start.last_row;
-  const auto missing = start.training_iteration - (last.is_object() ? 1 : 0);
-  if (have < missing)
-    log::warn("the metrics of the reports " + std::to_string(have + 1) + " to " + std::to_string(missing) +
-              " are not in " + (folder_ / "result.json").string() + " any more");
+  warn_of_missing(folder_, have, start.training_iteration - (last.is_object() ? 1 : 0));
   if (last.is_object()) {
     // A row of the same report may be of another course, whose checkpoint was lost, or may lack what a crash prevented.
     if (have == start.training_iteration && !rows_.empty()) rows_.pop_back();
@@ -100,6 +114,11 @@ void History::checkpoint(const Checkpoint&) {
 }
 
 void History::end() {
+  if (!is_outdated_ && !rows_.empty()) try {
+      for (const char* name : {run_names::history, run_names::table}) File(folder_ / name, File::Mode::write).sync();
+    } catch (const Error&) {
+      is_outdated_ = true;
+    }
   if (is_outdated_) rewrite("result.json and progress.csv do not hold this run's metrics yet: ");
 }
 

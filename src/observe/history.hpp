@@ -29,6 +29,7 @@ class History final : public Observer {
   /// Removes the checkpoint's name from its row.
   void checkpoint_lost(const Checkpoint& checkpoint) override;
   void checkpoint(const Checkpoint&) override;
+  /// Writes the rows to the disk, before the run is marked as finished.
   void end() override;
   /// Replaces both files. Logs a warning if they cannot be written.
   void validated(std::int64_t training_iteration, const Json& fields) override;
@@ -39,8 +40,12 @@ class History final : public Observer {
 
   const std::vector<Json>& rows() const noexcept { return rows_; }
 
-  /// The rows in a run's folder. Throws an Error (ExitCode::data) that names the first line that is not a row.
+  /// The rows in a run's folder, without what a crash has left of others. Throws an Error (ExitCode::data) that names
+  /// the first line that is not a row.
   MUSTER_INTERNAL_API static std::vector<Json> read(const std::filesystem::path& folder);
+  /// The same, with the row of a checkpoint's report if the file ends before it, as a loss of power may leave it. Warns
+  /// of rows before it that are missing. `saved`: that row, or null.
+  static std::vector<Json> read(const std::filesystem::path& folder, const Json& saved);
 
  private:
   void remove_abandoned_rows(const AttemptStart& start);

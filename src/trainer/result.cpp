@@ -46,7 +46,12 @@ Json content_of(const std::filesystem::path& run, const CheckpointConfig& config
   const auto ranked = ranked_checkpoints(run, config);
   for (const auto& info : ranked) checkpoints.push_back({info.path.string(), info.metrics});
   const auto newest = std::ranges::max_element(ranked, {}, &CheckpointInfo::index);
-  return {{"history", observe::History::read(run)},
+  Json last_saved;  // null: a checkpoint that was saved between two reports has no row
+  if (newest != ranked.end() && newest->metrics.contains("training_iteration")) {
+    last_saved = newest->metrics;
+    last_saved["checkpoint_dir_name"] = newest->path.filename().string();
+  }
+  return {{"history", observe::History::read(run, last_saved)},
           {"checkpoints", checkpoints},
           {"newest", newest == ranked.end() ? "" : newest->path.string()},
           {"return_value", params.is_object() ? params.value("return_value", Json()) : Json()}};

@@ -4,9 +4,11 @@
 //
 // Changes of files of the run are counted, and from the n-th on they fail. Then the contents of files that were not
 // synced go, and, as may be or not, the names in folders that were not.
+#include "base/json.hpp"
 #include "checkpoint/store.hpp"
 #include "comm/mpi_scope.hpp"
 #include "muster/error.hpp"
+#include "observe/history.hpp"
 #include "support/file_changes.hpp"
 #include "support/folder.hpp"
 #include "support/job.hpp"
@@ -226,6 +228,7 @@ void first_save_of_a_run(Trial& trial) {
                       trial.may_be_found.insert(1);
                       session.report({}, state);
                       trial.may_be_found = {1};
+                      session.report({{"last", 1}});
                     });
 }
 
@@ -289,6 +292,12 @@ bool lose_power(const muster::Communicator& world, void (*act)(Trial&), int chan
   const auto allowed = trial.may_be_found;
   if (!failed && allowed.size() != 1) throw std::runtime_error("it fails by itself");
   if (!fs::exists(trial.run) && allowed.contains(-1)) return failed;
+  if (const auto params = trial.run / "params.json"; fs::exists(params) && act == first_save_of_a_run) {
+    const bool finished = muster::detail::read_json(params).value("finished", false);
+    const auto rows = muster::detail::observe::History::read(trial.run).size();
+    if (finished && rows != 2)
+      throw std::runtime_error("the run is finished, and of 2 rows there are " + std::to_string(rows));
+  }
   CheckpointStore store(world, trial.run, trial.config);
   if (const int found = newest(store); !allowed.contains(found))
     throw std::runtime_error("number " + std::to_string(*allowed.rbegin()) + " was saved, and " +

@@ -523,6 +523,35 @@ TEST(Train, AFinishedRunSaysSo) {
   EXPECT_GE(result->metrics_history.size(), 2u);
 }
 
+TEST(Train, AFinishedRunThatHasLostItsLastRowsHasThatOfItsNewestCheckpoint) {
+  const auto storage = test::shared_folder();
+  const auto file = storage / "lost" / "result.json";
+  int begun = 0;
+  const auto train = [&](Session& session, const Config&) {
+    ++begun;
+    double value = 0;
+    const auto state = session.state({{"value", value}});
+    while (++value < 4) session.report({{"a", value}}, state);
+  };
+  const auto whole = run({storage, {}, with_line("lost")}, train).second;
+  const auto rows = detail::read_file(file);
+  const auto last = rows.rfind('\n', rows.size() - 2) + 1;
+  // As a loss of power may leave a file that was appended to and not synced.
+  for (const auto& left : {rows.substr(0, last), rows.substr(0, last + 9), std::string(),
+                           rows.substr(0, last) + std::string(rows.size() - last, '\0'),
+                           rows.substr(0, last) + std::string(40, '\0') + rows.substr(last + 40)}) {
+    world().barrier();
+    if (world().rank() == 0) std::ofstream(file) << left;
+    world().barrier();
+    const auto [code, result] = run({storage, {}, with_line("lost")}, train);
+    EXPECT_EQ(code, 0);
+    EXPECT_EQ(result->metrics, whole->metrics);
+    EXPECT_EQ(Result::from_path(storage / "lost").metrics, whole->metrics);
+    EXPECT_EQ(result->metrics_history.size(), left.empty() ? 1u : 3u);
+  }
+  EXPECT_EQ(begun, 1) << "nothing was trained again";
+}
+
 TEST(Train, ResumeFlagsDecide) {
   const auto storage = test::shared_folder();
   Fit fit;
