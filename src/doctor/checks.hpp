@@ -49,7 +49,8 @@ Findings check_memory(const Json& facts, int ranks);
 /// {"cpus": those of the node, "model": …, "quota": CPUs that the control group grants, or null, "claims": cores that a
 /// launch uses: [{"cpu": the first of the core, "process": or 0}]}
 Json look_at_node_cores(const std::filesystem::path& root = "/");
-/// {"mask": as cpu_mask() gives it, "launcher_cpus": those of the launcher, "threads": OMP_NUM_THREADS, or 0}
+/// {"mask": as cpu_mask() gives it, "bound_by": the variable of OpenMP that binds threads, or "", "launcher_cpus":
+/// those of the launcher, "threads": OMP_NUM_THREADS, or 0}
 Json look_at_rank_cores(const Environment& environment);
 /// `ranks`: the facts of all ranks of the node.
 Findings check_cores(const Json& node, const std::vector<Json>& ranks);

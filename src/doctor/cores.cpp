@@ -3,6 +3,7 @@
 #include "doctor/checks.hpp"
 #include "launch/binding.hpp"
 #include "launch/launcher.hpp"
+#include "launch/openmp.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -45,10 +46,10 @@ Json look_at_node_cores(const std::filesystem::path& root) {
 }
 
 Json look_at_rank_cores(const Environment& environment) {
-  const char* const threads = environment("OMP_NUM_THREADS");
-  return {{"mask", cpu_mask()},
+  return {{"mask", launch::process_mask()},
+          {"bound_by", launch::openmp_binding(environment)},
           {"launcher_cpus", launch::launcher_cpus()},
-          {"threads", threads == nullptr ? 0 : std::atoi(threads)}};
+          {"threads", launch::openmp_threads(environment).value_or(0)}};
 }
 
 Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
@@ -75,6 +76,11 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
   const int available = static_cast<int>(std::ranges::count(usable, '1'));
 
   Findings findings;
+  if (const auto binding = ranks.front().value("bound_by", std::string());
+      !binding.empty() && launch::share_cpus(masks))
+    return {{warning, "cores",
+             binding + " binds the threads of " + counted(count, "rank") + " of the node to the same cores",
+             "Unset it: muster gives each rank cores of its own"}};
   for (const auto& [mask, together] : bound)
     if (together.size() > 1 && cpus >= count)
       findings.push_back(

@@ -11,6 +11,7 @@
 #include "doctor/checks.hpp"
 #include "doctor/shared_storage.hpp"
 #include "launch/launcher.hpp"
+#include "launch/openmp.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -160,6 +161,7 @@ MpiStart try_mpi_alone(const std::vector<std::string>& command) {
 }
 
 ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
+  detail::launch::undo_openmp_binding();
   auto network = look_at_network();
   Examination examination{.host = network.at("host"), .launcher = ""};
   Watch watch(print, examination, true);

@@ -3,6 +3,7 @@
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
+#include "launch/openmp.hpp"
 #include "muster/json.hpp"
 
 #include <unistd.h>
@@ -56,14 +57,9 @@ std::vector<Group> groups_of(const std::vector<Core>& cores, const std::vector<s
 
 /// True if a CPU is in the masks of two groups.
 bool overlap(const std::vector<Group>& groups) {
-  const auto count = [](const std::string& mask) { return std::ranges::count(mask, '1'); };
   std::vector<std::string> masks;
-  std::ptrdiff_t all = 0;
-  for (const auto& group : groups) {
-    masks.push_back(group.mask);
-    all += count(group.mask);
-  }
-  return all != count(united(masks));
+  for (const auto& group : groups) masks.push_back(group.mask);
+  return share_cpus(masks);
 }
 
 /// Item `index` of `parts` almost equal parts of `items`.
@@ -91,6 +87,13 @@ std::string conflict_on(const std::string& host, std::size_t ranks, const TakenC
 }
 
 }  // namespace
+
+bool share_cpus(const std::vector<std::string>& masks) {
+  const auto count = [](const std::string& mask) { return std::ranges::count(mask, '1'); };
+  std::ptrdiff_t all = 0;
+  for (const auto& mask : masks) all += count(mask);
+  return all != count(united(masks));
+}
 
 std::optional<pid_t> claimant_of(const Core& core) { return holder_of(name_of(core)); }
 
@@ -122,7 +125,8 @@ TakenCores shared_with_others(const std::vector<Core>& cores, const std::vector<
 
 NodeRanks find_node_ranks(const Communicator& world) {
   const auto& topology = world.topology();
-  const Json mine{{"mask", cpu_mask()}, {"quota", cpu_quota()}, {"process", ::getpid()}};  // an infinite quota is null
+  const Json mine{
+      {"mask", process_mask()}, {"quota", cpu_quota()}, {"process", ::getpid()}};  // an infinite quota is null
   const auto all = world.all_gather(json_text(mine));
   NodeRanks ranks;
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -183,10 +187,9 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
   const auto conflict = std::ranges::find_if(conflicts, [](const auto& text) { return !text.empty(); });
   if (conflict != conflicts.end()) log::warn(*conflict);
 
-  if (!has_all) return claims;
-  const auto before = ranks.masks[local_rank];
-  ranks.masks = share_out(machine, ranks.masks, taken, least_cores);
-  if (ranks.masks[local_rank] != before && !bind_threads(ranks.masks[local_rank])) ranks.masks[local_rank] = before;
+  if (has_all) ranks.masks = share_out(machine, ranks.masks, taken, least_cores);
+  auto& mask = ranks.masks[local_rank];
+  if (const auto before = cpu_mask(); mask != before && !bind_threads(mask)) mask = before;
   return claims;
 }
 

@@ -34,6 +34,9 @@ std::vector<std::string> share_out(const std::vector<Core>& cores, const std::ve
 TakenCores shared_with_others(const std::vector<Core>& cores, const std::vector<std::string>& masks,
                               const TakenCores& taken);
 
+/// True if a CPU is in the masks of two ranks.
+MUSTER_INTERNAL_API bool share_cpus(const std::vector<std::string>& masks);
+
 /// The launch's ranks where this rank is.
 struct NodeRanks {
   std::vector<std::string> masks;  ///< of this node, [local rank]
@@ -47,7 +50,7 @@ NodeRanks find_node_ranks(const Communicator& world);
 /// Claims cores of this node for its ranks, binds this rank to its share of them, and returns its claims. `ranks` then
 /// has the new masks. `threads`: how many this rank has been told to use; 0 if it was not told. `least_cores`: see
 /// share_out(). If another launch uses the cores, the ranks stay where they are, and rank 0 warns. Where a quota grants
-/// less than the cores, other processes share them, and nothing is claimed or bound. Collective.
+/// less than the cores, other processes share them, and nothing is claimed or shared out. Collective.
 std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, int threads, std::size_t least_cores);
 
 }  // namespace muster::detail::launch

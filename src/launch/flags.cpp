@@ -3,6 +3,7 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
+#include "launch/openmp.hpp"
 #include "launch/settings.hpp"
 #include "muster/json.hpp"
 #include "muster/version.hpp"
@@ -26,8 +27,6 @@ namespace {
 
 // Flags have the same value on all ranks, whether they come from the command line or from the environment: launchers
 // carry the command line to other hosts, but not always the environment.
-
-constexpr std::uint64_t most_threads = 4096;  ///< about as many as a process can start
 
 /// The values of options or of environment variables, by name.
 using Values = std::map<std::string, std::vector<std::string>>;

@@ -12,6 +12,7 @@
 #include "launch/flags.hpp"
 #include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
+#include "launch/openmp.hpp"
 #include "launch/part.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/supervised.hpp"
@@ -110,12 +111,20 @@ void Launch::State::choose_threads() {
   auto node = detail::launch::find_node_ranks(world);
   processes = node.processes;
   const char* const variable = std::getenv("OMP_NUM_THREADS");
-  const int given = flags.threads.value_or(variable == nullptr ? 0 : std::max(0, std::atoi(variable)));
+  const auto of_variable = detail::launch::openmp_threads(::getenv);
+  if (variable != nullptr && *variable != '\0' && !of_variable)
+    detail::log::warn("OMP_NUM_THREADS=" + std::string(variable) + " is no number of threads from 1 to " +
+                      std::to_string(detail::launch::most_threads) + " and is ignored; unset it");
+  const int given = flags.threads.value_or(of_variable.value_or(0));
+  const auto binding = detail::launch::openmp_binding(::getenv);
+  const bool shares = detail::launch::share_cpus(node.masks);
   if (const int of_node = detail::launch::launcher_cpus();
       !flags.threads && detail::launch::bound_below_share(node.masks, local_rank, of_node))
     detail::log::warn("each rank is bound to " + std::to_string(detail::launch::threads_for(node.masks, local_rank)) +
-                      " of " + std::to_string(of_node) +
-                      " CPUs; start with mpirun --bind-to none, or srun --cpus-per-task, to use them all");
+                      " of " + std::to_string(of_node) + " CPUs; " +
+                      (binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
+                                       : "unset " + binding + ", or start with mpirun --bind-to none,") +
+                      " to use them all");
   // The threads of a program that has brought its own ranks are that program's.
   // A rank that is bound to one core waits there for any other process that computes, and all ranks with it.
   if (environment && flags.bind != Bind::none)
@@ -168,6 +177,11 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size(), detail::comm::mpi_library()));
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
 }
+  // OpenMP binds the threads beside the main thread when it starts them, whatever this process is bound to.
+  if (!binding.empty() && shares && (threads > 1 || !environment || flags.bind == Bind::none))
+    detail::log::warn(binding +
+                      " binds the threads of all ranks of a node to the same cores, so that they slow each "
+                      "other; unset it: muster gives each rank cores of its own (--bind)");
 
 Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {

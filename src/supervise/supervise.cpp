@@ -10,6 +10,7 @@
 #include "base/run_names.hpp"
 #include "comm/mpi_scope.hpp"
 #include "launch/job_end.hpp"
+#include "launch/openmp.hpp"
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
 #include "muster/error.hpp"
@@ -616,6 +617,9 @@ class Supervision {
 }  // namespace
 }  // namespace detail::supervise
 
-int supervise(const SuperviseOptions& options) { return detail::supervise::Supervision(options).run(); }
+int supervise(const SuperviseOptions& options) {
+  detail::launch::undo_openmp_binding();
+  return detail::supervise::Supervision(options).run();
+}
 
 }  // namespace muster

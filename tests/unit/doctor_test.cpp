@@ -223,6 +223,9 @@ TEST(Cores, EachRankWantsItsOwn) {
              "each rank is bound to 1 of 64 CPUs");
   expect_one(check_cores(with(node_of(4), {{"quota", 1.5}}), {rank_on("1111"), rank_on("1111")}), warning,
              "grants 1.5 CPUs, and 2 ranks with 2 threads run there");
+  const auto by_openmp = with(rank_on("1"), {{"bound_by", "GOMP_CPU_AFFINITY"}});
+  expect_one(check_cores(node_of(4), {by_openmp, by_openmp}), warning,
+             "GOMP_CPU_AFFINITY binds the threads of 2 ranks of the node to the same cores");
   const Json claims{{{"cpu", 0}, {"process", 4711}}, {{"cpu", 1}, {"process", 4711}}, {{"cpu", 3}, {"process", 5}}};
   expect_one(check_cores(with(node_of(4), {{"claims", claims}}), {rank_on("111"), rank_on("111")}), warning,
              "another muster launch (process 4711) uses 2 cores");
@@ -250,6 +253,12 @@ TEST(Cores, ReadsTheQuotaOfTheControlGroupAndThoseAroundIt) {
 TEST(Cores, OfThisProcess) {
   const auto facts = look_at_rank_cores(environment_of({{"OMP_NUM_THREADS", "3"}}));
   EXPECT_EQ(facts.at("threads"), 3);
+  EXPECT_EQ(facts.at("bound_by"), "");
+  for (const char* const threads : {"99999999999", "4097", "0", "-1", "many", "3x"})
+    EXPECT_EQ(look_at_rank_cores(environment_of({{"OMP_NUM_THREADS", threads}})).at("threads"), 0) << threads;
+  EXPECT_EQ(look_at_rank_cores(environment_of({{"OMP_NUM_THREADS", " 4,2"}})).at("threads"), 4);
+  EXPECT_EQ(look_at_rank_cores(environment_of({{"OMP_PROC_BIND", "close"}})).at("bound_by"), "OMP_PROC_BIND");
+  EXPECT_EQ(look_at_rank_cores(environment_of({{"OMP_PROC_BIND", "FALSE"}})).at("bound_by"), "");
   EXPECT_NE(facts.at("mask").get<std::string>().find('1'), std::string::npos);
 }
 
