@@ -104,7 +104,9 @@ class MUSTER_API Launch {
 
   /// Parses the command line, calls `body` on every rank and returns the exit code for main, the same on all ranks: 0,
   /// the code that `body` returns, the code of an Error, or 1 for any other exception. An error is printed once. `body`
-  /// returns nothing, an int, or an object with an exit code. May be called once.
+  /// returns nothing, an int, or an object with an exit code. May be called once. Afterwards the process may end in any
+  /// way: by std::exit or quick_exit, and with a Launch that is static or never destroyed. Under `muster run` a code of
+  /// 0 is final, whatever the process does then; mpirun alone takes _exit for a failure.
   template <class Body>
   int run(Body&& body) {
     return run_body([&]() -> int {

@@ -52,9 +52,9 @@ struct Sinks {
   }
 };
 
-// One instance, since the process has one terminal.
+// One instance, since the process has one terminal. Never destroyed: static objects may log when the process ends.
 Sinks& sinks() {
-  static Sinks instance;
+  static auto& instance = *new Sinks;
   return instance;
 }
 

@@ -19,6 +19,7 @@
 
 #include <malloc.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -67,10 +68,11 @@ struct Sweeps {
 
 }  // namespace
 
-/// All that a launch owns, a member for each thing; the destructor ends them in reverse order.
+/// All that a launch owns, a member for each thing; end_launch() ends them in reverse order.
 struct Launch::State {
   State(int argc_, char** argv_, const std::string& version)
       : argc(argc_), argv(argv_), program(std::filesystem::path(argv_[0]).filename()), parser(program, version) {}
+  ~State() { end_launch(); }
 
   /// Makes `all` the ranks of this launch, of which this process is one.
   void join(Communicator all) {
@@ -80,6 +82,15 @@ struct Launch::State {
   }
   void choose_threads();
   void choose_end();
+  bool owns_mpi() const noexcept { return environment && environment->owns_mpi(); }
+  /// run() returns this code.
+  int returned(int code);
+  /// Ends what this launch has begun, with MPI as the last thing. Does nothing when called again.
+  void end_launch() noexcept;
+
+  /// The one that ends with the process, after run(), unless it ends before: none is destroyed by std::exit,
+  /// quick_exit, or in memory that is never freed.
+  static inline State* ends_with_process = nullptr;
 
   int argc;
   char** argv;
@@ -104,6 +115,41 @@ struct Launch::State {
   std::optional<detail::launch::stop_signal::ScopedHandlers> signals;
   std::optional<detail::log::Scope> log;
 };
+
+int Launch::State::returned(int code) {
+  if (!owns_mpi()) return code;
+  // Each rank tells, since what it does next may end the others.
+  if (status) detail::launch::tell_supervisor(detail::launch::message_returned, std::to_string(*status));
+  ends_with_process = this;
+  static const pid_t process = ::getpid();
+  constexpr auto end = [] {
+    if (ends_with_process != nullptr && ::getpid() == process) ends_with_process->end_launch();  // not in a fork
+  };
+  // Now, so that it is called before the destructors of static objects that training has made.
+  std::atexit(end);
+  std::at_quick_exit(end);
+  return code;
+}
+
+void Launch::State::end_launch() noexcept {
+  if (ends_with_process == this) ends_with_process = nullptr;
+  if (!ranks) return;
+  {
+    const std::lock_guard lock(sweeps.mutex);
+    sweeps.of_launches.erase(&flags);
+  }
+  detail::log::flush();
+  // Once all ranks are here, nothing is left to do but MPI_Finalize: a crash there spoils no work.
+  if (status && owns_mpi()) {
+    environment->wait_for_all();
+    if (ranks->rank() == 0) detail::launch::tell_supervisor(detail::launch::message_ended, "");
+  }
+  log.reset();
+  signals.reset();
+  answering.reset();
+  ranks.reset();
+  environment.reset();
+}
 
 void Launch::State::choose_threads() {
   const auto& world = *ranks;
@@ -131,6 +177,11 @@ void Launch::State::choose_threads() {
     claims = detail::launch::bind_to_cores(world, node, given, flags.bind == Bind::cores ? 1 : 2);
   cpus = detail::launch::threads_for(node.masks, local_rank, node.quota);
   threads = given > 0 ? given : cpus;
+  // OpenMP binds the threads beside the main thread when it starts them, whatever this process is bound to.
+  if (!binding.empty() && shares && (threads > 1 || !environment || flags.bind == Bind::none))
+    detail::log::warn(binding +
+                      " binds the threads of all ranks of a node to the same cores, so that they slow each "
+                      "other; unset it: muster gives each rank cores of its own (--bind)");
 }
 
 void Launch::State::choose_end() {
@@ -177,11 +228,6 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size(), detail::comm::mpi_library()));
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
 }
-  // OpenMP binds the threads beside the main thread when it starts them, whatever this process is bound to.
-  if (!binding.empty() && shares && (threads > 1 || !environment || flags.bind == Bind::none))
-    detail::log::warn(binding +
-                      " binds the threads of all ranks of a node to the same cores, so that they slow each "
-                      "other; unset it: muster gives each rank cores of its own (--bind)");
 
 Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
@@ -208,17 +254,7 @@ Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
   state_->callbacks = std::move(part.callbacks);
 }
 
-Launch::~Launch() {
-  {
-    const std::lock_guard lock(sweeps.mutex);
-    sweeps.of_launches.erase(&state_->flags);
-  }
-  detail::log::flush();
-  // Once all ranks are here, nothing is left to do but MPI_Finalize: a crash there spoils no work.
-  if (!state_->status || !state_->environment || !state_->environment->owns_mpi()) return;
-  state_->environment->wait_for_all();
-  if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_ended, std::to_string(*state_->status));
-}
+Launch::~Launch() = default;
 
 CLI::App& Launch::app() { return state_->parser.app; }
 const Communicator& Launch::communicator() const noexcept { return *state_->ranks; }
@@ -259,7 +295,7 @@ int Launch::run_body(const std::function<int()>& body) {
   Outcome mine;
   try {
     auto& parser = state_->parser;
-    if (!parser.parse(communicator(), state_->argc, state_->argv)) return 0;
+    if (!parser.parse(communicator(), state_->argc, state_->argv)) return state_->returned(0);
     detail::log::configure(rank(), detail::log::level_from_name(parser.log_level()));
     state_->flags = parser.resolve();
     if (const auto& timeout = state_->flags.timeout) comm::set_time_limit(communicator(), *timeout);
@@ -284,7 +320,7 @@ int Launch::run_body(const std::function<int()>& body) {
     const auto ended_badly = std::ranges::find_if(outcomes, [](const Outcome& one) { return one.text != "0"; });
     status = cause ? static_cast<int>(cause->code()) : ended_badly != outcomes.end() ? std::stoi(ended_badly->text) : 0;
     state_->status = status;
-    return status;
+    return state_->returned(status);
   } catch (const comm::RanksMissing& error) {
     std::this_thread::sleep_for(error.report_delay());
     give_up(mine.kind == Outcome::Kind::failed ? Error(mine.code, mine.text) : Error(error));

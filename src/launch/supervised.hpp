@@ -47,9 +47,10 @@ inline constexpr std::string_view message_run = "run";            ///< the folde
 inline constexpr std::string_view message_min_workers = "least";  ///< the workers that are enough
 inline constexpr std::string_view message_ranks_needed =
     "needed";  ///< the ranks that the saved state takes, no fewer and no more
-inline constexpr std::string_view message_stopped = "stopped";  ///< on request, and there was no state to save
-inline constexpr std::string_view message_cause = "cause";      ///< error.txt in the run's folder is of this start
-inline constexpr std::string_view message_ended = "ended";      ///< text: the exit code; every rank has done its work
+inline constexpr std::string_view message_stopped = "stopped";    ///< on request, and there was no state to save
+inline constexpr std::string_view message_cause = "cause";        ///< error.txt in the run's folder is of this start
+inline constexpr std::string_view message_returned = "returned";  ///< text: the exit code that Launch::run() returns
+inline constexpr std::string_view message_ended = "ended";        ///< every rank is through what came after it
 
 /// Writes a line to the supervisor. Does nothing if this process is not supervised.
 MUSTER_INTERNAL_API void tell_supervisor(std::string_view what, std::string_view text) noexcept;

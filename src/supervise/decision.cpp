@@ -42,12 +42,13 @@ std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, 
 
 int exit_code_of(const JobEnd& end) {
   if (end.report.no_program) return static_cast<int>(ExitCode::usage);
+  if (end.report.returned_code == 0) return 0;
   // mpirun that is told to stop before its ranks are there may end with 0.
   const bool no_ranks = (end.code != 0 && (!end.report.launcher_error.empty() || srun_has_failed(end.report))) ||
                         (end.stop_requested && !has_started(end));
   const bool broken_off = lost_a_rank(end) || end.exceeded_grace || end.not_up || no_ranks;
   if (!broken_off) return end.code;
-  return end.report.agreed_exit_code.value_or(static_cast<int>(ExitCode::retry));
+  return end.report.returned_code.value_or(static_cast<int>(ExitCode::retry));
 }
 
 bool has_started(const JobEnd& end) { return end.report.loaded || end.code == static_cast<int>(ExitCode::stopped); }
@@ -58,13 +59,13 @@ bool is_failure(const JobEnd& end, bool stop_requested) {
 
 bool is_unfinished(const JobEnd& end) {
   const auto& report = end.report;
-  return end.code == 0 && end.launcher_signal == 0 && report.starting && !report.run.empty() &&
-         !report.agreed_exit_code && !end.stop_requested;
+  return end.code == 0 && end.launcher_signal == 0 && report.starting && !report.run.empty() && !report.returned_code &&
+         !end.stop_requested;
 }
 
 int times_to_ask_hosts(const JobEnd& end, bool stop_requested) {
   const auto& report = end.report;
-  if (!is_failure(end, stop_requested) || report.agreed_exit_code) return 0;
+  if (!is_failure(end, stop_requested) || report.returned_code) return 0;
   const bool is_explained = report.lost_rank || report.failed_rank || report.leaving || !report.error.empty() ||
                             !report.launcher_error.empty() || end.launcher_signal != 0 || end.not_up;
   return is_explained ? 1 : 5;
@@ -110,8 +111,9 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   if (!report.launcher_error.empty()) return report.launcher_error;
   if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
   if (!report.loaded && !report.failed_rank && !report.slurm.empty()) return "no rank has started: " + report.slurm;
-  return (report.failed_rank ? "rank " + std::to_string(*report.failed_rank) : "the program") +
-         " ended with exit code " + std::to_string(end.code);
+  const auto who = report.failed_rank ? "rank " + std::to_string(*report.failed_rank) : std::string("the program");
+  if (report.exited_improperly) return who + " ended without MPI_Finalize, as by _exit()";
+  return who + " ended with exit code " + std::to_string(end.code);
 }
 
 std::string log_hint(const JobEnd& end) {

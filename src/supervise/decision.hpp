@@ -43,8 +43,8 @@ struct NextStart {
 /// may wait for a daemon on a node that does not answer. After training the program may go on for as long as it likes.
 std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, bool is_srun);
 
-/// The job's exit code. If the ranks had agreed on a code before they ended, that code holds, whatever happened
-/// afterwards to them or to the launcher. A signal means a lost rank: ExitCode::retry.
+/// The job's exit code. If Launch::run() had returned 0, it is 0, whatever happened afterwards to the ranks or to the
+/// launcher; another code that it had returned holds where a rank was lost. Otherwise that is ExitCode::retry.
 int exit_code_of(const JobEnd& end);
 
 /// True if a rank has loaded muster's library. Where their messages do not reach us, since their stderr goes elsewhere,

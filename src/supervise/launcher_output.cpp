@@ -129,7 +129,7 @@ bool LauncherOutput::keep(std::string_view line) {
     if (what == launch::message_up) report_.up = true;
     if (what == launch::message_process) keep_process(text);
     if (what == message_leaving && !report_.leaving) report_.leaving = std::atoi(text.c_str());
-    if (what == message_exit && !report_.failed_rank && !report_.agreed_exit_code)
+    if (what == message_exit && !report_.failed_rank && !report_.returned_code)
       report_.failed_rank = std::atoi(text.c_str());
     if (what == message_silent && !report_.silent) report_.silent = text;
     if (what == launch::message_run) report_.run = text;
@@ -137,7 +137,8 @@ bool LauncherOutput::keep(std::string_view line) {
     if (what == launch::message_ranks_needed) report_.required_ranks = std::atoi(text.c_str());
     if (what == launch::message_stopped) report_.stopped = true;
     if (what == launch::message_cause) report_.has_error_file = true;
-    if (what == launch::message_ended) report_.agreed_exit_code = std::atoi(text.c_str());
+    if (what == launch::message_returned) report_.returned_code = std::atoi(text.c_str());
+    if (what == launch::message_ended) report_.ended = true;
     return true;
   }
   if (line.starts_with(error_prefix)) {

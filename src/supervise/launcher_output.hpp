@@ -26,23 +26,25 @@ struct RankProcess {
 
 /// What was learned from the output of one start, a member for each fact.
 struct LauncherReport {
-  bool loaded = false;                       ///< a rank has loaded muster's library
-  bool starting = false;                     ///< a rank initialises MPI, and waits for the others there
-  bool up = false;                           ///< the ranks have come together
-  std::optional<int> leaving = {};           ///< the exit code with which the first rank has ended the job
-  std::optional<std::string> silent = {};    ///< a host on which no rank has answered the others
-  std::string run = {};                      ///< the folder of the run
-  std::optional<int> min_workers = {};       ///< the workers that are enough
-  std::optional<int> required_ranks = {};    ///< the ranks that the saved state takes, which were others
-  bool preempted = false;                    ///< Slurm says that it has taken the place for others, or lost it
-  std::string error = {};                    ///< the first error that a rank has printed
-  bool has_error_file = false;               ///< the ranks have written error.txt into the run's folder
-  std::optional<int> agreed_exit_code = {};  ///< every rank was through its work, and the job was to end with that code
-  bool stopped = false;                      ///< on request, and there was nothing to save
-  std::optional<LostRank> lost_rank = {};    ///< the first one
-  std::optional<int> failed_rank = {};       ///< the first one that ended with a code other than 0
-  std::optional<int> exit_code = {};         ///< of that rank, where the launcher says it
-  std::string launcher_error = {};           ///< why the launcher could not start the ranks, or lost them
+  bool loaded = false;                        ///< a rank has loaded muster's library
+  bool starting = false;                      ///< a rank initialises MPI, and waits for the others there
+  bool up = false;                            ///< the ranks have come together
+  std::optional<int> leaving = {};            ///< the exit code with which the first rank has ended the job
+  std::optional<std::string> silent = {};     ///< a host on which no rank has answered the others
+  std::string run = {};                       ///< the folder of the run
+  std::optional<int> min_workers = {};        ///< the workers that are enough
+  std::optional<int> required_ranks = {};     ///< the ranks that the saved state takes, which were others
+  bool preempted = false;                     ///< Slurm says that it has taken the place for others, or lost it
+  std::string error = {};                     ///< the first error that a rank has printed
+  bool has_error_file = false;                ///< the ranks have written error.txt into the run's folder
+  std::optional<int> returned_code = {};      ///< that Launch::run() has returned to the program, on all ranks
+  bool exited_improperly = false;             ///< a rank, without MPI_Finalize
+  bool ended = false;                         ///< every rank is also through what came after run()
+  bool stopped = false;                       ///< on request, and there was nothing to save
+  std::optional<LostRank> lost_rank = {};     ///< the first one
+  std::optional<int> failed_rank = {};        ///< the first one that ended with a code other than 0
+  std::optional<int> exit_code = {};          ///< of that rank, where the launcher says it
+  std::string launcher_error = {};            ///< why the launcher could not start the ranks, or lost them
   std::optional<std::string> lost_host = {};  ///< that it has lost or could not reach
   bool slurm_away = false;                    ///< srun could not reach Slurm's controller
   std::string slurm = {};                     ///< the last line of Slurm's that is about something else

@@ -170,7 +170,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       end.not_up = true;
       break;
     }
-    if (report.agreed_exit_code && !end_of_work) end_of_work = now;
+    if (report.ended && !end_of_work) end_of_work = now;
     if (end_of_work && !warned_of_end && now >= *end_of_work + time_after_work) {
       warned_of_end = true;
       say("warning: ", "the ranks have finished their work and do not end; Ctrl-C ends them");
@@ -222,9 +222,9 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   end.report = output.report();
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
-  if (!ended_by_itself && end.report.agreed_exit_code) end.code = *end.report.agreed_exit_code;
+  if (!ended_by_itself && end.report.returned_code) end.code = *end.report.returned_code;
   // Hydra that has passed on a signal may end with 0, whatever the ranks' codes.
-  if (kind == Launcher::Kind::hydra && told && end.code == 0) end.code = end.report.agreed_exit_code.value_or(0);
+  if (kind == Launcher::Kind::hydra && told && end.code == 0) end.code = end.report.returned_code.value_or(0);
   if (!options.hosts.empty() && is_unfinished(end)) end.code = static_cast<int>(ExitCode::retry);
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
   if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
@@ -371,6 +371,10 @@ class Supervision {
     // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
     if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
     {
+      if (run_is_finished()) {
+        terminal_.error(cause + ". It is not started again: the run " + run_.string() + " is finished");
+        return next.code;
+      }
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
       if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
@@ -385,6 +389,17 @@ class Supervision {
   void set_min_workers(int least) {
     if (options_.min_workers) return;
     requirements_.min_workers = std::clamp(least, 1, requirements_.ranks);
+  /// True if training has ended well, so that a new start would find nothing to do. In the folder of a sweep the run is
+  /// another one, which follows.
+  bool run_is_finished() const {
+    try {
+      return !run_.empty() && !fs::exists(status_of(run_ / run_names::sweep)) &&
+             read_json(run_ / run_names::params).value("finished", false);
+    } catch (const std::exception&) {
+      return false;  // it has not been written yet, or is on the storage of another host
+    }
+  }
+
     supervisor_info_.full_worker_count = requirements_.ranks;
   }
 
@@ -484,7 +499,7 @@ class Supervision {
   /// checkpoint.
   bool should_grow(const LauncherReport& report, int ranks) {
     const auto answering = lost_.answering();
-    const bool ends = report.leaving || report.lost_rank || report.agreed_exit_code;
+    const bool ends = report.leaving || report.lost_rank || report.returned_code;
     if (answering.empty() || ends) return false;
     const bool needed = ranks < requirements_.ranks;
     if (needed && (report.run.empty() || sweep::progress(report.run).empty())) return false;

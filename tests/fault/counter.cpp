@@ -1,5 +1,6 @@
 // A run that counts in its state how often each sample was seen, and harms itself at a step as its settings say.
-// At the end every sample must have been seen once in each epoch, whatever happened.
+// At the end every sample must have been seen once in each epoch, whatever happened. --end: how the process ends after
+// its run.
 #include "muster/launch.hpp"
 #include "muster/trainer.hpp"
 
@@ -12,6 +13,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -66,28 +68,44 @@ void train(muster::Session& session, const muster::Config& config) {
   if (session.world_rank() == 0) std::printf("every sample was seen %lld times\n", static_cast<long long>(epochs));
 }
 
+std::unique_ptr<muster::Launch> launch_of_process;
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  muster::Launch launch(argc, argv);
+  launch_of_process = std::make_unique<muster::Launch>(argc, argv);
+  auto& launch = *launch_of_process;
   int least = 0;
+  std::string end = "destroyed";
   launch.app().add_option("--least", least, "Workers that are enough, of 4");
-  return launch.run([&] {
+  launch.app().add_option("--end", end);
+  const int code = launch.run([&] {
     const muster::NumWorkers all, range(least, 4);
-    return muster::TorchTrainer(launch, train,
-                                {.train_loop_config = {{"fault", ""},
-                                                       {"at", -1},
-                                                       {"rank", 1},
-                                                       {"always", false},
-                                                       {"every", 5},
-                                                       {"batch_size", 20},
-                                                       {"epochs", 4},
-                                                       {"work_ms", 20},
-                                                       {"same_batch", false},
-                                                       {"report_first", false}},
-                                 .scaling_config = {.num_workers = least > 0 ? range : all},
-                                 .run_config = {.checkpoint_config = {.num_to_keep = 2}},
-                                 .datasets = {{"train", muster::Dataset::from_tensors({{"x", at::arange(samples)}})}}})
-        .fit();
+    auto result =
+        muster::TorchTrainer(launch, train,
+                             {.train_loop_config = {{"fault", ""},
+                                                    {"at", -1},
+                                                    {"rank", 1},
+                                                    {"always", false},
+                                                    {"every", 5},
+                                                    {"batch_size", 20},
+                                                    {"epochs", 4},
+                                                    {"work_ms", 20},
+                                                    {"same_batch", false},
+                                                    {"report_first", false}},
+                              .scaling_config = {.num_workers = least > 0 ? range : all},
+                              .run_config = {.checkpoint_config = {.num_to_keep = 2}},
+                              .datasets = {{"train", muster::Dataset::from_tensors({{"x", at::arange(samples)}})}}})
+            .fit();
+    if (end == "lost") do_it("kill");
+    return result;
   });
+  if (end == "exit") std::exit(code);
+  if (end == "quick_exit") std::quick_exit(code);
+  if (end == "_exit") ::_exit(code);
+  if (end == "abort") std::abort();
+  if (end == "static") return code;
+  if (end == "never") static_cast<void>(launch_of_process.release());
+  launch_of_process.reset();
+  return end == "other" ? 3 : code;
 }

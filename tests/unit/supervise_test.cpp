@@ -65,10 +65,13 @@ TEST(LauncherOutput, KeepsWhatIsForTheSupervisor) {
   LauncherOutput output;
   EXPECT_EQ(output.take("one\n\x1emuster run /runs/demo\nmuster: error: rank 1 (n1): full\nmuster: error: later\n"),
             "one\n");
-  EXPECT_EQ(output.take("\r 10%\r\033[Kmuster: error: third\n\x1emuster ended 65\n"), "\r 10%\r\033[K");
+  EXPECT_EQ(output.take("\r 10%\r\033[Kmuster: error: third\n\x1emuster returned 65\n"), "\r 10%\r\033[K");
   EXPECT_EQ(output.report().run, "/runs/demo");
   EXPECT_EQ(output.report().error, "rank 1 (n1): full");
-  EXPECT_EQ(output.report().agreed_exit_code, 65);
+  EXPECT_EQ(output.report().returned_code, 65);
+  EXPECT_FALSE(output.report().ended);
+  output.take("\x1emuster ended \n");
+  EXPECT_TRUE(output.report().ended);
 }
 
 TEST(LauncherOutput, KeepsWhatIsForTheSupervisorInTaggedLines) {
@@ -108,19 +111,31 @@ TEST(LauncherOutput, KeepsHowFarTheRanksHaveCome) {
   EXPECT_EQ(output.report().leaving, 75);
 }
 
+TEST(LauncherOutput, KeepsWhoExitsWithoutFinalizing) {
+  LauncherOutput output;
+  const std::string dashes(74, '-');
+  EXPECT_EQ(
+      output.take(dashes +
+                  "\nmpirun has exited due to process rank 1 with PID 4711 on\nnode n1 exiting improperly. There "
+                  "are three reasons this could occur:\n\n1. this process did not call \"init\" before exiting\n" +
+                  dashes + "\n"),
+      "");
+  EXPECT_EQ(cause_of({.code = 1, .report = output.report()}, ""), "rank 1 ended without MPI_Finalize, as by _exit()");
+}
+
 TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
   LauncherOutput output;
   EXPECT_EQ(output.take("\x1emuster exit 1 7\n\x1emuster exit 0 9\n"), "");
   EXPECT_EQ(output.report().failed_rank, 1);
   LauncherOutput agreed;
-  agreed.take("\x1emuster ended 1\n\x1emuster exit 3 1\n");
+  agreed.take("\x1emuster returned 1\n\x1emuster exit 3 1\n");
   EXPECT_FALSE(agreed.report().failed_rank) << "all ranks exit so";
 }
 
 TEST(Patience, IsForRanksThatHaveFailedAndNotForWorkAfterTraining) {
   LauncherReport report;
   EXPECT_FALSE(patience_with(report, false));
-  report.agreed_exit_code = 0;
+  report.returned_code = 0;
   EXPECT_FALSE(patience_with(report, false)) << "the program may go on";
   report.failed_rank = 1;
   EXPECT_FALSE(patience_with(report, false));
@@ -420,11 +435,12 @@ TEST(Verdict, CodesComeThrough) {
 
 TEST(Verdict, AFinishedJobNeverEndsAsFailed) {
   auto end = lost_rank();
-  end.report.agreed_exit_code = 0;
+  end.report.returned_code = 0;
   EXPECT_EQ(exit_code_of(end), 0);
-  EXPECT_EQ(exit_code_of({.launcher_signal = 9, .report = {.agreed_exit_code = 0}}), 0);
-  EXPECT_EQ(exit_code_of({.code = 137, .report = {.agreed_exit_code = 65}}), 65);
-  EXPECT_EQ(exit_code_of({.code = 3, .report = {.agreed_exit_code = 0}}), 3);  // the program's own, after that
+  EXPECT_EQ(exit_code_of({.launcher_signal = 9, .report = {.returned_code = 0}}), 0);
+  EXPECT_EQ(exit_code_of({.code = 137, .report = {.returned_code = 65}}), 65);
+  EXPECT_EQ(exit_code_of({.code = 3, .report = {.returned_code = 0}}), 0) << "the program's own, after that";
+  EXPECT_EQ(exit_code_of({.code = 3, .report = {.returned_code = 65}}), 3);
 }
 
 TEST(Verdict, NothingThatDidNotRunIsDone) {
@@ -455,7 +471,7 @@ TEST(Verdict, WhatIsTriedAgain) {
 
 TEST(Verdict, ARunWhoseRanksAreNotThroughIsNotDone) {
   EXPECT_TRUE(is_unfinished({.code = 0, .report = {.starting = true, .run = "/runs/demo"}}));
-  EXPECT_FALSE(is_unfinished({.code = 0, .report = {.starting = true, .run = "/runs/demo", .agreed_exit_code = 0}}));
+  EXPECT_FALSE(is_unfinished({.code = 0, .report = {.starting = true, .run = "/runs/demo", .returned_code = 0}}));
   EXPECT_FALSE(is_unfinished({.code = 0, .report = {.run = "/runs/demo"}})) << "MPI is the program's own";
   EXPECT_FALSE(is_unfinished({.code = 0, .report = {.starting = true}})) << "no run";
   EXPECT_FALSE(is_unfinished({.code = 1, .report = {.starting = true, .run = "/runs/demo"}}));
@@ -465,7 +481,7 @@ TEST(Verdict, HostsAreAskedWhereOneMayBeTheCause) {
   EXPECT_EQ(times_to_ask_hosts(lost_rank(), false), 1) << "its host may be gone";
   EXPECT_EQ(times_to_ask_hosts({.code = 1, .report = {.launcher_error = "PRTE has lost communication"}}, false), 1);
   EXPECT_GT(times_to_ask_hosts({.code = 255}, false), 1) << "Hydra does not say why, and the host may just go down";
-  EXPECT_EQ(times_to_ask_hosts({.code = 1, .report = {.agreed_exit_code = 1}}, false), 0) << "all ranks were there";
+  EXPECT_EQ(times_to_ask_hosts({.code = 1, .report = {.returned_code = 1}}, false), 0) << "all ranks were there";
   EXPECT_EQ(times_to_ask_hosts({.code = 64}, false), 0);
   EXPECT_EQ(times_to_ask_hosts({.code = 255}, /*stop_requested=*/true), 0);
 }
@@ -595,7 +611,7 @@ TEST(Verdict, OneRootCause) {
   const auto stopped = static_cast<int>(ExitCode::stopped);
   EXPECT_EQ(cause_of({.code = stopped, .report = {.error = "state saved", .lost_rank = LostRank{2, "n2", 15}}}, ""),
             "state saved");
-  EXPECT_EQ(cause_of({.code = 137, .report = {.agreed_exit_code = stopped, .launcher_error = "n2 is lost"}}, ""),
+  EXPECT_EQ(cause_of({.code = 137, .report = {.returned_code = stopped, .launcher_error = "n2 is lost"}}, ""),
             "stopped on request");
   EXPECT_EQ(cause_of({.code = 137,
                       .report = {.lost_rank = LostRank{2, "n2", 9}, .launcher_error = "n2 is lost", .lost_host = "n2"}},

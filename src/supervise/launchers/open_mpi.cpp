@@ -133,6 +133,10 @@ void read_message(const std::string& text, LauncherReport& report) {
     if (!report.lost_rank) report.lost_rank = {rank, host.data(), signal};
     return;
   }
+  if (std::sscanf(text.c_str(), "%*s has exited due to process rank %d with PID", &rank) == 1) {
+    report.exited_improperly = text.find("exiting improperly") != text.npos;
+    if (!report.failed_rank) report.failed_rank = rank;
+  }
   if (!report.failed_rank) report.failed_rank = failed_rank_in(text);
   if (!is_trouble(text.substr(0, text.find('\n')))) return;
   if (const auto node = remote_node_in(text); !node.empty()) report.lost_host = node;
