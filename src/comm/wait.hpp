@@ -51,13 +51,31 @@ bool spin_until(Ready&& ready) {
   return false;
 }
 
+/// How long a wait has lasted, for its limit. It begins anew when its process did not run for a second or more, as when
+/// the job is suspended: the other ranks did not run either, or take as long again to come.
+class WaitTime {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit WaitTime(Clock::time_point now = Clock::now()) : begun_(now), polled_(now) {}
+  /// Call it at each poll, which is more often than once a second.
+  std::chrono::nanoseconds until(Clock::time_point now = Clock::now()) {
+    if (now - polled_ >= std::chrono::seconds(1)) begun_ = now;
+    polled_ = now;
+    return now - begun_;
+  }
+
+ private:
+  Clock::time_point begun_, polled_;
+};
+
 /// Calls ready() until it is true; false past the limit. It spins each time before it gives up the core, since an
 /// operation of many steps waits in each step. Calls between() each time before it gives up the core.
 template <class Ready, class Between>
 bool wait_until(Ready&& ready, std::chrono::milliseconds limit, Between&& between) {
   using namespace std::chrono_literals;
-  const auto begin = std::chrono::steady_clock::now();
-  for (auto waited = 0ns;; waited = std::chrono::steady_clock::now() - begin) {
+  WaitTime time;
+  for (auto waited = 0ns;; waited = time.until()) {
     const bool is_long = waited > 200ms;
     if (is_long ? ready() : spin_until(ready)) return true;
     between();

@@ -2,6 +2,7 @@
 
 #include "comm/collectives.hpp"
 #include "comm/mpi_threads.hpp"
+#include "comm/wait.hpp"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +17,6 @@ namespace {
 
 using comm::Dtype;
 using comm::Request;
-using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
@@ -218,12 +218,12 @@ Bytes MpiStore::get(const std::string& key) { return wait_for(key, timeout_); }
 
 Bytes MpiStore::wait_for(const std::string& key, std::chrono::milliseconds timeout) {
   std::optional<Bytes> value;
-  const auto end = Clock::now() + timeout;
+  comm::WaitTime time;
   if (!poll_until(
           [&] {
             return (value = connection_->ask({StoreRequest::Kind::get, key})).has_value();
           },
-          [&] { return Clock::now() > end; }))
+          [&] { return time.until() > timeout; }))
     throw Error(ExitCode::retry, "waiting for the other ranks' backend",
                 "no rank has set \"" + key + "\" within " + std::to_string(timeout.count() / 1000) + " s",
                 "A rank is stuck or lost; --timeout sets the limit");

@@ -3,6 +3,7 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
+#include "comm/wait.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
@@ -245,10 +246,10 @@ bool RunLock::is_lock_replaced() const noexcept {
 
 void RunLock::wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const {
   const auto ranks = "ranks of the job that had it (" + holder + ")";
-  const auto begin = std::chrono::steady_clock::now();
+  comm::WaitTime time;
   const std::chrono::milliseconds most = for_earlier_start ? patience_ : patience_with_others;
   for (bool logged = false; !done(); logged = true) {
-    if (std::chrono::steady_clock::now() - begin > most)
+    if (time.until() > most)
       throw Error(for_earlier_start ? ExitCode::retry : ExitCode::usage, "opening the run " + folder_.string(),
                   ranks + " are still there",
                   for_earlier_start ? "They may wait for a device or a file system; end them, then start it again"

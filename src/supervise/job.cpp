@@ -91,6 +91,16 @@ std::optional<std::vector<pid_t>> children_of(pid_t process) {
   return children;
 }
 
+/// Sends a signal to a process and to all that it has started, the oldest first, so that a stopped one starts no more.
+void signal_all(pid_t process, int signal) {
+  std::vector<pid_t> all{process};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    ::kill(all[i], signal);
+    const auto children = children_of(all[i]).value_or(std::vector<pid_t>());
+    all.insert(all.end(), children.begin(), children.end());
+  }
+}
+
 /// Kills all children of this process, and the orphans that become its children when these die.
 void end_children() {
   for (const auto begin = std::chrono::steady_clock::now();;) {
@@ -161,6 +171,14 @@ bool Job::ask_to_stop() {
   ::kill(launcher_, SIGUSR1);
   return true;
 }
+
+bool Job::suspend() const {
+  if (kind_ == Launcher::Kind::srun || has_remote_ranks_) return false;
+  signal_all(launcher_, SIGSTOP);
+  return true;
+}
+
+void Job::resume() const { signal_all(launcher_, SIGCONT); }
 
 void Job::end() {
   // The ranks of srun are children of Slurm's daemons, those of mpirun on other hosts of its daemons: SIGTERM makes the

@@ -42,6 +42,9 @@ class Job {
   int signal() const noexcept;
   /// Asks the ranks to save and stop. Returns false if there are none yet; without /proc it always asks.
   bool ask_to_stop();
+  /// Stops all processes of the job, as Ctrl-Z does. Returns false, and does nothing, if some are on other hosts.
+  bool suspend() const;
+  void resume() const;
   /// Kills everything at once, and waits until it is gone.
   void end();
 

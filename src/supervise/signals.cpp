@@ -34,8 +34,12 @@ Signals::Signals() {
   action.sa_flags = SA_RESTART;
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
-  for (std::size_t i = 0; i < handled.size(); ++i)
-    ::sigaction(handled[i], handled[i] == SIGHUP && ignores_hangup ? &ignore : &action, &before_[i]);
+  for (std::size_t i = 0; i < handled.size(); ++i) {
+    ::sigaction(handled[i], nullptr, &before_[i]);
+    const bool is_ignored =
+        (handled[i] == SIGHUP && ignores_hangup) || (handled[i] == SIGTSTP && before_[i].sa_handler == SIG_IGN);
+    ::sigaction(handled[i], is_ignored ? &ignore : &action, nullptr);
+  }
   // Until now the handler of muster's library has had them.
   stop_requested_ = launch::stop_signal::is_requested();
   if (stop_requested_) first_wish_ = SIGUSR1;  // it was not written down which; in a batch job it is this one
@@ -60,9 +64,11 @@ void Signals::take() {
   for (ssize_t count = 0; (count = ::read(ends[0], came.data(), came.size())) > 0;)
     for (ssize_t i = 0; i < count; ++i) {
       const int signal = came[static_cast<std::size_t>(i)];
+      suspension_requested_ = suspension_requested_ || signal == SIGTSTP;
+      if (signal == SIGCHLD || signal == SIGTSTP) continue;
       interrupts_ += signal == SIGINT;
-      if (signal != SIGCHLD && first_wish_ == 0) first_wish_ = signal;
-      stop_requested_ = stop_requested_ || signal != SIGCHLD;
+      if (first_wish_ == 0) first_wish_ = signal;
+      stop_requested_ = true;
     }
 }
 

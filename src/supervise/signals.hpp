@@ -1,15 +1,17 @@
-// The signals that `muster run` receives: requests to stop, and that a child has ended.
+// The signals that `muster run` receives: requests to stop or to be suspended, and that a child has ended.
 #pragma once
 
 #include <signal.h>
 
 #include <array>
+#include <utility>
 
 namespace muster::detail::supervise {
 
 /// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may
-/// have blocked them. A SIGHUP that was ignored before (nohup) stays so. One that came since the program was loaded
-/// counts. SIGPIPE is ignored: a reader that has gone is a wish to stop, too. One object at a time.
+/// have blocked them, and SIGTSTP (Ctrl-Z) one to be suspended. A SIGHUP that was ignored before (nohup) stays so. One
+/// that came since the program was loaded counts. SIGPIPE is ignored: a reader that has gone is a wish to stop, too.
+/// One object at a time.
 class Signals {
  public:
   Signals();
@@ -22,6 +24,8 @@ class Signals {
   void take();
 
   bool stop_requested() const noexcept { return stop_requested_; }
+  /// True once for each SIGTSTP.
+  bool take_suspension() noexcept { return std::exchange(suspension_requested_, false); }
   /// True if the first wish was SIGUSR1, by which a batch system announces the end of the job's time.
   bool time_is_over() const noexcept { return first_wish_ == SIGUSR1; }
   /// Acts as if a signal had come.
@@ -30,12 +34,12 @@ class Signals {
   bool stop_immediately() const noexcept { return interrupts_ > 1; }
 
  private:
-  static constexpr std::array<int, 6> handled{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD};
+  static constexpr std::array<int, 7> handled{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD, SIGTSTP};
 
   std::array<struct sigaction, handled.size()> before_{};
   struct sigaction pipe_before_ {};
   sigset_t blocked_before_{};
-  bool stop_requested_ = false;
+  bool stop_requested_ = false, suspension_requested_ = false;
   int first_wish_ = 0;
   int interrupts_ = 0;
 };

@@ -25,6 +25,7 @@
 #include "sweep/progress.hpp"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -108,6 +109,8 @@ SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) 
 
 /// How long a launcher may take to start its daemons on other hosts, and ranks on this host to load muster's library.
 constexpr std::chrono::milliseconds daemons_start_time = std::chrono::seconds(10), load_time = std::chrono::seconds(2);
+/// If this process has not polled for so long, it was suspended.
+constexpr std::chrono::seconds suspension(2);
 /// After that time a warning says that the program goes on after its work.
 constexpr std::chrono::seconds time_after_work(60);
 
@@ -124,7 +127,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   std::optional<Clock::time_point> stop_time, start_limit, end_of_work;
   std::optional<std::chrono::seconds> patience;
   Clock::time_point end_of_patience;
-  const auto load_limit = Clock::now() + options.start_limit;
+  auto load_limit = Clock::now() + options.start_limit;
   bool warned_of_start = false, warned_of_end = false;
   // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
   std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
@@ -133,8 +136,17 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     terminal.add("muster: " + (level + text) + "\n");
   };
   JobEnd end;
+  auto last = Clock::now();
   while (!job.ended() && !signals.stop_immediately()) {
     const auto now = Clock::now();
+    // Time in which this process did not run does not count, since the ranks did not run either, or only just do again.
+    if (const auto gap = now - std::exchange(last, now); gap >= suspension) {
+      for (auto* const time : {&stop_time, &start_limit, &end_of_work})
+        if (*time) **time += gap;
+      load_limit += gap;
+      end_of_patience += gap;
+      say("", "it was suspended for " + in_seconds(std::chrono::round<std::chrono::milliseconds>(gap)));
+    }
     if (signals.stop_requested() && !stop_time) {
       stop_time = now;
       say("", "stopping; the ranks have " + in_seconds(options.grace) +
@@ -192,6 +204,14 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
                                    standard_output.source()}};
     ::poll(sources.data(), sources.size(), timeout);
     signals.take();
+    if (signals.take_suspension()) {
+      if (job.suspend()) {
+        ::raise(SIGSTOP);  // until SIGCONT
+        job.resume();
+      } else {
+        say("warning: ", "ranks on other hosts cannot be suspended; Ctrl-Z is ignored");
+      }
+    }
     for (std::size_t i = 0; i < read_by_others.size(); ++i) {
       const auto events = sources[i + 2].revents;
       if ((events & (POLLERR | POLLNVAL)) == 0) continue;
@@ -277,6 +297,7 @@ bool wait(Signals& signals, std::chrono::seconds time) {
     pollfd source{signals.descriptor(), POLLIN, 0};
     ::poll(&source, 1, static_cast<int>(left));
     signals.take();
+    if (signals.take_suspension()) ::raise(SIGSTOP);
   }
   return false;
 }
@@ -350,6 +371,10 @@ class Supervision {
                         " was moved away or removed. Start again with the --storage and --name of the folder");
         return static_cast<int>(ExitCode::usage);
       }
+      if (run_is_finished()) {
+        terminal_.error(cause + ". It is not started again: the run " + run_.string() + " is finished");
+        return next.code;
+      }
       announce_next_start(end, cause, next);
       if (end.report.required_ranks) wait_for_ranks(next.ranks);
       if (!wait(signals_, next.wait)) return stopped_between_starts();
@@ -364,6 +389,17 @@ class Supervision {
     return is_local && !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
   }
 
+  /// True if training has ended well, so that a new start would find nothing to do. In the folder of a sweep the run is
+  /// another one, which follows.
+  bool run_is_finished() const {
+    try {
+      return !run_.empty() && !fs::exists(status_of(run_ / run_names::sweep)) &&
+             read_json(run_ / run_names::params).value("finished", false);
+    } catch (const std::exception&) {
+      return false;  // it has not been written yet, or is on the storage of another host
+    }
+  }
+
   JobEnd start(int ranks) {
     JobEnd end;
     auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
@@ -371,10 +407,6 @@ class Supervision {
     // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
     if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
     {
-      if (run_is_finished()) {
-        terminal_.error(cause + ". It is not started again: the run " + run_.string() + " is finished");
-        return next.code;
-      }
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
       if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
@@ -389,17 +421,6 @@ class Supervision {
   void set_min_workers(int least) {
     if (options_.min_workers) return;
     requirements_.min_workers = std::clamp(least, 1, requirements_.ranks);
-  /// True if training has ended well, so that a new start would find nothing to do. In the folder of a sweep the run is
-  /// another one, which follows.
-  bool run_is_finished() const {
-    try {
-      return !run_.empty() && !fs::exists(status_of(run_ / run_names::sweep)) &&
-             read_json(run_ / run_names::params).value("finished", false);
-    } catch (const std::exception&) {
-      return false;  // it has not been written yet, or is on the storage of another host
-    }
-  }
-
     supervisor_info_.full_worker_count = requirements_.ranks;
   }
 

@@ -567,6 +567,14 @@ TEST(Agreement, MemoryThatIsMadeWhenARankFailsGoesWithItsUsers) {
   EXPECT_TRUE(wait_until(all_gone, 20s)) << *left.begin();
 }
 
+TEST(WaitTime, BeginsAnewWhenItsProcessDidNotRun) {
+  const WaitTime::Clock::time_point begin{1h};
+  WaitTime time(begin);
+  for (auto at = 0ms; at <= 5s; at += 900ms) EXPECT_EQ(time.until(begin + at), at);
+  EXPECT_EQ(time.until(begin + 1h), 0s) << "the job was suspended";
+  EXPECT_EQ(time.until(begin + 1h + 500ms), 500ms);
+}
+
 TEST(Agreement, RanksThatLeftWithoutACauseAreAnError) {
   const Outcome left{Outcome::Kind::interrupted, ExitCode::retry, false, "rank 1 failed: lost"};
   const auto cause = root_cause({{}, left}, {"here", "there"});
