@@ -150,7 +150,7 @@ class Values {
     has_large_ =
         has_large_ || (std::isfinite(*value) && std::trunc(*value) == *value && std::abs(*value) > largest_float_whole);
     is_rounded_ = is_rounded_ || integer == std::errc::result_out_of_range ||
-                  (is_digits && std::abs(*value) > 0x1p53 &&
+                  (is_digits && std::abs(*value) >= 0x1p53 &&
                    (std::abs(*value) >= 0x1p63 || static_cast<std::int64_t>(*value) != whole));
     if (are_whole_ && !is_whole) become_double();
     are_whole_ ? append(whole) : append(*value);

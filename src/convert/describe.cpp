@@ -97,10 +97,11 @@ const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset)
   for (std::size_t d = 0; d < column.chunk.size(); ++d)
     chunks *= std::ceil(static_cast<double>(column.shape[d]) / static_cast<double>(column.chunk[d]));
   hsize_t written = 0;
-  if (!column.chunk.empty() && H5Dget_num_chunks(dataset, H5S_ALL, &written) >= 0 &&
-      static_cast<double>(written) < chunks)
+  if (column.chunk.empty()) return nullptr;
+  const auto space = hdf5::dataset_property(dataset, H5Dget_space, "reading the layout of " + column.name);
+  hdf5::check(H5Dget_num_chunks(dataset, space.get(), &written), "counting the chunks of " + column.name);
+  if (static_cast<double>(written) < chunks)
     return "some of its chunks were never written; their values read as the fill value";
-  hdf5::last_error();
 #endif
   return nullptr;
 }

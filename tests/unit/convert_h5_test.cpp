@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <numeric>
 #include <random>
-#include <sstream>
 
 namespace muster::convert_h5_test {
 namespace {
@@ -318,15 +317,22 @@ TEST_F(ConvertH5, KeepsAttributes) {
   EXPECT_EQ(H5Aexists(x.get(), "opaque"), 0) << "neither numbers nor strings";
 }
 
-/// The values of all windows of the variables, one after the other.
-std::string windows_of(const std::vector<std::string>& variables, const std::vector<std::int64_t>& size = {2, 3}) {
+/// The values of all windows of the variables, sorted, since their order is that of the chunks.
+std::vector<std::string> windows_of(const std::vector<std::string>& variables,
+                                    const std::vector<std::int64_t>& size = {2, 3}) {
   const auto data = Dataset::windows(variables, {.size = size});
   std::vector<std::int64_t> all(static_cast<std::size_t>(data.count()));
   std::iota(all.begin(), all.end(), 0);
-  std::ostringstream text;
+  std::vector<std::string> windows(all.size());
   for (const auto& [name, values] : data.read(all))
-    for (std::int64_t i = 0; i < values.numel(); ++i) text << values.flatten()[i].item<double>() << ' ';
-  return text.str();
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+      const auto window = values[static_cast<std::int64_t>(i)].flatten();
+      windows[i] += name + ":";
+      for (std::int64_t j = 0; j < window.numel(); ++j) windows[i] += " " + std::to_string(window[j].item<double>());
+      windows[i] += "; ";
+    }
+  std::ranges::sort(windows);
+  return windows;
 }
 
 TEST_F(ConvertH5, KeepsTheNamesOfDimensions) {
