@@ -227,8 +227,7 @@ TEST(SampleMetrics, ASampleWithANaNLogitIsWrong) {
   const auto one = numbers({0, 0, 1, nan, 0, 0, 0, 1, 0}).view({3, 3});
   for (const auto type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
     EXPECT_DOUBLE_EQ(with(F1({3, Average::micro}), one.to(type), classes({2, 0, 1})).value(), 2.0 / 3) << type;
-  EXPECT_EQ(with(F1({3, Average::micro}), one, classes({2, 0, 1}), SampleMetric::Samples(), numbers({1, 0, 1})).value(),
-            1);
+  EXPECT_EQ(with(F1({3, Average::micro}), one, classes({2, 0, 1}), std::nullopt, numbers({1, 0, 1})).value(), 1);
 }
 
 TEST(SampleMetrics, WarnOnceOfNaN) {
