@@ -47,7 +47,8 @@ std::string OperatorRanks::run(const std::function<std::string()>& work, session
   try {
     const auto error = comm::attempt_on_all(world, limits(), [&] {
       if (resolved_.is_worker()) try {
-          result = work();
+          const auto call = [&] { result = work(); };
+          session != nullptr ? session->run(call) : call();
         } catch (...) {
           // Before the session closes connections on which other ranks may be waiting.
           const auto cause = comm::current_outcome(world);

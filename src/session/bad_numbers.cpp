@@ -32,14 +32,17 @@ bool BadSteps::agree_to_roll_back(const Communicator& world, const std::optional
 }
 
 BadNumbersWatch::BadNumbersWatch(const FailureConfig& config, Communicator control,
-                                 std::shared_ptr<const step::Steps> steps, BadSteps& record)
+                                 std::shared_ptr<const step::Steps> steps, BadSteps& record,
+                                 std::shared_ptr<AttemptEnd> attempt_end)
     : policy_(config.bad_numbers),
       limit_(config.bad_numbers_limit),
       control_(std::move(control)),
       steps_(std::move(steps)),
-      record_(record) {}
+      record_(record),
+      attempt_end_(std::move(attempt_end)) {}
 
 bool BadNumbersWatch::begin_step(int optimizer) {
+  attempt_end_->throw_if_ended();
   if (std::exchange(global_step_, steps_->global_step) != steps_->global_step) step_counts_.clear();
   current_ = {global_step_, optimizer, step_counts_[optimizer]++};
   if (!record_.skipped.contains(current_)) return true;
@@ -69,7 +72,7 @@ void BadNumbersWatch::note_bad_gradient(int optimizer, const std::string& where,
   fact += " is NaN or infinite in step " + std::to_string(global_step_);
   const auto end = [&](const char* remedy) {
     const Error error(ExitCode::user_error, "stepping an optimizer", fact, remedy);
-    throw together ? Error(error.code(), std::string(error.what())) : error;
+    attempt_end_->end_with(together ? Error(error.code(), std::string(error.what())) : error);
   };
   constexpr const char* look = "Look at the data of that step, the learning rate and what the loss divides by";
   if (policy_ == BadNumbers::stop) end(look);

@@ -4,6 +4,7 @@
 #include "muster/communicator.hpp"
 #include "muster/config.hpp"
 #include "optim/bad_number_policy.hpp"
+#include "session/attempt_end.hpp"
 #include "step/steps.hpp"
 
 #include <compare>
@@ -50,7 +51,7 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
  public:
   /// `control` is the channel for reports and checkpoints; `record` lives over all attempts.
   BadNumbersWatch(const FailureConfig& config, Communicator control, std::shared_ptr<const step::Steps> steps,
-                  BadSteps& record);
+                  BadSteps& record, std::shared_ptr<AttemptEnd> attempt_end);
 
   bool always_throws() const noexcept override { return policy_ != BadNumbers::skip; }
   bool begin_step(int optimizer) override;
@@ -75,6 +76,7 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   Communicator control_;
   std::shared_ptr<const step::Steps> steps_;
   BadSteps& record_;
+  std::shared_ptr<AttemptEnd> attempt_end_;  ///< shared, since optimizers may outlive the session
   BadSteps::OptimizerStepId current_;
   std::int64_t global_step_ = -1;
   std::map<int, std::int64_t> step_counts_;  ///< steps of each optimizer in this global step

@@ -18,7 +18,7 @@ void CallbackEnd::check() {
       log::info("training ends after report " + std::to_string(progress_.training_iteration) +
                 ", as a callback has asked");
   }
-  if (throws_) throw TrainingEndedByCallback();
+  if (throws_) attempt_end_.end_with(TrainingEndedByCallback());
 }
 
 }  // namespace muster::detail::session

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "muster/error.hpp"
+#include "session/attempt_end.hpp"
 #include "session/outputs.hpp"
 #include "session/training_progress.hpp"
 #include "session/worker_context.hpp"
@@ -16,8 +17,9 @@ class TrainingEndedByCallback final : public Error {
 
 class CallbackEnd {
  public:
-  CallbackEnd(const WorkerContext& workers, const TrainingProgress& progress, const Outputs& outputs)
-      : workers_(workers), progress_(progress), outputs_(outputs) {}
+  CallbackEnd(const WorkerContext& workers, const TrainingProgress& progress, const Outputs& outputs,
+              AttemptEnd& attempt_end)
+      : workers_(workers), progress_(progress), outputs_(outputs), attempt_end_(attempt_end) {}
 
   /// Checks whether a callback on any worker wants training to end. If so, throws TrainingEndedByCallback, unless the
   /// caller asks has_ended(). Collective.
@@ -30,6 +32,7 @@ class CallbackEnd {
   const WorkerContext& workers_;
   const TrainingProgress& progress_;
   const Outputs& outputs_;
+  AttemptEnd& attempt_end_;
   bool has_ended_ = false, throws_ = true;
 };
 

@@ -5,6 +5,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <exception>
 #include <utility>
 
 namespace muster::detail::session {
@@ -28,7 +29,20 @@ void OpenSession::open() {
   state_.progress.start_clock();
 }
 
+void OpenSession::run(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (...) {
+    const auto& end = *state_.attempt_end;
+    if (!end.is_hidden_by(std::current_exception())) throw;
+    log::warn("the attempt had ended, and then the training function threw: " + comm::current_outcome().text);
+    end.throw_if_ended();
+  }
+  state_.throw_if_ended();
+}
+
 void OpenSession::close() {
+  state_.attempt_end->forget();
   state_.outputs.observers.callbacks().forget_added();
   state_.resumer.take_up();
   state_.end_training();

@@ -9,6 +9,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -23,6 +24,9 @@ class MUSTER_INTERNAL_API OpenSession {
   /// Sets threads and random generators, resumes from a checkpoint, starts backend and callbacks, and then the clock.
   /// Collective.
   void open();
+  /// Runs the training function, or a call of an operator. Throws what has ended the attempt, even if `work` has caught
+  /// it and returns or throws another exception.
+  void run(const std::function<void()>& work);
   /// Call when training has succeeded. Collective.
   void close();
   /// Call when training has thrown and the other ranks have been told. Waits for no other rank.

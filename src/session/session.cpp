@@ -43,6 +43,7 @@ bool State::restore() {
 }
 
 Epochs::iterator Epochs::begin() const {
+  session_->throw_if_ended();
   const auto& steps = *session_->progress.steps;
   const bool again = steps.epoch == steps.last_loop_end;
   const bool first = steps.resumed_without_epochs && !steps.counts_epochs;
@@ -65,6 +66,7 @@ Epochs::iterator Epochs::begin() const {
 Epochs::iterator Epochs::end() const { return {session_, count_}; }
 
 Epochs::iterator& Epochs::iterator::operator++() {
+  session_->throw_if_ended();
   if (const auto name = session_->data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/true); !name.empty())
     throw Error(ExitCode::user_error, "resuming the pass over \"" + name + "\"",
                 "the run was saved in the middle of it, but epoch " + std::to_string(epoch_) +
@@ -129,7 +131,10 @@ bool Session::step_complete() const noexcept { return state_->progress.steps->is
 at::Device Session::get_device() const { return state_->workers.device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers.communicator; }
 void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }
-void Session::barrier() const { communicator().barrier(); }
+void Session::barrier() const {
+  state_->throw_if_ended();
+  communicator().barrier();
+}
 
 c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
   if (!state_->process_groups)
@@ -139,6 +144,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> Session::process_group() const {
 }
 
 at::Tensor Session::mean(const at::Tensor& value) const {
+  state_->throw_if_ended();
   if (!value.defined())
     throw Error(ExitCode::user_error, "taking the mean over the workers", "the tensor is undefined",
                 "Give it a value on every worker");
@@ -155,6 +161,7 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
   const ScopedCallName prepare("prepare_model");
+  state_->throw_if_ended();
   // A user who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->resolved.launch.cpus_per_rank() > at::get_num_threads();
@@ -173,6 +180,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
 }
 
 detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
+  state_->throw_if_ended();
   const auto& numbers = state_->bad_numbers;
   return detail::optim::make_optimizer_step(optimizer, state_->models.all(), options,
                                             {.numbers = numbers,
@@ -186,6 +194,7 @@ StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr
 StepScope::~StepScope() { steps_->leave_scope(scope_); }
 
 StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const {
+  state_->throw_if_ended();
   return {state_->progress.steps, std::move(batch)};
 }
 
@@ -197,6 +206,7 @@ NoSync Session::no_sync() const {
 }
 
 Join Session::join(const JoinOptions& options) const {
+  state_->throw_if_ended();
   if (state_->workers.share.fixed)
     throw Error(ExitCode::usage, "joining ranks", "virtual workers have as many batches on every rank",
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
@@ -206,6 +216,7 @@ Join Session::join(const JoinOptions& options) const {
 Autocast Session::autocast(const AutocastOptions& options) const { return Autocast(get_device().type(), options); }
 
 GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
+  state_->throw_if_ended();
   for (const auto& model : state_->models.all())
     for (const auto& item : model->module()->named_parameters())
       if (options.enabled && item.value().defined() && item.value().requires_grad() && item.value().is_complex())
@@ -215,6 +226,7 @@ GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
 }
 
 Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
+  state_->throw_if_ended();
   // `module` may be a part of a prepared model, or a container of several.
   std::set<const torch::nn::Module*> parts;
   for (const auto& part : module->modules()) parts.insert(part.get());
@@ -309,6 +321,7 @@ std::vector<ReportedCheckpoint> Session::get_all_reported_checkpoints() const {
 }
 
 Json Session::broadcast_from_rank_zero(const Json& value) const {
+  state_->throw_if_ended();
   return detail::json_from_cbor(communicator().broadcast(world_rank() == 0 ? detail::json_to_cbor(value) : ""));
 }
 

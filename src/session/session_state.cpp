@@ -1,6 +1,7 @@
 #include "session/session_state.hpp"
 
 #include "base/log.hpp"
+#include "comm/agreement.hpp"
 #include "comm/rank_status.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
@@ -29,6 +30,7 @@ class SessionStepListener final : public step::StepListener {
     session_.models.load_buffers_of(micro_batch);
   }
   void batch_begun(const step::OpenPass& pass) override {
+    session_.attempt_end->throw_if_ended();
     // A pass inside of another one may be of one rank alone, which looks at a batch.
     if (pass.batches == 1 && !session_.progress.steps->has_other_open_pass(pass.number, pass.in_loop))
       session_.same_passes.note(pass);
@@ -112,8 +114,8 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
       epoch_end(workers, progress, data, models),
       resumer(resolved, run, workers, progress, data, outputs, epoch_end),
       saver(resolved, run, workers, progress, data, outputs, epoch_end, resumer),
-      stopper(resolved.launch, run, workers, progress, models, outputs, saver),
-      callback_end(workers, progress, outputs),
+      stopper(resolved.launch, run, workers, progress, models, outputs, saver, *attempt_end),
+      callback_end(workers, progress, outputs, *attempt_end),
       reporter({.run = run,
                 .workers = workers,
                 .progress = progress,
@@ -144,7 +146,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
   progress.steps->listener = step_listener;
   const auto& failure_config = resolved.options.run_config.failure_config;
   if (failure_config.bad_numbers != BadNumbers::ignore)
-    bad_numbers = std::make_shared<BadNumbersWatch>(failure_config, control, progress.steps, bad_steps);
+    bad_numbers = std::make_shared<BadNumbersWatch>(failure_config, control, progress.steps, bad_steps, attempt_end);
   late_ranks.emplace(workers, outputs);
   if (const auto& profile = resolved.options.run_config.profile; profile.enabled)
     profiler.emplace(profile, run.path(), workers);
@@ -163,10 +165,16 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
 
 SessionState::~SessionState() = default;
 
+void SessionState::throw_if_ended() const {
+  attempt_end->throw_if_ended();
+  if (outputs.store) comm::throw_if_alarm_raised(workers.control);  // a validation has a thread that may not call MPI
+}
+
 void SessionState::require_training(const char* doing) const {
   if (!outputs.store)
     throw Error(ExitCode::usage, doing, "this session validates a checkpoint and does not train",
                 "Load the model by Checkpoint::load, and return the metrics");
+  throw_if_ended();
 }
 
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {

@@ -6,6 +6,7 @@
 #include "muster/session.hpp"
 #include "run/resolve.hpp"
 #include "run/run_folder.hpp"
+#include "session/attempt_end.hpp"
 #include "session/bad_numbers.hpp"
 #include "session/callback_end.hpp"
 #include "session/epoch_end.hpp"
@@ -46,6 +47,7 @@ struct MUSTER_INTERNAL_API SessionState {
   SessionData data;
   Outputs outputs;
   PreparedModels models;
+  const std::shared_ptr<AttemptEnd> attempt_end = std::make_shared<AttemptEnd>();
   std::shared_ptr<BadNumbersWatch> bad_numbers;  ///< null with BadNumbers::ignore
   SamePasses same_passes;
   EpochEnd epoch_end;
@@ -60,7 +62,10 @@ struct MUSTER_INTERNAL_API SessionState {
   std::shared_ptr<ProcessGroups> process_groups;  ///< set by the backend
   bool has_failed = false;
 
-  /// Throws an Error (ExitCode::usage) in a session that validates.
+  /// Throws what has ended this attempt, if it has ended: muster's own decision, or another rank's error. The training
+  /// function may have caught it before.
+  void throw_if_ended() const;
+  /// The same, and throws an Error (ExitCode::usage) in a session that validates.
   void require_training(const char* doing) const;
   /// State::restore(). Collective.
   bool restore(const std::shared_ptr<const StateEntries>& entries);

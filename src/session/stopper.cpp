@@ -109,7 +109,11 @@ void Stopper::stop_if_asked_after_report(ReportedNow report) {
   // A checkpoint of files alone is not what state.restore() needs.
   if (!report.saved || !report.had_state) return save_and_stop(report);
   if (must_wait_for_a_step(/*in_report=*/true)) return;
-  outputs_.wait_for_save();
+  try {
+    outputs_.wait_for_save();
+  } catch (...) {
+    attempt_end_.end_with_current();
+  }
   throw_stopped(true);
 }
 
@@ -142,7 +146,7 @@ void Stopper::end_training() {
   throw_stopped(outputs_.has_saved);
 }
 
-void Stopper::save_and_stop(std::optional<ReportedNow> report) {
+void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
   const bool has_saved_files = report && report->saved;
   if (has_saved_files)
     outputs_.wait_for_save();
@@ -158,6 +162,8 @@ void Stopper::save_and_stop(std::optional<ReportedNow> report) {
   saver_.save({.entries = entries.get(), .must_wait = true});
   outputs_.wait_for_save();
   throw_stopped(true);
+} catch (...) {
+  attempt_end_.end_with_current();  // the stop has begun, also if it could not save
 }
 
 bool Stopper::must_wait_for_a_step(bool in_report) {
@@ -197,7 +203,7 @@ void Stopper::throw_stopped(bool saved) {
                                     stopped + ", state saved in " + newest->path().filename().string(), remedy)
                             : Error(ExitCode::retry, "training", stopped + ", and there is no State to save",
                                     remedy + (newest ? " from " + newest->path().filename().string() : ""));
-  throw Error(error.code(), std::string(error.what()));  // agreed: the same on all workers
+  attempt_end_.end_with(Error(error.code(), std::string(error.what())));  // agreed: the same on all workers
 }
 
 }  // namespace muster::detail::session

@@ -6,6 +6,7 @@
 #include "muster/state.hpp"
 #include "run/run_folder.hpp"
 #include "session/accumulated_gradients.hpp"
+#include "session/attempt_end.hpp"
 #include "session/outputs.hpp"
 #include "session/prepared_models.hpp"
 #include "session/saver.hpp"
@@ -24,7 +25,8 @@ namespace muster::detail::session {
 class Stopper {
  public:
   Stopper(const Launch& launch, const run::RunFolder& run, const WorkerContext& workers,
-          const TrainingProgress& progress, const PreparedModels& models, Outputs& outputs, Saver& saver)
+          const TrainingProgress& progress, const PreparedModels& models, Outputs& outputs, Saver& saver,
+          AttemptEnd& attempt_end)
       : launch_(launch),
         run_(run),
         workers_(workers),
@@ -32,6 +34,7 @@ class Stopper {
         models_(models),
         outputs_(outputs),
         saver_(saver),
+        attempt_end_(attempt_end),
         accumulated_(models) {}
 
   /// Looks for a file in the run's folder, too. Call on one rank.
@@ -85,7 +88,7 @@ class Stopper {
   /// Collective.
   [[noreturn]] void throw_stopped(bool saved);
 
-  // The seven parts of the session that a stop reads and saves, and what has been asked for and told so far.
+  // The eight parts of the session that a stop reads, saves and ends, and what has been asked for and told so far.
   const Launch& launch_;
   const run::RunFolder& run_;
   const WorkerContext& workers_;
@@ -93,6 +96,7 @@ class Stopper {
   const PreparedModels& models_;
   Outputs& outputs_;
   Saver& saver_;
+  AttemptEnd& attempt_end_;
   StopRequest request_ = {};
   StopFile file_ = {};
   std::string cause_ = {};  ///< why this worker has been asked to stop; empty if it has not

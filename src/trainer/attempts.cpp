@@ -50,7 +50,7 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
     session.open();
     try {
       session.state().end_if_already_done();
-      end.return_value = train_loop(session.user_session(), resolved.options.train_loop_config);
+      session.run([&] { end.return_value = train_loop(session.user_session(), resolved.options.train_loop_config); });
     } catch (const session::TrainingEndedByCallback&) {
     }
     session.close();

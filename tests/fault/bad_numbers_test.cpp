@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -165,6 +166,26 @@ TEST_P(Ways, RollBackGoesOnPastTheStep) {
   EXPECT_EQ(fit.attempts, 1 + epochs) << "each epoch is begun again once";
   EXPECT_EQ(result->metrics_history.size(), static_cast<std::size_t>(epochs));
   EXPECT_EQ(fit.weights, by_hand());
+}
+
+TEST_P(Ways, EndTheAttemptAlsoIfTheirErrorIsCaught) {
+  Fit fit;
+  const auto train = [&](Session& session, const Config&) {
+    try {
+      fit_line(session, fit, GetParam());
+    } catch (const std::exception&) {
+      EXPECT_THROW(session.barrier(), Error);
+    }
+  };
+  const auto back = run({storage, {}, options_for("back", {.bad_numbers = BadNumbers::roll_back})}, train);
+  EXPECT_EQ(back.first, 0) << text_of(back.second);
+  EXPECT_EQ(fit.attempts, 1 + epochs);
+  EXPECT_EQ(back.second->metrics_history.size(), static_cast<std::size_t>(epochs));
+  EXPECT_EQ(fit.weights, by_hand());
+
+  const auto stop = run({storage, {}, options_for("stop", {.bad_numbers = BadNumbers::stop})}, train);
+  EXPECT_EQ(stop.first, 1);
+  EXPECT_NE(text_of(stop.second).find("in step 3"), std::string::npos) << text_of(stop.second);
 }
 
 TEST_P(Ways, EndAtTheLimit) {

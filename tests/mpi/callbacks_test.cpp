@@ -158,6 +158,37 @@ TEST(Callbacks, ATrainingFunctionThatHoldsOnIsToldAgain) {
   EXPECT_EQ(ended, 3);
 }
 
+TEST(Callbacks, AnEndThatIsReplacedByAnotherExceptionIsAnEnd) {
+  const auto recorder = std::make_shared<Recorder>();
+  const auto counting = std::make_shared<Counting>(1, 0);
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("replaced", {recorder, counting})}, [&](Session& session, const Config&) {
+        try {
+          session.report({{"loss", 1}});
+        } catch (const std::exception& end) {
+          EXPECT_THROW(session.barrier(), Error);
+          throw std::runtime_error(std::string("training: ") + end.what());
+        }
+      });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(recorder->moments.back(), "end");
+}
+
+TEST(Callbacks, AnotherRanksErrorThatIsCaughtIsAFailure) {
+  const auto recorder = std::make_shared<Recorder>();
+  const auto [code, result] =
+      run({test::shared_folder(), {}, with("of-another", {recorder})}, [&](Session& session, const Config&) {
+        if (session.world_rank() == session.world_size() - 1) throw std::runtime_error("of one rank");
+        try {
+          session.barrier();
+        } catch (const std::exception&) {
+          EXPECT_THROW(session.epochs(1), RemoteError);
+        }
+      });
+  EXPECT_EQ(code, 1);
+  EXPECT_EQ(recorder->moments.back(), "failure 1");
+}
+
 TEST(Callbacks, TheirStateOutlivesAJobAndAnAttempt) {
   const auto storage = test::shared_folder();
   std::vector<std::int64_t> seen;

@@ -622,6 +622,87 @@ TEST(Stop, AnExceptionOfOneWorkerWhileOthersObeyIsTheCause) {
   EXPECT_NE(text_of(result).find("thrown while stopping"), std::string::npos) << text_of(result);
 }
 
+TEST(Stop, EndsTheRunAlsoIfItIsCaught) {
+  for (const std::string way : {"swallowed", "replaced", "held on to"}) {
+    const auto storage = test::shared_folder();
+    std::int64_t steps = 0;
+    const auto train = [&](Session& session, const Config&) {
+      auto state = session.state({{"steps", steps}});
+      state.restore();
+      const auto pass = [&] {
+        for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.global_batch_size = 8}))
+          ++steps;
+      };
+      try {
+        for ([[maybe_unused]] auto epoch : session.epochs(3)) pass();
+      } catch (const std::exception& stop) {
+        const std::string text = stop.what();
+        if (way == "replaced") throw std::runtime_error("training: " + text);
+        if (way == "swallowed") return;
+        int call = 0;
+        for (const std::function<void()>& again : std::vector<std::function<void()>>{
+                 [&] {
+                   session.report({{"steps", steps}});
+                 },
+                 [&] {
+                   session.report({{"steps", steps}}, state);
+                 },
+                 [&] { state.restore(); }, [&] { session.epochs(4); }, pass, [&] { session.should_stop(); },
+                 [&] { session.preemption(); }, [&] { session.barrier(); }, [&] { session.mean(torch::ones({1})); },
+                 [&] { session.prepare_model(torch::nn::Linear(1, 1)); }, [&] { session.broadcast_from_rank_zero(1); },
+                 [&] { session.get_all_reported_checkpoints(); }}) {
+          ++call;
+          try {
+            again();
+            ADD_FAILURE() << "call " << call;
+          } catch (const Error& error) {
+            EXPECT_EQ(error.what(), text) << call;
+          }
+        }
+      }
+    };
+    const auto [code, result] = run({storage, at_once, with_line("caught")}, train);
+    EXPECT_EQ(code, 85) << way << ": " << text_of(result);
+    EXPECT_EQ(text_of(result).find("training: stopped as the time limit of 0 s ends, state saved in"), 0u)
+        << text_of(result);
+    EXPECT_EQ(saved(storage / "caught"), 1u);
+    EXPECT_EQ(run({storage, {}, with_line("caught")}, train).first, 0);
+    EXPECT_EQ(steps, 18) << "the next start goes on";
+  }
+}
+
+TEST(Stop, ThatIsCaughtWithoutAStateIsNotFinished) {
+  const auto storage = test::shared_folder();
+  auto options = with_line("none");
+  options.run_config.failure_config.max_failures = 3;
+  int attempts = 0;
+  const auto [code, result] = run({storage, at_once, options}, [&](Session& session, const Config&) {
+    ++attempts;
+    try {
+      for (;;) session.report({{"a", 1}});
+    } catch (const std::exception&) {
+    }
+  });
+  EXPECT_EQ(code, 75) << text_of(result);
+  EXPECT_EQ(attempts, 1);
+}
+
+TEST(Stop, ThatCannotSaveIsNotFinishedIfItIsCaught) {
+  const auto storage = test::shared_folder();
+  const auto [code, result] = run({storage, at_once, with_line("unsaved")}, [&](Session& session, const Config&) {
+    const StateEntry broken([]() -> StateDict { throw std::runtime_error("broken"); }, [](const StateDict&) {});
+    auto state = session.state({{"broken", broken}});
+    state.restore();
+    try {
+      for ([[maybe_unused]] auto epoch : session.epochs(1'000'000'000)) {
+      }
+    } catch (const std::exception&) {
+    }
+  });
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(text_of(result).find("broken"), std::string::npos) << text_of(result);
+}
+
 TEST(Stop, ALoopOfOnesOwnAsks) {
   const auto storage = test::shared_folder();
   const auto train = [](bool reports) {

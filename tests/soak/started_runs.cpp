@@ -94,13 +94,16 @@ struct StartPlan {
   Event event = {};
   bool async_save = false, fast_tier = false;
   bool must_resume = false;
-  double back = -1;  ///< position, from 0 to 1, of the checkpoint to roll back to; negative: no rollback
+  double back = -1;          ///< position, from 0 to 1, of the checkpoint to roll back to; negative: no rollback
+  bool catches = false;      ///< the training function catches muster's exceptions
 };
 
 StartPlan draw_start(const Plan& plan, int start) {
   Dice dice(plan.seed * 0x9e3779b97f4a7c15ULL + 1000 + static_cast<std::uint64_t>(start));
   StartPlan drawn{.async_save = dice.chance(0.4), .fast_tier = dice.chance(0.4), .must_resume = dice.chance(0.3)};
   if (dice.chance(0.25)) drawn.back = dice.real();
+  Dice of_errors(plan.seed * 0x9e3779b97f4a7c15ULL + 2000 + static_cast<std::uint64_t>(start));
+  drawn.catches = of_errors.chance(0.4);
   if (start >= last_start) return drawn;
   using Way = Event::Way;
   drawn.event.way = dice.one_of({Way::kill, Way::kill_at_call, Way::kill_at_call, Way::kill_at_call, Way::kill_at_time,
@@ -247,7 +250,14 @@ class StartedRun {
       counter.emplace(storage_.string() + '/', event.calls, [&] { kill(SIGKILL); });
     // The settings differ in each start; otherwise a finished run would not continue after a rollback.
     auto result =
-        TorchTrainer(launch_, [&](Session& session) { record_errors([&] { train(session); }); },
+        TorchTrainer(launch_,
+                     [&](Session& session) {
+                       try {
+                         record_errors([&] { train(session); });
+                       } catch (const Error&) {
+                         if (!drawn_.catches) throw;
+                       }
+                     },
                      {.train_loop_config = {{"start", start_}},
                       .run_config = {.checkpoint_config = {.num_to_keep = plan_.keep,
                                                            .checkpoint_score_attribute = plan_.scored ? "score" : "",
