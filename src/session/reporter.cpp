@@ -249,7 +249,7 @@ Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
                                           .files = all.has_files ? &input.files : nullptr,
                                           .row = row,
                                           .must_wait = session_.stopper.is_known(),
-                                          .leaves_out_state = session_.stopper.has_state()});
+                                          .leaves_out_state = session_.stopper.last_state() != nullptr});
   row["checkpoint_dir_name"] = saved.path().filename().string();
   if (session_.bad_numbers) session_.bad_numbers->note_checkpoint();
   if (input.entries) {
@@ -268,7 +268,6 @@ void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_vali
 }
 
 void Reporter::report(const Input& input) {
-  if (input.entries) session_.stopper.note_state(input.entries);
   begin(input.entries != nullptr);
   const auto all = exchange(input);
   const bool saves = wait_for_save_before(all);
@@ -290,6 +289,7 @@ void Reporter::report(const Input& input) {
     comm::run_on_all(session_.workers.control, [&] {
       session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all.metrics), saved);
     });
+  if (input.entries) session_.stopper.note_state(input.entries);
   session_.progress.end_report();
 
   session_.stopper.stop_if_asked_after_report({.saved = saves, .had_state = all.has_state, .had_files = all.has_files});

@@ -180,8 +180,9 @@ void SessionState::require_training(const char* doing) const {
 bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   require_training("restoring a state");
   resumer.require_nothing_saved();
+  const bool restored = resumer.restore(*entries);
   stopper.note_restored_state(entries);
-  return resumer.restore(*entries);
+  return restored;
 }
 
 void SessionState::report(const Reporter::Input& input) {

@@ -71,6 +71,31 @@ void StopFile::remove() noexcept {
               ". Remove it, since it stops the next start, too");
 }
 
+void LivingStates::note(const std::shared_ptr<const StateEntries>& entries) {
+  std::erase_if(by_number_, [&](const auto& one) {
+    const auto other = one.second.lock();
+    return !other || other == entries;
+  });
+  by_number_.emplace(count_++, entries);
+}
+
+std::pair<std::int64_t, std::shared_ptr<const StateEntries>> LivingStates::newest_until(
+    std::int64_t number) const noexcept {
+  for (auto after = by_number_.upper_bound(number); after != by_number_.begin();)
+    if (auto entries = (--after)->second.lock()) return {after->first, std::move(entries)};
+  return {-1, nullptr};
+}
+
+std::shared_ptr<const StateEntries> LivingStates::lock_on_all(const Communicator& workers) const {
+  for (auto number = count_;;) {
+    const auto [newest, entries] = newest_until(number);
+    std::array<std::int64_t, 2> least_and_most{newest, -newest};
+    workers.all_reduce(std::span(least_and_most), ReduceOp::min);
+    number = least_and_most[0];
+    if (number == -least_and_most[1]) return entries;
+  }
+}
+
 void ShutdownBudget::reached_boundary() noexcept {
   if (left_ != Clock::time_point{}) longest_interval_ = std::max(longest_interval_, Clock::now() - left_);
 }

@@ -65,6 +65,24 @@ class MUSTER_INTERNAL_API StopFile {
   Clock::time_point looked_{};
 };
 
+/// The States that a stop may save. Workers note the same ones in the same order; each may die on some of them only.
+class LivingStates {
+ public:
+  /// Call when a State was restored or reported.
+  void note(const std::shared_ptr<const StateEntries>& entries);
+  /// The newest that lives on this worker; null if none does.
+  std::shared_ptr<const StateEntries> lock() const noexcept { return newest_until(count_).second; }
+  /// The newest that lives on all workers; null if none does. Collective.
+  std::shared_ptr<const StateEntries> lock_on_all(const Communicator& workers) const;
+
+ private:
+  /// The newest living one with that number or a lower one, and its number; −1 if none lives.
+  std::pair<std::int64_t, std::shared_ptr<const StateEntries>> newest_until(std::int64_t number) const noexcept;
+
+  std::map<std::int64_t, std::weak_ptr<const StateEntries>> by_number_ = {};
+  std::int64_t count_ = 0;
+};
+
 /// The time that a run needs for an orderly end. It is the sum of: the longest time between two boundaries at which the
 /// workers exchanged stop requests, twice the slowest save of this job, once more that save if one is in progress, and
 /// one second.

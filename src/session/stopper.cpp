@@ -152,7 +152,7 @@ void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
     outputs_.wait_for_save();
   else
     outputs_.wait_for_save_and_warn();
-  const auto entries = last_state_.lock();
+  const auto entries = last_state_.lock_on_all(workers_.control);
   std::array<std::int64_t, 3> everywhere{entries != nullptr, !has_reported_files_, progress_.has_position()};
   workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [has_state, no_files, all_have_position] = everywhere;

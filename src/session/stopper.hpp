@@ -39,13 +39,13 @@ class Stopper {
 
   /// Looks for a file in the run's folder, too. Call on one rank.
   void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
-  /// The State that a stop between two reports saves: the one last restored or reported.
-  void note_state(const std::shared_ptr<const StateEntries>& entries) noexcept { last_state_ = entries; }
-  /// The same when it is restored, so that the time of its first save can be estimated.
+  /// A State was reported: a stop between two reports saves the living one that was restored or reported last.
+  void note_state(const std::shared_ptr<const StateEntries>& entries) { last_state_.note(entries); }
+  /// The same when it was restored, so that the time of its first save can be estimated.
   void note_restored_state(const std::shared_ptr<const StateEntries>& entries);
 
-  /// True if a stop would save a State: one was restored or reported, and it still lives.
-  bool has_state() const noexcept { return !last_state_.expired(); }
+  /// The State that a stop would save, if it lives on all workers; null if none does.
+  std::shared_ptr<const StateEntries> last_state() const noexcept { return last_state_.lock(); }
 
   /// True if all workers know that one of them was asked to stop.
   bool is_known() const noexcept { return request_.is_known(); }
@@ -103,7 +103,7 @@ class Stopper {
   ShutdownBudget budget_ = {};
   std::int64_t average_count_ = 0;  ///< summed over all models, at the last boundary
   AccumulatedGradients accumulated_;
-  std::weak_ptr<const StateEntries> last_state_ = {};
+  LivingStates last_state_ = {};
   bool has_reported_files_ = false;    ///< a report has saved files of the user's own
   bool user_was_told_ = false;         ///< should_stop() or preemption() has told the user to stop
   bool has_waited_in_report_ = false;  ///< at the last boundary, for a step that uses accumulated gradients

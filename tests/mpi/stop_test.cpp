@@ -703,6 +703,65 @@ TEST(Stop, ThatCannotSaveIsNotFinishedIfItIsCaught) {
   EXPECT_NE(text_of(result).find("broken"), std::string::npos) << text_of(result);
 }
 
+/// Passes that train nothing, until the run stops.
+void pass_for_ever(Session& session) {
+  for (;;)
+    for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4})) {
+    }
+}
+
+Json newest_values(const std::filesystem::path& run) {
+  return Checkpoint::from_directory(list_checkpoints(run).back().path).to_dict().values;
+}
+
+TEST(Stop, SavesNoStateThatWasRefused) {
+  const auto storage = test::shared_folder();
+  std::int64_t good = 1, other = 2;
+  bool asked = false;
+  const auto reported = run_until(asked, {storage, {}, with_line("refused")}, [&](Session& session, const Config&) {
+    auto state = session.state({{"good", good}});
+    session.report({{"a", 1}}, state);
+    const StateEntry broken([]() -> StateDict { throw std::runtime_error("broken"); }, [](const StateDict&) {});
+    auto refused = session.state({{"broken", broken}});
+    EXPECT_THROW(session.report({{"a", 1}}, refused), Error);
+    asked = true;
+    pass_for_ever(session);
+  });
+  EXPECT_EQ(reported.first, 85) << text_of(reported.second);
+  EXPECT_TRUE(newest_values(storage / "refused").contains("good"));
+  asked = false;
+  const auto restored = run_until(asked, {storage, {}, with_line("refused")}, [&](Session& session, const Config&) {
+    auto state = session.state({{"good", good}}), refused = session.state({{"other", other}});
+    EXPECT_TRUE(state.restore());
+    EXPECT_THROW(refused.restore(), Error);
+    asked = true;
+    pass_for_ever(session);
+  });
+  EXPECT_EQ(restored.first, 85) << text_of(restored.second);
+  EXPECT_EQ(saved(storage / "refused"), 3u);
+  EXPECT_TRUE(newest_values(storage / "refused").contains("good"));
+}
+
+TEST(Stop, SavesTheLivingStateThoughLaterOnesAreGone) {
+  const auto storage = test::shared_folder();
+  std::int64_t number = 1, later = 2;
+  bool asked = false;
+  const auto [code, result] =
+      run_until(asked, {storage, {}, with_line("living")}, [&](Session& session, const Config&) {
+        auto state = session.state({{"number", number}});
+        state.restore();
+        std::optional<State> of_some = session.state({{"of_some", later}});
+        session.report({{"a", 1}}, *of_some);
+        if (session.world_rank() == session.world_size() - 1) of_some.reset();
+        session.report({{"a", 1}}, session.state({{"temporary", later}}));
+        asked = true;
+        pass_for_ever(session);
+      });
+  EXPECT_EQ(code, 85) << text_of(result);
+  EXPECT_EQ(saved(storage / "living"), 3u);
+  EXPECT_TRUE(newest_values(storage / "living").contains("number")) << "it lives on all workers";
+}
+
 TEST(Stop, ALoopOfOnesOwnAsks) {
   const auto storage = test::shared_folder();
   const auto train = [](bool reports) {
