@@ -66,6 +66,12 @@ class MUSTER_API Callback {
   /// A report, before its checkpoint is made: the row as in result.json but without checkpoint_dir_name, the same on
   /// all workers.
   virtual void on_report(const Json& /*row*/) {}
+  /// A report has failed after metrics() was called, and after on_report() if it came so far; nothing of it counts.
+  /// Sets back what they have changed. `before` is what state() returned before them; by default load_state() gets it,
+  /// unless it is null.
+  virtual void on_failed_report(const Json& before) {
+    if (!before.is_null()) load_state(before);
+  }
   /// The same report, afterwards: each worker's own metrics, by rank, and the checkpoint that was made with it.
   virtual void after_report(const std::vector<Json>& /*metrics*/, const std::optional<Checkpoint>& /*checkpoint*/) {}
   /// A checkpoint was committed, by a report or because the run was asked to stop.

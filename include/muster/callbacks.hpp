@@ -50,9 +50,9 @@ struct PlateauOptions {
   std::string metric = {};
 };
 
-/// Steps the scheduler with each report's metric, before the report's checkpoint is made: put the scheduler into the
-/// state. If a run continues with another metric, or the scheduler with another mode, the best value begins anew, with
-/// a warning; the learning rate stays.
+/// Steps the scheduler with each report's metric, before the report's checkpoint is made: put the scheduler and its
+/// optimizer into the state. A report that fails sets both back. If a run continues with another metric, or the
+/// scheduler with another mode, the best value begins anew, with a warning; the learning rate stays.
 MUSTER_API std::shared_ptr<Callback> plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler,
                                              const PlateauOptions& options);
 

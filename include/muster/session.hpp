@@ -309,6 +309,8 @@ class MUSTER_API Session {
 
   /// Reduces the metrics over the workers, writes them to the run's folder, and commits a checkpoint if there is
   /// something to save. A barrier. An error on one worker is thrown on all of them, and the earlier checkpoints remain.
+  /// A report that throws before its checkpoint is committed has not happened: the counts of reports and the callbacks
+  /// (Callback::on_failed_report) are as before, and so are the optimizers' options and the schedulers of the State.
   /// Where the best checkpoints are kept by a score: if no report had that metric by the first report at an epoch's
   /// end, that report is an Error; a checkpoint whose report lacks the metric, or has NaN, counts as the worst.
   /// Collective.

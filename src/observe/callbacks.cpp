@@ -95,9 +95,20 @@ void Callbacks::end() {
   if (begun_) tell_and_log_errors("the end of training", callbacks_, [](Callback& callback) { callback.on_end(); });
 }
 
-Metrics Callbacks::with_callback_metrics(Metrics metrics) const {
+Metrics Callbacks::with_callback_metrics(Metrics metrics) {
+  before_report_.clear();
+  for (const auto& callback : callbacks_) before_report_.push_back(callback->state());
   for (const auto& callback : callbacks_) metrics.merge(callback->metrics());
   return metrics;
+}
+
+void Callbacks::report_failed() {
+  // Empty if the report has failed before it has asked them.
+  const auto before = std::exchange(before_report_, {});
+  const std::vector told(callbacks_.begin(), callbacks_.begin() + static_cast<std::ptrdiff_t>(before.size()));
+  auto state = before.begin();
+  tell_and_log_errors("a report that has failed", told,
+                      [&](Callback& callback) { callback.on_failed_report(*state++); });
 }
 
 bool Callbacks::should_stop() const {

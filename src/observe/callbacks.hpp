@@ -33,6 +33,8 @@ class Callbacks final : public Observer {
   void batch(const EpochPosition& position) override { tell(&Callback::on_batch, position.global_step); }
   void late_rank(const LateRank& late) override { tell(&Callback::on_late_rank, late); }
   void report_begins(const Json& row) override { tell(&Callback::on_report, row); }
+  /// Logs what a callback throws as a warning.
+  void report_failed() override;
   void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
     tell(&Callback::after_report, metrics, checkpoint);
   }
@@ -42,8 +44,8 @@ class Callbacks final : public Observer {
   void end() override;
 
   bool empty() const noexcept { return callbacks_.empty(); }
-  /// `metrics` and the callbacks' own metrics.
-  Metrics with_callback_metrics(Metrics metrics) const;
+  /// `metrics` and the callbacks' own metrics, for a report that begins.
+  Metrics with_callback_metrics(Metrics metrics);
   bool should_stop() const;
   /// The callbacks' states, by class and name; null if none has a state.
   Json state() const;
@@ -62,6 +64,7 @@ class Callbacks final : public Observer {
   std::size_t run_callbacks_ = 0;                     ///< number of the callbacks of the run
   bool begun_ = false;
   Json saved_ = {};
+  std::vector<Json> before_report_ = {};  ///< each callback's state from before the report
 };
 
 }  // namespace muster::detail::observe

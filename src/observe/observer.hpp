@@ -59,6 +59,8 @@ class Observer {
   virtual void late_rank(const LateRank&) {}
   /// A report begins: its row, before a checkpoint is saved.
   virtual void report_begins(const Json& /*row*/) {}
+  /// That report has failed, and nothing of it counts.
+  virtual void report_failed() {}
   /// The report is made: its row in result.json, and the number of epochs of session.epochs(), 0 if the training
   /// function counts epochs itself.
   virtual void report(const Json& /*row*/, std::int64_t /*epochs*/) {}

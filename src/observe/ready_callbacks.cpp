@@ -2,11 +2,14 @@
 #include "base/log.hpp"
 #include "muster/callbacks.hpp"
 #include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "state/stateful.hpp"
 
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -117,13 +120,22 @@ template struct Reveal<&torch::optim::ReduceLROnPlateauScheduler::reset,
 class Plateau final : public Callback {
  public:
   Plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler, const PlateauOptions& options)
-      : scheduler_(scheduler), watched_("reducing the learning rate on a plateau", options.metric) {}
+      : scheduler_(scheduler), entry_(scheduler), watched_("reducing the learning rate on a plateau", options.metric) {}
   void on_report(const Json& row) override {
     const auto value = watched_.in(row);
     if (!value) return;
+    set_back_ = [this, reset = must_reset_, scheduler = entry_.object()->keep_schedule()] {
+      must_reset_ = reset;
+      scheduler();
+    };
     if (std::exchange(must_reset_, false)) (scheduler_.*plateau_reset())();
     scheduler_.step(static_cast<float>(*value));
   }
+
+  void on_failed_report(const Json&) override {
+    if (const auto set_back = std::exchange(set_back_, {})) set_back();
+  }
+  void after_report(const std::vector<Json>&, const std::optional<Checkpoint>&) override { set_back_ = {}; }
 
   std::string name() const override {
     return watched_.metric() + (scheduler_.*plateau_mode() == Scheduler::max ? " max" : " min");
@@ -136,7 +148,9 @@ class Plateau final : public Callback {
  private:
   using Scheduler = torch::optim::ReduceLROnPlateauScheduler;
   Scheduler& scheduler_;
+  StateEntry entry_;
   WatchedMetric watched_;
+  std::function<void()> set_back_ = {};  ///< undoes the step of a report that fails
   bool must_reset_ = false;
 };
 

@@ -35,6 +35,12 @@ void EpochEnd::note_report(bool has_state) {
       "position is saved, or report the State once, at the end of the epoch");
 }
 
+void EpochEnd::set_back(const EpochEnd& before) noexcept {
+  last_reports_ = before.last_reports_;
+  trained_between_reports_ = before.trained_between_reports_;
+  is_mid_epoch_ = before.is_mid_epoch_;
+}
+
 bool EpochEnd::is_complete() const {
   if (progress_.is_between_epochs) return true;
   return trains_on_unknown_data() ? !is_mid_epoch_

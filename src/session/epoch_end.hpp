@@ -26,6 +26,8 @@ class EpochEnd {
   /// Call at each report, before is_complete().
   void note_report(bool has_state);
   bool is_complete() const;
+  /// Undoes note_report() for a report that has failed. `before`: a copy from before it.
+  void set_back(const EpochEnd& before) noexcept;
   /// True if the program has trained between two reports with a State in one epoch. Saved with the checkpoints.
   bool has_several_reports() const noexcept { return trained_between_reports_[1]; }
   void restore(bool has_several_reports) noexcept { trained_between_reports_[1] = has_several_reports; }

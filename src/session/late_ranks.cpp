@@ -107,6 +107,4 @@ void LateRanks::find_late(observe::StepWindow window) {
   }
 }
 
-Json LateRanks::take_found() { return std::exchange(found_, Json::array()); }
-
 }  // namespace muster::detail::session

@@ -24,9 +24,11 @@ class LateRanks {
   /// Call when this step begins. On the first worker, tells the observers the times of the workers from time to time,
   /// and warns of a late one.
   void begin_step(std::int64_t step);
-  /// The late workers that were found since the last call, for a report's row. Empty if there are none, and on other
+  /// The late workers that were found since forget_found(), for a report's row. Empty if there are none, and on other
   /// workers than the first.
-  Json take_found();
+  const Json& found() const noexcept { return found_; }
+  /// Call when the report is made.
+  void forget_found() { found_ = Json::array(); }
 
  private:
   /// What all workers had spent when they began a step.

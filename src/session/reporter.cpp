@@ -8,12 +8,15 @@
 #include "observe/metrics.hpp"
 #include "observe/rank_times.hpp"
 #include "session/validation_requests.hpp"
+#include "state/stateful.hpp"
 #include "watch/host_load.hpp"
 #include "watch/time_use.hpp"
 
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <filesystem>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -143,13 +146,12 @@ Reporter::Combined Reporter::exchange(const Input& input) {
          if (const auto fact = problem_with_name(name); fact && !name.empty())
            throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,
                        "Choose another checkpoint_name");
-         const auto& callbacks = session_.outputs.observers.callbacks();
-         return Contribution{.metrics = observe::to_json(callbacks.with_callback_metrics(input.metrics)),
+         return Contribution{.metrics = observe::to_json(input.metrics),
                              .has_state = input.entries != nullptr,
                              .has_files = input.files.has_value(),
                              .asked_to_stop = session_.stopper.is_asked_here(),
                              .writing = session_.outputs.store->is_saving(),
-                             .has_callbacks = !callbacks.empty(),
+                             .has_callbacks = !session_.outputs.observers.callbacks().empty(),
                              .validation = options.validation,
                              .name = name,
                              .times = take_times(session_.progress),
@@ -222,7 +224,7 @@ Json Reporter::make_row(const Combined& all, bool reduce) {
   row["rank_times"] = observe::summary_of(all.times);
   row["memory_bytes"] = observe::summary_of(all.memory_bytes);
   if (session_.late_ranks)
-    if (auto late = session_.late_ranks->take_found(); !late.empty()) row["late_ranks"] = std::move(late);
+    if (const auto& late = session_.late_ranks->found(); !late.empty()) row["late_ranks"] = late;
   return json_from_text(workers.control.broadcast(json_text_lossy(row)));
 }
 
@@ -267,32 +269,84 @@ void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_vali
   if (to_validate) outputs.validation->request(*to_validate, session_.progress.training_iteration);
 }
 
-void Reporter::report(const Input& input) {
-  begin(input.entries != nullptr);
-  const auto all = exchange(input);
-  const bool saves = wait_for_save_before(all);
+/// What a report changes before its checkpoint is committed, as it was before.
+struct Reporter::Before {
+  TrainingProgress progress;
+  EpochEnd epoch_end;
+  std::int64_t complete_epoch = -1;
+  bool score_reported = false;
+  std::filesystem::path newest = {};                  ///< the newest checkpoint
+  std::vector<std::function<void()>> schedules = {};  ///< each sets back an optimizer or a scheduler of the State
+};
+
+Reporter::Made Reporter::make(const Input& input, Before& before) {
+  auto& outputs = session_.outputs;
+  const auto& control = session_.workers.control;
+  Made report{.all = exchange(input)};
+  auto& all = report.all;
+  auto& row = report.row;
+  report.saves = wait_for_save_before(all);
+  if (outputs.newest) before.newest = outputs.newest->path();
+  // Asked for only now, since the save before may have failed.
+  if (all.has_callbacks)
+    all.metrics = comm::run_on_all(
+        control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input.metrics)); });
   session_.models.synchronise_buffers();
-  auto row = make_row(all, input.options.reduce);
+  row = make_row(all, input.options.reduce);
 
   session_.resumer.take_up();
   session_.epoch_end.note_report(input.entries != nullptr);
-  session_.outputs.check_score(row, saves && !all.validates, session_.epoch_end.is_complete());
-  ++session_.progress.training_iteration;  // a report that was refused does not count
-  log_histograms();
+  outputs.check_score(row, report.saves && !all.validates, session_.epoch_end.is_complete());
+  ++session_.progress.training_iteration;
   if (all.has_callbacks)
-    comm::run_on_all(session_.workers.control,
-                     [&] { session_.outputs.observers.tell(&observe::Observer::report_begins, row); });
-  std::optional<Checkpoint> saved;
-  if (saves) saved = save(input, all, row);
-  publish(row, all.validates ? saved : std::nullopt);
+    comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row); });
+  if (report.saves) report.saved = save(input, all, row);
+  return report;
+}
+
+void Reporter::set_back(const Before& before) noexcept {
+  auto& outputs = session_.outputs;
+  if (outputs.newest && outputs.newest->path() != before.newest) return;  // a callback has thrown after the commit
+  session_.progress = before.progress;
+  session_.progress.steps->complete_epoch = before.complete_epoch;
+  session_.epoch_end.set_back(before.epoch_end);
+  outputs.score_reported = before.score_reported;
+  for (const auto& set_back_schedule : before.schedules) set_back_schedule();
+  outputs.observers.tell_and_log_errors("a report that has failed", &observe::Observer::report_failed);
+}
+
+void Reporter::report(const Input& input) {
+  begin(input.entries != nullptr);
+  Before before{.progress = session_.progress,
+                .epoch_end = session_.epoch_end,
+                .complete_epoch = session_.progress.steps->complete_epoch,
+                .score_reported = session_.outputs.score_reported};
+  if (session_.outputs.newest) before.newest = session_.outputs.newest->path();
+  if (const auto entries = input.entries ? input.entries : session_.stopper.last_state())
+    for (const auto& [name, entry] : *entries)
+      if (auto set_back_schedule = entry.object()->keep_schedule())
+        before.schedules.push_back(std::move(set_back_schedule));
+  Made report;
+  try {
+    report = make(input, before);
+  } catch (...) {
+    set_back(before);
+    throw;
+  }
+  const auto& all = report.all;
+  const auto& saved = report.saved;
+  if (input.entries) session_.stopper.note_state(input.entries);
+  if (session_.late_ranks) session_.late_ranks->forget_found();
+  log_histograms();
+  publish(report.row, all.validates ? saved : std::nullopt);
+  session_.progress.end_report();
   if (all.has_callbacks)
     comm::run_on_all(session_.workers.control, [&] {
       session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all.metrics), saved);
     });
-  if (input.entries) session_.stopper.note_state(input.entries);
-  session_.progress.end_report();
 
-  session_.stopper.stop_if_asked_after_report({.saved = saves, .had_state = all.has_state, .had_files = all.has_files});
+  session_.stopper.stop_if_asked_after_report(
+      {.saved = report.saves, .had_state = all.has_state, .had_files = all.has_files});
   if (all.has_callbacks) session_.callback_end.check();
   session_.stopper.end_report();
 }

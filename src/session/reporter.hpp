@@ -68,6 +68,15 @@ class Reporter {
     std::vector<std::int64_t> memory_bytes = {};  ///< of each rank
   };
 
+  /// A report whose checkpoint is committed, if it has one.
+  struct Made {
+    Combined all = {};
+    Json row = {};
+    bool saves = false;
+    std::optional<Checkpoint> saved = {};
+  };
+  struct Before;
+
   /// Checks that a report may be made now.
   void begin(bool has_state);
   /// Checks the input of all workers and combines it. Collective.
@@ -81,6 +90,10 @@ class Reporter {
   void log_histograms();
   /// Saves and adds the checkpoint's name to the row. Collective.
   Checkpoint save(const Input& input, const Combined& all, Json& row);
+  /// All that may fail. Collective.
+  Made make(const Input& input, Before& before);
+  /// Sets back what a report has changed that has failed, unless its checkpoint is committed.
+  void set_back(const Before& before) noexcept;
   /// Gives the observers the row, and the validation its request.
   void publish(const Json& row, const std::optional<Checkpoint>& to_validate);
 

@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <concepts>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -60,6 +61,10 @@ struct Stateful {
   /// For Replication::per_rank: returns the part for rank `here` of a state that another number of ranks saved; none if
   /// it cannot be divided anew.
   virtual std::optional<StateDict> redistribute(const StateDict&, RankInGroup) const { return {}; }
+
+  /// Returns a function that sets back what the step of a schedule changes: learning rates, the schedule's own counts.
+  /// Empty for other objects. Call it while the object lives.
+  virtual std::function<void()> keep_schedule() { return {}; }
 
   /// True if load() is the user's own code, which may throw for reasons that compare() cannot see.
   virtual bool may_throw() const { return false; }

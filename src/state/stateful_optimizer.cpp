@@ -175,6 +175,16 @@ class StatefulOptimizer : public Stateful {
     });
   }
 
+  std::function<void()> keep_schedule() override {
+    std::vector<Options> before;
+    for (const auto& group : optimizer_->param_groups()) before.push_back(static_cast<const Options&>(group.options()));
+    return [optimizer = optimizer_, before] {
+      auto& groups = optimizer->param_groups();
+      for (std::size_t g = 0; g < std::min(groups.size(), before.size()); ++g)
+        static_cast<Options&>(groups[g].options()) = before[g];
+    };
+  }
+
   Replication replication() const override { return Replication::averaged; }
 
  private:

@@ -58,6 +58,10 @@ class StatefulScheduler : public Stateful {
     visit_fields(*scheduler_, [&](const char* name, auto& value) { value_from_json(saved.values.at(name), value); });
   }
 
+  std::function<void()> keep_schedule() override {
+    return [this, before = save({})] { load(before, {}); };
+  }
+
   Replication replication() const override { return Replication::averaged; }
 
  private:

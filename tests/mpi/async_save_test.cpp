@@ -280,6 +280,32 @@ TEST(AsyncSave, ThatFailsIsAnErrorOfTheNextReportEverywhere) {
   EXPECT_EQ(result->checkpoint->to_dict().values.at("number"), 3);
 }
 
+TEST(AsyncSave, ThatFailsIsAnErrorBeforeTheNextReportAsksCallbacks) {
+  struct Counting : Callback {
+    Metrics metrics() override { return {{"asked", ++asked}}; }
+    void on_report(const Json&) override { ++reports; }
+    std::int64_t asked = 0, reports = 0;
+  };
+  const auto counting = std::make_shared<Counting>();
+  const auto storage = test::shared_folder();
+  auto gate = gate_on_rank_0("run/", ENOSPC);
+  auto options = with("run", {.async_save = true});
+  options.run_config.callbacks = {counting};
+  const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+    std::int64_t number = 1;
+    report(session, number);
+    EXPECT_THROW(report(session, ++number), Error);
+    EXPECT_EQ(counting->asked, 1);
+    EXPECT_EQ(counting->reports, 1);
+    gate.reset();
+    report(session, ++number);
+  });
+  EXPECT_EQ(code, 0) << text_of(result);
+  EXPECT_EQ(counting->asked, 2);
+  ASSERT_EQ(result->metrics_history.size(), 2u);
+  EXPECT_EQ(result->metrics_history.back().at("training_iteration"), 2);
+}
+
 TEST(AsyncSave, ThatFailsLastEndsTheRunWithItsError) {
   const auto storage = test::shared_folder();
   const auto gate = gate_on_rank_0("run/", ENOSPC);

@@ -4,6 +4,7 @@
 #include "base/file.hpp"
 #include "muster/callbacks.hpp"
 #include "muster/data_loader.hpp"
+#include "support/io_errors.hpp"
 
 #include <gtest/gtest.h>
 #include <torch/data/datasets/base.h>
@@ -12,7 +13,9 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -187,6 +190,66 @@ TEST(Callbacks, AnotherRanksErrorThatIsCaughtIsAFailure) {
       });
   EXPECT_EQ(code, 1);
   EXPECT_EQ(recorder->moments.back(), "failure 1");
+}
+
+TEST(Callbacks, AReportThatFailsLeavesAllAsItWas) {
+  for (const std::string fault : {"a throwing entry", "a full disk", "a throwing callback"}) {
+    const auto storage = test::shared_folder();
+    struct Throwing : Callback {
+      void on_report(const Json&) override {
+        if (throws) throw std::runtime_error("thrown by a callback");
+      }
+      bool throws = false;
+    };
+    const auto counting = std::make_shared<Counting>(100, 0);
+    const auto throwing = std::make_shared<Throwing>();
+    const auto stopping = early_stopping({.metric = "loss", .mode = ScoreOrder::min, .patience = 3});
+    auto options = with("failed", {counting, stopping});
+    options.datasets = {{"train", test::line()}};
+    options.run_config.checkpoint_config = {.num_to_keep = 1, .checkpoint_score_attribute = "score"};
+    const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config&) {
+      torch::nn::Linear net(1, 1);
+      for (auto& parameter : net->parameters()) parameter.detach().fill_(0.5);
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1));
+      torch::optim::ReduceLROnPlateauScheduler scheduler(optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5f,
+                                                         /*patience=*/0);
+      session.add_callback(plateau(scheduler, {.metric = "loss"}));
+      session.add_callback(throwing);
+      bool throws = false;
+      const StateEntry entry(
+          [&] { return throws ? throw std::runtime_error("thrown by an entry") : StateDict{.values = 1}; },
+          [](const StateDict&) {});
+      auto state = session.state({{"net", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"entry", entry}});
+      const auto rate = [&] { return optimizer.param_groups().front().options().get_lr(); };
+      const auto fail = [&](const Metrics& metrics) {
+        std::optional<test::IoError> full;
+        if (fault == "a full disk") full.emplace("open", "state.h5", ENOSPC);
+        throws = fault == "a throwing entry";
+        throwing->throws = fault == "a throwing callback";
+        session.barrier();
+        EXPECT_THROW(session.report(metrics, state), Error) << fault;
+        session.barrier();
+        throws = throwing->throws = false;
+      };
+      for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+        for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches({.global_batch_size = 23})) {
+        }
+        for (int i = 0; i < 2; ++i) fail({{"loss", 1}, {"score", 1}});
+        EXPECT_EQ(rate(), 1) << fault;
+        EXPECT_EQ(counting->reports, epoch) << fault;
+        session.report({{"loss", 1}, {"score", 1}}, state);
+        EXPECT_EQ(rate(), epoch == 0 ? 1 : 0.5) << fault;
+      }
+    });
+    EXPECT_EQ(code, 0) << fault;
+    ASSERT_EQ(result->metrics_history.size(), 2u) << fault;
+    for (std::int64_t i = 0; i < 2; ++i) {
+      const auto& row = result->metrics_history[static_cast<std::size_t>(i)];
+      EXPECT_EQ(row.at("training_iteration"), i + 1) << fault;
+      EXPECT_EQ(row.at("num_samples"), 46) << fault;
+    }
+    EXPECT_EQ(result->checkpoint->to_dict().values.at("scheduler").at("num_bad_epochs"), 0) << fault;
+  }
 }
 
 TEST(Callbacks, TheirStateOutlivesAJobAndAnAttempt) {

@@ -96,6 +96,7 @@ struct StartPlan {
   bool must_resume = false;
   double back = -1;          ///< position, from 0 to 1, of the checkpoint to roll back to; negative: no rollback
   bool catches = false;      ///< the training function catches muster's exceptions
+  std::int64_t refused = 0;  ///< epoch in which a report fails before the good one; 0: none
 };
 
 StartPlan draw_start(const Plan& plan, int start) {
@@ -104,6 +105,7 @@ StartPlan draw_start(const Plan& plan, int start) {
   if (dice.chance(0.25)) drawn.back = dice.real();
   Dice of_errors(plan.seed * 0x9e3779b97f4a7c15ULL + 2000 + static_cast<std::uint64_t>(start));
   drawn.catches = of_errors.chance(0.4);
+  if (of_errors.chance(0.4)) drawn.refused = of_errors.between(1, plan.epochs);
   if (start >= last_start) return drawn;
   using Way = Event::Way;
   drawn.event.way = dice.one_of({Way::kill, Way::kill_at_call, Way::kill_at_call, Way::kill_at_call, Way::kill_at_time,
@@ -341,6 +343,7 @@ class StartedRun {
       apply_event(session, number, false);
       const Metrics metrics{
           {"number", number}, {"score", score_of(plan_, number)}, {"loss", plan_.takes(number) ? loss.take() : loss}};
+      if (drawn_.refused == number) be_refused(session, metrics);
       if (plan_.saves(number))
         session.report(metrics, state, {.checkpoint_name = plan_.names(number) ? "best" : ""});
       else
@@ -348,6 +351,19 @@ class StartedRun {
       if (plan_.saves(number)) note(session, drawn_.async_save ? "saving" : "saved", number);
       apply_event(session, number, true);
     }
+  }
+
+  /// Makes a report that fails. Nothing of it may count.
+  void be_refused(Session& session, const Metrics& metrics) const {
+    const StateEntry refusing([]() -> StateDict { throw std::runtime_error("refused"); }, [](const StateDict&) {});
+    auto state = session.state({{"refusing", refusing}});
+    bool is_made = false;
+    try {
+      session.report(metrics, state);
+      is_made = true;
+    } catch (const Error&) {
+    }
+    require(!is_made, "a report whose state cannot be saved is made");
   }
 
   bool begins_from_other_run(const Session& session) const {
