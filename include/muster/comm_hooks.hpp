@@ -33,7 +33,8 @@ namespace muster {
 struct GradBucket {
   /// [elements], of one type on one device: this rank's gradients, weighted by its samples and divided by the number of
   /// ranks, so that their sum over the ranks is the average. The hook replaces them by the average, the same on all
-  /// ranks.
+  /// ranks. With weights from the program (session.step(batch, weight)), the sum is a multiple of the average, which
+  /// muster divides afterwards: from the second average on, between once and about twice if weights stay alike.
   const at::Tensor gradients;
   /// Views of its parts, each in the shape of its parameter.
   const std::vector<at::Tensor> views;

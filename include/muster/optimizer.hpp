@@ -27,7 +27,8 @@
 // prepared; GradScaler::unscale_() calls it itself. max_grad_norm needs none of this and costs less. If gradients were
 // changed without average_gradients(), the next step() is an Error (ExitCode::user_error) that names the parameter.
 // Writes that torch does not count, such as those of clip_grad_value_(), are detected by a sample (one cache line of
-// every 4 KB), which may miss a change of a few elements.
+// every 4 KB), which may miss a change of a few elements. Gradients of batches with a weight (session.step(batch,
+// weight)) are averaged in backward(); for a fused optimizer too, .grad holds their averages.
 //
 // Outside of step() and backward(), parameters and the optimizer's state, options and groups may be read and changed at
 // any time (in place, through data_ptr(), by set_data()), but alike on all ranks; the next step uses them as they are.

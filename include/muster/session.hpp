@@ -280,6 +280,28 @@ class MUSTER_API Session {
   }
   [[nodiscard]] StepScope step(const AnyBatch& batch) const { return step_of(step_weight_of(batch)); }
 
+  /// The same for a loss that is no mean over samples: `weight` is what this rank's loss is a mean over, such as the
+  /// tokens that a mask leaves. It need not be a whole number. The gradient is the mean over all ranks, the sum of
+  /// weight × gradient over the sum of the weights; under no_sync(), over all passes up to the one that averages.
+  /// Averages of several backward() add up, as without a weight.
+  ///
+  ///   const auto count = mask.sum().item<std::int64_t>();
+  ///   { auto scope = session.step(batch, count); ((losses * mask).sum() / count).backward(); }
+  ///
+  /// With weight 0 the loss may be NaN; an empty batch always has weight 0. If the weights of all ranks are 0, no
+  /// gradient is averaged and no optimizer steps with it; a warning says so the first time. A weight that is negative,
+  /// NaN, infinite, below 1e-9 but not 0, or above 1e12 is an Error (ExitCode::usage); so are weights on some ranks
+  /// only, and passes with and without a weight that accumulate for one average, or for one step of a fused optimizer.
+  /// With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm leaves out
+  /// the samples of a rank with weight 0.
+  template <class AnyBatch>
+  requires requires(const AnyBatch& batch) {
+    { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
+  }
+  [[nodiscard]] StepScope step(const AnyBatch& batch, double weight) const {
+    return step_of(step_weight_of(batch), weight);
+  }
+
   /// While the scope lives, backward() accumulates gradients locally, without averaging.
   [[nodiscard]] NoSync no_sync() const;
   /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. Exactly one model must
@@ -374,6 +396,7 @@ class MUSTER_API Session {
   void prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options);
   detail::optim::Prepared prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options);
   StepScope step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const;
+  StepScope step_of(const std::shared_ptr<const detail::step::BatchWeight>& batch, double weight) const;
   detail::session::SessionState* state_;
 };
 

@@ -33,7 +33,8 @@ at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at
 struct BucketExchange::Bucket {
   GradBucket gradients;  ///< given to the communication hook
   at::Tensor flat;       ///< the gradients, then `used`
-  /// [gradients]: summed over the ranks, the number of ranks that have used each; in the first bucket also [flag_bits].
+  /// [gradients]: summed over the ranks, the number of ranks that have used each; in the first bucket also
+  /// [note_count].
   at::Tensor used;
   std::vector<float> users;  ///< the same on the CPU
   std::size_t missing = 0;   ///< number of gradients not added yet in this pass
@@ -54,9 +55,9 @@ BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Commun
       types_(parameters, by_type_and_device(parameters)),
       order_(parameters.size()) {
   for (const auto& [members, count] : types_.buckets)
-    memory_.push_back(buffer_for(*group_,
-                                 static_cast<std::int64_t>(count + (1 + node::cache_line) * members.size() + flag_bits),
-                                 parameters[members.front()].options().requires_grad(false)));
+    memory_.push_back(
+        buffer_for(*group_, static_cast<std::int64_t>(count + (1 + node::cache_line) * members.size() + note_count),
+                   parameters[members.front()].options().requires_grad(false)));
   std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
   fill_buckets();
   if (progress_thread) thread_ = std::make_unique<ProgressThread>([this] { return advance(); });
@@ -73,7 +74,7 @@ void BucketExchange::fill_buckets() {
   std::vector<std::size_t> taken(memory_.size());
   for (const auto& [members, count] : layout_.buckets) {
     const auto type = types_.slices[members.front()].bucket;
-    const auto sums = members.size() + (buckets_.empty() ? flag_bits : 0);
+    const auto sums = members.size() + (buckets_.empty() ? note_count : 0);
     const auto part = [&](std::size_t first, std::size_t elements) {
       return memory_[type].narrow(0, static_cast<std::int64_t>(taken[type] + first),
                                   static_cast<std::int64_t>(elements));
@@ -90,9 +91,9 @@ void BucketExchange::fill_buckets() {
   }
 }
 
-void BucketExchange::begin(Arrival arrival, Flags flags) {
+void BucketExchange::begin(Arrival arrival, Flags flags, double weight) {
   if (std::exchange(order_changed_, false)) fill_buckets();
-  if (!buckets_.empty()) put_flags(flags, std::span(buckets_.front().users).last(flag_bits));
+  if (!buckets_.empty()) put_notes(flags, weight, std::span(buckets_.front().users).last(note_count));
   for (auto& bucket : buckets_) bucket.missing = bucket.gradients.views.size();
   started_ = ended_ = 0;
   arrival_ = arrival;
@@ -194,7 +195,12 @@ int BucketExchange::user_count(std::size_t index) const {
 }
 
 Flags BucketExchange::flags() const {
-  return buckets_.empty() ? 0 : flags_of(std::span(buckets_.front().users).last(flag_bits));
+  return buckets_.empty() ? 0 : flags_of(std::span(buckets_.front().users).last(note_count).first(flag_bits));
+}
+
+double BucketExchange::mean_weight() const {
+  if (buckets_.empty()) return 0;
+  return weight_of(std::span(buckets_.front().users).last(weight_bits)) / group_->getSize();
 }
 
 void BucketExchange::fetch(std::size_t index, at::Tensor& gradient) {

@@ -35,12 +35,13 @@ class BucketExchange final : public Exchange {
                  c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
   ~BucketExchange() override;
 
-  void begin(Arrival arrival, Flags flags) override;
+  void begin(Arrival arrival, Flags flags, double weight) override;
   void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
   int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override;
+  double mean_weight() const override;
 
  private:
   struct Bucket;

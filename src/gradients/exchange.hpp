@@ -16,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -40,11 +41,13 @@ enum class Arrival {
 /// Bits that travel with a pass without a message of their own. Each rank sets some and gets the OR over all ranks.
 using Flags = std::uint32_t;
 constexpr int flag_bits = 4;
-constexpr Flags stop_requested = 1;     ///< this rank is asked to stop
-constexpr Flags gradients_changed = 2;  ///< gradients that backward() left to an optimizer were changed by hand
+constexpr Flags stop_requested = 1;        ///< this rank is asked to stop
+constexpr Flags gradients_changed = 2;     ///< gradients that backward() left to an optimizer were changed by hand
+constexpr Flags gradients_weighted = 4;    ///< this rank's gradients are multiplied by a weight that the program gives
+constexpr Flags gradients_unweighted = 8;  ///< they are not
 
-// In exchanges that sum gradients, uses and flags travel beside them as numbers, which are summed too. The sums tell
-// what the ranks have said.
+// In exchanges that sum gradients, uses, flags and weights travel beside them as numbers, which are summed too. The
+// sums tell what the ranks have said.
 /// NaN if abandoned, so that the sum is NaN.
 inline float summand_of(ParameterUse use) {
   return use == ParameterUse::abandoned ? std::numeric_limits<float>::quiet_NaN()
@@ -60,6 +63,34 @@ inline Flags flags_of(std::span<const float> sums) {
   Flags flags = 0;
   for (std::size_t bit = 0; bit < sums.size(); ++bit) flags |= static_cast<Flags>(sums[bit] > 0) << bit;
   return flags;
+}
+
+// A weight travels as the bits of a fixed-point number: whatever the type in which they are summed, the sum of all
+// ranks' weights is exact (in bfloat16 up to 256 ranks).
+constexpr int weight_bits = 160;
+constexpr int weight_fraction_bits = 86;
+constexpr int note_count = flag_bits + weight_bits;  ///< numbers that flags and weight take together
+
+inline void put_weight(double weight, std::span<float> summands) {
+  std::ranges::fill(summands, 0.0F);
+  int exponent = 0;
+  constexpr int digits = std::numeric_limits<double>::digits;
+  const auto mantissa = static_cast<std::uint64_t>(std::ldexp(std::frexp(weight, &exponent), digits));
+  for (int bit = 0; bit < digits; ++bit) {
+    const int place = exponent - digits + bit + weight_fraction_bits;
+    if ((mantissa >> bit & 1) != 0 && place >= 0 && place < weight_bits) summands[static_cast<std::size_t>(place)] = 1;
+  }
+}
+inline double weight_of(std::span<const float> sums) {
+  double weight = 0;
+  for (std::size_t place = 0; place < sums.size(); ++place)
+    weight += std::ldexp(sums[place], static_cast<int>(place) - weight_fraction_bits);
+  return weight;
+}
+
+inline void put_notes(Flags flags, double weight, std::span<float> summands) {
+  put_flags(flags, summands.first(flag_bits));
+  put_weight(weight, summands.last(weight_bits));
 }
 
 /// The gradients of all ranks, in memory that this rank can read, for a fused optimizer (optim/fused_step.hpp).
@@ -94,8 +125,8 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  /// Begins a pass; the previous one must be finished.
-  virtual void begin(Arrival arrival, Flags flags) = 0;
+  /// Begins a pass; the previous one must be finished. `weight`: see mean_weight(); 0 if there is none.
+  virtual void begin(Arrival arrival, Flags flags, double weight) = 0;
   /// Adds a gradient, already weighted; an undefined one counts as zero. The exchange may keep its memory and reduce it
   /// in place, so nobody else may read or write it before finish() has returned.
   virtual void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) = 0;
@@ -114,6 +145,9 @@ class Exchange {
   virtual void fetch(std::size_t index, at::Tensor& gradient) = 0;
   /// Returns the flags of all ranks, joined by OR; 0 from an exchange without gradients, since it sends nothing.
   virtual Flags flags() const = 0;
+  /// Returns the mean of the weights that the averaged gradients were multiplied by, over as many as were averaged; 0
+  /// from an exchange without gradients.
+  virtual double mean_weight() const = 0;
 
   /// Returns the interface for a fused optimizer; null if this exchange has none.
   virtual FusableGradients* fusable() noexcept { return nullptr; }

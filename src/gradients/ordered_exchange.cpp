@@ -50,10 +50,10 @@ OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
   };
   for (const auto& [members, count] : layout_.buckets)
     add_bucket(count, parameters[members.front()].options().requires_grad(false));
-  add_bucket(parameters.size() + flag_bits, at::kFloat);
+  add_bucket(parameters.size() + note_count, at::kFloat);
 }
 
-void OrderedExchange::begin(Arrival, Flags flags) {
+void OrderedExchange::begin(Arrival, Flags flags, double weight) {
   const auto refuse = [](const char* fact) {
     throw Error(ExitCode::user_error, "averaging gradients of virtual workers", fact,
                 "Run one backward() for each batch of a split dataset");
@@ -70,7 +70,7 @@ void OrderedExchange::begin(Arrival, Flags flags) {
   if (!follows && !again) refuse("a batch of the step had no backward()");
   batch_ = batch.number;
   next_ = micro_batch_ + 1;
-  put_flags(flags, elements_of(micro_batches_.back()[micro_batch_]).last(flag_bits));
+  put_notes(flags, weight, elements_of(micro_batches_.back()[micro_batch_]).last(note_count));
 }
 
 void OrderedExchange::add(std::size_t index, const at::Tensor& gradient, ParameterUse use) {
@@ -96,7 +96,11 @@ void OrderedExchange::finish() {
 
 int OrderedExchange::user_count(std::size_t index) const { return users_of(elements_of(sums_.back())[index]); }
 
-Flags OrderedExchange::flags() const { return flags_of(elements_of(sums_.back()).last(flag_bits)); }
+Flags OrderedExchange::flags() const { return flags_of(elements_of(sums_.back()).last(note_count).first(flag_bits)); }
+
+double OrderedExchange::mean_weight() const {
+  return weight_of(elements_of(sums_.back()).last(weight_bits)) / share_.total;
+}
 
 void OrderedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;

@@ -32,7 +32,7 @@ class OrderedExchange final : public Exchange {
   OrderedExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
                   const step::MicroBatchShare& share, std::shared_ptr<const step::Steps> steps);
 
-  void begin(Arrival arrival, Flags flags) override;
+  void begin(Arrival arrival, Flags flags, double weight) override;
   void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
   bool is_step_complete() const override { return complete_; }
@@ -41,6 +41,7 @@ class OrderedExchange final : public Exchange {
   void fetch(std::size_t index, at::Tensor& gradient) override;
   /// The flags of all the step's micro-batches, joined by OR.
   Flags flags() const override;
+  double mean_weight() const override;
 
  private:
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
@@ -48,7 +49,7 @@ class OrderedExchange final : public Exchange {
   std::shared_ptr<const step::Steps> steps_;
   std::vector<at::Tensor> parameters_;
   FlatLayout layout_;  ///< one bucket for each type and device
-  /// [buckets][micro-batches of this rank]; one more bucket holds the use of each gradient, and the flags.
+  /// [buckets][micro-batches of this rank]; one more bucket holds the use of each gradient, flags and weight.
   std::vector<std::vector<at::Tensor>> micro_batches_;
   std::vector<at::Tensor> sums_;  ///< [buckets] over all micro-batches of all ranks; for gradients the averages
   std::size_t micro_batch_ = 0;   ///< of the current pass

@@ -1,5 +1,6 @@
 #include "gradients/reducer.hpp"
 
+#include "base/log.hpp"
 #include "gradients/data_parallel.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/reducer_parameter.hpp"
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -162,10 +164,12 @@ std::vector<at::Tensor> Reducer::dense_parameters() const {
 at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor& gradient) {
   auto& p = parameters_[parameter];
   if (!accumulates(p.tensor)) return gradient;
+  double weight = steps_->weight();
+  if (pass_.expired()) begin_pass();
   note_manual_change(p);
   p.mark.reset();
-  const double weight = steps_->weight();
-  if (pass_.expired()) begin_pass();
+  if (weights_.given) weight *= weights_.unit;
+  set_average_aside(p);
   p.fresh = !p.tensor.grad().defined();
   if (p.fresh) {
     // Any earlier gradient has been discarded.
@@ -208,6 +212,14 @@ void Reducer::after_accumulation(std::size_t parameter) {
   if (state_ == State::collecting && averages_in_backward(p) && --pass->missing > 0) add(p);
 }
 
+/// The averages in .grad are not to be divided by the weights of the pass that begins.
+void Reducer::set_average_aside(Parameter& parameter) const {
+  auto& gradient = parameter.tensor.mutable_grad();
+  if (weights_.given && gradient.defined() && !parameter.pending && !parameter.padding &&
+      !dense_->takes_several_passes())
+    parameter.earlier = std::exchange(gradient, {});
+}
+
 void Reducer::keep_average(Parameter& parameter) const {
   if (!keeps_averages_ || parameter.pending) return;
   const at::NoGradGuard no_grad;
@@ -244,11 +256,66 @@ void Reducer::prepare_pass(bool averages) {
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = ParameterUse::unused;
+    // zero_grad() has discarded what was set aside with what was added since.
+    if (!dense_->takes_several_passes() && !p.tensor.grad().defined()) p.earlier.reset();
   }
+}
+
+/// Call it before anything of the pass is noted.
+void Reducer::begin_weights() {
+  const auto& batch = steps_->batch();
+  if (!batch.given && !weights_.given) return;
+  const auto holds_any = [](const Parameter& p) {
+    const auto& gradient = p.tensor.grad();
+    return gradient.defined() && ((p.mark && GradientMark(gradient) == *p.mark) || any_nonzero(gradient));
+  };
+  const bool goes_on = last_pass_was_no_sync_ &&
+                       std::ranges::any_of(parameters_, [&](const auto& p) { return p.pending && holds_any(p); });
+  // A fused optimizer has yet to average what it was left, or has averaged it without writing the averages to .grad.
+  const bool left = batch.given && !goes_on && has_local_gradients_ &&
+                    std::ranges::any_of(parameters_, [&](const auto& p) { return p.dense() && holds_any(p); });
+  if (left || (goes_on && weights_.given != batch.given.has_value()))
+    throw Error(
+        ExitCode::usage, averaging,
+        "gradients of batches with and without a weight are added up before they are averaged",
+        "Give session.step() a weight for every batch of a step or for none, and call zero_grad() after the step");
+  weights_.given = batch.given.has_value();
+  if (!goes_on) weights_.sum = 0;
+  if (!batch.given) return;
+  // Until a mean of weights is known, the guess is that they count samples.
+  if (weights_.unit == 0)
+    weights_.unit = batch.global > 0 ? std::exp2(-std::ilogb(static_cast<double>(batch.global) / batch.total)) : 1;
+  weights_.sum += *batch.given * weights_.unit;
+}
+
+/// Call it after a pass that every rank has finished.
+void Reducer::end_weights() {
+  if (!weights_.given) return;
+  const double mean = std::max(dense_->mean_weight(), sparse_ ? sparse_->mean_weight() : 0);
+  weights_.relative = mean > 0 ? weights_.sum / mean : 0;
+  weights_.sum = 0;
+  has_local_gradients_ = false;
+  for (auto& p : parameters_) {
+    p.mark.reset();
+    p.altered = false;
+  }
+  // Ranks that are done inside join() do not learn of another unit.
+  if (mean > 0 && !is_joined()) weights_.unit *= std::exp2(-std::ilogb(mean));
+  if (mean == 0 && !std::exchange(weights_.warned, true))
+    log::warn(
+        "session.step() was given the weight 0 on all ranks, so no gradients are averaged and no optimizer steps with "
+        "them. A loss is a mean over nothing; this is said once");
+}
+
+void Reducer::require_weights_alike(Flags flags) const {
+  if ((flags & gradients_weighted) != 0 && (flags & gradients_unweighted) != 0)
+    throw Error(ExitCode::usage, averaging, "session.step() was given a weight for some batches of a step only",
+                "Give it a weight for every batch and on every rank, 0 where nothing counts");
 }
 
 std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   const bool averages = *no_sync_depth_ == 0;
+  begin_weights();
   prepare_pass(averages);
   // All ranks do this alike, even if an exception has cut off the last pass: they compare what the optimizer notes
   // here.
@@ -264,7 +331,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
     at_end_of_backward([pass, weak = weak_from_this()] {  // keeps the pass alive until then
       const auto self = weak.lock();
       if (!self) return;
-      if (self->fused_) self->mark_gradients();
+      if (self->fused_ || self->weights_.given) self->mark_gradients();
       self->after_backward_ = self->sample_parameters();
     });
     return pass;
@@ -307,10 +374,12 @@ void Reducer::restore_earlier_gradients() noexcept {
     if (p.dense() || (!p.sparse && p.tensor.requires_grad())) p.tensor.mutable_grad() = std::move(p.earlier);
 }
 
-void Reducer::begin_exchanges(Arrival arrival) {
-  dense_in_backward_ = !fused_;
-  if (dense_in_backward_) dense_->begin(arrival, flags());
-  if (sparse_) sparse_->begin(arrival, flags());
+void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
+  dense_in_backward_ = !fused_ || weights_.given;
+  const auto kind = !takes_part ? Flags{0} : weights_.given ? gradients_weighted : gradients_unweighted;
+  const auto weight = takes_part && weights_.given ? weights_.sum : 0.0;
+  if (dense_in_backward_) dense_->begin(arrival, flags() | kind, weight);
+  if (sparse_) sparse_->begin(arrival, flags() | kind, weight);
   for (auto& p : parameters_) p.added = false;
 }
 
@@ -330,6 +399,7 @@ void Reducer::add(Parameter& parameter) {
 void Reducer::add_remaining() {
   for (auto& p : parameters_) {
     if (!averages_in_backward(p) || p.added) continue;
+    if (!p.reached) set_average_aside(p);
     if (!p.reached && p.tensor.grad().defined()) {
       p.check_gradient();
       keep_average(p);
@@ -373,9 +443,11 @@ void Reducer::finish_pass() {
   try {
     finish_exchanges();
     const bool complete = !dense_in_backward_ || dense_->is_step_complete();
+    if (complete) require_weights_alike(flags_of_all());
     if (complete && dense_in_backward_) count_pass(flags_of_all());
     for (auto& p : parameters_)
       if (averages_in_backward(p)) complete ? finish_gradient(p, true) : clear_gradient(p);
+    if (complete) end_weights();
   } catch (...) {
     if (dense_->takes_several_passes()) restore_earlier_gradients();
     throw;
@@ -389,7 +461,9 @@ void Reducer::finish_exchanges() {
   if (sparse_) sparse_->finish();
 }
 
-Flags Reducer::flags_of_all() const { return dense_->flags() | (sparse_ ? sparse_->flags() : 0); }
+Flags Reducer::flags_of_all() const {
+  return (dense_in_backward_ ? dense_->flags() : 0) | (sparse_ ? sparse_->flags() : 0);
+}
 
 void Reducer::count_pass(Flags flags) {
   ++passes_;
@@ -403,7 +477,9 @@ void Reducer::finish_gradient(Parameter& parameter, bool fetch) {
   if (ranks > 0 && fetch) {
     exchange_of(parameter).fetch(parameter.index, gradient);
     const at::NoGradGuard no_grad;
-    if (correction_.scale != 1.0) gradient.mul_(correction_.scale);
+    const double weight = weights_.given ? exchange_of(parameter).mean_weight() : 0;
+    const double scale = weight > 0 ? 1 / weight : correction_.scale;
+    if (scale != 1.0) gradient.mul_(scale);
     if (correction_.earlier_factor != 0.0 && parameter.averaged_before.defined())
       gradient.add_(parameter.averaged_before, correction_.earlier_factor);
   } else if (ranks == 0 && parameter.padding) {
@@ -447,7 +523,7 @@ void Reducer::average_accumulated() {
 }
 
 void Reducer::pass_without_gradients() {
-  begin_exchanges(Arrival::at_once);
+  begin_exchanges(Arrival::at_once, /*takes_part=*/false);
   add_missing(ParameterUse::unused);
   finish_exchanges();
   count_pass(flags_of_all());
@@ -486,13 +562,13 @@ void Reducer::finish_abandoned() {
   for (const auto& pass : std::exchange(abandoned_, {})) {
     if (!pass.begun) {
       extend_exchanges(pass.unfrozen);
-      begin_exchanges(Arrival::at_once);
+      begin_exchanges(Arrival::at_once, /*takes_part=*/false);
       add_missing(ParameterUse::abandoned);
     }
     finish_exchanges();
     if (!dense_in_backward_) {
       // Ranks that were not cut off begin the dense exchange in the optimizer's step.
-      dense_->begin(Arrival::at_once, flags());
+      dense_->begin(Arrival::at_once, flags(), 0);
       for (const auto& p : parameters_)
         if (p.dense()) dense_->add(p.index, {}, ParameterUse::abandoned);
       dense_->finish();

@@ -14,6 +14,9 @@
 // - After an exception in backward(), .grad holds a mixture of this rank's gradients and averages; call zero_grad() and
 //   go on, on all ranks alike. If a rank goes on although others had no exception, those others throw an Error.
 //   With virtual workers .grad is again what it was before the step.
+// - If the program gives weights (BatchWeight::given), gradients are multiplied by them, and what the exchange averages
+//   is divided by the mean of the ranks' weights, which travel with the gradients. Averages of earlier passes are set
+//   aside in the meantime. Such passes are averaged in backward() for a fused optimizer, too.
 // - Gradients that zero_grad() has removed are gone: no pass and no optimizer averages them.
 #pragma once
 
@@ -135,8 +138,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::string name_of(const at::Tensor& parameter) const;
   /// True if the parameter's gradients are averaged.
   bool averages(const at::Tensor& parameter) const;
-  /// Factor by which the gradients of the current batch are multiplied before they are averaged.
-  double weight() const { return steps_->weight(); }
+  /// The weight of this rank's loss in the mean of the ranks' losses, relative to an even share: that of the current
+  /// batch, or of the last average if the program gives weights.
+  double weight() const { return weights_.given ? weights_.relative : steps_->weight(); }
   /// Position among all reducers; the same on all ranks.
   int order() const noexcept { return order_; }
 
@@ -153,6 +157,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void before_each_pass(std::function<Correction(bool averages)> before, bool keeps_averages = false) {
     before_pass_ = std::move(before);
     keeps_averages_ = keeps_averages;
+    if (!before_pass_) weights_.unit = 0;  // ranks that have had no pass do not know it
   }
   bool is_joined() const noexcept { return before_pass_ != nullptr; }
   /// True if a parameter requires a gradient that no pass has trained before.
@@ -190,8 +195,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ///   collecting     more gradients             -> collecting: the exchanges get them as they are made
   ///                  the end of backward()      -> idle: .grad holds the averages; with virtual workers, it is empty
   ///                                                before the step's last micro-batch
-  ///                                             -> awaiting_step, if an optimizer is fused: .grad holds this rank's
-  ///                                                own gradients, also after the step, until fetch_averages()
+  ///                                             -> awaiting_step, if an optimizer is fused and the program gives no
+  ///                                                weights: .grad holds this rank's own gradients, also after the
+  ///                                                step, until fetch_averages()
   ///   postponed      more gradients             -> postponed: .grad only accumulates
   ///                  the end of backward()      -> collecting, once abandoned passes are finished; all gradients are
   ///                                                given at once
@@ -215,6 +221,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// autograd::grad() adds to no .grad, so it is not a pass. A frozen parameter contributes what is in its .grad.
   enum class State { idle, collecting, postponed, awaiting_step };
 
+  /// Weights that the program gives to batches.
+  struct Weights {
+    bool given = false;   ///< true if the last pass had one
+    double unit = 0;      ///< power of two, the same on all ranks, that brings weights near 1, which 16 bits need
+    double sum = 0;       ///< of this rank's passes since the last average, times `unit`
+    double relative = 1;  ///< of this rank in the last average; 1 is an even share
+    bool warned = false;  ///< true if a warning has said that all were 0
+  };
+
   /// A pass that an exception has cut off and in which other ranks may wait.
   struct Abandoned {
     std::vector<std::size_t> unfrozen;
@@ -229,9 +244,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // A pass.
   void prepare_pass(bool averages);
   std::shared_ptr<Pass> begin_pass();
+  void begin_weights();
+  void end_weights();
+  void require_weights_alike(Flags flags) const;
+  void set_average_aside(Parameter& parameter) const;
   void set_earlier_gradients_aside();
   void restore_earlier_gradients() noexcept;
-  void begin_exchanges(Arrival arrival);
+  /// `takes_part`: false if this rank has neither gradients nor a weight.
+  void begin_exchanges(Arrival arrival, bool takes_part = true);
   Flags flags() const;
   /// True if the exchange that averages the parameter runs in this backward(), not in a fused optimizer's step.
   bool averages_in_backward(const Parameter& parameter) const noexcept;
@@ -305,6 +325,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> unfrozen_;  ///< parameters that no earlier pass has trained
   bool dense_in_backward_ = false;     ///< false if the dense exchange begins in the optimizer's step instead
   Correction correction_;
+  Weights weights_;
 };
 
 }  // namespace muster::detail::gradients

@@ -28,9 +28,10 @@ void Reducer::average_local_gradients() {
   }
 }
 
-/// Called when backward() has left this rank's own gradients in .grad.
+/// Called when backward() has left this rank's own gradients in .grad. Those with a weight are not left to a fused
+/// optimizer.
 void Reducer::mark_gradients() {
-  has_local_gradients_ = true;
+  has_local_gradients_ = has_local_gradients_ || !weights_.given;
   for (auto& p : parameters_)
     if (p.dense() && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
 }
@@ -97,7 +98,7 @@ void Reducer::give_gradients(std::uint32_t word) {
     note_manual_change(p);
     altered |= p.altered;
   }
-  dense_->begin(Arrival::at_once, flags() | (altered ? gradients_changed : 0));
+  dense_->begin(Arrival::at_once, flags() | gradients_unweighted | (altered ? gradients_changed : 0), 0);
   if (auto* const fusable = dense_->fusable()) fusable->set_check_word(word);
   // As with torch's optimizers, every defined gradient takes part in the step.
   for (const auto& p : parameters_)
@@ -123,6 +124,7 @@ void Reducer::end_exchange(bool fetch) {
   for (const auto& p : parameters_)
     if (p.dense())
       user_count(p);  // throws if a rank has abandoned the pass; that rank would not take part in what follows
+  require_weights_alike(dense_->flags());
   if ((dense_->flags() & gradients_changed) != 0) throw_changed();
   begun_since_step_ = false;
   for (auto& p : parameters_)

@@ -34,7 +34,8 @@ struct Reducer::Parameter {
   const void* hook = nullptr;  ///< calls after_accumulation()
   bool pending = false;        ///< true if .grad holds accumulated gradients that are not averaged yet
   bool padding = false;        ///< true if only passes of weight 0 have made .grad
-  at::Tensor earlier = {};     ///< .grad before a step of several passes; the step's average is added to it
+  /// .grad before a step of several passes, or the averages before a pass with a weight; the average is added to it.
+  at::Tensor earlier = {};
   /// Inside join(): the averages that earlier passes have left in .grad.
   at::Tensor averaged_before = {};
   // For saving between two passes (Reducer::has_no_gradient_to_save).

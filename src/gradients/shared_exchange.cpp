@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace muster::detail::gradients {
@@ -39,8 +40,9 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
   return buckets;
 }
 
-// A rank's words after the notes of its gradients: its flags and the word of FusableGradients::set_check_word().
-constexpr std::size_t extra_words = 2;
+// A rank's words after the notes of its gradients: its flags, the word of FusableGradients::set_check_word(), and the
+// two halves of its weight.
+constexpr std::size_t extra_words = 4;
 
 // A note about a gradient: its use, and its turn: the position at which it was added, from 1; 0 if all were added at
 // once.
@@ -170,11 +172,12 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
 
 SharedExchange::~SharedExchange() = default;
 
-void SharedExchange::begin(Arrival arrival, Flags flags) {
+void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   reduction_.begin();
   flags_ = flags;
-  reduction_.write_word(gradients_.size(), flags_);
-  set_check_word(0);
+  weight_ = weight;
+  word_ = 0;
+  write_notes();
   published_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
@@ -265,8 +268,7 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
     reduction_.begin();
     published_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
-    reduction_.write_word(gradients_.size(), flags_);
-    set_check_word(word_);
+    write_notes();
   }
   run(on_chunk);
   round_over_ = true;
@@ -286,6 +288,22 @@ Flags SharedExchange::flags() const {
   Flags all = 0;
   for (int r = 0; r < communicator_.size(); ++r) all |= reduction_.word(r, gradients_.size());
   return all;
+}
+
+void SharedExchange::write_notes() {
+  const auto bits = std::bit_cast<std::uint64_t>(weight_);
+  reduction_.write_word(gradients_.size(), flags_);
+  set_check_word(word_);
+  reduction_.write_word(gradients_.size() + 2, static_cast<std::uint32_t>(bits));
+  reduction_.write_word(gradients_.size() + 3, static_cast<std::uint32_t>(bits >> 32));
+}
+
+double SharedExchange::mean_weight() const {
+  double sum = 0;
+  for (int r = 0; r < communicator_.size(); ++r)
+    sum += std::bit_cast<double>(std::uint64_t{reduction_.word(r, gradients_.size() + 3)} << 32 |
+                                 reduction_.word(r, gradients_.size() + 2));
+  return sum / communicator_.size();
 }
 
 at::IntArrayRef SharedExchange::strides(std::size_t index) const {

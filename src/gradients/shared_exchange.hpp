@@ -28,12 +28,13 @@ class SharedExchange final : public Exchange, public FusableGradients {
                                               const Communicator& communicator, bool progress_thread);
   ~SharedExchange() override;
 
-  void begin(Arrival arrival, Flags flags) override;
+  void begin(Arrival arrival, Flags flags, double weight) override;
   void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
   int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   Flags flags() const override;
+  double mean_weight() const override;
   FusableGradients* fusable() noexcept override { return this; }
 
   const Communicator& communicator() const noexcept override { return communicator_; }
@@ -54,6 +55,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
   void publish_complete();
+  void write_notes();
   void fix_order();
   void run(const node::BucketReduction::OnChunk& on_chunk);
 
@@ -66,6 +68,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   std::size_t published_ = 0;
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;
+  double weight_ = 0;
   std::uint32_t word_ = 0;
   std::uint32_t arrived_ = 0;  ///< number of gradients added in this pass
   bool order_fixed_ = false;   ///< true if the order in which buckets are published is final

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace muster::detail::gradients {
@@ -73,7 +74,8 @@ void SparseExchange::finish() {
   const at::NoGradGuard no_grad;
   const auto world = static_cast<std::size_t>(group_->getSize());
 
-  // For each gradient, this rank's number of rows and its use of the parameter; in the last line, its flags.
+  // For each gradient, this rank's number of rows and its use of the parameter; in the last line, its flags and the
+  // bits of its weight.
   const auto last = gradients_.size();
   const auto mine = at::zeros({static_cast<std::int64_t>(last) + 1, 2}, at::kLong);
   auto written = mine.accessor<std::int64_t, 2>();
@@ -82,9 +84,13 @@ void SparseExchange::finish() {
     written[i][1] = static_cast<std::int64_t>(gradients_[i].use);
   }
   written[last][0] = flags_;
+  written[last][1] = std::bit_cast<std::int64_t>(std::exchange(weight_, 0));
   const auto all = at::stack(gather(mine.to(gradients_.front().parameter.device()))).cpu();
   const auto headers = all.accessor<std::int64_t, 3>();  // [ranks][gradients + 1][2]
-  for (std::size_t r = 0; r < world; ++r) flags_ |= static_cast<Flags>(headers[r][last][0]);
+  for (std::size_t r = 0; r < world; ++r) {
+    flags_ |= static_cast<Flags>(headers[r][last][0]);
+    weight_ += std::bit_cast<double>(headers[r][last][1]) / static_cast<double>(world);
+  }
 
   for (std::size_t i = 0; i < last; ++i) {
     auto& own = gradients_[i];

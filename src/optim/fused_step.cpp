@@ -359,9 +359,11 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
   return stepped;
 }
 
-/// True if the ranks would not take the same step, or if a gradient was changed after backward(). Then no rank writes.
+/// True if the ranks would not take the same step, if a gradient was changed after backward(), or if another rank's are
+/// weighted. Then no rank writes.
 bool FusedStep::differs() const {
-  return !gradients_->all_words_equal() || (gradients_->flags() & gradients::gradients_changed) != 0;
+  constexpr auto refused = gradients::gradients_changed | gradients::gradients_weighted;
+  return !gradients_->all_words_equal() || (gradients_->flags() & refused) != 0;
 }
 
 bool FusedStep::abandoned() const {

@@ -198,6 +198,17 @@ StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batc
   return {state_->progress.steps, std::move(batch)};
 }
 
+StepScope Session::step_of(const std::shared_ptr<const detail::step::BatchWeight>& batch, double weight) const {
+  constexpr double least = 1e-9, most = 1e12;  // so that the sum over all ranks is exact
+  if (!(weight == 0 || (weight >= least && weight <= most)))
+    throw Error(ExitCode::usage, "weighing a batch", c10::str(weight, " is no weight"),
+                "Give what this rank's loss is a mean over, such as a number of tokens: 0, or 1e-9 to 1e12");
+  auto weighted = batch ? *batch : detail::step::BatchWeight{};
+  const bool is_empty = weighted.global > 0 && weighted.local == 0;  // its row is a copy of another rank's
+  weighted.given = is_empty ? 0 : weight;
+  return step_of(std::make_shared<const detail::step::BatchWeight>(weighted));
+}
+
 NoSync Session::no_sync() const {
   if (state_->workers.share.fixed)
     throw Error(ExitCode::usage, "adding up gradients without averaging", "virtual workers do that themselves",

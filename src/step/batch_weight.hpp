@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace muster::detail::step {
 
@@ -22,6 +23,8 @@ struct BatchWeight {
   int micro_batches = 1;    ///< the rank's micro-batches of the step
   std::int64_t number = 0;  ///< increases by one per batch of a pass; differs between passes
   int total = 1;            ///< micro-batches of the step, over all ranks
+  /// What the loss is a mean over, if the program says it; then it counts instead of the samples.
+  std::optional<double> given = {};
 
   /// The batch's samples relative to an even share: exactly 1 if all micro-batches have equally many, 0 for padding.
   double relative() const noexcept {

@@ -39,7 +39,7 @@ double Steps::weight() const {
   if (!conflict_.empty())
     throw Error(ExitCode::usage, "weighing a gradient by its batch's samples", conflict_,
                 "Say which batch counts: auto scope = session.step(batch); around backward() and the optimizer's step");
-  return batch_->relative();
+  return batch_->given.value_or(batch_->relative());
 }
 
 std::vector<BatchOfPass> Steps::begin_pass(OpenPass pass) {

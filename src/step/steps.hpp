@@ -91,8 +91,8 @@ class Steps {
   /// The batch that gradients of a backward() belong to: the innermost scope's, else the one handed out last by the
   /// open passes, else one with global = 0.
   const BatchWeight& batch() const noexcept { return *batch_; }
-  /// The relative weight of batch(). Throws an Error, the same on all ranks, if open passes have current batches of
-  /// possibly different weights and no scope says which one counts.
+  /// The weight that the program has given to batch(), else its relative weight. Throws an Error, the same on all
+  /// ranks, if open passes have current batches of possibly different weights and no scope says which one counts.
   double weight() const;
 
   // For the passes.

@@ -82,6 +82,28 @@ TEST(CompressHooks, AverageWithinTheTypesTolerance) {
   }
 }
 
+TEST(CompressHooks, AverageByTheProgramsWeights) {
+  for (const auto& [hook, tolerance] : {std::pair{fp16_compress_hook(), 2e-3}, std::pair{bf16_compress_hook(), 2e-2}}) {
+    test::Preparation prepare;
+    prepare.options.comm_hook = hook;
+    nn::Linear net(6, 5);
+    const auto prepared = prepare(net.ptr());
+    *prepare.weight = {.local = 64, .global = 64 * world().size(), .total = world().size()};
+    const auto loss = [&] { return net(values({4, 6}, 1)).square().mean(); };
+    for (const double scale : {1.0, 3000.0, 20.0}) {
+      const double mine = scale * (world().rank() == 0 ? 40'000 : 700 * world().rank());
+      double all = 0;
+      for (int r = 0; r < world().size(); ++r) all += scale * (r == 0 ? 40'000 : 700 * r);
+      const auto want = test::weighted_sum(torch::autograd::grad({loss()}, {net->weight})[0], mine / all);
+      prepare.weight->given = mine;
+      net->zero_grad();
+      loss().backward();
+      EXPECT_LE(distance(net->weight.grad(), want), tolerance * want.norm().item<double>()) << scale;
+      expect_same_bits_everywhere(net->weight.grad(), "weight");
+    }
+  }
+}
+
 TEST(CompressHooks, SendWhatHas16BitsOrIsComplexAsItIs) {
   const auto gradient = values({9}, 1);
   for (const auto type : {at::kHalf, at::kBFloat16}) {

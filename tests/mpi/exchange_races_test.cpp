@@ -28,7 +28,8 @@ void average(Exchange& exchange, const std::vector<at::Tensor>& parameters) {
   for (int round = 0; round < 30; ++round) {
     const bool flagged = round % 5 == 1, cut_off = round % 7 == 3;
     const auto value = [&](double rank, std::size_t i) { return rank + round + 0.5 * static_cast<double>(i); };
-    exchange.begin(Arrival::in_backward, flagged && world().rank() == 0 ? 2 : 0);
+    const auto weight = [&](int rank) { return rank % 2 == 0 ? 0.1 * (rank + round) : 1e7 / (rank + 3 * round); };
+    exchange.begin(Arrival::in_backward, flagged && world().rank() == 0 ? 2 : 0, weight(world().rank()));
     for (std::size_t i = parameters.size(); i-- > 0;)
       if (cut_off && i < 4)
         exchange.add(i, {}, ParameterUse::abandoned);
@@ -36,6 +37,9 @@ void average(Exchange& exchange, const std::vector<at::Tensor>& parameters) {
         exchange.add(i, at::full_like(parameters[i], value(world().rank(), i)), ParameterUse::used);
     exchange.finish();
     EXPECT_EQ(exchange.flags(), flagged ? 2U : 0U);
+    double weights = 0;
+    for (int r = 0; r < world().size(); ++r) weights += weight(r);
+    EXPECT_DOUBLE_EQ(exchange.mean_weight(), weights / world().size());
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       EXPECT_EQ(exchange.user_count(i), cut_off && i < 4 ? -1 : world().size());
       if (cut_off) continue;

@@ -1,6 +1,8 @@
 // What backward() leaves in .grad: the mean over the ranks, weighted by samples.
+#include "base/log.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
+#include "support/folder.hpp"
 #include "support/prepared.hpp"
 
 #include <gtest/gtest.h>
@@ -51,6 +53,12 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
+std::vector<at::Tensor> operator+(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  std::vector<at::Tensor> sum;
+  for (std::size_t i = 0; i < a.size(); ++i) sum.push_back(a[i] + b[i]);
+  return sum;
+}
+
 class Gradients : public testing::Test {
  protected:
   /// The loss of batch `seed` of this rank.
@@ -64,6 +72,22 @@ class Gradients : public testing::Test {
     for (int r = 0; r < size(); ++r) weight().global += samples[static_cast<std::size_t>(r)];
   }
   double share() { return weight().relative() / size(); }
+  /// Gives the batch a weight; rank r has weights[r].
+  void give(const std::vector<double>& weights) { weight().given = weights.at(static_cast<std::size_t>(rank())); }
+  /// The gradient of the mean over everything that the passes count; pass i has the loss(i) and weights[i].
+  std::vector<at::Tensor> mean_of_all(const std::vector<std::vector<double>>& weights) {
+    double all = 0;
+    for (const auto& pass : weights)
+      for (int r = 0; r < size(); ++r) all += pass[static_cast<std::size_t>(r)];
+    std::vector<at::Tensor> sums;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      std::vector<at::Tensor> parts;
+      for (const auto& g : local(loss(static_cast<double>(i))))
+        parts.push_back(test::weighted_sum(g, weights[i][static_cast<std::size_t>(rank())] / all));
+      sums = sums.empty() ? parts : sums + parts;
+    }
+    return sums;
+  }
   step::BatchWeight& weight() { return *prepare_.weight; }
   void zero_grad() { net_->zero_grad(); }
   std::vector<at::Tensor> parameters() { return net_->parameters(); }
@@ -94,12 +118,6 @@ class Gradients : public testing::Test {
   Net net_;
   std::shared_ptr<DataParallel> prepared_ = prepare_(net_.ptr());
 };
-
-std::vector<at::Tensor> operator+(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  std::vector<at::Tensor> sum;
-  for (std::size_t i = 0; i < a.size(); ++i) sum.push_back(a[i] + b[i]);
-  return sum;
-}
 
 TEST(Conjugates, OfSomeRanksAreAveragedWithTheOthers) {
   constexpr int rows = 64;  // a large gradient
@@ -151,6 +169,119 @@ TEST_F(Gradients, AreWeightedBySamples) {
   const auto want = together(loss(1));
   loss(1).backward();
   expect_gradients(want);
+}
+
+/// Weights of four ranks; not all of the first three are 0, as the tests have 1, 3 or 4 ranks.
+const std::vector<std::vector<double>> weights_of_passes{
+    {16384, 3, 700, 1}, {1, 0, 0, 30}, {0.25, 1e-6, 2.5, 0}, {5e8, 7, 1, 2}, {3, 3, 3, 3}};
+
+TEST_F(Gradients, AreTheMeanOverWhatTheProgramCounts) {
+  batch({1, 5, 2, 3});  // samples do not count then
+  for (const auto& weights : weights_of_passes) {
+    const auto want = mean_of_all({weights});
+    zero_grad();
+    give(weights);
+    loss(0).backward();
+    expect_gradients(want);
+  }
+  weight().given.reset();
+  const auto want = together(loss(1));
+  zero_grad();
+  loss(1).backward();
+  expect_gradients(want);
+}
+
+TEST_F(Gradients, WithWeightsAreTheMeanOverAllPassesOfNoSync) {
+  for (const bool in_place : {false, true}) {
+    zero_grad();
+    {
+      const NoSync scope(prepare_.no_sync_depth);
+      give(weights_of_passes[3]);
+      loss(9).backward();  // is discarded
+    }
+    net_->zero_grad(!in_place);
+    const auto want = mean_of_all(weights_of_passes);
+    for (std::size_t i = 0; i < weights_of_passes.size(); ++i) {
+      std::optional<NoSync> scope;
+      if (i + 1 < weights_of_passes.size()) scope.emplace(prepare_.no_sync_depth);
+      give(weights_of_passes[i]);
+      loss(static_cast<double>(i)).backward();
+    }
+    expect_gradients(want);
+  }
+}
+
+TEST_F(Gradients, WithWeightsAddUpAsAverages) {
+  const auto first = together(loss(7));  // without a weight
+  const auto want = first + mean_of_all({weights_of_passes[0], weights_of_passes[1]});
+  loss(7).backward();
+  {
+    const NoSync scope(prepare_.no_sync_depth);
+    give(weights_of_passes[0]);
+    loss(0).backward();
+  }
+  give(weights_of_passes[1]);
+  loss(1).backward();
+  expect_gradients(want);
+
+  // A parameter that the pass does not reach keeps its average.
+  const auto middle = net_->middle->weight.grad().clone();
+  loss(2, false).backward();
+  EXPECT_TRUE(at::equal(net_->middle->weight.grad(), middle));
+  const auto& out = net_->out->weight;
+  const auto before = out.grad().clone();
+  const auto more = mean_of_all({weights_of_passes[1]});
+  loss(0).backward();
+  expect_close(out.grad() - before, more[4], "a further average");
+}
+
+TEST_F(Gradients, OfAMeanOverNothingStayAway) {
+  const auto file = test::shared_folder() / ("log" + std::to_string(rank()));
+  log::write_to(file);
+  for (int step = 0; step < 2; ++step) {
+    zero_grad();
+    give({0, 0, 0, 0});
+    (loss(1) * std::numeric_limits<double>::quiet_NaN()).backward();
+    for (const auto& p : parameters()) EXPECT_FALSE(p.grad().defined());
+  }
+  give(weights_of_passes[0]);
+  const auto want = mean_of_all({weights_of_passes[0]});
+  loss(0).backward();
+  give({0, 0, 0, 0});
+  loss(1).backward();
+  expect_gradients(want);
+  log::write_to({});
+  std::ifstream in(file);
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  const auto warned = text.find("the weight 0 on all ranks");
+  EXPECT_NE(warned, std::string::npos) << "on rank " << rank();
+  EXPECT_EQ(text.find("the weight 0 on all ranks", warned + 1), std::string::npos) << "said twice";
+}
+
+/// The text of the Error (ExitCode::usage) of that backward().
+std::string refused(const at::Tensor& loss) {
+  try {
+    loss.backward();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(Gradients, WithAndWithoutWeightsDoNotMix) {
+  {
+    const NoSync scope(prepare_.no_sync_depth);
+    loss(1).backward();
+  }
+  give({1, 2, 3, 4});
+  EXPECT_NE(refused(loss(2)).find("gradients of batches with and without a weight are added up"), std::string::npos);
+  zero_grad();
+  loss(2).backward();
+  if (size() == 1) return;
+  zero_grad();
+  if (rank() == 1) weight().given.reset();
+  EXPECT_NE(refused(loss(3)).find("was given a weight for some batches of a step only"), std::string::npos);
 }
 
 TEST_F(Gradients, BesideHooksOfTheUsersOwn) {
@@ -551,6 +682,41 @@ TEST(GradientsOf, SharedParameters) {
   loss().backward();
   expect_close(w.grad(), want, "w");
   expect_same_bits_everywhere(w.grad(), "w");
+}
+
+TEST(GradientsOf, SeveralTypesWithWeights) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kComplexFloat}) {
+    auto module = std::make_shared<nn::Module>();
+    const auto small = module->register_parameter("small", at::zeros({5}, type)),
+               large = module->register_parameter("large", at::zeros({64, 64}, type));
+    test::Preparation prepare;
+    const auto prepared = prepare(module);
+    const auto rank = static_cast<std::size_t>(world().rank());
+    const double exact = type == at::kDouble ? 1e-13 : type == at::kBFloat16 ? 0.02 : type == at::kHalf ? 3e-3 : 1e-6;
+    // The product of weight and gradient is above the largest half number.
+    for (const auto& weights : {std::vector<double>{30000, 9000.125, 70000, 41}, {3e7, 1e7, 0, 1e6}, {9000, 3, 0, 1}}) {
+      prepare.weight->local = 64;
+      prepare.weight->global = 64 * world().size();
+      prepare.weight->given = weights[rank];
+      double all = 0;
+      for (int r = 0; r < world().size(); ++r) all += weights[static_cast<std::size_t>(r)];
+      module->zero_grad();
+      at::Tensor loss;
+      for (const auto& p : {small, large}) {
+        const auto x = values(p.sizes(), 1).to(at::kDouble).mul(4).to(type);
+        const auto part = at::real(p * x).sum();
+        loss = loss.defined() ? loss + part.to(at::kDouble) : part.to(at::kDouble);
+      }
+      loss.backward();
+      for (const auto& p : {small, large}) {
+        const auto own = values(p.sizes(), 1).to(at::kDouble).mul(4).to(type).to(at::kComplexDouble);
+        const auto want = test::weighted_sum(at::real(own), weights[rank] / all);
+        const auto have = at::real(p.grad().to(at::kComplexDouble));
+        EXPECT_LE((have - want).abs().max().item<double>(), 4 * exact) << type << ", weight " << weights[0];
+        expect_same_bits_everywhere(p.grad(), "a gradient");
+      }
+    }
+  }
 }
 
 TEST(GradientsOf, SeveralTypesAndLayouts) {

@@ -124,14 +124,15 @@ TEST_F(Joining, IsWhatOneRankDoesByHand) {
 
 /// `passes` backward() before each step, of which the first `unsynchronised` are in no_sync(). Gradients do not depend
 /// on the weights, so that of a step is known: of each pass the sum over the ranks that have it, by their number or by
-/// all.
-void accumulate_by_hand(bool over_all, int passes, int unsynchronised) {
+/// all; or, if the program gives weights, of each average the mean over what it counts.
+void accumulate_by_hand(bool over_all, int passes, int unsynchronised, bool gives_weights = false) {
   const test::Preparation prepare;
   auto net = nn::Linear(nn::LinearOptions(3, 2));
   const auto prepared = prepare(net.ptr());
   const auto before = net->weight.detach().clone();
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(rate));
   const auto gradient = [](int rank, int step, int pass) { return 1.0 + 10 * rank + 3 * step + pass; };
+  const auto weight = [](int rank, int step, int pass) { return 50.0 + 400 * rank - 20 * step + 7 * pass; };
   const auto batches = of_the_ranks({1, 3, 2});
   {
     const Join join({prepared}, {.divide_by_initial_world_size = over_all});
@@ -141,6 +142,7 @@ void accumulate_by_hand(bool over_all, int passes, int unsynchronised) {
       for (int pass = 0; pass < passes; ++pass) {
         std::optional<NoSync> scope;
         if (pass < unsynchronised) scope.emplace(prepare.no_sync_depth);
+        if (gives_weights) prepare.weight->given = weight(rank, step, pass);
         // The bias is of the first pass alone, so that the others leave its average as it is.
         auto loss = net->weight.sum() * gradient(rank, step, pass);
         if (pass == 0) loss = loss + net->bias.sum() * gradient(rank, step, pass);
@@ -158,7 +160,20 @@ void accumulate_by_hand(bool over_all, int passes, int unsynchronised) {
       ++active;
       for (int pass = 0; pass < passes; ++pass) sum += gradient(rank, step, pass);
     }
-    if (active > 0) want -= rate * sum / (over_all ? world().size() : active);
+    if (gives_weights) {
+      double products = 0, weights = 0;
+      for (int pass = 0; pass < passes; ++pass) {
+        for (int rank = 0; rank < world().size(); ++rank) {
+          if (step >= batches[static_cast<std::size_t>(rank)]) continue;
+          products += weight(rank, step, pass) * gradient(rank, step, pass);
+          weights += weight(rank, step, pass);
+        }
+        if (pass >= unsynchronised && weights > 0)
+          want -= rate * std::exchange(products, 0) / std::exchange(weights, 0);
+      }
+    } else if (active > 0) {
+      want -= rate * sum / (over_all ? world().size() : active);
+    }
   }
   expect_close(net->weight, before + want, "the weight");
 }
@@ -168,6 +183,7 @@ TEST_F(Joining, SeveralBackwardsBeforeAStepCountOnceEach) {
     accumulate_by_hand(over_all, 2, 0);
     accumulate_by_hand(over_all, 3, 0);
     accumulate_by_hand(over_all, 3, 1);
+    accumulate_by_hand(over_all, 3, 1, /*gives_weights=*/true);
   }
 }
 

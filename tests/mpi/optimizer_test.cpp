@@ -915,6 +915,48 @@ TEST(PreparedOptimizer, AveragesWhatPassesInNoSyncHaveLeft) {
       }
 }
 
+TEST(PreparedOptimizer, WithWeightsOfTheProgramIsTheSameFusedOrNot) {
+  expect_alike_fused("weights", [](Model& m) {
+    const auto whole = m.sgd(0.05, {.max_grad_norm = 0.5});
+    const auto backward = [&](int number, std::optional<double> weight) {
+      m.prepare.weight->given = weight;
+      m.backward(number);
+    };
+    const double mine = 100.0 + 37 * world().rank();
+    backward(1, {});
+    whole->step();  // without a weight
+    whole->zero_grad();
+    for (int step = 2; step < 5; ++step) {
+      {
+        const NoSync scope(m.prepare.no_sync_depth);
+        backward(10 * step, mine * step);
+      }
+      if (step < 4) backward(10 * step + 1, 3 + world().rank());
+      if (step == 3) backward(10 * step + 2, 1 / mine);  // a second average
+      if (step == 3) backward(10 * step + 3, {});
+      whole->step();
+      if (step == 3) whole->zero_grad(false);
+    }
+    whole->zero_grad();
+    const auto before = m.net->out->weight.detach().clone();
+    backward(50, 0);
+    whole->step();
+    EXPECT_TRUE(at::equal(before, m.net->out->weight)) << "no step";
+    backward(51, mine);
+    whole->step();
+    EXPECT_FALSE(at::equal(before, m.net->out->weight));
+  });
+  Model m(Fuse::always);
+  const auto whole = m.sgd(0.05);
+  m.backward(1);
+  m.prepare.weight->given = 1;
+  if (m.fuses()) {
+    EXPECT_THROW(m.backward(2), Error) << "the first gradients have yet to be averaged";
+  } else {
+    EXPECT_NO_THROW(m.backward(2));
+  }
+}
+
 TEST(PreparedOptimizer, AveragesNothingThatWasThrownAwayAfterNoSync) {
   for (const bool to_none : {true, false})
     expect_alike_fused("thrown away", [&](Model& m) {
@@ -1440,15 +1482,19 @@ TEST(AFusedOptimizer, NeedNotKnowWhichPagesWereWritten) {
 TEST(PreparedLbfgs, IsTorchsOnTheMeanOfTheLosses) {
   const auto options = torch::optim::LBFGSOptions(0.5).max_iter(8).line_search_fn("strong_wolfe");
   for (const bool beside_a_fused_one : {true, false})
-    for (const bool uneven : {true, false}) {
-      SCOPED_TRACE(std::to_string(beside_a_fused_one) + std::to_string(uneven));
+    for (const auto& [uneven, given] : {std::pair{true, false}, {false, false}, {true, true}}) {
+      SCOPED_TRACE(std::to_string(beside_a_fused_one) + std::to_string(uneven) + std::to_string(given));
       Model m(Fuse::always);
       std::vector<double> share(static_cast<std::size_t>(world().size()), 1.0 / world().size());
       if (uneven && world().size() > 1) {
         share.front() = 0;
         for (std::size_t r = 1; r < share.size(); ++r) share[r] = 1.0 / static_cast<double>(share.size() - 1);
-        m.prepare.weight->local = world().rank() == 0 ? 0 : 2;
-        m.prepare.weight->global = 2 * (world().size() - 1);
+        if (given) {
+          m.prepare.weight->given = world().rank() == 0 ? 0 : 700;
+        } else {
+          m.prepare.weight->local = world().rank() == 0 ? 0 : 2;
+          m.prepare.weight->global = 2 * (world().size() - 1);
+        }
       }
       const auto adam = beside_a_fused_one ? m.optimizer(torch::optim::Adam(m.net->parameters(), 1e-3)) : nullptr;
       const auto lbfgs = m.optimizer(torch::optim::LBFGS(m.net->parameters(), options));

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <filesystem>
@@ -47,6 +48,24 @@ std::string refusal(TorchTrainerOptions options, const Loop& loop = {}, const st
 
 void expect_refused(const std::string& text, const std::string& fact) {
   EXPECT_NE(text.find(fact), std::string::npos) << "\"" << text << "\" has no \"" << fact << "\"";
+}
+
+TEST(Refusals, WeightsThatCannotBe) {
+  const auto infinity = std::numeric_limits<double>::infinity();
+  for (const double weight : {-1.0, infinity - infinity, infinity, 1e-10, 2e12}) {
+    const auto loop = [&](Session& session, const Config&) {
+      auto net = session.prepare_model(Linear(1, 1));
+      for (auto& batch : session.get_dataset_shard().iter_torch_batches({.batch_size = 4})) {
+        const bool last = session.world_rank() + 1 == session.world_size();
+        auto scope = session.step(batch, last ? weight : 1.0);
+        net->forward(batch["x"]).mean().backward();
+      }
+    };
+    expect_refused(refusal({}, loop), "is no weight. Give what this rank's loss is a mean over");
+    const auto [code, result] = test::run(
+        {test::shared_folder(), {}, {.run_config = {.name = "weight"}, .datasets = {{"train", line()}}}}, loop);
+    EXPECT_EQ(code, 64) << weight;
+  }
 }
 
 TEST(Refusals, OptionsThatCannotBe) {

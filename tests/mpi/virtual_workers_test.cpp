@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -176,6 +177,90 @@ TEST(VirtualWorkers, AveragesSchedulesAndScalesAdvanceByTheStep) {
     for (const char* entry : {"ema", "scheduler", "scaler"})
       EXPECT_EQ(have.values.at(entry), want.values.at(entry)) << workers << ", " << entry;
   }
+}
+
+/// A sample's error counts as often as it has tokens; some micro-batches have none.
+Dataset data_with_tokens() {
+  const auto x = at::arange(50, at::kDouble).unsqueeze(1) / 50;
+  const auto tokens = at::arange(50, at::kDouble).unsqueeze(1).remainder(7).sub(3).clamp_min(0);
+  return Dataset::from_tensors({{"x", x}, {"y", (3 * x - 1).sin()}, {"tokens", tokens}});
+}
+
+torch::nn::Sequential net_for_tokens() {
+  torch::nn::Sequential net(torch::nn::Linear(1, 8), torch::nn::Tanh(), torch::nn::Linear(8, 1));
+  net->to(at::kDouble);
+  const torch::NoGradGuard no_grad;
+  double seed = 0;
+  for (auto& p : net->parameters()) p.copy_(at::sin(at::arange(p.numel()) * 0.7 + ++seed).view(p.sizes()));
+  return net;
+}
+
+/// NaN if there is no token.
+at::Tensor mean_over_tokens(torch::nn::Sequential& net, const Batch& batch) {
+  const auto& tokens = batch["tokens"];
+  return ((net->forward(batch["x"]) - batch["y"]).square() * tokens).sum() / tokens.sum();
+}
+
+std::vector<double> weights_of(torch::nn::Sequential& net) {
+  std::vector<double> weights;
+  for (const auto& p : net->parameters())
+    for (std::int64_t i = 0; i < p.numel(); ++i) weights.push_back(p.flatten()[i].item<double>());
+  return weights;
+}
+
+/// Trains on the mean over the tokens of each step, with 24 samples a step, the last one with two.
+std::vector<double> trained_on_tokens(const std::string& name, int workers, std::optional<int> virtual_workers) {
+  std::vector<double> weights;
+  const BatchOptions batches = virtual_workers ? BatchOptions{.batch_size = 2} : BatchOptions{.global_batch_size = 24};
+  const auto code = run({test::shared_folder(),
+                         {},
+                         {.scaling_config = {.num_workers = workers, .virtual_workers = virtual_workers},
+                          .run_config = {.name = name},
+                          .datasets = {{"train", data_with_tokens()}}}},
+                        [&](Session& session, const Config&) {
+                          auto net = session.prepare_model(net_for_tokens());
+                          torch::optim::SGD optimizer(net->parameters(), 0.1);
+                          for ([[maybe_unused]] auto epoch : session.epochs(3))
+                            for (auto& batch : session.get_dataset_shard("train").iter_torch_batches(batches)) {
+                              optimizer.zero_grad();
+                              auto scope = session.step(batch, batch["tokens"].sum().item<double>());
+                              mean_over_tokens(net, batch).backward();
+                              optimizer.step();
+                            }
+                          weights = weights_of(net);
+                        })
+                        .first;
+  EXPECT_EQ(code, 0) << name;
+  return weights;
+}
+
+TEST(VirtualWorkers, AMeanOverTokensIsThatOfTheWholeStep) {
+  auto net = net_for_tokens();
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  auto data = data_with_tokens();
+  const auto x = data.column("x"), y = data.column("y"), tokens = data.column("tokens");
+  for (int epoch = 0; epoch < 3; ++epoch)
+    for (std::int64_t first = 0; first < 50; first += 24) {
+      const auto rows = [&](const at::Tensor& all) { return all.slice(0, first, first + 24); };
+      optimizer.zero_grad();
+      mean_over_tokens(net, Batch({{"x", rows(x)}, {"y", rows(y)}, {"tokens", rows(tokens)}})).backward();
+      optimizer.step();
+    }
+  const auto want = weights_of(net);
+  std::vector<double> first;
+  for (int workers = 1; workers <= world().size(); ++workers)
+    for (const std::optional<int> parts : {std::optional<int>(), std::optional(12)}) {
+      if (parts && 12 % workers != 0) continue;
+      const auto name = (parts ? "virtual" : "plain") + std::to_string(workers);
+      const auto have = trained_on_tokens(name, workers, parts);
+      if (world().rank() >= workers) continue;
+      ASSERT_EQ(have.size(), want.size());
+      for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(have[i], want[i], 1e-12) << name;
+      if (parts && first.empty()) first = have;
+      if (parts) {
+        EXPECT_EQ(have, first) << "the same bits, " << name;
+      }
+    }
 }
 
 TEST(VirtualWorkers, WhatTheyCannotDoIsRefused) {

@@ -58,6 +58,7 @@ class Prepared final : public Side {
       weight_->local = mine.weight;
       for (const auto& part : pass.ranks) weight_->global += part.weight;
     }
+    if (pass.given) weight_->given = mine.given;
     std::optional<NoSync> scope;
     if (!pass.sync) scope.emplace(no_sync_depth_);
     const auto backward = [&] {

@@ -64,15 +64,24 @@ OptimizerSetting draw_setting(Dice& dice, Program::Optimizer kind, bool sparse) 
   return setting;
 }
 
-Pass draw_pass(Dice& dice, const Program& program, const std::vector<int>& models, bool sync) {
+/// Passes that add up to one average have weights of the program's own, all or none.
+bool draw_given(Dice& dice, const Program& program) {
+  return program.given == Program::Given::always || (program.given == Program::Given::at_times && dice.chance(0.5));
+}
+
+Pass draw_pass(Dice& dice, const Program& program, const std::vector<int>& models, bool sync, bool given) {
   Pass pass;
   pass.sync = sync;
+  pass.given = given;
+  const bool large = dice.chance(0.3), none = dice.chance(0.05);
   pass.weighted = dice.chance(0.5);
   const bool alike = dice.chance(0.4), in_turn = dice.chance(0.7);
   for (int r = 0; r < program.ranks; ++r) {
     Part part;
     part.samples = dice.between(1, 5);
     part.weight = pass.weighted ? (dice.chance(0.15) ? 0 : part.samples) : 1;
+    if (given && !none && !dice.chance(0.15))
+      part.given = large ? dice.real(1, 1e6) : dice.one_of({1e-3, 0.7, 1.0, 5.0, 33.0});
     part.data = dice.word();
     part.models = models;
     if (!in_turn) dice.shuffle(part.models);
@@ -116,8 +125,8 @@ Step draw_step(Dice& dice, const Program& program, bool last, int left) {
   step.before = program.max_grad_norm > 0 || after_exception || dice.chance(0.7) ? Zero::to_none
                 : dice.chance(0.5)                                               ? Zero::in_place
                                                                                  : Zero::no;
-  const auto add = [&](std::vector<Pass>& to, bool sync, const std::vector<int>& models) {
-    to.push_back(draw_pass(dice, program, models, sync));
+  const auto add = [&](std::vector<Pass>& to, bool sync, const std::vector<int>& models, bool given) {
+    to.push_back(draw_pass(dice, program, models, sync, given));
   };
   // One loss over all models, a loss for each model, or a loss for one of them.
   std::vector<std::vector<int>> losses;
@@ -130,22 +139,23 @@ Step draw_step(Dice& dice, const Program& program, bool last, int left) {
     losses = {{dice.below(count)}};
   if (after_exception) losses = {{left}};
   if (!after_exception && dice.chance(0.15)) {
-    for (const auto& loss : losses) add(step.discarded, dice.chance(0.5), loss);
+    for (const auto& loss : losses) add(step.discarded, dice.chance(0.5), loss, draw_given(dice, program));
     // If a loss is over several models, an exception may come before a rank has reached all of them.
     if (losses.back().size() == 1 && dice.chance(0.3)) let_throw(dice, step.discarded.back(), Pass::Throws::everywhere);
   }
   for (const auto& loss : losses) {
+    const bool given = draw_given(dice, program);
     if (!after_exception && dice.chance(0.25))
-      for (int i = dice.between(1, 2); i > 0; --i) add(step.passes, false, loss);
-    add(step.passes, true, loss);
-    if (dice.chance(0.12)) add(step.passes, true, loss);
+      for (int i = dice.between(1, 2); i > 0; --i) add(step.passes, false, loss, given);
+    add(step.passes, true, loss, given);
+    if (dice.chance(0.12)) add(step.passes, true, loss, draw_given(dice, program));
   }
   for (const auto& loss : losses)
     for (const int m : loss) step.steps.push_back(m);
   if (!after_exception && !last && program.ranks > 1 && dice.chance(0.05)) {
     // The ranks that throw continue. The others get an error where they would wait for them.
     step.steps = {dice.below(count)};
-    step.passes = {draw_pass(dice, program, step.steps, true)};
+    step.passes = {draw_pass(dice, program, step.steps, true, draw_given(dice, program))};
     let_throw(dice, step.passes.front(), Pass::Throws::somewhere);
     return step;
   }
@@ -179,6 +189,9 @@ Program draw(std::uint64_t seed, int ranks) {
                      : dice.chance(0.7)               ? Program::Exchange::buckets
                                                       : Program::Exchange::hook;
   program.progress_thread = dice.chance(0.3);
+  program.given = dice.chance(0.6) ? Program::Given::never
+                  : program.fuse   ? Program::Given::always
+                                   : dice.one_of({Program::Given::always, Program::Given::at_times});
   program.bucket_bytes = dice.one_of({16, 1024, 65536, 4 << 20});
   for (int m = 0; m < models; ++m) program.settings.push_back(draw_setting(dice, program.optimizer, sparse));
   const int steps = dice.between(3, 10);
@@ -220,7 +233,11 @@ std::string describe(const Step& step) {
   const auto show = [&](const Pass& pass) {
     text << "\n    " << (pass.sync ? "pass" : "pass without averaging");
     for (const auto& part : pass.ranks) {
-      text << " | weight " << (pass.weighted ? std::to_string(part.weight) : "even") << ", models";
+      text << " | weight "
+           << (pass.given      ? std::to_string(part.given) + " given"
+               : pass.weighted ? std::to_string(part.weight)
+                               : "even")
+           << ", models";
       for (const int m : part.models) {
         text << ' ' << m << ":";
         for (const int b : part.branches[static_cast<std::size_t>(m)]) text << b << ' ';

@@ -33,6 +33,7 @@ struct OptimizerSetting {
 struct Part {
   int samples = 1;                         ///< rows of the batch
   int weight = 1;                          ///< samples that count; 0: a ghost batch
+  double given = 0;                        ///< the weight that the program gives
   std::uint64_t data = 0;                  ///< seed of the batch
   std::vector<std::vector<int>> branches;  ///< [models] branches used, in this order
   std::vector<int> models;                 ///< models used, in this order
@@ -43,6 +44,7 @@ struct Part {
 struct Pass {
   bool sync = true;
   bool weighted = false;  ///< otherwise all ranks count the same
+  bool given = false;     ///< the program gives weights, which count instead
   enum class Throws { none, everywhere, somewhere } throws = Throws::none;
   std::vector<Part> ranks;
 };
@@ -78,7 +80,8 @@ struct Program {
   enum class Exchange { shared, buckets, hook } exchange = Exchange::shared;
   bool progress_thread = false;
   int bucket_bytes = 0;
-  std::vector<OptimizerSetting> settings;  ///< [models]
+  enum class Given { never, always, at_times } given = Given::never;  ///< weights; at times only if nothing is fused
+  std::vector<OptimizerSetting> settings;                             ///< [models]
   std::vector<Step> steps;
 };
 

@@ -3,7 +3,9 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include <map>
 #include <optional>
+#include <set>
 #include <type_traits>
 #include <utility>
 
@@ -23,18 +25,26 @@ class Reference final : public Side {
     for (std::size_t m = 0; m < settings.size(); ++m) soak::set(*optimizers_[m], program_.optimizer, settings[m]);
   }
 
+  void zero_grad(Zero how) override {
+    Side::zero_grad(how);
+    if (how != Zero::no) sums_.clear();
+  }
+
   /// A pass with an exception is skipped: the zero_grad() that follows discards its gradients.
   void pass(const Pass& pass) override {
     if (pass.throws != Pass::Throws::none) return;
+    const auto weight_of = [&](const Part& part) { return pass.given ? part.given : part.weight; };
     double all = 0;
-    for (const auto& part : pass.ranks) all += part.weight;
+    for (const auto& part : pass.ranks) all += weight_of(part);
     std::vector<at::Tensor> parameters;
-    for (const int m : pass.ranks.front().models)
+    const auto& used = pass.ranks.front().models;
+    const std::set<int> models(used.begin(), used.end());
+    for (const int m : models)
       for (const auto& p : nets_[static_cast<std::size_t>(m)]->each())
         if (p.requires_grad()) parameters.push_back(p);
     std::vector<at::Tensor> means(parameters.size());
     for (const auto& part : pass.ranks) {
-      if (part.weight == 0) continue;
+      if (weight_of(part) == 0) continue;
       at::Tensor loss;
       for (const int m : part.models) {
         const auto one = nets_[static_cast<std::size_t>(m)]->loss(part, m, false);
@@ -44,9 +54,22 @@ class Reference final : public Side {
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         if (!gradients[i].defined()) continue;
         const auto dense = gradients[i].is_sparse() ? gradients[i].to_dense() : gradients[i];
-        const auto share = dense * (part.weight / all);
+        const auto share = pass.given ? dense * weight_of(part) : dense * (weight_of(part) / all);
         means[i] = means[i].defined() ? means[i] + share : share;
       }
+    }
+    // Weights that the program gives are summed over all passes up to the one that averages.
+    if (pass.given) {
+      auto& sums = sums_[models];
+      sums.gradients.resize(parameters.size());
+      sums.weight += all;
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (means[i].defined())
+          sums.gradients[i] = sums.gradients[i].defined() ? sums.gradients[i] + means[i] : means[i];
+      if (!pass.sync) return;
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        means[i] = sums.gradients[i].defined() ? sums.gradients[i] / sums.weight : at::Tensor();
+      sums = {};
     }
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (!means[i].defined()) continue;
@@ -64,6 +87,11 @@ class Reference final : public Side {
   bool shows_averages(int) const override { return true; }
 
  private:
+  struct Sums {
+    double weight = 0;
+    std::vector<at::Tensor> gradients = {};  ///< of the parameters of the models
+  };
+  std::map<std::set<int>, Sums> sums_;  ///< of passes that wait for their average, by the models of their loss
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
 };
 

@@ -14,7 +14,7 @@ class Side {
   virtual ~Side() = default;
 
   std::vector<Net>& nets() noexcept { return nets_; }
-  void zero_grad(Zero how) {
+  virtual void zero_grad(Zero how) {
     if (how == Zero::no) return;
     for (auto& net : nets_) net->zero_grad(how == Zero::to_none);
   }
