@@ -84,7 +84,7 @@ class MUSTER_API Checkpoint {
   /// Copies everything into the directory `path`, which is created; several ranks may do so at the same time. Compares
   /// the copy with the manifest's checksums, and copies the manifest last. An Error if a different file is there.
   void to_directory(const std::filesystem::path& path) const;
-  /// Everything in state.h5: tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank) have
+  /// All entries: their tensors, on the CPU, and JSON values. Verifies checksums. Per-rank entries (per_rank) have
   /// the values of all ranks: tensors as [world, …], other values as a list.
   StateDict to_dict() const;
   /// Loads the entry of that name ("model") into `entry`. Names, shapes and types are compared first; if they differ,

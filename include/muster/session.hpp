@@ -165,23 +165,24 @@ class MUSTER_API StepScope {
 ///
 /// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in Slurm, by `touch
 /// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training
-/// pass, the next epoch or the next report, but not inside join() or while gradients are being accumulated for a later
-/// step. While two training passes are open, only an epoch or a report is a boundary. At the boundary, the living State
-/// that was restored or reported last is saved without a report, and an Error with ExitCode::stopped is thrown, which
-/// passes through the training function like any other exception. If there is no such State, nothing is saved and the
-/// code is ExitCode::retry; but if a report has saved the user's own files, the run stops at the next report.
+/// pass, the next epoch or the next report, but not inside join(). While two training passes are open, only an epoch or
+/// a report is a boundary. At the boundary, the living State that was restored or reported last is saved without a
+/// report, and an Error with ExitCode::stopped is thrown, which passes through the training function like any other
+/// exception. If there is no such State, nothing is saved and the code is ExitCode::retry; but if a report has saved the
+/// user's own files, the run stops at the next report.
 ///
 /// Such an exception ends the attempt even if the training function catches it. The same holds for the exceptions about
 /// bad numbers (FailureConfig::bad_numbers), of a Callback that ends training, and of another rank's error. Later
 /// collective calls, epochs and training batches throw it again. When the function then returns, or throws another
 /// exception, the attempt ends as if this one had not been caught.
 ///
-/// Workers that accumulate gradients for a later step go on until that step, for at most 64 batches, as long as there
-/// is time for another batch and a save. Then they are not saved, with a warning. Gradients that the program throws
-/// away (as a GAN does with those of the other network's loss), and gradients of models that are not prepared and with
-/// which no optimizer steps, delay the stop by at most one batch. Prepared optimizers announce their steps; the steps
-/// of other optimizers are detected by the change of the parameters. In a loop whose only boundaries are reports
-/// between two steps, a run stops at the second such report, with a warning that gradients are not saved.
+/// Gradients that no optimizer has stepped with yet are saved with the State, by a report as by a stop: their average
+/// over the workers, which is in .grad again after State::restore(). Between two batches, workers that accumulate
+/// gradients for a later step still go on until that step, for at most 64 batches, as long as there is time for another
+/// batch and a save: a program may count the batches of a step itself. Gradients that the program throws away (as a GAN
+/// does with those of the other network's loss) delay the stop by at most one batch, and are not saved from the second
+/// report on. Prepared optimizers announce their steps; the steps of other optimizers are detected by the change of the
+/// parameters. Of a model that is not prepared, a save leaves out such gradients, with a warning.
 ///
 /// When a Callback ends training, an exception leaves the training function too; this is not a failure.
 ///

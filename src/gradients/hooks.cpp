@@ -103,6 +103,11 @@ void before_own_change(const std::vector<at::Tensor>& parameters) {
   for (const auto& reducer : reducers_of(parameters)) reducer->before_own_change();
 }
 
+void note_optimizer(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
+  for (const auto& parameter : parameters)
+    if (const auto reducer = reducer_of(parameter)) reducer->note_optimizer(our_hook_of(parameter)->index(), optimizer);
+}
+
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer) {
   for (const auto& parameter : parameters)
     if (const auto reducer = reducer_of(parameter)) reducer->note_step(our_hook_of(parameter)->index(), optimizer);

@@ -34,6 +34,8 @@ bool is_amid_step(const at::Tensor& parameter);
 void fetch_averages(const std::vector<at::Tensor>& parameters);
 /// Call it before muster itself changes those gradients (Reducer::before_own_change).
 void before_own_change(const std::vector<at::Tensor>& parameters);
+/// Call it when an optimizer with the parameters is prepared (Reducer::note_optimizer).
+void note_optimizer(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
 /// Call it after a prepared optimizer's step with the parameters (Reducer::note_step).
 void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<const void>& optimizer);
 

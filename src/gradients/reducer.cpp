@@ -8,6 +8,7 @@
 #include "muster/error.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
@@ -316,6 +317,7 @@ void Reducer::require_weights_alike(Flags flags) const {
 std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   const bool averages = *no_sync_depth_ == 0;
   begin_weights();
+  note_addition();
   prepare_pass(averages);
   // All ranks do this alike, even if an exception has cut off the last pass: they compare what the optimizer notes
   // here.
@@ -608,24 +610,56 @@ void Reducer::note_discarded() {
       p.discarded = !p.tensor.grad().defined() || !any_nonzero(p.tensor.grad());
 }
 
-void Reducer::note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer) {
-  auto& p = parameters_[parameter];
-  p.optimizer = optimizer;
-  p.awaits_step = false;
+/// Called at the start of a pass: notes whether the first pass of a batch adds to gradients that wait for a step. A GAN
+/// adds up within a batch at most.
+void Reducer::note_addition() {
+  if (adds_up_ || std::exchange(step_of_last_pass_, steps_->global_step) == steps_->global_step) return;
+  const auto is_added_to = [](const Parameter& p) {
+    const auto& gradient = p.earlier.defined() ? p.earlier : p.tensor.grad();
+    const bool is_cheap = p.tensor.numel() <= small_elements && p.tensor.is_cpu();
+    return p.awaits_step && (p.discarded || is_cheap) && gradient.defined() && any_nonzero(gradient);
+  };
+  if (std::ranges::none_of(parameters_, is_added_to)) return;
+  note_change_of_parameters();
+  adds_up_ = std::ranges::any_of(parameters_, is_added_to);
 }
 
-bool Reducer::has_no_gradient_to_save() {
+void Reducer::note_optimizer(std::size_t parameter, const std::weak_ptr<const void>& optimizer) {
+  parameters_[parameter].optimizer = optimizer;
+}
+
+void Reducer::note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer) {
+  note_optimizer(parameter, optimizer);
+  parameters_[parameter].awaits_step = false;
+}
+
+std::vector<at::Tensor> Reducer::with_gradient_to_save() {
   note_change_of_parameters();
   const bool prepared = std::ranges::any_of(parameters_, [](const Parameter& p) { return !p.optimizer.expired(); });
   any_left_ = false;
-  bool none_waits = true;
+  std::vector<at::Tensor> waiting;
   for (auto& p : parameters_) {
     const bool counts = p.awaits_step && (!prepared || !p.optimizer.expired());
     p.left = counts && p.tensor.grad().defined() && any_nonzero(p.tensor.grad());
     any_left_ |= p.left;
-    none_waits = none_waits && (!p.left || p.discarded);
+    if (p.left && (adds_up_ || !p.discarded)) waiting.push_back(p.tensor);
   }
-  return none_waits;
+  return waiting;
+}
+
+void Reducer::restore_gradients(const std::map<const void*, at::Tensor>& saved) {
+  const at::NoGradGuard no_grad;
+  for (auto& p : parameters_) {
+    const auto found = saved.find(p.tensor.unsafeGetTensorImpl());
+    if (found == saved.end()) continue;
+    clear_gradient(p);
+    p.mark.reset();
+    p.awaits_step = found->second.defined();
+    if (!p.awaits_step) continue;
+    auto gradient = at::empty_like(p.tensor).copy_(found->second);
+    p.tensor.mutable_grad() = p.sparse ? gradient.to_sparse(1) : std::move(gradient);
+  }
+  after_backward_ = sample_parameters();
 }
 
 }  // namespace muster::detail::gradients

@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -170,15 +171,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // For saving a session between two passes.
   /// Finishes the passes that exceptions have cut off, since other ranks may wait in them. Collective if there are any.
   void finish_abandoned_passes();
-  /// True if a save may leave out the gradients in .grad: optimizers have stepped with them since the last backward(),
-  /// or the program discards them, as a GAN discards the discriminator's gradients of the generator's loss. Discarding
-  /// is recognised from the second call on. Call it once per boundary between steps.
+  /// Returns the parameters whose .grad a save must hold: no optimizer has stepped with it since the last backward(),
+  /// and the program does not discard it, as a GAN discards the discriminator's gradients of the generator's loss.
+  /// Discarding is recognised from the second call on, unless a later batch has ever added to such gradients. Call it
+  /// at boundaries between steps.
   ///
-  /// Prepared optimizers report what they step; if there are any, gradients that none of them has ever stepped are
+  /// Prepared optimizers report what they step; if there are any, gradients of parameters that none of them has are
   /// ignored. For other optimizers, a change of any parameter counts as a step of all parameters; a step that changes
   /// next to nothing is not noticed.
-  bool has_no_gradient_to_save();
-  /// Notes that a prepared optimizer has stepped the parameter or has skipped its step. `optimizer` expires with it.
+  std::vector<at::Tensor> with_gradient_to_save();
+  /// Sets .grad to what a save has held, the same on all ranks, and removes it where that is undefined. `saved`: by
+  /// parameter; others are left alone.
+  void restore_gradients(const std::map<const void*, at::Tensor>& saved);
+  /// Notes that a prepared optimizer has the parameter. `optimizer` expires with it.
+  void note_optimizer(std::size_t parameter, const std::weak_ptr<const void>& optimizer);
+  /// Notes that its optimizer has stepped the parameter or has skipped its step.
   void note_step(std::size_t parameter, const std::weak_ptr<const void>& optimizer);
 
  private:
@@ -288,6 +295,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ParameterSamples sample_parameters() const;
   void note_change_of_parameters();
   void note_discarded();
+  void note_addition();
 
   int order_;  ///< position among all reducers; the same on all ranks
   std::shared_ptr<torch::nn::Module> module_;
@@ -315,7 +323,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool keeps_averages_ = false;
   std::exception_ptr failure_;
   std::optional<ParameterSamples> after_backward_;  ///< of the parameters, at the end of the last backward()
-  bool any_left_ = false;  ///< true if gradients waited for a step at the last call of has_no_gradient_to_save()
+  bool any_left_ = false;  ///< true if gradients waited for a step at the last call of with_gradient_to_save()
+  bool adds_up_ = false;   ///< true if a batch has added to gradients that waited for a step
+  std::int64_t step_of_last_pass_ = -1;
 
   State state_ = State::idle;
   std::vector<Abandoned> abandoned_;  ///< only the first may be begun

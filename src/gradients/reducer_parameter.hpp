@@ -38,11 +38,10 @@ struct Reducer::Parameter {
   at::Tensor earlier = {};
   /// Inside join(): the averages that earlier passes have left in .grad.
   at::Tensor averaged_before = {};
-  // For saving between two passes (Reducer::has_no_gradient_to_save).
-  std::weak_ptr<const void> optimizer = {};  ///< expires with the prepared optimizer that last stepped the parameter
+  // For saving between two passes (Reducer::with_gradient_to_save).
+  std::weak_ptr<const void> optimizer = {};  ///< expires with the prepared optimizer that has the parameter
   bool awaits_step = false;                  ///< true if a gradient was added to .grad and no step was seen since
-  bool left =
-      false;  ///< true if .grad awaited a step at the last has_no_gradient_to_save(), and no pass has begun since
+  bool left = false;  ///< true if .grad awaited a step at the last with_gradient_to_save(), and no pass has begun since
   bool discarded = false;  ///< true if the gradient that was left the last time was then discarded
   // For a fused optimizer.
   std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it

@@ -7,6 +7,7 @@
 #include "muster/error.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/sum_of_squares.hpp"
+#include "watch/trace.hpp"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -256,6 +257,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   void fuse(torch::optim::Optimizer& optimizer) {
     if (fused_) fused_->release(optimizer);
     fused_.reset();
+    gradients::note_optimizer(parameters_of(optimizer), lifetime_);
     const auto reducer = reducer_.lock();
     if (!reducer) return;
     if (reducer->is_fused_with(this)) reducer->set_fused(nullptr);

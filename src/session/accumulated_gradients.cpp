@@ -1,91 +1,67 @@
 #include "session/accumulated_gradients.hpp"
 
-#include "gradients/tensor_changes.hpp"
+#include "base/log.hpp"
+#include "state/collect.hpp"
 #include "state/stateful.hpp"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
-
 #include <algorithm>
-#include <functional>
 #include <set>
-#include <string_view>
 #include <utility>
 
 namespace muster::detail::session {
-namespace {
 
-std::size_t hash_of(const at::Tensor& tensor) {
-  if (tensor.layout() == at::kSparse) {
-    const auto once = tensor.coalesce();
-    return hash_of(once.indices()) * 31 + hash_of(once.values());
-  }
-  const auto bytes = tensor.detach().cpu().contiguous();
-  return std::hash<std::string_view>()({static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()});
+void AccumulatedGradients::watch(const StateEntries& entries) {
+  const auto known = prepared_.averaged_parameters();
+  auto before = std::exchange(models_, {});
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, parameter] : entry.object()->parameters())
+      if (parameter.requires_grad() && parameter.is_leaf() && !known.contains(parameter.unsafeGetTensorImpl()))
+        models_[name].parameters.push_back(parameter);
+  look();
+  for (auto& [name, model] : models_) model.accumulates = before[name].accumulates;
 }
 
-}  // namespace
-
-bool AccumulatedGradients::any_unprepared(const std::vector<std::vector<at::Tensor>>& models) {
-  const at::NoGradGuard no_grad;
-  bool any = false;
-  for (const auto& model : models) {
-    if (model.empty()) continue;
-    Model now;
-    bool none = true;
-    for (const auto& parameter : model) {
-      now.parameters = now.parameters * 31 + hash_of(parameter);
+void AccumulatedGradients::look() {
+  for (auto& [name, model] : models_) {
+    const auto before = std::exchange(model.writes, {});
+    for (const auto& parameter : model.parameters) {
       const auto& gradient = parameter.grad();
-      if (!gradient.defined()) continue;
-      now.gradients = now.gradients * 31 + hash_of(gradient);
-      none = none && !gradients::any_nonzero(gradient);
+      model.writes.emplace_back(gradient.getIntrusivePtr(), gradient.defined() ? gradient._version() : 0);
     }
-    const auto [before, is_new] = models_.try_emplace(model.front().unsafeGetTensorImpl());
-    const auto& was = before->second;
-    const bool stepped = !is_new && now.parameters != was.parameters;
-    now.used = none || stepped || (was.used && now.gradients == was.gradients);
-    any = any || !now.used;
-    before->second = now;
+    const bool has_stepped = model.values && model.values->changed();
+    if (has_stepped) model.accumulates = false;
+    if (has_stepped || !model.values) model.values.emplace(model.parameters);
+    if (has_stepped || model.writes == before) continue;
+    model.accumulates = std::ranges::any_of(model.parameters, [](const at::Tensor& parameter) {
+      return parameter.grad().defined() && gradients::any_nonzero(parameter.grad());
+    });
   }
-  return any;
 }
 
-bool AccumulatedGradients::none(const StateEntries* entries) {
-  std::set<const void*> known;
-  for (const auto& prepared : prepared_.all())
-    if (prepared->reducer())
-      for (const auto& tensor : prepared->module()->parameters()) known.insert(tensor.unsafeGetTensorImpl());
-  std::vector<std::vector<at::Tensor>> others;
-  if (entries != nullptr)
-    for (const auto& [name, entry] : *entries) {
-      others.emplace_back();
-      for (const auto& [path, tensor] : entry.object()->parameters())
-        if (!known.contains(tensor.unsafeGetTensorImpl())) others.back().push_back(tensor);
-    }
+std::string AccumulatedGradients::unprepared() {
+  look();
+  const auto found = std::ranges::find_if(models_, [](const auto& one) { return one.second.accumulates; });
+  return found == models_.end() ? std::string() : found->first;
+}
+
+bool AccumulatedGradients::none() {
   // Not short-circuited: both must see this boundary.
-  const bool none_prepared = prepared_.have_no_gradient_to_save(), none_else = !any_unprepared(others);
+  const bool none_prepared = prepared_.have_no_gradient_to_save(), none_else = unprepared().empty();
   const bool none = *prepared_.no_sync_depth() == 0 && none_prepared && none_else;
   boundaries_with_gradients_ = none ? 0 : boundaries_with_gradients_ + 1;
   return none;
 }
 
-bool AccumulatedGradients::have_been_used_since(const StateEntries* entries) {
-  if (entries == nullptr) return false;
-  const at::NoGradGuard no_grad;
-  std::map<const void*, std::size_t> now;
-  for (const auto& [name, entry] : *entries)
-    for (const auto& [path, parameter] : entry.object()->parameters())
-      if (parameter.grad().defined() || first_.contains(parameter.unsafeGetTensorImpl()))
-        now.emplace(parameter.unsafeGetTensorImpl(), hash_of(parameter));
-  if (first_.empty()) {
-    first_ = std::move(now);
-    return false;
-  }
-  return std::ranges::any_of(first_, [&](const auto& one) {
-    const auto found = now.find(one.first);
-    return found != now.end() && found->second != one.second;
-  });
+void AccumulatedGradients::add_to(StateDict& state, const StateEntries& entries, const Communicator& control) {
+  for (auto& [path, gradient] : prepared_.gradients_to_save(entries, control))
+    state.tensors.emplace(std::string(state::gradients_name) + "/" + path, std::move(gradient));
+  const auto name = unprepared();
+  if (name.empty() || std::exchange(has_warned_, true) || control.rank() != 0) return;
+  log::warn(
+      "saving " + name +
+      ": its gradients have not been stepped with, and they are not saved, since the model is not prepared: a run "
+      "that resumes from here steps without them. Save right after an optimizer's step, or prepare the model "
+      "with session.prepare_model()");
 }
 
 }  // namespace muster::detail::session

@@ -1,48 +1,66 @@
-// Detects accumulated gradients, that is, gradients that an optimizer has yet to step with. A checkpoint does not hold
-// them, so a run does not stop at a boundary where there are any.
+// Accumulated gradients, that is, gradients that an optimizer has yet to step with: saves hold those of prepared
+// models, and a stop waits for the step where it can, since a program may count its batches from one step to the next
+// itself.
 #pragma once
 
+#include "gradients/tensor_changes.hpp"
+#include "muster/communicator.hpp"
 #include "muster/state.hpp"
 #include "session/prepared_models.hpp"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
-#include <cstddef>
+#include <cstdint>
 #include <map>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::detail::session {
 
 /// A prepared model's reducer knows its own. Models that are not prepared are those of the State; of these it compares
-/// each boundary with the one before: if gradients have changed and parameters have not, a backward() has added to
-/// gradients that are still unused.
+/// each batch's end with its begin: if gradients have been written to and parameters have not changed, a backward() has
+/// added to gradients that are still unused.
 class AccumulatedGradients {
  public:
   explicit AccumulatedGradients(const PreparedModels& models) : prepared_(models) {}
 
-  /// True if there are none at this boundary. `entries`: the State that would be saved; null if there is none.
-  bool none(const StateEntries* entries);
-  /// Call at a report with accumulated gradients. True if an optimizer has stepped since the first such report: a
-  /// parameter that had a gradient there has changed. `entries` as in none().
-  bool have_been_used_since(const StateEntries* entries);
+  /// Call when a State was restored or reported: its models are those that are watched.
+  void watch(const StateEntries& entries);
+  /// Call when a batch begins, after watch(), and before each look at the models that are not prepared.
+  void look();
+  /// True if there are none at this boundary. Call it when the run is asked to stop.
+  bool none();
   /// True if so many boundaries in a row had accumulated gradients that it is no use to wait for one without. A
   /// learning rate of 0 looks like accumulation, too.
   bool last_too_long() const noexcept { return boundaries_with_gradients_ > longest_accumulation; }
 
+  /// Adds the gradients to `state`, which is that of the entries, averaged over the workers. Warns once of those that
+  /// cannot be saved, since their model is not prepared. Collective.
+  void add_to(StateDict& state, const StateEntries& entries, const Communicator& control);
+
  private:
   static constexpr int longest_accumulation = 64;
+  /// Held weakly, so that a later gradient is never taken for it.
+  using Gradient = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Model {
-    std::size_t parameters = 0, gradients = 0;  ///< hashes of their bytes
-    bool used = false;                          ///< the optimizer has stepped with the gradients
+    std::vector<at::Tensor> parameters = {};
+    bool accumulates = false;  ///< gradients were added to after the last step
+    // At the last look:
+    std::optional<gradients::ParameterSamples> values = {};
+    std::vector<std::pair<Gradient, std::int64_t>> writes = {};  ///< each .grad, and torch's count of writes to it
   };
-  /// True if any of these models has accumulated gradients. Each model is a list of its parameters.
-  bool any_unprepared(const std::vector<std::vector<at::Tensor>>& models);
+  /// The first State entry of an unprepared model that has accumulated gradients; empty if there is none.
+  std::string unprepared();
 
   const PreparedModels& prepared_;
-  std::map<const void*, Model> models_ = {};  ///< key: the model's first parameter
+  std::map<std::string, Model> models_ = {};  ///< not prepared, by the State's entry
   int boundaries_with_gradients_ = 0;         ///< in a row
-  std::map<const void*, std::size_t> first_ =
-      {};  ///< at the first such report: hashes of the parameters with a gradient
+  bool has_warned_ = false;
 };
 
 }  // namespace muster::detail::session

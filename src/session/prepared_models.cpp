@@ -2,8 +2,16 @@
 
 #include "gradients/hooks.hpp"
 #include "gradients/reducer.hpp"
+#include "state/checksum.hpp"
+#include "state/collect.hpp"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
+
+#include <array>
+#include <span>
 
 namespace muster::detail::session {
 namespace {
@@ -15,6 +23,24 @@ template <class Visit>
 void for_each_reducer(const Models& models, const Visit& visit) {
   for (const auto& model : models)
     if (const auto reducer = model->reducer()) visit(*reducer);
+}
+
+/// The average of the parameter's .grad over the workers, where one without any has zeros: the gradient itself if it is
+/// the same on all of them. Collective.
+at::Tensor average_of_gradient(const at::Tensor& parameter, const Communicator& control) {
+  auto gradient = parameter.grad().defined() ? parameter.grad().detach() : at::zeros_like(parameter);
+  if (gradient.is_sparse()) gradient = gradient.to_dense();
+  const auto checksum = static_cast<std::int64_t>(state::checksum(gradient));
+  std::array<std::int64_t, 2> least{checksum, ~checksum};
+  control.all_reduce(std::span(least), ReduceOp::min);
+  if (least[0] == ~least[1]) return gradient;
+  const auto numbers = gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
+  const auto sum = numbers.to(at::TensorOptions(at::kCPU).dtype(at::kDouble), /*non_blocking=*/false, /*copy=*/true)
+                       .contiguous();  // in double: 16 bits cannot hold the sum
+  control.all_reduce(std::span(sum.data_ptr<double>(), static_cast<std::size_t>(sum.numel())));
+  auto average = at::zeros_like(gradient);
+  (gradient.is_complex() ? at::view_as_real(average) : average).copy_(sum.div_(control.size()));
+  return average;
 }
 
 }  // namespace
@@ -63,8 +89,51 @@ bool PreparedModels::any_stop_requested() const {
 bool PreparedModels::have_no_gradient_to_save() const {
   bool none = true;
   // Not short-circuited: each reducer must see this boundary.
-  for_each_reducer(models_, [&](auto& reducer) { none = reducer.has_no_gradient_to_save() && none; });
+  for_each_reducer(models_, [&](auto& reducer) { none = reducer.with_gradient_to_save().empty() && none; });
   return none;
+}
+
+std::set<const void*> PreparedModels::averaged_parameters() const {
+  std::set<const void*> averaged;
+  for (const auto& model : models_)
+    if (model->reducer())
+      for (const auto& parameter : model->module()->parameters()) averaged.insert(parameter.unsafeGetTensorImpl());
+  return averaged;
+}
+
+std::map<std::string, at::Tensor> PreparedModels::gradients_to_save(const StateEntries& entries,
+                                                                    const Communicator& control) const {
+  std::set<const void*> waiting;
+  for_each_reducer(models_, [&](auto& reducer) {
+    for (const auto& parameter : reducer.with_gradient_to_save()) waiting.insert(parameter.unsafeGetTensorImpl());
+  });
+  if (control.all_reduce(std::int64_t{!waiting.empty()}, ReduceOp::max) == 0) return {};
+  const at::NoGradGuard no_grad;
+  const auto paths = state::parameter_paths(entries);
+  std::map<std::string, at::Tensor> parameters;  // the same on all workers
+  for (const auto& model : models_)
+    if (model->reducer())
+      for (const auto& parameter : model->module()->parameters())
+        if (const auto path = paths.find(parameter.unsafeGetTensorImpl()); path != paths.end())
+          parameters.emplace(path->second, parameter);
+  std::vector<std::int64_t> waits;
+  for (const auto& [path, parameter] : parameters) waits.push_back(waiting.contains(parameter.unsafeGetTensorImpl()));
+  control.all_reduce(std::span(waits), ReduceOp::max);
+  std::map<std::string, at::Tensor> gradients;
+  auto any_waits = waits.begin();
+  for (const auto& [path, parameter] : parameters)
+    if (*any_waits++ != 0) gradients.emplace(path, average_of_gradient(parameter, control));
+  return gradients;
+}
+
+void PreparedModels::restore_gradients(const StateEntries& entries,
+                                       const std::map<std::string, at::Tensor>& saved) const {
+  std::map<const void*, at::Tensor> of_parameters;
+  for (const auto& [parameter, path] : state::parameter_paths(entries)) {
+    const auto found = saved.find(path);
+    of_parameters.emplace(parameter, found == saved.end() ? at::Tensor() : found->second);
+  }
+  for_each_reducer(models_, [&](auto& reducer) { reducer.restore_gradients(of_parameters); });
 }
 
 }  // namespace muster::detail::session

@@ -3,10 +3,16 @@
 
 #include "base/export.hpp"
 #include "gradients/data_parallel.hpp"
+#include "muster/communicator.hpp"
+#include "muster/state.hpp"
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,9 +40,16 @@ class PreparedModels {
   void finish_abandoned_passes() const;
   /// True if an average of gradients has brought the news that a worker was asked to stop.
   bool any_stop_requested() const;
-  /// True if no model has gradients that an optimizer has yet to step with. Call at each boundary: the reducers compare
-  /// it with the boundary before.
+  /// True if no model has gradients that an optimizer has yet to step with.
   bool have_no_gradient_to_save() const;
+  /// The parameters whose gradients are averaged.
+  std::set<const void*> averaged_parameters() const;
+  /// Returns the gradients that an optimizer has yet to step with, averaged over the workers, by the parameter's path
+  /// in the State. Changes no .grad. Collective.
+  std::map<std::string, at::Tensor> gradients_to_save(const StateEntries& entries, const Communicator& control) const;
+  /// Sets the .grad of the State's parameters to what gradients_to_save() has returned, and removes those that were not
+  /// saved.
+  void restore_gradients(const StateEntries& entries, const std::map<std::string, at::Tensor>& saved) const;
 
  private:
   std::vector<std::shared_ptr<gradients::DataParallel>> models_;

@@ -255,6 +255,7 @@ Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   row["checkpoint_dir_name"] = saved.path().filename().string();
   if (session_.bad_numbers) session_.bad_numbers->note_checkpoint();
   if (input.entries) {
+    session_.gradients.watch(*input.entries);
     progress.unfinished_pass.dataset = session_.data.pass_positions->name_of_unfinished_pass();
     progress.unfinished_pass.step = progress.steps->global_step;
   }

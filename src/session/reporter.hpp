@@ -6,6 +6,7 @@
 #include "muster/session.hpp"
 #include "muster/state.hpp"
 #include "run/run_folder.hpp"
+#include "session/accumulated_gradients.hpp"
 #include "session/bad_numbers.hpp"
 #include "session/callback_end.hpp"
 #include "session/epoch_end.hpp"
@@ -35,6 +36,7 @@ class Reporter {
     TrainingProgress& progress;
     SessionData& data;
     const PreparedModels& models;
+    AccumulatedGradients& gradients;
     Outputs& outputs;
     SamePasses& same_passes;
     EpochEnd& epoch_end;

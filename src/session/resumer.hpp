@@ -8,6 +8,7 @@
 #include "run/run_folder.hpp"
 #include "session/epoch_end.hpp"
 #include "session/outputs.hpp"
+#include "session/prepared_models.hpp"
 #include "session/session_data.hpp"
 #include "session/training_progress.hpp"
 #include "session/worker_context.hpp"
@@ -23,13 +24,15 @@ namespace muster::detail::session {
 class Resumer {
  public:
   Resumer(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
-          TrainingProgress& progress, SessionData& data, Outputs& outputs, EpochEnd& epoch_end)
+          TrainingProgress& progress, SessionData& data, Outputs& outputs, const PreparedModels& models,
+          EpochEnd& epoch_end)
       : resolved_(resolved),
         run_(run),
         workers_(workers),
         progress_(progress),
         data_(data),
         outputs_(outputs),
+        models_(models),
         epoch_end_(epoch_end) {}
 
   /// Chooses the checkpoint to go on from, and restores counters, history and preprocessor from it. Changes nothing in
@@ -41,8 +44,8 @@ class Resumer {
   void take_up();
   /// Throws an Error if a report has saved since the run was started.
   void require_nothing_saved() const;
-  /// State::restore(): loads the entries, the epoch, the position in the data and the random state. True if there was
-  /// something to load. Collective.
+  /// State::restore(): loads the entries, gradients that wait for a step, the epoch, the position in the data and the
+  /// random state. True if there was something to load. Collective.
   bool restore(const StateEntries& entries);
 
   /// The checkpoint that this attempt goes on from.
@@ -67,8 +70,9 @@ class Resumer {
   TrainingProgress& progress_;
   SessionData& data_;
   Outputs& outputs_;
+  const PreparedModels& models_;
   EpochEnd& epoch_end_;
-  // Fifteen members: the seven above are what is restored, those below belong to the checkpoint.
+  // Sixteen members: the eight above are what is restored, those below belong to the checkpoint.
   std::optional<Checkpoint> checkpoint_ = {};
   std::optional<checkpoint::RestoredCheckpoint> content_ = {};
   std::uint32_t manifest_crc32_ = 0;  ///< of its manifest, when it was chosen

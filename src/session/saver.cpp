@@ -42,7 +42,7 @@ Json require_lossless(Json state, const std::string& of) {
 
 Saver::Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
              const TrainingProgress& progress, const SessionData& data, Outputs& outputs, const EpochEnd& epoch_end,
-             Resumer& resumer)
+             Resumer& resumer, AccumulatedGradients& gradients)
     : resolved_(resolved),
       run_(run),
       workers_(workers),
@@ -50,7 +50,8 @@ Saver::Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, Wo
       data_(data),
       outputs_(outputs),
       epoch_end_(epoch_end),
-      resumer_(resumer) {
+      resumer_(resumer),
+      gradients_(gradients) {
   if (!outputs_.config.async_save) return;
   snapshot_sources_ = std::make_shared<optim::SnapshotSources>();
   if (!comm::threads_may_call_mpi() && workers_.is_first())
@@ -111,7 +112,9 @@ Checkpoint Saver::save(const Contents& what) {
     require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);
     contents.replication = state::replication_of(*what.entries);
+    contents.replication[state::gradients_name] = state::Replication::averaged;
   });
+  if (what.entries != nullptr) gradients_.add_to(contents.state, *what.entries, workers_.control);
   if (what.files != nullptr) merge_given(contents, *what.files);
   const bool is_of_files_alone = contents.state.tensors.empty() && contents.state.values.empty();
   if (what.leaves_out_state && is_of_files_alone && workers_.is_first() && !std::exchange(has_warned_, true))

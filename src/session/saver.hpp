@@ -7,6 +7,7 @@
 #include "optim/memory_snapshot.hpp"
 #include "run/resolve.hpp"
 #include "run/run_folder.hpp"
+#include "session/accumulated_gradients.hpp"
 #include "session/epoch_end.hpp"
 #include "session/outputs.hpp"
 #include "session/resumer.hpp"
@@ -26,7 +27,7 @@ class Saver {
  public:
   Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
         const TrainingProgress& progress, const SessionData& data, Outputs& outputs, const EpochEnd& epoch_end,
-        Resumer& resumer);
+        Resumer& resumer, AccumulatedGradients& gradients);
 
   /// What a checkpoint is made of, beside the session's own progress.
   struct Contents {
@@ -60,6 +61,7 @@ class Saver {
   Outputs& outputs_;
   const EpochEnd& epoch_end_;
   Resumer& resumer_;
+  AccumulatedGradients& gradients_;
   std::shared_ptr<optim::SnapshotSources> snapshot_sources_;
   std::chrono::steady_clock::duration collect_duration_{0};
   bool has_warned_ = false;  ///< that a checkpoint of files alone leaves out the State

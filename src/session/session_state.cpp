@@ -36,6 +36,7 @@ class SessionStepListener final : public step::StepListener {
       session_.same_passes.note(pass);
     if (pass.batches == 1) averaged_before_[pass.number] = session_.models.gradient_average_count();
     session_.resumer.warn_of_unrestored_state(false);
+    session_.gradients.look();
     const auto& steps = *session_.progress.steps;
     const bool is_counted = pass.batch->completes_step();
     comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
@@ -111,16 +112,18 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
            .preprocessor = resolved.options.preprocessor,
            .pass_positions = std::make_shared<data::PassPositions>(progress.steps)},
       outputs(validated ? outputs_of_validation(*validated) : outputs_of_training(resolved, run, workers)),
+      gradients(models),
       epoch_end(workers, progress, data, models),
-      resumer(resolved, run, workers, progress, data, outputs, epoch_end),
-      saver(resolved, run, workers, progress, data, outputs, epoch_end, resumer),
-      stopper(resolved.launch, run, workers, progress, models, outputs, saver, *attempt_end),
+      resumer(resolved, run, workers, progress, data, outputs, models, epoch_end),
+      saver(resolved, run, workers, progress, data, outputs, epoch_end, resumer, gradients),
+      stopper(resolved.launch, run, workers, progress, models, gradients, outputs, saver, *attempt_end),
       callback_end(workers, progress, outputs, *attempt_end),
       reporter({.run = run,
                 .workers = workers,
                 .progress = progress,
                 .data = data,
                 .models = models,
+                .gradients = gradients,
                 .outputs = outputs,
                 .same_passes = same_passes,
                 .epoch_end = epoch_end,
@@ -182,6 +185,7 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   resumer.require_nothing_saved();
   const bool restored = resumer.restore(*entries);
   stopper.note_restored_state(entries);
+  gradients.watch(*entries);
   return restored;
 }
 

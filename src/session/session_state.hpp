@@ -6,6 +6,7 @@
 #include "muster/session.hpp"
 #include "run/resolve.hpp"
 #include "run/run_folder.hpp"
+#include "session/accumulated_gradients.hpp"
 #include "session/attempt_end.hpp"
 #include "session/bad_numbers.hpp"
 #include "session/callback_end.hpp"
@@ -48,6 +49,7 @@ struct MUSTER_INTERNAL_API SessionState {
   Outputs outputs;
   PreparedModels models;
   const std::shared_ptr<AttemptEnd> attempt_end = std::make_shared<AttemptEnd>();
+  AccumulatedGradients gradients;
   std::shared_ptr<BadNumbersWatch> bad_numbers;  ///< null with BadNumbers::ignore
   SamePasses same_passes;
   EpochEnd epoch_end;

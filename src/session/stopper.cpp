@@ -1,6 +1,5 @@
 #include "session/stopper.hpp"
 
-#include "base/log.hpp"
 #include "comm/on_ranks.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/supervised.hpp"
@@ -108,7 +107,6 @@ void Stopper::stop_if_asked_after_report(ReportedNow report) {
   if (!is_known()) return;
   // A checkpoint of files alone is not what state.restore() needs.
   if (!report.saved || !report.had_state) return save_and_stop(report);
-  if (must_wait_for_a_step(/*in_report=*/true)) return;
   try {
     outputs_.wait_for_save();
   } catch (...) {
@@ -157,7 +155,8 @@ void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
   workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [has_state, no_files, all_have_position] = everywhere;
   if (!has_state && (report || no_files)) throw_stopped(has_saved_files);
-  if (!has_state || !all_have_position || must_wait_for_a_step(report.has_value())) return;
+  // A report's own checkpoint would have been resumed from after a kill, too, so a stop there waits for nothing.
+  if (!has_state || !all_have_position || (!report && must_wait_for_a_step())) return;
   models_.synchronise_buffers();
   saver_.save({.entries = entries.get(), .must_wait = true});
   outputs_.wait_for_save();
@@ -166,21 +165,11 @@ void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
   attempt_end_.end_with_current();  // the stop has begun, also if it could not save
 }
 
-bool Stopper::must_wait_for_a_step(bool in_report) {
-  const auto entries = last_state_.lock();
-  const bool none_here = accumulated_.none(entries.get());
-  // Where reports are the only boundaries, none may ever come right after a step.
-  const bool has_stepped = in_report && !none_here && accumulated_.have_been_used_since(entries.get());
-  const bool only_reports = std::exchange(has_waited_in_report_, in_report) && in_report;
-  std::array<std::int64_t, 2> everywhere{none_here, may_wait_for_a_step() && !(only_reports && has_stepped)};
+bool Stopper::must_wait_for_a_step() {
+  std::array<std::int64_t, 2> everywhere{accumulated_.none(), may_wait_for_a_step()};
   workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [none_anywhere, all_wait] = everywhere;
-  if (none_anywhere) return false;
-  if (!all_wait && workers_.is_first())
-    log::warn(
-        "accumulated gradients are not saved: the run cannot wait any longer for a boundary right after an optimizer's "
-        "step");
-  return all_wait != 0;
+  return none_anywhere == 0 && all_wait != 0;
 }
 
 bool Stopper::may_wait_for_a_step() const {

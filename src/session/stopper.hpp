@@ -25,8 +25,8 @@ namespace muster::detail::session {
 class Stopper {
  public:
   Stopper(const Launch& launch, const run::RunFolder& run, const WorkerContext& workers,
-          const TrainingProgress& progress, const PreparedModels& models, Outputs& outputs, Saver& saver,
-          AttemptEnd& attempt_end)
+          const TrainingProgress& progress, const PreparedModels& models, AccumulatedGradients& gradients,
+          Outputs& outputs, Saver& saver, AttemptEnd& attempt_end)
       : launch_(launch),
         run_(run),
         workers_(workers),
@@ -35,7 +35,7 @@ class Stopper {
         outputs_(outputs),
         saver_(saver),
         attempt_end_(attempt_end),
-        accumulated_(models) {}
+        accumulated_(gradients) {}
 
   /// Looks for a file in the run's folder, too. Call on one rank.
   void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
@@ -81,14 +81,14 @@ class Stopper {
   /// `report`: the report at the end of which it stops, if it does so at one.
   void save_and_stop(std::optional<ReportedNow> report);
   /// True if gradients are accumulated on any worker, and there is time for the step that uses them. Collective.
-  bool must_wait_for_a_step(bool in_report);
+  bool must_wait_for_a_step();
   bool may_wait_for_a_step() const;
   /// Why this worker has been asked to stop: "by SIGUSR1". `left`: until the end of the time, if that is the reason.
   std::string cause_of_stop(std::optional<std::chrono::duration<double>> left);
   /// Collective.
   [[noreturn]] void throw_stopped(bool saved);
 
-  // The eight parts of the session that a stop reads, saves and ends, and what has been asked for and told so far.
+  // The nine parts of the session that a stop reads, saves and ends, and what has been asked for and told so far.
   const Launch& launch_;
   const run::RunFolder& run_;
   const WorkerContext& workers_;
@@ -102,11 +102,10 @@ class Stopper {
   std::string cause_ = {};  ///< why this worker has been asked to stop; empty if it has not
   ShutdownBudget budget_ = {};
   std::int64_t average_count_ = 0;  ///< summed over all models, at the last boundary
-  AccumulatedGradients accumulated_;
+  AccumulatedGradients& accumulated_;
   LivingStates last_state_ = {};
-  bool has_reported_files_ = false;    ///< a report has saved files of the user's own
-  bool user_was_told_ = false;         ///< should_stop() or preemption() has told the user to stop
-  bool has_waited_in_report_ = false;  ///< at the last boundary, for a step that uses accumulated gradients
+  bool has_reported_files_ = false;  ///< a report has saved files of the user's own
+  bool user_was_told_ = false;       ///< should_stop() or preemption() has told the user to stop
   bool has_stopped_ = false;
 };
 

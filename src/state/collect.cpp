@@ -17,32 +17,22 @@ namespace {
 
 std::string join(const std::string& name, const std::string& path) { return path.empty() ? name : name + "/" + path; }
 
+/// True for the names of what is saved beside the entries.
+bool is_own(const std::string& name) { return name == "random" || name == gradients_name; }
+
 void check_names(const StateEntries& entries) {
   std::set<std::string> seen;
   for (const auto& [name, entry] : entries) {
     const char* fact = name.empty()                           ? "an entry has no name"
                        : name.find('/') != std::string::npos  ? "a name may not hold \"/\""
                        : name == "." || name == ".."          ? "that name means a folder"
-                       : name == "random"                     ? "that name is reserved for the random state"
+                       : is_own(name)                         ? "muster uses that name itself"
                        : name.find('\0') != std::string::npos ? "a name may not hold a zero byte"
                        : !seen.insert(name).second            ? "two entries have that name"
                                                               : nullptr;
     if (fact != nullptr)
       throw Error(ExitCode::usage, "taking \"" + name + "\" into the state", fact, "Give each entry a name of its own");
   }
-}
-
-/// Returns the path of each parameter. A parameter with several paths gets the alphabetically first one, whatever the
-/// order of the entries.
-ParameterPaths parameter_paths(const StateEntries& entries) {
-  ParameterPaths paths;
-  for (const auto& [name, entry] : entries)
-    for (const auto& [path, tensor] : entry.object()->parameters()) {
-      auto full = join(name, path);
-      const auto [at, inserted] = paths.try_emplace(tensor.unsafeGetTensorImpl(), full);
-      if (!inserted && full < at->second) at->second = std::move(full);
-    }
-  return paths;
 }
 
 /// Returns the entry's part of `state`, with paths relative to the entry; none if `state` does not have the entry.
@@ -123,6 +113,17 @@ WrongNumberOfRanks::WrongNumberOfRanks(std::size_t needed, const std::string& fa
     : Error(ExitCode::data, "restoring the state", fact,
             "Nothing was changed; start the program on " + counted(needed, "rank")),
       needed_(needed) {}
+
+ParameterPaths parameter_paths(const StateEntries& entries) {
+  ParameterPaths paths;
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, tensor] : entry.object()->parameters()) {
+      auto full = join(name, path);
+      const auto [at, inserted] = paths.try_emplace(tensor.unsafeGetTensorImpl(), full);
+      if (!inserted && full < at->second) at->second = std::move(full);
+    }
+  return paths;
+}
 
 StateDict collect(const StateEntries& entries) {
   check_names(entries);
@@ -208,6 +209,17 @@ StateDict select_entry(const StateDict& state, const std::string& name) {
   for (const auto& [path, tensor] : state.tensors)
     if (entry_name_of(path) == name) part.tensors.emplace(path, tensor);
   return part;
+}
+
+std::map<std::string, at::Tensor> take_gradients(StateDict& state) {
+  std::map<std::string, at::Tensor> gradients;
+  if (state.values.contains(gradients_name)) return gradients;  // an entry, in a checkpoint of an earlier version
+  const std::string prefix = std::string(gradients_name) + "/";
+  for (auto at = state.tensors.lower_bound(prefix); at != state.tensors.end() && at->first.starts_with(prefix);) {
+    gradients.emplace(at->first.substr(prefix.size()), std::move(at->second));
+    at = state.tensors.erase(at);
+  }
+  return gradients;
 }
 
 }  // namespace muster::detail::state

@@ -5,11 +5,19 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "state/rank_in_group.hpp"
+#include "state/stateful.hpp"
 
 #include <map>
 #include <string>
 
 namespace muster::detail::state {
+
+/// The gradients of a State's parameters are saved as "gradients/" and the parameter's path, beside the entries.
+inline constexpr const char* gradients_name = "gradients";
+
+/// Returns the path of each parameter. A parameter with several paths gets the alphabetically first one, whatever the
+/// order of the entries.
+ParameterPaths parameter_paths(const StateEntries& entries);
 
 /// Returns the state of all entries. Paths and JSON keys begin with the entry's name, and every entry has its JSON key.
 /// Tensors share the objects' memory. A module has its parameters and buffers by name. An optimizer has its options per
@@ -46,5 +54,8 @@ std::string entry_name_of(const std::string& path);
 
 /// Returns the part of `state` that belongs to the entry with this name. Paths and keys keep the entry's name.
 StateDict select_entry(const StateDict& state, const std::string& name);
+
+/// Removes the gradients from a saved state and returns them, with the paths of their parameters.
+std::map<std::string, at::Tensor> take_gradients(StateDict& state);
 
 }  // namespace muster::detail::state

@@ -53,6 +53,7 @@ struct Plan {
   // In updates; 0: never.
   int report, check, prune, exception;
   bool report_ends, check_ends;
+  bool report_in_step;  ///< a report comes after each batch of its update, so also while gradients are added up
   std::optional<int> keep;
 
   std::int64_t batches() const { return drop_last ? samples / batch : (samples + batch - 1) / batch; }
@@ -95,6 +96,7 @@ Plan draw_plan(std::uint64_t seed) {
   plan.report_ends = plan.report == 0 || dice.chance(0.6);
   plan.check_ends = dice.chance(0.5);
   if (dice.chance(0.6)) plan.keep = dice.between(1, 3);
+  plan.report_in_step = dice.chance(0.5);
   return plan;
 }
 
@@ -249,7 +251,7 @@ class Trainee {
       if (due(plan_.check)) check();
     }
     ++taken_;
-    if (last && due(plan_.report) && !plain_) session_.report({{"loss", loss_}}, state);
+    if ((last || plan_.report_in_step) && due(plan_.report) && !plain_) session_.report({{"loss", loss_}}, state);
     --taken_;
     end(Ending::Place::after_report);
     ++taken_;

@@ -543,7 +543,8 @@ TEST(Components, NamesAreChecked) {
   auto net = std::make_shared<Net>();
   optim::Adam optimizer(net->parameters());
   EXPECT_SAYS(error_of([&] { collect({{"a", a}, {"a", a}}); }), "two entries");
-  for (const char* name : {"", "a/b", ".", "..", "random"}) EXPECT_THROW(collect({{name, a}}), Error) << name;
+  for (const char* name : {"", "a/b", ".", "..", "random", "gradients"})
+    EXPECT_THROW(collect({{name, a}}), Error) << name;
   EXPECT_SAYS(error_of([&] { collect({{"optimizer", optimizer}}); }), "a parameter that no module");
   Tensor undefined;
   EXPECT_SAYS(error_of([&] { collect({{"t", undefined}}); }), "undefined");
