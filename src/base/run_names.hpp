@@ -13,6 +13,7 @@ inline constexpr const char* history = "result.json";
 inline constexpr const char* table = "progress.csv";
 inline constexpr const char* status = "status.json";
 inline constexpr const char* error = "error.txt";
+inline constexpr const char* passes = "passes.json";
 inline constexpr const char* trial = "trial.json";
 inline constexpr const char* sweep = "sweep.json";
 inline constexpr const char* sweep_table = "sweep.csv";
@@ -22,11 +23,12 @@ inline constexpr const char* trial_prefix = "trial_";  ///< of the trials' folde
 
 /// True if muster has a file or folder of this name, or may have one.
 constexpr bool are_own(std::string_view name) {
-  constexpr std::array<std::string_view, 18> names{params,
+  constexpr std::array<std::string_view, 19> names{params,
                                                    history,
                                                    table,
                                                    status,
                                                    error,
+                                                   passes,
                                                    trial,
                                                    sweep,
                                                    sweep_table,

@@ -215,9 +215,9 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
       processes.push_back(rank[1]);
     }
     if (!holds) lock_->take_lease(processes);
-    for (const char* name :
-         {run_names::params, run_names::history, run_names::table, run_names::error, "steps_back.json",
-          run_names::trial, run_names::sweep, run_names::sweep_table, ".token", ".owner", "logs/.owner"})
+    for (const char* name : {run_names::params, run_names::history, run_names::table, run_names::error,
+                             run_names::passes, "steps_back.json", run_names::trial, run_names::sweep,
+                             run_names::sweep_table, ".token", ".owner", "logs/.owner"})
       remove_unfinished(path_ / name);
     warn_of_same_run(path_, trainer);
   });

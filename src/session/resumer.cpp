@@ -1,7 +1,9 @@
 #include "session/resumer.hpp"
 
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/run_names.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/validation_file.hpp"
@@ -262,6 +264,24 @@ void Resumer::require_nothing_saved() const {
         "Restore before the first report; later, load entries with session.get_checkpoint()->load(name, object)");
 }
 
+bool Resumer::is_between_passes(const state::TrainerState& progress) {
+  std::int64_t finished = 0;
+  for (const auto& [name, position] : progress.positions)
+    if (position.is_object()) finished += position.value("finished", std::int64_t{0});
+  const auto known = comm::run_on_root(workers_.control, [&]() -> std::int64_t {
+    try {
+      return read_json(checkpoint_->path().parent_path() / run_names::passes).at("passes_before_more");
+    } catch (const std::exception&) {
+      return 0;  // the run knows of no such epoch
+    }
+  });
+  auto& steps = *progress_.steps;
+  steps.passes_before_more = std::max(progress.passes_before_more, known);
+  const bool between = progress.passes_before_more < finished && finished <= known;
+  if (progress.epoch_complete && !between) steps.resumed_after = finished;
+  return between;
+}
+
 bool Resumer::restore(const StateEntries& entries) {
   has_warned_ = true;
   if (!checkpoint_) return false;
@@ -281,7 +301,7 @@ bool Resumer::restore(const StateEntries& entries) {
   progress_.steps->samples_since_report = progress.samples_since_report;
   epoch_end_.restore(progress.several_reports);
   progress_.steps->resumed_without_epochs = !progress.epoch_counted;
-  const bool complete = progress.epoch_complete;
+  const bool between = is_between_passes(progress), complete = progress.epoch_complete && !between;
   data_.pass_positions->resume_epoch(progress.epoch + (complete ? 1 : 0));
   for (const auto& [name, position] : progress.positions) data_.pass_positions->restore(name, position, complete);
   workers_.restore_random_state(saved, progress.training_iteration);

@@ -67,6 +67,7 @@ state::TrainerState Saver::trainer_state(bool of_report) const {
           .epoch_complete = epoch_end_.is_complete(),
           .epoch_counted = steps.counts_epochs,
           .several_reports = epoch_end_.has_several_reports(),
+          .passes_before_more = steps.passes_before_more,
           .global_step = steps.global_step,
           .samples_since_report = of_report ? 0 : steps.samples_since_report,  // a report has already counted them
           .time_total_s = progress_.total_seconds(),

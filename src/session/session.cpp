@@ -87,6 +87,7 @@ Epochs::iterator& Epochs::iterator::operator++() {
         " was reported in the middle of a pass that the epoch then left, so a run that goes on from there "
         "makes the rest of the pass. Put the range and its iterators into a scope of their own, which ends before "
         "the report");
+  session_->data.pass_positions->end_epoch();
   session_->outputs.observers.tell(&detail::observe::Observer::epoch, epoch_);
   if (epoch_ + 1 >= session_->progress.epoch_count) {
     session_->progress.steps->last_loop_end = epoch_++;

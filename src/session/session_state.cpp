@@ -1,6 +1,9 @@
 #include "session/session_state.hpp"
 
+#include "base/file.hpp"
+#include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/run_names.hpp"
 #include "comm/agreement.hpp"
 #include "comm/rank_status.hpp"
 #include "data/passes/pass_positions.hpp"
@@ -34,6 +37,7 @@ class SessionStepListener final : public step::StepListener {
     // A pass inside of another one may be of one rank alone, which looks at a batch.
     if (pass.batches == 1 && !session_.progress.steps->has_other_open_pass(pass.number, pass.in_loop))
       session_.same_passes.note(pass);
+    if (pass.batches == 1) keep_passes_before_more();
     if (pass.batches == 1) averaged_before_[pass.number] = session_.models.gradient_average_count();
     session_.resumer.warn_of_unrestored_state(false);
     session_.gradients.look();
@@ -52,6 +56,7 @@ class SessionStepListener final : public step::StepListener {
                                                            .samples = pass.plan.samples,
                                                            .global_step = session_.progress.steps->global_step});
   }
+  void epoch_begun() override { keep_passes_before_more(); }
   void between_batches() override {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
     const watch::ScopedCallName ask("asking whether to stop");
@@ -72,7 +77,19 @@ class SessionStepListener final : public step::StepListener {
   }
 
  private:
+  /// Notes it in the run's folder: the newest checkpoint may be of before it was known.
+  void keep_passes_before_more() {
+    const auto passes = session_.progress.steps->passes_before_more;
+    if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;
+    try {
+      write_file(session_.run.path() / run_names::passes, json_text({{"passes_before_more", passes}}));
+    } catch (const std::exception& error) {
+      log::warn(std::string("noting the passes of an epoch: ") + error.what());
+    }
+  }
+
   SessionState& session_;
+  std::int64_t kept_passes_ = 0;
   std::map<std::int64_t, std::int64_t> averaged_before_;  ///< of open passes, by number: averages when they began
   bool warned_of_pass_ = false;
   bool last_of_pass_ = false;  ///< the current batch is the last one of its pass

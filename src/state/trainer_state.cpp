@@ -70,6 +70,7 @@ Json to_json(const TrainerState& state) {
                {"epoch_complete", state.epoch_complete},
                {"epoch_counted", state.epoch_counted},
                {"several_reports", state.several_reports},
+               {"passes_before_more", state.passes_before_more},
                {"global_step", state.global_step},
                {"samples_since_report", state.samples_since_report},
                {"time_total_s", state.time_total_s},
@@ -86,6 +87,7 @@ TrainerState trainer_state_from_json(const Json& json) {
   TrainerState state{.is_from_run = !json.empty()};
   state.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", max_count);
   state.epoch = number_at<std::int64_t>(json, "", "epoch", max_epochs);
+  state.passes_before_more = number_at<std::int64_t>(json, "", "passes_before_more", max_epochs);
   state.global_step = number_at<std::int64_t>(json, "", "global_step", max_count);
   state.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", max_count);
   const auto flag_at = [&](const char* key, bool& flag) {

@@ -57,6 +57,8 @@ class StepListener {
   virtual void micro_batch_changed(int micro_batch) = 0;
   /// `pass` has handed out a batch, which is already counted.
   virtual void batch_begun(const OpenPass& pass) = 0;
+  /// An epoch begins, of session.epochs() or of a loop that sets it.
+  virtual void epoch_begun() {}
   /// A batch is finished and the next one is requested. No step is half done, and no other pass is open. May throw.
   virtual void between_batches() = 0;
   /// `pass` ends, wholly or early.
@@ -80,6 +82,8 @@ class Steps {
   bool looped = false;                  ///< true if such a loop has begun
   bool resumed_without_epochs = false;  ///< true if resumed from a State that was saved before epochs were counted
   std::int64_t complete_epoch = -1;     ///< the last epoch that was saved as complete
+  std::int64_t passes_before_more = 0;  ///< a State saved after so many passes of an epoch was followed by another pass
+  std::int64_t resumed_after = 0;       ///< passes of the epoch that a resume took as over; 0 if it took none so
   std::int64_t last_loop_end = -1;      ///< the epoch at which a loop over Session::epochs() has ended
   bool after_loop = false;              ///< true if such a loop has ended, or had no epoch left
   std::int64_t call = -1;               ///< number of the operator trainer's call, from 0; -1 without an operator

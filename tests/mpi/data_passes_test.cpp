@@ -294,6 +294,76 @@ TEST(Passes, AnEpochThatEndsBeforeThePassThatWasSavedIsAnError) {
   }
 }
 
+TEST(Passes, OfAnEpochThatWasSavedBetweenThemAreAllTaken) {
+  const auto storage = test::shared_folder();
+  const std::map<std::string, Dataset> datasets{{"train", numbers(12)}, {"more", numbers(8)}};
+  // Where the first start ends: in the first epoch's second pass, or before that of the second epoch.
+  for (const std::string name : {"first_epoch", "second_epoch", "own_loop"}) {
+    Samples train, more;
+    for (const bool again : {false, true}) {
+      const auto [code, result] = run({storage, {}, with(name, datasets)}, [&](Session& session, const Config&) {
+        std::int64_t epoch = 0;
+        auto state = session.state({{"epoch", epoch}});
+        EXPECT_EQ(state.restore(), again);
+        const auto passes = [&] {
+          for (auto& batch : session.get_dataset_shard("train").iter_torch_batches({.global_batch_size = 4}))
+            append(train, batch["i"], batch.size());
+          session.report({}, state);
+          if (!again && name != "first_epoch" && epoch == 1) throw Stop();
+          for (auto& batch : session.get_dataset_shard("more").iter_torch_batches({.global_batch_size = 4})) {
+            if (!again && name == "first_epoch") throw Stop();
+            append(more, batch["i"], batch.size());
+          }
+        };
+        if (name != "own_loop") {
+          for (const auto counted : session.epochs(3)) epoch = counted, passes();
+          return;
+        }
+        while (epoch < 3) {
+          session.get_dataset_shard("train").set_epoch(epoch);
+          passes();
+          ++epoch;
+          session.report({}, state);
+        }
+      });
+      EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+      world().barrier();
+    }
+    const auto three_times = [](const Samples& once) {
+      Samples samples;
+      for (const auto i : once) samples.insert(samples.end(), 3, i);
+      return samples;
+    };
+    EXPECT_EQ(of_all(train), three_times(indices(12))) << name;
+    EXPECT_EQ(of_all(more), three_times(indices(8))) << name;
+  }
+}
+
+TEST(Passes, WithOneReportAnEpochOfSeveralPassesIsOver) {
+  const auto storage = test::shared_folder();
+  std::vector<std::int64_t> epochs;
+  // The first epoch has a pass after its State; those after it have none.
+  for (const bool again : {false, true}) {
+    const auto [code, result] =
+        run({storage, {}, with("fewer", {{"train", numbers(12)}})}, [&](Session& session, const Config&) {
+          auto state = session.state({});
+          EXPECT_EQ(state.restore(), again);
+          for (const auto epoch : session.epochs(4)) {
+            epochs.push_back(epoch);
+            const auto pass = [&] {
+              for ([[maybe_unused]] auto& batch : session.get_dataset_shard().iter_torch_batches()) continue;
+            };
+            pass();
+            session.report({}, state);
+            if (epoch == 0) pass();
+            if (!again && epoch == 2) throw Stop();
+          }
+        });
+    EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
+  }
+  EXPECT_EQ(epochs, (std::vector<std::int64_t>{0, 1, 2, 3})) << "each once";
+}
+
 TEST(Passes, TwoOverOneShardAtOnceHaveNoPosition) {
   const auto storage = test::shared_folder();
   const BatchOptions options{.global_batch_size = 4, .shuffle = true};

@@ -408,6 +408,7 @@ TEST(TodayRow, CheckpointDirName) {
                                      "trace_11_20.json",
                                      "status.json",
                                      "steps_back.json",
+                                     "passes.json",
                                      "fast_tier.json",
                                      "validation.json",
                                      "events.out.tfevents.1",

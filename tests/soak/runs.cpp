@@ -224,7 +224,9 @@ class Sequence {
   void check_names() const {
     for (const auto& entry : fs::directory_iterator(run_)) {
       const auto name = entry.path().filename().string();
-      if (name.starts_with("checkpoint_") || name == "fast_tier.json" || name == "steps_back.json") continue;
+      if (name.starts_with("checkpoint_") || name == "fast_tier.json" || name == "steps_back.json" ||
+          name == "passes.json")
+        continue;
       if (name == "best") continue;  // dangles if its checkpoint is damaged
       // A Store does not know about an interrupted write of the list of rollbacks. It is removed with the other
       // leftovers of the run's folder.

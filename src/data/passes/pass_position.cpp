@@ -300,9 +300,7 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
               ", and drop_last leaves out a step that is not full: nothing is trained");
   const bool counts = steps_->in_loop == steps_->looped;
   if (counts && steps_->counts_epochs && std::exchange(steps_->complete_epoch, -1) == pass.epoch)
-    log::warn(named() +
-              "this epoch was saved between two of its passes, so a run that resumes from there takes the epoch as "
-              "over. Report a State at the end of the epoch, or inside a pass");
+    if (const auto all = owner_.lock()) all->note_more_passes();
   if (options_.weighs()) warn_if_steps_changed(group, pass, options);
   group.restored = false;
   const bool continues = last.consumed > 0;

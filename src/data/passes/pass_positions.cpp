@@ -37,6 +37,7 @@ std::shared_ptr<PassPosition> PassPositions::find_loader(const std::string& name
 }
 
 void PassPositions::enter_epoch(std::int64_t epoch) {
+  if (const auto live = steps->listener.lock()) live->epoch_begun();
   if (epoch != steps->epoch) {
     for (auto& [name, saved] : waiting_) saved.complete = true;
     steps->complete_epoch = -1;
@@ -105,7 +106,38 @@ PassPositions::EpochProgress PassPositions::epoch_progress() const {
     unfinished = unfinished || saved.position.value("consumed", 0) > 0 || saved.position.contains("outside");
   }
   if (!data) return EpochProgress::unknown;
-  return unfinished ? EpochProgress::under_way : passed ? EpochProgress::over : EpochProgress::none;
+  const bool loop_is_over = steps->looped && !steps->in_loop;
+  const auto finished = finished_passes();
+  const bool between = steps->counts_epochs && !loop_is_over && finished > 0 && finished <= steps->passes_before_more;
+  return unfinished || (passed && between) ? EpochProgress::under_way
+         : passed                          ? EpochProgress::over
+                                           : EpochProgress::none;
+}
+
+std::int64_t PassPositions::finished_passes() const {
+  std::int64_t finished = 0;
+  for (const auto& [name, pass_position] : pass_positions_)
+    if (const auto& group = pass_position->passes(steps->looped);
+        pass_position->options().split && group.epoch.number == steps->epoch)
+      finished += group.repeated_passes();
+  for (const auto& [name, saved] : waiting_)
+    if (!saved.complete && saved.position.is_object()) finished += saved.position.value("finished", std::int64_t{0});
+  return finished;
+}
+
+void PassPositions::note_more_passes() {
+  const auto finished = finished_passes();
+  steps->passes_before_more = std::max(steps->passes_before_more, finished);
+  if (std::exchange(steps->resumed_after, 0) == finished && finished > 0)
+    log::warn(
+        "the State that this run was resumed from was saved between two passes of the run's first epoch, before "
+        "muster could know that an epoch has several. The other passes of that epoch were left out");
+}
+
+void PassPositions::end_epoch() {
+  // The newest epoch shows how many passes there are.
+  if (const auto finished = finished_passes(); finished > 0)
+    steps->passes_before_more = std::min(steps->passes_before_more, finished - 1);
 }
 
 std::string PassPositions::name_of_unfinished_pass() const {

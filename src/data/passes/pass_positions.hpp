@@ -224,6 +224,12 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   enum class EpochProgress { unknown, none, under_way, over };
   /// How far the training passes of this epoch are; unknown if no dataset is split.
   EpochProgress epoch_progress() const;
+  /// The number of training passes that this epoch has finished, over all data.
+  std::int64_t finished_passes() const;
+  /// A pass begins in an epoch that was saved as complete: it was saved between two of its passes.
+  void note_more_passes();
+  /// The epoch of the loop ends.
+  void end_epoch();
   /// The name of a dataset whose training pass is under way and has samples left; empty if there is none.
   std::string name_of_unfinished_pass() const;
   /// The name of a dataset whose position inside a pass was restored, but whose program has not begun that pass again
