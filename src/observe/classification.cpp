@@ -17,6 +17,7 @@
 #include <cmath>
 #include <functional>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -206,6 +207,9 @@ class StatefulMetric : public Stateful {
   StatefulMetric(const Json& kind, std::vector<double>& sums) : kind_(kind), sums_(&sums) {}
 
   StateDict save(const ParameterPaths&) const override { return {.values = to_json(MetricAccumulator{kind_, *sums_})}; }
+  Json quick_values() const override {
+    return {sums_->size(), value_to_json(std::accumulate(sums_->begin(), sums_->end(), 0.0))};
+  }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
     if (MetricAccumulator accumulator; !saved.tensors.empty() || !from_json(saved.values, accumulator))

@@ -23,6 +23,7 @@ class StatefulMean : public Stateful {
   StatefulMean(double& sum, std::int64_t& samples) : sum_(&sum), samples_(&samples) {}
 
   StateDict save(const ParameterPaths&) const override { return to_state(*sum_, *samples_); }
+  Json quick_values() const override { return to_state(*sum_, *samples_).values; }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
     if (!saved.tensors.empty() || !holds_mean(saved.values))

@@ -256,6 +256,8 @@ Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   if (session_.bad_numbers) session_.bad_numbers->note_checkpoint();
   if (input.entries) {
     session_.gradients.watch(*input.entries);
+    // Operators change their own entries, such as the history of calls, after their reports.
+    if (progress.steps->call < 0) session_.saved_values.note(input.entries);
     progress.unfinished_pass.dataset = session_.data.pass_positions->name_of_unfinished_pass();
     progress.unfinished_pass.step = progress.steps->global_step;
   }

@@ -15,6 +15,7 @@
 #include "session/prepared_models.hpp"
 #include "session/resumer.hpp"
 #include "session/same_passes.hpp"
+#include "session/saved_values.hpp"
 #include "session/saver.hpp"
 #include "session/session_data.hpp"
 #include "session/stopper.hpp"
@@ -37,6 +38,7 @@ class Reporter {
     SessionData& data;
     const PreparedModels& models;
     AccumulatedGradients& gradients;
+    SavedValues& saved_values;
     Outputs& outputs;
     SamePasses& same_passes;
     EpochEnd& epoch_end;

@@ -55,6 +55,7 @@ Epochs::iterator Epochs::begin() const {
                       ". Epochs are counted over the whole run; for n more, loop over session.epochs(" +
                       std::to_string(epoch) + " + n)");
   if (epoch < count_) {
+    session_->saved_values.forget();  // a resumed run makes what changes before the loop again
     session_->data.pass_positions->enter_loop();
     session_->begin_epoch(epoch);
   } else {

@@ -41,6 +41,8 @@ class SessionStepListener final : public step::StepListener {
     if (pass.batches == 1) averaged_before_[pass.number] = session_.models.gradient_average_count();
     session_.resumer.warn_of_unrestored_state(false);
     session_.gradients.look();
+    // Before the first batch of a pass a resumed run makes the same changes again.
+    pass.batches > 1 ? session_.saved_values.compare(session_.workers.is_first()) : session_.saved_values.forget();
     const auto& steps = *session_.progress.steps;
     const bool is_counted = pass.batch->completes_step();
     comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
@@ -56,7 +58,10 @@ class SessionStepListener final : public step::StepListener {
                                                            .samples = pass.plan.samples,
                                                            .global_step = session_.progress.steps->global_step});
   }
-  void epoch_begun() override { keep_passes_before_more(); }
+  void epoch_begun() override {
+    session_.saved_values.compare(session_.workers.is_first());
+    keep_passes_before_more();
+  }
   void between_batches() override {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
     const watch::ScopedCallName ask("asking whether to stop");
@@ -141,6 +146,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
                 .data = data,
                 .models = models,
                 .gradients = gradients,
+                .saved_values = saved_values,
                 .outputs = outputs,
                 .same_passes = same_passes,
                 .epoch_end = epoch_end,

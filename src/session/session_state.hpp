@@ -18,6 +18,7 @@
 #include "session/reporter.hpp"
 #include "session/resumer.hpp"
 #include "session/same_passes.hpp"
+#include "session/saved_values.hpp"
 #include "session/saver.hpp"
 #include "session/session_data.hpp"
 #include "session/stopper.hpp"
@@ -50,6 +51,7 @@ struct MUSTER_INTERNAL_API SessionState {
   PreparedModels models;
   const std::shared_ptr<AttemptEnd> attempt_end = std::make_shared<AttemptEnd>();
   AccumulatedGradients gradients;
+  SavedValues saved_values;
   std::shared_ptr<BadNumbersWatch> bad_numbers;  ///< null with BadNumbers::ignore
   SamePasses same_passes;
   EpochEnd epoch_end;

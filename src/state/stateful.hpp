@@ -55,6 +55,10 @@ struct Stateful {
   /// Called only if compare() has found no difference.
   virtual void load(const StateDict& saved, const ParameterPaths& parameters) = 0;
 
+  /// Returns what shows a change of the object and costs little to read: numbers of steps, values. Null if nothing
+  /// does.
+  virtual Json quick_values() const { return nullptr; }
+
   /// Returns the tensors for which an optimizer may have state, by path.
   virtual std::map<std::string, at::Tensor> parameters() const { return {}; }
   virtual Replication replication() const { return Replication::equal; }

@@ -20,8 +20,9 @@ class StatefulAverage : public Stateful {
       throw Error(ExitCode::user_error, "saving an average of weights",
                   "averages are in the model, in place of the model's own weights",
                   "End the scope of EMA::apply() before the report");
-    return {.tensors = tensors(), .values = {{"updates", averages_->updates()}}};
+    return {.tensors = tensors(), .values = quick_values()};
   }
+  Json quick_values() const override { return {{"updates", averages_->updates()}}; }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
     if (averages_->is_applied()) differences.push_back({"", "a scope of EMA::apply() is alive"});

@@ -38,7 +38,8 @@ class StatefulValue : public Stateful {
  public:
   StatefulValue(T& value, const char* kind) : value_(&value), kind_(kind) {}
 
-  StateDict save(const ParameterPaths&) const override { return {.values = value_to_json(*value_)}; }
+  StateDict save(const ParameterPaths&) const override { return {.values = quick_values()}; }
+  Json quick_values() const override { return value_to_json(*value_); }
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
     T unused{};

@@ -2108,6 +2108,58 @@ TEST(Train, ASickDiskEndsAStartWith75AndCostsNothing) {
   EXPECT_EQ(code, 0);
 }
 
+TEST(Train, ChangesBehindTheReportAreWarnedOf) {
+  const auto storage = test::shared_folder();
+  const std::string text = "loses the change: ";
+  for (const std::string what : {"", "scheduler", "averages", "number", "notes", "loss"})
+    for (const bool in_mid_pass : {false, true}) {
+      const auto name = "behind_" + what + (in_mid_pass ? "_mid" : "");
+      const auto [code, result] =
+          run({storage, {"--log-level", "warn"}, with_line(name)}, [&](Session& session, const Config&) {
+            auto net = session.prepare_model(torch::nn::Linear(1, 1));
+            torch::optim::SGD optimizer(net->parameters(), 0.01);
+            torch::optim::StepLR scheduler(optimizer, 1, 0.5);
+            EMA averages(net);
+            double number = 0;
+            Json notes = Json::array();
+            Mean loss;
+            auto state = session.state({{"net", net},
+                                        {"scheduler", scheduler},
+                                        {"averages", averages},
+                                        {"number", number},
+                                        {"notes", notes},
+                                        {"loss", loss}});
+            const auto change = [&](const std::string& entry) {
+              if (entry == "scheduler") scheduler.step();
+              if (entry == "averages") averages.update();
+              if (entry == "number") ++number;
+              if (entry == "notes") notes.push_back(number);
+              if (entry == "loss") loss.reset();
+            };
+            for ([[maybe_unused]] auto epoch : session.epochs(2)) {
+              change("loss");  // a resumed run does so, too
+              for (auto& batch : session.get_dataset_shard().iter_torch_batches({.global_batch_size = 10})) {
+                loss.add(net->forward(batch["x"]).mean(), batch.size());
+                for (const char* entry : {"scheduler", "averages", "number", "notes"}) change(entry);
+                if (!in_mid_pass || session.global_step() != 2) continue;
+                session.report({}, state);
+                change(what);
+              }
+              if (in_mid_pass) continue;
+              session.report({}, state);
+              change(what);
+            }
+          });
+      EXPECT_EQ(code, 0) << name;
+      world().barrier();
+      const auto log = log_of(storage / name);
+      if (what.empty())
+        EXPECT_EQ(log.find(text), std::string::npos) << log;
+      else
+        EXPECT_NE(log.find(text + what + ". Report last"), std::string::npos) << name << ": " << log;
+    }
+}
+
 TEST(Train, RestoreTakesUpTheSavedConfiguration) {
   const auto storage = test::shared_folder();
   auto options = with_line("saved");
