@@ -168,8 +168,8 @@ class MUSTER_API StepScope {
 /// pass, the next epoch or the next report, but not inside join(). While two training passes are open, only an epoch or
 /// a report is a boundary. At the boundary, the living State that was restored or reported last is saved without a
 /// report, and an Error with ExitCode::stopped is thrown, which passes through the training function like any other
-/// exception. If there is no such State, nothing is saved and the code is ExitCode::retry; but if a report has saved the
-/// user's own files, the run stops at the next report.
+/// exception. If there is no such State, nothing is saved and the code is ExitCode::retry; but if a report has saved
+/// the user's own files, the run stops at the next report.
 ///
 /// Such an exception ends the attempt even if the training function catches it. The same holds for the exceptions about
 /// bad numbers (FailureConfig::bad_numbers), of a Callback that ends training, and of another rank's error. Later
