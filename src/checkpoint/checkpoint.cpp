@@ -178,7 +178,7 @@ StateDict Checkpoint::to_dict() const {
   verify_sizes(path_, manifest);
   StateDict all{.tensors = read_tensors(path_, manifest, [](const auto& name) { return name != random_name; }),
                 .values = manifest.values};
-  detail::state::take_gradients(all);
+  detail::state::take_gradients(all, manifest.world_size);
   require_same_folder(path_, folder_);
   return all;
 }

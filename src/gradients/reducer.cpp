@@ -647,7 +647,18 @@ std::vector<at::Tensor> Reducer::with_gradient_to_save() {
   return waiting;
 }
 
-void Reducer::restore_gradients(const std::map<const void*, at::Tensor>& saved) {
+std::optional<Reducer::LocalWeights> Reducer::local_weights() const {
+  const bool any_local = std::ranges::any_of(parameters_, &Parameter::pending);
+  if (!weights_.given || !last_pass_was_no_sync_ || !any_local) return {};
+  return LocalWeights{weights_.sum, weights_.unit};
+}
+
+bool Reducer::has_averages_aside() const noexcept {
+  return weights_.given && std::ranges::any_of(parameters_, [](const auto& p) { return p.earlier.defined(); });
+}
+
+void Reducer::restore_gradients(const std::map<const void*, at::Tensor>& saved,
+                                const std::optional<LocalWeights>& weights) {
   const at::NoGradGuard no_grad;
   for (auto& p : parameters_) {
     const auto found = saved.find(p.tensor.unsafeGetTensorImpl());
@@ -658,6 +669,11 @@ void Reducer::restore_gradients(const std::map<const void*, at::Tensor>& saved) 
     if (!p.awaits_step) continue;
     auto gradient = at::empty_like(p.tensor).copy_(found->second);
     p.tensor.mutable_grad() = p.sparse ? gradient.to_sparse(1) : std::move(gradient);
+    p.pending = weights.has_value();
+  }
+  if (weights) {
+    weights_ = {.given = true, .unit = weights->unit, .sum = weights->sum};
+    last_pass_was_no_sync_ = true;
   }
   after_backward_ = sample_parameters();
 }

@@ -180,9 +180,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// ignored. For other optimizers, a change of any parameter counts as a step of all parameters; a step that changes
   /// next to nothing is not noticed.
   std::vector<at::Tensor> with_gradient_to_save();
+  /// What the gradients in .grad were multiplied by, where passes under no_sync() have yet to be averaged and the
+  /// program gives weights.
+  struct LocalWeights {
+    double sum = 0;   ///< of the weights, times `unit`
+    double unit = 0;  ///< the same on all ranks
+  };
+  std::optional<LocalWeights> local_weights() const;
+  /// True if averages are set aside while passes with weights add to .grad.
+  bool has_averages_aside() const noexcept;
   /// Sets .grad to what a save has held, the same on all ranks, and removes it where that is undefined. `saved`: by
-  /// parameter; others are left alone.
-  void restore_gradients(const std::map<const void*, at::Tensor>& saved);
+  /// parameter; others are left alone. `weights`: those of the saved gradients, if they had any.
+  void restore_gradients(const std::map<const void*, at::Tensor>& saved, const std::optional<LocalWeights>& weights);
   /// Notes that a prepared optimizer has the parameter. `optimizer` expires with it.
   void note_optimizer(std::size_t parameter, const std::weak_ptr<const void>& optimizer);
   /// Notes that its optimizer has stepped the parameter or has skipped its step.

@@ -53,8 +53,7 @@ bool AccumulatedGradients::none() {
 }
 
 void AccumulatedGradients::add_to(StateDict& state, const StateEntries& entries, const Communicator& control) {
-  for (auto& [path, gradient] : prepared_.gradients_to_save(entries, control))
-    state.tensors.emplace(std::string(state::gradients_name) + "/" + path, std::move(gradient));
+  prepared_.add_gradients(state, entries, control);
   const auto name = unprepared();
   if (name.empty() || std::exchange(has_warned_, true) || control.rank() != 0) return;
   log::warn(

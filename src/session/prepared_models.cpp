@@ -1,16 +1,20 @@
 #include "session/prepared_models.hpp"
 
+#include "base/log.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/reducer.hpp"
 #include "state/checksum.hpp"
 #include "state/collect.hpp"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
 
 #include <array>
+#include <optional>
 #include <span>
 
 namespace muster::detail::session {
@@ -101,39 +105,63 @@ std::set<const void*> PreparedModels::averaged_parameters() const {
   return averaged;
 }
 
-std::map<std::string, at::Tensor> PreparedModels::gradients_to_save(const StateEntries& entries,
-                                                                    const Communicator& control) const {
+void PreparedModels::add_gradients(StateDict& state, const StateEntries& entries, const Communicator& control) const {
   std::set<const void*> waiting;
   for_each_reducer(models_, [&](auto& reducer) {
     for (const auto& parameter : reducer.with_gradient_to_save()) waiting.insert(parameter.unsafeGetTensorImpl());
   });
-  if (control.all_reduce(std::int64_t{!waiting.empty()}, ReduceOp::max) == 0) return {};
+  if (control.all_reduce(std::int64_t{!waiting.empty()}, ReduceOp::max) == 0) return;
   const at::NoGradGuard no_grad;
   const auto paths = state::parameter_paths(entries);
-  std::map<std::string, at::Tensor> parameters;  // the same on all workers
-  for (const auto& model : models_)
-    if (model->reducer())
-      for (const auto& parameter : model->module()->parameters())
-        if (const auto path = paths.find(parameter.unsafeGetTensorImpl()); path != paths.end())
-          parameters.emplace(path->second, parameter);
-  std::vector<std::int64_t> waits;
-  for (const auto& [path, parameter] : parameters) waits.push_back(waiting.contains(parameter.unsafeGetTensorImpl()));
-  control.all_reduce(std::span(waits), ReduceOp::max);
-  std::map<std::string, at::Tensor> gradients;
-  auto any_waits = waits.begin();
-  for (const auto& [path, parameter] : parameters)
-    if (*any_waits++ != 0) gradients.emplace(path, average_of_gradient(parameter, control));
-  return gradients;
+  for (const auto& model : models_) {
+    const auto reducer = model->reducer();
+    if (!reducer) continue;
+    std::map<std::string, at::Tensor> parameters;  // the same on all workers
+    for (const auto& parameter : model->module()->parameters())
+      if (const auto path = paths.find(parameter.unsafeGetTensorImpl()); path != paths.end())
+        parameters.emplace(path->second, parameter);
+    if (parameters.empty()) continue;
+    const auto mine = reducer->local_weights().value_or(gradients::Reducer::LocalWeights());
+    if (reducer->has_averages_aside() && control.rank() == 0)
+      log::warn(
+          "saving gradients that wait for a step: those that were averaged before session.no_sync() are left out, "
+          "since the batches in it have weights");
+    std::array<double, 2> weights{mine.sum, mine.unit};
+    control.all_reduce(std::span(weights));
+    if (weights[1] > 0)
+      state.tensors.emplace(state::weights_path(parameters.begin()->first),
+                            at::tensor({weights[0], weights[1] / control.size()}, at::kDouble));
+    std::vector<std::int64_t> waits;
+    for (const auto& [path, parameter] : parameters) waits.push_back(waiting.contains(parameter.unsafeGetTensorImpl()));
+    control.all_reduce(std::span(waits), ReduceOp::max);
+    auto any_waits = waits.begin();
+    for (const auto& [path, parameter] : parameters)
+      if (*any_waits++ != 0) state.tensors.emplace(state::gradient_path(path), average_of_gradient(parameter, control));
+  }
 }
 
-void PreparedModels::restore_gradients(const StateEntries& entries,
-                                       const std::map<std::string, at::Tensor>& saved) const {
-  std::map<const void*, at::Tensor> of_parameters;
-  for (const auto& [parameter, path] : state::parameter_paths(entries)) {
-    const auto found = saved.find(path);
-    of_parameters.emplace(parameter, found == saved.end() ? at::Tensor() : found->second);
+void PreparedModels::restore_gradients(const StateEntries& entries, const state::SavedGradients& saved,
+                                       int workers) const {
+  const auto paths = state::parameter_paths(entries);
+  for (const auto& model : models_) {
+    const auto reducer = model->reducer();
+    if (!reducer) continue;
+    std::optional<gradients::Reducer::LocalWeights> weights;
+    std::map<const void*, at::Tensor> of_parameters;
+    for (const auto& parameter : model->module()->parameters()) {
+      const auto path = paths.find(parameter.unsafeGetTensorImpl());
+      if (path == paths.end()) continue;
+      const auto gradient = saved.gradients.find(path->second);
+      of_parameters.emplace(path->first, gradient == saved.gradients.end() ? at::Tensor() : gradient->second);
+      if (const auto found = saved.weights.find(path->second); found != saved.weights.end())
+        weights = {found->second[0].item<double>() / workers, found->second[1].item<double>()};
+    }
+    // What the saved sum of the weights is to each worker now, its share of the sum of the gradients must be.
+    if (weights && workers != saved.workers)
+      for (auto& [parameter, gradient] : of_parameters)
+        if (gradient.defined()) gradient = gradient * (static_cast<double>(saved.workers) / workers);
+    reducer->restore_gradients(of_parameters, weights);
   }
-  for_each_reducer(models_, [&](auto& reducer) { reducer.restore_gradients(of_parameters); });
 }
 
 }  // namespace muster::detail::session

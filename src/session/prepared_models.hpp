@@ -5,6 +5,7 @@
 #include "gradients/data_parallel.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
+#include "state/collect.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -44,12 +45,11 @@ class PreparedModels {
   bool have_no_gradient_to_save() const;
   /// The parameters whose gradients are averaged.
   std::set<const void*> averaged_parameters() const;
-  /// Returns the gradients that an optimizer has yet to step with, averaged over the workers, by the parameter's path
-  /// in the State. Changes no .grad. Collective.
-  std::map<std::string, at::Tensor> gradients_to_save(const StateEntries& entries, const Communicator& control) const;
-  /// Sets the .grad of the State's parameters to what gradients_to_save() has returned, and removes those that were not
-  /// saved.
-  void restore_gradients(const StateEntries& entries, const std::map<std::string, at::Tensor>& saved) const;
+  /// Adds to `state` the gradients that an optimizer has yet to step with, averaged over the workers, and the weights
+  /// that they were multiplied by if the program gives any. Changes no .grad. Collective.
+  void add_gradients(StateDict& state, const StateEntries& entries, const Communicator& control) const;
+  /// Sets the .grad of the State's parameters to what was saved, and removes those that were not.
+  void restore_gradients(const StateEntries& entries, const state::SavedGradients& saved, int workers) const;
 
  private:
   std::vector<std::shared_ptr<gradients::DataParallel>> models_;

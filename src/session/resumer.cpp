@@ -287,7 +287,7 @@ bool Resumer::restore(const StateEntries& entries) {
   if (!checkpoint_) return false;
   // Released at the end of this function: its tensors are views of a file that may be pruned later.
   auto saved = content_ ? *std::exchange(content_, {}) : read_again();
-  const auto gradients = state::take_gradients(saved.state);
+  const auto gradients = state::take_gradients(saved.state, saved.world_size);
   const auto& progress = saved.trainer;
   if (!progress.is_from_run) return restore_what_is_there(entries, saved, checkpoint_->path(), workers_);
   try {
@@ -296,7 +296,7 @@ bool Resumer::restore(const StateEntries& entries) {
     launch::tell_supervisor(launch::message_ranks_needed, std::to_string(error.needed()));
     throw;
   }
-  models_.restore_gradients(entries, gradients);
+  models_.restore_gradients(entries, gradients, workers_.size());
   progress_.steps->global_step = progress.global_step;
   progress_.steps->samples_since_report = progress.samples_since_report;
   epoch_end_.restore(progress.several_reports);

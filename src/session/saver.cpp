@@ -113,7 +113,8 @@ Checkpoint Saver::save(const Contents& what) {
     require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);
     contents.replication = state::replication_of(*what.entries);
-    contents.replication[state::gradients_name] = state::Replication::averaged;
+    for (const char* own : {state::gradients_name, state::weights_name})
+      contents.replication[own] = state::Replication::averaged;
   });
   if (what.entries != nullptr) gradients_.add_to(contents.state, *what.entries, workers_.control);
   if (what.files != nullptr) merge_given(contents, *what.files);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace muster::detail::state {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 std::string join(const std::string& name, const std::string& path) { return path.empty() ? name : name + "/" + path; }
 
 /// True for the names of what is saved beside the entries.
-bool is_own(const std::string& name) { return name == "random" || name == gradients_name; }
+bool is_own(const std::string& name) { return name == "random" || name == gradients_name || name == weights_name; }
 
 void check_names(const StateEntries& entries) {
   std::set<std::string> seen;
@@ -211,15 +212,20 @@ StateDict select_entry(const StateDict& state, const std::string& name) {
   return part;
 }
 
-std::map<std::string, at::Tensor> take_gradients(StateDict& state) {
-  std::map<std::string, at::Tensor> gradients;
-  if (state.values.contains(gradients_name)) return gradients;  // an entry, in a checkpoint of an earlier version
-  const std::string prefix = std::string(gradients_name) + "/";
-  for (auto at = state.tensors.lower_bound(prefix); at != state.tensors.end() && at->first.starts_with(prefix);) {
-    gradients.emplace(at->first.substr(prefix.size()), std::move(at->second));
-    at = state.tensors.erase(at);
+std::string gradient_path(const std::string& parameter) { return join(gradients_name, parameter); }
+std::string weights_path(const std::string& parameter) { return join(weights_name, parameter); }
+
+SavedGradients take_gradients(StateDict& state, int workers) {
+  SavedGradients saved{.workers = workers};
+  for (const auto& [name, into] : {std::pair(gradients_name, &saved.gradients), {weights_name, &saved.weights}}) {
+    if (state.values.contains(name)) continue;  // an entry, in a checkpoint of an earlier version
+    const auto whole = std::string(name) + "/";
+    for (auto at = state.tensors.lower_bound(whole); at != state.tensors.end() && at->first.starts_with(whole);) {
+      into->emplace(at->first.substr(whole.size()), std::move(at->second));
+      at = state.tensors.erase(at);
+    }
   }
-  return gradients;
+  return saved;
 }
 
 }  // namespace muster::detail::state

@@ -12,8 +12,13 @@
 
 namespace muster::detail::state {
 
-/// The gradients of a State's parameters are saved as "gradients/" and the parameter's path, beside the entries.
+// Gradients that wait for an optimizer's step are saved beside the entries, as "gradients/" and the parameter's path.
 inline constexpr const char* gradients_name = "gradients";
+/// For a model whose program gives weights, with the path of one of its parameters: [2], the sum of all workers'
+/// weights of the gradients, and the unit in which they are counted.
+inline constexpr const char* weights_name = "gradient_weights";
+std::string gradient_path(const std::string& parameter);
+std::string weights_path(const std::string& parameter);
 
 /// Returns the path of each parameter. A parameter with several paths gets the alphabetically first one, whatever the
 /// order of the entries.
@@ -55,7 +60,12 @@ std::string entry_name_of(const std::string& path);
 /// Returns the part of `state` that belongs to the entry with this name. Paths and keys keep the entry's name.
 StateDict select_entry(const StateDict& state, const std::string& name);
 
-/// Removes the gradients from a saved state and returns them, with the paths of their parameters.
-std::map<std::string, at::Tensor> take_gradients(StateDict& state);
+/// Saved gradients and weights, by the paths of their parameters.
+struct SavedGradients {
+  std::map<std::string, at::Tensor> gradients = {}, weights = {};
+  int workers = 1;  ///< that have saved them
+};
+/// Removes them from a saved state and returns them. `workers`: that have saved it.
+SavedGradients take_gradients(StateDict& state, int workers);
 
 }  // namespace muster::detail::state

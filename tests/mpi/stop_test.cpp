@@ -274,6 +274,7 @@ struct Pending {
   bool per_epoch = false;  ///< the program throws away what an epoch leaves over
   bool asynchronous = false;
   bool asked = false;  ///< to stop; otherwise the training function throws
+  bool weighted = false;
 };
 
 /// Three epochs of five batches, with a step after every second one. Ends after the reported batch `ends_after`.
@@ -296,6 +297,7 @@ std::vector<double> fit_in_pairs(const std::filesystem::path& storage, const std
         const auto number = way.per_epoch ? taken % 5 : taken;
         if (number % 2 == 0) optimizer->zero_grad();
         {
+          const auto step = way.weighted ? session.step(batch, 1.5 + taken % 3 + world().rank()) : session.step(batch);
           std::unique_ptr<NoSync> alone;
           if (way.no_sync && number % 2 == 0) alone.reset(new NoSync(session.no_sync()));
           torch::mse_loss(net->forward(batch["x"].to(torch::kDouble)), batch["y"].to(torch::kDouble)).backward();
@@ -323,7 +325,8 @@ TEST_P(Steps, GradientsThatAreAddedUpAtAReportAreSavedWithTheState) {
   const auto storage = test::shared_folder();
   int number = 0;
   for (const Pending way : {Pending{}, Pending{.no_sync = true}, Pending{.per_epoch = true},
-                            Pending{.asynchronous = true}, Pending{.no_sync = true, .asked = true}}) {
+                            Pending{.asynchronous = true}, Pending{.no_sync = true, .asked = true},
+                            Pending{.weighted = true}, Pending{.no_sync = true, .weighted = true}}) {
     const auto name = "pairs_" + std::to_string(static_cast<int>(GetParam())) + "_" + std::to_string(number++);
     const auto straight = fit_in_pairs(storage, name + "_straight", GetParam(), way);
     fit_in_pairs(storage, name, GetParam(), way, 5);

@@ -22,8 +22,9 @@
 //   }
 //
 // The tensor "random" [world_size, bytes] holds the random state of each rank. Tensors "gradients/model/fc.weight" are
-// gradients that wait for an optimizer's step; they have no value. "checksum" is the CRC-32 of all bytes before its
-// line, in hexadecimal. The first three lines and the last two have this form in every version.
+// gradients that wait for an optimizer's step, and "gradient_weights/…" their weights; they have no value. "checksum"
+// is the CRC-32 of all bytes before its line, in hexadecimal. The first three lines and the last two have this form in
+// every version.
 #pragma once
 
 #include "base/export.hpp"
