@@ -103,7 +103,7 @@ class Scales {
                                                 creation.get(), H5P_DEFAULT)),
                                H5Dclose);
     std::array<char, 32> width{};
-    std::snprintf(width.data(), width.size(), "%10lld", static_cast<long long>(size));
+    std::snprintf(width.data(), width.size(), ".%10lld", static_cast<long long>(size));
     write_text(dataset.get(), "CLASS", "DIMENSION_SCALE");
     write_text(dataset.get(), "NAME", hdf5::only_dimension + std::string(width.data()));
     if (scale.number) write(dataset.get(), "_Netcdf4Dimid", H5T_NATIVE_INT32, {}, &*scale.number);

@@ -20,7 +20,8 @@ struct Scale {
   std::string name() const { return path.substr(path.rfind('/') + 1); }
 };
 
-/// How NAME begins, an attribute of the scale of a dimension of NetCDF that has no variable of its name.
+/// How NAME begins, an attribute of the scale of a dimension of NetCDF that has no variable of its name. A full stop
+/// and the size follow.
 inline constexpr const char* only_dimension = "This is a netCDF dimension but not a netCDF variable";
 
 /// An object's path in its file; empty if it has none.

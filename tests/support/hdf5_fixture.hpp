@@ -92,7 +92,8 @@ class H5File {
     const detail::hdf5::Lock lock;
     dataset(name, {size}, H5T_IEEE_F32BE, 0, nullptr);
     text_attribute(name, "CLASS", "DIMENSION_SCALE");
-    text_attribute(name, "NAME", "This is a netCDF dimension but not a netCDF variable       " + std::to_string(size));
+    text_attribute(name, "NAME",
+                   "This is a netCDF dimension but not a netCDF variable.         " + std::to_string(size));
   }
 
   void text_attribute(const std::string& dataset, const char* name, const std::string& text) {

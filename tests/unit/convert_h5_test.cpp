@@ -1,4 +1,5 @@
 // Copies of HDF5 files into other layouts, and what is said of each layout.
+#include "hdf5/attributes.hpp"
 #include "hdf5/dimensions.hpp"
 #include "muster/convert.hpp"
 #include "muster/dataset.hpp"
@@ -422,7 +423,11 @@ TEST_F(ConvertH5, KeepsTheNamesOfDimensionsInEachSplit) {
     EXPECT_EQ(values<std::int32_t>(output(part), "time").size(), static_cast<std::size_t>(count));
     for (const auto* name : {"x", "y"}) {
       EXPECT_FALSE(hdf5::is_column(file.get(), name, name));
-      EXPECT_EQ(hdf5::shape(hdf5::open_dataset(file.get(), name, name).get()), std::vector<std::int64_t>{4});
+      const auto dimension = hdf5::open_dataset(file.get(), name, name);
+      EXPECT_EQ(hdf5::shape(dimension.get()), std::vector<std::int64_t>{4});
+      EXPECT_EQ(hdf5::text_of_attribute(dimension.get(), "NAME", "test"),
+                "This is a netCDF dimension but not a netCDF variable.         4")
+          << "to the letter; netCDF takes another text for a variable";
     }
   }
 }
