@@ -162,6 +162,7 @@ Conversion::Conversion(hid_t type, std::optional<Packing> packing, const std::st
 }
 
 void Conversion::adapt_packing() {
+  const bool is_stored_signed = is_signed_;
   if (is_integer_ && packing_->is_unsigned) is_signed_ = !*packing_->is_unsigned;
   if (!packing_->is_scaled && (is_integer_ || !packing_->has_missing())) {
     // Of integers that are not scaled, a missing value stays the number that it is.
@@ -172,8 +173,8 @@ void Conversion::adapt_packing() {
   const auto adapted = [&](double number) {
     if (!is_integer_) return rounded_to(dtype_, number);
     const auto beyond = std::exp2(8 * static_cast<double>(stored_bytes_));
-    if (!is_signed_ && number < 0) return number + beyond;
-    return packing_->is_unsigned == false && number >= beyond / 2 ? number - beyond : number;
+    if (is_stored_signed && !is_signed_ && number < 0) return number + beyond;
+    return !is_stored_signed && is_signed_ && number >= beyond / 2 ? number - beyond : number;
   };
   for (auto& missing : packing_->missing) missing = adapted(missing);
   for (auto* const limit : {&packing_->least, &packing_->most}) {

@@ -276,6 +276,38 @@ TEST(Conversion, ValuesOutsideOfTheValidRangeAreMissing) {
   EXPECT_EQ(batch["whole"][5].item<int>(), 250);
 }
 
+TEST(Conversion, OnlyAnAttributeThatChangesTheSignChangesNumbers) {
+  struct Case {
+    hid_t stored;
+    double value;       ///< next to 0, 1 and 100
+    const char* which;  ///< attribute with `number`
+    double number;
+    const char* is_unsigned;
+    bool is_missing;
+  };
+  for (const auto& [stored, value, which, number, is_unsigned, is_missing] :
+       {Case{H5T_STD_U8LE, 200, "valid_min", -1, nullptr, false},
+        Case{H5T_STD_U8LE, 255, "missing_value", -1, nullptr, false},
+        Case{H5T_STD_U16BE, 55537, "missing_value", -9999, nullptr, false},
+        Case{H5T_STD_U16LE, 55537, "missing_value", -9999, "true", false},
+        Case{H5T_STD_I8LE, -100, "valid_max", 200, "false", false},
+        Case{H5T_STD_I16BE, -2, "missing_value", 65534, nullptr, false},
+        Case{H5T_STD_I8LE, -1, "missing_value", -1, "true", true},
+        Case{H5T_STD_U8LE, 255, "missing_value", 255, "false", true}}) {
+    const Folder folder;
+    const std::vector<double> values{0, 1, 100, value};
+    {
+      H5File file(folder.file("a.h5"));
+      file.dataset("x", {4}, stored, H5T_NATIVE_DOUBLE, values.data());
+      attribute(file, "x", "scale_factor", 0.5);
+      attribute(file, "x", which, number);
+      if (is_unsigned != nullptr) text_attribute(file, "x", "_Unsigned", is_unsigned);
+    }
+    const auto x = Dataset(folder.file("a.h5")).read(all(4))["x"];
+    EXPECT_TRUE(at::equal(x.isnan().to(at::kInt), at::tensor({0, 0, 0, is_missing ? 1 : 0}))) << which << number;
+  }
+}
+
 TEST(Conversion, AMissingValueIsRoundedAsTheValuesAre) {
   const Folder folder;
   const std::vector<float> values{1, 1e20f, 0.1f, std::numeric_limits<float>::infinity()};
