@@ -65,6 +65,8 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
 void DatasetWriter::copy_attributes(hid_t from, const std::string& shown) {
   const hdf5::Lock lock;
   for (const auto& name : attribute_names(from, shown)) {
+    // They number the dimensions of the old file; name_dimensions() writes those of the new one.
+    if (name == "_Netcdf4Coordinates" || name == "_Netcdf4Dimid") continue;
     const Attribute attribute(from, name, shown);
     if (attribute.is_simple()) attribute.write_to(column_.get(), doing());
   }

@@ -31,14 +31,49 @@ class Scales {
     if (!is_field) names_[column.path] = column.name;
   }
 
+  /// Numbers the dimensions of a column that is a scale, as NetCDF does. If one of several has no name or number in the
+  /// new file, the column becomes an ordinary one, since NetCDF opens no file with such a scale.
+  void number(ColumnDimensions& column) {
+    const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
+    const auto shape = hdf5::shape(dataset.get());
+    const auto own = column.scales.front().number;
+    if (shape.size() == 1) {
+      if (own) write(dataset.get(), "_Netcdf4Dimid", H5T_NATIVE_INT32, {}, &*own);
+      return;
+    }
+    bool is_whole = names_.contains(column.path);
+    std::vector<std::int32_t> numbers(shape.size());
+    for (std::size_t d = 0; d < shape.size() && is_whole; ++d) {
+      is_whole = !name_of(column.scales[d], shape[d]).empty();
+      numbers[d] = column.scales[d].number.value_or(0);
+    }
+    if (is_whole) {
+      write(dataset.get(), "_Netcdf4Dimid", H5T_NATIVE_INT32, {}, numbers.data());
+      write(dataset.get(), "_Netcdf4Coordinates", H5T_NATIVE_INT32, {std::ssize(numbers)}, numbers.data());
+      return;
+    }
+    for (const auto* name : {"CLASS", "NAME"})
+      if (check(H5Aexists(dataset.get(), name)) > 0) check(H5Adelete(dataset.get(), name));
+    names_.erase(column.path);
+    column.path.clear();
+  }
+
   void attach_to(const ColumnDimensions& column) {
     const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
     const auto shape = hdf5::shape(dataset.get());
     const auto rank = shape.size();
+    std::vector<std::string> names(rank);
+    bool loses_names = column.loses_names;
+    for (std::size_t d = 0; d < rank; ++d) {
+      names[d] = name_of(column.scales[d], shape[d]);
+      loses_names = loses_names || (names[d].empty() && !column.scales[d].path.empty());
+    }
+    // NetCDF opens no file with a variable whose first dimension has a scale while another has none.
+    if (loses_names) names.front().clear();
     std::vector<hobj_ref_t> scales(rank);
     std::vector<hvl_t> list(rank);
     for (std::size_t d = 0; d < rank; ++d) {
-      const auto name = name_of(column.scales[d], shape[d]);
+      const auto& name = names[d];
       if (name.empty()) continue;
       scales[d] = reference_to(name);
       list[d] = {1, &scales[d]};
@@ -119,7 +154,9 @@ class Scales {
 
 ColumnDimensions dimensions_of(hid_t dataset, const std::string& name, const std::string& shown) {
   const hdf5::Lock lock;
-  return {name, hdf5::path_of(dataset), hdf5::scales_of(dataset, hdf5::shape(dataset, shown).size(), shown)};
+  return {.name = name,
+          .path = hdf5::path_of(dataset),
+          .scales = hdf5::scales_of(dataset, hdf5::shape(dataset, shown).size(), shown)};
 }
 
 void forget_ambiguous(std::vector<ColumnDimensions>& columns) {
@@ -127,15 +164,23 @@ void forget_ambiguous(std::vector<ColumnDimensions>& columns) {
   for (const auto& column : columns)
     for (const auto& scale : column.scales)
       (&scale == &column.scales.front() ? of_samples : of_others).insert(scale.path);
+  const auto is_ambiguous = [&](const std::string& path) {
+    return !path.empty() && of_samples.contains(path) && of_others.contains(path);
+  };
   for (auto& column : columns)
-    for (auto& scale : column.scales)
-      if (!column.is_scale() && of_samples.contains(scale.path) && of_others.contains(scale.path)) scale = {};
+    for (std::size_t d = column.is_scale() ? 1 : 0; d < column.scales.size(); ++d) {
+      if (!is_ambiguous(column.scales[d].path)) continue;
+      column.scales[d] = {};
+      column.loses_names = true;
+    }
 }
 
-void name_dimensions(hid_t file, const std::vector<ColumnDimensions>& columns, const std::string& writing) {
+void name_dimensions(hid_t file, std::vector<ColumnDimensions> columns, const std::string& writing) {
   const hdf5::Lock lock;
   Scales scales(file, writing);
   for (const auto& column : columns) scales.add(column);
+  for (auto& column : columns)
+    if (column.is_scale()) scales.number(column);
   for (const auto& column : columns)
     if (!column.is_scale()) scales.attach_to(column);
   scales.write_references();

@@ -12,11 +12,12 @@ namespace muster::detail::convert {
 /// The dimensions of a column that is copied.
 struct ColumnDimensions {
   std::string name;                 ///< of the column in the copy
-  std::string path;                 ///< of the dataset in its file
+  std::string path;                 ///< of the dataset in its file; empty if it may be no scale in the copy
   std::vector<hdf5::Scale> scales;  ///< one for each dimension
+  bool loses_names = false;         ///< a dimension has a scale in its file and none in the copy
 
-  /// True if the column is the scale of its own dimension: a coordinate.
-  bool is_scale() const { return scales.size() == 1 && scales.front().path == path; }
+  /// True if the column is the scale of its own first dimension: a coordinate.
+  bool is_scale() const { return !scales.empty() && !path.empty() && scales.front().path == path; }
 };
 
 ColumnDimensions dimensions_of(hid_t dataset, const std::string& name, const std::string& shown);
@@ -28,6 +29,6 @@ void forget_ambiguous(std::vector<ColumnDimensions>& columns);
 /// Attaches a scale to each dimension of the columns of a new file. It is the copied column that was the scale, or a
 /// dimension without a variable, as NetCDF writes one. Dimensions of one scale and different sizes are left without.
 /// `writing`: what is being done, for errors. Takes HDF5's lock.
-void name_dimensions(hid_t file, const std::vector<ColumnDimensions>& columns, const std::string& writing);
+void name_dimensions(hid_t file, std::vector<ColumnDimensions> columns, const std::string& writing);
 
 }  // namespace muster::detail::convert

@@ -1,6 +1,7 @@
 #include "hdf5/dimensions.hpp"
 
 #include "hdf5/attributes.hpp"
+#include "hdf5/file.hpp"
 
 namespace muster::detail::hdf5 {
 namespace {
@@ -16,6 +17,25 @@ Scale scale_of(hid_t object, const std::string& doing) {
       number.size() == 1 && number.front() >= 0 && number.front() < 0x1p31)
     scale.number = static_cast<std::int32_t>(number.front());
   return scale;
+}
+
+/// Of a scale of several dimensions, which has no DIMENSION_LIST: finds the scales by NetCDF's numbers of them, in the
+/// dataset's group or those around it.
+void find_by_number(hid_t dataset, std::vector<Scale>& scales, const std::string& doing) {
+  const auto numbers = numbers_of_attribute(dataset, "_Netcdf4Coordinates", doing);
+  if (numbers.size() != scales.size()) return;
+  for (auto group = path_of(dataset); !group.empty();) {
+    group.resize(group.rfind('/'));
+    const Handle opened(check(H5Gopen2(dataset, (group + "/").c_str(), H5P_DEFAULT), doing), H5Gclose);
+    for (const auto& name : list(opened.get())) {
+      const Handle object(H5Oopen(opened.get(), name.c_str(), H5P_DEFAULT), H5Oclose);
+      if (!object) last_error();
+      if (!object || H5Iget_type(object.get()) != H5I_DATASET || !is_scale(object.get(), doing)) continue;
+      const auto found = scale_of(object.get(), doing);
+      for (std::size_t d = 0; d < scales.size(); ++d)
+        if (scales[d].path.empty() && found.number && *found.number == numbers[d]) scales[d] = found;
+    }
+  }
 }
 
 }  // namespace
@@ -36,8 +56,12 @@ std::vector<Scale> scales_of(hid_t dataset, std::size_t rank, const std::string&
   const std::string doing = "reading the dimensions of " + shown;
   std::vector<Scale> scales(rank);
   if (check(H5Aexists(dataset, "DIMENSION_LIST"), doing) == 0) {
+    if (rank == 0 || !is_scale(dataset, doing)) return scales;
     // A variable with the name of its only dimension is the scale itself.
-    if (rank == 1 && is_scale(dataset, doing)) scales.front() = scale_of(dataset, doing);
+    if (rank == 1)
+      scales.front() = scale_of(dataset, doing);
+    else
+      find_by_number(dataset, scales, doing);
     return scales;
   }
   const Handle list(check(H5Aopen(dataset, "DIMENSION_LIST", H5P_DEFAULT), doing), H5Aclose);

@@ -28,7 +28,8 @@ inline constexpr const char* only_dimension = "This is a netCDF dimension but no
 MUSTER_INTERNAL_API std::string path_of(hid_t object);
 
 /// The scale of each of the dataset's `rank` dimensions, the first one of several: attribute DIMENSION_LIST, as
-/// NetCDF-4 and h5py write it. A scale of one dimension is its own.
+/// NetCDF-4 and h5py write it. A scale of one dimension is its own; for one of several, NetCDF's numbers of them are
+/// read, attribute _Netcdf4Coordinates.
 MUSTER_INTERNAL_API std::vector<Scale> scales_of(hid_t dataset, std::size_t rank, const std::string& shown);
 /// The names of these scales.
 std::vector<std::string> dimension_names(hid_t dataset, std::size_t rank, const std::string& shown);

@@ -77,9 +77,10 @@ void add_filters(Dice& dice, hid_t creation, std::size_t value_bytes) {
 }
 
 void add_attribute(Dice& dice, hid_t dataset) {
-  static const char* const names[] = {"scale_factor", "add_offset", "_FillValue",    "missing_value",
-                                      "CLASS",        "NAME",       "DIMENSION_LIST"};
-  const auto* const name = names[dice.below(7)];
+  static const char* const names[] = {
+      "scale_factor",   "add_offset",  "_FillValue", "missing_value",       "CLASS",        "NAME",
+      "DIMENSION_LIST", "valid_range", "_Unsigned",  "_Netcdf4Coordinates", "_Netcdf4Dimid"};
+  const auto* const name = names[dice.below(static_cast<int>(std::size(names)))];
   const hsize_t size = static_cast<hsize_t>(dice.below(3));
   const Handle space(dice.chance(0.6) ? H5Screate(H5S_SCALAR) : H5Screate_simple(1, &size, nullptr), H5Sclose);
   if (dice.chance(0.3)) {

@@ -103,6 +103,22 @@ class H5File {
     attribute(dataset, name, type.get(), space.get(), text.c_str());
   }
 
+  void numbers_attribute(const std::string& dataset, const char* name, const std::vector<std::int32_t>& numbers) {
+    const detail::hdf5::Lock lock;
+    const hsize_t count = numbers.size();
+    const detail::hdf5::Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
+    attribute(dataset, name, H5T_NATIVE_INT32, space.get(), numbers.data());
+  }
+
+  /// Makes an array of several dimensions the scale of its first one, as NetCDF does with a variable of its name.
+  /// `numbers`: those of its dimensions, the attribute _Netcdf4Dimid of their scales.
+  void make_scale(const std::string& array, const std::vector<std::int32_t>& numbers) {
+    text_attribute(array, "CLASS", "DIMENSION_SCALE");
+    text_attribute(array, "NAME", array);
+    numbers_attribute(array, "_Netcdf4Dimid", {numbers.front()});
+    numbers_attribute(array, "_Netcdf4Coordinates", numbers);
+  }
+
   /// Names the dimensions of an array, as NetCDF does: attribute DIMENSION_LIST refers to an array for each dimension.
   void name_dimensions(const std::string& array, const std::vector<std::string>& names) {
     const detail::hdf5::Lock lock;

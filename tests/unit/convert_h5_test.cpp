@@ -432,6 +432,88 @@ TEST_F(ConvertH5, KeepsTheNamesOfDimensionsInEachSplit) {
   }
 }
 
+/// The names of a column's dimensions, and whether NetCDF opens a file with it: a scale of several dimensions numbers
+/// them, another column does not, and none has a name for its first dimension alone.
+std::vector<std::string> netcdf_names(hid_t file, const std::string& column) {
+  const auto dataset = hdf5::open_dataset(file, column, column);
+  const auto rank = hdf5::shape(dataset.get()).size();
+  const bool is_scale = H5Aexists(dataset.get(), "CLASS") > 0;
+  const auto numbers = hdf5::numbers_of_attribute(dataset.get(), "_Netcdf4Coordinates", "test");
+  EXPECT_EQ(numbers.size(), is_scale && rank > 1 ? rank : 0) << column;
+  EXPECT_TRUE(is_scale || H5Aexists(dataset.get(), "_Netcdf4Dimid") == 0) << column;
+  const auto scales = hdf5::scales_of(dataset.get(), rank, column);
+  std::vector<std::string> names;
+  for (std::size_t d = 0; d < rank; ++d) {
+    names.push_back(scales[d].name());
+    EXPECT_TRUE(numbers.size() <= d || scales[d].number == static_cast<std::int32_t>(numbers[d])) << column;
+  }
+  EXPECT_TRUE(names.front().empty() || std::ranges::count(names, "") == 0) << column;
+  return names;
+}
+
+TEST_F(ConvertH5, NumbersDimensionsAsTheCopyHasThem) {
+  using Names = std::vector<std::string>;
+  const auto make_file = [&](hsize_t others, bool has_matrix) {
+    H5File file(input());
+    const auto values = counting(static_cast<int>(6 * others));
+    for (const std::string name : {"time", "t"})
+      file.dataset(name, {6, others}, H5T_STD_I32LE, H5T_NATIVE_INT32, values.data());
+    for (const auto& [name, number] : {std::pair("nv", 1), std::pair("x", 2)}) {
+      file.only_dimension(name, others);
+      file.numbers_attribute(name, "_Netcdf4Dimid", {number});
+    }
+    file.make_scale("time", {0, 1});
+    file.name_dimensions("t", {"time", "x"});
+    file.numbers_attribute("t", "_Netcdf4Dimid", {0});
+    file.numbers_attribute("t", "_Netcdf4Coordinates", {0, 2});
+    if (!has_matrix) return;
+    file.dataset("matrix", {6, others}, H5T_STD_I32LE, H5T_NATIVE_INT32, values.data());
+    file.name_dimensions("matrix", {"nv", "x"});
+  };
+  const hdf5::Lock lock;
+  make_file(2, false);
+  for (const auto& options :
+       std::vector<ConvertOptions>{{}, {.shuffle = 1}, {.columns = {"time"}}, {.columns = {"t"}}}) {
+    run(options);
+    const auto file = hdf5::open_file(output());
+    for (const auto& name : options.columns.empty() ? Names{"time", "t"} : options.columns)
+      EXPECT_EQ(netcdf_names(file.get(), name), Names({"time", name == "t" ? "x" : "nv"}));
+  }
+  make_file(6, true);
+  run();
+  EXPECT_EQ(netcdf_names(hdf5::open_file(output()).get(), "time"), Names({"time", "nv"}));
+  run({.shuffle = 1});
+  const auto file = hdf5::open_file(output());
+  EXPECT_EQ(netcdf_names(file.get(), "time"), Names({"", ""})) << "nv is that of the samples in one place alone";
+  EXPECT_EQ(netcdf_names(file.get(), "t"), Names({"", "x"}));
+  EXPECT_EQ(netcdf_names(file.get(), "matrix"), Names({"", "x"}));
+}
+
+TEST_F(ConvertH5, NamesNoFirstDimensionAlone) {
+  using Names = std::vector<std::string>;
+  const hdf5::Lock lock;
+  {
+    H5File file(input());
+    file.group("g");
+    for (const std::string name : {"u", "v", "g/t"})
+      file.dataset(name, {4, 4}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(16).data());
+    for (const std::string name : {"time", "g/time"})
+      file.dataset(name, {4}, H5T_STD_I32LE, H5T_NATIVE_INT32, counting(4).data());
+    file.text_attribute("time", "CLASS", "DIMENSION_SCALE");
+    file.name_dimensions("u", {"a", "b"});
+    file.name_dimensions("v", {"b", "c"});
+    file.name_dimensions("g/time", {"time"});
+    file.name_dimensions("g/t", {"a", "time"});
+  }
+  run({.columns = {"u", "v"}, .shuffle = 1});
+  auto file = hdf5::open_file(output());
+  EXPECT_EQ(netcdf_names(file.get(), "u"), Names({"", ""}));
+  EXPECT_EQ(netcdf_names(file.get(), "v"), Names({"", "c"}));
+  run({}, ":/g");
+  file = hdf5::open_file(output());
+  EXPECT_EQ(netcdf_names(file.get(), "t"), Names({"", ""})) << "the column time is not the dimension of that name";
+}
+
 TEST_F(ConvertH5, DecodesEachChunkOnce) {
   // Chunks and the pieces that are written do not begin at the same rows.
   constexpr int count = 3'000'000;

@@ -512,6 +512,26 @@ TEST(Windows, ShortPiecesAtTheEdgesOfLargeChunksAreReadAlone) {
   EXPECT_GE(whole.count(), 16) << "eight rows of two chunks";
 }
 
+TEST(Windows, OfACoordinateOfTwoDimensionsHaveNames) {
+  const Folder folder;
+  {
+    H5File file(folder.file("a.h5"));
+    for (const std::string name : {"time", "t", "bounds"}) add(file, name, {6, 2});
+    for (const auto& [name, number] : {std::pair("nv", 1), std::pair("x", 2)}) {
+      file.only_dimension(name, 2);
+      file.numbers_attribute(name, "_Netcdf4Dimid", {number});
+    }
+    file.make_scale("time", {0, 1});
+    file.name_dimensions("t", {"time", "x"});
+    file.name_dimensions("bounds", {"time", "nv"});
+  }
+  const auto at = [&](const std::string& name) { return folder.file("a.h5") + ":/" + name; };
+  const WindowOptions options{.size = {2, 2}};
+  for (const auto& variables : std::vector<std::vector<std::string>>{{at("time"), at("t")}, {at("t"), at("time")}})
+    EXPECT_NE(error_of(variables, options, ExitCode::data).find("(time 6, nv 2)"), std::string::npos);
+  EXPECT_EQ(Dataset::windows({at("time"), at("bounds")}, options).count(), 3);
+}
+
 TEST(Windows, RefuseWhatDoesNotFit) {
   const Folder folder;
   {

@@ -251,11 +251,33 @@ def copies(peer, folder):
             numpy.testing.assert_array_equal(found, want)
 
 
+def numbered_copies(peer, folder):
+    """Copies of a coordinate of two dimensions, and of a group whose variable has the name of another's dimension."""
+    path, copy = folder / "numbered.nc", folder / "copy.h5"
+    with netCDF4.Dataset(path, "w") as file:
+        for name, size in [("unused", 4), ("time", 6), ("nv", 2), ("x", 3)]:
+            file.createDimension(name, size)
+        file.createVariable("time", "f8", ("time", "nv"))[:] = numpy.arange(12).reshape(6, 2)
+        file.createVariable("t", "f4", ("time", "x"))[:] = numpy.arange(18).reshape(6, 3)
+        group = file.createGroup("g")
+        group.createVariable("time", "f8", ("time",))[:] = numpy.arange(6)
+        group.createVariable("t", "f4", ("time", "x"))[:] = numpy.arange(18).reshape(6, 3)
+    for group, columns in [("", ["time", "t"]), ("", ["time"]), ("", ["t"]), ("g", ["time", "t"])]:
+        peer.copy(f"{path}:/{group}" if group else path, copy, columns)
+        with netCDF4.Dataset(path) as old, netCDF4.Dataset(copy) as new:
+            for name in columns:
+                variable = old[f"{group}/{name}"] if group else old[name]
+                numpy.testing.assert_array_equal(new[name][:], variable[:])
+                if not group:
+                    assert new[name].dimensions == variable.dimensions, (name, new[name].dimensions)
+
+
 def main(program):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         peer = Peer(program, folder)
-        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, matlab_files, h5py_files]:
+        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, numbered_copies, matlab_files,
+                      h5py_files]:
             files(peer, folder)
             print(f"{files.__name__}: all values are read as their library reads them")
 
