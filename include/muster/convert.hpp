@@ -65,8 +65,9 @@ MUSTER_API std::vector<std::filesystem::path> convert_npz(const std::vector<std:
 /// Comma-separated numbers: the last field of a line is the target, the fields before it are the features. Features are
 /// float32, and so is the target, unless all of it is written as integers: then it is int64. A column with a whole
 /// number above 2^24, which float32 may not hold, is int64 if all its values are whole (1e2 is), and float64 if they
-/// are not. ConvertOptions::types decides otherwise, and ConvertOptions::header says whether the first line is a
-/// header. Several files are concatenated; the numbers of all of them are held in memory, 8 bytes each.
+/// are not. Numbers with a fraction do not count. ConvertOptions::types decides otherwise, and ConvertOptions::header
+/// says whether the first line is a header. Several files are concatenated; the numbers of all of them are held in
+/// memory, 8 bytes each.
 MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem::path>& inputs,
                                                           const std::filesystem::path& output,
                                                           const ConvertOptions& options = {});

@@ -127,6 +127,27 @@ bool is_missing(std::string_view field) {
 }
 
 constexpr double largest_float_whole = 1 << 24;  ///< float32 holds all whole numbers up to it
+constexpr double no_fractions = 0x1p52;          ///< double holds none from here on
+
+/// The whole number that the digits of a field make, with its point and its exponent; none if it has a fraction, or if
+/// int64 does not hold it.
+std::optional<std::int64_t> exact_whole(std::string_view field) {
+  const auto e = std::min(field.find_first_of("eE"), field.size());
+  std::int64_t zeros = 0;  // that are missing behind the digits
+  if (e < field.size() && parse(field.substr(e + 1), zeros) != std::errc{}) return {};
+  std::string digits(field.substr(0, e));
+  if (const auto point = digits.find('.'); point != std::string::npos) {
+    digits.erase(point, 1);
+    zeros -= static_cast<std::int64_t>(digits.size() - point);
+  }
+  if (zeros > 18 || std::cmp_less(digits.size(), -zeros)) return {};
+  const auto length = static_cast<std::size_t>(static_cast<std::int64_t>(digits.size()) + zeros);
+  if (length < digits.size() && digits.find_first_not_of('0', length) != std::string::npos) return {};
+  digits.resize(length, '0');
+  std::int64_t whole = 0;
+  if (parse(digits, whole) != std::errc{}) return {};
+  return whole;
+}
 
 /// The numbers of a column, of 8 bytes each: int64 as long as all are whole, then double.
 class Values {
@@ -141,16 +162,21 @@ class Values {
     const bool is_digits = integer == std::errc{};
     const auto value = is_digits ? static_cast<double>(whole) : number(field);
     if (!value || std::isnan(*value)) return "is not a number";
-    if (type_ != "float64" && type_ != "int64" && std::isfinite(*value) && std::isinf(static_cast<float>(*value)))
+    if (type_ == "float32" && std::isfinite(*value) && std::isinf(static_cast<float>(*value)))
       return "is not a number that float32 holds";
-    const bool is_whole = std::trunc(*value) == *value && std::abs(*value) < 0x1p63;
-    if (is_whole && !is_digits) whole = static_cast<std::int64_t>(*value);
+    bool is_whole = std::trunc(*value) == *value && std::abs(*value) <= 0x1p63;
+    if (is_whole && !is_digits) {
+      const auto exact = std::abs(*value) < no_fractions ? static_cast<std::int64_t>(*value) : exact_whole(field);
+      is_whole = exact.has_value();
+      whole = exact.value_or(0);
+    }
     if (type_ == "int64" && !is_whole) return "is not a whole number that int64 holds";
     are_digits_ = are_digits_ && is_digits;
     has_large_ =
         has_large_ || (std::isfinite(*value) && std::trunc(*value) == *value && std::abs(*value) > largest_float_whole);
     is_rounded_ = is_rounded_ || integer == std::errc::result_out_of_range ||
-                  (is_digits && std::abs(*value) >= 0x1p53 &&
+                  (!is_whole && std::abs(*value) >= 0x1p53 && std::abs(*value) <= 0x1p63) ||
+                  (is_whole && std::abs(*value) >= 0x1p53 &&
                    (std::abs(*value) >= 0x1p63 || static_cast<std::int64_t>(*value) != whole));
     if (are_whole_ && !is_whole) become_double();
     are_whole_ ? append(whole) : append(*value);
@@ -160,7 +186,8 @@ class Values {
   InputColumn column(const std::vector<std::uint64_t>& shape, const std::string& shown) && {
     if (type_.empty() && has_large_ && !are_whole_ && is_rounded_)
       detail::log::warn("reading " + shown +
-                        ": beside fractions whole numbers become float64, which rounds some of those above 2^53");
+                        ": not all numbers of a column are whole ones that int64 holds, so it is float64, which "
+                        "rounds some of those above 2^53");
     if (type_.empty())
       type_ = !has_large_ ? is_target_ && are_digits_ ? "int64" : "float32" : are_whole_ ? "int64" : "float64";
     constexpr bool big = std::endian::native == std::endian::big;
@@ -200,7 +227,7 @@ class Values {
   bool is_target_;
   bool are_whole_ = true, are_digits_ = true;  ///< digits: written without a point and an exponent
   bool has_large_ = false;                     ///< one is a whole number that float32 may not hold
-  bool is_rounded_ = false;                    ///< one is an integer that double does not hold
+  bool is_rounded_ = false;                    ///< one is a large number that double does not hold
   std::vector<std::byte> values_;
 };
 

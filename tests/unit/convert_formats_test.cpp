@@ -264,6 +264,38 @@ TEST_F(Csv, KeepsLargeWholeNumbersApart) {
   EXPECT_NE(testing::internal::GetCapturedStderr().find("rounds some of those above 2^53"), std::string::npos);
 }
 
+TEST_F(Csv, KeepsLargeWholeNumbersWithAPointOrAnExponent) {
+  const auto output =
+      convert({"1234567890123456789.0,9223372036854775807.00\n-9007199254740993.,1\n"
+               "1.234567890123456789e18,-9223372036854775808.0\n100000000000000000000e-2,2\n1e18,3\n"});
+  constexpr auto most = std::numeric_limits<std::int64_t>::max(), least = std::numeric_limits<std::int64_t>::min();
+  EXPECT_EQ(values<std::int64_t>(output, "x"),
+            (std::vector<std::int64_t>{1234567890123456789, -9007199254740993, 1234567890123456789, 1000000000000000000,
+                                       1000000000000000000}));
+  EXPECT_EQ(values<std::int64_t>(output, "y"), (std::vector<std::int64_t>{most, 1, least, 2, 3}));
+  for (const std::string field : {"1234567890123456789.5", "123456789012345678901e-2", "9223372036854775807.5"}) {
+    testing::internal::CaptureStderr();
+    convert({field + ",1\n2,3\n"});
+    detail::log::flush();
+    EXPECT_NE(testing::internal::GetCapturedStderr().find("rounds some of those above 2^53"), std::string::npos);
+    EXPECT_EQ(values<double>(output, "x"), (std::vector<double>{std::stod(field), 2})) << field;
+    const auto input = write("input.csv", field + ",1\n");
+    EXPECT_NE(message(ExitCode::data,
+                      [&] {
+                        convert_csv({input}, output, {.types = {{"x", "int64"}}});
+                      })
+                  .find("is not a whole number that int64 holds"),
+              std::string::npos)
+        << field;
+  }
+}
+
+TEST_F(Csv, MakesAColumnOfNumbersBeyondFloat32Float64) {
+  const auto output = convert({"1e39,-1e300\n0.5,1\n"});
+  EXPECT_EQ(values<double>(output, "x"), (std::vector<double>{1e39, 0.5}));
+  EXPECT_EQ(values<double>(output, "y"), (std::vector<double>{-1e300, 1}));
+}
+
 TEST_F(Csv, StoresTheTypesThatAreAskedFor) {
   const auto input = write("input.csv", "16777217,1\n2,3\n");
   const auto output = folder / "out.h5";
