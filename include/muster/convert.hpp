@@ -73,11 +73,11 @@ MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std:
                                                           const ConvertOptions& options = {});
 
 /// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
-/// keep their types, in this machine's byte order, their attributes that hold numbers or strings, and the names of
-/// their dimensions (dimension scales, as NetCDF has them); enumerations become their integers. Memory is bounded: a
-/// copy in order holds about 80 MB, or as much as the largest chunk, and decodes each chunk once; a shuffled one holds
-/// 256 MB more, and reads the input again for every 256 MB that it writes, or for every 64 MB of the compound values
-/// that a column is a field of.
+/// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings, and the
+/// names of their dimensions (dimension scales, as NetCDF has them); enumerations become their integers. Memory is
+/// bounded: a copy in order holds about 80 MB, or as much as the largest chunk, and decodes each chunk once; a shuffled
+/// one holds 256 MB more, and reads the input again for every 256 MB that it writes, or for every 64 MB of the compound
+/// values that a column is a field of.
 MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});

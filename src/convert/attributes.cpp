@@ -6,7 +6,7 @@ namespace muster::detail::convert {
 namespace {
 
 constexpr std::size_t most_bytes = 1 << 20;
-constexpr std::size_t most_strings = 64;  ///< of variable length: a hostile file may repeat a long one
+constexpr std::size_t most_strings = 1024;  ///< of variable length: a hostile file may repeat a long one
 
 }  // namespace
 
@@ -31,7 +31,7 @@ Attribute::Attribute(hid_t dataset, const std::string& name, const std::string& 
   const auto size = H5Tget_size(type_.get());
   has_pointers_ = H5Tis_variable_str(type_.get()) > 0;
   const auto kind = H5Tget_class(type_.get());
-  const bool is_number = kind == H5T_INTEGER || kind == H5T_FLOAT;
+  const bool is_number = kind == H5T_INTEGER || kind == H5T_FLOAT || kind == H5T_ENUM;
   is_simple_ =
       (is_number || kind == H5T_STRING) && size > 0 && count <= (has_pointers_ ? most_strings : most_bytes / size);
   if (is_simple_) bytes_ = count * size;

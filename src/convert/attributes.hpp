@@ -16,7 +16,7 @@ class Attribute {
  public:
   Attribute(hid_t dataset, const std::string& name, const std::string& shown);
 
-  /// True if it holds numbers or strings, and at most a megabyte of them.
+  /// True if it holds numbers, booleans or strings: at most a megabyte, and 1024 strings of variable length.
   bool is_simple() const noexcept { return is_simple_; }
   /// Copies it to another dataset. `writing`: what is being done, for errors.
   void write_to(hid_t dataset, const std::string& writing) const;

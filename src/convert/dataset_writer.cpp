@@ -1,6 +1,7 @@
 #include "convert/dataset_writer.hpp"
 
 #include "base/file.hpp"
+#include "base/log.hpp"
 #include "convert/attributes.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
@@ -65,10 +66,16 @@ void DatasetWriter::begin_column(const std::string& name, hid_t stored, const st
 void DatasetWriter::copy_attributes(hid_t from, const std::string& shown) {
   const hdf5::Lock lock;
   for (const auto& name : attribute_names(from, shown)) {
-    // They number the dimensions of the old file; name_dimensions() writes those of the new one.
-    if (name == "_Netcdf4Coordinates" || name == "_Netcdf4Dimid") continue;
+    // They are about the dimensions of the old file; name_dimensions() writes those of the new one.
+    if (name == "_Netcdf4Coordinates" || name == "_Netcdf4Dimid" || name == "DIMENSION_LIST" ||
+        name == "REFERENCE_LIST")
+      continue;
     const Attribute attribute(from, name, shown);
-    if (attribute.is_simple()) attribute.write_to(column_.get(), doing());
+    if (attribute.is_simple())
+      attribute.write_to(column_.get(), doing());
+    else
+      log::warn(doing() + ": the attribute " + name + " of " + shown +
+                " is not copied; it holds neither numbers nor strings, or more than 1 MB or 1024 strings");
   }
 }
 

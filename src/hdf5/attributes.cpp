@@ -43,14 +43,16 @@ std::vector<std::string> texts_of(const Attribute& found, const std::string& doi
   return texts;
 }
 
-/// The numbers of a text, between spaces and commas; none if there is anything else in it.
+/// The numbers of a text, between spaces, which may follow a comma; none if there is anything else in it, such as a
+/// comma within a number.
 std::optional<std::vector<double>> numbers_in(std::string_view text) {
   std::vector<double> numbers;
-  constexpr const char* separators = " ,\t\n";
-  for (auto begin = text.find_first_not_of(separators); begin != text.npos;
-       begin = text.find_first_not_of(separators)) {
-    auto word = text.substr(begin, text.find_first_of(separators, begin) - begin);
+  constexpr const char* spaces = " \t\n";
+  for (auto begin = text.find_first_not_of(spaces); begin != text.npos; begin = text.find_first_not_of(spaces)) {
+    auto word = text.substr(begin, text.find_first_of(spaces, begin) - begin);
     text.remove_prefix(begin + word.size());
+    if (word.ends_with(',')) word.remove_suffix(1);
+    if (word.empty()) continue;
     if (word.starts_with('+') && !word.starts_with("+-")) word.remove_prefix(1);
     const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), numbers.emplace_back());
     if (error != std::errc{} || end != word.data() + word.size()) return {};

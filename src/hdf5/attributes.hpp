@@ -8,9 +8,9 @@
 
 namespace muster::detail::hdf5 {
 
-/// The numbers of an attribute, which may be text, as in "-9999" and "0, 100"; none if there is no such attribute, or
-/// if it holds neither numbers nor text. Throws an Error (ExitCode::data) for another text, and for more than 1024
-/// values.
+/// The numbers of an attribute, which may be text, as in "-9999" and "0, 100"; a space must follow a comma. None if
+/// there is no such attribute, or if it holds neither numbers nor text. Throws an Error (ExitCode::data) for another
+/// text, and for more than 1024 values.
 std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const std::string& doing);
 /// The text of an attribute; empty if there is no such attribute, or if it is not one short string.
 std::string text_of_attribute(hid_t dataset, const char* name, const std::string& doing);

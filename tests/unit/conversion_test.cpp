@@ -208,7 +208,7 @@ TEST(Conversion, ATextThatIsANumberIsOne) {
         text_attribute(file, "packed", "scale_factor", "0.5 ", size);
         text_attribute(file, "packed", "add_offset", "+1e1", size);
         for (const std::string column : {"packed", "whole"}) text_attribute(file, column, name, "-9999", size);
-        text_attribute(file, "real", name, "-9999, 1e20", size);
+        text_attribute(file, "real", name, "-9999 , 1e20,", size);
         text_attribute(file, "real", "valid_range", " ", size);
       }
       const auto batch = Dataset(folder.file("a.h5")).read(all(4));
@@ -224,7 +224,7 @@ TEST(Conversion, ATextThatIsNoNumberIsRefused) {
   const auto values = test::counting<float>(3);
   for (const auto* name :
        {"missing_value", "_FillValue", "valid_min", "valid_max", "valid_range", "scale_factor", "add_offset"})
-    for (const auto* text : {"none", "-9999.f", "1 to 2", "0x10", "1e999"}) {
+    for (const auto* text : {"none", "-9999.f", "1 to 2", "0x10", "1e999", "-9999,0", "1, ,2"}) {
       const Folder folder;
       {
         H5File file(folder.file("a.h5"));

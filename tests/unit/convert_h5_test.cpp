@@ -1,6 +1,8 @@
 // Copies of HDF5 files into other layouts, and what is said of each layout.
+#include "base/log.hpp"
 #include "hdf5/attributes.hpp"
 #include "hdf5/dimensions.hpp"
+#include "hdf5/types.hpp"
 #include "muster/convert.hpp"
 #include "muster/dataset.hpp"
 #include "support/files.hpp"
@@ -290,10 +292,19 @@ TEST_F(ConvertH5, KeepsAttributes) {
     add("valid_range", H5T_STD_I16LE, {2}, range);
     add("units", fixed.get(), {}, text);
     add("long_name", variable.get(), {}, &text);
+    const auto is_good = detail::hdf5::memory_type_of(at::kBool);
+    const std::int8_t yes = 1;
+    add("is_good", is_good.get(), {}, &yes);
+    add("classes", variable.get(), {1000}, std::vector<const char*>(1000, text).data());
     const std::vector<std::byte> zeros(std::size_t{1} << 15);
     add("opaque", hdf5::Handle(H5Tcreate(H5T_OPAQUE, 8), H5Tclose).get(), {4}, zeros.data());
   }
+  testing::internal::CaptureStderr();
   run({.compress = 1});
+  detail::log::flush();
+  const auto said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("the attribute opaque of"), std::string::npos) << said;
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
   const auto file = hdf5::open_file(output());
   const auto x = hdf5::open_dataset(file.get(), "x", "x");
   const auto read = [&](const char* name, hid_t type, void* into) {
@@ -315,6 +326,15 @@ TEST_F(ConvertH5, KeepsAttributes) {
   read("long_name", variable.get(), &name);
   EXPECT_STREQ(name, "metres");
   H5free_memory(name);
+  std::int8_t good = 0;
+  read("is_good", hdf5::memory_type_of(at::kBool).get(), &good);
+  EXPECT_EQ(good, 1);
+  std::vector<char*> classes(1000);
+  read("classes", variable.get(), classes.data());
+  for (auto* one : classes) {
+    EXPECT_STREQ(one, "metres");
+    H5free_memory(one);
+  }
   EXPECT_EQ(H5Aexists(x.get(), "opaque"), 0) << "neither numbers nor strings";
 }
 
