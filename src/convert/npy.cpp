@@ -92,6 +92,7 @@ class HeaderParser {
       if (error != std::errc{}) fail();
       text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
       values.push_back(value);
+      if (text_.starts_with('L')) text_.remove_prefix(1);  // NumPy of Python 2
       if (!accept(",")) {
         // One number in parentheses is a tuple only with its comma.
         if (values.size() == 1) fail();

@@ -165,6 +165,18 @@ TEST_F(Npy, KeepsUnsignedHalfComplexAndBoolean) {
   EXPECT_EQ(values<std::int8_t>(output, "x").size(), 2U);
 }
 
+TEST_F(Npy, ReadsWhatPython2HasWritten) {
+  const auto output = folder / "out.h5";
+  std::string content;
+  for (int value = 0; value < 12; ++value) content += bytes(static_cast<float>(value), false);
+  for (const auto& [text, shape] : {std::pair("(4L, 3L)", Shape{4, 3}), std::pair("(12L,)", Shape{12})}) {
+    convert_npy({write("x.npy", npy(header("<f4", text), content))}, output, only_x);
+    EXPECT_EQ(column(output).at("shape"), shape);
+    EXPECT_EQ(values<float>(output, "x"), (std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  }
+  EXPECT_NE(refusal(npy(header("<f4", "(12LL,)"), content)).find("malformed"), std::string::npos);
+}
+
 TEST_F(Npy, RefusesWithTheRemedy) {
   const std::string four(16, '\0');
   EXPECT_NE(refusal(npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }", four)).find("ascontiguousarray"),
