@@ -86,10 +86,10 @@ MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::
 /// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes", "reader", "offset" (of the values
 /// in the file; null unless they are contiguous and read directly)}], "groups": [those inside the group], "advice":
 /// [problems that prevent reading it or make it slow, with remedies], "convert": {"chunk", "compress", "command"} (the
-/// conversion that makes reading faster; null if there is none), "ragged": {"values": [names], "offsets", "columns":
-/// [names], "samples"} (what Dataset::ragged needs to read it; null unless it looks like samples of different length)}.
-/// A reader is "direct" (rows are read where they lie), "decoded" (muster decodes chunks, without HDF5's lock) or
-/// "hdf5" (HDF5 reads, under its lock).
+/// conversion that makes reading faster; null if there is none, or no command for it), "ragged": {"values": [names],
+/// "offsets", "columns": [names], "samples"} (what Dataset::ragged needs to read it; null unless it looks like samples
+/// of different length)}. A reader is "direct" (rows are read where they lie), "decoded" (muster decodes chunks,
+/// without HDF5's lock) or "hdf5" (HDF5 reads, under its lock).
 MUSTER_API Json describe_dataset(const std::string& path);
 
 /// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that

@@ -90,7 +90,7 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
 /// What is said of values that were never written; null if there are none.
 const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset) {
   const auto creation = hdf5::dataset_property(dataset, H5Dget_create_plist, "reading the layout of " + column.name);
-  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return nullptr;
+  if (H5Pget_layout(creation.get()) == H5D_VIRTUAL || column.bytes == 0) return nullptr;
   if (column.file_bytes == 0) return "nothing was ever written to it; all its values read as the fill value";
 #if H5_VERSION_GE(1, 10, 5)
   double chunks = 1;
@@ -125,11 +125,11 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
                          {"reader", convert::name_of(reading.reader)},
                          {"offset", convert::offset_of(stored, reading, dataset)}});
   const auto advise = [&](const std::string& line) { all.advice.push_back(name + ": " + line); };
-  const bool has_missing = packing && packing->has_missing();
-  if (has_missing && !is_floating)
+  const bool has_fill_value = hdf5::check(H5Aexists(dataset, "_FillValue"), doing) > 0;
+  if (packing && packing->has_missing() && !is_floating)
     advise("its missing values stay the numbers that they are, since integers without a scale_factor have no NaN");
   if (const auto unwritten = unwritten_values(stored, dataset); unwritten != nullptr)
-    advise(unwritten + std::string(is_floating && !has_missing ? ", which is no NaN: it has no _FillValue" : ""));
+    advise(unwritten + std::string(is_floating && !has_fill_value ? ", which is no NaN: it has no _FillValue" : ""));
   if (!reading.problem.empty()) advise(reading.problem);
   for (const auto& problem : convert::chunk_problems(stored, reading)) advise(problem);
   if (all.columns.back().at("dtype") == "float64")
@@ -160,8 +160,8 @@ Json count_samples(const std::string& path, Description& all) {
   return samples;
 }
 
-/// The conversion that makes reading faster, as options and as a command; null if there is none. Adds advice about the
-/// memory that decoded values take.
+/// The conversion that makes reading faster, as options and as a command; null if there is none, or if the command
+/// cannot name a column. Adds advice about the memory that decoded values take.
 Json advise_conversion(const std::string& path, Description& all) {
   std::vector<convert::StoredColumn> columns;
   std::vector<convert::Reading> readings;
@@ -175,7 +175,11 @@ Json advise_conversion(const std::string& path, Description& all) {
   const auto layout = convert::better_layout(columns, readings);
   if (!layout) return nullptr;
   std::string command = "muster convert h5 " + path_in_shell(path) + " OUT.h5";
-  if (all.has_refused || columns.size() < all.stored.size()) command += " --columns " + in_shell(names);
+  if (all.has_refused || columns.size() < all.stored.size()) {
+    if (std::ranges::any_of(columns, [](const auto& column) { return column.name.find(',') != std::string::npos; }))
+      return nullptr;
+    command += (names.starts_with('-') ? " --columns=" : " --columns ") + in_shell(names);
+  }
   if (layout->chunk) command += " --chunk " + std::to_string(*layout->chunk);
   if (layout->compress) command += " --compress " + std::to_string(*layout->compress);
 

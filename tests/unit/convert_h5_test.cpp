@@ -181,6 +181,17 @@ TEST_F(ConvertH5, AdvisesACommandThatWorks) {
   EXPECT_EQ(command(input().string()), "muster convert h5 " + input().string() + " OUT.h5 --columns x,y");
   run({.columns = {"x", "y"}});
   EXPECT_TRUE(measure_dataset(input().string()).at("converted").is_object());
+  for (const std::string name : {"a,b", "-x"}) {
+    {
+      H5File file(input());
+      file.dataset(name, {10, 3}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, test::counting<float>(30).data(),
+                   {.chunk = 5, .deflate = 1});
+      file.dataset("names", {10}, H5T_C_S1, H5T_C_S1, nullptr);
+    }
+    const auto text = describe_dataset(input().string()).dump();
+    EXPECT_EQ(text.find("OUT.h5 --columns=-x") != std::string::npos, name == "-x");
+    EXPECT_EQ(text.find("OUT.h5") != std::string::npos, name == "-x") << "--columns takes a,b for two";
+  }
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(folder.file(""));
   H5File("-c.h5").columns(10, 0, {.chunk = 5, .deflate = 1});
@@ -707,7 +718,12 @@ TEST_F(ConvertH5, SaysWhichMissingValuesStayNumbers) {
       has(advice(H5T_IEEE_F32LE, nullptr, false), unwritten + "; their values read as the fill value, " + no_nan));
   EXPECT_TRUE(has(advice(H5T_IEEE_F32LE, "_FillValue", false), unwritten));
   EXPECT_FALSE(has(advice(H5T_IEEE_F32LE, "_FillValue", false), no_nan));
+  EXPECT_TRUE(has(advice(H5T_IEEE_F32LE, "missing_value", false), no_nan)) << "they read as 0, which is no -9999";
   EXPECT_FALSE(has(advice(H5T_IEEE_F32LE, nullptr, true), unwritten));
+  for (const auto& [rows, columns] : {std::pair<hsize_t, hsize_t>{0, 3}, {5, 0}}) {
+    H5File(input()).dataset("x", {rows, columns}, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, nullptr);
+    EXPECT_FALSE(has(describe_dataset(input().string()).at("advice").dump(), "written")) << "there is nothing to write";
+  }
 }
 
 TEST_F(ConvertH5, SaysWhichFiltersAreMissing) {
