@@ -76,16 +76,22 @@ void convert(Converter converter, ConvertArguments& arguments) {
   const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
   require_outside_records(output);
 
-  const InterruptGuard interrupt;
+  const InterruptGuard interrupt(/*restarts_calls=*/false);  // so that it ends one that waits for a pipe
   std::vector<std::filesystem::path> written;
   {
     ProgressLine line;
     options.progress = [&](std::uint64_t done, std::uint64_t total) {
       interrupt.check();
+      if (total == 0) return;  // it reads
       line.show("writing " + bytes_text(done) + " of " + bytes_text(total) + " (" + std::to_string(100 * done / total) +
                 "%)");
     };
-    written = converter(inputs, output, options);
+    try {
+      written = converter(inputs, output, options);
+    } catch (const Error&) {
+      interrupt.check();  // the signal may have ended a read
+      throw;
+    }
   }
   Json files = Json::array();
   for (const auto& path : written) files.push_back(describe_dataset(path.string()));

@@ -9,10 +9,10 @@ void note(int signal) { noted = signal; }
 
 }  // namespace
 
-InterruptGuard::InterruptGuard() {
+InterruptGuard::InterruptGuard(bool restarts_calls) {
   struct sigaction action {};
   action.sa_handler = note;
-  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+  action.sa_flags = static_cast<int>(SA_RESETHAND) | (restarts_calls ? SA_RESTART : 0);
   ::sigaction(SIGINT, &action, &before_int_);
   ::sigaction(SIGTERM, &action, &before_term_);
 }

@@ -14,7 +14,8 @@ struct Interrupted {
 /// While it lives, the first SIGINT or SIGTERM is noted, and the second ends the process as usual.
 class InterruptGuard {
  public:
-  InterruptGuard();
+  /// `restarts_calls`: a system call that waits goes on after a signal; otherwise it fails with EINTR.
+  explicit InterruptGuard(bool restarts_calls = true);
   ~InterruptGuard();
   InterruptGuard(const InterruptGuard&) = delete;
   InterruptGuard& operator=(const InterruptGuard&) = delete;

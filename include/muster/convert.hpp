@@ -38,7 +38,8 @@ struct ConvertOptions {
   /// For CSV: "float32", "float64" or "int64" for some of the columns, by name; the others get the type that
   /// convert_csv() chooses.
   std::map<std::string, std::string> types = {};
-  /// Called from time to time with the bytes written so far and in total; what it throws ends the conversion.
+  /// Called from time to time with the bytes written so far and in total, and with 0 and 0 while a part of the input is
+  /// read; what it throws ends the conversion.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
 

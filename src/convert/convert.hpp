@@ -19,6 +19,7 @@ namespace muster::detail::convert {
 
 class Hdf5Rows;
 class InputFile;
+using Progress = decltype(ConvertOptions::progress);
 
 /// Where the bytes of an InputFile come from. The functions do what InputFile's of the same names do, and throw errors
 /// with file.reject().
@@ -32,10 +33,10 @@ class InputStream {
 /// A file that is read once, in order. Errors are ExitCode::data and name it.
 class InputFile {
  public:
-  /// A file on the disk, gzipped or not.
-  explicit InputFile(const std::filesystem::path& path);
+  /// A file on the disk, gzipped or not. `progress`: that of ConvertOptions, called before each piece that is read.
+  explicit InputFile(const std::filesystem::path& path, Progress progress = {});
   /// Other bytes. `shown`: their name in errors.
-  InputFile(std::string shown, std::unique_ptr<InputStream> stream);
+  InputFile(std::string shown, std::unique_ptr<InputStream> stream, Progress progress = {});
 
   /// Reads up to `into.size()` bytes and returns their number. It is smaller only at the end of the file; a gzipped
   /// file has then been verified.
@@ -58,6 +59,7 @@ class InputFile {
 
  private:
   std::string shown_;
+  Progress progress_;
   std::unique_ptr<InputStream> stream_;
 };
 

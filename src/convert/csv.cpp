@@ -237,8 +237,8 @@ class Table {
   Table(std::optional<bool> header, std::string feature_type, std::string target_type)
       : header_(header), features_(std::move(feature_type), false), targets_(std::move(target_type), true) {}
 
-  void read(const std::filesystem::path& path) {
-    InputFile file(path);
+  void read(const std::filesystem::path& path, const detail::convert::Progress& progress) {
+    InputFile file(path, progress);
     if (shown_.empty()) shown_ = file.shown();
     Lines lines(file);
     std::string line;
@@ -381,7 +381,7 @@ std::vector<std::filesystem::path> convert_csv(const std::vector<std::filesystem
   detail::convert::check_conversion(inputs, 2, names, output, options);
   check_types(names, options);
   Table table(options.header, type_of(names[0], options), type_of(names[1], options));
-  for (const auto& input : inputs) table.read(input);
+  for (const auto& input : inputs) table.read(input, options.progress);
   return detail::convert::convert_columns(std::move(table).columns(), names, output, options);
 }
 

@@ -20,8 +20,8 @@ std::optional<NumberType> type_of_code(std::byte code) {
   return {};
 }
 
-InputColumn read_idx(const std::filesystem::path& path) {
-  InputFile file(path);
+InputColumn read_idx(const std::filesystem::path& path, const detail::convert::Progress& progress) {
+  InputFile file(path, progress);
   std::array<std::byte, 4> magic{};
   file.read(magic);
   const auto type = type_of_code(magic[2]);
@@ -45,7 +45,7 @@ std::vector<std::filesystem::path> convert_idx(const std::vector<std::filesystem
   const auto names = detail::convert::names_of(inputs.size(), options);
   detail::convert::check_conversion(inputs, inputs.size(), names, output, options);
   std::vector<InputColumn> columns;
-  for (const auto& input : inputs) columns.push_back(read_idx(input));
+  for (const auto& input : inputs) columns.push_back(read_idx(input, options.progress));
   return detail::convert::convert_columns(std::move(columns), names, output, options);
 }
 

@@ -14,6 +14,7 @@
 namespace muster::detail::convert {
 namespace {
 
+constexpr std::size_t most_at_once = 8 << 20;  ///< bytes that are read between two calls of ConvertOptions::progress
 constexpr std::uint64_t largest_column = std::numeric_limits<std::int64_t>::max();
 
 /// Bytes of one sample, with every product checked.
@@ -85,13 +86,23 @@ class DiskFile final : public InputStream {
 
 }  // namespace
 
-InputFile::InputFile(const std::filesystem::path& path)
-    : shown_(path.string()), stream_(std::make_unique<DiskFile>(path, *this)) {}
+InputFile::InputFile(const std::filesystem::path& path, Progress progress)
+    : shown_(path.string()), progress_(std::move(progress)), stream_(std::make_unique<DiskFile>(path, *this)) {}
 
-InputFile::InputFile(std::string shown, std::unique_ptr<InputStream> stream)
-    : shown_(std::move(shown)), stream_(std::move(stream)) {}
+InputFile::InputFile(std::string shown, std::unique_ptr<InputStream> stream, Progress progress)
+    : shown_(std::move(shown)), progress_(std::move(progress)), stream_(std::move(stream)) {}
 
-std::size_t InputFile::read_some(std::span<std::byte> into) { return stream_->read_some(into, *this); }
+std::size_t InputFile::read_some(std::span<std::byte> into) {
+  std::size_t done = 0;
+  for (bool ends = false; done < into.size() && !ends;) {
+    if (progress_) progress_(0, 0);
+    const auto piece = into.subspan(done, std::min(into.size() - done, most_at_once));
+    const auto got = stream_->read_some(piece, *this);
+    ends = got < piece.size();
+    done += got;
+  }
+  return done;
+}
 
 void InputFile::read(std::span<std::byte> into) {
   if (read_some(into) < into.size()) reject("the file is truncated", "Make or copy it again");

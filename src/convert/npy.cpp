@@ -169,7 +169,7 @@ std::vector<std::filesystem::path> convert_npy(const std::vector<std::filesystem
   detail::convert::check_conversion(inputs, inputs.size(), names, output, options);
   std::vector<InputColumn> columns;
   for (const auto& input : inputs) {
-    InputFile file(input);
+    InputFile file(input, options.progress);
     const auto header = detail::convert::read_npy_header(file);
     columns.push_back(detail::convert::npy_column(header, std::move(file)));
   }

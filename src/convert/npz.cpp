@@ -100,7 +100,7 @@ class Archive {
   }
 
   /// The array's .npy file.
-  InputFile open(const ArrayEntry& array) const {
+  InputFile open(const ArrayEntry& array, const detail::convert::Progress& progress) const {
     const auto shown = path_.string() + ":" + array.name;
     const InputFile unread(shown, nullptr);
     const auto status = stat(array.index, unread);
@@ -117,7 +117,7 @@ class Archive {
     if (entry == nullptr)
       unread.reject("it is damaged or truncated (" + std::string(zip_strerror(archive_.get())) + ")",
                     "Make or copy the archive again");
-    return {shown, std::make_unique<EntryStream>(archive_, entry, status.size)};
+    return {shown, std::make_unique<EntryStream>(archive_, entry, status.size), progress};
   }
 
   [[noreturn]] void reject_all(const std::string& fact, const std::string& remedy) const { file_.reject(fact, remedy); }
@@ -152,13 +152,14 @@ struct OpenedArray {
 };
 
 /// Opens the arrays of these names; of no names, all that are not single values.
-std::vector<OpenedArray> open_arrays(const Archive& archive, std::vector<std::string> names) {
+std::vector<OpenedArray> open_arrays(const Archive& archive, const ConvertOptions& options) {
+  auto names = options.columns;
   const bool all = names.empty();
   if (all)
     for (const auto& array : archive.arrays()) names.push_back(array.name);
   std::vector<OpenedArray> opened;
   for (const auto& name : names) {
-    auto file = archive.open(archive.find(name));
+    auto file = archive.open(archive.find(name), options.progress);
     auto header = detail::convert::read_npy_header(file);
     if (all && header.shape.empty()) continue;
     if (name.find('/') != std::string::npos)
@@ -178,7 +179,7 @@ std::vector<std::filesystem::path> convert_npz(const std::vector<std::filesystem
   if (inputs.size() != 1)
     throw Error(ExitCode::usage, "converting to " + output.string(),
                 std::to_string(inputs.size()) + " inputs are given, and one .npz archive is read", "Name one");
-  auto arrays = open_arrays(Archive(inputs.front()), options.columns);
+  auto arrays = open_arrays(Archive(inputs.front()), options);
   std::vector<std::string> names;
   for (const auto& array : arrays) names.push_back(array.name);
   detail::convert::check_conversion(inputs, names.size(), names, output, options);

@@ -88,3 +88,26 @@ endif()
 muster(65 convert h5 flowers.csv out.h5)
 muster(65 convert h5 packed.h5 out.h5 --columns z)
 expect_match("${err}" "no dataset \"z\"")
+
+# A signal ends the reading of a pipe before its end.
+execute_process(COMMAND bash -c [[mkfifo pipe; "$0" convert csv pipe piped.h5 & tool=$!
+                                  exec 3> pipe; kill -TERM $tool
+                                  { yes 1,2 | head -c 5000000 >&3; } 2> /dev/null && exit 1
+                                  exec 3>&-; wait $tool]] "${TOOL}"
+                WORKING_DIRECTORY "${FOLDER}" RESULT_VARIABLE result ERROR_VARIABLE err)
+if(NOT result EQUAL 143)
+  message(SEND_ERROR "a conversion that reads a pipe ended with ${result}, not by the signal: ${err}")
+endif()
+expect_match("${err}" "stopped by a signal; nothing was written")
+
+# A limit on the size of files is an error, and leaves nothing.
+execute_process(COMMAND bash -c [[ulimit -f 1; exec "$0" convert csv flowers.csv limited.h5]] "${TOOL}"
+                WORKING_DIRECTORY "${FOLDER}" RESULT_VARIABLE result ERROR_VARIABLE err)
+if(NOT result EQUAL 75)
+  message(SEND_ERROR "a conversion beyond the limit on files ended with ${result}: ${err}")
+endif()
+expect_match("${err}" "File too large")
+file(GLOB left "${FOLDER}/piped*" "${FOLDER}/limited*")
+if(left)
+  message(SEND_ERROR "conversions that failed have left ${left}")
+endif()

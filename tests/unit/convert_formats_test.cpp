@@ -6,6 +6,7 @@
 #include <c10/util/complex.h>
 
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 namespace muster::convert_formats_test {
@@ -435,6 +436,31 @@ TEST_F(Csv, NamesTheLineThatIsWrong) {
   EXPECT_NE(refusal("a,b\n").find("no sample"), std::string::npos);
   EXPECT_NE(refusal("").find("it holds no sample. Give a file that has some, a line for each"), std::string::npos);
   EXPECT_EQ(names(), std::vector<std::string>{"input.csv"});
+}
+
+/// Ends a conversion when it has read so much that it was called `calls` times.
+ConvertOptions ended_after(int calls, ConvertOptions options = {}) {
+  options.progress = [calls](std::uint64_t, std::uint64_t total) mutable {
+    if (total > 0) throw std::logic_error("it writes already");
+    if (--calls == 0) throw std::runtime_error("ended");
+  };
+  return options;
+}
+
+TEST_F(Csv, EndsWhileItReads) {
+  std::string lines;
+  for (int i = 0; i < 100'000; ++i) lines += "1,2\n";
+  const auto input = write("input.csv", lines);  // of some blocks of 64 KiB
+  EXPECT_THROW(convert_csv({input}, folder / "out.h5", ended_after(5)), std::runtime_error);
+  EXPECT_EQ(names(), std::vector<std::string>{"input.csv"});
+}
+
+TEST_F(Npy, EndsWhileItLoads) {
+  constexpr std::size_t count = 20 << 20;
+  const auto input = write("x.npy", npy(header("|u1", "(" + std::to_string(count) + ",)"), std::string(count, '\0')));
+  EXPECT_THROW(convert_npy({input}, folder / "out.h5", ended_after(5, {.columns = {"x"}, .shuffle = 1})),
+               std::runtime_error);
+  EXPECT_EQ(names(), std::vector<std::string>{"x.npy"});
 }
 
 }  // namespace

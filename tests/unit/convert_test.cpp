@@ -241,6 +241,7 @@ TEST_F(Convert, TellsHowFarItIs) {
   make(1000);
   std::uint64_t last = 0, total = 0;
   run({.progress = [&](std::uint64_t done, std::uint64_t all) {
+    if (all == 0) return;  // it reads
     EXPECT_GT(done, last);
     last = done;
     total = all;
