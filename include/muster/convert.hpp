@@ -76,9 +76,9 @@ MUSTER_API std::vector<std::filesystem::path> convert_csv(const std::vector<std:
 /// One HDF5 file, "FILE.h5[:/group]", whose columns may have any layout and any filters that can be decoded here. They
 /// keep their types, in this machine's byte order, their attributes that hold numbers, booleans or strings, and the
 /// names of their dimensions (dimension scales, as NetCDF has them); enumerations become their integers. Memory is
-/// bounded: a copy in order holds about 80 MB, or as much as the largest chunk, and decodes each chunk once; a shuffled
-/// one holds 256 MB more, and reads the input again for every 256 MB that it writes, or for every 64 MB of the compound
-/// values that a column is a field of.
+/// bounded: a copy in order holds about 80 MB, or as much as the largest chunk, and decodes each chunk once, unless the
+/// chunks of the same rows are larger than 64 MB together; a shuffled one holds 256 MB more, and reads the input again
+/// for every 256 MB that it writes, or for every 64 MB of the compound values that a column is a field of.
 MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem::path>& inputs,
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});
@@ -113,7 +113,7 @@ using PlainPass = std::function<void()>;
 
 /// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, to compare the speed of
 /// reading with. The pass, which may be called once, reads on the calling thread, column by column in the order of the
-/// file, and decodes each chunk once.
+/// file, and decodes each chunk as often as convert_h5() in order does.
 MUSTER_API PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples);
 
 }  // namespace muster
