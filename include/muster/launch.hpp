@@ -81,7 +81,8 @@ concept HasExitCode = requires(const T& ended) {
 /// Not movable. It lives in main, around everything else of muster, or in a program that already has MPI.
 class MUSTER_API Launch {
  public:
-  /// Initialises MPI at THREAD_MULTIPLE unless it is initialised. `version` is what --version prints after the
+  /// Initialises MPI at THREAD_MULTIPLE unless it is initialised. Ignores SIGXFSZ unless the program has a handler for
+  /// it, so that a limit on the size of files is an error of the write. `version` is what --version prints after the
   /// program's name. Ends the process with ExitCode::usage if the launcher has started N worlds of one rank instead of
   /// one of N.
   Launch(int argc, char** argv, const std::string& version = {});

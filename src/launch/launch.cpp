@@ -18,6 +18,7 @@
 #include "launch/supervised.hpp"
 
 #include <malloc.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -214,6 +215,8 @@ Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
   prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
+  // A limit on the size of files then makes a write fail, as a full disk does, and does not end the rank.
+  if (const auto before = ::signal(SIGXFSZ, SIG_IGN); before != SIG_DFL) ::signal(SIGXFSZ, before);
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv, detail::comm::mpi_library()));
   // `muster run` has asked already. Afterwards no other program should be started: some MPIs do not allow it.

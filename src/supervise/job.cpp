@@ -69,7 +69,7 @@ int make_pipe(int& reading_end) {
   if (::getppid() != parent) ::_exit(127);
   // The launcher ignores these signals until it can pass them on to its ranks.
   for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
-  ::signal(SIGPIPE, SIG_DFL);
+  for (const int signal : {SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   ::dup2(input, STDIN_FILENO);
   if (output >= 0) ::dup2(output, STDOUT_FILENO);

@@ -5,6 +5,7 @@
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <CLI/CLI.hpp>
 
@@ -130,6 +131,20 @@ TEST(Flags, AnotherValueThanRankZerosIsAnErrorThatNamesBoth) {
 }
 
 // The others are already in a call of muster or at the end of main.
+TEST(Run, ALimitOnTheSizeOfFilesEndsNoRank) {
+  const auto handler = [] {
+    struct sigaction now {};
+    ::sigaction(SIGXFSZ, nullptr, &now);
+    return now.sa_handler;
+  };
+  ::signal(SIGXFSZ, SIG_DFL);
+  start({}, [&](Launch&) { EXPECT_EQ(handler(), SIG_IGN); });
+  const auto own = [](int) {};
+  ::signal(SIGXFSZ, own);
+  start({}, [&](Launch&) { EXPECT_EQ(handler(), static_cast<sighandler_t>(own)) << "that of the program"; });
+  ::signal(SIGXFSZ, SIG_DFL);
+}
+
 TEST(Run, OneRankThrowsBetweenTwoCalls) {
   namespace comm = detail::comm;
   const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
