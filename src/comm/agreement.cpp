@@ -197,9 +197,11 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
       calls.begin(0, number, {.kind = node::Call::Kind::end, .root = static_cast<int>(mine.kind)}, nullptr);
   const WaitedFor end{0, number, Channel::of(communicator)->world_ranks};
   const auto begun = watch::now();
+  WaitTime time;
   std::optional<std::chrono::nanoseconds> given_up;  // when this rank learnt that some rank has waited too long
   bool has_asked = false;
   const auto received_or_given_up = [&] {
+    time.until();
     if (exchange.advance()) return true;
     // Other ranks may still need this rank's part in operations that it has started and does not wait for.
     if (mine.kind == Outcome::Kind::done) Channel::advance_all();
@@ -217,7 +219,7 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
   for (auto more = std::max(limit, limit / 2 + stall_grace);
        more.count() > 0 && !wait_until(received_or_given_up, more);) {
     const auto late = exchange.missing();
-    decision = world.wait_monitor.decide(end, begun, limit, &late);
+    decision = world.wait_monitor.decide(end, begun, time.suspended(), limit, &late);
     more = decision.more;
   }
   // If the last rank has come only now, its outcome is still on its way.

@@ -229,7 +229,9 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   } wait_note{world->wait_monitor};
   const auto since = watch::now();
   auto compared = since;
+  WaitTime time;
   const auto listen = [&] {
+    time.until();
     advance_all();
     world->alarm.throw_if_raised();
     if (call_number == 0 || watch::now() - compared < between_comparisons) return;
@@ -239,7 +241,8 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   };
   WaitMonitor::Decision decision;
   for (auto more = longest; !wait_until(ready, more, listen); more = decision.more) {
-    if (!limit) decision = world->wait_monitor.decide(call, since, longest, other.empty() ? nullptr : &other);
+    if (!limit)
+      decision = world->wait_monitor.decide(call, since, time.suspended(), longest, other.empty() ? nullptr : &other);
     if (decision.more > 0ms) continue;
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);

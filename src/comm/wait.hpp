@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -51,8 +52,8 @@ bool spin_until(Ready&& ready) {
   return false;
 }
 
-/// How long a wait has lasted, for its limit. It begins anew when its process did not run for a second or more, as when
-/// the job is suspended: the other ranks did not run either, or take as long again to come.
+/// How long a wait has lasted, for its limit. Gaps of a second or more in which its process did not run do not count,
+/// as when the job is suspended: the other ranks did not run either.
 class WaitTime {
  public:
   using Clock = std::chrono::steady_clock;
@@ -60,13 +61,16 @@ class WaitTime {
   explicit WaitTime(Clock::time_point now = Clock::now()) : begun_(now), polled_(now) {}
   /// Call it at each poll, which is more often than once a second.
   std::chrono::nanoseconds until(Clock::time_point now = Clock::now()) {
-    if (now - polled_ >= std::chrono::seconds(1)) begun_ = now;
-    polled_ = now;
-    return now - begun_;
+    const auto gap = now - std::exchange(polled_, now);
+    if (gap >= std::chrono::seconds(1)) suspended_ += gap;
+    return now - begun_ - suspended_;
   }
+  /// All gaps together.
+  std::chrono::nanoseconds suspended() const noexcept { return suspended_; }
 
  private:
   Clock::time_point begun_, polled_;
+  Clock::duration suspended_{};
 };
 
 /// Calls ready() until it is true; false past the limit. It spins each time before it gives up the core, since an

@@ -337,16 +337,16 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
 }
 
 WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::nanoseconds begun,
-                                          std::chrono::milliseconds limit, const std::vector<int>* late) {
+                                          std::chrono::nanoseconds suspended, std::chrono::milliseconds limit,
+                                          const std::vector<int>* late) {
   auto findings = inspect_node(call, call.ranks, late);
   const auto more = [&](std::span<const Finding> of) {
     auto longest = 0ms;
     for (const auto& finding : of) {
       if (finding.silent || (call.call_number > 0 && !finding.late)) continue;
-      if (finding.busy_ms <= -limit.count()) continue;
-      const auto end = watch::now() + std::chrono::milliseconds(finding.busy_ms) + limit;
-      if (end > begun + limit)
-        longest = std::max(longest, std::chrono::ceil<std::chrono::milliseconds>(end - watch::now()));
+      const std::chrono::milliseconds busy(finding.busy_ms);
+      if (watch::now() + busy > begun)
+        longest = std::max(longest, std::chrono::ceil<std::chrono::milliseconds>(busy + suspended + limit));
     }
     return longest;
   };

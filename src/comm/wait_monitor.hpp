@@ -59,11 +59,12 @@ class WaitMonitor {
     std::string fact;                   ///< "rank 1 (node) has not come: it is stopped …"
     std::string details;                ///< lines that say where the late ranks are
   };
-  /// Called when a wait that began at `begun` has reached its limit. Inspects all ranks that take part and writes what
-  /// each is doing to this rank's log. `late`: the late ranks if they are known. Throws an Error (ExitCode::user_error)
-  /// if another rank is in a different call.
-  Decision decide(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::milliseconds limit,
-                  const std::vector<int>* late = nullptr);
+  /// Called when a wait that began at `begun` has reached its limit. `suspended`: the time since then in which this
+  /// process did not run, by which announced work takes longer. Inspects all ranks that take part and writes what each
+  /// is doing to this rank's log. `late`: the late ranks if they are known. Throws an Error (ExitCode::user_error) if
+  /// another rank is in a different call.
+  Decision decide(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::nanoseconds suspended,
+                  std::chrono::milliseconds limit, const std::vector<int>* late = nullptr);
   /// Records the call that the main thread waits in; call number 0 if it waits in none. Ignored on other threads.
   void note_wait(std::uint64_t channel, std::uint64_t call_number) noexcept;
   /// Throws an Error (ExitCode::user_error), before the limit of the wait, if another rank of the node has made a

@@ -115,10 +115,14 @@ ValidationJob::ValidationJob(std::shared_ptr<const ValidationContext> context, c
     : context_(std::move(context)) {
   std::packaged_task<Outcome()> task([context = context_, checkpoint] { return validate(*context, checkpoint); });
   outcome_ = task.get_future().share();
-  if (comm::threads_may_call_mpi())
+  if (comm::threads_may_call_mpi()) {
     thread_ = std::thread(std::move(task));
-  else
+  } else {
+    const auto begun = Clock::now();
     task();
+    ran_ = Clock::now() - begun;
+    time_ = comm::WaitTime();
+  }
 }
 
 ValidationJob::~ValidationJob() {

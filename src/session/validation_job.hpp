@@ -1,6 +1,7 @@
 // One validation of a checkpoint on this rank.
 #pragma once
 
+#include "comm/wait.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
 #include "run/resolve.hpp"
@@ -45,8 +46,8 @@ class ValidationJob {
   ~ValidationJob();
 
   bool is_over() const { return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
-  /// The time since it has begun.
-  Clock::duration elapsed() const noexcept { return Clock::now() - begun_; }
+  /// The time since it has begun, without gaps in which this process did not run. Call it often while it runs.
+  Clock::duration elapsed() const { return ran_ + time_.until(); }
   /// The result. Only after is_over().
   const Outcome& outcome() const { return outcome_.get(); }
 
@@ -54,7 +55,8 @@ class ValidationJob {
   void give_up() noexcept;
 
   std::shared_ptr<const ValidationContext> context_;
-  Clock::time_point begun_ = Clock::now();
+  mutable comm::WaitTime time_;
+  Clock::duration ran_{};  ///< in the constructor
   std::shared_future<Outcome> outcome_;
   std::thread thread_;
 };

@@ -567,12 +567,25 @@ TEST(Agreement, MemoryThatIsMadeWhenARankFailsGoesWithItsUsers) {
   EXPECT_TRUE(wait_until(all_gone, 20s)) << *left.begin();
 }
 
-TEST(WaitTime, BeginsAnewWhenItsProcessDidNotRun) {
+TEST(WaitTime, DoesNotCountTimeInWhichItsProcessDidNotRun) {
   const WaitTime::Clock::time_point begin{1h};
   WaitTime time(begin);
-  for (auto at = 0ms; at <= 5s; at += 900ms) EXPECT_EQ(time.until(begin + at), at);
-  EXPECT_EQ(time.until(begin + 1h), 0s) << "the job was suspended";
-  EXPECT_EQ(time.until(begin + 1h + 500ms), 500ms);
+  for (auto at = 0ms; at <= 4500ms; at += 900ms) EXPECT_EQ(time.until(begin + at), at);
+  EXPECT_EQ(time.suspended(), 0s);
+  EXPECT_EQ(time.until(begin + 1h), 4500ms) << "the job was suspended";
+  EXPECT_EQ(time.suspended(), 1h - 4500ms);
+  EXPECT_EQ(time.until(begin + 1h + 500ms), 5s);
+}
+
+TEST(WaitTime, EndsThoughItsProcessPausesNowAndThen) {
+  WaitTime::Clock::time_point now{1h};
+  WaitTime time(now);
+  for (int pause = 0; pause < 10; ++pause) {
+    time.until(now += 900ms);
+    time.until(now += 2s);
+  }
+  EXPECT_EQ(time.until(now), 9s);
+  EXPECT_EQ(time.suspended(), 20s);
 }
 
 TEST(Agreement, RanksThatLeftWithoutACauseAreAnError) {
