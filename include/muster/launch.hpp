@@ -107,7 +107,8 @@ class MUSTER_API Launch {
   /// the code that `body` returns, the code of an Error, or 1 for any other exception. An error is printed once. `body`
   /// returns nothing, an int, or an object with an exit code. May be called once. Afterwards the process may end in any
   /// way: by std::exit or quick_exit, and with a Launch that is static or never destroyed. Under `muster run` a code of
-  /// 0 is final, whatever the process does then; mpirun alone takes _exit for a failure.
+  /// 0 is final, whatever the process does then, unless the program has initialised MPI itself; mpirun alone takes
+  /// _exit for a failure.
   template <class Body>
   int run(Body&& body) {
     return run_body([&]() -> int {

@@ -72,4 +72,13 @@ void Signals::take() {
     }
 }
 
+void Signals::suspend() noexcept {
+  struct sigaction ours {
+  }, standard{};
+  standard.sa_handler = SIG_DFL;
+  ::sigaction(SIGTSTP, &standard, &ours);
+  ::raise(SIGTSTP);  // not SIGSTOP, which stops orphans too
+  ::sigaction(SIGTSTP, &ours, nullptr);
+}
+
 }  // namespace muster::detail::supervise

@@ -26,6 +26,9 @@ class Signals {
   bool stop_requested() const noexcept { return stop_requested_; }
   /// True once for each SIGTSTP.
   bool take_suspension() noexcept { return std::exchange(suspension_requested_, false); }
+  /// Stops this process until SIGCONT, as Ctrl-Z does where nobody handles it: not at all if no shell could let it go
+  /// on (an orphaned process group).
+  void suspend() noexcept;
   /// True if the first wish was SIGUSR1, by which a batch system announces the end of the job's time.
   bool time_is_over() const noexcept { return first_wish_ == SIGUSR1; }
   /// Acts as if a signal had come.

@@ -206,7 +206,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     signals.take();
     if (signals.take_suspension()) {
       if (job.suspend()) {
-        ::raise(SIGSTOP);  // until SIGCONT
+        signals.suspend();
         job.resume();
       } else {
         say("warning: ", "ranks on other hosts cannot be suspended; Ctrl-Z is ignored");
@@ -297,7 +297,7 @@ bool wait(Signals& signals, std::chrono::seconds time) {
     pollfd source{signals.descriptor(), POLLIN, 0};
     ::poll(&source, 1, static_cast<int>(left));
     signals.take();
-    if (signals.take_suspension()) ::raise(SIGSTOP);
+    if (signals.take_suspension()) signals.suspend();
   }
   return false;
 }
@@ -342,7 +342,7 @@ class Supervision {
     announce_first_start();
     for (int ranks = requirements_.ranks;;) {
       auto end = start(ranks);
-      if (signals_.stop_immediately()) return interrupted();
+      if (signals_.stop_immediately() && end.report.returned_code != 0) return interrupted();
       if (!end.report.run.empty()) run_ = end.report.run;
       if (end.report.min_workers) set_min_workers(*end.report.min_workers);
       const int code = exit_code_of(end);
@@ -371,8 +371,9 @@ class Supervision {
                         " was moved away or removed. Start again with the --storage and --name of the folder");
         return static_cast<int>(ExitCode::usage);
       }
-      if (run_is_finished()) {
-        terminal_.error(cause + ". It is not started again: the run " + run_.string() + " is finished");
+      if (is_finished_again(end)) {
+        terminal_.error(cause + ". It is not started again: two starts in a row were lost when the run " +
+                        run_.string() + " was finished, and began no other run");
         return next.code;
       }
       announce_next_start(end, cause, next);
@@ -389,8 +390,15 @@ class Supervision {
     return is_local && !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
   }
 
-  /// True if training has ended well, so that a new start would find nothing to do. In the folder of a sweep the run is
-  /// another one, which follows.
+  /// True if this start and the one before were both lost when the same run was finished, so that another start would
+  /// find nothing to do. After the first loss there may be: another run of the program, or more epochs of this one.
+  bool is_finished_again(const JobEnd& end) {
+    if (end.report.run.empty()) return false;  // it was lost before it came that far
+    const auto before = std::exchange(finished_run_, run_is_finished() ? run_ : fs::path());
+    return !before.empty() && before == finished_run_;
+  }
+
+  /// True if training has ended well. In the folder of a sweep the run is another one, which follows.
   bool run_is_finished() const {
     try {
       return !run_.empty() && !fs::exists(status_of(run_ / run_names::sweep)) &&
@@ -407,7 +415,7 @@ class Supervision {
     // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
     if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
     {
-      Job job(command, launcher_.kind, /*has_remote_ranks=*/!options_.hosts.empty());
+      Job job(command, launcher_.kind, /*has_remote_ranks=*/!other_hosts(options_, host_name()).empty());
       if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
       keep_cause();  // which the ranks need not wait for
       end = watch(job, launcher_.kind, signals_, terminal_, standard_output_, options_,
@@ -609,7 +617,10 @@ class Supervision {
 
   /// The ranks had finished their work; reports what happened after it.
   int finish_successfully(const JobEnd& end) {
-    if (end.code != 0 || end.launcher_signal != 0)
+    const bool was_ended = end.exceeded_grace || end.report.lost_rank || end.report.leaving;  // maybe by us
+    if (signals_.stop_immediately())
+      terminal_.warn("the work is done; after that it was interrupted");
+    else if (end.code != 0 || end.launcher_signal != 0 || was_ended)
       terminal_.warn("the work is done; after that " + cause_of(end, ""));
     else if (!end.report.error.empty())  // printed by a program that went on and ended with code 0
       terminal_.error(end.report.error);
@@ -648,6 +659,7 @@ class Supervision {
   std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
   launch::JobEndTime job_end_;    ///< of the batch job; none if it is not known
   fs::path run_;                  ///< the run's folder, once a rank has reported it
+  fs::path finished_run_;         ///< run_, if it was finished when the start before was lost
 };
 
 }  // namespace
