@@ -72,12 +72,14 @@ struct SweepOptions {
   Space space = {};
   /// How often the space is sampled. A sample has one trial for every combination of the grids; the last grid changes
   /// first. Random settings are drawn anew for each trial, from --seed and the trial's number. The trials of a sample
-  /// train with the same seed: --seed plus the sample's number.
+  /// train with the same seed: --seed plus the sample's number. More than 1,000,000 trials are an Error
+  /// (ExitCode::usage).
   int num_samples = 1;
   /// Neighbouring ranks that train together; the launch's remaining ranks wait.
   int ranks_per_trial = 1;
   /// The reported metric by which trials are compared; the last value that each has reported counts. If the first trial
-  /// that is done has not reported it, the sweep ends with an Error (ExitCode::usage).
+  /// that is done has not reported it, the sweep ends with an Error (ExitCode::usage). A Trainable of one's own may
+  /// also add it to Result::metrics.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required with a metric.
   std::optional<ScoreOrder> mode = {};
@@ -130,12 +132,12 @@ struct MUSTER_API SweepResult {
 /// ends the job.
 ///
 /// If a sweep is started again under its name, by `muster run` or by hand, it keeps the trials that ended well,
-/// continues the others from their newest checkpoints, and runs the rest. The space, --seed and the settings that all
-/// trials share (the trainer's train_loop_config, --config, --set) must be the same; otherwise an Error
-/// (ExitCode::usage) names the first difference. So must the metric and the mode once the scheduler has compared
-/// trials. Of other Trainables, such as an operator's, only --config and --set are compared. Requests to stop (signals,
-/// the file `stop` in the sweep's folder, --time-limit) stop all trials, and each saves its state. A start can run any
-/// number of trials, since trials reuse the MPI communicators of earlier ones.
+/// continues the others from their newest checkpoints, and runs the rest. Without --seed it keeps its seed. The space,
+/// a given --seed and the settings that all trials share (the trainer's train_loop_config, --config, --set) must be the
+/// same; otherwise an Error (ExitCode::usage) names the first difference. So must the metric and the mode once the
+/// scheduler has compared trials. Of other Trainables, such as an operator's, only --config and --set are compared.
+/// Requests to stop (signals, the file `stop` in the sweep's folder, --time-limit) stop all trials, and each saves its
+/// state. A start can run any number of trials, since trials reuse the MPI communicators of earlier ones.
 ///
 /// The folder has sweep.json and sweep.csv, with a row per trial, and a folder for each trial. A run of the same name
 /// may follow, for example with the best settings; its files lie beside these.

@@ -133,15 +133,17 @@ std::string lost_in_json(const Json& value, const std::string& key) {
 
 }  // namespace
 
+Json read_config(const std::filesystem::path& file) {
+  const std::string doing = "reading the configuration " + file.string();
+  auto config = read_json(file, doing, /*comments=*/true);
+  if (!config.is_object()) throw Error(ExitCode::data, doing, "it is not a JSON object", "Write {\"key\": value, …}");
+  return config;
+}
+
 Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set) {
   Json config = defaults;
-  if (file) {
-    const std::string doing = "reading the configuration " + file->string();
-    const auto content = read_json(*file, doing, /*comments=*/true);
-    if (!content.is_object())
-      throw Error(ExitCode::data, doing, "it is not a JSON object", "Write {\"key\": value, …}");
-    lay_over(config, content, ExitCode::data, doing, "", defaults);
-  }
+  if (file)
+    lay_over(config, read_config(*file), ExitCode::data, "reading the configuration " + file->string(), "", defaults);
   for (const auto& setting : set) apply_setting(config, setting, defaults);
   if (const auto key = lost_in_json(config, ""); !key.empty())
     throw Error(ExitCode::usage, "reading the settings", "\"" + key + "\" is NaN, infinite or a text that is not UTF-8",

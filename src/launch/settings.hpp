@@ -17,6 +17,9 @@ namespace muster::detail::launch {
 /// that takes more than one edit per three characters of `word`.
 std::string nearest_match(std::string_view word, const std::vector<std::string>& candidates);
 
+/// Reads a file of settings, which may have comments. Errors have ExitCode::data.
+MUSTER_INTERNAL_API Json read_config(const std::filesystem::path& file);
+
 /// Returns `defaults`, overridden by the file's values and then by those of `set` ("key.path=VALUE", where VALUE is
 /// JSON or else text). Throws an Error for a key that the defaults do not have, which names the nearest known key or
 /// all of them, and for a value of another kind (a number instead of text). A default of null accepts any value. The

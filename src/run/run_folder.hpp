@@ -19,7 +19,7 @@ namespace muster::detail::run {
 void check_run_name(const std::string& name);
 
 /// The run's seed: that of --seed, otherwise that of params.json (null for a new run).
-std::uint64_t seed_of(const LaunchFlags& flags, const Json& params);
+MUSTER_INTERNAL_API std::uint64_t seed_of(const LaunchFlags& flags, const Json& params);
 
 /// The absolute path, without a slash at its end, so that filename() is its last name.
 MUSTER_INTERNAL_API std::filesystem::path absolute_path(const std::filesystem::path& path);

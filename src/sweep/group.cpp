@@ -25,12 +25,13 @@
 namespace muster::detail::sweep {
 namespace {
 
-/// The user's metrics in the rows that are numbers: "loss, accuracy"; empty if there are none.
+/// The metrics in the rows that are numbers, without the epoch, which muster adds: "loss, accuracy"; empty if there are
+/// none.
 std::string metrics_in(const std::vector<Json>& rows) {
   std::set<std::string> names;
   for (const auto& row : rows)
     for (const auto& [name, value] : row.items())
-      if (value.is_number() && !observe::is_reserved(name)) names.insert(name);
+      if (value.is_number() && name != "epoch" && !observe::is_reserved(name)) names.insert(name);
   return listed(std::vector(names.begin(), names.end()), 8, std::identity());
 }
 
@@ -150,7 +151,7 @@ class Group {
     flags.storage = work_.folder;
     flags.name = name_of(number);
     flags.resume = Resume::automatic;
-    flags.seed += static_cast<std::uint64_t>(work_.trial_settings[static_cast<std::size_t>(number)].sample);
+    flags.seed = work_.seed + static_cast<std::uint64_t>(work_.trial_settings[static_cast<std::size_t>(number)].sample);
     flags.workers.reset();
     flags.progress = Progress::none;
     return flags;
@@ -226,7 +227,10 @@ class Group {
     if (metric.empty() || ended.metrics.contains(metric)) return;
     std::vector<Json> rows;
     for (const auto& trial : work_.trials) try {
-        for (auto& row : observe::History::read(trial.path)) {
+        auto reported = observe::History::read(trial.path);
+        // A Trainable of one's own may have added metrics to its Result.
+        if (const auto row = read_trial(trial.path)) reported.push_back(row->metrics);
+        for (auto& row : reported) {
           if (row.contains(metric)) return;
           rows.push_back(std::move(row));
         }

@@ -19,6 +19,7 @@ struct SweepWork {
   const Trainable& trainable;
   const SweepOptions& options;
   std::filesystem::path folder = {};
+  std::uint64_t seed = 0;                          ///< of the sweep, which may be that of an earlier start
   std::vector<TrialSettings> trial_settings = {};  ///< [trial]
   Json settings = {};                              ///< the settings that all trials share; on rank 0 of the launch
   std::vector<Trial> trials = {};                  ///< [trial]: their state when the sweep was started

@@ -83,6 +83,19 @@ void check_names(const Space& space) {
       if (all.contains(name.substr(0, dot))) refuse(name, "is inside another setting of the space");
 }
 
+/// More cannot be meant: each trial has a folder.
+constexpr int most_trials = 1'000'000;
+
+void check_size(const Space& space, int num_samples) {
+  double trials = num_samples;  // never overflows
+  for (const auto& [name, domain] : space)
+    if (domain.kind() == Domain::Kind::grid) trials *= static_cast<double>(domain.values().size());
+  if (trials > most_trials)
+    throw Error(ExitCode::usage, "reading the space of a sweep",
+                "its grids and num_samples make more than " + std::to_string(most_trials) + " trials",
+                "Draw some settings by muster::choice() instead of muster::grid(), or lower num_samples");
+}
+
 /// True if trial.json can restore the value: infinite numbers would become null, and invalid text would be changed.
 bool is_kept_by_json(const Json& value) { return detail::json_from_text(json_text_lossy(value)) == value; }
 
@@ -90,6 +103,7 @@ bool is_kept_by_json(const Json& value) { return detail::json_from_text(json_tex
 
 std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std::uint64_t seed) {
   check_names(space);
+  check_size(space, num_samples);
   std::uint64_t combinations = 1;
   for (const auto& [name, domain] : space)
     if (domain.kind() == Domain::Kind::grid) combinations *= domain.values().size();

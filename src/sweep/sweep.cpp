@@ -8,6 +8,7 @@
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
+#include "launch/part.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "muster/version.hpp"
@@ -74,10 +75,11 @@ bool fixes(const Json& settings, std::string_view name) {
   return true;
 }
 
-/// "optimizer.lr=0.1" as {"optimizer": {"lr": 0.1}}.
+/// "optimizer.lr=0.1" as {"optimizer": {"lr": 0.1}}. A value that is no JSON is text.
 Json settings_in(const std::string& set) {
   const auto equals = std::min(set.find('='), set.size());
-  auto value = detail::json_if_valid(set.substr(std::min(equals + 1, set.size()))).value_or(Json());
+  const auto text = set.substr(std::min(equals + 1, set.size()));
+  auto value = detail::json_from_text(detail::json_text_lossy(detail::json_if_valid(text).value_or(Json(text))));
   for (auto name = set.substr(0, equals);;) {
     const auto dot = name.rfind('.');
     Json outer = Json::object();
@@ -86,10 +88,6 @@ Json settings_in(const std::string& set) {
     value = std::move(outer);
     name.resize(dot);
   }
-}
-
-Json read_config(const std::filesystem::path& file) {
-  return read_json(file, "reading the configuration " + file.string(), /*comments=*/true);
 }
 
 /// Removes a setting by its full name: "optimizer.lr".
@@ -113,9 +111,9 @@ std::map<std::string, Json> by_name(const Json& settings) {
 /// trial.
 void check_settings(const Space& space, const LaunchFlags& flags) {
   Json file = Json::object();
-  if (flags.config_file) file = read_config(*flags.config_file);
+  if (flags.config_file) file = launch::read_config(*flags.config_file);
   for (const auto& [name, domain] : space) {
-    const bool in_file = file.is_object() && fixes(file, name);
+    const bool in_file = fixes(file, name);
     const auto set = std::ranges::find_if(flags.set, [&](const auto& text) { return fixes(settings_in(text), name); });
     if (in_file || set != flags.set.end())
       throw Error(
@@ -177,7 +175,7 @@ Json common_settings(const SweepWork& work) {
   if (const auto* trainer = work.trainable.target<trainer::TrainerTrainable>()) {
     settings = launch::resolve(trainer->default_config(), flags.config_file, flags.set);
   } else {
-    if (flags.config_file) settings = read_config(*flags.config_file);
+    if (flags.config_file) settings = launch::read_config(*flags.config_file);
     for (const auto& set : flags.set) settings.update(settings_in(set), /*merge_objects=*/true);
   }
   for (const auto& [name, domain] : work.options.space) remove_setting(settings, name);
@@ -213,9 +211,13 @@ void require_same_start(const Json& before, const Json& now, const std::filesyst
     const auto found = settings.find(name);
     return found == settings.end() ? Json() : found->second;
   };
+  // Texts of --set were once kept as null.
+  const auto may_be_kept_as_null = [&](const std::string& name) {
+    return was.contains(name) && was.at(name).is_null() && value(is, name).is_string();
+  };
   for (const auto* settings : {&was, &is})
     for (const auto& [name, unused] : *settings)
-      if (value(was, name) != value(is, name))
+      if (value(was, name) != value(is, name) && !may_be_kept_as_null(name))
         refuse("the setting \"" + name + "\"", value(was, name), value(is, name));
 }
 
@@ -253,11 +255,16 @@ void require_same_options(const Communicator& world, const SweepOptions& options
 
 Json about(const SweepWork& work) {
   const auto& options = work.options;
-  return {{"muster_version", MUSTER_VERSION},   {"program", work.launch.program()},
-          {"seed", work.launch.flags().seed},   {"settings", work.settings},
-          {"num_samples", options.num_samples}, {"ranks_per_trial", options.ranks_per_trial},
-          {"num_ranks", work.launch.size()},    {"scheduler", to_json(options.scheduler)},
-          {"metric", options.metric},           {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
+  return {{"muster_version", MUSTER_VERSION},
+          {"program", work.launch.program()},
+          {"seed", work.seed},
+          {"settings", work.settings},
+          {"num_samples", options.num_samples},
+          {"ranks_per_trial", options.ranks_per_trial},
+          {"num_ranks", work.launch.size()},
+          {"scheduler", to_json(options.scheduler)},
+          {"metric", options.metric},
+          {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
 }
 
 /// Throws an Error if the sweep is continued with another metric or mode, and the scheduler has decided by the one
@@ -340,6 +347,17 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
       if (!ended && priority_of(i) == priority) numbers.push_back(static_cast<int>(i));
     }
   return numbers;
+}
+
+/// Takes the seed of the sweep that goes on, unless --seed is given. Collective.
+void take_seed(SweepWork& work, const Communicator& world) {
+  const auto& flags = work.launch.flags();
+  work.seed = comm::run_on_root(world, [&] {
+    const auto file = work.folder / table_file;
+    return run::seed_of(flags, std::filesystem::exists(file) ? read_json(file) : Json());
+  });
+  if (work.seed != flags.seed)
+    work.trial_settings = sample_space(work.options.space, work.options.num_samples, work.seed);
 }
 
 /// Determines on rank 0 what exists already and what is left to do. Collective.
@@ -492,6 +510,7 @@ SweepResult Sweep::fit() {
   const detail::run::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path},
                                    detail::launch::next_sweep_number(flags));
   work.folder = run.path();
+  take_seed(work, world);
   prepare(work, world, run.is_restart());
   work.refresh = [&] { write_tables(work.folder, read_trials(work.folder, work.trial_settings), about(work)); };
   const bool has_failed = std::ranges::count(work.trials, TrialStatus::failed, &Trial::status) > 0;

@@ -44,6 +44,7 @@ namespace fs = std::filesystem;
 constexpr int last_start = 4;
 /// A trial that kills its ranks in every start is given up within this many starts.
 constexpr int most_starts = 9;
+constexpr std::uint64_t sweep_seed = 3;
 constexpr const char* names[] = {"a", "b.c", "b.d", "e"};
 
 /// Thrown if something is wrong.
@@ -238,7 +239,7 @@ Json json_in(const fs::path& file) {
 /// One start of a sweep, on the ranks of a launch.
 class Start {
  public:
-  Start(Launch& launch, const Plan& plan, int start, StartPlan drawn, fs::path ending)
+  Start(Launch& launch, const Plan& plan, int start, StartPlan drawn, fs::path ending, std::uint64_t seed)
       : launch_(launch),
         plan_(plan),
         start_(start),
@@ -246,7 +247,7 @@ class Start {
         folder_(*launch.flags().storage / *launch.flags().name),
         ending_(std::move(ending)),
         journal_(*launch.flags().storage / "journal"),
-        points_(detail::sweep::sample_space(plan.space, plan.samples(start), launch.flags().seed)) {}
+        points_(detail::sweep::sample_space(plan.space, plan.samples(start), seed)) {}
 
   /// Runs the sweep, checks its result and returns it. Collective.
   SweepResult run() {
@@ -674,14 +675,16 @@ std::string play_all_starts(std::uint64_t seed, const Communicator& world, const
   auto dice = dice_of(seed, 7);
   for (int start = 1; start <= last_start; ++start) {
     const int ranks = dice.between(1, world.size());
+    const bool names_seed = start == 1 || dice.chance(0.5);  // otherwise the sweep keeps its seed
     const bool works = world.rank() < ranks;
     const auto part = world.split(works ? 0 : 1);
     std::string differs;
     bool over = false;
     if (works) {
-      std::vector<std::string> words{
-          "sweeps", "--storage",   (folder / "runs").string(), "--name", "sweep", "--progress",
-          "none",   "--log-level", aloud ? "info" : "off",     "--seed", "3"};
+      std::vector<std::string> words{"sweeps", "--storage",   (folder / "runs").string(),
+                                     "--name", "sweep",       "--progress",
+                                     "none",   "--log-level", aloud ? "info" : "off"};
+      if (names_seed) words.insert(words.end(), {"--seed", std::to_string(sweep_seed)});
       const auto drawn = draw_start(plan, start, ranks, false);
       if (!drawn.has_time) words.insert(words.end(), {"--time-limit", "0"});
       std::vector<char*> argv;
@@ -690,7 +693,7 @@ std::string play_all_starts(std::uint64_t seed, const Communicator& world, const
       Launch launch(static_cast<int>(argv.size()), argv.data(), part);
       const int code = launch.run([&] {
         try {
-          Start one(launch, plan, start, drawn, {});
+          Start one(launch, plan, start, drawn, {}, sweep_seed);
           result = one.run();
           over = one.is_over(*result);
           return *result;
@@ -727,7 +730,7 @@ int play_one_start(int argc, char** argv) {
   launch.app().add_option("--ending", file);
   return launch.run([&] {
     const auto plan = draw(seed, true);
-    Start one(launch, plan, start, draw_start(plan, start, launch.size(), true), file);
+    Start one(launch, plan, start, draw_start(plan, start, launch.size(), true), file, launch.flags().seed);
     auto result = one.run();
     if (launch.rank() == 0) {
       std::ofstream(file + ".ending") << static_cast<int>(Start::expected_code(result)) << '\n';

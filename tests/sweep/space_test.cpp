@@ -145,6 +145,25 @@ TEST(Space, WhatCannotBeIsRefused) {
     EXPECT_EQ(code_of([&] { sample_space(space, 1, 0); }), ExitCode::usage);
 }
 
+TEST(Space, MoreThanAMillionTrialsAreRefused) {
+  Space space;
+  for (int i = 0; i < 64; ++i) space.emplace_back("s" + std::to_string(i), grid({0, 1}));
+  try {
+    sample_space(space, 1, 0);
+    ADD_FAILURE() << "2^64 combinations";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_NE(std::string(error.what()).find("its grids and num_samples make more than 1000000 trials"),
+              std::string::npos);
+  }
+  space.resize(20, space.front());
+  EXPECT_EQ(code_of([&] { sample_space(space, 1, 0); }), ExitCode::usage) << "2^20 combinations";
+  space.resize(3, space.front());
+  EXPECT_EQ(code_of([&] { sample_space(space, 125'001, 0); }), ExitCode::usage) << "many samples of few";
+  EXPECT_EQ(configs_of(space, 1'000).size(), 8'000u);
+  EXPECT_EQ(code_of([] { sample_space({}, 1'000'001, 0); }), ExitCode::usage) << "without a grid";
+}
+
 TEST(Scheduler, RungsGrowByTheFactorAndEndBeforeTheLast) {
   using Rungs = std::vector<std::int64_t>;
   EXPECT_EQ(rungs_of({.grace_period = 1, .reduction_factor = 3, .max_t = 27}), (Rungs{1, 3, 9}));

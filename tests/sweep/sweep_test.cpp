@@ -685,6 +685,88 @@ TEST_F(Sweeps, OtherSettingsOrAnotherSeedAreRefused) {
   EXPECT_EQ(world().all_reduce(trained), 0) << "all is done";
 }
 
+TEST_F(Sweeps, GoesOnWithItsSeedWithoutSeed) {
+  const auto storage = test::shared_folder();
+  SweepOptions options{.space = {{"value", uniform(0, 1)}}, .num_samples = 2};
+  const auto start = [&](std::vector<std::string> flags) {
+    return run(
+        {storage, std::move(flags)}, [](Session& session, const Config& config) { count(session, config); },
+        {{"value", 0.0}}, options);
+  };
+  const auto first = start({"--seed", "4"});
+  ASSERT_EQ(first.code, 0) << first.said;
+  options.num_samples = 3;
+  const auto next = start({});
+  ASSERT_EQ(next.code, 0) << next.said;
+  for (std::size_t trial = 0; trial < 2; ++trial)
+    EXPECT_EQ(next.sweep->trials[trial].config, first.sweep->trials[trial].config);
+  EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("seed"), 4);
+  EXPECT_EQ(json_in(storage / "sweep" / "trial_00002" / "params.json").at("seed"), 4 + 2) << "of its sample";
+  EXPECT_EQ(start({"--seed", "0"}).code, 64) << "another seed is still refused";
+}
+
+TEST_F(Sweeps, TextsOfSetAreComparedForATrainableOfOnesOwn) {
+  const auto storage = test::shared_folder();
+  const auto fit = [](Launch& launch, const Config& config) -> Result {
+    return TorchTrainer(launch, [](Session& session, const Config& own) { count(session, own); },
+                        {.train_loop_config = {{"value", config.at("value")}, {"kind", ""}}})
+        .fit();
+  };
+  const auto start = [&](std::vector<std::string> flags) {
+    return launch({storage, std::move(flags)}, [&](Launch& launch) {
+      return Sweep(launch, fit, {.space = {{"value", grid({1, 2})}}}).fit();
+    });
+  };
+  ASSERT_EQ(start({"--set", "kind=adam"}).code, 0);
+  EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("settings"), Json({{"kind", "adam"}}));
+  const auto other = start({"--set", "kind=sgd"});
+  EXPECT_EQ(other.code, 64);
+  EXPECT_NE(other.said.find("the setting \"kind\" was \"adam\" and would now be \"sgd\""), std::string::npos)
+      << other.said;
+  EXPECT_EQ(start({"--set", "kind=adam"}).code, 0);
+  // As it was once kept.
+  if (world().rank() == 0) {
+    auto kept = json_in(storage / "sweep" / "sweep.json");
+    kept["settings"]["kind"] = nullptr;
+    std::ofstream(storage / "sweep" / "sweep.json") << kept;
+  }
+  world().barrier();
+  EXPECT_EQ(start({"--set", "kind=sgd"}).code, 0);
+  EXPECT_EQ(start({"--set", "kind=adam"}).code, 64) << "kept now";
+  // A list has no names to set.
+  if (world().rank() == 0) std::ofstream(storage / "list.json") << "[1]";
+  world().barrier();
+  const auto list = start({"--config", (storage / "list.json").string(), "--set", "kind=adam"});
+  EXPECT_EQ(list.code, 65);
+  EXPECT_NE(list.said.find("it is not a JSON object"), std::string::npos) << list.said;
+}
+
+TEST_F(Sweeps, AMetricThatATrainableAddsToItsResultCounts) {
+  // Only the first trial has it, and no row.
+  const auto start = [&](const char* metric) {
+    return launch({test::shared_folder()}, [&](Launch& launch) {
+      const auto fit = [](Launch& part, const Config& config) -> Result {
+        auto result = TorchTrainer(part, [](Session& session) { session.report({{"loss", 1.0}}); }).fit();
+        if (config.at("value") == 0) result.metrics["score"] = 0.5;
+        return result;
+      };
+      return Sweep(launch, fit,
+                   {.space = {{"value", grid({0, 1, 2})}},
+                    .ranks_per_trial = world().size(),
+                    .metric = metric,
+                    .mode = ScoreOrder::max})
+          .fit();
+    });
+  };
+  const auto ended = start("score");
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  ASSERT_TRUE(ended.sweep && ended.sweep->best());
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
+  const auto misspelt = start("scroe");
+  EXPECT_EQ(misspelt.code, 64);
+  EXPECT_NE(misspelt.said.find("none has reported \"scroe\", but loss, score"), std::string::npos) << misspelt.said;
+}
+
 TEST_F(Sweeps, ASecondSweepOfTheProgramIsAnother) {
   const auto storage = test::shared_folder();
   std::vector<double> best;
