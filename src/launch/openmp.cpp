@@ -22,10 +22,10 @@ Function* openmp_function(const char* name) {
 }  // namespace
 
 std::string openmp_binding(const Environment& environment) {
+  const char* const binds = environment("OMP_PROC_BIND");
+  if (binds != nullptr && ::strcasecmp(binds, "false") == 0) return {};  // whatever the others say
   for (const char* name : {"GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"})
-    if (const char* const value = environment(name);
-        value != nullptr && *value != '\0' && ::strcasecmp(value, "false") != 0)
-      return name;
+    if (const char* const value = environment(name); value != nullptr && *value != '\0') return name;
   return {};
 }
 

@@ -10,7 +10,7 @@
 namespace muster::detail::launch {
 
 /// The variable that makes OpenMP bind threads to cores: OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY; empty if none
-/// is set.
+/// is set, or OMP_PROC_BIND is false.
 MUSTER_INTERNAL_API std::string openmp_binding(const Environment& environment);
 
 inline constexpr int most_threads = 4096;  ///< about as many as a process can start

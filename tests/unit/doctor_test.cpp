@@ -259,6 +259,11 @@ TEST(Cores, OfThisProcess) {
   EXPECT_EQ(look_at_rank_cores(environment_of({{"OMP_NUM_THREADS", " 4,2"}})).at("threads"), 4);
   EXPECT_EQ(look_at_rank_cores(environment_of({{"OMP_PROC_BIND", "close"}})).at("bound_by"), "OMP_PROC_BIND");
   EXPECT_EQ(look_at_rank_cores(environment_of({{"OMP_PROC_BIND", "FALSE"}})).at("bound_by"), "");
+  for (const char* const places : {"OMP_PLACES", "GOMP_CPU_AFFINITY"}) {
+    EXPECT_EQ(look_at_rank_cores(environment_of({{places, "0"}})).at("bound_by"), places);
+    EXPECT_EQ(look_at_rank_cores(environment_of({{places, "0"}, {"OMP_PROC_BIND", "false"}})).at("bound_by"), "")
+        << places;
+  }
   EXPECT_NE(facts.at("mask").get<std::string>().find('1'), std::string::npos);
 }
 
