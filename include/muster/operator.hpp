@@ -422,7 +422,8 @@ class MUSTER_API OperatorTrainerBase {
  public:
   OperatorTrainerBase(const OperatorTrainerBase&) = delete;
   OperatorTrainerBase& operator=(const OperatorTrainerBase&) = delete;
-  /// Calls shutdown(), or shutdown(true) during an exception.
+  /// Calls shutdown(), or shutdown(true) during an exception. Once MPI is finalised it only warns that the run is not
+  /// marked as finished.
   ~OperatorTrainerBase();
 
   /// Trains for the rest of a pass, or for TrainOptions::num_steps batches.

@@ -20,6 +20,11 @@ void require_mpi(const char* doing) {
                 "Do it on the main thread, or ask for MPI_THREAD_MULTIPLE in MPI_Init_thread");
 }
 
+bool mpi_is_finalised() noexcept {
+  int finalised = 0;
+  return MPI_Finalized(&finalised) == MPI_SUCCESS && finalised != 0;
+}
+
 bool threads_may_call_mpi() noexcept {
   int provided = MPI_THREAD_SINGLE;
   return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;

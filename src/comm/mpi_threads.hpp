@@ -1,4 +1,4 @@
-// Which threads of this process may call MPI.
+// When, and on which threads, this process may call MPI.
 #pragma once
 
 #include "base/export.hpp"
@@ -8,6 +8,9 @@ namespace muster::detail::comm {
 /// Throws an Error (ExitCode::usage), whose text begins with `doing`, unless MPI is initialised, not finalised, and may
 /// be called by this thread. Local.
 void require_mpi(const char* doing);
+
+/// True from MPI_Finalize on.
+MUSTER_INTERNAL_API bool mpi_is_finalised() noexcept;
 
 /// True if several threads may call MPI at once (MPI_THREAD_MULTIPLE).
 MUSTER_INTERNAL_API bool threads_may_call_mpi() noexcept;

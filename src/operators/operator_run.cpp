@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/merge.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
 #include "launch/settings.hpp"
@@ -147,11 +148,18 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
 }
 
 OperatorRun::~OperatorRun() {
-  if (ranks_.is_open()) try {
-      shutdown(std::uncaught_exceptions() > exceptions_);
-    } catch (const std::exception& error) {
-      if (resolved_.world().rank() == 0) log::error(error.what());
-    }
+  if (!ranks_.is_open()) return;
+  if (comm::mpi_is_finalised()) {  // the launch may be gone, too
+    log::warn("the trainer of the run " + run_.path().string() +
+              " was not shut down before the launch ended, so the run is not marked as finished. Call "
+              "shutdown(), or let the trainer end, inside Launch::run()");
+    return;
+  }
+  try {
+    shutdown(std::uncaught_exceptions() > exceptions_);
+  } catch (const std::exception& error) {
+    if (resolved_.world().rank() == 0) log::error(error.what());
+  }
 }
 
 void OperatorRun::open(const Make& make) {

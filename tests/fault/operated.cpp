@@ -1,6 +1,6 @@
 // Four calls of an operator's train(), in the third of which the last rank is killed, once, or throws; or one rank
 // throws in main, after the second. The script beside it has it started again. Lines of its output: "trained STEP" from
-// rank 0 for each batch, "call N: RESULTS", "weight W".
+// rank 0 for each batch, "call N: RESULTS", "weight W". --outlives: the trainer lives longer than the launch.
 #include "muster/launch.hpp"
 #include "muster/operator.hpp"
 
@@ -12,10 +12,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 
 namespace {
@@ -48,15 +50,24 @@ struct Line : muster::TrainingOperator {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::unique_ptr<muster::OperatorTrainer<Line>> kept;
   muster::Launch launch(argc, argv);
+  bool outlives = false;
+  launch.app().add_flag("--outlives", outlives);
   return launch.run([&] {
     const auto died = *launch.flags().storage / "died";
-    muster::OperatorTrainer<Line> trainer(launch, {.config = {{muster::BATCH_SIZE, 6},
-                                                              {"dies_at", -1},
-                                                              {"died", died.string()},
-                                                              {"throws_at", -1},
-                                                              {"main_throws", -1}},
-                                                   .num_workers = launch.size()});
+    const muster::OperatorTrainerOptions options{.config = {{muster::BATCH_SIZE, 6},
+                                                            {"dies_at", -1},
+                                                            {"died", died.string()},
+                                                            {"throws_at", -1},
+                                                            {"main_throws", -1}},
+                                                 .num_workers = launch.size()};
+    if (outlives) {
+      kept = std::make_unique<muster::OperatorTrainer<Line>>(launch, options);
+      kept->train();
+      return;
+    }
+    muster::OperatorTrainer<Line> trainer(launch, options);
     for (int call = 1; call <= 4; ++call) {
       const auto results = trainer.train();
       if (launch.rank() == 0) std::printf("call %d: %s\n", call, results.dump().c_str()), std::fflush(stdout);
