@@ -131,10 +131,13 @@ int main(int argc, char** argv) {
     if (end == "lost") do_it("kill");
     if (end == "between") {
       const auto lost = *launch.flags().storage / "lost";
-      if (launch.rank() == 1 && !std::filesystem::exists(lost)) {
+      const bool is_first_start = !std::filesystem::exists(lost);
+      launch.communicator().barrier();
+      if (is_first_start && launch.rank() == 1) {
         std::ofstream(lost).put('\n');
         do_it("kill");
       }
+      if (is_first_start) launch.communicator().barrier();  // so that the second run does not begin
       result = muster::TorchTrainer(launch, train, options).fit();
     }
     return result;
