@@ -14,7 +14,7 @@
 namespace muster::detail::convert {
 namespace {
 
-constexpr std::size_t most_at_once = 8 << 20;  ///< bytes that are read between two calls of ConvertOptions::progress
+constexpr std::size_t bytes_at_once = 8 << 20;  ///< bytes that are read between two calls of ConvertOptions::progress
 constexpr std::uint64_t largest_column = std::numeric_limits<std::int64_t>::max();
 
 /// Bytes of one sample, with every product checked.
@@ -96,7 +96,7 @@ std::size_t InputFile::read_some(std::span<std::byte> into) {
   std::size_t done = 0;
   for (bool ends = false; done < into.size() && !ends;) {
     if (progress_) progress_(0, 0);
-    const auto piece = into.subspan(done, std::min(into.size() - done, most_at_once));
+    const auto piece = into.subspan(done, std::min(into.size() - done, bytes_at_once));
     const auto got = stream_->read_some(piece, *this);
     ends = got < piece.size();
     done += got;
