@@ -258,18 +258,21 @@ void Reducer::prepare_pass(bool averages) {
     p.reached = false;
     p.use = ParameterUse::unused;
     // zero_grad() has discarded what was set aside with what was added since.
-    if (!dense_->takes_several_passes() && !p.tensor.grad().defined()) p.earlier.reset();
+    if (p.earlier.defined() && !dense_->takes_several_passes() && !holds_gradient(p)) p.earlier.reset();
   }
+}
+
+/// True if the program has not discarded .grad, which may be zero all the same.
+bool Reducer::holds_gradient(const Parameter& parameter) const {
+  const auto& gradient = parameter.tensor.grad();
+  return gradient.defined() && ((parameter.mark && GradientMark(gradient) == *parameter.mark) || any_nonzero(gradient));
 }
 
 /// Call it before anything of the pass is noted.
 void Reducer::begin_weights() {
   const auto& batch = steps_->batch();
   if (!batch.given && !weights_.given) return;
-  const auto holds_any = [](const Parameter& p) {
-    const auto& gradient = p.tensor.grad();
-    return gradient.defined() && ((p.mark && GradientMark(gradient) == *p.mark) || any_nonzero(gradient));
-  };
+  const auto holds_any = [&](const Parameter& p) { return holds_gradient(p); };
   const bool goes_on = last_pass_was_no_sync_ &&
                        std::ranges::any_of(parameters_, [&](const auto& p) { return p.pending && holds_any(p); });
   // A fused optimizer has yet to average what it was left, or has averaged it without writing the averages to .grad.
@@ -378,7 +381,9 @@ void Reducer::restore_earlier_gradients() noexcept {
 
 void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
   dense_in_backward_ = !fused_ || weights_.given;
-  const auto kind = !takes_part ? Flags{0} : weights_.given ? gradients_weighted : gradients_unweighted;
+  // Inside join() a rank may have had no pass at all.
+  const bool has_any = weights_.given || !is_joined() || std::ranges::any_of(parameters_, &Parameter::pending);
+  const auto kind = !takes_part || !has_any ? Flags{0} : weights_.given ? gradients_weighted : gradients_unweighted;
   const auto weight = takes_part && weights_.given ? weights_.sum : 0.0;
   if (dense_in_backward_) dense_->begin(arrival, flags() | kind, weight);
   if (sparse_) sparse_->begin(arrival, flags() | kind, weight);
@@ -446,6 +451,7 @@ void Reducer::finish_pass() {
     finish_exchanges();
     const bool complete = !dense_in_backward_ || dense_->is_step_complete();
     if (complete) require_weights_alike(flags_of_all());
+    if (complete && (flags_of_all() & gradients_weighted) != 0) weights_.given = true;
     if (complete && dense_in_backward_) count_pass(flags_of_all());
     for (auto& p : parameters_)
       if (averages_in_backward(p)) complete ? finish_gradient(p, true) : clear_gradient(p);
@@ -648,9 +654,9 @@ std::vector<at::Tensor> Reducer::with_gradient_to_save() {
 }
 
 std::optional<Reducer::LocalWeights> Reducer::local_weights() const {
-  const bool any_local = std::ranges::any_of(parameters_, &Parameter::pending);
-  if (!weights_.given || !last_pass_was_no_sync_ || !any_local) return {};
-  return LocalWeights{weights_.sum, weights_.unit};
+  if (!accumulates_with_weights()) return {};
+  const bool any = std::ranges::any_of(parameters_, [&](const auto& p) { return p.pending && holds_gradient(p); });
+  return LocalWeights{any ? weights_.sum : 0, weights_.unit};
 }
 
 bool Reducer::has_averages_aside() const noexcept {
@@ -670,6 +676,7 @@ void Reducer::restore_gradients(const std::map<const void*, at::Tensor>& saved,
     auto gradient = at::empty_like(p.tensor).copy_(found->second);
     p.tensor.mutable_grad() = p.sparse ? gradient.to_sparse(1) : std::move(gradient);
     p.pending = weights.has_value();
+    if (weights && p.dense()) p.mark = GradientMark(p.tensor.grad());
   }
   if (weights) {
     weights_ = {.given = true, .unit = weights->unit, .sum = weights->sum};

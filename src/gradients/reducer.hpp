@@ -180,13 +180,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// ignored. For other optimizers, a change of any parameter counts as a step of all parameters; a step that changes
   /// next to nothing is not noticed.
   std::vector<at::Tensor> with_gradient_to_save();
-  /// What the gradients in .grad were multiplied by, where passes under no_sync() have yet to be averaged and the
-  /// program gives weights.
+  /// Where passes under no_sync() with weights have yet to be averaged: the weights that the gradients in .grad were
+  /// multiplied by.
   struct LocalWeights {
     double sum = 0;   ///< of the weights, times `unit`
     double unit = 0;  ///< the same on all ranks
   };
   std::optional<LocalWeights> local_weights() const;
+  /// True if local_weights() has a value; the same on all ranks.
+  bool accumulates_with_weights() const noexcept { return weights_.given && last_pass_was_no_sync_; }
   /// True if averages are set aside while passes with weights add to .grad.
   bool has_averages_aside() const noexcept;
   /// Sets .grad to what a save has held, the same on all ranks, and removes it where that is undefined. `saved`: by
@@ -260,6 +262,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   // A pass.
   void prepare_pass(bool averages);
   std::shared_ptr<Pass> begin_pass();
+  bool holds_gradient(const Parameter& parameter) const;
   void begin_weights();
   void end_weights();
   void require_weights_alike(Flags flags) const;

@@ -116,6 +116,7 @@ class Normalise : public autograd::Function<Normalise> {
                             const at::Tensor& bias, const Statistics& all, double eps,
                             const std::shared_ptr<BatchNormRanks>& ranks, std::int64_t layer) {
     context->save_for_backward({input, weight, all.mean, (all.variance + eps).rsqrt()});
+    context->saved_data["counts"] = ranks->weight() > 0;
     context->saved_data["count"] = all.count;
     context->saved_data["layer"] = layer;
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<Ranks>(ranks));
@@ -146,6 +147,9 @@ class Normalise : public autograd::Function<Normalise> {
     autograd::variable_list found(7);
     if (context->needs_input_grad(0)) {
       const double own = ranks->weight();
+      if (context->saved_data["counts"].toBool() != (own > 0))
+        throw Error(ExitCode::usage, normalising, "only one of forward() and backward() had the batch's weight of 0",
+                    "Open the scope of session.step(batch, weight) before forward()");
       // The loss of a batch that does not count may be NaN.
       const auto sums = at::cat({sum, sum_of_products});
       const auto of_all = ranks

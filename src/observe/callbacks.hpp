@@ -44,6 +44,8 @@ class Callbacks final : public Observer {
   void end() override;
 
   bool empty() const noexcept { return callbacks_.empty(); }
+  /// Call when a report begins: it has changed nothing yet that report_failed() sets back.
+  void begin_report() noexcept { before_report_.clear(); }
   /// `metrics` and the callbacks' own metrics, for a report that begins.
   Metrics with_callback_metrics(Metrics metrics);
   bool should_stop() const;

@@ -22,6 +22,12 @@ void AccumulatedGradients::watch(const StateEntries& entries) {
 }
 
 void AccumulatedGradients::look() {
+  if (const auto count = prepared_.all().size(); std::exchange(prepared_count_, count) != count) {
+    const auto known = prepared_.averaged_parameters();  // some may be prepared after watch()
+    for (auto& [name, model] : models_)
+      if (std::erase_if(model.parameters, [&](const auto& p) { return known.contains(p.unsafeGetTensorImpl()); }) > 0)
+        model = {.parameters = model.parameters};
+  }
   for (auto& [name, model] : models_) {
     const auto before = std::exchange(model.writes, {});
     for (const auto& parameter : model.parameters) {

@@ -13,6 +13,7 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -59,6 +60,7 @@ class AccumulatedGradients {
 
   const PreparedModels& prepared_;
   std::map<std::string, Model> models_ = {};  ///< not prepared, by the State's entry
+  std::size_t prepared_count_ = 0;            ///< of models, at the last look
   int boundaries_with_gradients_ = 0;         ///< in a row
   bool has_warned_ = false;
 };

@@ -16,6 +16,7 @@
 #include <array>
 #include <optional>
 #include <span>
+#include <utility>
 
 namespace muster::detail::session {
 namespace {
@@ -67,7 +68,9 @@ void PreparedModels::for_each_parameter(const std::function<void(const std::stri
                                                                  const at::Tensor& gradient)>& visit) const {
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const auto* const module = models_[i]->module();
-    gradients::fetch_averages(module->parameters());
+    // Looking must not end the accumulation of a mean over several passes.
+    const auto reducer = models_[i]->reducer();
+    if (!reducer || !reducer->accumulates_with_weights()) gradients::fetch_averages(module->parameters());
     for (const auto& parameter : module->named_parameters())
       visit((models_.size() > 1 ? std::to_string(i) + "/" : "") + parameter.key(), parameter.value(),
             parameter.value().grad());
@@ -110,7 +113,12 @@ void PreparedModels::add_gradients(StateDict& state, const StateEntries& entries
   for_each_reducer(models_, [&](auto& reducer) {
     for (const auto& parameter : reducer.with_gradient_to_save()) waiting.insert(parameter.unsafeGetTensorImpl());
   });
-  if (control.all_reduce(std::int64_t{!waiting.empty()}, ReduceOp::max) == 0) return;
+  bool accumulates_with_weights = false;  // the same on all workers
+  for_each_reducer(models_, [&](auto& reducer) {
+    accumulates_with_weights = accumulates_with_weights || reducer.accumulates_with_weights();
+  });
+  const bool has_any = !waiting.empty() || accumulates_with_weights;
+  if (control.all_reduce(std::int64_t{has_any}, ReduceOp::max) == 0) return;
   const at::NoGradGuard no_grad;
   const auto paths = state::parameter_paths(entries);
   for (const auto& model : models_) {
@@ -126,13 +134,13 @@ void PreparedModels::add_gradients(StateDict& state, const StateEntries& entries
       log::warn(
           "saving gradients that wait for a step: those that were averaged before session.no_sync() are left out, "
           "since the batches in it have weights");
-    std::array<double, 2> weights{mine.sum, mine.unit};
-    control.all_reduce(std::span(weights));
-    if (weights[1] > 0)
-      state.tensors.emplace(state::weights_path(parameters.begin()->first),
-                            at::tensor({weights[0], weights[1] / control.size()}, at::kDouble));
+    const double sum = control.all_reduce(mine.sum), unit = control.all_reduce(mine.unit, ReduceOp::max);
+    if (sum > 0)
+      state.tensors.emplace(state::weights_path(parameters.begin()->first), at::tensor({sum, unit}, at::kDouble));
     std::vector<std::int64_t> waits;
-    for (const auto& [path, parameter] : parameters) waits.push_back(waiting.contains(parameter.unsafeGetTensorImpl()));
+    // A gradient of zero counts in the mean, too.
+    for (const auto& [path, parameter] : parameters)
+      waits.push_back(sum > 0 ? parameter.grad().defined() : waiting.contains(parameter.unsafeGetTensorImpl()));
     control.all_reduce(std::span(waits), ReduceOp::max);
     auto any_waits = waits.begin();
     for (const auto& [path, parameter] : parameters)
@@ -140,28 +148,39 @@ void PreparedModels::add_gradients(StateDict& state, const StateEntries& entries
   }
 }
 
-void PreparedModels::restore_gradients(const StateEntries& entries, const state::SavedGradients& saved,
-                                       int workers) const {
-  const auto paths = state::parameter_paths(entries);
-  for (const auto& model : models_) {
-    const auto reducer = model->reducer();
-    if (!reducer) continue;
-    std::optional<gradients::Reducer::LocalWeights> weights;
-    std::map<const void*, at::Tensor> of_parameters;
-    for (const auto& parameter : model->module()->parameters()) {
-      const auto path = paths.find(parameter.unsafeGetTensorImpl());
-      if (path == paths.end()) continue;
-      const auto gradient = saved.gradients.find(path->second);
-      of_parameters.emplace(path->first, gradient == saved.gradients.end() ? at::Tensor() : gradient->second);
-      if (const auto found = saved.weights.find(path->second); found != saved.weights.end())
-        weights = {found->second[0].item<double>() / workers, found->second[1].item<double>()};
-    }
-    // What the saved sum of the weights is to each worker now, its share of the sum of the gradients must be.
-    if (weights && workers != saved.workers)
-      for (auto& [parameter, gradient] : of_parameters)
-        if (gradient.defined()) gradient = gradient * (static_cast<double>(saved.workers) / workers);
-    reducer->restore_gradients(of_parameters, weights);
+void PreparedModels::add(std::shared_ptr<gradients::DataParallel> model) {
+  models_.push_back(std::move(model));
+  if (restored_) restore_gradients_of(*models_.back());
+}
+
+void PreparedModels::restore_gradients(const StateEntries& entries, state::SavedGradients saved, int workers) {
+  restored_ = {state::parameter_paths(entries), std::move(saved), workers};
+  for (const auto& model : models_) restore_gradients_of(*model);
+  auto& left = restored_->saved.gradients;
+  for (auto& [path, gradient] : left) gradient = gradient.clone();  // they are views of a file that may be pruned
+  if (left.empty()) restored_.reset();
+}
+
+void PreparedModels::restore_gradients_of(const gradients::DataParallel& model) {
+  const auto reducer = model.reducer();
+  if (!reducer) return;
+  auto& [paths, saved, workers] = *restored_;
+  std::optional<gradients::Reducer::LocalWeights> weights;
+  std::map<const void*, at::Tensor> of_parameters;
+  for (const auto& parameter : model.module()->parameters()) {
+    const auto path = paths.find(parameter.unsafeGetTensorImpl());
+    if (path == paths.end()) continue;
+    const auto gradient = saved.gradients.find(path->second);
+    of_parameters.emplace(path->first, gradient == saved.gradients.end() ? at::Tensor() : gradient->second);
+    if (gradient != saved.gradients.end()) saved.gradients.erase(gradient);
+    if (const auto found = saved.weights.find(path->second); found != saved.weights.end())
+      weights = {found->second[0].item<double>() / workers, found->second[1].item<double>()};
   }
+  // What the saved sum of the weights is to each worker now, its share of the sum of the gradients must be.
+  if (weights && workers != saved.workers)
+    for (auto& [parameter, gradient] : of_parameters)
+      if (gradient.defined()) gradient = gradient * (static_cast<double>(saved.workers) / workers);
+  reducer->restore_gradients(of_parameters, weights);
 }
 
 }  // namespace muster::detail::session

@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,7 +22,8 @@ namespace muster::detail::session {
 
 class PreparedModels {
  public:
-  void add(std::shared_ptr<gradients::DataParallel> model) { models_.push_back(std::move(model)); }
+  /// If the State was restored before, the model gets its saved gradients.
+  void add(std::shared_ptr<gradients::DataParallel> model);
   const std::vector<std::shared_ptr<gradients::DataParallel>>& all() const noexcept { return models_; }
   bool empty() const noexcept { return models_.empty(); }
   /// The number of no_sync() scopes that are open.
@@ -48,11 +50,20 @@ class PreparedModels {
   /// Adds to `state` the gradients that an optimizer has yet to step with, averaged over the workers, and the weights
   /// that they were multiplied by if the program gives any. Changes no .grad. Collective.
   void add_gradients(StateDict& state, const StateEntries& entries, const Communicator& control) const;
-  /// Sets the .grad of the State's parameters to what was saved, and removes those that were not.
-  void restore_gradients(const StateEntries& entries, const state::SavedGradients& saved, int workers) const;
+  /// Sets the .grad of the State's parameters to what was saved, and removes those that were not; of models that are
+  /// not prepared yet, when they are.
+  void restore_gradients(const StateEntries& entries, state::SavedGradients saved, int workers);
 
  private:
+  struct Restored {
+    state::ParameterPaths paths;
+    state::SavedGradients saved;  ///< those that no model has got yet
+    int workers;
+  };
+  void restore_gradients_of(const gradients::DataParallel& model);
+
   std::vector<std::shared_ptr<gradients::DataParallel>> models_;
+  std::optional<Restored> restored_ = {};
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
 };
 

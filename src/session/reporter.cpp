@@ -282,11 +282,11 @@ struct Reporter::Before {
   std::vector<std::function<void()>> schedules = {};  ///< each sets back an optimizer or a scheduler of the State
 };
 
-Reporter::Made Reporter::make(const Input& input, Before& before) {
+void Reporter::make(const Input& input, Before& before, Made& report) {
   auto& outputs = session_.outputs;
   const auto& control = session_.workers.control;
-  Made report{.all = exchange(input)};
   auto& all = report.all;
+  all = exchange(input);
   auto& row = report.row;
   report.saves = wait_for_save_before(all);
   if (outputs.newest) before.newest = outputs.newest->path();
@@ -304,12 +304,16 @@ Reporter::Made Reporter::make(const Input& input, Before& before) {
   if (all.has_callbacks)
     comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row); });
   if (report.saves) report.saved = save(input, all, row);
-  return report;
+}
+
+/// True if a report that has thrown has committed its checkpoint: a callback has thrown after that.
+bool Reporter::has_committed(const Before& before) const {
+  const auto& newest = session_.outputs.newest;
+  return newest && newest->path() != before.newest;
 }
 
 void Reporter::set_back(const Before& before) noexcept {
   auto& outputs = session_.outputs;
-  if (outputs.newest && outputs.newest->path() != before.newest) return;  // a callback has thrown after the commit
   session_.progress = before.progress;
   session_.progress.steps->complete_epoch = before.complete_epoch;
   session_.epoch_end.set_back(before.epoch_end);
@@ -320,6 +324,7 @@ void Reporter::set_back(const Before& before) noexcept {
 
 void Reporter::report(const Input& input) {
   begin(input.entries != nullptr);
+  session_.outputs.observers.callbacks().begin_report();
   Before before{.progress = session_.progress,
                 .epoch_end = session_.epoch_end,
                 .complete_epoch = session_.progress.steps->complete_epoch,
@@ -331,9 +336,16 @@ void Reporter::report(const Input& input) {
         before.schedules.push_back(std::move(set_back_schedule));
   Made report;
   try {
-    report = make(input, before);
+    make(input, before, report);
   } catch (...) {
-    set_back(before);
+    if (has_committed(before)) {
+      report.row["checkpoint_dir_name"] = session_.outputs.newest->path().filename().string();
+      if (input.entries) session_.stopper.note_state(input.entries);
+      publish(report.row, std::nullopt);
+      session_.progress.end_report();
+    } else {
+      set_back(before);
+    }
     throw;
   }
   const auto& all = report.all;

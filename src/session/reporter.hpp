@@ -95,7 +95,8 @@ class Reporter {
   /// Saves and adds the checkpoint's name to the row. Collective.
   Checkpoint save(const Input& input, const Combined& all, Json& row);
   /// All that may fail. Collective.
-  Made make(const Input& input, Before& before);
+  void make(const Input& input, Before& before, Made& report);
+  bool has_committed(const Before& before) const;
   /// Sets back what a report has changed that has failed, unless its checkpoint is committed.
   void set_back(const Before& before) noexcept;
   /// Gives the observers the row, and the validation its request.

@@ -24,8 +24,7 @@ namespace muster::detail::session {
 class Resumer {
  public:
   Resumer(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
-          TrainingProgress& progress, SessionData& data, Outputs& outputs, const PreparedModels& models,
-          EpochEnd& epoch_end)
+          TrainingProgress& progress, SessionData& data, Outputs& outputs, PreparedModels& models, EpochEnd& epoch_end)
       : resolved_(resolved),
         run_(run),
         workers_(workers),
@@ -73,7 +72,7 @@ class Resumer {
   TrainingProgress& progress_;
   SessionData& data_;
   Outputs& outputs_;
-  const PreparedModels& models_;
+  PreparedModels& models_;
   EpochEnd& epoch_end_;
   // Sixteen members: the eight above are what is restored, those below belong to the checkpoint.
   std::optional<Checkpoint> checkpoint_ = {};

@@ -193,7 +193,7 @@ TEST(Callbacks, AnotherRanksErrorThatIsCaughtIsAFailure) {
 }
 
 TEST(Callbacks, AReportThatFailsLeavesAllAsItWas) {
-  for (const std::string fault : {"a throwing entry", "a full disk", "a throwing callback"}) {
+  for (const std::string fault : {"a throwing entry", "a full disk", "a throwing callback", "a refused name"}) {
     const auto storage = test::shared_folder();
     struct Throwing : Callback {
       void on_report(const Json&) override {
@@ -227,7 +227,8 @@ TEST(Callbacks, AReportThatFailsLeavesAllAsItWas) {
         throws = fault == "a throwing entry";
         throwing->throws = fault == "a throwing callback";
         session.barrier();
-        EXPECT_THROW(session.report(metrics, state), Error) << fault;
+        const ReportOptions named{.checkpoint_name = fault == "a refused name" ? "a/b" : ""};
+        EXPECT_THROW(session.report(metrics, state, named), Error) << fault;
         session.barrier();
         throws = throwing->throws = false;
       };
