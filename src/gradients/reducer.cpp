@@ -381,8 +381,9 @@ void Reducer::restore_earlier_gradients() noexcept {
 
 void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
   dense_in_backward_ = !fused_ || weights_.given;
-  // Inside join() a rank may have had no pass at all.
-  const bool has_any = weights_.given || !is_joined() || std::ranges::any_of(parameters_, &Parameter::pending);
+  // At the end of join() a rank may have had no pass at all.
+  const bool has_any =
+      weights_.given || arrival != Arrival::at_once || std::ranges::any_of(parameters_, &Parameter::pending);
   const auto kind = !takes_part || !has_any ? Flags{0} : weights_.given ? gradients_weighted : gradients_unweighted;
   const auto weight = takes_part && weights_.given ? weights_.sum : 0.0;
   if (dense_in_backward_) dense_->begin(arrival, flags() | kind, weight);
