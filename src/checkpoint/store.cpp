@@ -338,6 +338,7 @@ Checkpoint CheckpointStore::resolved(Checkpoint checkpoint) {
   if (error)
     throw Error(ExitCode::retry, "starting from " + checkpoint.path_.string(), error.message(),
                 "Name a checkpoint that stays: another run may prune its own, and its names move");
+  require_same_folder(path, checkpoint.folder_);
   checkpoint.path_ = std::move(path);
   return checkpoint;
 }

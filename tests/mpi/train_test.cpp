@@ -1740,7 +1740,7 @@ TEST(Train, ASeedStaysTheSameUntilAllOfItIsRestored) {
   by_rank_0([&] { std::filesystem::rename(checkpoint_of(seed, 1), checkpoint_of(seed, 0)); });
   EXPECT_EQ(run({storage, {}, options}, [](Session&, const Config&) { FAIL(); }).first,
             static_cast<int>(ExitCode::retry))
-      << "the link leads nowhere";
+      << "another checkpoint has its name now";
 }
 
 TEST(Train, ASeedIsTheSameOnAllRanks) {
