@@ -516,21 +516,21 @@ TEST(Passes, AnOwnLoopThatBeginsAgainAtItsFirstEpochIsWarnedOf) {
   for (const std::int64_t first : {0, 2}) {
     const auto name = "from_" + std::to_string(first);
     for (const bool again : {false, true}) {
-      const auto [code, result] =
-          run({storage, {}, with(name, {{"train", numbers(6)}})}, [&](Session& session, const Config&) {
-            auto shard = session.get_dataset_shard();
-            auto state = session.state({});
-            EXPECT_EQ(state.restore(), again);
-            for (std::int64_t epoch = again ? first : 0; epoch < 4; ++epoch) {
-              shard.set_epoch(epoch);
-              for (auto& batch : shard.iter_torch_batches({.global_batch_size = 3})) {
-                EXPECT_EQ(batch.global_size(), 3);
-                if (again || epoch != 2) continue;
-                session.report({}, state);
-                throw Stop();
-              }
-            }
-          });
+      const auto [code, result] = run({storage, {"--log-level", "warn"}, with(name, {{"train", numbers(6)}})},
+                                      [&](Session& session, const Config&) {
+                                        auto shard = session.get_dataset_shard();
+                                        auto state = session.state({});
+                                        EXPECT_EQ(state.restore(), again);
+                                        for (std::int64_t epoch = again ? first : 0; epoch < 4; ++epoch) {
+                                          shard.set_epoch(epoch);
+                                          for (auto& batch : shard.iter_torch_batches({.global_batch_size = 3})) {
+                                            EXPECT_EQ(batch.global_size(), 3);
+                                            if (again || epoch != 2) continue;
+                                            session.report({}, state);
+                                            throw Stop();
+                                          }
+                                        }
+                                      });
       EXPECT_EQ(code, again ? 0 : 1) << error_of(result);
     }
     const auto log = detail::read_file(storage / name / "logs" / "rank_00000.log");
@@ -599,7 +599,8 @@ TEST(Passes, ANewSeedIsForTheNextPassAndNoneIsTheRunsOwn) {
   };
   const auto of_5 = orders("5", {"--seed", "5"}, {}), of_6 = orders("6", {"--seed", "6"}, {});
   ASSERT_NE(of_5, of_6);
-  EXPECT_EQ(orders("new", {"--seed", "5"}, Flags{"--seed", "6"}), (std::vector<Samples>{of_5[0], of_6[1]}));
+  EXPECT_EQ(orders("new", {"--seed", "5"}, Flags{"--seed", "6", "--log-level", "warn"}),
+            (std::vector<Samples>{of_5[0], of_6[1]}));
   EXPECT_EQ(seed_of("new"), 6);
   const auto log = detail::read_file(storage / "new" / "logs" / "rank_00000.log");
   EXPECT_NE(log.find("--seed differs from its value when the run was saved in the middle of a pass"),
