@@ -107,6 +107,7 @@ struct Launch::State {
   int local_process_index = 0;
   std::set<pid_t> processes;          ///< of this launch on this host
   std::vector<detail::Claim> claims;  ///< on cores of this node
+  bool is_running = false;            ///< inside of run()
   std::optional<int> status;          ///< of the last run()
   std::function<bool()> asked_to_stop = [] { return false; };
   std::vector<std::shared_ptr<Callback>> callbacks;
@@ -118,6 +119,7 @@ struct Launch::State {
 };
 
 int Launch::State::returned(int code) {
+  is_running = false;
   if (!owns_mpi()) return code;
   // Each rank tells, since what it does next may end the others.
   if (status) detail::launch::tell_supervisor(detail::launch::message_returned, std::to_string(*status));
@@ -257,7 +259,10 @@ Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
   state_->callbacks = std::move(part.callbacks);
 }
 
-Launch::~Launch() = default;
+Launch::~Launch() {
+  // A static Launch whose process ends inside of run(), by std::exit: MPI_Finalize would wait for the other ranks.
+  if (state_ && state_->is_running) static_cast<void>(state_.release());
+}
 
 CLI::App& Launch::app() { return state_->parser.app; }
 const Communicator& Launch::communicator() const noexcept { return *state_->ranks; }
@@ -296,6 +301,7 @@ int Launch::run_body(const std::function<int()>& body) {
   using comm::Outcome;
   int status = 0;
   Outcome mine;
+  state_->is_running = true;
   try {
     auto& parser = state_->parser;
     if (!parser.parse(communicator(), state_->argc, state_->argv)) return state_->returned(0);
