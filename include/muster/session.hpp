@@ -294,7 +294,8 @@ class MUSTER_API Session {
   /// NaN, infinite, below 1e-9 but not 0, or above 1e12 is an Error (ExitCode::usage); so are weights on some ranks
   /// only, and passes with and without a weight that accumulate for one average, or for one step of a fused optimizer.
   /// With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm leaves out
-  /// the samples of a rank with weight 0.
+  /// the samples of a rank with weight 0; with one the scope must hold forward(), too. In 16 bits the first weights
+  /// should be near the numbers of samples, since gradients are multiplied by them.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
