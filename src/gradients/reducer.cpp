@@ -493,6 +493,10 @@ void Reducer::finish_gradient(Parameter& parameter, bool fetch) {
       gradient.add_(parameter.averaged_before, correction_.earlier_factor);
   } else if (ranks == 0 && parameter.padding) {
     gradient.reset();
+    // The zeros of zero_grad(/*set_to_none=*/false) were set aside; an optimizer would step with them.
+    if (weights_.given && parameter.earlier.defined() && !dense_->takes_several_passes() &&
+        !any_nonzero(parameter.earlier))
+      parameter.earlier.reset();
   }
   if (parameter.earlier.defined()) {
     const at::NoGradGuard no_grad;

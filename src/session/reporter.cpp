@@ -303,7 +303,9 @@ void Reporter::make(const Input& input, Before& before, Made& report) {
   ++session_.progress.training_iteration;
   if (all.has_callbacks)
     comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row); });
-  if (report.saves) report.saved = save(input, all, row);
+  if (!report.saves) return;
+  report.has_begun_to_save = true;
+  report.saved = save(input, all, row);
 }
 
 /// True if a report that has thrown has committed its checkpoint: a callback has thrown after that.
@@ -338,7 +340,7 @@ void Reporter::report(const Input& input) {
   try {
     make(input, before, report);
   } catch (...) {
-    if (has_committed(before)) {
+    if (report.has_begun_to_save && has_committed(before)) {
       report.row["checkpoint_dir_name"] = session_.outputs.newest->path().filename().string();
       if (input.entries) session_.stopper.note_state(input.entries);
       publish(report.row, std::nullopt);

@@ -77,6 +77,7 @@ class Reporter {
     Combined all = {};
     Json row = {};
     bool saves = false;
+    bool has_begun_to_save = false;
     std::optional<Checkpoint> saved = {};
   };
   struct Before;
