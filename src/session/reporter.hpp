@@ -72,12 +72,12 @@ class Reporter {
     std::vector<std::int64_t> memory_bytes = {};  ///< of each rank
   };
 
-  /// A report whose checkpoint is committed, if it has one.
+  /// A report, as far as it is made.
   struct Made {
     Combined all = {};
     Json row = {};
     bool saves = false;
-    bool has_begun_to_save = false;
+    bool has_begun_to_save = false;  ///< its own checkpoint, not that of the report before
     std::optional<Checkpoint> saved = {};
   };
   struct Before;
