@@ -20,16 +20,6 @@ void append_to(const std::filesystem::path& path, const std::string& line) {
   file.close();
 }
 
-/// Writes the file unless it already holds `text`, as it mostly does when a run resumes; a durable write takes as long
-/// as a step. A file with a second hard link is replaced in any case: rows will be appended to it, and the other link
-/// belongs to a backup (cp -al).
-void write_if_changed(const std::filesystem::path& path, const std::string& text) {
-  if (std::filesystem::is_regular_file(status_of(path)) && std::filesystem::hard_link_count(path) == 1 &&
-      read_file(path) == text)
-    return;
-  write_file(path, text);
-}
-
 std::string line_of(const Json& row) { return json_text_lossy(row) + "\n"; }
 
 /// The number of the report that the row belongs to; 0 if the row has none.
@@ -114,12 +104,15 @@ void History::checkpoint(const Checkpoint&) {
 }
 
 void History::end() {
-  if (!is_outdated_ && !rows_.empty()) try {
-      for (const char* name : {run_names::history, run_names::table}) File(folder_ / name, File::Mode::write).sync();
-    } catch (const Error&) {
-      is_outdated_ = true;
-    }
   if (is_outdated_) rewrite("result.json and progress.csv do not hold this run's metrics yet: ");
+  if (is_outdated_ || rows_.empty()) return;
+  try {
+    for (const char* name : {run_names::history, run_names::table}) File(folder_ / name, File::Mode::write).sync();
+  } catch (const Error& error) {
+    log::warn(std::string("result.json and progress.csv are written again: ") + error.what());
+    // A file that could not be synced still reads as if it were whole, so comparing it would show no difference.
+    rewrite("result.json and progress.csv may lose this run's last metrics: ", Unchanged::replaced);
+  }
 }
 
 void History::remove_abandoned_rows(const AttemptStart& start) {
@@ -163,10 +156,10 @@ void History::validated(std::int64_t training_iteration, const Json& fields) {
   rewrite("the results of a validation could not be added to the metrics: ");
 }
 
-void History::rewrite(const char* warning) noexcept {
+void History::rewrite(const char* warning, Unchanged unchanged) noexcept {
   try {
-    write_rows();
-    write_table();
+    write_rows(unchanged);
+    write_table(unchanged);
     is_outdated_ = false;
   } catch (const std::exception& error) {
     is_outdated_ = true;
@@ -177,21 +170,30 @@ void History::rewrite(const char* warning) noexcept {
 void History::append(const Json& row) {
   rows_.push_back(row);
   const bool outdated = std::exchange(is_outdated_, true), has_new_columns = add_columns(columns_, row);
-  outdated ? write_rows() : append_to(folder_ / run_names::history, line_of(row));
-  outdated || has_new_columns ? write_table() : append_to(folder_ / run_names::table, csv_line(row, columns_));
+  outdated ? write_rows(Unchanged::kept) : append_to(folder_ / run_names::history, line_of(row));
+  outdated || has_new_columns ? write_table(Unchanged::kept)
+                              : append_to(folder_ / run_names::table, csv_line(row, columns_));
   is_outdated_ = false;
 }
 
-void History::write_rows() const {
-  std::string text;
-  for (const auto& row : rows_) text += line_of(row);
-  write_if_changed(folder_ / run_names::history, text);
+void History::write(const char* name, const std::string& text, Unchanged unchanged) const {
+  const auto path = folder_ / name;
+  if (unchanged == Unchanged::kept && std::filesystem::is_regular_file(status_of(path)) &&
+      std::filesystem::hard_link_count(path) == 1 && read_file(path) == text)
+    return;
+  write_file(path, text);
 }
 
-void History::write_table() const {
+void History::write_rows(Unchanged unchanged) const {
+  std::string text;
+  for (const auto& row : rows_) text += line_of(row);
+  write(run_names::history, text, unchanged);
+}
+
+void History::write_table(Unchanged unchanged) const {
   auto text = columns_.empty() ? std::string() : csv_header(columns_);
   for (const auto& row : rows_) text += csv_line(row, columns_);
-  write_if_changed(folder_ / run_names::table, text);
+  write(run_names::table, text, unchanged);
 }
 
 }  // namespace muster::detail::observe

@@ -29,7 +29,7 @@ class History final : public Observer {
   /// Removes the checkpoint's name from its row.
   void checkpoint_lost(const Checkpoint& checkpoint) override;
   void checkpoint(const Checkpoint&) override;
-  /// Writes the rows to the disk, before the run is marked as finished.
+  /// Writes the rows to the disk, before the run is marked as finished; logs a warning if they may not be there.
   void end() override;
   /// Replaces both files. Logs a warning if they cannot be written.
   void validated(std::int64_t training_iteration, const Json& fields) override;
@@ -49,9 +49,15 @@ class History final : public Observer {
 
  private:
   void remove_abandoned_rows(const AttemptStart& start);
-  void rewrite(const char* warning) noexcept;
-  void write_rows() const;
-  void write_table() const;
+  /// What becomes of a file that already holds the rows, as it mostly does when a run resumes: a durable write takes as
+  /// long as a step.
+  enum class Unchanged { kept, replaced };
+  void rewrite(const char* warning, Unchanged unchanged = Unchanged::kept) noexcept;
+  /// Writes a file. One with a second hard link is replaced in any case: rows will be appended to it, and the other
+  /// link belongs to a backup (cp -al).
+  void write(const char* name, const std::string& text, Unchanged unchanged) const;
+  void write_rows(Unchanged unchanged) const;
+  void write_table(Unchanged unchanged) const;
 
   std::filesystem::path folder_;
   std::vector<Json> rows_;
