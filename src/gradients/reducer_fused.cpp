@@ -29,11 +29,11 @@ void Reducer::average_local_gradients() {
 }
 
 /// Called when backward() has left this rank's own gradients in .grad. Those with a weight are not left to a fused
-/// optimizer.
+/// optimizer; they are marked so that a sum of zeros is told from a gradient that was discarded.
 void Reducer::mark_gradients() {
   has_local_gradients_ = has_local_gradients_ || !weights_.given;
   for (auto& p : parameters_)
-    if (p.dense() && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
+    if ((p.dense() || weights_.given) && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
 }
 
 /// Call it before the parameter's .grad is added to or averaged: notes if .grad was changed by hand since it was

@@ -28,7 +28,7 @@ class ParameterSamples {
 /// A record of a gradient on the CPU: its address, torch's count of writes to it, and a hash of some of its cache
 /// lines: of all lines up to 4 KB, of at least 64 lines above that, and of one line in every 4 KB of a large gradient.
 /// torch does not count writes through .data() or a pointer; only the hash shows them. It always shows a write of 8
-/// consecutive KB, and seldom a write of single elements.
+/// consecutive KB, and seldom a write of single elements. Of a sparse gradient: the tensor and torch's count.
 class GradientMark {
  public:
   explicit GradientMark(const at::Tensor& gradient);

@@ -123,6 +123,21 @@ TEST_F(SparseGradients, AddUpWithoutAveragingAndWithIt) {
   }
 }
 
+TEST_F(SparseGradients, OfPassesOfWeightZeroLeaveTheAveragesBefore) {
+  const auto first = together(loss(1)), second = together(loss(2));
+  loss(1).backward();
+  prepare_.weight->given = 0;
+  {
+    const NoSync scope(prepare_.no_sync_depth);
+    loss(3).backward();
+  }
+  prepare_.weight->given = 1;
+  loss(2).backward();
+  std::vector<at::Tensor> want;
+  for (std::size_t i = 0; i < first.size(); ++i) want.push_back(first[i] + second[i]);
+  expect_gradients(want);
+}
+
 TEST_F(SparseGradients, OfAnEmbeddingThatSomeRanksUse) {
   const bool mine = rank() == size() - 1;
   const auto want = together(loss(1, mine));
