@@ -272,12 +272,27 @@ def numbered_copies(peer, folder):
                     assert new[name].dimensions == variable.dimensions, (name, new[name].dimensions)
 
 
+def copied_enumerations(peer, folder):
+    """Enumerations become integers in a copy, and so do the attributes that have the type of their variable."""
+    path, copy = folder / "kinds.nc", folder / "copy.h5"
+    stored = numpy.array([1, 2, 255, 2], "u1")
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("n", len(stored))
+        kind = file.createEnumType("u1", "kind", {"land": 1, "sea": 2, "none": 255})
+        file.createVariable("x", kind, ("n",), fill_value=255)[:] = stored
+    peer.copy(path, copy, ["x"])
+    with netCDF4.Dataset(copy) as new:
+        assert new["x"].dtype == new["x"]._FillValue.dtype == "u1" and new["x"]._FillValue == 255
+        numpy.testing.assert_array_equal(numpy.ma.getmaskarray(new["x"][:]), stored == 255)
+        numpy.testing.assert_array_equal(new["x"][:].data, stored)
+
+
 def main(program):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         peer = Peer(program, folder)
-        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, numbered_copies, matlab_files,
-                      h5py_files]:
+        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, numbered_copies,
+                      copied_enumerations, matlab_files, h5py_files]:
             files(peer, folder)
             print(f"{files.__name__}: all values are read as their library reads them")
 
