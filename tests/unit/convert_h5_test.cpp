@@ -567,16 +567,47 @@ TEST_F(ConvertH5, NamesNoFirstDimensionAlone) {
     file.text_attribute("time", "CLASS", "DIMENSION_SCALE");
     file.name_dimensions("u", {"a", "b"});
     file.name_dimensions("v", {"b", "c"});
-    file.name_dimensions("g/time", {"time"});
+    file.name_dimensions("g/time", {"a"});
     file.name_dimensions("g/t", {"a", "time"});
   }
   run({.columns = {"u", "v"}, .shuffle = 1});
   auto file = hdf5::open_file(output());
   EXPECT_EQ(netcdf_names(file.get(), "u"), Names({"", ""}));
   EXPECT_EQ(netcdf_names(file.get(), "v"), Names({"", "c"}));
+  testing::internal::CaptureStderr();
   run({}, ":/g");
+  detail::log::flush();
+  const auto said = testing::internal::GetCapturedStderr();
   file = hdf5::open_file(output());
   EXPECT_EQ(netcdf_names(file.get(), "t"), Names({"", ""})) << "the column time is not the dimension of that name";
+  EXPECT_EQ(netcdf_names(file.get(), "time"), Names({"a"}));
+  EXPECT_NE(said.find("the dimension /time has no name in the copy"), std::string::npos) << said;
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+}
+
+TEST_F(ConvertH5, NamesADimensionByTheColumnOfAGroupAlongIt) {
+  using Names = std::vector<std::string>;
+  const hdf5::Lock lock;
+  for (const auto& dimensions : {Names{"time"}, Names{"time", "nv"}}) {
+    {
+      H5File file(input());
+      file.group("g");
+      for (const auto& [name, names] : {std::pair("g/time", dimensions), {"g/t", Names{"time", "x"}}}) {
+        file.dataset(name, std::vector<hsize_t>(names.size(), 4), H5T_STD_I32LE, H5T_NATIVE_INT32, counting(16).data());
+        file.name_dimensions(name, names);
+      }
+      for (std::int32_t d = 0; d < std::ssize(dimensions); ++d)
+        file.numbers_attribute(dimensions[static_cast<std::size_t>(d)], "_Netcdf4Dimid", {d});
+    }
+    for (const auto& options : std::vector<ConvertOptions>{{}, {.shuffle = 1}, {.columns = {"t"}}}) {
+      run(options, ":/g");
+      const auto file = hdf5::open_file(output());
+      const bool has_time = options.columns.empty();
+      EXPECT_EQ(netcdf_names(file.get(), "t"), Names({"time", "x"}));
+      EXPECT_EQ(netcdf_names(file.get(), "time"), has_time ? dimensions : Names{"time"});
+      EXPECT_EQ(hdf5::is_column(file.get(), "time", "time"), has_time);
+    }
+  }
 }
 
 TEST_F(ConvertH5, DecodesEachChunkOnce) {
