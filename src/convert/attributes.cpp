@@ -1,5 +1,7 @@
 #include "convert/attributes.hpp"
 
+#include "hdf5/types.hpp"
+
 #include <cstddef>
 
 namespace muster::detail::convert {
@@ -25,13 +27,17 @@ Attribute::Attribute(hid_t dataset, const std::string& name, const std::string& 
     : name_(name), doing_("reading the attribute " + name + " of " + shown) {
   attribute_ = {hdf5::check(H5Aopen(dataset, name.c_str(), H5P_DEFAULT), doing_), H5Aclose};
   const hdf5::Handle stored(hdf5::check(H5Aget_type(attribute_.get()), doing_), H5Tclose);
-  type_ = {hdf5::check(H5Tcopy(stored.get()), doing_), H5Tclose};  // a type with a name belongs to its file
+  // NetCDF wants _FillValue to have the type of the column, whose enumeration becomes integers, too.
+  const bool is_enumeration =
+      H5Tget_class(stored.get()) == H5T_ENUM && H5Tequal(stored.get(), hdf5::memory_type_of(at::kBool).get()) <= 0;
+  // A copy, since a type with a name belongs to its file.
+  type_ = {hdf5::check(is_enumeration ? H5Tget_super(stored.get()) : H5Tcopy(stored.get()), doing_), H5Tclose};
   space_ = {hdf5::check(H5Aget_space(attribute_.get()), doing_), H5Sclose};
   const auto count = static_cast<std::size_t>(hdf5::check(H5Sget_simple_extent_npoints(space_.get()), doing_));
   const auto size = H5Tget_size(type_.get());
   has_pointers_ = H5Tis_variable_str(type_.get()) > 0;
   const auto kind = H5Tget_class(type_.get());
-  const bool is_number = kind == H5T_INTEGER || kind == H5T_FLOAT || kind == H5T_ENUM;
+  const bool is_number = kind == H5T_INTEGER || kind == H5T_FLOAT || kind == H5T_ENUM;  // a boolean
   is_simple_ =
       (is_number || kind == H5T_STRING) && size > 0 && count <= (has_pointers_ ? most_strings : most_bytes / size);
   if (is_simple_) bytes_ = count * size;

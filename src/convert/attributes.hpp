@@ -18,7 +18,7 @@ class Attribute {
 
   /// True if it holds numbers, booleans or strings: at most a megabyte, and 1024 strings of variable length.
   bool is_simple() const noexcept { return is_simple_; }
-  /// Copies it to another dataset. `writing`: what is being done, for errors.
+  /// Copies it to another dataset, an enumeration as its integers. `writing`: what is being done, for errors.
   void write_to(hid_t dataset, const std::string& writing) const;
 
  private:

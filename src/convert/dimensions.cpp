@@ -1,5 +1,6 @@
 #include "convert/dimensions.hpp"
 
+#include "base/log.hpp"
 #include "hdf5/file.hpp"
 
 #include <algorithm>
@@ -26,9 +27,10 @@ class Scales {
   Scales(hid_t file, const std::string& writing) : file_(file), writing_(writing) {}
 
   /// The column may be a scale of others.
-  void add(const ColumnDimensions& column) {
+  void add(ColumnDimensions& column) {
     const bool is_field = hdf5::Scale{column.path}.name() != column.name;
     if (!is_field) names_[column.path] = column.name;
+    make_coordinate(column);
   }
 
   /// Numbers the dimensions of a column that is a scale, as NetCDF does. If one of several has no name or number in the
@@ -44,7 +46,7 @@ class Scales {
     bool is_whole = names_.contains(column.path);
     std::vector<std::int32_t> numbers(shape.size());
     for (std::size_t d = 0; d < shape.size() && is_whole; ++d) {
-      is_whole = !name_of(column.scales[d], shape[d]).empty();
+      is_whole = column.scales[d].number && !name_of(column.scales[d], shape[d]).empty();
       numbers[d] = column.scales[d].number.value_or(0);
     }
     if (is_whole) {
@@ -110,6 +112,20 @@ class Scales {
     write(dataset, name, type.get(), {}, text.c_str());
   }
 
+  /// Makes a column that has the name of its first dimension the scale of it. It was none in its file, where the
+  /// dimension is of another group. The copy has one group, in which NetCDF knows such a variable only as the
+  /// coordinate.
+  void make_coordinate(ColumnDimensions& column) {
+    if (column.is_scale() || column.scales.empty() || column.scales.front().name() != column.name) return;
+    const hdf5::Handle dataset(check(H5Dopen2(file_, column.name.c_str(), H5P_DEFAULT)), H5Dclose);
+    for (const auto* attribute : {"CLASS", "NAME"})
+      if (check(H5Aexists(dataset.get(), attribute)) > 0) return;  // they mean something else here
+    write_text(dataset.get(), "CLASS", "DIMENSION_SCALE");
+    write_text(dataset.get(), "NAME", column.name);
+    column.path = column.scales.front().path;
+    names_[column.path] = column.name;
+  }
+
   hobj_ref_t reference_to(const std::string& name) const {
     hobj_ref_t reference = 0;
     check(H5Rcreate(&reference, file_, name.c_str(), H5R_OBJECT, -1));
@@ -122,7 +138,13 @@ class Scales {
     auto& name = names_[scale.path];
     if (name.empty()) {
       name = scale.name();
-      if (check(H5Lexists(file_, name.c_str(), H5P_DEFAULT)) > 0) return name = {};  // another column
+      if (check(H5Lexists(file_, name.c_str(), H5P_DEFAULT)) > 0) {
+        if (nameless_.insert(scale.path).second)
+          log::warn(writing_ + ": the dimension " + scale.path +
+                    " has no name in the copy, where a column or another dimension is called " + name +
+                    ". To keep the name, leave that one out with --columns");
+        return name = {};
+      }
       make(scale, size);
     }
     const hdf5::Handle made(check(H5Dopen2(file_, name.c_str(), H5P_DEFAULT)), H5Dclose);
@@ -148,6 +170,7 @@ class Scales {
   const std::string& writing_;
   std::map<std::string, std::string> names_;                  ///< in the new file, by paths in the old one
   std::map<std::string, std::vector<Reference>> references_;  ///< by the names
+  std::set<std::string> nameless_;                            ///< the paths of dimensions that a warning has named
 };
 
 }  // namespace
@@ -178,7 +201,7 @@ void forget_ambiguous(std::vector<ColumnDimensions>& columns) {
 void name_dimensions(hid_t file, std::vector<ColumnDimensions> columns, const std::string& writing) {
   const hdf5::Lock lock;
   Scales scales(file, writing);
-  for (const auto& column : columns) scales.add(column);
+  for (auto& column : columns) scales.add(column);
   for (auto& column : columns)
     if (column.is_scale()) scales.number(column);
   for (const auto& column : columns)

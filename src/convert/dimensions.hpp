@@ -27,8 +27,9 @@ ColumnDimensions dimensions_of(hid_t dataset, const std::string& name, const std
 void forget_ambiguous(std::vector<ColumnDimensions>& columns);
 
 /// Attaches a scale to each dimension of the columns of a new file. It is the copied column that was the scale, or a
-/// dimension without a variable, as NetCDF writes one. Dimensions of one scale and different sizes are left without.
-/// `writing`: what is being done, for errors. Takes HDF5's lock.
+/// dimension without a variable, as NetCDF writes one. Dimensions of one scale and different sizes are left without,
+/// and so are those whose name another column has; a warning names these. `writing`: what is being done, for errors.
+/// Takes HDF5's lock.
 void name_dimensions(hid_t file, std::vector<ColumnDimensions> columns, const std::string& writing);
 
 }  // namespace muster::detail::convert

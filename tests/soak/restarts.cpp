@@ -1,5 +1,5 @@
 // A run drawn from a seed is interrupted and started again. It is compared with an undisturbed one: one process that
-// trains with plain torch over the same batches. Everything is in double precision.
+// trains with plain torch over the same batches. Some epochs have two passes. Everything is in double precision.
 //   restarts --draw SEED --plain FILE                      plays the undisturbed run and writes its end to FILE
 //   mpirun -n RANKS restarts --draw SEED --start N --want FILE --name NAME --storage FOLDER
 // How start N ends is drawn too, and noted in FILE.ending; the fourth start is not interrupted. A start that finishes
@@ -55,8 +55,11 @@ struct Plan {
   bool report_ends, check_ends;
   bool report_in_step;  ///< a report comes after each batch of its update, so also while gradients are added up
   std::optional<int> keep;
+  int passes;       ///< of an epoch; a report comes between them
+  bool other_data;  ///< the second one is over a dataset of its own
 
-  std::int64_t batches() const { return drop_last ? samples / batch : (samples + batch - 1) / batch; }
+  std::int64_t pass_batches() const { return drop_last ? samples / batch : (samples + batch - 1) / batch; }
+  std::int64_t epoch_batches() const { return passes * pass_batches(); }
 };
 
 Plan draw_plan(std::uint64_t seed) {
@@ -97,6 +100,10 @@ Plan draw_plan(std::uint64_t seed) {
   plan.check_ends = dice.chance(0.5);
   if (dice.chance(0.6)) plan.keep = dice.between(1, 3);
   plan.report_in_step = dice.chance(0.5);
+  plan.passes = dice.chance(0.4) ? 2 : 1;
+  plan.other_data = dice.chance(0.5);
+  // An epoch of two passes has about as many batches as others.
+  if (plan.passes == 2) plan.samples -= (plan.samples - plan.batch) / 2;
   return plan;
 }
 
@@ -108,8 +115,22 @@ struct Ending {
   int rank = 0;
 };
 
+/// Moves some endings to the report between two passes.
+void move_ending(Ending& ending, const Plan& plan, std::int64_t first, Dice& dice) {
+  const auto pass = plan.pass_batches(), epoch = plan.epoch_batches();
+  if (dice.chance(0.6)) {
+    ending.batch += pass - dice.below(2) - ending.batch % epoch;
+    if (ending.batch < first) ending.batch += epoch;
+  }
+  // A run that ends there in its first epoch does not know of the second pass, and leaves it out: docs/checkpoints.md.
+  // The ranks agree on a stop in the update after the signal, and all are in the second pass after its first update.
+  const auto update = plan.accumulate;
+  if (ending.batch >= pass - update - 2 && ending.batch < pass + update) ending.batch += epoch;
+}
+
 /// Draws one of the batches from `first` on.
-Ending draw_ending(const Choice& choice, std::int64_t first, std::int64_t batches, int ranks) {
+Ending draw_ending(const Choice& choice, const Plan& plan, std::int64_t first, int ranks) {
+  const auto batches = plan.epochs * plan.epoch_batches();
   Dice dice(choice.seed * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(choice.start));
   Ending ending;
   if (!choice.plain.empty() || choice.start >= last_start || first >= batches) return ending;
@@ -119,6 +140,7 @@ Ending draw_ending(const Choice& choice, std::int64_t first, std::int64_t batche
   // Some starts end at once, most in the first half of the remaining batches.
   ending.batch = first + dice.below(static_cast<int>(dice.chance(0.7) ? (batches - first + 1) / 2 : batches - first));
   ending.rank = dice.below(ranks);
+  if (plan.passes > 1) move_ending(ending, plan, first, dice);
   return ending;
 }
 
@@ -184,13 +206,16 @@ class Trainee {
                                  {"trail", trail_},
                                  {"loss", loss_}});
     if (!plain_) state.restore();
-    ending_ = draw_ending(choice_, taken_, plan_.epochs * plan_.batches(), session_.world_size());
-    const auto shard = session_.get_dataset_shard("train");
+    ending_ = draw_ending(choice_, plan_, taken_, session_.world_size());
     for (const auto epoch : session_.epochs(plan_.epochs)) {
       net_->freeze_first(epoch < plan_.unfrozen_from);
-      if (taken_ == epoch * plan_.batches()) loss_.reset();
-      for (auto& batch : shard.iter_torch_batches(batches())) train(batch, epoch, state);
-      if (taken_ != (epoch + 1) * plan_.batches()) throw std::logic_error("an epoch has ended early");
+      if (taken_ == epoch * plan_.epoch_batches()) loss_.reset();
+      make_pass("train", state);
+      if (plan_.passes > 1) {
+        if (!plain_) session_.report({{"loss", loss_}}, state);
+        make_pass(plan_.other_data ? "more" : "train", state);
+      }
+      if (taken_ != (epoch + 1) * plan_.epoch_batches()) throw std::logic_error("an epoch has ended early");
       if (plan_.check_ends) check();
       scheduler_->step();
       if (plan_.report_ends && !plain_) session_.report({{"loss", loss_}}, state);
@@ -210,14 +235,18 @@ class Trainee {
 
   at::Tensor loss_of(const Batch& batch) { return (net_->forward(batch["x"]) - batch["y"]).square().mean(); }
 
-  void train(const Batch& batch, std::int64_t epoch, const State& state) {
-    const auto index = taken_ - epoch * plan_.batches();
+  void make_pass(const std::string& dataset, const State& state) {
+    for (auto& batch : session_.get_dataset_shard(dataset).iter_torch_batches(batches())) train(batch, state);
+  }
+
+  void train(const Batch& batch, const State& state) {
+    const auto index = taken_ % plan_.pass_batches();
     if (batch.global_size() != std::min(plan_.batch, plan_.samples - index * plan_.batch))
       throw std::logic_error("batch " + std::to_string(taken_) + " is of another step");
     if (session_.global_step() != taken_ + 1)
       throw std::logic_error("batch " + std::to_string(taken_) + " is step " + std::to_string(session_.global_step()));
     const bool first = index % plan_.accumulate == 0;
-    const bool last = (index + 1) % plan_.accumulate == 0 || index + 1 == plan_.batches();
+    const bool last = (index + 1) % plan_.accumulate == 0 || index + 1 == plan_.pass_batches();
     const auto update = index / plan_.accumulate + 1;
     const auto due = [&](int every) { return every > 0 && update % every == 0; };
     if (first) optimizer_->zero_grad();
@@ -348,7 +377,8 @@ int main(int argc, char** argv) {
         .run_config = {.checkpoint_config = {.num_to_keep = plan.keep},
                        .failure_config = {.max_failures = plan.retries}},
         .datasets = {{"train", soak::make_dataset(plan.samples, plan.widths.front(), choice.seed + 1)},
-                     {"check", soak::make_dataset(plan.checked, plan.widths.front(), choice.seed + 2)}}};
+                     {"check", soak::make_dataset(plan.checked, plan.widths.front(), choice.seed + 2)},
+                     {"more", soak::make_dataset(plan.samples, plan.widths.front(), choice.seed + 3)}}};
     return TorchTrainer(
                launch, [&](Session& session) { soak::Trainee(session, plan, choice).run(); }, options)
         .fit();

@@ -349,6 +349,40 @@ TEST_F(ConvertH5, KeepsAttributes) {
   EXPECT_EQ(H5Aexists(x.get(), "opaque"), 0) << "neither numbers nor strings";
 }
 
+TEST_F(ConvertH5, CopiesEnumerationsOfAttributesAsIntegers) {
+  const hdf5::Lock lock;
+  const std::uint16_t values[] = {1, 300}, none = 300;
+  {
+    H5File file(input());
+    const hdf5::Handle kind(H5Tenum_create(H5T_STD_U16BE), H5Tclose);
+    for (const auto& [name, value] : {std::pair<const char*, std::uint16_t>("land", 0x0100), {"none", 0x2c01}})
+      H5Tenum_insert(kind.get(), name, &value);  // 1 and 300, in the file's byte order
+    const hdf5::Handle native(H5Tget_native_type(kind.get(), H5T_DIR_DEFAULT), H5Tclose);
+    H5Tcommit2(file.id(), "kind", kind.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    file.dataset("x", {2}, kind.get(), native.get(), values);
+    const hdf5::Handle x(H5Dopen2(file.id(), "x", H5P_DEFAULT), H5Dclose);
+    const auto add = [&](const char* name, const std::vector<std::int64_t>& shape, const void* value) {
+      const auto space = hdf5::make_space(shape, "fixture");
+      const hdf5::Handle one(H5Acreate2(x.get(), name, kind.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT), H5Aclose);
+      ASSERT_GE(H5Awrite(one.get(), native.get(), value), 0);
+    };
+    add("_FillValue", {1}, &none);
+    add("missing_value", {}, &none);
+    add("valid_range", {2}, values);
+  }
+  run();
+  const auto file = hdf5::open_file(output());
+  const auto x = hdf5::open_dataset(file.get(), "x", "x");
+  for (const auto& [name, wanted] :
+       {std::pair<const char*, Ints>("_FillValue", {300}), {"missing_value", {300}}, {"valid_range", {1, 300}}}) {
+    const hdf5::Handle one(H5Aopen(x.get(), name, H5P_DEFAULT), H5Aclose), type(H5Aget_type(one.get()), H5Tclose);
+    EXPECT_GT(H5Tequal(type.get(), H5T_STD_U16BE), 0) << name;
+    Ints found(wanted.size());
+    ASSERT_GE(H5Aread(one.get(), H5T_NATIVE_INT32, found.data()), 0) << name;
+    EXPECT_EQ(found, wanted) << name;
+  }
+}
+
 /// The values of all windows of the variables, sorted, since their order is that of the chunks.
 std::vector<std::string> windows_of(const std::vector<std::string>& variables,
                                     const std::vector<std::int64_t>& size = {2, 3}) {
@@ -533,16 +567,47 @@ TEST_F(ConvertH5, NamesNoFirstDimensionAlone) {
     file.text_attribute("time", "CLASS", "DIMENSION_SCALE");
     file.name_dimensions("u", {"a", "b"});
     file.name_dimensions("v", {"b", "c"});
-    file.name_dimensions("g/time", {"time"});
+    file.name_dimensions("g/time", {"a"});
     file.name_dimensions("g/t", {"a", "time"});
   }
   run({.columns = {"u", "v"}, .shuffle = 1});
   auto file = hdf5::open_file(output());
   EXPECT_EQ(netcdf_names(file.get(), "u"), Names({"", ""}));
   EXPECT_EQ(netcdf_names(file.get(), "v"), Names({"", "c"}));
+  testing::internal::CaptureStderr();
   run({}, ":/g");
+  detail::log::flush();
+  const auto said = testing::internal::GetCapturedStderr();
   file = hdf5::open_file(output());
   EXPECT_EQ(netcdf_names(file.get(), "t"), Names({"", ""})) << "the column time is not the dimension of that name";
+  EXPECT_EQ(netcdf_names(file.get(), "time"), Names({"a"}));
+  EXPECT_NE(said.find("the dimension /time has no name in the copy"), std::string::npos) << said;
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+}
+
+TEST_F(ConvertH5, NamesADimensionByTheColumnOfAGroupAlongIt) {
+  using Names = std::vector<std::string>;
+  const hdf5::Lock lock;
+  for (const auto& dimensions : {Names{"time"}, Names{"time", "nv"}}) {
+    {
+      H5File file(input());
+      file.group("g");
+      for (const auto& [name, names] : {std::pair("g/time", dimensions), {"g/t", Names{"time", "x"}}}) {
+        file.dataset(name, std::vector<hsize_t>(names.size(), 4), H5T_STD_I32LE, H5T_NATIVE_INT32, counting(16).data());
+        file.name_dimensions(name, names);
+      }
+      for (std::int32_t d = 0; d < std::ssize(dimensions); ++d)
+        file.numbers_attribute(dimensions[static_cast<std::size_t>(d)], "_Netcdf4Dimid", {d});
+    }
+    for (const auto& options : std::vector<ConvertOptions>{{}, {.shuffle = 1}, {.columns = {"t"}}}) {
+      run(options, ":/g");
+      const auto file = hdf5::open_file(output());
+      const bool has_time = options.columns.empty();
+      EXPECT_EQ(netcdf_names(file.get(), "t"), Names({"time", "x"}));
+      EXPECT_EQ(netcdf_names(file.get(), "time"), has_time ? dimensions : Names{"time"});
+      EXPECT_EQ(hdf5::is_column(file.get(), "time", "time"), has_time);
+    }
+  }
 }
 
 TEST_F(ConvertH5, DecodesEachChunkOnce) {

@@ -252,7 +252,7 @@ def copies(peer, folder):
 
 
 def numbered_copies(peer, folder):
-    """Copies of a coordinate of two dimensions, and of a group whose variable has the name of another's dimension."""
+    """Copies of a coordinate of two dimensions, and of groups with a variable that has the name of a dimension outside."""
     path, copy = folder / "numbered.nc", folder / "copy.h5"
     with netCDF4.Dataset(path, "w") as file:
         for name, size in [("unused", 4), ("time", 6), ("nv", 2), ("x", 3)]:
@@ -262,22 +262,44 @@ def numbered_copies(peer, folder):
         group = file.createGroup("g")
         group.createVariable("time", "f8", ("time",))[:] = numpy.arange(6)
         group.createVariable("t", "f4", ("time", "x"))[:] = numpy.arange(18).reshape(6, 3)
-    for group, columns in [("", ["time", "t"]), ("", ["time"]), ("", ["t"]), ("g", ["time", "t"])]:
+        group = file.createGroup("bounds")
+        group.createVariable("time", "f8", ("time", "nv"))[:] = numpy.arange(12).reshape(6, 2)
+        group.createVariable("t", "f4", ("time", "x"))[:] = numpy.arange(18).reshape(6, 3)
+        group = file.createGroup("across")
+        group.createVariable("time", "f8", ("x",))[:] = numpy.arange(3)
+        group.createVariable("t", "f4", ("x", "time"))[:] = numpy.arange(18).reshape(3, 6)
+    for group, columns in [("", ["time", "t"]), ("", ["time"]), ("", ["t"]), ("g", ["time", "t"]), ("g", ["t"]),
+                           ("bounds", ["time", "t"]), ("across", ["time", "t"]), ("across", ["t"])]:
         peer.copy(f"{path}:/{group}" if group else path, copy, columns)
         with netCDF4.Dataset(path) as old, netCDF4.Dataset(copy) as new:
             for name in columns:
                 variable = old[f"{group}/{name}"] if group else old[name]
                 numpy.testing.assert_array_equal(new[name][:], variable[:])
-                if not group:
+                if (group, name) != ("across", "t") or len(columns) == 1:  # a file has one variable or dimension time
                     assert new[name].dimensions == variable.dimensions, (name, new[name].dimensions)
+
+
+def copied_enumerations(peer, folder):
+    """Enumerations become integers in a copy, and so do the attributes that have the type of their variable."""
+    path, copy = folder / "kinds.nc", folder / "copy.h5"
+    stored = numpy.array([1, 2, 255, 2], "u1")
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("n", len(stored))
+        kind = file.createEnumType("u1", "kind", {"land": 1, "sea": 2, "none": 255})
+        file.createVariable("x", kind, ("n",), fill_value=255)[:] = stored
+    peer.copy(path, copy, ["x"])
+    with netCDF4.Dataset(copy) as new:
+        assert new["x"].dtype == new["x"]._FillValue.dtype == "u1" and new["x"]._FillValue == 255
+        numpy.testing.assert_array_equal(numpy.ma.getmaskarray(new["x"][:]), stored == 255)
+        numpy.testing.assert_array_equal(new["x"][:].data, stored)
 
 
 def main(program):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         peer = Peer(program, folder)
-        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, numbered_copies, matlab_files,
-                      h5py_files]:
+        for files in [packed_netcdf, xarray_files, windows, missing_values, copies, numbered_copies,
+                      copied_enumerations, matlab_files, h5py_files]:
             files(peer, folder)
             print(f"{files.__name__}: all values are read as their library reads them")
 
