@@ -305,7 +305,13 @@ void Reducer::end_weights() {
   }
   // Ranks that are done inside join() do not learn of another unit.
   if (mean > 0 && !is_joined()) weights_.unit *= std::exp2(-std::ilogb(mean));
-  if (mean == 0 && !std::exchange(weights_.warned, true))
+  if (mean > 0) return;
+  // An optimizer would step with the zeros of zero_grad(/*set_to_none=*/false).
+  const auto is_nonzero = [](const Parameter& p) { return p.tensor.grad().defined() && any_nonzero(p.tensor.grad()); };
+  if (std::ranges::none_of(parameters_, is_nonzero))
+    for (auto& p : parameters_)
+      if (p.exchanged()) p.tensor.mutable_grad().reset();
+  if (!std::exchange(weights_.warned, true))
     log::warn(
         "session.step() was given the weight 0 on all ranks, so no gradients are averaged and no optimizer steps with "
         "them. A loss is a mean over nothing; this is said once");
@@ -493,10 +499,6 @@ void Reducer::finish_gradient(Parameter& parameter, bool fetch) {
       gradient.add_(parameter.averaged_before, correction_.earlier_factor);
   } else if (ranks == 0 && parameter.padding) {
     gradient.reset();
-    // The zeros of zero_grad(/*set_to_none=*/false) were set aside; an optimizer would step with them.
-    if (weights_.given && parameter.earlier.defined() && !dense_->takes_several_passes() &&
-        !any_nonzero(parameter.earlier))
-      parameter.earlier.reset();
   }
   if (parameter.earlier.defined()) {
     const at::NoGradGuard no_grad;

@@ -250,6 +250,9 @@ TEST_F(Gradients, OfAMeanOverNothingStayAway) {
   give({0, 0, 0, 0});
   loss(1).backward();
   expect_gradients(want);
+  net_->zero_grad(/*set_to_none=*/false);
+  loss(1, false).backward();  // does not reach all parameters
+  for (const auto& p : parameters()) EXPECT_FALSE(p.grad().defined());
   log::write_to({});
   std::ifstream in(file);
   const std::string text(std::istreambuf_iterator<char>(in), {});
@@ -267,6 +270,22 @@ std::string refused(const at::Tensor& loss) {
     return error.what();
   }
   return "no error";
+}
+
+TEST_F(Gradients, OfPassesOfWeightZeroLeaveTheZerosOfZeroGrad) {
+  give(weights_of_passes[0]);
+  loss(1).backward();
+  net_->zero_grad(/*set_to_none=*/false);
+  give({0, 0, 0, 0});
+  {
+    const NoSync scope(prepare_.no_sync_depth);
+    loss(1).backward();
+  }
+  give(weights_of_passes[0]);
+  loss(0, false).backward();
+  const auto& middle = net_->middle->weight.grad();  // which only the pass of weight 0 has reached
+  ASSERT_TRUE(middle.defined());
+  EXPECT_TRUE(at::equal(middle, at::zeros_like(middle)));
 }
 
 TEST_F(Gradients, WithAndWithoutWeightsDoNotMix) {

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/utils/clip_grad.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -69,7 +70,9 @@ class Reference final : public Side {
       if (!pass.sync) return;
       for (std::size_t i = 0; i < parameters.size(); ++i)
         means[i] = sums.gradients[i].defined() ? sums.gradients[i] / sums.weight : at::Tensor();
+      const bool nothing = sums.weight == 0;
       sums = {};
+      if (nothing) return step_with_nothing(models);
     }
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (!means[i].defined()) continue;
@@ -87,6 +90,16 @@ class Reference final : public Side {
   bool shows_averages(int) const override { return true; }
 
  private:
+  /// A mean over nothing leaves no zeros with which an optimizer would step.
+  void step_with_nothing(const std::set<int>& models) {
+    for (const int m : models) {
+      auto all = nets_[static_cast<std::size_t>(m)]->each();
+      const auto is_nonzero = [](const at::Tensor& p) { return p.grad().defined() && p.grad().any().item<bool>(); };
+      if (std::ranges::any_of(all, is_nonzero)) continue;
+      for (auto& p : all) p.mutable_grad().reset();
+    }
+  }
+
   struct Sums {
     double weight = 0;
     std::vector<at::Tensor> gradients = {};  ///< of the parameters of the models

@@ -8,6 +8,7 @@
 #include "soak/reference.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 
 #include <chrono>
 #include <cstdio>
@@ -41,8 +42,8 @@ std::optional<std::string> compare(Side& have, Side& want, bool gradients) {
       const auto& b = there[i].value();
       const auto apart = gradients ? distance(a.grad(), b.grad()) : distance(a, b);
       if (apart > tolerance)
-        return (gradients ? "the gradient of " : "") + here[i].key() + " of model " + std::to_string(m) + " is " +
-               std::to_string(apart) + (std::isinf(apart) ? " (there on one side only, or NaN)" : "") + " away";
+        return c10::str(gradients ? "the gradient of " : "", here[i].key(), " of model ", m, " is ", apart,
+                        std::isinf(apart) ? " (there on one side only, or NaN)" : "", " away");
     }
   }
   return std::nullopt;
