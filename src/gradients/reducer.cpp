@@ -332,6 +332,7 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
   pass->reducer = weak_from_this();
   pass->averages = averages;
   pass_ = pass;
+  ++begun_passes_;
   if (!averages) {
     at_end_of_backward([pass, weak = weak_from_this()] {  // keeps the pass alive until then
       const auto self = weak.lock();

@@ -56,6 +56,12 @@ std::int64_t PreparedModels::gradient_average_count() const {
   return averaged;
 }
 
+std::int64_t PreparedModels::gradient_count() const {
+  auto count = gradient_average_count();
+  for_each_reducer(models_, [&](auto& reducer) { count += reducer.begun_pass_count(); });
+  return count;
+}
+
 void PreparedModels::synchronise_buffers() const {
   for (const auto& model : models_) model->synchronise_buffers();
 }

@@ -31,6 +31,8 @@ class PreparedModels {
 
   /// How often gradients have been averaged, summed over the models.
   std::int64_t gradient_average_count() const;
+  /// Rises with every backward(), whether it averages or only accumulates, and with every average.
+  std::int64_t gradient_count() const;
   /// Makes the buffers the same on all workers. Collective.
   MUSTER_INTERNAL_API void synchronise_buffers() const;
   void load_buffers_of(int micro_batch) const;
