@@ -5,6 +5,7 @@
 #include "gradients/data_parallel.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
+#include "session/weak_tensor.hpp"
 #include "state/collect.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -59,7 +60,8 @@ class PreparedModels {
  private:
   struct Restored {
     state::ParameterPaths paths;
-    state::SavedGradients saved;  ///< those that no model has got yet
+    std::vector<WeakTensor> parameters;  ///< of `paths`: the addresses of those that have died name no others
+    state::SavedGradients saved;         ///< those that no model has got yet
     int workers;
   };
   void restore_gradients_of(const gradients::DataParallel& model);
