@@ -90,6 +90,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// the step's last micro-batch; with a fused optimizer, in its step. The same on all ranks, except for passes without
   /// gradients.
   std::int64_t averaged_pass_count() const noexcept { return passes_; }
+  /// Number of backward() that have begun on this rank, with averaging or without.
+  std::int64_t begun_pass_count() const noexcept { return begun_passes_; }
   /// True if a step is half done: with virtual workers, before its last micro-batch.
   bool is_amid_step() const noexcept { return !steps_->is_step_complete(); }
   /// True if any rank had been asked to stop when the last averaged pass began. The same on all ranks.
@@ -329,7 +331,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool begun_since_step_ = false;
   bool watches_numbers_ = false;
   std::string bad_gradient_;
-  std::int64_t passes_ = 0;
+  std::int64_t passes_ = 0;        ///< that have been averaged
+  std::int64_t begun_passes_ = 0;  ///< with averaging or without
   bool any_stop_requested_ = false;
   std::function<Correction(bool averages)> before_pass_;
   bool keeps_averages_ = false;

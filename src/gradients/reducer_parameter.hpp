@@ -12,6 +12,8 @@ namespace muster::detail::gradients {
 
 inline constexpr const char* averaging = "averaging gradients";
 
+inline constexpr std::int64_t small_elements = 4096;  ///< gradients up to this size are checked for NaN in no time
+
 /// All that the reducer knows of one parameter, a member for each fact.
 struct Reducer::Parameter {
   std::string name;

@@ -10,6 +10,8 @@
 //
 // Normalise::backward() returns this divided by w_r, since the reducer later multiplies all gradients computed from it
 // by w_r. The gradients of γ and β are sums over this rank's own samples, weighted and averaged like all others.
+//
+// Samples of weight 0 do not count in M. If no rank has others, μ is taken as 0 and σ² as 1, and ∂L/∂x is 0.
 #include "gradients/sync_batch_norm.hpp"
 
 #include "gradients/data_parallel.hpp"
@@ -65,20 +67,24 @@ at::ScalarType type_of_statistics(const at::Tensor& input) {
 
 /// Statistics of the batches of all ranks.
 struct Statistics {
-  at::Tensor mean = {}, variance = {};
-  double count = 0;
+  at::Tensor mean, variance;
+  double count = 0;  ///< values per channel; 0 if no rank's batch counts
 };
 
-void require_several(double count) {
-  if (count <= 1)
+/// The number of values per channel. `sums`: over all ranks, of their own numbers and of the ranks that count.
+double count_of_all(const at::Tensor& sums) {
+  const auto count = sums[0].item<double>();
+  if (count <= 1 && sums[1].item<double>() > 0)
     throw Error(ExitCode::user_error, normalising, "all ranks together have one value for each channel, or none",
                 "Use larger batches, or call the module's eval()");
+  return count;
 }
 
 Statistics statistics_of_all(const at::Tensor& input, BatchNormRanks& ranks, int layer) {
   const auto channels = input.size(1);
   const auto doubles = input.options().dtype(at::kDouble).requires_grad(false);
-  const auto own = ranks.weight() > 0 ? static_cast<double>(input.numel() / channels) : 0.0;
+  const bool counts = ranks.weight() > 0;
+  const auto own = counts ? static_cast<double>(input.numel() / channels) : 0.0;
   auto mean = at::zeros({channels}, doubles), variance = mean;
   if (own > 0) {
     const auto type = type_of_statistics(input);
@@ -86,21 +92,22 @@ Statistics statistics_of_all(const at::Tensor& input, BatchNormRanks& ranks, int
     mean = m.to(at::kDouble);
     variance = v.to(at::kDouble);
   }
-  const auto count = at::full({1}, own, doubles);
+  const auto count = at::full({1}, own, doubles), rank = at::full({1}, counts ? 1.0 : 0.0, doubles);
+  Statistics all{.mean = at::zeros({channels}, doubles), .variance = at::ones({channels}, doubles)};
   // Squares of doubles need more digits than a double has, so squared deviations are summed after the mean is known.
   if (input.scalar_type() == at::kDouble) {
-    const auto sums = ranks.sum(at::cat({count, mean * own}), 2 * layer);
-    Statistics all{.count = sums[0].item<double>()};
-    require_several(all.count);
-    all.mean = sums.narrow(0, 1, channels) / all.count;
+    const auto sums = ranks.sum(at::cat({count, rank, mean * own}), 2 * layer);
+    all.count = count_of_all(sums);
+    if (all.count == 0) return all;
+    all.mean = sums.narrow(0, 2, channels) / all.count;
     all.variance = ranks.sum((variance + (mean - all.mean).square()) * own, 2 * layer) / all.count;
     return all;
   }
-  const auto sums = ranks.sum(at::cat({count, mean * own, (variance + mean * mean) * own}), 2 * layer);
-  Statistics all{.count = sums[0].item<double>()};
-  require_several(all.count);
-  all.mean = sums.narrow(0, 1, channels) / all.count;
-  all.variance = (sums.narrow(0, 1 + channels, channels) / all.count - all.mean * all.mean).clamp_min(0);
+  const auto sums = ranks.sum(at::cat({count, rank, mean * own, (variance + mean * mean) * own}), 2 * layer);
+  all.count = count_of_all(sums);
+  if (all.count == 0) return all;
+  all.mean = sums.narrow(0, 2, channels) / all.count;
+  all.variance = (sums.narrow(0, 2 + channels, channels) / all.count - all.mean * all.mean).clamp_min(0);
   return all;
 }
 
@@ -279,7 +286,7 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
   const auto all = [&] {
     const at::NoGradGuard no_grad;
     auto statistics = statistics_of_all(input, *ranks, layer_);
-    if (this->options.track_running_stats()) {
+    if (this->options.track_running_stats() && statistics.count > 0) {
       this->num_batches_tracked += 1;
       const auto momentum = this->options.momentum();
       const double factor = momentum ? *momentum : 1.0 / this->num_batches_tracked.template item<double>();

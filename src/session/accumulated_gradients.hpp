@@ -7,11 +7,9 @@
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
 #include "session/prepared_models.hpp"
+#include "session/weak_tensor.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/TensorImpl.h>
-#include <c10/core/UndefinedTensorImpl.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -46,14 +44,12 @@ class AccumulatedGradients {
 
  private:
   static constexpr int longest_accumulation = 64;
-  /// Held weakly, so that a later gradient is never taken for it.
-  using Gradient = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Model {
     std::vector<at::Tensor> parameters = {};
     bool accumulates = false;  ///< gradients were added to after the last step
     // At the last look:
     std::optional<gradients::ParameterSamples> values = {};
-    std::vector<std::pair<Gradient, std::int64_t>> writes = {};  ///< each .grad, and torch's count of writes to it
+    std::vector<std::pair<WeakTensor, std::int64_t>> writes = {};  ///< each .grad, and torch's count of writes to it
   };
   /// The first State entry of an unprepared model that has accumulated gradients; empty if there is none.
   std::string unprepared();

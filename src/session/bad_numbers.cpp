@@ -92,7 +92,7 @@ void BadNumbersWatch::note_bad_gradient(int optimizer, const std::string& where,
 
 int BadNumbersWatch::add_optimizer(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
-    for (const auto& parameter : group.params()) watched_.insert(parameter.unsafeGetTensorImpl());
+    for (const auto& parameter : group.params()) watched_.emplace(parameter.getIntrusivePtr());
   return optimizers_++;
 }
 
@@ -102,7 +102,7 @@ void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradient
     if (!reducer) continue;
     if (reducer->averaged_pass_count() == 0) return;
     if (std::ranges::none_of(models[required_]->module()->parameters(), [&](const at::Tensor& parameter) {
-          return watched_.contains(parameter.unsafeGetTensorImpl());
+          return watched_.contains(WeakTensor(parameter.getIntrusivePtr()));
         }))
       throw Error(ExitCode::usage, "looking for NaN and infinite numbers (bad_numbers)",
                   "the optimizer of a prepared model is not prepared", "Give it to session.prepare_optimizer");

@@ -5,6 +5,7 @@
 #include "muster/config.hpp"
 #include "optim/bad_number_policy.hpp"
 #include "session/attempt_end.hpp"
+#include "session/weak_tensor.hpp"
 #include "step/steps.hpp"
 
 #include <compare>
@@ -85,8 +86,8 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   std::string last_skipped_;                 ///< text for the warning
   std::optional<BadSteps::OptimizerStepId> rollback_step_;
   int optimizers_ = 0;
-  std::set<const void*> watched_;  ///< parameters of the prepared optimizers
-  std::size_t required_ = 0;       ///< number of models that require_watched() has checked
+  std::set<WeakTensor> watched_;  ///< parameters of the prepared optimizers
+  std::size_t required_ = 0;      ///< number of models that require_watched() has checked
 };
 
 }  // namespace muster::detail::session

@@ -54,7 +54,7 @@ bool Outputs::finish_save() {
   const watch::TraceSpan span("wait for the save");
   const auto written = *std::exchange(async_checkpoint, std::nullopt);
   if (const auto error = store->finish()) {
-    observers.tell(&observe::Observer::checkpoint_lost, written);
+    observers.tell_and_log_errors("a lost checkpoint", &observe::Observer::checkpoint_lost, written);
     throw *error;
   }
   newest = written;

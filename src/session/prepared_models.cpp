@@ -5,6 +5,7 @@
 #include "gradients/reducer.hpp"
 #include "state/checksum.hpp"
 #include "state/collect.hpp"
+#include "state/stateful.hpp"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
@@ -54,6 +55,12 @@ std::int64_t PreparedModels::gradient_average_count() const {
   std::int64_t averaged = 0;
   for_each_reducer(models_, [&](auto& reducer) { averaged += reducer.averaged_pass_count(); });
   return averaged;
+}
+
+std::int64_t PreparedModels::gradient_count() const {
+  auto count = gradient_average_count();
+  for_each_reducer(models_, [&](auto& reducer) { count += reducer.begun_pass_count(); });
+  return count;
 }
 
 void PreparedModels::synchronise_buffers() const {
@@ -154,7 +161,10 @@ void PreparedModels::add(std::shared_ptr<gradients::DataParallel> model) {
 }
 
 void PreparedModels::restore_gradients(const StateEntries& entries, state::SavedGradients saved, int workers) {
-  restored_ = {state::parameter_paths(entries), std::move(saved), workers};
+  restored_ = {state::parameter_paths(entries), {}, std::move(saved), workers};
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, parameter] : entry.object()->parameters())
+      restored_->parameters.emplace_back(parameter.getIntrusivePtr());
   for (const auto& model : models_) restore_gradients_of(*model);
   auto& left = restored_->saved.gradients;
   for (auto& [path, gradient] : left) gradient = gradient.clone();  // they are views of a file that may be pruned
@@ -164,7 +174,7 @@ void PreparedModels::restore_gradients(const StateEntries& entries, state::Saved
 void PreparedModels::restore_gradients_of(const gradients::DataParallel& model) {
   const auto reducer = model.reducer();
   if (!reducer) return;
-  auto& [paths, saved, workers] = *restored_;
+  auto& [paths, held, saved, workers] = *restored_;
   std::optional<gradients::Reducer::LocalWeights> weights;
   std::map<const void*, at::Tensor> of_parameters;
   for (const auto& parameter : model.module()->parameters()) {

@@ -5,6 +5,7 @@
 #include "gradients/data_parallel.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
+#include "session/weak_tensor.hpp"
 #include "state/collect.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -31,6 +32,8 @@ class PreparedModels {
 
   /// How often gradients have been averaged, summed over the models.
   std::int64_t gradient_average_count() const;
+  /// Rises with every backward(), whether it averages or only accumulates, and with every average.
+  std::int64_t gradient_count() const;
   /// Makes the buffers the same on all workers. Collective.
   MUSTER_INTERNAL_API void synchronise_buffers() const;
   void load_buffers_of(int micro_batch) const;
@@ -57,7 +60,8 @@ class PreparedModels {
  private:
   struct Restored {
     state::ParameterPaths paths;
-    state::SavedGradients saved;  ///< those that no model has got yet
+    std::vector<WeakTensor> parameters;  ///< of `paths`: the addresses of those that have died name no others
+    state::SavedGradients saved;         ///< those that no model has got yet
     int workers;
   };
   void restore_gradients_of(const gradients::DataParallel& model);

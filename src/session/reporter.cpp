@@ -343,7 +343,9 @@ void Reporter::report(const Input& input) {
     if (report.has_begun_to_save && has_committed(before)) {
       report.row["checkpoint_dir_name"] = session_.outputs.newest->path().filename().string();
       if (input.entries) session_.stopper.note_state(input.entries);
-      publish(report.row, std::nullopt);
+      // What an observer throws here is logged, so that it does not hide the error of the report.
+      session_.outputs.observers.tell_and_log_errors("a report", &observe::Observer::report, report.row,
+                                                     session_.progress.epoch_count);
       session_.progress.end_report();
     } else {
       set_back(before);

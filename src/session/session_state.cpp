@@ -38,7 +38,7 @@ class SessionStepListener final : public step::StepListener {
     if (pass.batches == 1 && !session_.progress.steps->has_other_open_pass(pass.number, pass.in_loop))
       session_.same_passes.note(pass);
     if (pass.batches == 1) keep_passes_before_more();
-    if (pass.batches == 1) averaged_before_[pass.number] = session_.models.gradient_average_count();
+    if (pass.batches == 1) gradients_before_[pass.number] = session_.models.gradient_count();
     session_.resumer.warn_of_unrestored_state(false);
     session_.gradients.look();
     // Before the first batch of a pass a resumed run makes the same changes again.
@@ -69,10 +69,10 @@ class SessionStepListener final : public step::StepListener {
     if (session_.stop_if_asked()) session_.same_passes.compare(session_.workers.control);
   }
   void pass_ended(const step::OpenPass& pass) override {
-    const auto before = averaged_before_.extract(pass.number);
-    const bool trained = before.empty() || before.mapped() != session_.models.gradient_average_count();
-    // A single batch may have been taken for its shapes, and gradients may be averaged without muster or later.
-    if (trained || pass.batches < 2 || session_.models.empty() || *session_.models.no_sync_depth() > 0) return;
+    const auto before = gradients_before_.extract(pass.number);
+    const bool trained = before.empty() || before.mapped() != session_.models.gradient_count();
+    // A single batch may have been taken for its shapes, and gradients may be averaged without muster.
+    if (trained || pass.batches < 2 || session_.models.averaged_parameters().empty()) return;
     if (std::uncaught_exceptions() > 0) return;  // the loop was left because something failed
     if (std::exchange(warned_of_pass_, true) || !session_.workers.is_first()) return;
     log::warn("a training pass over \"" + pass.name +
@@ -95,7 +95,7 @@ class SessionStepListener final : public step::StepListener {
 
   SessionState& session_;
   std::int64_t kept_passes_ = 0;
-  std::map<std::int64_t, std::int64_t> averaged_before_;  ///< of open passes, by number: averages when they began
+  std::map<std::int64_t, std::int64_t> gradients_before_;  ///< of open passes, by number: gradient_count() at first
   bool warned_of_pass_ = false;
   bool last_of_pass_ = false;  ///< the current batch is the last one of its pass
 };

@@ -4,6 +4,10 @@
 #include "base/file.hpp"
 #include "muster/callbacks.hpp"
 #include "muster/data_loader.hpp"
+#include "observe/observers.hpp"
+#include "run/resolve.hpp"
+#include "run/run_folder.hpp"
+#include "session/open_session.hpp"
 #include "support/io_errors.hpp"
 
 #include <gtest/gtest.h>
@@ -505,6 +509,35 @@ TEST(Callbacks, WhatOneThrowsInAReportIsThrownOnAllAndTrainingMayGoOn) {
     ASSERT_TRUE(result && result->checkpoint);
     EXPECT_EQ(result->metrics.at("a"), 2.0);
   }
+}
+
+TEST(Callbacks, WhatOneThrowsIsNotHiddenByAnErrorOfTheRow) {
+  struct Failing : detail::observe::Observer {
+    void checkpoint(const Checkpoint&) override { throw std::runtime_error("at checkpoint"); }
+    void report(const Json&, std::int64_t) override { throw std::runtime_error("at row"); }
+  };
+  const auto storage = test::shared_folder();
+  const auto train = [](Launch& launch) {
+    const auto resolved = detail::run::resolve(launch, TrainerOptions(), nullptr);
+    const detail::run::RunFolder run(launch.communicator(), launch, resolved.options.run_config);
+    const auto workers = launch.communicator().duplicate(), control = workers.duplicate();
+    detail::session::BadSteps bad_steps;
+    detail::session::OpenSession session(resolved, run, workers, control, at::kCPU, bad_steps);
+    session.open();
+    std::vector<std::unique_ptr<detail::observe::Observer>> observers;
+    observers.push_back(std::make_unique<Failing>());
+    session.state().outputs.observers = detail::observe::Observers(std::move(observers));
+    std::int64_t value = 0;
+    auto state = session.user_session().state({{"value", value}});
+    try {
+      session.user_session().report({{"a", 1}}, state);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find("at checkpoint"), std::string::npos) << error.what();
+    }
+    session.close();
+  };
+  EXPECT_EQ(test::main_with({"--storage", storage.string(), "--name", "hidden", "--progress", "none"}, train), 0);
 }
 
 TEST(Callbacks, AStateThatJsonDoesNotKeepIsRefusedWhenItIsSaved) {

@@ -4,7 +4,9 @@
 #include "checkpoint/files/manifest.hpp"
 #include "comm/make_world.hpp"
 #include "launch/part.hpp"
+#include "session/prepared_models.hpp"
 #include "support/job.hpp"
+#include "support/prepared.hpp"
 
 #include "muster/muster.hpp"
 
@@ -395,6 +397,20 @@ TEST(Stop, GradientsOfAModelThatIsNotPreparedAreWarnedOf) {
     const auto log = detail::read_file(storage / name / "logs" / "rank_00000.log");
     EXPECT_EQ(log.find("saving own: its gradients have not been stepped with") != std::string::npos, every == 2) << log;
   }
+}
+
+TEST(Stop, SavedGradientsOfAModelThatIsGoneAreGivenToNoOther) {
+  const auto bare = [] { return torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)); };
+  detail::session::PreparedModels models;
+  {
+    const StateEntries entries{{"net", bare()}};
+    models.restore_gradients(entries, {.gradients = {{"net/weight", torch::ones({1, 1})}}, .workers = world().size()},
+                             world().size());
+  }
+  torch::nn::Sequential later;  // so many that one of them would have the memory of the one that is gone
+  for (int i = 0; i < 64; ++i) later->push_back(bare());
+  models.add(test::Preparation()(later.ptr()));
+  for (const auto& parameter : later->parameters()) EXPECT_FALSE(parameter.grad().defined());
 }
 
 TEST_P(Steps, AreNotWaitedForAtReportsThatNeverComeRightAfterOne) {

@@ -216,6 +216,40 @@ TEST(SyncBatchNorm, ABatchOfWeightZeroDoesNotCount) {
     expect_close(item.value(), whole.named_buffers()[item.key()], item.key());
 }
 
+TEST(SyncBatchNorm, AStepInWhichNoBatchCountsChangesNothing) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank has torch's own batch-norm";
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    SCOPED_TRACE(type);
+    Prepared prepare;
+    auto net = std::make_shared<NetImpl<SyncBatchNorm1d>>(24);
+    NetImpl<nn::BatchNorm1d> whole(24);
+    net->to(type);
+    whole.to(type);
+    const auto prepared = prepare(net);
+    prepare.weight->given = 0;
+    for (const double factor : {1.0, std::numeric_limits<double>::quiet_NaN()}) {
+      const auto x = own_part(values({sum_of(even()), 3}, 2, type), even()).clone().requires_grad_();
+      const auto y = net->forward(x, {24});
+      EXPECT_TRUE(at::isfinite(y).all().item<bool>());
+      (y.square().mean() * factor).backward();
+      EXPECT_TRUE(at::equal(x.grad(), at::zeros_like(x)));
+      for (const auto& item : net->named_parameters()) EXPECT_FALSE(item.value().grad().defined()) << item.key();
+      for (const auto& item : net->named_buffers())
+        EXPECT_TRUE(at::equal(item.value(), whole.named_buffers()[item.key()])) << item.key();
+    }
+    // The next step is the first that counts.
+    prepare.weight->given = 3;
+    const auto all = values({sum_of(even()), 3}, 1, type);
+    net->forward(own_part(all, even()), {24}).square().mean().backward();
+    whole.forward(all, {24}).square().mean().backward();
+    const auto want = whole.named_parameters();
+    for (const auto& item : net->named_parameters())
+      expect_close(item.value().grad(), want[item.key()].grad(), "gradient of " + item.key());
+    for (const auto& item : net->named_buffers())
+      expect_close(item.value(), whole.named_buffers()[item.key()], item.key());
+  }
+}
+
 TEST(SyncBatchNorm, GradientsMayBeAddedUp) {
   Prepared prepare;
   auto net = std::make_shared<NetImpl<SyncBatchNorm1d>>(24);
@@ -346,6 +380,8 @@ TEST(SyncBatchNorm, OneValueIsTooFew) {
   SyncBatchNorm1d norm(4);
   const auto prepared = prepare(norm.ptr());
   EXPECT_THROW(norm->forward(at::ones({1, 4})), Error);
+  prepare.weight->given = world().rank();  // those that count are empty, and rank 0's does not count
+  EXPECT_THROW(norm->forward(at::ones({world().rank() == 0 ? 2 : 0, 4})), Error);
 }
 
 TEST(SyncBatchNorm, StandsInARecomputedBlock) {

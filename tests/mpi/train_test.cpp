@@ -654,6 +654,28 @@ TEST(Train, OnlyAPassThatEndsByItselfIsWarnedOf) {
   }
 }
 
+TEST(Train, APassWhoseGradientsAreNotAveragedYetIsNotWarnedOf) {
+  const auto storage = test::shared_folder();
+  for (const std::string way : {"accumulates", "averages without muster", "accumulates, then evaluates"}) {
+    const auto warnings = warnings_of([&] {
+      run({storage, {"--log-level", "warn"}, with_line(way)}, [&](Session& session, const Config&) {
+        ModelOptions options;
+        if (way == "averages without muster") options.parallel = Parallel::none;
+        auto net = session.prepare_model(torch::nn::Linear(1, 1), options);
+        auto shard = session.get_dataset_shard("train");
+        for (auto& batch : shard.iter_torch_batches({.batch_size = 2})) {
+          const auto accumulating = session.no_sync();
+          net->forward(batch["x"]).sum().backward();
+        }
+        if (way != "accumulates, then evaluates") return;
+        for (auto& batch : shard.iter_torch_batches({.batch_size = 2})) net->forward(batch["x"]);
+      });
+    });
+    EXPECT_EQ(warnings.find("no gradients were averaged") != std::string::npos, way == "accumulates, then evaluates")
+        << way << ": " << warnings;
+  }
+}
+
 TEST(Train, WhatIsTheUsersAndDiffersByRankIsNotSaved) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   const auto storage = test::shared_folder();
