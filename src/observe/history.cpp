@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 namespace muster::detail::observe {
@@ -178,8 +179,9 @@ void History::append(const Json& row) {
 
 void History::write(const char* name, const std::string& text, Unchanged unchanged) const {
   const auto path = folder_ / name;
+  std::error_code cannot_tell;
   if (unchanged == Unchanged::kept && std::filesystem::is_regular_file(status_of(path)) &&
-      std::filesystem::hard_link_count(path) == 1 && read_file(path) == text)
+      std::filesystem::hard_link_count(path, cannot_tell) == 1 && read_file(path) == text)
     return;
   write_file(path, text);
 }
