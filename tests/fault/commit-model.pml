@@ -15,6 +15,11 @@
 #ifndef RANKS
 #define RANKS 2 /* or 3 */
 #endif
+#ifdef CHOSEN_AT_START
+/* The explorer takes these from its environment, so that many searches need one compilation. No step changes them, which
+ * "local" tells spin; otherwise it would explore more orders of the steps that read them. */
+local byte KEEP = 1, REPORTS = 3, KILLS = 1, POWER_LOSSES = 1, FAULTS = 1, MUTATION;
+#else
 #ifndef KEEP
 #define KEEP 1 /* num_to_keep */
 #endif
@@ -29,6 +34,10 @@
 #endif
 #ifndef FAULTS
 #define FAULTS 1 /* number of calls that fail */
+#endif
+#ifndef MUTATION
+#define MUTATION 0
+#endif
 #endif
 /* ASYNC: a save continues in the background after its report has returned, and the next report waits for it. With DROP
  * the next report does not wait but saves nothing.
@@ -57,9 +66,6 @@
 #define trust_what_was_copied 10
 #define forget_before_durable 11
 #define forget_what_is_away 12
-#ifndef MUTATION
-#define MUTATION 0
-#endif
 
 /* --- The disk ----------------------------------------------------------------------------------------------------- */
 
@@ -831,6 +837,12 @@ inline lose_power() {
 init {
   byte i, b, kills, power_losses, aways;
   atomic {
+#ifdef CHOSEN_AT_START
+    c_code {
+#define choose(limit) if (getenv(#limit)) now.limit = atoi(getenv(#limit))
+      choose(KEEP); choose(REPORTS); choose(KILLS); choose(POWER_LOSSES); choose(FAULTS); choose(MUTATION);
+    };
+#endif
     for (i : 0 .. RANKS - 1) { run trainer(i) }
 #ifdef BEHIND
     for (i : 0 .. RANKS - 1) { run saver(i) }
