@@ -1,8 +1,12 @@
 """What the tests of the command line share: files to name, a command that is run, and what may not come of it."""
+import array
+import concurrent.futures
 import hashlib
 import os
 import pathlib
 import re
+import signal
+import socket
 import struct
 import subprocess
 
@@ -12,19 +16,69 @@ LONG = "x" * 300  # longer than any name of a file may be
 RAW = re.compile(r"json\.exception|filesystem error|terminate called|std::|\.tmp\.|oneMKL|\d{30}|[\x00-\x08\x0b-\x1f\x7f]")
 
 
+class Forks:
+    """Runs commands of one program as forks of a process that has loaded its libraries (forks.cpp)."""
+
+    def __init__(self, library, program):
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(LIMIT)
+        self.readers = concurrent.futures.ThreadPoolExecutor(2)
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            self.process = subprocess.Popen(
+                [program], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                env={**os.environ, "LD_PRELOAD": library, "MUSTER_TEST_FORKS": str(theirs.fileno())})
+
+    def run(self, command, environment):
+        """Returns the exit code, as subprocess does, and what the command wrote to stdout and to stderr."""
+        texts = [os.getcwd(), str(len(command)), *command, *(f"{name}={value}" for name, value in environment.items())]
+        (out, to_out), (errors, to_errors) = os.pipe(), os.pipe()
+        with open(os.devnull) as nothing:
+            self.socket.sendmsg([b"".join(os.fsencode(text) + b"\0" for text in texts)],
+                                [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+                                  array.array("i", [nothing.fileno(), to_out, to_errors]))])
+        os.close(to_out)
+        os.close(to_errors)
+        process, = struct.unpack("i", self.socket.recv(4))
+        written = [self.readers.submit(read, stream) for stream in (out, errors)]
+        try:
+            code = os.waitstatus_to_exitcode(struct.unpack("i", self.socket.recv(4))[0])
+        except TimeoutError:
+            os.kill(process, signal.SIGKILL)
+            self.socket.recv(4)
+            raise
+        return code, *(text.result(LIMIT) for text in written)
+
+    def end(self):
+        self.socket.close()
+        self.process.wait()
+
+
+def read(descriptor):
+    with open(descriptor, "rb") as stream:
+        return stream.read()
+
+
+forks = {}  # for a program, what forks it; any other is started anew for each command
+
+
 class Ended:
     """How a command has ended: `code` (None if it did not end), and what it said."""
 
     def __init__(self, command, environment=None, before_start=None):
         self.command = command
+        environment = {**os.environ, **(environment or {})}
         try:
-            ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env={**os.environ, **(environment or {})}, timeout=LIMIT, preexec_fn=before_start)
-        except subprocess.TimeoutExpired:
+            if command[0] in forks and not before_start:
+                self.code, *texts = forks[command[0]].run(command, environment)
+            else:
+                ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       env=environment, timeout=LIMIT, preexec_fn=before_start)
+                self.code, *texts = ended.returncode, ended.stdout, ended.stderr
+        except (subprocess.TimeoutExpired, TimeoutError, concurrent.futures.TimeoutError):
             self.code, self.out, self.said = None, "", ""
             return
-        self.code = ended.returncode
-        self.out, self.said = (text.decode(errors="replace") for text in (ended.stdout, ended.stderr))
+        self.out, self.said = (text.decode(errors="replace") for text in texts)
 
     def problems(self):
         """What no command may do, whatever it was asked for."""
