@@ -46,6 +46,13 @@ function(muster_unit_test NAME)
   set_tests_properties(unit.${NAME} PROPERTIES LABELS unit TIMEOUT ${test_TIMEOUT} ENVIRONMENT OMP_NUM_THREADS=1)
 endfunction()
 
+# muster_optimise_test(NAME): optimises a test of GoogleTest that computes what has to come of millions of elements; it
+# cannot use the precompiled headers of the others.
+function(muster_optimise_test NAME)
+  target_compile_options(${NAME} PRIVATE $<$<CONFIG:Release>:-O2>)
+  set_target_properties(${NAME} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
+endfunction()
+
 # muster_mpi_test(NAME SOURCES file… [RANKS n…] [SOAK_RANKS n…] [FILTER_4 filter] [LINKS target…] [TIMEOUT seconds]):
 # GoogleTest under mpirun, once for each number of ranks: 1 and 3 unless RANKS says otherwise. The label soak runs 2 and
 # 4 ranks as well, or SOAK_RANKS. FILTER_4 chooses the tests that make sense on 4 ranks. The program's main gives
