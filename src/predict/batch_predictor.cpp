@@ -68,6 +68,9 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
   const auto& world = launch.communicator();
   const auto limit = comm::time_limit(world);
   const auto work = [&] {
+    auto same = predictor_.options_to_compare();
+    same.update({{"batch_size", options.batch_size}, {"keep_columns", options.keep_columns}});
+    comm::require_same_options(world, "a prediction", same);
     if (options.batch_size < 1)
       throw Error(ExitCode::usage, "predicting", "batch_size is less than 1", "Give at least 1");
     at::set_num_threads(launch.threads_per_rank());

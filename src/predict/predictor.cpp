@@ -128,6 +128,14 @@ const at::Tensor& TorchPredictor::only_column(const Batch& batch) {
 
 bool TorchPredictor::uses_gpu() const noexcept { return state_->options.use_gpu; }
 
+Json TorchPredictor::options_to_compare() const {
+  const auto& options = state_->options;
+  Json dtypes = Json::object();
+  for (const auto& [name, dtype] : options.dtypes.named()) dtypes[name] = c10::toString(dtype);
+  if (const auto all = options.dtypes.all()) dtypes = c10::toString(*all);
+  return {{"feature_columns", options.feature_columns}, {"dtypes", dtypes}, {"use_gpu", options.use_gpu}};
+}
+
 Prediction TorchPredictor::predict(const Batch& batch) const { return predict(batch, {}); }
 
 Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::string>& kept) const {

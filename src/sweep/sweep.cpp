@@ -228,29 +228,18 @@ Json to_json(const std::optional<Asha>& scheduler) {
           {"max_t", scheduler->max_t}};
 }
 
-/// Throws an Error, the same on all ranks, that names the first option that differs between two of them. Collective.
-void require_same_options(const Communicator& world, const SweepOptions& options) {
+/// The options that all ranks must give alike.
+Json comparable(const SweepOptions& options) {
   Json space = Json::object();
   for (const auto& [name, domain] : options.space) space[name] = {static_cast<int>(domain.kind()), domain.values()};
-  const Json mine{{"space", space},
-                  {"num_samples", options.num_samples},
-                  {"ranks_per_trial", options.ranks_per_trial},
-                  {"metric", options.metric},
-                  {"mode", options.mode ? order_of(options) == ScoreOrder::max ? "max" : "min" : "not given"},
-                  {"scheduler", to_json(options.scheduler)},
-                  {"name", options.name},
-                  {"storage_path", options.storage_path.string()}};
-  const auto of_ranks = world.all_gather(detail::json_text_lossy(mine));
-  const auto first = detail::json_from_text(of_ranks.front());
-  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
-    const auto other = detail::json_from_text(of_ranks[rank]);
-    for (const auto& [option, value] : first.items())
-      if (value != other.at(option))
-        throw Error(ExitCode::usage, "comparing the options of the sweep on all ranks",
-                    option + " is " + detail::json_text(value) + " on rank 0 and " +
-                        detail::json_text(other.at(option)) + " on rank " + std::to_string(rank),
-                    "Give the same options on every rank");
-  }
+  return {{"space", space},
+          {"num_samples", options.num_samples},
+          {"ranks_per_trial", options.ranks_per_trial},
+          {"metric", options.metric},
+          {"mode", options.mode ? order_of(options) == ScoreOrder::max ? "max" : "min" : "not given"},
+          {"scheduler", to_json(options.scheduler)},
+          {"name", options.name},
+          {"storage_path", options.storage_path.string()}};
 }
 
 Json about(const SweepWork& work) {
@@ -503,7 +492,7 @@ SweepResult Sweep::fit() {
     check(options_, launch_);
     work.trial_settings = sample_space(options_.space, options_.num_samples, flags.seed);
   });
-  require_same_options(world, options_);
+  comm::require_same_options(world, "the sweep", comparable(options_));
   comm::run_on_root(world, [&] { check_settings(options_.space, flags); });
   if (options_.scheduler) work.rungs = rungs_of(*options_.scheduler);
 

@@ -443,6 +443,28 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
       0);
 }
 
+TEST(BatchPredictor, OptionsThatDifferBetweenRanksAreRefused) {
+  if (world().size() == 1) return;
+  const auto folder = test::shared_folder();
+  const auto data = Dataset::from_tensors({{"i", at::arange(40)}, {"j", at::arange(40)}});
+  const bool is_last = world().rank() + 1 == world().size();
+  const auto refused = [&](Launch& launch, const std::string& option, const PredictorOptions& options,
+                           const BatchPredictorOptions& batches) {
+    const TorchPredictor predictor([](Batch& batch) { return batch.begin()->second; }, options);
+    expect_error(ExitCode::usage, "comparing the options of a prediction on all ranks: " + option + " is ",
+                 [&] { BatchPredictor(predictor).predict(launch, data, folder / "out.h5", batches); });
+  };
+  EXPECT_EQ(launched([&](Launch& launch) {
+              const std::vector<std::string> names{is_last ? "i" : "j"};
+              refused(launch, "batch_size", {}, {.batch_size = is_last ? 4 : 5});
+              refused(launch, "keep_columns", {}, {.keep_columns = names});
+              refused(launch, "feature_columns", {.feature_columns = names}, {});
+              refused(launch, "dtypes", {.dtypes = is_last ? at::kFloat : at::kDouble}, {});
+            }),
+            0);
+  EXPECT_TRUE(fs::is_empty(folder));
+}
+
 TEST(BatchPredictor, DataThatDifferAreRefused) {
   if (world().size() == 1) return;
   const auto folder = test::shared_folder();
