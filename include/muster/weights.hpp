@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace muster {
 
@@ -49,8 +51,18 @@ MUSTER_API StateDict load_safetensors(const std::filesystem::path& file);
 /// (torch.serialization.set_crc32_options()).
 MUSTER_API StateDict load_torch(const std::filesystem::path& file);
 
+struct LoadOptions {
+  /// Buffers that keep the model's own values if the state lacks them, such as those that are persistent=False in
+  /// Python. An Error (ExitCode::usage) for any other name: parameters are never left out.
+  std::vector<std::string> may_be_missing = {};
+};
+
 /// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();
 /// if they differ, nothing is changed.
-MUSTER_API void load_state_dict(const StateEntry& entry, const StateDict& state);
+///
+/// Into a model goes what Python loads strictly, with a line in the log: of parameters or buffers that are tied, one
+/// may be there; a batch-norm without num_batches_tracked counts from 0; a prefix "module." or "model." that all names
+/// have is left out. Any other buffer that is missing is an Error (ExitCode::data).
+MUSTER_API void load_state_dict(const StateEntry& entry, const StateDict& state, const LoadOptions& options = {});
 
 }  // namespace muster

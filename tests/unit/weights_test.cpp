@@ -245,6 +245,58 @@ TEST(Weights, GoIntoAModelThatFits) {
   EXPECT_TRUE(at::equal(to->parameters()[0], at::zeros({3, 2}))) << "nothing was changed";
 }
 
+/// Tied parameters, a batch-norm, and a buffer.
+struct TiedImpl : torch::nn::Module {
+  at::Tensor embed = register_parameter("embed", at::ones({2, 2})), head = register_parameter("head", embed);
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(2));
+  at::Tensor mask = register_buffer("mask", at::ones({2}));
+};
+TORCH_MODULE(Tied);
+
+TEST(Weights, ThatPythonLoadsStrictlyAreLoaded) {
+  StateDict whole{.values = {{"head", "embed"}}};  // the metadata of save_model()
+  for (const char* name : {"embed", "head"}) whole.tensors[name] = at::full({2, 2}, 3, at::kFloat);
+  for (const char* name : {"norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "mask"})
+    whole.tensors[name] = at::full({2}, 5, at::kFloat);
+  whole.tensors["norm.num_batches_tracked"] = at::full({}, 7, at::kLong);
+  auto less = whole;
+  less.tensors.erase("head");
+  less.tensors.erase("norm.num_batches_tracked");
+  for (const char* prefix : {"", "module.", "model.", "module.model."}) {
+    StateDict named;
+    for (const auto& [name, tensor] : less.tensors) named.tensors[prefix + name] = tensor;
+    const Tied net;
+    net->norm->num_batches_tracked.fill_(4);
+    load_state_dict(net, named);
+    EXPECT_TRUE(at::equal(net->head, whole.tensors.at("head"))) << prefix;
+    EXPECT_TRUE(at::equal(net->mask, whole.tensors.at("mask"))) << prefix;
+    EXPECT_EQ(net->norm->num_batches_tracked.item<int>(), 0) << prefix;
+  }
+  const Tied net;
+  const auto refused = [&](const StateDict& state, ExitCode code, const LoadOptions& options = {}) {
+    const auto text = error_of([&] { load_state_dict(net, state, options); }, code);
+    EXPECT_TRUE(at::equal(net->embed, at::ones({2, 2}))) << "nothing was changed: " << text;
+    return text;
+  };
+  auto partly = whole;
+  partly.tensors["module.mask"] = partly.tensors.extract("mask").mapped();
+  EXPECT_SAYS(refused(partly, ExitCode::data), "the buffers \"mask\" are not among them");
+  auto misspelt = whole;
+  misspelt.tensors["masks"] = misspelt.tensors.extract("mask").mapped();
+  EXPECT_SAYS(refused(misspelt, ExitCode::data),
+              "the buffers \"mask\" (the nearest is \"masks\") are not among them. To keep the model's own: "
+              "load_state_dict(net, state, {.may_be_missing = {\"mask\"}})");
+  EXPECT_SAYS(refused(whole, ExitCode::usage, {.may_be_missing = {"embed"}}),
+              "\"embed\", which is no buffer of the model. Name its buffers; parameters are never left out");
+  auto without = less;
+  without.tensors.erase("embed");
+  EXPECT_SAYS(refused(without, ExitCode::data), "embed: not in the checkpoint");
+  less.tensors.erase("mask");
+  load_state_dict(net, less, {.may_be_missing = {"mask"}});
+  EXPECT_TRUE(at::equal(net->mask, at::ones({2}))) << "the model's own";
+  EXPECT_TRUE(at::equal(net->embed, whole.tensors.at("embed")));
+}
+
 TEST(Weights, WhatIsThereIsNotReplaced) {
   const Folder folder;
   for (const auto& format : formats) {
