@@ -39,9 +39,8 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
     }
     checkpoint::check_storable(outlines);
     const auto layout = checkpoint::make_layout(outlines);
-    remove_unfinished(std::filesystem::absolute(output_));  // left by a job that was killed
-    auto path = output_;
-    path += ".tmp." + std::to_string(::getpid());
+    remove_unfinished(output_, /*none_writes=*/false);
+    const auto path = temporary_beside(output_);
     temporary_.path = path;
     storage::create_file(path, layout.bytes);
     File file(path, File::Mode::write);
