@@ -93,10 +93,10 @@ class MUSTER_API TorchPredictor {
       return load(checkpoint, std::move(net), std::move(predict), std::move(options));
   }
 
-  /// Returns the predictions, on the CPU, computed without gradients and with the module in evaluation mode. The batch
-  /// is not changed; an empty batch (see Batch::size) gets a prediction for its one row. A preprocessor that uses
-  /// random numbers gets the same ones for every batch, from a fixed seed. An Error (ExitCode::data) if the batch lacks
-  /// a column, or if the preprocessor or the model changes the number of rows.
+  /// Returns the predictions, on the CPU, computed without gradients and with the module in evaluation mode, which
+  /// ends with the call. The batch is not changed; an empty batch (see Batch::size) gets a prediction for its one row.
+  /// A preprocessor that uses random numbers gets the same ones for every batch, from a fixed seed. An Error
+  /// (ExitCode::data) if the batch lacks a column, or if the preprocessor or the model changes the number of rows.
   Prediction predict(const Batch& batch) const;
 
  private:

@@ -341,10 +341,8 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
 /// Takes the seed of the sweep that goes on, unless --seed is given. Collective.
 void take_seed(SweepWork& work, const Communicator& world) {
   const auto& flags = work.launch.flags();
-  work.seed = comm::run_on_root(world, [&] {
-    const auto file = work.folder / table_file;
-    return run::seed_of(flags, std::filesystem::exists(file) ? read_json(file) : Json());
-  });
+  work.seed =
+      comm::run_on_root(world, [&] { return run::seed_of(flags, read_json_if_intact(work.folder / table_file)); });
   if (work.seed != flags.seed)
     work.trial_settings = sample_space(work.options.space, work.options.num_samples, work.seed);
 }
@@ -361,7 +359,9 @@ void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
       throw Error(ExitCode::data, "resuming the sweep " + work.folder.string(), "it has not been started yet",
                   "Use --resume auto to start afresh");
     work.settings = common_settings(work);
-    const auto before = there ? read_json(work.folder / table_file) : Json();
+    const auto before = read_json_if_intact(work.folder / table_file);
+    if (there && !before.is_object())
+      log::warn((work.folder / table_file).string() + " is damaged, and is written again from the files of the trials");
     if (before.is_object()) require_same_start(before, about(work), work.folder);
     work.trials = read_trials(work.folder, work.trial_settings);
     if (before.is_object()) require_same_comparison(work, before, about(work));

@@ -112,12 +112,13 @@ TEST(Predictor, AppliesTheSavedPreprocessorAndTheSavedWeights) {
   scaler->transform(scaled);
 
   Net net;
-  net->train();
+  net->dropout->eval();
   const auto predictor = TorchPredictor::from_checkpoint(checkpoint, net, {.feature_columns = {"x"}});
   const at::Tensor logits = predictor.predict(columns(rows));
   EXPECT_TRUE(at::equal(logits, by_hand(checkpoint, scaled["x"])));
   EXPECT_FALSE(logits.requires_grad());
-  EXPECT_FALSE(net->is_training());
+  EXPECT_TRUE(net->is_training()) << "each module's mode is as before";
+  EXPECT_FALSE(net->dropout->is_training());
   EXPECT_TRUE(at::equal(rows[0].second, table(7)[0].second)) << "the batch that was given stays";
   const at::Tensor without_label = predictor.predict(columns({rows[0]}));
   EXPECT_TRUE(at::equal(without_label, logits)) << "what was fitted on a label does not ask for it";
@@ -432,6 +433,14 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
                 return std::map<std::string, at::Tensor>{{"head/j", batch["i"]}};
               }),
               small);
+        fails(ExitCode::usage, "the name of a column is not UTF-8", TorchPredictor([](Batch& batch) {
+                return std::map<std::string, at::Tensor>{{"\xff", batch["i"]}};
+              }),
+              small);
+        fails(ExitCode::usage, "\"j\" is named twice", ours, {.keep_columns = {"j", "j"}});
+        fails(ExitCode::usage,
+              "the model's \"predictions\" is not a dense tensor of plain values. Have it return to_dense",
+              TorchPredictor([](Batch& batch) { return batch["i"].to_sparse(); }), small);
         // On the disk of one rank there is no room.
         std::optional<test::SickWrites> full;
         if (world().rank() == last) full.emplace("out.h5.tmp.", ENOSPC);

@@ -702,6 +702,11 @@ TEST_F(Sweeps, GoesOnWithItsSeedWithoutSeed) {
     EXPECT_EQ(next.sweep->trials[trial].config, first.sweep->trials[trial].config);
   EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("seed"), 4);
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00002" / "params.json").at("seed"), 4 + 2) << "of its sample";
+  if (world().rank() == 0) std::ofstream(storage / "sweep" / "sweep.json").close();  // empty
+  world().barrier();
+  const auto again = start({"--seed", "4"});
+  EXPECT_EQ(again.code, 0) << again.said;
+  EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("trials").size(), 3u) << "written again";
   EXPECT_EQ(start({"--seed", "0"}).code, 64) << "another seed is still refused";
 }
 
