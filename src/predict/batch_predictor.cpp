@@ -80,7 +80,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     comm::run_on_root(world, [&] { require_new_file(output, source); });
     for (auto name = options.keep_columns.begin(); name != options.keep_columns.end(); ++name)
       if (std::find(options.keep_columns.begin(), name, *name) != name)
-        throw Error(ExitCode::usage, "keeping columns", "\"" + *name + "\" is named twice", "Name each column once");
+        throw Error(ExitCode::usage, "keeping columns", "\"" + *name + "\" is kept twice", "Name each column once");
     for (const auto& name : options.keep_columns)
       if (data::is_ragged(data::column_of(source, name, "keeping columns")))
         throw Error(ExitCode::usage, "keeping columns",

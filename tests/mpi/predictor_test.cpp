@@ -437,7 +437,7 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
                 return std::map<std::string, at::Tensor>{{"\xff", batch["i"]}};
               }),
               small);
-        fails(ExitCode::usage, "\"j\" is named twice", ours, {.keep_columns = {"j", "j"}});
+        fails(ExitCode::usage, "\"j\" is kept twice", ours, {.keep_columns = {"j", "j"}});
         fails(ExitCode::usage,
               "the model's \"predictions\" is not a dense tensor of plain values. Have it return to_dense",
               TorchPredictor([](Batch& batch) { return batch["i"].to_sparse(); }), small);
