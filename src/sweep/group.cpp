@@ -195,20 +195,25 @@ class Group {
 
     // The group's first rank determines the outcome.
     const bool ends = comm::run_on_root(ranks_, [&] {
+      // A Trainable may end so before its run exists; then the trial has no report.
+      if (ended && std::filesystem::exists(status_of(trial.path / run_names::params))) try {
+          result = Result::from_path(trial.path);
+        } catch (const Error& damaged) {
+          error = damaged;
+        }
       stopped = stopped || (error && error->code() == ExitCode::stopped);
       trial.status = stopped                 ? TrialStatus::waiting
                      : error                 ? TrialStatus::failed
                      : comparison->stopped() ? TrialStatus::stopped
                                              : TrialStatus::done;
       if (trial.status == TrialStatus::failed) trial.error = error;
-      if (ended) result = Result::from_path(trial.path);
       if (result) {
         trial.metrics = row_to_compare(result->metrics, result->metrics_history, work_.options.metric);
         trial.checkpoint = result->checkpoint;
       }
       save_row(trial);
       log_outcome(trial);
-      if (has_ended_well(trial.status)) require_metric(trial);
+      if (has_ended_well(trial.status) && result) require_metric(trial);
       return stopped;
     });
     if (ends) stop_all();

@@ -630,6 +630,25 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
   EXPECT_EQ(ended.sweep->best()->name, "trial_00002");
 }
 
+TEST_F(Sweeps, ATrainableMayBeDoneBeforeItsRun) {
+  const auto fit = [](Launch& launch, const Config& config) -> Result {
+    if (config.at("value") == 0) throw Error(ExitCode::done, "there is nothing to train");
+    return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
+  };
+  const auto ended = launch({test::shared_folder()}, [&](Launch& launch) {
+    return Sweep(launch, fit,
+                 {.space = {{"value", grid({0, 1})}},
+                  .ranks_per_trial = world().size(),
+                  .metric = "value",
+                  .mode = ScoreOrder::max})
+        .fit();
+  });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  ASSERT_EQ(statuses(ended), std::vector(2, TrialStatus::done)) << ended.said;
+  EXPECT_TRUE(ended.sweep->trials[0].metrics.is_null()) << "it has no report";
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00001");
+}
+
 TEST_F(Sweeps, WhatTheSweepCannotWriteEndsIt) {
   // A file has the name of the last trial's folder.
   const auto storage = test::shared_folder();
