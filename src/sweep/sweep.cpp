@@ -136,14 +136,16 @@ std::vector<Trial> trials_in(const Json& rows, const std::filesystem::path& fold
   return trials;
 }
 
-/// Reads the trials from their folders.
-std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<TrialSettings>& points) {
+/// Reads the trials from their folders. Without `same_space`, throws an Error if one has other settings than its point.
+/// With it, those that were drawn first hold: another machine's exp() and log() may give another last bit.
+std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<TrialSettings>& points,
+                               bool same_space) {
   std::vector<Trial> trials;
   for (std::size_t i = 0; i < points.size(); ++i) {
     const auto name = name_of(static_cast<int>(i));
     Trial trial{.name = name, .config = points[i].config, .path = folder / name};
     if (const auto row = read_trial(trial.path)) {
-      if (row->config != trial.config)
+      if (!same_space && row->config != trial.config)
         throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
                     name + " had the settings " + detail::json_text(row->config) + " and would now have " +
                         detail::json_text(trial.config),
@@ -228,11 +230,16 @@ Json to_json(const std::optional<Asha>& scheduler) {
           {"max_t", scheduler->max_t}};
 }
 
+Json to_json(const Space& space) {
+  Json all = Json::array();
+  for (const auto& [name, domain] : space)
+    all.push_back(Json::array({name, static_cast<int>(domain.kind()), domain.values()}));
+  return all;
+}
+
 /// The options that all ranks must give alike.
 Json comparable(const SweepOptions& options) {
-  Json space = Json::object();
-  for (const auto& [name, domain] : options.space) space[name] = {static_cast<int>(domain.kind()), domain.values()};
-  return {{"space", space},
+  return {{"space", to_json(options.space)},
           {"num_samples", options.num_samples},
           {"ranks_per_trial", options.ranks_per_trial},
           {"metric", options.metric},
@@ -248,6 +255,7 @@ Json about(const SweepWork& work) {
           {"program", work.launch.program()},
           {"seed", work.seed},
           {"settings", work.settings},
+          {"space", to_json(options.space)},
           {"num_samples", options.num_samples},
           {"ranks_per_trial", options.ranks_per_trial},
           {"num_ranks", work.launch.size()},
@@ -362,14 +370,16 @@ void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
     const auto before = read_json_if_intact(work.folder / table_file);
     if (there && !before.is_object())
       log::warn((work.folder / table_file).string() + " is damaged, and is written again from the files of the trials");
-    if (before.is_object()) require_same_start(before, about(work), work.folder);
-    work.trials = read_trials(work.folder, work.trial_settings);
-    if (before.is_object()) require_same_comparison(work, before, about(work));
+    const auto now = about(work);
+    if (before.is_object()) require_same_start(before, now, work.folder);
+    work.trials = read_trials(work.folder, work.trial_settings,
+                              before.is_object() && before.value("space", Json()) == now.at("space"));
+    if (before.is_object()) require_same_comparison(work, before, now);
     std::filesystem::remove(work.folder / stopping_file);
     const auto& metric = work.options.metric;
     if (before.is_object() && before.value("metric", metric) != metric) read_metrics(work.trials, metric);
     const auto lost_starts = find_lost_trials(work.trials, metric, /*forgives=*/!is_restart);
-    write_tables(work.folder, work.trials, about(work));
+    write_tables(work.folder, work.trials, now);
     Json scores = Json::array();
     for (const auto& rung : read_scores(work, metric, order_of(work.options))) {
       auto& entries = scores.emplace_back(Json::array());
@@ -501,7 +511,9 @@ SweepResult Sweep::fit() {
   work.folder = run.path();
   take_seed(work, world);
   prepare(work, world, run.is_restart());
-  work.refresh = [&] { write_tables(work.folder, read_trials(work.folder, work.trial_settings), about(work)); };
+  work.refresh = [&] {
+    write_tables(work.folder, read_trials(work.folder, work.trial_settings, /*same_space=*/true), about(work));
+  };
   const bool has_failed = std::ranges::count(work.trials, TrialStatus::failed, &Trial::status) > 0;
   if (world.rank() == 0)
     detail::log::info("sweep " + work.folder.string() + ": " + detail::counted(work.trials.size(), "trial") + ", " +
@@ -524,8 +536,8 @@ SweepResult Sweep::fit() {
                                                  work.refresh();
                                                  for (const char* file : {detail::run_names::stop, stopping_file})
                                                    detail::session::StopFile(work.folder / file).remove();
-                                                 return detail::json_text_lossy(
-                                                     rows_of(read_trials(work.folder, work.trial_settings)));
+                                                 return detail::json_text_lossy(rows_of(read_trials(
+                                                     work.folder, work.trial_settings, /*same_space=*/true)));
                                                })),
       work.folder);
   result.error = error_of(result, run.name());

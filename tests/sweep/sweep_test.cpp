@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -727,6 +728,29 @@ TEST_F(Sweeps, GoesOnWithItsSeedWithoutSeed) {
   EXPECT_EQ(again.code, 0) << again.said;
   EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("trials").size(), 3u) << "written again";
   EXPECT_EQ(start({"--seed", "0"}).code, 64) << "another seed is still refused";
+}
+
+TEST_F(Sweeps, TrialsKeepTheSettingsThatWereDrawnFirst) {
+  const auto storage = test::shared_folder();
+  SweepOptions options{.space = {{"value", log_uniform(1, 2)}}};
+  const auto start = [&] {
+    return run(
+        {storage}, [](Session& session, const Config& config) { count(session, config); }, {{"value", 0.0}}, options);
+  };
+  ASSERT_EQ(start().code, 0);
+  // As if drawn where log() rounds otherwise.
+  const auto file = storage / "sweep" / "trial_00000" / "trial.json";
+  auto row = json_in(file);
+  row["config"]["value"] = std::nextafter(row["config"]["value"].get<double>(), 3.0);
+  world().barrier();
+  if (world().rank() == 0) std::ofstream(file) << row;
+  world().barrier();
+  options.num_samples = 2;
+  const auto next = start();
+  ASSERT_EQ(next.code, 0) << next.said;
+  EXPECT_EQ(next.sweep->trials[0].config, row.at("config"));
+  options.space = {{"value", log_uniform(1, 3)}};
+  EXPECT_EQ(start().code, 64) << "another space is still refused";
 }
 
 TEST_F(Sweeps, TextsOfSetAreComparedForATrainableOfOnesOwn) {
