@@ -462,7 +462,7 @@ std::optional<Error> error_of(const SweepResult& sweep, const std::string& name)
               "Mend the cause and start it again with --name " + name + ": failed trials are tried again"));
   }
   const auto has_metric = [&](const Trial& trial) {
-    return score_of(trial.metrics, sweep.metric, sweep.mode).has_value();
+    return trial.metrics.is_object() && trial.metrics.value(sweep.metric, Json()).is_number();
   };
   if (sweep.metric.empty() || std::ranges::any_of(trials, has_metric)) return {};
   std::vector<Json> rows;

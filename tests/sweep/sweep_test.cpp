@@ -612,6 +612,39 @@ TEST_F(Sweeps, AMetricThatNeverComesEndsTheSweepAfterItsFirstTrial) {
   EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
 }
 
+TEST_F(Sweeps, AMetricThatIsNeverANumberIsAnError) {
+  std::vector<std::int64_t> begun(3), reports(3);
+  const SweepOptions options{.space = {{"value", grid({1, 2, 3})}},
+                             .ranks_per_trial = world().size(),
+                             .metric = "score",
+                             .mode = ScoreOrder::max,
+                             .scheduler = asha({.reduction_factor = 2, .max_t = 8})};
+  const auto start = [&](const Metric& score) {
+    begun = reports = std::vector<std::int64_t>(3);
+    return run(
+        {test::shared_folder()},
+        [&](Session& session, const Config& config) {
+          const auto trial = static_cast<std::size_t>(number_of(session));
+          const bool counts = session.world_rank() == 0;
+          begun[trial] += counts;
+          for (int report = 0; report < 8; ++report) {
+            reports[trial] += counts;
+            session.report({{"score", score}, {"value", config.at("value").get<double>()}});
+          }
+        },
+        {{"value", 0}}, options);
+  };
+  const auto text = start(Json("high"));
+  EXPECT_EQ(text.code, 64) << text.said;
+  EXPECT_NE(text.said.find("none has a number as its \"score\", but value. Report a number"), std::string::npos)
+      << text.said;
+  EXPECT_EQ(summed(begun), (std::vector<std::int64_t>{1, 0, 0})) << "the others would train for nothing";
+  const auto nan = start(std::nan(""));
+  EXPECT_EQ(nan.code, 64) << nan.said;
+  EXPECT_NE(nan.said.find("none has a number as its \"score\""), std::string::npos) << nan.said;
+  EXPECT_EQ(summed(reports), (std::vector<std::int64_t>{8, 1, 1})) << "only the first one goes on";
+}
+
 TEST_F(Sweeps, AnyFunctionIsATrainable) {
   const auto storage = test::shared_folder();
   std::vector<std::int64_t> places;
