@@ -41,7 +41,9 @@ struct Topology {
 };
 
 /// Memory of one rank that every rank of its node can access, so that collectives need not copy it. Made by
-/// Communicator::shared_memory(). Cheap to copy; the memory lives until the last copy is gone.
+/// Communicator::shared_memory(). Cheap to copy; the memory lives until the last copy is gone. Its addresses and
+/// its file descriptor are given back at the next call of shared_memory() on that communicator, once no rank has a
+/// copy.
 ///
 /// A child of fork() writes to its own copy: its writes reach neither its parent nor another rank. Where it has not
 /// written, it may see the values at the time of the fork or the parent's present values.

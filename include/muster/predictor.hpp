@@ -93,10 +93,10 @@ class MUSTER_API TorchPredictor {
       return load(checkpoint, std::move(net), std::move(predict), std::move(options));
   }
 
-  /// Returns the predictions, on the CPU, computed without gradients and with the module in evaluation mode. The batch
-  /// is not changed; an empty batch (see Batch::size) gets a prediction for its one row. A preprocessor that uses
-  /// random numbers gets the same ones for every batch, from a fixed seed. An Error (ExitCode::data) if the batch lacks
-  /// a column, or if the preprocessor or the model changes the number of rows.
+  /// Returns the predictions, on the CPU, computed without gradients and with the module in evaluation mode, which
+  /// ends with the call. The batch is not changed; an empty batch (see Batch::size) gets a prediction for its one row.
+  /// A preprocessor that uses random numbers gets the same ones for every batch, from a fixed seed. An Error
+  /// (ExitCode::data) if the batch lacks a column, or if the preprocessor or the model changes the number of rows.
   Prediction predict(const Batch& batch) const;
 
  private:
@@ -105,6 +105,8 @@ class MUSTER_API TorchPredictor {
                              PredictorOptions options);
   static const at::Tensor& only_column(const Batch& batch);
   bool uses_gpu() const noexcept;
+  /// The options that all ranks must give alike.
+  Json options_to_compare() const;
   /// `kept`: columns that are not features unless feature_columns names them.
   Prediction predict(const Batch& batch, const std::vector<std::string>& kept) const;
 
@@ -129,11 +131,12 @@ class MUSTER_API BatchPredictor {
   /// columns of the types that the model returns. The columns of keep_columns are not passed to the model unless
   /// feature_columns names them.
   ///
-  /// Each rank computes some of the batches into which the whole dataset is cut. So every row is in the same batch at
-  /// any number of ranks, and the file is the same, byte for byte, if the model's results do not depend on the number
-  /// of threads (which --threads fixes). The file appears under its name when it is complete and on the disk; an older
-  /// file of that name stays until then, even if the job ends early. An error on one rank is thrown on all of them; a
-  /// full disk is ExitCode::retry. Call it inside Launch::run(). Collective.
+  /// All ranks must give the same options (an Error with ExitCode::usage names the first that differs) and use the same
+  /// model. Each rank computes some of the batches into which the whole dataset is cut. So every row is in the same
+  /// batch at any number of ranks, and the file is the same, byte for byte, if the model's results do not depend on the
+  /// number of threads (which --threads fixes). The file appears under its name when it is complete and on the disk; an
+  /// older file of that name stays until then, even if the job ends early. An error on one rank is thrown on all of
+  /// them; a full disk is ExitCode::retry. Call it inside Launch::run(). Collective.
   void predict(const Launch& launch, const Dataset& dataset, const std::filesystem::path& output,
                const BatchPredictorOptions& options = {}) const;
 

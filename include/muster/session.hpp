@@ -161,7 +161,8 @@ class MUSTER_API StepScope {
 };
 
 /// Passed to the training function on every worker; lives as long as that call. All workers must make the calls that
-/// are marked collective, in the same order.
+/// are marked collective, in the same order and with the same options. Those of prepare_model(), prepare_optimizer(),
+/// grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first one that differs.
 ///
 /// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in Slurm, by `touch
 /// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training

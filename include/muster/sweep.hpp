@@ -78,7 +78,8 @@ struct SweepOptions {
   /// Neighbouring ranks that train together; the launch's remaining ranks wait.
   int ranks_per_trial = 1;
   /// The reported metric by which trials are compared; the last value that each has reported counts. If the first trial
-  /// that is done has not reported it, the sweep ends with an Error (ExitCode::usage). A Trainable of one's own may
+  /// that is done has not reported it, or has reported what is no number, the sweep ends with an Error
+  /// (ExitCode::usage); so it does at its end if the value is NaN in all trials. A Trainable of one's own may
   /// also add it to Result::metrics.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required with a metric.

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace muster {
 
@@ -30,26 +32,37 @@ struct ExportOptions {
 };
 
 /// Writes the tensors under their paths; `values` are left out. The file appears only when it is complete and on the
-/// disk. Tensors that share memory are written separately; complex128 is an Error (ExitCode::usage), because the format
-/// has no such type.
+/// disk. Tensors that share memory are written separately; complex32 and complex128 are an Error (ExitCode::usage),
+/// because the format has no such types.
 MUSTER_API void save_safetensors(const StateDict& state, const std::filesystem::path& file,
                                  const ExportOptions& options = {});
 /// Writes a dict for Python's torch.load(file, weights_only=True). Tensors that share a storage share it in the file
-/// too, except for those that view it as another type. Types that torch's storages have no class for, such as float8
-/// and uint16, are an Error (ExitCode::usage): save_safetensors() writes them.
+/// too, except for those that view it as another type. Types that torch's storages have no class for are an Error
+/// (ExitCode::usage): save_safetensors() writes float8 and uint16 and its like, and no format complex32.
 MUSTER_API void save_torch(const StateDict& state, const std::filesystem::path& file,
                            const ExportOptions& options = {});
 
 /// Loads the tensors of a .safetensors file by their names, on the CPU; `values` has its metadata, strings by key.
 MUSTER_API StateDict load_safetensors(const std::filesystem::path& file);
-/// Loads what torch.save() has written: tensors, numbers, strings, and dicts and lists of them; anything else in the
-/// pickle is an Error. Tensors of nested dicts get paths: {"model": {"fc.weight": …}} is "model/fc.weight"; `values`
-/// has the rest. Parameters become tensors, conjugate and negative views stay views, and all tensors are on the CPU.
-/// Expanded tensors are an Error.
+/// Loads what torch.save() has written, in the pickle protocols 2 to 5: tensors, numbers, strings, and dicts and lists
+/// of them; anything else in the pickle is an Error. Tensors of nested dicts get paths: {"model": {"fc.weight": …}} is
+/// "model/fc.weight"; `values` has the rest. Parameters become tensors, conjugate and negative views stay views, and
+/// all tensors are on the CPU. Expanded tensors are an Error. Checksums are verified where there are any
+/// (torch.serialization.set_crc32_options()).
 MUSTER_API StateDict load_torch(const std::filesystem::path& file);
+
+struct LoadOptions {
+  /// Buffers that keep the model's own values if the state lacks them, such as those that are persistent=False in
+  /// Python. An Error (ExitCode::usage) for any other name: parameters are never left out.
+  std::vector<std::string> may_be_missing = {};
+};
 
 /// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();
 /// if they differ, nothing is changed.
-MUSTER_API void load_state_dict(const StateEntry& entry, const StateDict& state);
+///
+/// Into a model goes what Python loads strictly, with a line in the log: of parameters or buffers that are tied, one
+/// may be there; a batch-norm without num_batches_tracked counts from 0; a prefix "module." or "model." that all names
+/// have is left out. Any other buffer that is missing is an Error (ExitCode::data).
+MUSTER_API void load_state_dict(const StateEntry& entry, const StateDict& state, const LoadOptions& options = {});
 
 }  // namespace muster

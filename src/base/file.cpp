@@ -10,11 +10,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -73,12 +77,11 @@ std::string temporary_prefix(const std::filesystem::path& path) {
   return path.filename().string().substr(0, longest_kept) + ".tmp.";
 }
 
-std::filesystem::path temporary_beside(std::filesystem::path path) {
-  // Processes in other containers and on other hosts may have the same process id.
-  static const auto random = std::random_device{}();
-  static std::atomic<int> count{0};
-  return path.replace_filename(temporary_prefix(path) + std::to_string(::getpid()) + "." + std::to_string(random) +
-                               "." + std::to_string(count++));
+/// A number for this host's name.
+std::uint32_t host_number() noexcept {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return static_cast<std::uint32_t>(std::hash<std::string_view>()(name.data()));
 }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -118,6 +121,17 @@ const char* kind_of(std::filesystem::file_type type) noexcept {
 /// True if a process with that id runs on this machine.
 bool runs(const std::string& process) noexcept {
   return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
+}
+
+/// True if the process that made a temporary file may still write it. `numbers`: what its name has after the prefix:
+/// the process, the host and two more; only the process in those of earlier versions.
+bool may_be_written(const std::filesystem::path& file, const std::string& numbers) {
+  const auto dot = numbers.find('.');
+  const bool has_host = std::ranges::count(numbers, '.') == 3;
+  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_number()) return runs(numbers);
+  std::error_code error;
+  const auto written = std::filesystem::last_write_time(file, error);
+  return error || std::filesystem::file_time_type::clock::now() - written < std::chrono::hours(24);
 }
 
 /// The name that a folder has while another takes its place.
@@ -280,6 +294,15 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t most) {
   return content;
 }
 
+std::filesystem::path temporary_beside(std::filesystem::path path) {
+  // Processes in other containers may have the same process id.
+  static const auto random = std::random_device{}();
+  static std::atomic<int> count{0};
+  const auto text = [](auto number) { return std::to_string(number); };
+  return path.replace_filename(temporary_prefix(path) + text(::getpid()) + "." + text(host_number()) + "." +
+                               text(random) + "." + text(count++));
+}
+
 void write_file(const std::filesystem::path& path, std::string_view content) {
   write_file(path, [&](File& file) { file.append(content); });
 }
@@ -313,7 +336,7 @@ void remove_unfinished(const std::filesystem::path& path, bool none_writes) noex
          at.increment(error)) {
       const auto name = at->path().filename().string();
       if (name.starts_with(prefix) && name.find_first_not_of("0123456789.", prefix.size()) == std::string::npos &&
-          (none_writes || !runs(name.substr(prefix.size()))))
+          (none_writes || !may_be_written(at->path(), name.substr(prefix.size()))))
         ::unlink(at->path().c_str());
     }
   } catch (...) {

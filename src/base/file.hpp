@@ -77,8 +77,11 @@ MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, std::stri
 /// the file exists.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write,
                                     bool replace = true);
-/// Removes the temporary files that killed calls of write_file() have left beside `path`. `none_writes`: no process is
-/// writing `path` now; without it, the files of processes that run on this machine are kept.
+/// A name for a temporary file beside `path`, which remove_unfinished() knows.
+MUSTER_INTERNAL_API std::filesystem::path temporary_beside(std::filesystem::path path);
+/// Removes the temporary files that killed processes have left beside `path`. `none_writes`: no process is writing
+/// `path` now; without it, the files of processes that run on this machine are kept, and those of other hosts that were
+/// written to in the last 24 hours.
 MUSTER_INTERNAL_API void remove_unfinished(const std::filesystem::path& path, bool none_writes = true) noexcept;
 /// Throws an Error (ExitCode::usage) unless a new file may be written at `path`: its folder exists, and there is
 /// nothing or a regular file at `path`, so that no link, pipe or device is replaced. ExitCode::retry if the folder is

@@ -45,6 +45,15 @@ Json read_json(const std::filesystem::path& path, std::string doing, bool commen
   return parse_json(read_file(path, max_json_bytes), doing, comments);
 }
 
+Json read_json_if_intact(const std::filesystem::path& file) {
+  try {
+    return read_json(file);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::data) throw;
+    return {};
+  }
+}
+
 std::string json_text(const Json& json, int indent) { return json.dump(indent); }
 
 std::string json_text_lossy(const Json& json, int indent) {

@@ -23,6 +23,9 @@ MUSTER_INTERNAL_API Json parse_json(std::string_view text, const std::string& do
 /// Reads and parses a file; `doing` is "reading PATH" unless given.
 MUSTER_INTERNAL_API Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
+/// The JSON in a file that can be made again; null if the file is missing or damaged.
+MUSTER_INTERNAL_API Json read_json_if_intact(const std::filesystem::path& file);
+
 /// JSON as text: in one line, or indented by `indent` spaces. Throws Json::type_error for text that is not UTF-8.
 MUSTER_INTERNAL_API std::string json_text(const Json& json, int indent = -1);
 /// The same with U+FFFD in place of what is not UTF-8.
@@ -37,7 +40,7 @@ MUSTER_INTERNAL_API std::string json_to_cbor(const Json& json);
 MUSTER_INTERNAL_API Json json_from_cbor(std::string_view bytes);
 
 /// True if the text is valid UTF-8, so that JSON keeps it unchanged.
-bool is_utf8(const std::string& text);
+MUSTER_INTERNAL_API bool is_utf8(const std::string& text);
 
 /// Returns the object's number of that name; 0 if it is no object or has no such number.
 double number_at(const Json& object, const char* name);

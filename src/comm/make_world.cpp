@@ -6,6 +6,7 @@
 #include "comm/mpi_threads.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/time_limit.hpp"
+#include "muster/error.hpp"
 #include "muster/mpi.hpp"
 
 #include <algorithm>
@@ -69,6 +70,13 @@ Communicator from_mpi(MPI_Comm comm) {
   using namespace detail::comm;
   constexpr auto doing = "taking up an MPI communicator";
   require_mpi(doing);
+  if (comm == MPI_COMM_NULL)
+    throw Error(ExitCode::usage, doing, "it is MPI_COMM_NULL",
+                "Make the call on the ranks that MPI_Comm_split has given a communicator");
+  int is_intercommunicator = 0;
+  check(MPI_Comm_test_inter(comm, &is_intercommunicator), "MPI_Comm_test_inter");
+  if (is_intercommunicator != 0)
+    throw Error(ExitCode::usage, doing, "it is an intercommunicator", "Join its two groups by MPI_Intercomm_merge");
   auto members = world_ranks_of(comm);
   auto pool = pool_of_mpi();
   // Ranks of another MPI_COMM_WORLD, for example after MPI_Comm_spawn, have no numbers in that pool.

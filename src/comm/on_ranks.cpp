@@ -53,6 +53,21 @@ std::string run_packed_on_root(const Communicator& communicator, const std::func
   return std::move(outcome.text);
 }
 
+void require_same_options(const Communicator& communicator, const std::string& whose, const Json& mine) {
+  const auto of_ranks = communicator.all_gather(json_text_lossy(mine));
+  const auto first = json_from_text(of_ranks.front());
+  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
+    if (of_ranks[rank] == of_ranks.front()) continue;
+    const auto other = json_from_text(of_ranks[rank]);
+    for (const auto& [option, value] : first.items())
+      if (value != other.at(option))
+        throw Error(ExitCode::usage, "comparing the options of " + whose + " on all ranks",
+                    option + " is " + json_text(value) + " on rank 0 and " + json_text(other.at(option)) + " on rank " +
+                        std::to_string(rank),
+                    "Give the same options on every rank");
+  }
+}
+
 std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
                                     const std::function<void()>& work, std::map<int, std::string>* errors) {
   const NestedAttempt nested(world);

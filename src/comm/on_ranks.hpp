@@ -59,6 +59,12 @@ auto run_on_all(const Communicator& communicator, const Work& work) {
   }
 }
 
+/// Throws an Error (ExitCode::usage), the same on all ranks, that names the first option that differs between two of
+/// them. `mine` has this rank's options by name, the same names on every rank. `whose` is named in the error.
+/// Collective.
+MUSTER_INTERNAL_API void require_same_options(const Communicator& communicator, const std::string& whose,
+                                              const Json& mine);
+
 /// Waits until all ranks have come, or throws the Error with which one of them has failed in run_on_all(). Collective.
 inline void wait_for_all(const Communicator& communicator) {
   run_on_all(communicator, [] {});

@@ -5,6 +5,9 @@
 #include "comm/rendezvous.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string>
 
 namespace muster::detail::comm {
 
@@ -30,12 +33,32 @@ std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicato
   return map_node_segment(*channel.transport->collective, channel.hierarchy()->ranks, bytes, 0, reserved, until_then);
 }
 
+namespace {
+
+/// Gives back the regions that no rank uses any more: as long as one rank does, the others need them. Collective.
+void release_unused(const Communicator& communicator, Channel& channel) {
+  auto& node = *channel.hierarchy()->communicator;
+  auto unused = channel.run_exclusively([&] { return node.unused_regions(); });
+  const auto word = [](std::uint64_t region) { return " " + std::to_string(region) + " "; };
+  std::string mine;
+  for (const auto region : unused) mine += word(region);
+  for (const auto& of_rank : communicator.all_gather(mine))
+    std::erase_if(unused, [&](auto region) { return of_rank.find(word(region)) == std::string::npos; });
+  channel.run_exclusively([&] {
+    for (const auto region : unused) node.unregister(region);
+  });
+}
+
+}  // namespace
+
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
   const auto shared = allocate_shared(communicator, bytes, bytes);
   if (!shared) return node::local_memory(bytes);
   auto& channel = *Channel::of(communicator);
+  release_unused(communicator, channel);
   channel.run_exclusively([&] { channel.hierarchy()->communicator->register_region(shared->region); });
-  // The node's communicator keeps the region registered; the pages are freed with their last user on this rank.
+  // The node's communicator keeps the region registered for the other ranks; the pages are freed with their last user
+  // on this rank.
   return {shared->data(), [shared = *shared](std::byte* data) {
             shared.segment->discard(static_cast<std::size_t>(data - shared.region.base), shared.region.stride);
           }};

@@ -12,7 +12,7 @@
 namespace muster::detail::comm {
 
 /// Memory of each rank that all ranks of its node map. It lives as long as a copy of this value; if the region is
-/// registered with the node's communicator, as long as the channel.
+/// registered with the node's communicator, until no rank uses it and shared_memory() is called, or the channel ends.
 struct SharedRegion {
   std::shared_ptr<node::SharedSegment> segment;
   node::Region region;

@@ -1,5 +1,6 @@
 #include "muster/process_group.hpp"
 
+#include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
 #include "group/backends.hpp"
 #include "group/mpi_backend.hpp"
@@ -51,6 +52,8 @@ bool has_backend(std::string_view name) {
 
 c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communicator,
                                                     const ProcessGroupOptions& options) {
+  detail::comm::require_same_options(communicator, "the process group",
+                                     {{"backend", options.backend}, {"chunk", options.chunk}});
   if (options.chunk == 0)
     throw Error(ExitCode::usage, "starting the process group", "chunk is 0, so that no element would ever be sent",
                 "Give the number of elements that go in one MPI call, at least 1");

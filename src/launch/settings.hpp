@@ -15,7 +15,7 @@ namespace muster::detail::launch {
 
 /// Returns the candidate with the fewest edits (characters added, removed, replaced or swapped with the next). Empty if
 /// that takes more than one edit per three characters of `word`.
-std::string nearest_match(std::string_view word, const std::vector<std::string>& candidates);
+MUSTER_INTERNAL_API std::string nearest_match(std::string_view word, const std::vector<std::string>& candidates);
 
 /// Reads a file of settings, which may have comments. Errors have ExitCode::data.
 MUSTER_INTERNAL_API Json read_config(const std::filesystem::path& file);

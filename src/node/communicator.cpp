@@ -31,13 +31,21 @@ NodeCommunicator::NodeCommunicator(std::byte* memory, int rank, int size, std::v
 
 NodeCommunicator::~NodeCommunicator() = default;
 
-std::size_t NodeCommunicator::region_of(const void* data, std::size_t bytes) const noexcept {
+std::set<std::uint64_t> NodeCommunicator::unused_regions() const {
+  std::set<std::uint64_t> unused;
+  if (!is_idle()) return unused;
+  for (const auto& [number, region] : regions_)
+    if (region.memory.use_count() == 1) unused.insert(number);
+  return unused;
+}
+
+std::uint64_t NodeCommunicator::region_of(const void* data, std::size_t bytes) const noexcept {
   const auto* begin = static_cast<const std::byte*>(data);
-  for (std::size_t i = 0; i < regions_.size(); ++i) {
-    const auto* mine = regions_[i].of(rank_);
-    if (begin >= mine && begin + bytes <= mine + regions_[i].stride) return i;
+  for (const auto& [number, region] : regions_) {
+    const auto* mine = region.of(rank_);
+    if (begin >= mine && begin + bytes <= mine + region.stride) return number;
   }
-  return regions_.size();
+  return 0;
 }
 
 NodeCommunicator::Ticket NodeCommunicator::start(std::unique_ptr<Operation> operation, Start start) {

@@ -22,7 +22,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -59,13 +61,15 @@ class NodeCommunicator {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  /// Registers a region for the life of the communicator. All ranks must register the same regions in the same order,
-  /// and all must have mapped a region before any of them uses it.
-  void register_region(Region region) { regions_.push_back(std::move(region)); }
+  /// Registers a region until unregister(). All ranks must register the same regions in the same order, and all must
+  /// have mapped a region before any of them uses it. They are numbered from 1 on.
+  void register_region(Region region) { regions_.emplace(++registered_, std::move(region)); }
+  /// The numbers of the regions whose memory this rank uses for nothing else; none while operations are in progress.
+  std::set<std::uint64_t> unused_regions() const;
+  /// Gives up a region that is unused on all ranks.
+  void unregister(std::uint64_t region) { regions_.erase(region); }
   /// True if that memory is in this rank's part of a registered region.
-  bool is_registered(const void* data, std::size_t bytes) const noexcept {
-    return region_of(data, bytes) < regions_.size();
-  }
+  bool is_registered(const void* data, std::size_t bytes) const noexcept { return region_of(data, bytes) != 0; }
 
   /// Sets the call number that error texts give for the operations started next.
   void set_call_number(std::uint64_t call) noexcept { call_number_ = call; }
@@ -104,7 +108,8 @@ class NodeCommunicator {
   friend class Operation;
   struct Shared;
 
-  std::size_t region_of(const void* data, std::size_t bytes) const noexcept;
+  /// The number of the region; 0 if there is none.
+  std::uint64_t region_of(const void* data, std::size_t bytes) const noexcept;
   Ticket start(std::unique_ptr<Operation> operation, Start start = Start::open);
 
   Shared* shared_;
@@ -113,7 +118,8 @@ class NodeCommunicator {
   const std::vector<int> names_;
   const std::size_t staging_bytes_;  ///< size of one buffer
   std::byte* staging_;               ///< [size][2] buffers
-  std::vector<Region> regions_;
+  std::map<std::uint64_t, Region> regions_;
+  std::uint64_t registered_ = 0;  ///< regions so far
   std::deque<std::unique_ptr<Operation>> queue_;
   std::uint64_t call_number_ = 0;
   Ticket started_ = 0;

@@ -47,9 +47,8 @@ bool Operation::exchange_locations() {
   if (has_locations_) return true;
   const auto write = [&] {
     NodeCommunicator::Shared::DataLocation location;
-    const auto i = ranks_.region_of(data_, bytes());
-    if (i < ranks_.regions_.size())
-      location = {i + 1, static_cast<std::uint64_t>(data_ - ranks_.regions_[i].of(rank_))};
+    if (const auto region = ranks_.region_of(data_, bytes()); region != 0)
+      location = {region, static_cast<std::uint64_t>(data_ - ranks_.regions_.at(region).of(rank_))};
     mine().locations[phase_ & 1] = location;
   };
   if (!arrive(write) || !all_arrived()) return false;
@@ -60,7 +59,7 @@ bool Operation::exchange_locations() {
       next_phase();
       break;
     }
-    rank_data_.push_back(ranks_.regions_[location.region - 1].of(r) + location.offset);
+    rank_data_.push_back(ranks_.regions_.at(location.region).of(r) + location.offset);
   }
   return has_locations_ = true;
 }

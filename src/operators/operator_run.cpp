@@ -91,6 +91,13 @@ run::ResolvedOptions OperatorRun::resolve_options() {
   if (options_.initialization_hook)
     comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)},
                        options_.initialization_hook);
+  const auto frequency = options_.scheduler_step_freq;
+  comm::require_same_options(world, "the operator's trainer",
+                             {{"use_gpu", static_cast<int>(options_.use_gpu)},
+                              {"wrap_ddp", options_.wrap_ddp},
+                              {"use_fp16", options_.use_fp16},
+                              {"add_dist_sampler", options_.add_dist_sampler},
+                              {"scheduler_step_freq", frequency ? Json(static_cast<int>(*frequency)) : Json()}});
   const bool named = launch_.flags().name.has_value();
   saves_checkpoints_ = named || launch::supervisor();
   keeps_folder_ = saves_checkpoints_ || launch_.flags().storage;
@@ -274,8 +281,17 @@ Json OperatorRun::finish_call(Call call, const Metrics& own, bool reduce, bool s
   return result;
 }
 
+template <class Options>
+void OperatorRun::require_same(const char* call, const Options& options) const {
+  comm::require_same_options(session_->state().workers.control, call,
+                             {{"num_steps", options.num_steps ? Json(*options.num_steps) : Json()},
+                              {"profile", options.profile},
+                              {"reduce_results", options.reduce_results}});
+}
+
 Json OperatorRun::train(const TrainOptions& options) {
   const auto check = [&] {
+    require_same("train()", options);
     if (options.max_retries < 0)
       throw Error(ExitCode::usage, "training", "max_retries is " + std::to_string(options.max_retries),
                   "Give 0 or more");
@@ -312,7 +328,10 @@ Json OperatorRun::train(const TrainOptions& options) {
 }
 
 Json OperatorRun::validate(const ValidateOptions& options) {
-  const auto check = [&] { parts_->validation.check_call(options.num_steps, !parts_->models.empty()); };
+  const auto check = [&] {
+    require_same("validate()", options);
+    parts_->validation.check_call(options.num_steps, !parts_->models.empty());
+  };
   return run_or_replay(Call::validate, check, [&] {
     const watch::ScopedCallName validating("validate");
     auto& source = parts_->validation;

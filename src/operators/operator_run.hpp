@@ -52,6 +52,10 @@ class OperatorRun {
   /// returns or throws what was saved. `check` throws to refuse a call before anything is changed; that is saved, too.
   /// Collective.
   Json run_or_replay(Call call, const std::function<void()>& check, const std::function<Json()>& work);
+  /// Throws an Error, the same on all workers, if they have given a call different options. Collective over the
+  /// workers.
+  template <class Options>
+  void require_same(const char* call, const Options& options) const;
   /// Returns or throws the saved result of main's next call. Throws an Error if that was another call.
   Json replay(Call call, const CallRecord& before);
   /// The metrics for a row, without objects and reserved names. `epoch` is the number of passes that train() has begun.

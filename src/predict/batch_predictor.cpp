@@ -68,6 +68,9 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
   const auto& world = launch.communicator();
   const auto limit = comm::time_limit(world);
   const auto work = [&] {
+    auto same = predictor_.options_to_compare();
+    same.update({{"batch_size", options.batch_size}, {"keep_columns", options.keep_columns}});
+    comm::require_same_options(world, "a prediction", same);
     if (options.batch_size < 1)
       throw Error(ExitCode::usage, "predicting", "batch_size is less than 1", "Give at least 1");
     at::set_num_threads(launch.threads_per_rank());
@@ -75,6 +78,9 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     if (predictor_.uses_gpu()) run::warn_of_shared_gpus(launch);
     auto& source = *data::source_of(dataset);
     comm::run_on_root(world, [&] { require_new_file(output, source); });
+    for (auto name = options.keep_columns.begin(); name != options.keep_columns.end(); ++name)
+      if (std::find(options.keep_columns.begin(), name, *name) != name)
+        throw Error(ExitCode::usage, "keeping columns", "\"" + *name + "\" is kept twice", "Name each column once");
     for (const auto& name : options.keep_columns)
       if (data::is_ragged(data::column_of(source, name, "keeping columns")))
         throw Error(ExitCode::usage, "keeping columns",
@@ -94,6 +100,11 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
       const auto batch = batches.next();
       if (!batch) return {};
       const auto prediction = predictor_.predict(*batch, options.keep_columns);
+      for (const auto& [name, tensor] : prediction.columns())
+        if (tensor.layout() != at::kStrided || tensor.is_quantized())
+          throw Error(ExitCode::usage, "predicting",
+                      "the model's \"" + name + "\" is not a dense tensor of plain values",
+                      "Have it return to_dense() or dequantize()");
       std::vector<Batch::Item> columns(prediction.columns().begin(), prediction.columns().end());
       for (const auto& name : options.keep_columns) {
         if (prediction.columns().contains(name))

@@ -1,5 +1,6 @@
 #include "predict/prediction_file.hpp"
 
+#include "base/json.hpp"
 #include "checkpoint/files/state_file.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
@@ -35,13 +36,15 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
       if (column.name.empty() || column.name.find('/') != std::string::npos)  // HDF5 would put it into a subgroup
         throw Error(ExitCode::usage, "writing " + output_.string(), "a column is called \"" + column.name + "\"",
                     "Give it a name without \"/\"");
+      if (!is_utf8(column.name))
+        throw Error(ExitCode::usage, "writing " + output_.string(), "the name of a column is not UTF-8",
+                    "Give it another name");
       outlines[column.name] = outline(column, rows);
     }
     checkpoint::check_storable(outlines);
     const auto layout = checkpoint::make_layout(outlines);
-    remove_unfinished(std::filesystem::absolute(output_));  // left by a job that was killed
-    auto path = output_;
-    path += ".tmp." + std::to_string(::getpid());
+    remove_unfinished(output_, /*none_writes=*/false);
+    const auto path = temporary_beside(output_);
     temporary_.path = path;
     storage::create_file(path, layout.bytes);
     File file(path, File::Mode::write);

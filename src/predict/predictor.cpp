@@ -32,6 +32,25 @@ at::Device current_gpu() {
   return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
 }
 
+/// While it lives, the module is in evaluation mode.
+class EvaluationMode {
+ public:
+  /// Does nothing without a module.
+  explicit EvaluationMode(const std::shared_ptr<torch::nn::Module>& module) {
+    if (!module) return;
+    for (const auto& part : module->modules()) parts_.emplace_back(part, part->is_training());
+    module->eval();
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+  ~EvaluationMode() {
+    for (const auto& [part, is_training] : parts_) part->train(is_training);
+  }
+
+ private:
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;  ///< parents before children
+};
+
 }  // namespace
 
 Prediction::operator at::Tensor() const {
@@ -128,6 +147,14 @@ const at::Tensor& TorchPredictor::only_column(const Batch& batch) {
 
 bool TorchPredictor::uses_gpu() const noexcept { return state_->options.use_gpu; }
 
+Json TorchPredictor::options_to_compare() const {
+  const auto& options = state_->options;
+  Json dtypes = Json::object();
+  for (const auto& [name, dtype] : options.dtypes.named()) dtypes[name] = c10::toString(dtype);
+  if (const auto all = options.dtypes.all()) dtypes = c10::toString(*all);
+  return {{"feature_columns", options.feature_columns}, {"dtypes", dtypes}, {"use_gpu", options.use_gpu}};
+}
+
 Prediction TorchPredictor::predict(const Batch& batch) const { return predict(batch, {}); }
 
 Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::string>& kept) const {
@@ -137,8 +164,8 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
   if (state.module) {
     if (device != state.device) state.module->to(device);
     state.device = device;
-    state.module->eval();
   }
+  const EvaluationMode evaluation(state.module);
 
   // Copies the tensors where needed, since user code may write into them and the caller's batch must not change.
   Batch all = batch;

@@ -63,6 +63,24 @@ void require_utf8(const std::string& text, const char* option) {
                 "Choose another one");
 }
 
+/// The options that all ranks must give alike. Rank 0's name, settings and metadata hold for all, and logging, threads
+/// and the fast tier may suit each host.
+Json comparable(const TrainerOptions& options) {
+  Json same = options.scaling_config;
+  const auto& run = options.run_config;
+  for (const auto& part : {Json(options.dataset_config), Json(run.checkpoint_config), Json(run.failure_config)})
+    same.update(part);
+  same.erase("threads_per_worker");
+  same.erase("fast_tier");
+  same["torch_config"] = options.torch_config;
+  same["profile"] = run.profile;
+  same["tensorboard"] = run.tensorboard;
+  same["histogram_interval"] = run.histogram_interval;
+  same["preprocessor"] = options.preprocessor ? "given" : "none";
+  same["validation"] = options.validation.function ? "given" : "none";
+  return same;
+}
+
 }  // namespace
 
 step::MicroBatchShare ResolvedOptions::share_of(int worker) const {
@@ -79,6 +97,7 @@ step::MicroBatchShare ResolvedOptions::share_of(int worker) const {
 
 ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
                         std::shared_ptr<const BackendConfig> backend) {
+  comm::require_same_options(launch.communicator(), "the trainer", comparable(options));
   const auto& flags = launch.flags();
   const auto& scaling = options.scaling_config;
   const auto& checkpoint_config = options.run_config.checkpoint_config;

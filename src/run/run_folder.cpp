@@ -168,8 +168,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
                   "Choose another --storage");
     make_directories(path_);
     require_own_directory(path_);
-    if (const auto sweep = path_ / run_names::sweep; flags.name && std::filesystem::exists(status_of(sweep)))
-      require_same_program(read_json(sweep), launch.program(), path_);
+    if (flags.name) require_same_program(read_json_if_intact(path_ / run_names::sweep), launch.program(), path_);
     make_directories(path_ / run_names::logs);
     require_own_directory(path_ / run_names::logs);
     take_lock(/*is_root=*/true);

@@ -4,6 +4,7 @@
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
+#include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "muster/detail/worker.hpp"
 #include "muster/error.hpp"
@@ -164,6 +165,13 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
   const ScopedCallName prepare("prepare_model");
   state_->throw_if_ended();
+  // The ranks choose progress_thread by themselves.
+  detail::comm::require_same_options(communicator(), "prepare_model",
+                                     {{"parallel", options.parallel == Parallel::data ? "data" : "none"},
+                                      {"bucket_bytes", options.bucket_bytes},
+                                      {"first_bucket_bytes", options.first_bucket_bytes},
+                                      {"comm_hook", options.comm_hook ? "given" : "none"},
+                                      {"sync_batch_norm", options.sync_batch_norm}});
   // A user who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->resolved.launch.cpus_per_rank() > at::get_num_threads();
@@ -183,6 +191,11 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
 
 detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
   state_->throw_if_ended();
+  detail::comm::require_same_options(communicator(), "prepare_optimizer",
+                                     {{"max_grad_norm", options.max_grad_norm},
+                                      {"fuse", options.fuse == Fuse::never    ? "never"
+                                               : options.fuse == Fuse::always ? "always"
+                                                                              : "automatic"}});
   const auto& numbers = state_->bad_numbers;
   return detail::optim::make_optimizer_step(optimizer, state_->models.all(), options,
                                             {.numbers = numbers,
@@ -223,6 +236,8 @@ Join Session::join(const JoinOptions& options) const {
   if (state_->workers.share.fixed)
     throw Error(ExitCode::usage, "joining ranks", "virtual workers have as many batches on every rank",
                 "Take the data from get_dataset_shard(), or choose no virtual_workers");
+  detail::comm::require_same_options(communicator(), "join",
+                                     {{"divide_by_initial_world_size", options.divide_by_initial_world_size}});
   return Join(state_->models.all(), options);
 }
 
@@ -230,6 +245,12 @@ Autocast Session::autocast(const AutocastOptions& options) const { return Autoca
 
 GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
   state_->throw_if_ended();
+  detail::comm::require_same_options(communicator(), "a gradient scaler",
+                                     {{"init_scale", options.init_scale},
+                                      {"growth_factor", options.growth_factor},
+                                      {"backoff_factor", options.backoff_factor},
+                                      {"growth_interval", options.growth_interval},
+                                      {"enabled", options.enabled}});
   for (const auto& model : state_->models.all())
     for (const auto& item : model->module()->named_parameters())
       if (options.enabled && item.value().defined() && item.value().requires_grad() && item.value().is_complex())

@@ -61,6 +61,8 @@ struct Stateful {
 
   /// Returns the tensors for which an optimizer may have state, by path.
   virtual std::map<std::string, at::Tensor> parameters() const { return {}; }
+  /// Returns a module's buffers by path; none for other objects.
+  virtual std::map<std::string, at::Tensor> buffers() const { return {}; }
   virtual Replication replication() const { return Replication::equal; }
   /// For Replication::per_rank: returns the part for rank `here` of a state that another number of ranks saved; none if
   /// it cannot be divided anew.

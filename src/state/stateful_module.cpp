@@ -54,6 +54,13 @@ class StatefulModule : public Stateful {
     return named;
   }
 
+  std::map<std::string, at::Tensor> buffers() const override {
+    std::map<std::string, at::Tensor> named;
+    for (const auto& item : module_->named_buffers())
+      if (item.value().defined()) named.emplace(item.key(), item.value());
+    return named;
+  }
+
  private:
   static bool same_values(const at::Tensor& a, const at::Tensor& b) {
     return a.is_same(b) || (a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && at::equal(a, b));
@@ -61,8 +68,7 @@ class StatefulModule : public Stateful {
 
   std::map<std::string, at::Tensor> tensors() const {
     auto named = parameters();
-    for (const auto& item : module_->named_buffers())
-      if (item.value().defined()) named.emplace(item.key(), item.value());
+    named.merge(buffers());
     return named;
   }
 

@@ -17,6 +17,7 @@
 #include "sweep/folder.hpp"
 #include "sweep/table.hpp"
 
+#include <algorithm>
 #include <functional>
 #include <ranges>
 #include <set>
@@ -195,20 +196,25 @@ class Group {
 
     // The group's first rank determines the outcome.
     const bool ends = comm::run_on_root(ranks_, [&] {
+      // A Trainable may end so before its run exists; then the trial has no report.
+      if (ended && std::filesystem::exists(status_of(trial.path / run_names::params))) try {
+          result = Result::from_path(trial.path);
+        } catch (const Error& damaged) {
+          error = damaged;
+        }
       stopped = stopped || (error && error->code() == ExitCode::stopped);
       trial.status = stopped                 ? TrialStatus::waiting
                      : error                 ? TrialStatus::failed
                      : comparison->stopped() ? TrialStatus::stopped
                                              : TrialStatus::done;
       if (trial.status == TrialStatus::failed) trial.error = error;
-      if (ended) result = Result::from_path(trial.path);
       if (result) {
         trial.metrics = row_to_compare(result->metrics, result->metrics_history, work_.options.metric);
         trial.checkpoint = result->checkpoint;
       }
       save_row(trial);
       log_outcome(trial);
-      if (has_ended_well(trial.status)) require_metric(trial);
+      if (has_ended_well(trial.status) && result) require_metric(trial);
       return stopped;
     });
     if (ends) stop_all();
@@ -220,18 +226,22 @@ class Group {
     if (work_.launch.rank() == 0) work_.refresh();
   }
 
-  /// Throws an Error if the trial has ended and none has reported the metric so far: the others would train for
-  /// nothing.
+  /// Throws an Error if the trial has ended and none has reported the metric as a number so far: the others would train
+  /// for nothing. NaN, which is null in a row, may be this trial's alone.
   void require_metric(const Trial& ended) const {
     const auto& metric = work_.options.metric;
-    if (metric.empty() || ended.metrics.contains(metric)) return;
+    const auto has_metric = [&](const Json& row) {
+      const auto value = row.is_object() ? row.find(metric) : row.end();
+      return value != row.end() && (value->is_number() || value->is_null());
+    };
+    if (metric.empty() || has_metric(ended.metrics)) return;
     std::vector<Json> rows;
     for (const auto& trial : work_.trials) try {
         auto reported = observe::History::read(trial.path);
         // A Trainable of one's own may have added metrics to its Result.
         if (const auto row = read_trial(trial.path)) reported.push_back(row->metrics);
         for (auto& row : reported) {
-          if (row.contains(metric)) return;
+          if (has_metric(row)) return;
           rows.push_back(std::move(row));
         }
       } catch (const Error&) {
@@ -256,8 +266,11 @@ class Group {
 
 Error missing_metric(const std::string& metric, const std::vector<Json>& rows) {
   const auto names = metrics_in(rows);
-  return Error(ExitCode::usage, "comparing the trials",
-               "none has reported \"" + metric + "\"" + (names.empty() ? "" : ", but " + names),
+  const auto but = names.empty() ? "" : ", but " + names;
+  if (std::ranges::any_of(rows, [&](const Json& row) { return row.contains(metric); }))
+    return Error(ExitCode::usage, "comparing the trials", "none has a number as its \"" + metric + "\"" + but,
+                 "Report a number, which NaN and infinity are not, or name another metric");
+  return Error(ExitCode::usage, "comparing the trials", "none has reported \"" + metric + "\"" + but,
                "Name a metric of session.report() in SweepOptions::metric");
 }
 

@@ -31,7 +31,8 @@ struct SweepWork {
   std::function<void()> refresh = [] {};           ///< updates the tables; on rank 0 of the launch
 };
 
-/// The Error of a sweep in which no trial has reported its metric. `rows`: what they have reported.
+/// The Error of a sweep in which no trial has reported its metric, or none as a number. `rows`: what they have
+/// reported.
 Error missing_metric(const std::string& metric, const std::vector<Json>& rows);
 
 /// The file in the sweep's folder with which groups ask each other to stop.

@@ -136,14 +136,16 @@ std::vector<Trial> trials_in(const Json& rows, const std::filesystem::path& fold
   return trials;
 }
 
-/// Reads the trials from their folders.
-std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<TrialSettings>& points) {
+/// Reads the trials from their folders. Without `same_space`, throws an Error if one has other settings than its point.
+/// With it, those that were drawn first hold: another machine's exp() and log() may give another last bit.
+std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<TrialSettings>& points,
+                               bool same_space) {
   std::vector<Trial> trials;
   for (std::size_t i = 0; i < points.size(); ++i) {
     const auto name = name_of(static_cast<int>(i));
     Trial trial{.name = name, .config = points[i].config, .path = folder / name};
     if (const auto row = read_trial(trial.path)) {
-      if (row->config != trial.config)
+      if (!same_space && row->config != trial.config)
         throw Error(ExitCode::usage, "starting the sweep " + folder.string(),
                     name + " had the settings " + detail::json_text(row->config) + " and would now have " +
                         detail::json_text(trial.config),
@@ -228,29 +230,23 @@ Json to_json(const std::optional<Asha>& scheduler) {
           {"max_t", scheduler->max_t}};
 }
 
-/// Throws an Error, the same on all ranks, that names the first option that differs between two of them. Collective.
-void require_same_options(const Communicator& world, const SweepOptions& options) {
-  Json space = Json::object();
-  for (const auto& [name, domain] : options.space) space[name] = {static_cast<int>(domain.kind()), domain.values()};
-  const Json mine{{"space", space},
-                  {"num_samples", options.num_samples},
-                  {"ranks_per_trial", options.ranks_per_trial},
-                  {"metric", options.metric},
-                  {"mode", options.mode ? order_of(options) == ScoreOrder::max ? "max" : "min" : "not given"},
-                  {"scheduler", to_json(options.scheduler)},
-                  {"name", options.name},
-                  {"storage_path", options.storage_path.string()}};
-  const auto of_ranks = world.all_gather(detail::json_text_lossy(mine));
-  const auto first = detail::json_from_text(of_ranks.front());
-  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank) {
-    const auto other = detail::json_from_text(of_ranks[rank]);
-    for (const auto& [option, value] : first.items())
-      if (value != other.at(option))
-        throw Error(ExitCode::usage, "comparing the options of the sweep on all ranks",
-                    option + " is " + detail::json_text(value) + " on rank 0 and " +
-                        detail::json_text(other.at(option)) + " on rank " + std::to_string(rank),
-                    "Give the same options on every rank");
-  }
+Json to_json(const Space& space) {
+  Json all = Json::array();
+  for (const auto& [name, domain] : space)
+    all.push_back(Json::array({name, static_cast<int>(domain.kind()), domain.values()}));
+  return all;
+}
+
+/// The options that all ranks must give alike.
+Json comparable(const SweepOptions& options) {
+  return {{"space", to_json(options.space)},
+          {"num_samples", options.num_samples},
+          {"ranks_per_trial", options.ranks_per_trial},
+          {"metric", options.metric},
+          {"mode", options.mode ? order_of(options) == ScoreOrder::max ? "max" : "min" : "not given"},
+          {"scheduler", to_json(options.scheduler)},
+          {"name", options.name},
+          {"storage_path", options.storage_path.string()}};
 }
 
 Json about(const SweepWork& work) {
@@ -259,6 +255,7 @@ Json about(const SweepWork& work) {
           {"program", work.launch.program()},
           {"seed", work.seed},
           {"settings", work.settings},
+          {"space", to_json(options.space)},
           {"num_samples", options.num_samples},
           {"ranks_per_trial", options.ranks_per_trial},
           {"num_ranks", work.launch.size()},
@@ -352,10 +349,8 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
 /// Takes the seed of the sweep that goes on, unless --seed is given. Collective.
 void take_seed(SweepWork& work, const Communicator& world) {
   const auto& flags = work.launch.flags();
-  work.seed = comm::run_on_root(world, [&] {
-    const auto file = work.folder / table_file;
-    return run::seed_of(flags, std::filesystem::exists(file) ? read_json(file) : Json());
-  });
+  work.seed =
+      comm::run_on_root(world, [&] { return run::seed_of(flags, read_json_if_intact(work.folder / table_file)); });
   if (work.seed != flags.seed)
     work.trial_settings = sample_space(work.options.space, work.options.num_samples, work.seed);
 }
@@ -372,15 +367,19 @@ void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
       throw Error(ExitCode::data, "resuming the sweep " + work.folder.string(), "it has not been started yet",
                   "Use --resume auto to start afresh");
     work.settings = common_settings(work);
-    const auto before = there ? read_json(work.folder / table_file) : Json();
-    if (before.is_object()) require_same_start(before, about(work), work.folder);
-    work.trials = read_trials(work.folder, work.trial_settings);
-    if (before.is_object()) require_same_comparison(work, before, about(work));
+    const auto before = read_json_if_intact(work.folder / table_file);
+    if (there && !before.is_object())
+      log::warn((work.folder / table_file).string() + " is damaged, and is written again from the files of the trials");
+    const auto now = about(work);
+    if (before.is_object()) require_same_start(before, now, work.folder);
+    work.trials = read_trials(work.folder, work.trial_settings,
+                              before.is_object() && before.value("space", Json()) == now.at("space"));
+    if (before.is_object()) require_same_comparison(work, before, now);
     std::filesystem::remove(work.folder / stopping_file);
     const auto& metric = work.options.metric;
     if (before.is_object() && before.value("metric", metric) != metric) read_metrics(work.trials, metric);
     const auto lost_starts = find_lost_trials(work.trials, metric, /*forgives=*/!is_restart);
-    write_tables(work.folder, work.trials, about(work));
+    write_tables(work.folder, work.trials, now);
     Json scores = Json::array();
     for (const auto& rung : read_scores(work, metric, order_of(work.options))) {
       auto& entries = scores.emplace_back(Json::array());
@@ -463,7 +462,7 @@ std::optional<Error> error_of(const SweepResult& sweep, const std::string& name)
               "Mend the cause and start it again with --name " + name + ": failed trials are tried again"));
   }
   const auto has_metric = [&](const Trial& trial) {
-    return score_of(trial.metrics, sweep.metric, sweep.mode).has_value();
+    return trial.metrics.is_object() && trial.metrics.value(sweep.metric, Json()).is_number();
   };
   if (sweep.metric.empty() || std::ranges::any_of(trials, has_metric)) return {};
   std::vector<Json> rows;
@@ -503,7 +502,7 @@ SweepResult Sweep::fit() {
     check(options_, launch_);
     work.trial_settings = sample_space(options_.space, options_.num_samples, flags.seed);
   });
-  require_same_options(world, options_);
+  comm::require_same_options(world, "the sweep", comparable(options_));
   comm::run_on_root(world, [&] { check_settings(options_.space, flags); });
   if (options_.scheduler) work.rungs = rungs_of(*options_.scheduler);
 
@@ -512,7 +511,9 @@ SweepResult Sweep::fit() {
   work.folder = run.path();
   take_seed(work, world);
   prepare(work, world, run.is_restart());
-  work.refresh = [&] { write_tables(work.folder, read_trials(work.folder, work.trial_settings), about(work)); };
+  work.refresh = [&] {
+    write_tables(work.folder, read_trials(work.folder, work.trial_settings, /*same_space=*/true), about(work));
+  };
   const bool has_failed = std::ranges::count(work.trials, TrialStatus::failed, &Trial::status) > 0;
   if (world.rank() == 0)
     detail::log::info("sweep " + work.folder.string() + ": " + detail::counted(work.trials.size(), "trial") + ", " +
@@ -535,8 +536,8 @@ SweepResult Sweep::fit() {
                                                  work.refresh();
                                                  for (const char* file : {detail::run_names::stop, stopping_file})
                                                    detail::session::StopFile(work.folder / file).remove();
-                                                 return detail::json_text_lossy(
-                                                     rows_of(read_trials(work.folder, work.trial_settings)));
+                                                 return detail::json_text_lossy(rows_of(read_trials(
+                                                     work.folder, work.trial_settings, /*same_space=*/true)));
                                                })),
       work.folder);
   result.error = error_of(result, run.name());

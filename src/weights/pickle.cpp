@@ -124,8 +124,16 @@ class Unpickler {
         return push(std::bit_cast<double>(__builtin_bswap64(number<std::uint64_t>())));
       case 'X':
         return push(std::string(take(number<std::uint32_t>())));
+      case 0x8c:
+        return push(std::string(take(number<std::uint8_t>())));
+      case 0x8d:
+        return push(std::string(take(number<std::uint64_t>())));
+      case 0x95:  // the length of the bytes that a reader may fetch at once
+        return static_cast<void>(take(sizeof(std::uint64_t)));
       case 'c':
         return push_global();
+      case 0x93:
+        return push_global(pop(2));
       case '(':
         return marks_.push_back(stack_.size());
       case ')':
@@ -154,6 +162,8 @@ class Unpickler {
         return memorize(number<std::uint8_t>());
       case 'r':
         return memorize(number<std::uint32_t>());
+      case 0x94:
+        return memorize(static_cast<std::uint32_t>(memo_.size()));
       case 'h':
         return recall(number<std::uint8_t>());
       case 'j':
@@ -234,8 +244,9 @@ class Unpickler {
   // --- The instructions ---
 
   void check_protocol() {
-    if (const int version = number<std::uint8_t>(); version != 2)
-      throw BadPickle("its pickle is of protocol " + std::to_string(version) + ", and torch.save() writes 2");
+    if (const int version = number<std::uint8_t>(); version < 2 || version > 5)
+      throw BadPickle("its pickle is of protocol " + std::to_string(version) + ", and 2 to 5 are known here",
+                      "Save it with torch.save() without pickle_protocol");
   }
 
   std::int64_t long_integer() {
@@ -249,6 +260,11 @@ class Unpickler {
   void push_global() {
     auto module = line();
     push(Global{std::move(module += "." + line())});
+  }
+
+  void push_global(const PickleValues& names) {
+    constexpr const char* what = "the name of a class or function";
+    push(Global{as<std::string>(*names[0], what) + "." + as<std::string>(*names[1], what)});
   }
 
   void append(const PickleValues& items) {

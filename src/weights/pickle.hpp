@@ -1,8 +1,8 @@
-// Reads data.pkl in files of torch.save(), without running any code: the part of Python's pickle protocol 2 that state
-// dicts use. It knows dicts, lists, tuples, strings and numbers, and of all functions only those that build tensors and
-// ordered dicts. Everything else is refused, and the error names it.
-// The protocol: https://github.com/python/cpython/blob/3.11/Lib/pickletools.py
-// How torch uses it: https://github.com/pytorch/pytorch/blob/v2.13.0/torch/serialization.py
+// Reads data.pkl in files of torch.save(), without running any code: the part of Python's pickle protocols 2 to 5 that
+// state dicts use. It knows dicts, lists, tuples, strings and numbers, and of all functions only those that build
+// tensors and ordered dicts. Everything else is refused, and the error names it. The protocol:
+// https://github.com/python/cpython/blob/3.11/Lib/pickletools.py How torch uses it:
+// https://github.com/pytorch/pytorch/blob/v2.13.0/torch/serialization.py
 #pragma once
 
 #include "muster/state.hpp"

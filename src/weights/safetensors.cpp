@@ -6,6 +6,7 @@
 #include "muster/weights.hpp"
 #include "state/checksum.hpp"
 #include "state/tensor_bytes.hpp"
+#include "weights/pickle.hpp"
 #include "weights/weights_file.hpp"
 
 #include <algorithm>
@@ -47,6 +48,9 @@ constexpr std::array format_types{
     FormatType{at::kComplexFloat, "C64"},
     FormatType{at::kFloat8_e5m2, "F8_E5M2"},
     FormatType{at::kFloat8_e4m3fn, "F8_E4M3"},
+    FormatType{at::kFloat8_e5m2fnuz, "F8_E5M2FNUZ"},
+    FormatType{at::kFloat8_e4m3fnuz, "F8_E4M3FNUZ"},
+    FormatType{at::kFloat8_e8m0fnu, "F8_E8M0"},
 };
 
 /// A tensor in the header.
@@ -131,7 +135,8 @@ std::string header_text(const std::vector<Listed>& tensors) {
     };
     if (type == format_types.end())
       fail(std::string("the format has no type for ") + c10::toString(tensor.type),
-           "Convert it to another type, or write torch's format");
+           has_storage_class(tensor.type) ? "Convert it to another type, or write torch's format"
+                                          : "Convert it to another type: torch's format has none for it");
     if (tensor.name == metadata_key) fail("the format itself uses that name", "Give it another name");
     header[tensor.name] = {
         {"dtype", type->name}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}};
@@ -145,6 +150,10 @@ std::string header_text(const std::vector<Listed>& tensors) {
 }
 
 }  // namespace
+
+bool detail::weights::is_safetensors_type(at::ScalarType type) noexcept {
+  return std::ranges::find(format_types, type, &FormatType::type) != format_types.end();
+}
 
 void save_safetensors(const StateDict& state, const std::filesystem::path& path, const ExportOptions& options) {
   check_exportable(state);

@@ -46,6 +46,7 @@ class TorchArchive {
     std::uint64_t at = 0;
     for (std::uint64_t i = 0; i < directory.count; ++i) at = take_record(directory, at);
     check_no_overlap(directory.offset);
+    has_sums_ = std::ranges::any_of(records_, [](const auto& record) { return record.second.crc32 != 0; });
   }
 
   bool contains(const std::string& name) const { return records_.contains(name); }
@@ -198,12 +199,13 @@ class TorchArchive {
   }
 
   void check(const std::string& name, std::span<const std::byte> bytes) const {
-    if (detail::checkpoint::crc32(bytes) != find(name).crc32)
+    if (has_sums_ && detail::checkpoint::crc32(bytes) != find(name).crc32)
       refuse("its " + name + " is damaged: its checksum is wrong");
   }
 
   File file_;
   std::map<std::string, Record> records_;
+  bool has_sums_ = true;  ///< false after torch.serialization.set_crc32_options(False), which leaves 0 for each record
 };
 
 /// Writes `dict` as an archive, by libtorch.
@@ -258,7 +260,9 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
     if (!has_storage_class(tensor.scalar_type()))
       throw Error(ExitCode::usage, "writing " + name,
                   std::string("Python cannot load a pickle from here with ") + c10::toString(tensor.scalar_type()),
-                  "Write it as safetensors, or convert it to another type");
+                  is_safetensors_type(tensor.scalar_type())
+                      ? "Write it as safetensors, or convert it to another type"
+                      : "Convert it to another type: safetensors has none for it");
   c10::Dict<std::string, at::Tensor> dict;
   std::map<const void*, std::uint64_t> storages;
   std::map<const void*, at::ScalarType> types;

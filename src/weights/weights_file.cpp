@@ -1,10 +1,14 @@
 #include "weights/weights_file.hpp"
 
+#include "base/listed.hpp"
+#include "base/log.hpp"
+#include "launch/settings.hpp"
 #include "muster/error.hpp"
 #include "state/collect.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
@@ -57,8 +61,83 @@ at::Tensor read_values(const File& file, std::uint64_t offset, at::ScalarType ty
 
 }  // namespace detail::weights
 
-void load_state_dict(const StateEntry& entry, const StateDict& state) {
+namespace {
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+std::string in_quotes(const std::string& name) { return "\"" + name + "\""; }
+
+/// Removes `prefix` if all names of the file have it and none of the model has.
+void strip(const std::string& prefix, Tensors& tensors, const Tensors& here) {
+  const auto has_prefix = [&](const auto& item) { return item.first.starts_with(prefix); };
+  if (tensors.empty() || !std::ranges::all_of(tensors, has_prefix) || std::ranges::any_of(here, has_prefix)) return;
+  Tensors stripped;
+  for (auto& [name, tensor] : tensors) stripped.emplace(name.substr(prefix.size()), std::move(tensor));
+  tensors = std::move(stripped);
+  detail::log::info("loading weights: all names begin with " + in_quotes(prefix) + ", which is left out");
+}
+
+[[noreturn]] void refuse_without(const std::vector<std::string>& buffers, const Tensors& tensors) {
+  std::vector<std::string> keys;
+  for (const auto& [name, tensor] : tensors) keys.push_back(name);
+  const auto with_nearest = [&](const std::string& name) {
+    const auto nearest = detail::launch::nearest_match(name, keys);
+    return in_quotes(name) + (nearest.empty() ? "" : " (the nearest is " + in_quotes(nearest) + ")");
+  };
+  throw Error(ExitCode::data, "loading weights",
+              "the buffers " + detail::listed(buffers, 5, with_nearest) + " are not among them",
+              "To keep the model's own: load_state_dict(net, state, {.may_be_missing = {" +
+                  detail::listed(buffers, 5, in_quotes) + "}})");
+}
+
+/// Gives the tensors of a file the names of a module's, and adds those that a strict load in Python does without.
+void fit_to_module(Tensors& tensors, const detail::state::Stateful& object, const LoadOptions& options) {
+  const auto parameters = object.parameters(), buffers = object.buffers();
+  auto here = parameters;
+  here.insert(buffers.begin(), buffers.end());
+  for (const auto& name : options.may_be_missing)
+    if (!buffers.contains(name))
+      throw Error(ExitCode::usage, "loading weights",
+                  "may_be_missing has " + in_quotes(name) + ", which is no buffer of the model",
+                  "Name its buffers; parameters are never left out");
+  strip("module.", tensors, here);
+  strip("model.", tensors, here);
+
+  std::vector<std::string> tied, counts, missing;
+  const auto given = tensors;
+  for (const auto& [name, tensor] : here) {
+    if (given.contains(name)) continue;
+    const auto other = std::ranges::find_if(
+        here, [&, &own = tensor](const auto& item) { return item.second.is_same(own) && given.contains(item.first); });
+    if (other != here.end()) {
+      tensors[name] = given.at(other->first);
+      tied.push_back(name);
+    } else if (!buffers.contains(name)) {
+      return;  // restoring lists all that does not fit
+    } else if (std::ranges::find(options.may_be_missing, name) != options.may_be_missing.end()) {
+      tensors[name] = tensor.clone();
+    } else if (name.ends_with("num_batches_tracked")) {
+      tensors[name] = at::zeros_like(tensor);
+      counts.push_back(name);
+    } else {
+      missing.push_back(name);
+    }
+  }
+  if (!missing.empty()) refuse_without(missing, given);
+  if (!tied.empty())
+    detail::log::info("loading weights: " + detail::listed(tied, 5, in_quotes) +
+                      " is under the name of a tensor that it is tied to");
+  if (!counts.empty())
+    detail::log::info("loading weights: without num_batches_tracked, which begins with 0 in " +
+                      detail::counted(counts.size(), "batch-norm"));
+}
+
+}  // namespace
+
+void load_state_dict(const StateEntry& entry, const StateDict& given, const LoadOptions& options) {
   const std::string name = "model";
+  auto state = given;
+  fit_to_module(state.tensors, *entry.object(), options);
   StateDict named{.values = {{name, state.values}}};
   for (const auto& [path, tensor] : state.tensors)
     named.tensors.emplace(path.empty() ? name : name + "/" + path, tensor);

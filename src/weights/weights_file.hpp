@@ -18,6 +18,9 @@ namespace muster::detail::weights {
 /// Throws an Error (ExitCode::usage) for a tensor that is not dense.
 void check_exportable(const StateDict& state);
 
+/// True if .safetensors files can hold tensors of the type.
+bool is_safetensors_type(at::ScalarType type) noexcept;
+
 /// Takes the next bytes of the file.
 using ByteSink = std::function<void(std::string_view)>;
 

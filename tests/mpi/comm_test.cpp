@@ -17,6 +17,7 @@
 #include <functional>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <span>
 #include <stdexcept>
@@ -74,6 +75,26 @@ TEST(Communicator, SharedMemoryBeginsWithAPage) {
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(one.data()) % page_size(), 0U) << bytes << " bytes";
       EXPECT_EQ(std::ranges::count(memory.as<char>(), 0), static_cast<std::ptrdiff_t>(bytes));
     }
+}
+
+TEST(Communicator, SharedMemoryThatNoRankHasAnyMoreIsGivenBack) {
+  const auto channel = world().duplicate();
+  const auto open_files = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  std::vector<double> own(1000, 1.0);
+  std::optional<SharedMemory> kept;  // by one rank
+  std::ptrdiff_t before = 0;
+  for (int round = 0; round < 40; ++round) {
+    if (round == 4) before = open_files();
+    const auto memory = channel.shared_memory(own.size() * sizeof(double));
+    if (round == 2 && channel.rank() == 0) kept = memory;
+    std::ranges::fill(memory.as<double>(), 1.0);
+    channel.all_reduce(memory.as<double>());
+    EXPECT_EQ(std::ranges::count(memory.as<double>(), channel.size()), 1000);
+  }
+  EXPECT_LE(open_files(), before + 1);
+  if (kept) std::ranges::fill(kept->as<double>(), 1.0);
+  channel.all_reduce(kept ? kept->as<double>() : std::span(own));
+  EXPECT_EQ(std::ranges::count(kept ? kept->as<double>() : std::span(own), channel.size()), 1000);
 }
 
 TEST(Communicator, AChildOfForkWritesToMemoryOfItsOwn) {

@@ -99,6 +99,28 @@ TEST(Pool, WorldsFromMpiUseThemAgain) {
   expect_none_made(20, [](int) { expect_that_it_works(from_mpi(MPI_COMM_WORLD).duplicate()); });
 }
 
+TEST(FromMpi, WhatHasNoRanksOrTwoGroupsIsRefused) {
+  const auto refused = [](MPI_Comm comm, const std::string& fact) {
+    try {
+      from_mpi(comm);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      EXPECT_NE(std::string(error.what()).find("taking up an MPI communicator: it is " + fact), std::string::npos)
+          << error.what();
+    }
+  };
+  refused(MPI_COMM_NULL, "MPI_COMM_NULL");
+  if (world().size() == 1) return;
+  const bool is_first = world().rank() == 0;
+  MPI_Comm group = MPI_COMM_NULL, both = MPI_COMM_NULL;
+  ASSERT_EQ(MPI_Comm_split(MPI_COMM_WORLD, is_first, 0, &group), MPI_SUCCESS);
+  ASSERT_EQ(MPI_Intercomm_create(group, 0, MPI_COMM_WORLD, is_first ? 1 : 0, 7, &both), MPI_SUCCESS);
+  refused(both, "an intercommunicator");
+  MPI_Comm_free(&both);
+  MPI_Comm_free(&group);
+}
+
 TEST(Pool, AnOperationThatNobodyWaitsForHoldsThemOnlyUntilItsEnd) {
   expect_none_made(20, [](int round) {
     {

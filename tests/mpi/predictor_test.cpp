@@ -8,7 +8,6 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -113,12 +112,13 @@ TEST(Predictor, AppliesTheSavedPreprocessorAndTheSavedWeights) {
   scaler->transform(scaled);
 
   Net net;
-  net->train();
+  net->dropout->eval();
   const auto predictor = TorchPredictor::from_checkpoint(checkpoint, net, {.feature_columns = {"x"}});
   const at::Tensor logits = predictor.predict(columns(rows));
   EXPECT_TRUE(at::equal(logits, by_hand(checkpoint, scaled["x"])));
   EXPECT_FALSE(logits.requires_grad());
-  EXPECT_FALSE(net->is_training());
+  EXPECT_TRUE(net->is_training()) << "each module's mode is as before";
+  EXPECT_FALSE(net->dropout->is_training());
   EXPECT_TRUE(at::equal(rows[0].second, table(7)[0].second)) << "the batch that was given stays";
   const at::Tensor without_label = predictor.predict(columns({rows[0]}));
   EXPECT_TRUE(at::equal(without_label, logits)) << "what was fitted on a label does not ask for it";
@@ -314,7 +314,11 @@ TEST(BatchPredictor, NeverReplacesWhatItReads) {
       BatchPredictor(TorchPredictor::from_checkpoint(checkpoint, Net())).predict(launch, data, output);
     });
   };
+  const auto of_another = folder / "x.h5.tmp.1.0";  // which still writes
+  if (world().rank() == 0) detail::write_file(of_another, "half");
+  world().barrier();
   ASSERT_EQ(predict(Dataset::from_tensors({table(9)[0]}), folder / "x.h5"), 0);
+  EXPECT_TRUE(fs::exists(of_another));
   if (world().rank() == 0) fs::create_symlink("x.h5", folder / "link.h5");
   world().barrier();
   const auto data = Dataset::from_hdf5({folder / "x.h5"}, {.columns = {"predictions"}});
@@ -429,10 +433,17 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
                 return std::map<std::string, at::Tensor>{{"head/j", batch["i"]}};
               }),
               small);
+        fails(ExitCode::usage, "the name of a column is not UTF-8", TorchPredictor([](Batch& batch) {
+                return std::map<std::string, at::Tensor>{{"\xff", batch["i"]}};
+              }),
+              small);
+        fails(ExitCode::usage, "\"j\" is kept twice", ours, {.keep_columns = {"j", "j"}});
+        fails(ExitCode::usage,
+              "the model's \"predictions\" is not a dense tensor of plain values. Have it return to_dense",
+              TorchPredictor([](Batch& batch) { return batch["i"].to_sparse(); }), small);
         // On the disk of one rank there is no room.
-        const auto name = "out.h5.tmp." + world().broadcast(std::to_string(::getpid()));
         std::optional<test::SickWrites> full;
-        if (world().rank() == last) full.emplace(name.c_str(), ENOSPC);
+        if (world().rank() == last) full.emplace("out.h5.tmp.", ENOSPC);
         fails(ExitCode::retry, "No space left on device", ours, small);
         full.reset();
         expect_error(ExitCode::usage, "there is no folder",
@@ -441,6 +452,28 @@ TEST(BatchPredictor, AFailureOnOneRankIsThatOfAllAndLeavesWhatWasThere) {
         EXPECT_EQ(detail::read_file(output), before) << "the same predictions are the same bytes";
       }),
       0);
+}
+
+TEST(BatchPredictor, OptionsThatDifferBetweenRanksAreRefused) {
+  if (world().size() == 1) return;
+  const auto folder = test::shared_folder();
+  const auto data = Dataset::from_tensors({{"i", at::arange(40)}, {"j", at::arange(40)}});
+  const bool is_last = world().rank() + 1 == world().size();
+  const auto refused = [&](Launch& launch, const std::string& option, const PredictorOptions& options,
+                           const BatchPredictorOptions& batches) {
+    const TorchPredictor predictor([](Batch& batch) { return batch.begin()->second; }, options);
+    expect_error(ExitCode::usage, "comparing the options of a prediction on all ranks: " + option + " is ",
+                 [&] { BatchPredictor(predictor).predict(launch, data, folder / "out.h5", batches); });
+  };
+  EXPECT_EQ(launched([&](Launch& launch) {
+              const std::vector<std::string> names{is_last ? "i" : "j"};
+              refused(launch, "batch_size", {}, {.batch_size = is_last ? 4 : 5});
+              refused(launch, "keep_columns", {}, {.keep_columns = names});
+              refused(launch, "feature_columns", {.feature_columns = names}, {});
+              refused(launch, "dtypes", {.dtypes = is_last ? at::kFloat : at::kDouble}, {});
+            }),
+            0);
+  EXPECT_TRUE(fs::is_empty(folder));
 }
 
 TEST(BatchPredictor, DataThatDifferAreRefused) {

@@ -308,10 +308,35 @@ TEST(Refusals, RanksThatDiffer) {
          auto state = s.state({{"model", net}});
          s.report({}, state, {.checkpoint_name = "of_rank_" + std::to_string(s.world_rank())});
        }},
+      {"the options of prepare_model on all ranks: bucket_bytes is 1000 on rank 0 and 1001 on rank 1. Give the same",
+       [](Session& s) { s.prepare_model(Linear(1, 1), {.bucket_bytes = std::size_t(1000 + s.world_rank())}); }},
+      {"the options of prepare_model on all ranks: parallel is \"data\" on rank 0 and \"none\" on rank 1",
+       [](Session& s) {
+         s.prepare_model(Linear(1, 1), {.parallel = s.world_rank() == 0 ? Parallel::data : Parallel::none});
+       }},
+      {"the options of prepare_optimizer on all ranks: max_grad_norm is 1.0 on rank 0 and 2.0 on rank 1",
+       [](Session& s) {
+         auto net = s.prepare_model(Linear(1, 1));
+         s.prepare_optimizer(torch::optim::SGD(net->parameters(), 0.1), {.max_grad_norm = 1.0 + s.world_rank()});
+       }},
+      {"the options of a gradient scaler on all ranks: init_scale is 1.0 on rank 0 and 2.0 on rank 1",
+       [](Session& s) { s.grad_scaler({.init_scale = 1.0 + s.world_rank()}); }},
+      {"the options of join on all ranks: divide_by_initial_world_size is true on rank 0 and false on rank 1",
+       [](Session& s) {
+         auto net = s.prepare_model(Linear(1, 1));
+         const auto join = s.join({.divide_by_initial_world_size = s.world_rank() == 0});
+       }},
+      {"the options of the process group on all ranks: chunk is 1 on rank 0 and 2 on rank 1",
+       [](Session& s) { make_process_group(s.communicator(), {.chunk = std::size_t(1 + s.world_rank())}); }},
   });
+  const int rank = test::world().rank();
   TorchTrainerOptions options;
-  if (test::world().rank() == 0) options.datasets.emplace("more", line());
+  if (rank == 0) options.datasets.emplace("more", line());
   expect_refused(refusal(options), "has none of that name, and rank ");
+  expect_refused(refusal({.scaling_config = {.num_workers = rank == 0 ? 1 : 2}}),
+                 "the options of the trainer on all ranks: num_workers is 1 on rank 0 and 2 on rank 1");
+  expect_refused(refusal({.run_config = {.checkpoint_config = {.num_to_keep = 1 + rank}}}),
+                 "the options of the trainer on all ranks: num_to_keep is 1 on rank 0 and 2 on rank 1");
 }
 
 }  // namespace

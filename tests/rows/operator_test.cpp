@@ -162,6 +162,14 @@ TEST(OperatorRow, Train) {
     EXPECT_LT(results.at("train_loss").get<double>(), first / 4);
     EXPECT_EQ(results.at("epoch"), 11);
     expect_error("max_retries", [&] { trainer.train({.max_retries = -1}); });
+    if (launch.size() == 1) return;
+    expect_error("the options of train() on all ranks: num_steps is 1 on rank 0 and 2 on rank 1",
+                 [&] { trainer.train({.num_steps = 1 + launch.rank()}); });
+    expect_error("the options of validate() on all ranks: reduce_results is true on rank 0 and false on rank 1",
+                 [&] { trainer.validate({.reduce_results = launch.rank() == 0}); });
+    EXPECT_EQ(trainer.train().at("epoch"), 12);
+    expect_error("the options of the operator's trainer on all ranks: wrap_ddp is true on rank 0 and false on rank 1",
+                 [&] { OperatorTrainer<Line>(launch, {.wrap_ddp = launch.rank() == 0}); });
   });
 }
 

@@ -79,7 +79,10 @@ Program draw(std::uint64_t seed, int ranks) {
   Program program{.workers = dice.between(1, ranks), .later = dice.between(1, ranks)};
   program.lengths.resize(static_cast<std::size_t>(dice.between(1, dice.chance(0.3) ? 900 : 40)));
   for (auto& length : program.lengths) length = dice.chance(0.1) ? 0 : dice.below(30);
-  program.lengths.front() += 1;
+  if (dice.chance(0.05))
+    std::ranges::fill(program.lengths, 0);
+  else
+    program.lengths.front() += 1;
   program.compressed = dice.chance(0.5);
   if (dice.chance(0.3)) program.cut = dice.between(1, 20);
   program.files = std::min(program.lengths.size(), static_cast<std::size_t>(dice.between(1, 4)));

@@ -286,7 +286,9 @@ class Start {
       return ended || saved ? ExitCode::stopped : ExitCode::retry;
     }
     if (!ended) return trials.front().error->code();
-    const auto has_metric = [](const Trial& trial) { return trial.metrics.contains("score"); };
+    const auto has_metric = [](const Trial& trial) {
+      return trial.metrics.contains("score") && trial.metrics.at("score").is_number();
+    };
     return std::ranges::any_of(trials, has_metric) ? ExitCode::done : ExitCode::usage;
   }
 
@@ -554,10 +556,12 @@ class Start {
   std::optional<double> score_at(int number, int report) const {
     const auto& trial = plan_.trials.at(static_cast<std::size_t>(number));
     if (!trial.has_metric_at(report) || report > plan_.last_report(trial)) return {};
-    if (trial.nan_at == report) return -1e9;
+    if (trial.nan_at == report) return score_of_nan;
     const int score = score_of(settings_of(number), report);
     return plan_.mode == ScoreOrder::max ? score : -score;
   }
+
+  static constexpr double score_of_nan = -1e9;  ///< worse than every other, even another NaN
 
   /// Checks that the trial had reached a rung, and that another trial was better there.
   void check_stopped(int number, int count) const {
@@ -575,7 +579,7 @@ class Start {
     };
     const auto [report, own] = first_score(number);
     require(own.has_value() && report == count, "it was stopped, and not at its first score from the rung on");
-    bool is_best = true;
+    bool is_best = *own != score_of_nan;
     for (int other = 0; other < static_cast<int>(points_.size()); ++other)
       if (const auto theirs = first_score(other).second) is_best = is_best && *theirs <= *own;
     require(!is_best, "it was stopped, and is the best");
@@ -608,7 +612,8 @@ class Start {
         if (score && rung != rungs.end() && rung->first > compared) {
           compared = rung->first;
           rung->second.push_back(*score);
-          const auto better = std::ranges::count_if(rung->second, [&](double other) { return other > *score; });
+          auto better = std::ranges::count_if(rung->second, [&](double other) { return other > *score; });
+          if (*score == score_of_nan) better = std::ssize(rung->second) - 1;
           const auto goes_on = std::ceil(static_cast<double>(rung->second.size()) / plan_.scheduler->reduction_factor);
           status = TrialStatus::stopped;
           if (static_cast<double>(better) >= goes_on) break;

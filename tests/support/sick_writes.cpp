@@ -20,7 +20,7 @@ bool is_sick(int descriptor) {
   if (name == nullptr) return false;
   char path[4096];
   const auto length = ::readlink(("/proc/self/fd/" + std::to_string(descriptor)).c_str(), path, sizeof path);
-  return length > 0 && std::string_view(path, static_cast<std::size_t>(length)).ends_with(name);
+  return length > 0 && std::string_view(path, static_cast<std::size_t>(length)).find(name) != std::string_view::npos;
 }
 
 /// What becomes of a write: −1 with errno, or how many bytes are really to be written.

@@ -4,7 +4,7 @@
 
 namespace muster::test {
 
-/// While it lives, of the calls pwrite, write and fsync on files that `name` is the end of: with error 0 every second
+/// While it lives, of the calls pwrite, write and fsync on files with `name` in their paths: with error 0 every second
 /// call is interrupted by a signal (EINTR) and every other write writes half; with another error all of them fail. One
 /// at a time.
 class SickWrites {

@@ -187,6 +187,8 @@ TEST(Scheduler, TheFirstPartGoesOn) {
   EXPECT_TRUE(continues_after_rung(1, {1, 1, 1, 1}, 2)) << "who is as good as the best goes on";
   const double worst = -std::numeric_limits<double>::infinity();
   EXPECT_FALSE(continues_after_rung(worst, {worst, -1e300}, 2));
+  EXPECT_TRUE(continues_after_rung(worst, {worst}, 2)) << "the first to come";
+  EXPECT_FALSE(continues_after_rung(worst, {worst, worst}, 2)) << "no number is not as good as another";
 }
 
 TEST(Scheduler, MoreIsBetterWhateverTheMode) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -611,6 +612,39 @@ TEST_F(Sweeps, AMetricThatNeverComesEndsTheSweepAfterItsFirstTrial) {
   EXPECT_EQ(ended.sweep->best()->name, "trial_00000");
 }
 
+TEST_F(Sweeps, AMetricThatIsNeverANumberIsAnError) {
+  std::vector<std::int64_t> begun(3), reports(3);
+  const SweepOptions options{.space = {{"value", grid({1, 2, 3})}},
+                             .ranks_per_trial = world().size(),
+                             .metric = "score",
+                             .mode = ScoreOrder::max,
+                             .scheduler = asha({.reduction_factor = 2, .max_t = 8})};
+  const auto start = [&](const Metric& score) {
+    begun = reports = std::vector<std::int64_t>(3);
+    return run(
+        {test::shared_folder()},
+        [&](Session& session, const Config& config) {
+          const auto trial = static_cast<std::size_t>(number_of(session));
+          const bool counts = session.world_rank() == 0;
+          begun[trial] += counts;
+          for (int report = 0; report < 8; ++report) {
+            reports[trial] += counts;
+            session.report({{"score", score}, {"value", config.at("value").get<double>()}});
+          }
+        },
+        {{"value", 0}}, options);
+  };
+  const auto text = start(Json("high"));
+  EXPECT_EQ(text.code, 64) << text.said;
+  EXPECT_NE(text.said.find("none has a number as its \"score\", but value. Report a number"), std::string::npos)
+      << text.said;
+  EXPECT_EQ(summed(begun), (std::vector<std::int64_t>{1, 0, 0})) << "the others would train for nothing";
+  const auto nan = start(std::nan(""));
+  EXPECT_EQ(nan.code, 64) << nan.said;
+  EXPECT_NE(nan.said.find("none has a number as its \"score\""), std::string::npos) << nan.said;
+  EXPECT_EQ(summed(reports), (std::vector<std::int64_t>{8, 1, 1})) << "only the first one goes on";
+}
+
 TEST_F(Sweeps, AnyFunctionIsATrainable) {
   const auto storage = test::shared_folder();
   std::vector<std::int64_t> places;
@@ -628,6 +662,25 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
   using enum TrialStatus;
   EXPECT_EQ(statuses(ended), (std::vector{done, failed, done}));
   EXPECT_EQ(ended.sweep->best()->name, "trial_00002");
+}
+
+TEST_F(Sweeps, ATrainableMayBeDoneBeforeItsRun) {
+  const auto fit = [](Launch& launch, const Config& config) -> Result {
+    if (config.at("value") == 0) throw Error(ExitCode::done, "there is nothing to train");
+    return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
+  };
+  const auto ended = launch({test::shared_folder()}, [&](Launch& launch) {
+    return Sweep(launch, fit,
+                 {.space = {{"value", grid({0, 1})}},
+                  .ranks_per_trial = world().size(),
+                  .metric = "value",
+                  .mode = ScoreOrder::max})
+        .fit();
+  });
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  ASSERT_EQ(statuses(ended), std::vector(2, TrialStatus::done)) << ended.said;
+  EXPECT_TRUE(ended.sweep->trials[0].metrics.is_null()) << "it has no report";
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00001");
 }
 
 TEST_F(Sweeps, WhatTheSweepCannotWriteEndsIt) {
@@ -702,7 +755,35 @@ TEST_F(Sweeps, GoesOnWithItsSeedWithoutSeed) {
     EXPECT_EQ(next.sweep->trials[trial].config, first.sweep->trials[trial].config);
   EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("seed"), 4);
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00002" / "params.json").at("seed"), 4 + 2) << "of its sample";
+  if (world().rank() == 0) std::ofstream(storage / "sweep" / "sweep.json").close();  // empty
+  world().barrier();
+  const auto again = start({"--seed", "4"});
+  EXPECT_EQ(again.code, 0) << again.said;
+  EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("trials").size(), 3u) << "written again";
   EXPECT_EQ(start({"--seed", "0"}).code, 64) << "another seed is still refused";
+}
+
+TEST_F(Sweeps, TrialsKeepTheSettingsThatWereDrawnFirst) {
+  const auto storage = test::shared_folder();
+  SweepOptions options{.space = {{"value", log_uniform(1, 2)}}};
+  const auto start = [&] {
+    return run(
+        {storage}, [](Session& session, const Config& config) { count(session, config); }, {{"value", 0.0}}, options);
+  };
+  ASSERT_EQ(start().code, 0);
+  // As if drawn where log() rounds otherwise.
+  const auto file = storage / "sweep" / "trial_00000" / "trial.json";
+  auto row = json_in(file);
+  row["config"]["value"] = std::nextafter(row["config"]["value"].get<double>(), 3.0);
+  world().barrier();
+  if (world().rank() == 0) std::ofstream(file) << row;
+  world().barrier();
+  options.num_samples = 2;
+  const auto next = start();
+  ASSERT_EQ(next.code, 0) << next.said;
+  EXPECT_EQ(next.sweep->trials[0].config, row.at("config"));
+  options.space = {{"value", log_uniform(1, 3)}};
+  EXPECT_EQ(start().code, 64) << "another space is still refused";
 }
 
 TEST_F(Sweeps, TextsOfSetAreComparedForATrainableOfOnesOwn) {

@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -145,6 +146,22 @@ TEST_F(FileTest, LeftoversOfProcessesThatRunStay) {
     EXPECT_FALSE(std::filesystem::exists(of(gone)));
     EXPECT_EQ(std::filesystem::exists(of(::getpid())), !none_writes);
   }
+}
+
+TEST_F(FileTest, LeftoversOfAnotherHostStayForADay) {
+  const auto path = folder / "a", own = detail::temporary_beside(path);
+  const auto own_name = own.filename().string();
+  const auto process = "a.tmp." + std::to_string(::getpid());
+  ASSERT_TRUE(own_name.starts_with(process + ".")) << own_name;
+  const auto ours = folder / ("a.tmp." + std::to_string(1 << 30) + own_name.substr(process.size()));
+  const auto fresh = folder / "a.tmp.1073741824.7.1.0", old = folder / "a.tmp.1073741824.7.1.1";
+  for (const auto& file : {own, ours, fresh, old}) detail::write_file(file, "half");
+  std::filesystem::last_write_time(old, std::filesystem::last_write_time(old) - std::chrono::hours(25));
+  detail::remove_unfinished(path, /*none_writes=*/false);
+  EXPECT_TRUE(std::filesystem::exists(own)) << "this process runs";
+  EXPECT_FALSE(std::filesystem::exists(ours)) << "no process of this host has that number";
+  EXPECT_TRUE(std::filesystem::exists(fresh));
+  EXPECT_FALSE(std::filesystem::exists(old));
 }
 
 TEST_F(FileTest, RenameNeverReplaces) {

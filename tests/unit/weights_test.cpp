@@ -104,7 +104,9 @@ TEST(Weights, ThatAreExpandedComeBack) {
 }
 
 /// Types of torch that its storages have no class for.
-const at::ScalarType newer_types[] = {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
+const at::ScalarType newer_types[] = {at::kUInt16,          at::kUInt32,        at::kUInt64,
+                                      at::kFloat8_e4m3fn,   at::kFloat8_e5m2,   at::kFloat8_e4m3fnuz,
+                                      at::kFloat8_e5m2fnuz, at::kFloat8_e8m0fnu};
 
 TEST(Weights, ThatViewOneStorageAsSeveralTypesComeBack) {
   const Folder folder;
@@ -196,6 +198,11 @@ TEST(Weights, OfNewerTypesAreWrittenAsSafetensorsOnly) {
     EXPECT_EQ(read.scalar_type(), type);
     EXPECT_TRUE(at::equal(read.view(at::kByte), state.tensors.at("a").view(at::kByte)));
   }
+  const StateDict state{.tensors = {{"a", at::zeros({4}, at::kByte).view(at::kComplexHalf)}}};
+  EXPECT_SAYS(error_of([&] { save_torch(state, folder / "torch"); }, ExitCode::usage),
+              "ComplexHalf. Convert it to another type: safetensors has none for it");
+  EXPECT_SAYS(error_of([&] { save_safetensors(state, folder / "none"); }, ExitCode::usage),
+              "ComplexHalf. Convert it to another type: torch's format has none for it");
   EXPECT_FALSE(fs::exists(folder / "torch"));
 }
 
@@ -236,6 +243,58 @@ TEST(Weights, GoIntoAModelThatFits) {
   for (const char* part : {"0.bias: not in", "0.weight: shape [3, 3]", "head: in the checkpoint, not here"})
     EXPECT_SAYS(text, part);
   EXPECT_TRUE(at::equal(to->parameters()[0], at::zeros({3, 2}))) << "nothing was changed";
+}
+
+/// Tied parameters, a batch-norm, and a buffer.
+struct TiedImpl : torch::nn::Module {
+  at::Tensor embed = register_parameter("embed", at::ones({2, 2})), head = register_parameter("head", embed);
+  torch::nn::BatchNorm1d norm = register_module("norm", torch::nn::BatchNorm1d(2));
+  at::Tensor mask = register_buffer("mask", at::ones({2}));
+};
+TORCH_MODULE(Tied);
+
+TEST(Weights, ThatPythonLoadsStrictlyAreLoaded) {
+  StateDict whole{.values = {{"head", "embed"}}};  // the metadata of save_model()
+  for (const char* name : {"embed", "head"}) whole.tensors[name] = at::full({2, 2}, 3, at::kFloat);
+  for (const char* name : {"norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "mask"})
+    whole.tensors[name] = at::full({2}, 5, at::kFloat);
+  whole.tensors["norm.num_batches_tracked"] = at::full({}, 7, at::kLong);
+  auto less = whole;
+  less.tensors.erase("head");
+  less.tensors.erase("norm.num_batches_tracked");
+  for (const char* prefix : {"", "module.", "model.", "module.model."}) {
+    StateDict named;
+    for (const auto& [name, tensor] : less.tensors) named.tensors[prefix + name] = tensor;
+    const Tied net;
+    net->norm->num_batches_tracked.fill_(4);
+    load_state_dict(net, named);
+    EXPECT_TRUE(at::equal(net->head, whole.tensors.at("head"))) << prefix;
+    EXPECT_TRUE(at::equal(net->mask, whole.tensors.at("mask"))) << prefix;
+    EXPECT_EQ(net->norm->num_batches_tracked.item<int>(), 0) << prefix;
+  }
+  const Tied net;
+  const auto refused = [&](const StateDict& state, ExitCode code, const LoadOptions& options = {}) {
+    const auto text = error_of([&] { load_state_dict(net, state, options); }, code);
+    EXPECT_TRUE(at::equal(net->embed, at::ones({2, 2}))) << "nothing was changed: " << text;
+    return text;
+  };
+  auto partly = whole;
+  partly.tensors["module.mask"] = partly.tensors.extract("mask").mapped();
+  EXPECT_SAYS(refused(partly, ExitCode::data), "the buffers \"mask\" are not among them");
+  auto misspelt = whole;
+  misspelt.tensors["masks"] = misspelt.tensors.extract("mask").mapped();
+  EXPECT_SAYS(refused(misspelt, ExitCode::data),
+              "the buffers \"mask\" (the nearest is \"masks\") are not among them. To keep the model's own: "
+              "load_state_dict(net, state, {.may_be_missing = {\"mask\"}})");
+  EXPECT_SAYS(refused(whole, ExitCode::usage, {.may_be_missing = {"embed"}}),
+              "\"embed\", which is no buffer of the model. Name its buffers; parameters are never left out");
+  auto without = less;
+  without.tensors.erase("embed");
+  EXPECT_SAYS(refused(without, ExitCode::data), "embed: not in the checkpoint");
+  less.tensors.erase("mask");
+  load_state_dict(net, less, {.may_be_missing = {"mask"}});
+  EXPECT_TRUE(at::equal(net->mask, at::ones({2}))) << "the model's own";
+  EXPECT_TRUE(at::equal(net->embed, whole.tensors.at("embed")));
 }
 
 TEST(Weights, WhatIsThereIsNotReplaced) {
@@ -403,12 +462,14 @@ TEST(HostileSafetensors, AreRefused) {
 
 /// An archive as torch.save() lays it out.
 std::string archive(const std::string& pickle, const std::vector<std::pair<std::string, std::string>>& records = {},
-                    bool compress = false) {
+                    bool compress = false, bool has_sums = true) {
   std::string bytes;
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
-    bytes.append(static_cast<const char*>(data), size);
-    return size;
-  });
+  caffe2::serialize::PyTorchStreamWriter writer(
+      [&](const void* data, std::size_t size) {
+        bytes.append(static_cast<const char*>(data), size);
+        return size;
+      },
+      has_sums);
   writer.writeRecord("data.pkl", pickle.data(), pickle.size());
   for (const auto& [name, content] : records) writer.writeRecord(name, content.data(), content.size(), compress);
   writer.writeEndOfFile();
@@ -450,6 +511,57 @@ std::string newer_pickle_of(const std::string& type, const std::string& bytes, c
 }
 const std::string good_pickle = pickle_of("K\x06", "K\x01K\x05\x85K\x01\x85");
 
+// The same dict in protocol 4.
+std::string short_text(const std::string& value) {
+  return "\x8c" + std::string(1, static_cast<char>(value.size())) + value + "\x94";
+}
+std::string stack_global(const std::string& module, const std::string& name) {
+  return short_text(module) + short_text(name) + "\x93\x94";
+}
+std::string protocol_4(const std::string& program) {
+  const std::uint64_t length = program.size();
+  return "\x80\x04\x95" + std::string(reinterpret_cast<const char*>(&length), sizeof length) + program;
+}
+const std::string good_pickle_4 =
+    protocol_4("}\x94" + short_text("a") + stack_global("torch._utils", "_rebuild_tensor_v2") + "((" +
+               short_text("storage") + stack_global("torch", "FloatStorage") + short_text("0") + short_text("cpu") +
+               "K\x06t\x94QK\x01K\x05\x85\x94K\x01\x85\x94\x89" + stack_global("collections", "OrderedDict") +
+               ")R\x94t\x94R\x94s" + short_text("name") + "h\x01s.");
+
+TEST(Torch, PicklesOfLaterProtocolsAreRead) {
+  const Folder folder;
+  const auto values = at::arange(6, at::kFloat);
+  const std::string stored(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+  auto pickle = good_pickle_4;
+  for (const char version : {3, 4, 5}) {
+    pickle[1] = version;
+    write_file(folder / "it", archive(pickle, {{"data/0", stored}}));
+    const auto read = load_torch(folder / "it");
+    EXPECT_TRUE(at::equal(read.tensors.at("a"), values.slice(0, 1))) << int(version);
+    EXPECT_EQ(read.values, Json::parse(R"({"name": "a"})"));
+  }
+  const auto eight = protocol_4("}\x8d" + std::string("\1\0\0\0\0\0\0\0b", 9) + "K\x02s.");
+  write_file(folder / "it", archive(eight));
+  EXPECT_EQ(load_torch(folder / "it").values, Json::parse(R"({"b": 2})"));
+}
+
+TEST(Torch, ArchivesWithoutChecksumsAreRead) {
+  const Folder folder;
+  const std::string stored(24, '\1');
+  for (const bool has_sums : {true, false}) {
+    auto bytes = archive(good_pickle, {{"data/0", stored}}, /*compress=*/false, has_sums);
+    write_file(folder / "it", bytes);
+    EXPECT_EQ(load_torch(folder / "it").tensors.at("a").numel(), 5);
+    bytes[bytes.find(stored)] = '\2';
+    write_file(folder / "it", bytes);
+    if (has_sums) {
+      EXPECT_SAYS(error_of([&] { load_torch(folder / "it"); }, ExitCode::data), "its checksum is wrong");
+    } else {
+      EXPECT_EQ(load_torch(folder / "it").tensors.at("a").numel(), 5);
+    }
+  }
+}
+
 TEST(HostileArchive, PicklesAreRefused) {
   const Folder folder;
   const LittleMemory limit(512 << 20);
@@ -484,7 +596,10 @@ TEST(HostileArchive, PicklesAreRefused) {
       {"truncated", protocol + "X\xff\xff\xff\xff"
                                "a."},
       {"truncated", protocol + "cos"},
-      {"protocol 4", "\x80\x04}."},
+      {"protocol 6, and 2 to 5 are known here. Save it with torch.save() without pickle_protocol", "\x80\x06}."},
+      {"in the place of the name of a class", protocol_4("K\x01K\x02\x93.")},
+      {"takes a value that is not there", protocol_4("\x94.")},
+      {"truncated", "\x80\x04\x95."},
       {"64 bits", in_a_dict("\x8a\x09" + std::string(9, '\x7f'))},
       {"something other than a dict", protocol + "]."},
       {"not a list", protocol + "}}"
@@ -763,7 +878,7 @@ TEST(Mutations, OfPicklesAreReadOrRefused) {
             Json::parse("{\"l\": [1, null, " + Json(std::bit_cast<double>(std::uint64_t{0x4040404040404040})).dump() +
                         ", true, -1]}"));
   const LittleMemory limit(512 << 20);
-  for (const auto& pickle : {good_pickle, rich}) {
+  for (const auto& pickle : {good_pickle, good_pickle_4, rich}) {
     std::mt19937_64 random(23);
     int refused = 0;
     for (int i = 0; i < mutations; ++i)

@@ -1,5 +1,6 @@
 #include "data/sources/library_array.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -12,6 +13,8 @@ LibraryArray::LibraryArray(hdf5::Handle dataset, hdf5::Handle memory_type, std::
       shape_(std::move(shape)),
       value_bytes_(value_bytes),
       shown_(std::move(shown)) {}
+
+void LibraryArray::keep_in_memory() noexcept { is_kept_ = std::ranges::find(shape_, 0) == shape_.end(); }
 
 void LibraryArray::close() {
   const std::string doing = "reading " + shown_;
