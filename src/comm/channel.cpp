@@ -187,6 +187,7 @@ void Channel::renew() {
 }
 
 Channel::RecordedCall Channel::begin(const node::Call& call, const char* name) {
+  require_in_use(*world);
   if (world->has_outer) throw_outer_cause(*world);
   auto& record = world->wait_monitor.own_record();
   if (!call.is_collective()) return {record.calls.begin(id, 0, call, name), 0, call.root};
@@ -232,6 +233,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   WaitTime time;
   const auto listen = [&] {
     time.until();
+    require_in_use(*world);
     advance_all();
     world->alarm.throw_if_raised();
     if (call_number == 0 || watch::now() - compared < between_comparisons) return;

@@ -91,6 +91,8 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
     launch::tell_supervisor(launch::message_min_workers, std::to_string(*scaling.num_workers.least()));
   ResolvedOptions resolved{
       .launch = launch,
+      .flags = flags,
+      .cpus_per_rank = launch.cpus_per_rank(),
       .options = options,
       .backend = std::move(backend),
       .worker_count = workers,

@@ -97,7 +97,7 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFo
 /// older one of the run first if --resume PATH names it. Collective.
 std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved, const run::RunFolder& run,
                                             const Communicator& control, checkpoint::CheckpointStore& store) {
-  const auto& flags = resolved.launch.flags();
+  const auto& flags = resolved.flags;
   const auto path = flags.resume == Resume::path ? run::absolute_path(flags.resume_path) : std::filesystem::path();
   const bool named =
       !path.empty() && !comm::run_on_root(control, [&] { return run.is_in_run_of_earlier_trainer(path); });

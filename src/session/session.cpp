@@ -166,7 +166,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
   state_->throw_if_ended();
   // A user who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
-  const bool spare_core = state_->resolved.launch.cpus_per_rank() > at::get_num_threads();
+  const bool spare_core = state_->resolved.cpus_per_rank > at::get_num_threads();
   state_->models.add(detail::gradients::DataParallel::prepare(
       module,
       {.communicator = communicator(),
@@ -346,7 +346,7 @@ std::filesystem::path Session::artifacts() const {
   return folder;
 }
 
-const LaunchFlags& Session::flags() const noexcept { return state_->resolved.launch.flags(); }
+const LaunchFlags& Session::flags() const noexcept { return state_->resolved.flags; }
 
 void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {
   auto own = make();

@@ -449,6 +449,42 @@ TEST(Validation, TimeOutIsNulls) {
   EXPECT_EQ(doubles(result), Json({2, nullptr, spares() > 0 ? Json(6) : Json("missing")}));
 }
 
+/// Counts the threads that have used it and ended.
+struct ThreadEnd {
+  std::atomic<int>& ended;
+  ~ThreadEnd() { ++ended; }
+};
+
+TEST(Validation, AThreadThatIsGivenUpIsNotInMpiWhenTheLaunchEnds) {
+  if (world().size() == 1) GTEST_SKIP() << "there is no rank to wait for";
+  static std::atomic<bool> released = false;
+  static std::atomic<int> ended = 0;
+  static std::atomic<std::uint64_t> seed = 0;
+  static std::string text;
+  const auto storage = test::shared_folder();
+  auto options = with("together", [](Session& session, const Checkpoint&) -> Config {
+    thread_local const ThreadEnd counted{ended};
+    while (session.world_rank() == 0 && !released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (session.world_rank() == 0) seed = session.flags().seed;  // its launch is gone
+    try {
+      static_cast<void>(session.communicator().split(0));  // where the others wait
+    } catch (const Error& error) {
+      text = error.what();
+      throw;
+    }
+    return {};
+  });
+  options.validation.timeout = std::chrono::milliseconds(500);
+  run({storage, {"--seed", "7"}, options}, reporting(1));
+  EXPECT_EQ(ended, world().rank() == 0 ? 0 : 1) << "only the thread that does not come back is left behind";
+  if (world().rank() > 0) {
+    EXPECT_NE(text.find("this rank has given up the work that they did together"), std::string::npos) << text;
+  }
+  released = true;
+  while (world().rank() == 0 && seed == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(seed, world().rank() == 0 ? 7u : 0u);
+}
+
 TEST(Validation, WithOneThreadItTakesAsLongAsItTakes) {
   if (std::getenv("MUSTER_TEST_MPI_FUNNELED") == nullptr) GTEST_SKIP() << "MPI may be called by several threads";
   const auto storage = test::shared_folder();
