@@ -1,5 +1,6 @@
 #include "comm/channel.hpp"
 
+#include "base/duration.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
@@ -216,7 +217,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   const WaitedFor call{id, call_number, world_ranks};
   std::vector<int> other;
   if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
-  const auto longest = limit.value_or(world->limits.wait);
+  const auto longest = usable_limit(limit.value_or(world->limits.wait));
   struct WaitNote {  // records that the main thread waits here, once it has waited for long
     WaitMonitor& wait_monitor;
     bool is_set = false;

@@ -421,6 +421,24 @@ TEST(Validation, WhatCannotBeAskedForIsSaid) {
   EXPECT_EQ(no_time.first, static_cast<int>(ExitCode::usage));
 }
 
+TEST(Validation, TheLongestTimesAreNoLimits) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  for (const std::chrono::milliseconds longest :
+       {std::chrono::milliseconds::max(), std::chrono::milliseconds(std::chrono::years(1000))}) {
+    auto options = with("years_" + std::to_string(longest.count()), doubling(calls), some_workers());
+    options.validation.timeout = longest;
+    options.torch_config.timeout = longest;
+    const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config& config) {
+      session.keep_alive(longest);
+      EXPECT_EQ(session.mean(at::ones({})).item<double>(), 1);
+      reporting(2)(session, config);
+    });
+    EXPECT_EQ(code, 0) << (result && result->error ? result->error->what() : "");
+    EXPECT_EQ(doubles(result), Json({2, 4}));
+  }
+}
+
 TEST(Validation, TimeOutIsNulls) {
   // What a thread that is left behind looks at outlives the test.
   static std::atomic<bool> released = false;
