@@ -119,8 +119,11 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   const bool prunes = has_trained && (!error || stopped);
   const auto left = begin_finish(stopped, error, prunes);
   if (!left.empty()) validate_together(left, stopped, prunes || !error);
-  const std::size_t still_left = comm::run_on_root(
-      world, [&] { return validator_.may_begin(stopped) ? 0 : pending([](std::int64_t, const Json&) {}).size(); });
+  const auto [still_left, is_stuck] = comm::run_on_root(world, [&] {
+    const bool all_began = validator_.may_begin(stopped) && !validator_.is_stuck();
+    const auto count = all_began ? 0 : pending([](std::int64_t, const Json&) {}).size();
+    return std::pair(count, validator_.is_stuck());
+  });
   if (still_left == 0) return {};
   const auto& remedy = validator_.run().how_to_go_on();
   const auto& launch = validator_.resolved().launch;
@@ -130,7 +133,9 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   if (!has_trained && !by_request && left.size() <= still_left)
     return Error(ExitCode::retry, "validating", "no validation has ended in the time that this start had",
                  "Give it more time. " + remedy);
-  return Error(ExitCode::stopped, "validating", "stopped; training is done, and some checkpoints are not validated yet",
+  return Error(ExitCode::stopped, "validating",
+               is_stuck ? "a validation was given up; training is done, and some checkpoints are not validated yet"
+                        : "stopped; training is done, and some checkpoints are not validated yet",
                remedy);
 }
 
