@@ -410,7 +410,8 @@ struct ValidateOptions {
 ///
 /// shutdown() marks the run as finished. If it is started again under its name, its calls up to the last train() return
 /// their saved results, even if the configuration has changed since, which is a warning. Later calls are made again,
-/// and if main has become longer, training continues. Several trainers of one main have separate runs: under --name
+/// and if main has become longer, training continues. If it makes fewer calls than the saved state contains, shutdown()
+/// is an Error (ExitCode::usage). Several trainers of one main have separate runs: under --name
 /// NAME they are NAME, NAME_2, NAME_3, ..., in the order in which main makes the trainers, which must be the same in
 /// each start.
 ///
@@ -424,8 +425,8 @@ class MUSTER_API OperatorTrainerBase {
  public:
   OperatorTrainerBase(const OperatorTrainerBase&) = delete;
   OperatorTrainerBase& operator=(const OperatorTrainerBase&) = delete;
-  /// Calls shutdown(), or shutdown(true) during an exception. Once MPI is finalised it only warns that the run is not
-  /// marked as finished.
+  /// Calls shutdown(), or shutdown(true) during an exception. If shutdown() fails, Launch::run() ends with its error.
+  /// Once MPI is finalised it only warns that the run is not marked as finished.
   ~OperatorTrainerBase();
 
   /// Trains for the rest of a pass, or for TrainOptions::num_steps batches.

@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/merge.hpp"
+#include "comm/agreement.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
@@ -157,8 +158,10 @@ OperatorRun::~OperatorRun() {
   }
   try {
     shutdown(std::uncaught_exceptions() > exceptions_);
-  } catch (const std::exception& error) {
-    if (resolved_.world().rank() == 0) log::error(error.what());
+  } catch (...) {
+    const auto cause = comm::current_outcome();
+    comm::raise_alarm(resolved_.world(), cause);  // Launch::run() ends with it
+    if (session_ && ranks_.is_open()) session_->fail(cause);
   }
 }
 
@@ -519,6 +522,12 @@ void OperatorRun::print_summary() const {
 
 void OperatorRun::shutdown(bool force) {
   if (!ranks_.is_open()) return;
+  if (!force && history_.next() != nullptr)
+    throw Error(ExitCode::usage, "resuming the run " + run_.path().string(),
+                "main has made " + std::to_string(history_.position()) + " of the " + std::to_string(history_.size()) +
+                    " calls of the trainer that were made before the run was resumed: the model is later than the "
+                    "results",
+                "Make the same calls in the same order, or choose another --name");
   if (!force) {
     run_on_all([&] { return session_->close(), std::string(); });
   } else if (session_) {

@@ -414,6 +414,7 @@ struct Wanted {
   bool split = true;
   int samples = 12;  ///< of a step
   bool draws = false;
+  bool shuts_down = true;  ///< otherwise the trainer's destructor does
   Config config = Config::object();
 };
 
@@ -442,7 +443,7 @@ Calls run_calls(const std::string& name, const Wanted& wanted) {
       calls.results.push_back(trainer.validate());
     }
     calls.weight = weight_of(trainer);
-    trainer.shutdown();
+    if (wanted.shuts_down) trainer.shutdown();
   });
   for (const auto& row : Result::from_path(storage() / name).metrics_history)
     calls.rows.push_back({row.at("epoch"), row.at("training_iteration")});
@@ -553,6 +554,22 @@ TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
   const auto said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(other.results, longer.results);
   EXPECT_EQ(said.find("another configuration") != std::string::npos, world().rank() == 0) << said;
+}
+
+TEST(Operators, AFinishedRunDoesNotBecomeShorter) {
+  const auto whole = run_calls("shorter", {});
+  for (const bool shuts_down : {true, false}) {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(run_calls("shorter", {.calls = 2, .shuts_down = shuts_down}).code, 64);
+    const auto said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("main has made 4 of the 7 calls of the trainer that were made before the run was resumed") !=
+                  said.npos,
+              world().rank() == 0)
+        << said;
+    EXPECT_TRUE(params_of("shorter").value("finished", false));
+    world().barrier();
+  }
+  EXPECT_EQ(run_calls("shorter", {}).results, whole.results);
 }
 
 TEST(Operators, ARefusedStartLeavesTheParamsOfTheRun) {
