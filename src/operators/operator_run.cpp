@@ -66,12 +66,17 @@ Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
 /// Throws an Error unless save() may replace `path`. It replaces only its own checkpoints: no other folder of the
 /// user's, no checkpoint that holds other files, too, and no run's checkpoint.
 void require_replaceable(const fs::path& path) {
-  if (!fs::exists(status_of(path)) || fs::is_empty(path)) return;
+  const auto type = status_of(path).type();
+  std::error_code unreadable;
+  if (type == fs::file_type::not_found) return;
+  if (type == fs::file_type::directory && fs::is_empty(path, unreadable)) return;
   std::string fact;
-  if (!checkpoint::is_checkpoint(path)) {
+  if (type == fs::file_type::symlink) {
+    fact = "it is a symbolic link";
+  } else if (type != fs::file_type::directory || !checkpoint::is_checkpoint(path)) {
     fact = "it exists and is not a checkpoint";
   } else {
-    for (const auto& entry : fs::directory_iterator(path))
+    for (const auto& entry : fs::directory_iterator(path, unreadable))
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
@@ -469,11 +474,11 @@ void OperatorRun::save(const fs::path& path) {
       require_replaceable(whole);
       // It replaces the old one only when it is complete.
       const auto unfinished = whole.parent_path() / ("." + whole.filename().string() + ".saving");
-      fs::remove_all(unfinished);
+      std::error_code ignored;  // whoever writes there reports it
+      fs::remove_all(unfinished, ignored);
       try {
         Checkpoint::from_dict(entries_).to_directory(unfinished);
       } catch (...) {
-        std::error_code ignored;
         fs::remove_all(unfinished, ignored);
         throw;
       }

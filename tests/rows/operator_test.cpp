@@ -8,6 +8,7 @@
 #include "support/io_errors.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -328,21 +329,33 @@ TEST(OperatorRow, ASaveThatFailsLeavesWhatIsThere) {
     std::ofstream(folder / "thesis" / "chapter") << "years";
     fs::create_directory(folder / "empty");
     std::ofstream(folder / "file") << "a file";
+    std::ofstream(folder / "empty_file") << "";
+    EXPECT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+    fs::create_symlink("nowhere", folder / "dangling");
+    fs::create_symlink("empty", folder / "link");
   }
   test::world().barrier();
-  for (const auto* name : {"thesis", "file", "."})
+  for (const auto* name : {"thesis", "file", "empty_file", "pipe", "."})
     on_all([&](Launch& launch) {
       OperatorTrainer<Line> trainer(launch, all_ranks(launch));
       const auto text = error_of([&] { trainer.save(folder / name); });
       EXPECT_TRUE(has(text, "it exists and is not a checkpoint")) << text;
       EXPECT_TRUE(fs::exists(folder / "thesis" / "chapter"));
       EXPECT_TRUE(fs::exists(folder / "file"));
+      EXPECT_TRUE(fs::is_regular_file(folder / "empty_file"));
+      EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
     });
   on_all([&](Launch& launch) {
     OperatorTrainer<Line> trainer(launch, all_ranks(launch));
     trainer.save(folder / "empty");
     trainer.load(folder / "empty");
     const auto before = weights_of(*trainer.get_model());
+    for (const auto* name : {"dangling", "link"}) {
+      expect_error("it is a symbolic link", [&] { trainer.save(folder / name); });
+      EXPECT_TRUE(fs::is_symlink(folder / name));
+    }
+    expect_error("looking at a path: no name is given", [&] { trainer.save({}); });
+    expect_error("looking at a path: no name is given", [&] { trainer.load({}); });
     {
       const test::IoError full("open", "/.empty.saving", ENOSPC);
       expect_error("No space left", [&] { trainer.save(folder / "empty"); });
