@@ -395,7 +395,9 @@ struct ValidateOptions {
 /// so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean. A Mean
 /// counts by its own samples, and a metric of classification.hpp is computed over the samples of all batches and
 /// workers. Any other value that is not a number is the first worker's. profile=true adds the map `profile`:
-/// mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s.
+/// mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s. A metric with the
+/// name of a field that every report has, such as world_size, is an Error as in Session::report(); num_samples is none
+/// of these.
 ///
 /// Restarts. A lost rank ends the job. Under `muster run`, and in a run that was named by --name, train() saves the
 /// state and the results of all calls so far: at its end, and also at its beginning if other calls have changed the

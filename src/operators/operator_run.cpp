@@ -260,7 +260,8 @@ Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, c
 Metrics OperatorRun::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
-    if (!value.is_object() && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
+    if (name != "num_samples" && (!value.is_object() || observe::is_reserved(name)))
+      metrics.emplace(name, Metric(value));
   metrics.emplace("epoch", parts_->train.epoch_count());  // the user's own wins
   return metrics;
 }

@@ -278,6 +278,26 @@ TEST(Operators, AMetricWithoutAValueIsAnErrorThatNamesIt) {
             0);
 }
 
+TEST(Operators, AMetricWithANameOfEachReportIsRefused) {
+  struct Named : Noisy {
+    Metrics train_batch(Batch& batch, const BatchInfo& info) override {
+      auto metrics = Noisy::train_batch(batch, info);
+      metrics.emplace("world_size", 0.5);
+      return metrics;
+    }
+    Metrics validate(OperatorBatches& batches, const EpochInfo& info) override {
+      auto metrics = Noisy::validate(batches, info);
+      metrics.emplace("late_ranks", Json::object());
+      return metrics;
+    }
+  };
+  on_all([](Launch& launch) {
+    OperatorTrainer<Named> trained(launch, all_ranks(launch)), validated(launch, all_ranks(launch));
+    expect_error("\"world_size\" is a field that every report already has", [&] { trained.train(); });
+    expect_error("\"late_ranks\" is a field that every report already has", [&] { validated.validate(); });
+  });
+}
+
 // --- Ended by a callback ---
 
 struct EndAfter : Callback {
