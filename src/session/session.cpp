@@ -187,7 +187,8 @@ detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer
   return detail::optim::make_optimizer_step(optimizer, state_->models.all(), options,
                                             {.numbers = numbers,
                                              .optimizer_number = numbers ? numbers->add_optimizer(optimizer) : 0,
-                                             .snapshot_sources = state_->saver.snapshot_sources()});
+                                             .snapshot_sources = state_->saver.snapshot_sources(),
+                                             .last_rates = state_->models.last_rates()});
 }
 
 StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
