@@ -48,6 +48,8 @@ class Validation {
   Json share_results();
   /// Updates the rows and returns what is left to do: [index, training_iteration] of each. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes);
+  /// Updates rows when no session has observers any more. On rank 0.
+  UpdateRow rows_after_training() const;
   /// What is left to do: [index, training_iteration] of each. Call on rank 0.
   Json pending(const UpdateRow& update_row);
   /// Validates what is `left` on all ranks that can. Collective over the world.
@@ -61,6 +63,7 @@ class Validation {
   int attempt_ = 0;
   int leader_ = -1;                            ///< −1 if all ranks train, or if only one thread may call MPI
   std::optional<comm::Mailbox> mailbox_ = {};  ///< none without a leader
+  UpdateRow update_row_ = {};                  ///< on rank 0, after training
   std::optional<ValidationRequests> requests_ = {};
   std::optional<ValidationServer> server_ = {};  ///< on the ranks that do not train
 };

@@ -148,10 +148,12 @@ TEST(Validation, ByAllAtTheEnd) {
     Mean x;
     for (auto& batch : session.get_dataset_shard("test").iter_torch_batches({.batch_size = 4}))
       x.add(batch["x"].mean(), batch.size());
-    return {{"x", x}, {"rank", session.world_rank()}, {"bad", std::nan("")}};
+    return {{"x", x}, {"rank", session.world_rank()}, {"bad", std::nan("")}, {"after_training", 0.5}};
   };
   const auto train = reporting(2, [&](Session&, std::int64_t) { while_training = sizes.size(); });
-  const auto [code, result] = run({storage, {}, with("end", validate)}, train);
+  auto options = with("end", validate);
+  options.run_config.tensorboard = true;
+  const auto [code, result] = run({storage, {}, options}, train);
   EXPECT_EQ(code, 0);
   EXPECT_EQ(while_training, 0u);
   EXPECT_EQ(sizes, (std::vector<int>(2, world().size())));
@@ -161,6 +163,10 @@ TEST(Validation, ByAllAtTheEnd) {
     EXPECT_EQ(row.at("rank").get<double>(), (world().size() - 1) / 2.0);
     EXPECT_EQ(row.at("bad"), nullptr);
   }
+  std::string events;
+  for (const auto& entry : fs::directory_iterator(result->path))
+    if (entry.path().filename().string().starts_with("events.")) events += detail::read_file(entry.path());
+  EXPECT_NE(events.find("after_training"), std::string::npos);
   // Beside the manifest, which knows nothing of it; who looks at checkpoints sees both.
   const auto folder = checkpoint_of(result->path, 2);
   const auto file = Json::parse(detail::read_file(folder / "validation.json"));
