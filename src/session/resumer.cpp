@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/run_names.hpp"
 #include "checkpoint/fast_tier.hpp"
@@ -202,6 +203,12 @@ void Resumer::resume() {
                 std::to_string(progress.epoch + 1) + (progress.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
+    const bool promises_bits = own && (workers_.share.fixed || content_->world_size == workers_.size());
+    if (const int before = progress.threads_per_worker, now = resolved_.threads_per_worker;
+        promises_bits && before > 0 && before != now)
+      log::warn("the run was saved with " + counted(before, "thread") + " of torch per worker and goes on with " +
+                std::to_string(now) + ", so its results have other bits; --threads " + std::to_string(before) +
+                " keeps them");
   }
   data_.prepare_preprocessor(preprocessor, own, workers_.control, had_preprocessor);
 }
