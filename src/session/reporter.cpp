@@ -226,6 +226,17 @@ void Reporter::warn_of_different_steps(const std::vector<std::int64_t>& steps) {
             ".training = false or torch::NoGradGuard on some of them");
 }
 
+/// Where all ranks train, validations end after training, and no callback can decide by what they give.
+void Reporter::require_own_metrics(const Json& row) const {
+  comm::run_on_root(session_.workers.control, [&] {  // the first worker's callbacks know the validations
+    if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
+    if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row); !metric.empty())
+      throw Error(ExitCode::usage, "deciding by \"" + metric + "\" when training ends",
+                  "the report leaves it to the validation, and no rank is free to validate while the others train",
+                  "Leave ranks free, as with --workers, or report it");
+  });
+}
+
 bool Reporter::wait_for_save_before(const Combined& all) {
   auto& outputs = session_.outputs;
   const bool stops = session_.stopper.is_known();
@@ -268,7 +279,6 @@ void Reporter::log_histograms() {
 Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   auto& progress = session_.progress;
   if (!input.options.checkpoint_name.empty()) row["checkpoint_name"] = input.options.checkpoint_name;
-  if (all.validates) row[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
   const auto saved = session_.saver.save({.entries = input.entries.get(),
                                           .files = all.has_files ? &input.files : nullptr,
                                           .row = row,
@@ -318,10 +328,13 @@ void Reporter::make(const Input& input, Before& before, Made& report) {
         control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input.metrics)); });
   session_.models.synchronise_buffers();
   row = make_row(all, input.options.reduce);
+  const bool is_validated = report.saves && all.validates;
+  if (is_validated) row[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
 
   session_.resumer.take_up();
   session_.epoch_end.note_report(input.entries != nullptr);
   outputs.check_score(row, report.saves && !all.validates, session_.epoch_end.is_complete());
+  if (is_validated && all.has_callbacks && !outputs.validation->run_beside_training()) require_own_metrics(row);
   ++session_.progress.training_iteration;
   if (all.has_callbacks)
     comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row); });

@@ -136,6 +136,38 @@ TEST(Validation, BySparesWhileTheOthersTrain) {
   EXPECT_EQ(result->metrics.at("double"), 4);
 }
 
+TEST(Validation, EndsTrainingByWhatItGives) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "early";
+  std::vector<Call> calls;
+  auto options = with("early", doubling(calls), some_workers());
+  const auto stops = [] { return early_stopping({.metric = "double", .mode = ScoreOrder::min, .patience = 2}); };
+  options.run_config.callbacks = {stops()};
+  bool fails = true;
+  const auto train = reporting(9, [&](Session& session, std::int64_t number) {
+    if (number == 2 && std::exchange(fails, false)) throw std::runtime_error("between two results");
+    wait_for_validation(session, folder, number);
+  });
+  const auto [code, result] = run({storage, {}, options}, train);
+  if (spares() == 0) {
+    EXPECT_EQ(code, 64);
+    EXPECT_NE(std::string(result->error->what())
+                  .find("the report leaves it to the validation, and no rank is free to validate while the others "
+                        "train"),
+              std::string::npos)
+        << result->error->what();
+    return;
+  }
+  EXPECT_EQ(code, 1);
+  options.run_config.callbacks = {stops()};
+  const auto again = run({storage, {}, options}, train);
+  EXPECT_EQ(again.first, 0);
+  const auto rows = doubles(again.second);
+  EXPECT_GE(rows.size(), 4u) << "the third value is the second that is no better, and is known at a later report";
+  EXPECT_LT(rows.size(), 9u);
+  EXPECT_EQ(rows[2], 6);
+}
+
 TEST(Validation, ByAllAtTheEnd) {
   const auto storage = test::shared_folder();
   std::vector<int> sizes;
