@@ -140,6 +140,8 @@ void ValidationJob::give_up() noexcept {
                                         .code = ExitCode::retry,
                                         .text = "the validation was given up",
                                         .stalled = true});
+    // It may be over on all other ranks, and wait for their last message: then it is in step.
+    if (outcome_.wait_for(moment) == std::future_status::ready) return;
     comm::give_up_work(context_->ranks);
     if (outcome_.wait_for(2 * moment) == std::future_status::ready) return;
   } catch (...) {
