@@ -74,6 +74,10 @@ class MUSTER_API Callback {
   }
   /// The same report, afterwards: each worker's own metrics, by rank, and the checkpoint that was made with it.
   virtual void after_report(const std::vector<Json>& /*metrics*/, const std::optional<Checkpoint>& /*checkpoint*/) {}
+  /// The checkpoint of an earlier report is validated: its training_iteration, and the fields that its row has now.
+  /// Called on the first worker only, in a later report. When a run continues, it is called again for what was
+  /// validated before.
+  virtual void on_validated(const Json& /*fields*/) {}
   /// A checkpoint was committed, by a report or because the run was asked to stop.
   virtual void on_checkpoint(const Checkpoint& /*checkpoint*/) {}
   /// This worker leaves training with `error`, which may come from another worker, or be a stop on request.
@@ -91,6 +95,11 @@ class MUSTER_API Callback {
   /// Called after each report, and when training continues from a checkpoint. True on one worker ends training on all
   /// of them, as finished; an exception leaves the training function.
   virtual bool should_stop() const { return false; }
+
+  /// The metric without which should_stop() stays false, as long as no report has had it; otherwise empty. If a
+  /// validated report leaves it out, and no rank is free to validate while the others train, that is an Error
+  /// (ExitCode::usage).
+  virtual std::string decides_by() const { return {}; }
 
   /// What the callback is configured for, such as "val_loss min"; empty if its state does not depend on that. When a
   /// run continues, a callback gets the state that was saved under its name. If the checkpoint has a state of its class

@@ -30,7 +30,7 @@ class ReduceLROnPlateauScheduler;
 namespace muster {
 
 struct EarlyStoppingOptions {
-  /// A reported number. NaN is never better.
+  /// A reported number, or one that the reports' validations give. NaN is never better.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required.
   std::optional<ScoreOrder> mode = {};

@@ -18,6 +18,7 @@ class Tensor;
 
 namespace muster {
 
+class AverageMeterCollection;
 class SampleMetric;
 class StateEntry;
 
@@ -84,6 +85,7 @@ class MUSTER_API Metric {
   const std::string& error() const noexcept { return error_; }
 
  private:
+  friend class AverageMeterCollection;  // which merges the accumulators of batches
   static Metric of_samples(const SampleMetric& metric);
 
   Json value_;

@@ -85,17 +85,19 @@ struct BatchInfo : EpochInfo {
 class MUSTER_API AverageMeterCollection {
  public:
   /// Adds the metrics of one batch. The batch's weight is `n`, or else its metric num_samples, or else 1. A batch of
-  /// weight 0 only increases batch_count.
+  /// weight 0 only increases batch_count. A Mean of the batch, such as one over its tokens, has its own weight.
   void update(const Metrics& metrics, std::optional<std::int64_t> n = {});
   /// num_samples and batch_count; and for each metric m its mean as m and its last value as last_m, that of the last
-  /// batch with a weight. For a metric that is not a number, both are the last value.
+  /// batch with a weight. A metric of classification.hpp is that over the samples of all batches. For another metric
+  /// that is not a number, both are the last value.
   Metrics summary() const;
 
  private:
   struct Meter {
-    Mean mean;
-    Json last;
-    std::int64_t last_samples = 0;
+    Mean mean = {};
+    std::vector<Json> accumulators = {};  ///< of batches, of a metric of classification.hpp
+    std::optional<Metric> last = {};
+    std::int64_t last_weight = 0;
   };
   std::map<std::string, Meter> meters_;
   std::int64_t samples_ = 0, batches_ = 0;
@@ -390,10 +392,12 @@ struct ValidateOptions {
 /// train_batch() (by default train_loss) its mean m and its last value last_m. validate() returns the same without
 /// epoch (by default for val_loss and val_accuracy). The rows of result.json have the same number as `epoch`, including
 /// rows of validate() and of a trial's steps, unless a step gives its own. Means are over the samples of all workers,
-/// so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean. A metric of
-/// classification.hpp, from your own train_epoch() or validate(), is computed over all workers' samples. Any other
-/// value that is not a number is the first worker's. profile=true adds the map `profile`: mean_fwd_s, mean_grad_s,
-/// mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s.
+/// so uneven shards do not distort them; num_samples is the sum over the workers, batch_count the mean. A Mean
+/// counts by its own samples, and a metric of classification.hpp is computed over the samples of all batches and
+/// workers. Any other value that is not a number is the first worker's. profile=true adds the map `profile`:
+/// mean_fwd_s, mean_grad_s, mean_apply_s, mean_train_epoch_s, or mean_eval_fwd_s, mean_validation_s. A metric with the
+/// name of a field that every report has, such as world_size, is an Error as in Session::report(); num_samples is none
+/// of these.
 ///
 /// Restarts. A lost rank ends the job. Under `muster run`, and in a run that was named by --name, train() saves the
 /// state and the results of all calls so far: at its end, and also at its beginning if other calls have changed the
@@ -408,7 +412,8 @@ struct ValidateOptions {
 ///
 /// shutdown() marks the run as finished. If it is started again under its name, its calls up to the last train() return
 /// their saved results, even if the configuration has changed since, which is a warning. Later calls are made again,
-/// and if main has become longer, training continues. Several trainers of one main have separate runs: under --name
+/// and if main has become longer, training continues. If it makes fewer calls than the saved state contains, shutdown()
+/// is an Error (ExitCode::usage). Several trainers of one main have separate runs: under --name
 /// NAME they are NAME, NAME_2, NAME_3, ..., in the order in which main makes the trainers, which must be the same in
 /// each start.
 ///
@@ -422,8 +427,8 @@ class MUSTER_API OperatorTrainerBase {
  public:
   OperatorTrainerBase(const OperatorTrainerBase&) = delete;
   OperatorTrainerBase& operator=(const OperatorTrainerBase&) = delete;
-  /// Calls shutdown(), or shutdown(true) during an exception. Once MPI is finalised it only warns that the run is not
-  /// marked as finished.
+  /// Calls shutdown(), or shutdown(true) during an exception. If shutdown() fails, Launch::run() ends with its error.
+  /// Once MPI is finalised it only warns that the run is not marked as finished.
   ~OperatorTrainerBase();
 
   /// Trains for the rest of a pass, or for TrainOptions::num_steps batches.

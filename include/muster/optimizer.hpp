@@ -36,7 +36,8 @@
 // one buffer. A step overwrites tensors that .data() returned before it, even after a set_data(). It is an Error, and
 // nothing is written, if a fused optimizer finds in its step that the ranks have written different values or have
 // different options. This happens when an optimizer that is not prepared steps with this rank's own gradients, and with
-// sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not check this.
+// sharpness-aware minimisation without average_gradients(). Optimizers that are not fused do not check this; each
+// report compares the learning rates of all.
 //
 // An optimizer stops being fused, with the same results, when an option cannot be fused (such as amsgrad in a loaded
 // state), when a group has other parameters, or when it lacks an unfrozen parameter. If another tensor (another

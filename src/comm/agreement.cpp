@@ -202,6 +202,7 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
   bool has_asked = false;
   const auto received_or_given_up = [&] {
     time.until();
+    require_in_use(world);
     if (exchange.advance()) return true;
     // Other ranks may still need this rank's part in operations that it has started and does not wait for.
     if (mine.kind == Outcome::Kind::done) Channel::advance_all();
@@ -250,7 +251,9 @@ Outcome current_outcome(const Communicator& world) {
 }
 
 void throw_if_alarm_raised(const Communicator& communicator) {
-  Channel::of(communicator)->world->alarm.throw_if_raised();
+  auto& world = *Channel::of(communicator)->world;
+  require_in_use(world);
+  world.alarm.throw_if_raised();
 }
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
@@ -259,11 +262,23 @@ void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   if (mine.kind == Outcome::Kind::failed && !world.outer) world.alarm.raise(mine);
 }
 
+void give_up_work(const Communicator& world) noexcept { Channel::of(world)->world->use = World::Use::given_up; }
+
+void leave_thread_behind(const Communicator& world) noexcept {
+  Channel::of(world)->world->use = World::Use::left_behind;
+}
+
+void stay_if_left_behind(const Communicator& communicator) {
+  const auto& world = *Channel::of(communicator)->world;
+  if (world.use == World::Use::left_behind) require_in_use(world);
+}
+
 NestedAttempt::NestedAttempt(const Communicator& world) : depth_(Channel::of(world)->world->depth) { ++depth_; }
 NestedAttempt::~NestedAttempt() { --depth_; }
 
 std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine, std::chrono::milliseconds limit) {
   auto& world = *Channel::of(communicator)->world;
+  require_in_use(world);
   if (world.outer) {
     if (world.depth > world.outer->depth) throw *root_cause(world.outer->outcomes, world.placement.hosts);
     world.has_outer = false;

@@ -1,5 +1,6 @@
 #include "comm/channel.hpp"
 
+#include "base/duration.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
@@ -187,6 +188,7 @@ void Channel::renew() {
 }
 
 Channel::RecordedCall Channel::begin(const node::Call& call, const char* name) {
+  require_in_use(*world);
   if (world->has_outer) throw_outer_cause(*world);
   auto& record = world->wait_monitor.own_record();
   if (!call.is_collective()) return {record.calls.begin(id, 0, call, name), 0, call.root};
@@ -215,7 +217,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   const WaitedFor call{id, call_number, world_ranks};
   std::vector<int> other;
   if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
-  const auto longest = limit.value_or(world->limits.wait);
+  const auto longest = usable_limit(limit.value_or(world->limits.wait));
   struct WaitNote {  // records that the main thread waits here, once it has waited for long
     WaitMonitor& wait_monitor;
     bool is_set = false;
@@ -232,6 +234,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   WaitTime time;
   const auto listen = [&] {
     time.until();
+    require_in_use(*world);
     advance_all();
     world->alarm.throw_if_raised();
     if (call_number == 0 || watch::now() - compared < between_comparisons) return;

@@ -47,6 +47,7 @@ struct Request::State {
 
   bool test() {
     if (finished) return true;
+    require_in_use(*channel->world);
     finished = local != nullptr ? test_node() : test_mpi();
     if (finished) {
       channel->end(recorded_call);

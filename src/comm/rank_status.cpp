@@ -1,5 +1,6 @@
 #include "comm/rank_status.hpp"
 
+#include "base/duration.hpp"
 #include "comm/channel.hpp"
 
 #include <algorithm>
@@ -27,8 +28,7 @@ void note_step(const Communicator& communicator, std::int64_t step, std::int64_t
 }
 
 void keep_alive(const Communicator& communicator, std::chrono::milliseconds time) {
-  const auto end =
-      watch::now() + std::clamp<std::chrono::milliseconds>(time, std::chrono::milliseconds(0), std::chrono::years(100));
+  const auto end = watch::now() + std::max(usable_limit(time), std::chrono::milliseconds(0));
   Channel::of(communicator)->world->wait_monitor.own_record().busy_until = end.count();
 }
 

@@ -119,6 +119,7 @@ class Rendezvous {
   /// Returns the next word that has come for this rendezvous, if any; drops those of earlier ones.
   std::optional<Word> receive(int from) {
     for (;;) {
+      require_in_use(*channel_.world);
       int flag = 0;
       MPI_Status status;
       check(MPI_Iprobe(from, rendezvous_tag, channel_.transport->collective, &flag, &status), "MPI_Iprobe");
@@ -141,6 +142,7 @@ class Rendezvous {
   [[noreturn]] void refused() {
     wait_until(
         [&] {
+          require_in_use(*channel_.world);
           channel_.world->alarm.throw_if_raised();
           return false;
         },
@@ -162,6 +164,7 @@ class Rendezvous {
 void wait_for_all_ranks(const Communicator& communicator, const char* doing) {
   if (communicator.size() == 1) return;
   auto& channel = *Channel::of(communicator);
+  require_in_use(*channel.world);
   channel.world->alarm.throw_if_raised();
   Rendezvous here(channel, doing);
   if (channel.rank == 0)

@@ -48,6 +48,10 @@ struct World {
   std::optional<Outer> outer;
   /// True if `outer` is set: not all ranks would come to a collective call now.
   std::atomic<bool> has_outer{false};
+  /// How the thread of this rank that uses the world goes on: after its work was given up, its calls throw; once it is
+  /// left behind they never return, since MPI may end meanwhile.
+  enum class Use { open, given_up, left_behind };
+  std::atomic<Use> use{Use::open};
   WaitMonitor wait_monitor;
   const Placement placement;
   struct {
@@ -59,5 +63,9 @@ struct World {
 /// Throws the root cause that an outer attempt has agreed on (World::outer) as RemoteError. This rank has yet to return
 /// to that attempt.
 [[noreturn]] void throw_outer_cause(const World& world);
+
+/// Call it before MPI is called, and in each wait. Throws an Error (ExitCode::retry) if the work of the world's thread
+/// was given up on this rank; never returns if the thread is left behind.
+void require_in_use(const World& world);
 
 }  // namespace muster::detail::comm

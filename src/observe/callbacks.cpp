@@ -95,6 +95,18 @@ void Callbacks::end() {
   if (begun_) tell_and_log_errors("the end of training", callbacks_, [](Callback& callback) { callback.on_end(); });
 }
 
+void Callbacks::validated(std::int64_t training_iteration, const Json& fields) {
+  auto row = fields;
+  row["training_iteration"] = training_iteration;
+  tell(&Callback::on_validated, row);
+}
+
+std::string Callbacks::awaited_metric(const Json& row) const {
+  for (const auto& callback : callbacks_)
+    if (auto metric = callback->decides_by(); !metric.empty() && !row.contains(metric)) return metric;
+  return {};
+}
+
 Metrics Callbacks::with_callback_metrics(Metrics metrics) {
   before_report_.clear();
   for (const auto& callback : callbacks_) before_report_.push_back(callback->state());

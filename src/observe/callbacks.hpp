@@ -38,6 +38,7 @@ class Callbacks final : public Observer {
   void report_ended(const std::vector<Json>& metrics, const std::optional<Checkpoint>& checkpoint) override {
     tell(&Callback::after_report, metrics, checkpoint);
   }
+  void validated(std::int64_t training_iteration, const Json& fields) override;
   void checkpoint(const Checkpoint& checkpoint) override { tell(&Callback::on_checkpoint, checkpoint); }
   /// No effect before begin_attempt(). Logs what a callback throws as a warning, and so does end().
   void failure(const Error& error) override;
@@ -49,6 +50,9 @@ class Callbacks final : public Observer {
   /// `metrics` and the callbacks' own metrics, for a report that begins.
   Metrics with_callback_metrics(Metrics metrics);
   bool should_stop() const;
+  /// A metric that a callback decides by and no report has had so far (Callback::decides_by) and `row` lacks; empty if
+  /// there is none.
+  std::string awaited_metric(const Json& row) const;
   /// The callbacks' states, by class and name; null if none has a state.
   Json state() const;
 

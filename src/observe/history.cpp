@@ -147,14 +147,19 @@ void History::checkpoint_lost(const Checkpoint& checkpoint) {
 }
 
 void History::validated(std::int64_t training_iteration, const Json& fields) {
+  static_cast<void>(add_validation(training_iteration, fields));
+}
+
+bool History::add_validation(std::int64_t training_iteration, const Json& fields) {
   const auto row = std::ranges::find(rows_, training_iteration, iteration_of);
-  if (row == rows_.end()) return;
+  if (row == rows_.end()) return false;
   auto with = *row;
   with.update(fields);
-  if (with == *row) return;
+  if (with == *row) return false;
   *row = std::move(with);
   add_columns(columns_, *row);
   rewrite("the results of a validation could not be added to the metrics: ");
+  return true;
 }
 
 void History::rewrite(const char* warning, Unchanged unchanged) noexcept {

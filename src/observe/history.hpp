@@ -33,6 +33,8 @@ class History final : public Observer {
   void end() override;
   /// Replaces both files. Logs a warning if they cannot be written.
   void validated(std::int64_t training_iteration, const Json& fields) override;
+  /// The same. False if nothing has changed: the row has the fields already, or there is no such row.
+  bool add_validation(std::int64_t training_iteration, const Json& fields);
 
   /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written; the next successful append()
   /// writes that row too.

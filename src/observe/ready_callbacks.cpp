@@ -8,7 +8,9 @@
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -61,10 +63,14 @@ class EarlyStopping final : public Callback {
   void on_start(Session&) override {
     best_.reset();
     waited_ = 0;
+    counted_ = 0;
   }
   void on_report(const Json& row) override {
+    const bool is_awaited = row.value("checkpoint_status", Json()) == "pending_validation";
+    if (is_awaited && !row.contains(options_.metric)) return;  // the validation may give it
     const auto value = watched_.in(row);
     if (!value) return;
+    counted_ = std::max(counted_, iteration_of(row));
     if (better(*value)) {
       best_ = *value;
       waited_ = 0;
@@ -76,22 +82,28 @@ class EarlyStopping final : public Callback {
                         (best_ ? detail::json_text(Json(*best_)) : "NaN") + " for " + std::to_string(waited_) +
                         (waited_ == 1 ? " report" : " reports"));
   }
+  void on_validated(const Json& fields) override {
+    if (fields.contains(options_.metric) && iteration_of(fields) > counted_) on_report(fields);
+  }
   bool should_stop() const override { return waited_ > 0 && waited_ >= options_.patience; }
+  std::string decides_by() const override { return counted_ > 0 ? "" : options_.metric; }
 
   std::string name() const override { return options_.metric + (options_.mode == ScoreOrder::max ? " max" : " min"); }
   Json state() const override {
     const bool kept =
         best_ && std::isfinite(*best_);  // JSON has no infinity: a restored run takes any number as better
-    return {{"best", kept ? Json(*best_) : Json()}, {"waited", waited_}};
+    return {{"best", kept ? Json(*best_) : Json()}, {"waited", waited_}, {"counted", counted_}};
   }
   void load_state(const Json& state) override {
     if (state.is_null()) return;
     const auto& best = state.at("best");
     best_ = best.is_null() ? std::nullopt : std::optional(best.get<double>());
     state.at("waited").get_to(waited_);
+    counted_ = state.value("counted", std::int64_t{0});
   }
 
  private:
+  static std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
   bool better(double value) const {
     if (std::isnan(value)) return false;
     if (!best_) return true;
@@ -102,7 +114,8 @@ class EarlyStopping final : public Callback {
   EarlyStoppingOptions options_;
   WatchedMetric watched_;
   std::optional<double> best_ = {};
-  int waited_ = 0;  ///< reports since the best value
+  int waited_ = 0;            ///< reports since the best value
+  std::int64_t counted_ = 0;  ///< the last report that had the metric, by itself or by its validation
 };
 
 // The plateau scheduler's members are private. An explicit template instantiation may name private members, and its

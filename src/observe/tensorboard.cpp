@@ -24,6 +24,8 @@ namespace {
 
 using tensorboard::EventFile;
 
+constexpr const char* pending = "pending_validation";
+
 /// The step at which a row's values are shown.
 std::int64_t step_of(const Json& row) {
   const auto step = row.value("global_step", std::int64_t{0});
@@ -51,19 +53,36 @@ class TensorBoard final : public Observer {
       first_step_ = start.global_step + 1;
     else if (start.training_iteration > 0)
       first_step_ = start.training_iteration + 1;
+    for (const auto& row : History::read(run_))
+      if (const auto number = row.value("training_iteration", std::int64_t{0}); number <= start.training_iteration)
+        if (const auto status = row.value("checkpoint_status", Json()); status.is_string() && status != pending)
+          shown_.insert(number);
   }
 
   void report(const Json& row, std::int64_t /*epochs*/) override {
+    auto shown = row;
+    if (row.contains("checkpoint_status")) {
+      auto& awaited = awaited_[row.value("training_iteration", std::int64_t{0})] = {.step = step_of(row)};
+      for (const auto& name : validated_names_)
+        if (shown.contains(name)) {
+          awaited.replaced[name] = shown[name];
+          shown.erase(name);
+        }
+    }
     write([&](EventFile& file) {
-      add_fields(file, row, step_of(row));
+      add_fields(file, shown, step_of(row));
       file.flush();
     });
-    if (row.contains("checkpoint_status")) awaited_[row.value("training_iteration", std::int64_t{0})] = step_of(row);
   }
 
   void validated(std::int64_t training_iteration, const Json& fields) override {
+    for (const auto& [name, value] : fields.items()) validated_names_.insert(name);
+    if (shown_.contains(training_iteration)) return;
+    auto shown = Json::object();
+    if (const auto found = awaited_.find(training_iteration); found != awaited_.end()) shown = found->second.replaced;
+    shown.update(fields);
     write([&](EventFile& file) {
-      if (const auto step = step_of_report(training_iteration)) add_fields(file, fields, *step);
+      if (const auto step = step_of_report(training_iteration)) add_fields(file, shown, *step);
       file.flush();
     });
     awaited_.erase(training_iteration);
@@ -113,7 +132,7 @@ class TensorBoard final : public Observer {
 
   /// Returns the step of an earlier report, perhaps one of an earlier start.
   std::optional<std::int64_t> step_of_report(std::int64_t training_iteration) const {
-    if (const auto found = awaited_.find(training_iteration); found != awaited_.end()) return found->second;
+    if (const auto found = awaited_.find(training_iteration); found != awaited_.end()) return found->second.step;
     for (const auto& row : History::read(run_))
       if (row.value("training_iteration", std::int64_t{0}) == training_iteration) return step_of(row);
     return {};
@@ -139,7 +158,14 @@ class TensorBoard final : public Observer {
   Json config_;
   std::int64_t first_step_ = 0;
   std::optional<EventFile> file_ = {};
-  std::map<std::int64_t, std::int64_t> awaited_ = {};  // by report, the steps of those whose validations are to come
+  /// A report whose validation is to come.
+  struct Awaited {
+    std::int64_t step = 0;
+    Json replaced = Json::object();  ///< metrics that the validation may replace, since an earlier one gave them, too
+  };
+  std::map<std::int64_t, Awaited> awaited_ = {};  // by report
+  std::set<std::string> validated_names_ = {};    // fields that validations have given
+  std::set<std::int64_t> shown_ = {};             // reports whose validations are in the files of earlier starts
   bool is_broken_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/merge.hpp"
+#include "comm/agreement.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
@@ -65,12 +66,17 @@ Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
 /// Throws an Error unless save() may replace `path`. It replaces only its own checkpoints: no other folder of the
 /// user's, no checkpoint that holds other files, too, and no run's checkpoint.
 void require_replaceable(const fs::path& path) {
-  if (!fs::exists(status_of(path)) || fs::is_empty(path)) return;
+  const auto type = status_of(path).type();
+  std::error_code unreadable;
+  if (type == fs::file_type::not_found) return;
+  if (type == fs::file_type::directory && fs::is_empty(path, unreadable)) return;
   std::string fact;
-  if (!checkpoint::is_checkpoint(path)) {
+  if (type == fs::file_type::symlink) {
+    fact = "it is a symbolic link";
+  } else if (type != fs::file_type::directory || !checkpoint::is_checkpoint(path)) {
     fact = "it exists and is not a checkpoint";
   } else {
-    for (const auto& entry : fs::directory_iterator(path))
+    for (const auto& entry : fs::directory_iterator(path, unreadable))
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
@@ -164,8 +170,10 @@ OperatorRun::~OperatorRun() {
   }
   try {
     shutdown(std::uncaught_exceptions() > exceptions_);
-  } catch (const std::exception& error) {
-    if (resolved_.world().rank() == 0) log::error(error.what());
+  } catch (...) {
+    const auto cause = comm::current_outcome();
+    comm::raise_alarm(resolved_.world(), cause);  // Launch::run() ends with it
+    if (session_ && ranks_.is_open()) session_->fail(cause);
   }
 }
 
@@ -259,7 +267,8 @@ Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, c
 Metrics OperatorRun::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
-    if (!value.is_object() && !observe::is_reserved(name)) metrics.emplace(name, Metric(value));
+    if (name != "num_samples" && (!value.is_object() || observe::is_reserved(name)))
+      metrics.emplace(name, Metric(value));
   metrics.emplace("epoch", parts_->train.epoch_count());  // the user's own wins
   return metrics;
 }
@@ -485,11 +494,11 @@ void OperatorRun::save(const fs::path& path) {
       require_replaceable(whole);
       // It replaces the old one only when it is complete.
       const auto unfinished = whole.parent_path() / ("." + whole.filename().string() + ".saving");
-      fs::remove_all(unfinished);
+      std::error_code ignored;  // whoever writes there reports it
+      fs::remove_all(unfinished, ignored);
       try {
         Checkpoint::from_dict(entries_).to_directory(unfinished);
       } catch (...) {
-        std::error_code ignored;
         fs::remove_all(unfinished, ignored);
         throw;
       }
@@ -538,6 +547,12 @@ void OperatorRun::print_summary() const {
 
 void OperatorRun::shutdown(bool force) {
   if (!ranks_.is_open()) return;
+  if (!force && history_.next() != nullptr)
+    throw Error(ExitCode::usage, "resuming the run " + run_.path().string(),
+                "main has made " + std::to_string(history_.position()) + " of the " + std::to_string(history_.size()) +
+                    " calls of the trainer that were made before the run was resumed: the model is later than the "
+                    "results",
+                "Make the same calls in the same order, or choose another --name");
   if (!force) {
     run_on_all([&] { return session_->close(), std::string(); });
   } else if (session_) {

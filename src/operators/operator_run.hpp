@@ -58,7 +58,8 @@ class OperatorRun {
   void require_same(const char* call, const Options& options) const;
   /// Returns or throws the saved result of main's next call. Throws an Error if that was another call.
   Json replay(Call call, const CallRecord& before);
-  /// The metrics for a row, without objects and reserved names. `epoch` is the number of passes that train() has begun.
+  /// The metrics for a row, without objects and without num_samples, which each row has. A report refuses those with
+  /// other reserved names. `epoch` is the number of passes that train() has begun.
   Metrics row_metrics(const Json& result) const;
   /// Combines the workers' metrics into the result of the call, saves that as its result, and reports it unless
   /// this is a trial. `saves`: the report saves a checkpoint. Collective over the workers.

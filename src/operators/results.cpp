@@ -1,12 +1,15 @@
 #include "operators/results.hpp"
 
+#include "muster/error.hpp"
 #include "muster/operator.hpp"
+#include "observe/metric_accumulator.hpp"
 #include "observe/metrics.hpp"
 
 #include <cmath>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -22,6 +25,12 @@ std::optional<std::int64_t> samples_in(const Metrics& metrics) {
   return found->second.value().get<std::int64_t>();
 }
 
+Json merged(const std::vector<Json>& accumulators) {
+  std::vector<detail::observe::MetricAccumulator> all;
+  for (const auto& one : accumulators) from_json(one, all.emplace_back());
+  return to_json(detail::observe::merged(all));
+}
+
 }  // namespace
 
 void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::int64_t> n) {
@@ -32,21 +41,42 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     if (name == num_samples) continue;
     detail::observe::require_value(name, metric);
     auto& meter = meters_[name];
+    const bool counts_samples = !metric.accumulator().is_null();
+    if (meter.last && counts_samples == meter.accumulators.empty())
+      throw Error(ExitCode::user_error, "averaging the metric \"" + name + "\"",
+                  "it is a metric of samples for some batches and a plain value for others",
+                  "Give the same metric under that name for every batch");
+    if (counts_samples) {
+      constexpr std::size_t most = 256;  // a merge takes time, and so does memory
+      if (meter.accumulators.size() == most) meter.accumulators = {merged(meter.accumulators)};
+      meter.accumulators.push_back(metric.accumulator());
+      meter.last = metric;
+      continue;
+    }
+    const auto weight = samples <= 0 || metric.weight() < 0 ? samples : metric.weight();
     const auto& value = metric.value();
-    if (value.is_number()) meter.mean.add(value.get<double>(), samples);
-    meter.last_samples = samples;
-    if (samples <= 0 && !meter.last.is_null()) continue;  // this worker had no samples of the last batch
-    meter.last = value;
+    if (value.is_number()) meter.mean.add(value.get<double>(), weight);
+    meter.last_weight = weight;
+    if (weight <= 0 && meter.last) continue;  // this worker had no samples of the last batch
+    meter.last = metric;
   }
 }
 
 Metrics AverageMeterCollection::summary() const {
   Metrics all{{num_samples, samples_}, {batch_count, batches_}};
   for (const auto& [name, meter] : meters_) {
-    const bool is_number = meter.last.is_number();
-    all.insert_or_assign(name, is_number ? Metric(meter.mean) : Metric(meter.last));
-    all.insert_or_assign(std::string(last_prefix) + name,
-                         is_number ? Metric(meter.last.get<double>(), meter.last_samples) : Metric(meter.last));
+    auto whole = *meter.last, last = *meter.last;
+    if (!meter.accumulators.empty()) {
+      whole.accumulator_ = merged(meter.accumulators);
+      detail::observe::MetricAccumulator sums;
+      from_json(whole.accumulator_, sums);
+      whole.value_ = value_of(sums);
+    } else if (last.value().is_number()) {
+      whole = meter.mean;
+      last = Metric(last.value().get<double>(), meter.last_weight);
+    }
+    all.insert_or_assign(name, std::move(whole));
+    all.insert_or_assign(std::string(last_prefix) + name, std::move(last));
   }
   return all;
 }

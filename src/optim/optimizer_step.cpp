@@ -238,17 +238,21 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   /// `model`: null if the optimizer steps no prepared model. `evaluates`: true if its step may call a closure more than
   /// once.
   Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, bool evaluates,
-       Numbers numbers, std::shared_ptr<SnapshotSources> snapshot_sources)
+       Numbers numbers, const SharedOptimizerData& shared)
       : model_(model),
         reducer_(model ? model->reducer() : nullptr),
         options_(options),
         evaluates_(evaluates),
         numbers_(std::move(numbers)),
-        snapshot_sources_(std::move(snapshot_sources)) {
+        snapshot_sources_(shared.snapshot_sources),
+        last_rates_(shared.last_rates),
+        rates_number_(last_rates_ ? last_rates_->size() : 0) {
     if (snapshot_sources_) snapshot_sources_->push_back(this);
+    if (last_rates_) last_rates_->emplace_back();
   }
   ~Step() override {
     if (snapshot_sources_) std::erase(*snapshot_sources_, this);
+    if (last_rates_) (*last_rates_)[rates_number_].clear();
     if (const auto reducer = reducer_.lock(); reducer && reducer->is_fused_with(this)) reducer->set_fused(nullptr);
   }
 
@@ -288,6 +292,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   at::Tensor step(torch::optim::Optimizer& optimizer, const Closure& closure,
                   const std::function<at::Tensor(Closure)>& plain) override {
     const watch::TraceSpan span("optimizer");
+    note_rates(optimizer);
     const auto counted = [&](Closure own) {
       auto made = plain(std::move(own));
       count_writes(optimizer);
@@ -317,6 +322,18 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   }
 
  private:
+  void note_rates(const torch::optim::Optimizer& optimizer) {
+    if (!last_rates_ || model_.expired()) return;
+    auto& rates = (*last_rates_)[rates_number_];
+    rates = {static_cast<double>(++steps_)};
+    try {
+      for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+    } catch (const c10::Error&) {  // a type of the user's without a learning rate
+      rates.clear();
+      last_rates_.reset();
+    }
+  }
+
   at::Tensor step_once(torch::optim::Optimizer& optimizer, const Closure& closure,
                        const std::function<at::Tensor(Closure)>& plain) {
     at::Tensor loss;
@@ -433,6 +450,9 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   bool evaluates_;
   Numbers numbers_;
   std::shared_ptr<SnapshotSources> snapshot_sources_;
+  std::shared_ptr<LastRates> last_rates_;  ///< null if there are none to keep
+  std::size_t rates_number_;               ///< in last_rates_
+  std::int64_t steps_ = 0;
   std::unique_ptr<FusedStep> fused_;
   std::weak_ptr<gradients::FusableGradients> gradients_;  ///< the gradients of fused_; expires with the exchange
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();  ///< identifies this optimizer to reducers
@@ -467,8 +487,8 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
   if (!fusable) its.fuse = Fuse::never;
   const auto model = model_of(optimizer, models);
   if (model && evaluates) model->channel();  // made here, since it is collective
-  auto step = std::make_unique<Step>(model, its, evaluates, Numbers(shared.numbers, shared.optimizer_number, models),
-                                     shared.snapshot_sources);
+  auto step =
+      std::make_unique<Step>(model, its, evaluates, Numbers(shared.numbers, shared.optimizer_number, models), shared);
   step->fuse(optimizer);
   return step;
 }

@@ -30,12 +30,18 @@ class OptimizerStep {
   virtual std::int64_t skipped_steps() const noexcept = 0;
 };
 
+/// Of each optimizer of a session, in the order of prepare_optimizer(): the number of its steps, and the learning rates
+/// of its parameter groups in the last one. Empty for one that is gone, has not stepped, or steps no averaged
+/// gradients.
+using LastRates = std::vector<std::vector<double>>;
+
 /// Data that the optimizers of a session share; empty without a session.
 struct SharedOptimizerData {
   std::shared_ptr<BadNumberPolicy> numbers = nullptr;  ///< what to do about NaN and infinite numbers; null for nothing
   int optimizer_number = 0;                            ///< the optimizer's number in `numbers`
   std::shared_ptr<SnapshotSources> snapshot_sources =
-      nullptr;  ///< the optimizer adds itself, to be saved in the background
+      nullptr;                                      ///< the optimizer adds itself, to be saved in the background
+  std::shared_ptr<LastRates> last_rates = nullptr;  ///< the optimizer adds and keeps its own
 };
 
 /// `models`: the prepared models; the optimizer may step parameters of one of them. Collective.

@@ -1,5 +1,6 @@
 #include "run/resolve.hpp"
 
+#include "base/duration.hpp"
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "comm/on_ranks.hpp"
@@ -53,7 +54,7 @@ std::chrono::milliseconds choose_wait_limit(const Launch& launch, const BackendC
     throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
                 std::to_string(own->count()) + " ms is not a time limit",
                 "Give TorchConfig::timeout more than 0, or leave it out");
-  return launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator())));
+  return usable_limit(launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator()))));
 }
 
 /// Throws an Error unless params.json can hold the text.
@@ -110,6 +111,8 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
     launch::tell_supervisor(launch::message_min_workers, std::to_string(*scaling.num_workers.least()));
   ResolvedOptions resolved{
       .launch = launch,
+      .flags = flags,
+      .cpus_per_rank = launch.cpus_per_rank(),
       .options = options,
       .backend = std::move(backend),
       .worker_count = workers,
@@ -142,6 +145,8 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
                 "histogram_interval is " + std::to_string(run_config.histogram_interval),
                 "Give 1 or more, or 0 for none");
   resolved.wait_limit = choose_wait_limit(launch, resolved.backend.get());
+  auto& longest_validation = resolved.options.validation.timeout;
+  longest_validation = usable_limit(longest_validation);
   if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
     throw Error(ExitCode::usage, "choosing how long a validation may take",
                 std::to_string(validation.timeout.count()) + " ms is not a time limit",

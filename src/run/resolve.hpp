@@ -11,7 +11,9 @@
 namespace muster::detail::run {
 
 struct ResolvedOptions {
-  const Launch& launch;
+  const Launch& launch;                          ///< not for the thread of a validation, which may outlive it
+  LaunchFlags flags = {};                        ///< the launch's
+  int cpus_per_rank = 1;                         ///< the launch's
   TrainerOptions options;                        ///< the configuration with --config and --set laid over it
   std::shared_ptr<const BackendConfig> backend;  ///< null for none
   int worker_count = 1;                          ///< they are the lowest ranks of the launch; the others do not train

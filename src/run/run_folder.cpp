@@ -133,6 +133,7 @@ void check_run_name(const std::string& name) {
 }
 
 std::filesystem::path absolute_path(const std::filesystem::path& path) {
+  if (path.empty()) throw Error(ExitCode::usage, "looking at a path", "no name is given", "Name a file or a folder");
   const auto whole = std::filesystem::absolute(path).lexically_normal();
   return whole.has_filename() ? whole : whole.parent_path();
 }

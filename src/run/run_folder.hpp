@@ -21,7 +21,8 @@ void check_run_name(const std::string& name);
 /// The run's seed: that of --seed, otherwise that of params.json (null for a new run).
 MUSTER_INTERNAL_API std::uint64_t seed_of(const LaunchFlags& flags, const Json& params);
 
-/// The absolute path, without a slash at its end, so that filename() is its last name.
+/// The absolute path, without a slash at its end, so that filename() is its last name. Throws
+/// an Error (ExitCode::usage) if it is empty.
 MUSTER_INTERNAL_API std::filesystem::path absolute_path(const std::filesystem::path& path);
 
 /// STORAGE/NAME, locked by this job as long as the object lives. The same on every rank; rank 0 writes.

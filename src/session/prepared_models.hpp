@@ -5,6 +5,7 @@
 #include "gradients/data_parallel.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
+#include "optim/optimizer_step.hpp"
 #include "session/weak_tensor.hpp"
 #include "state/collect.hpp"
 
@@ -27,6 +28,8 @@ class PreparedModels {
   void add(std::shared_ptr<gradients::DataParallel> model);
   const std::vector<std::shared_ptr<gradients::DataParallel>>& all() const noexcept { return models_; }
   bool empty() const noexcept { return models_.empty(); }
+  /// For the optimizers that step these models.
+  const std::shared_ptr<optim::LastRates>& last_rates() const noexcept { return last_rates_; }
   /// The number of no_sync() scopes that are open.
   const std::shared_ptr<int>& no_sync_depth() const noexcept { return no_sync_depth_; }
 
@@ -68,6 +71,7 @@ class PreparedModels {
 
   std::vector<std::shared_ptr<gradients::DataParallel>> models_;
   std::optional<Restored> restored_ = {};
+  std::shared_ptr<optim::LastRates> last_rates_ = std::make_shared<optim::LastRates>();
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
 };
 

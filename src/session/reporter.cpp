@@ -38,17 +38,19 @@ struct Contribution {
   std::int64_t memory_bytes = 0;
   Json passes = {};  ///< as of SamePasses::noted()
   std::int64_t global_step = 0;
+  Json rates = {};  ///< optim::LastRates
 
   std::string pack() const {
     return json_to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name,
-                         times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step});
+                         times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step, rates});
   }
   static Contribution unpack(const std::string& bytes) {
     const auto fields = json_from_cbor(bytes);
     return {fields[0],  fields[1],  fields[2],
             fields[3],  fields[4],  fields[5],
             fields[6],  fields[7],  {fields[8], fields[9], fields[10], fields[11]},
-            fields[12], fields[13], fields[14]};
+            fields[12], fields[13], fields[14],
+            fields[15]};
   }
 };
 
@@ -57,6 +59,24 @@ std::vector<Json> without_weights(std::vector<Json> of_ranks) {
   for (auto& metrics : of_ranks)
     for (auto& [name, value] : metrics.items()) value = Json(std::move(value[0]));
   return of_ranks;
+}
+
+/// Throws an Error if two ranks have stepped with other learning rates, so that their weights drift apart. A rank that
+/// has left its loop early has taken fewer steps, and fewer of its schedule.
+void require_same_rates(const std::vector<Contribution>& of_ranks) {
+  const auto& first = of_ranks.front().rates;
+  for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
+    for (std::size_t optimizer = 0; optimizer < std::min(first.size(), of_ranks[rank].rates.size()); ++optimizer) {
+      const auto &mine = first[optimizer], &theirs = of_ranks[rank].rates[optimizer];
+      if (mine.empty() || theirs.empty() || mine[0] != theirs[0]) continue;
+      for (std::size_t i = 1; i < std::min(mine.size(), theirs.size()); ++i)
+        if (mine[i] != theirs[i])
+          throw Error(ExitCode::user_error, "comparing the learning rates on all ranks",
+                      "that of parameter group " + std::to_string(i - 1) + " of optimizer " +
+                          std::to_string(optimizer) + " is " + mine[i].dump() + " on rank 0 and " + theirs[i].dump() +
+                          " on rank " + std::to_string(rank),
+                      "Give schedulers the same value on every rank, as in session.mean(loss)");
+    }
 }
 
 /// Takes this worker's times since they were taken for the last report.
@@ -157,7 +177,8 @@ Reporter::Combined Reporter::exchange(const Input& input) {
                              .times = take_times(session_.progress),
                              .memory_bytes = watch::memory_bytes(),
                              .passes = session_.same_passes.noted(),
-                             .global_step = session_.progress.steps->global_step}
+                             .global_step = session_.progress.steps->global_step,
+                             .rates = *session_.models.last_rates()}
              .pack();
        }))
     of_ranks.push_back(Contribution::unpack(bytes));
@@ -186,6 +207,7 @@ Reporter::Combined Reporter::exchange(const Input& input) {
   std::vector<std::int64_t> steps;
   for (const auto& one : of_ranks) steps.push_back(one.global_step);
   warn_of_different_steps(steps);
+  require_same_rates(of_ranks);
   for (auto& one : of_ranks) {
     all.metrics.push_back(std::move(one.metrics));
     all.times.push_back(one.times);
@@ -202,6 +224,17 @@ void Reporter::warn_of_different_steps(const std::vector<std::int64_t>& steps) {
             std::to_string(other - steps.begin()) + " " + std::to_string(*other) +
             ". Unless ranks leave their loops early on purpose, make the same training passes on all ranks: without "
             ".training = false or torch::NoGradGuard on some of them");
+}
+
+/// Where all ranks train, validations end after training, and no callback can decide by what they give.
+void Reporter::require_own_metrics(const Json& row) const {
+  comm::run_on_root(session_.workers.control, [&] {  // the first worker's callbacks know the validations
+    if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
+    if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row); !metric.empty())
+      throw Error(ExitCode::usage, "deciding by \"" + metric + "\" when training ends",
+                  "the report leaves it to the validation, and no rank is free to validate while the others train",
+                  "Leave ranks free, as with --workers, or report it");
+  });
 }
 
 bool Reporter::wait_for_save_before(const Combined& all) {
@@ -246,7 +279,6 @@ void Reporter::log_histograms() {
 Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   auto& progress = session_.progress;
   if (!input.options.checkpoint_name.empty()) row["checkpoint_name"] = input.options.checkpoint_name;
-  if (all.validates) row[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
   const auto saved = session_.saver.save({.entries = input.entries.get(),
                                           .files = all.has_files ? &input.files : nullptr,
                                           .row = row,
@@ -296,10 +328,13 @@ void Reporter::make(const Input& input, Before& before, Made& report) {
         control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input.metrics)); });
   session_.models.synchronise_buffers();
   row = make_row(all, input.options.reduce);
+  const bool is_validated = report.saves && all.validates;
+  if (is_validated) row[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
 
   session_.resumer.take_up();
   session_.epoch_end.note_report(input.entries != nullptr);
   outputs.check_score(row, report.saves && !all.validates, session_.epoch_end.is_complete());
+  if (is_validated && all.has_callbacks && !outputs.validation->run_beside_training()) require_own_metrics(row);
   ++session_.progress.training_iteration;
   if (all.has_callbacks)
     comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row); });

@@ -86,6 +86,8 @@ class Reporter {
   void begin(bool has_state);
   /// Checks the input of all workers and combines it. Collective.
   Combined exchange(const Input& input);
+  /// Collective.
+  void require_own_metrics(const Json& row) const;
   void warn_of_different_steps(const std::vector<std::int64_t>& steps);
   /// Waits for the checkpoint that is being written, if it must be over. True if this report saves one. Collective.
   bool wait_for_save_before(const Combined& all);

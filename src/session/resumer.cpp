@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/run_names.hpp"
 #include "checkpoint/fast_tier.hpp"
@@ -97,7 +98,7 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFo
 /// older one of the run first if --resume PATH names it. Collective.
 std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved, const run::RunFolder& run,
                                             const Communicator& control, checkpoint::CheckpointStore& store) {
-  const auto& flags = resolved.launch.flags();
+  const auto& flags = resolved.flags;
   const auto path = flags.resume == Resume::path ? run::absolute_path(flags.resume_path) : std::filesystem::path();
   const bool named =
       !path.empty() && !comm::run_on_root(control, [&] { return run.is_in_run_of_earlier_trainer(path); });
@@ -202,6 +203,12 @@ void Resumer::resume() {
                 std::to_string(progress.epoch + 1) + (progress.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
+    const bool promises_bits = own && (workers_.share.fixed || content_->world_size == workers_.size());
+    if (const int before = progress.threads_per_worker, now = resolved_.threads_per_worker;
+        promises_bits && before > 0 && before != now)
+      log::warn("the run was saved with " + counted(before, "thread") + " of torch per worker and goes on with " +
+                std::to_string(now) + ", so its results have other bits; --threads " + std::to_string(before) +
+                " keeps them");
   }
   data_.prepare_preprocessor(preprocessor, own, workers_.control, had_preprocessor);
 }

@@ -72,6 +72,7 @@ state::TrainerState Saver::trainer_state(bool of_report) const {
           .samples_since_report = of_report ? 0 : steps.samples_since_report,  // a report has already counted them
           .time_total_s = progress_.total_seconds(),
           .seed = workers_.seed,
+          .threads_per_worker = resolved_.threads_per_worker,
           .positions = data_.pass_positions->positions().get<std::map<std::string, Json>>(),
           .preprocessor = preprocessor ? require_lossless(preprocessor->state(), "the preprocessor") : Json(nullptr),
           .has_preprocessor = preprocessor != nullptr,

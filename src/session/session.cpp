@@ -174,7 +174,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
                                       {"sync_batch_norm", options.sync_batch_norm}});
   // A user who asks for gloo gets gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
-  const bool spare_core = state_->resolved.launch.cpus_per_rank() > at::get_num_threads();
+  const bool spare_core = state_->resolved.cpus_per_rank > at::get_num_threads();
   state_->models.add(detail::gradients::DataParallel::prepare(
       module,
       {.communicator = communicator(),
@@ -200,7 +200,8 @@ detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer
   return detail::optim::make_optimizer_step(optimizer, state_->models.all(), options,
                                             {.numbers = numbers,
                                              .optimizer_number = numbers ? numbers->add_optimizer(optimizer) : 0,
-                                             .snapshot_sources = state_->saver.snapshot_sources()});
+                                             .snapshot_sources = state_->saver.snapshot_sources(),
+                                             .last_rates = state_->models.last_rates()});
 }
 
 StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
@@ -367,7 +368,7 @@ std::filesystem::path Session::artifacts() const {
   return folder;
 }
 
-const LaunchFlags& Session::flags() const noexcept { return state_->resolved.launch.flags(); }
+const LaunchFlags& Session::flags() const noexcept { return state_->resolved.flags; }
 
 void Session::set_process_group(std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make) {
   auto own = make();

@@ -166,7 +166,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
            .device = device,
            .share = resolved_.share_of(own.rank()),
            .full_worker_count = resolved_.options.scaling_config.virtual_workers ? 0 : resolved_.full_worker_count,
-           .seed = run::seed_of(resolved_.launch.flags(), run_.params())},
+           .seed = run::seed_of(resolved_.flags, run_.params())},
           std::nullopt) {
   step_listener = std::make_shared<SessionStepListener>(*this);
   progress.steps->listener = step_listener;
@@ -186,7 +186,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
                     .control = validators,
                     .device = device,
                     .share = {.total = validators.size(), .first = validators.rank(), .count = 1},
-                    .seed = run::seed_of(resolved_.launch.flags(), run_.params())},
+                    .seed = run::seed_of(resolved_.flags, run_.params())},
                    checkpoint) {}
 
 SessionState::~SessionState() = default;

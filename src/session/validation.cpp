@@ -9,6 +9,7 @@
 #include "comm/rank_status.hpp"
 #include "comm/wait.hpp"
 #include "observe/history.hpp"
+#include "observe/tensorboard.hpp"
 #include "storage/tier.hpp"
 
 #include <chrono>
@@ -63,18 +64,33 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
   // Results are exchanged, since a file that another node has just written may not be visible here yet.
   const auto known = share_results();
   return comm::run_on_root(validator_.resolved().world(), [&] {
-    const auto& folder = validator_.run().path();
-    auto history = observe::History::load(folder);
-    const UpdateRow update_row = [&](std::int64_t iteration, const Json& fields) {
-      history.validated(iteration, fields);
-    };
-    requests_->poll_results(update_row);
-    for (const auto& text : known) requests_->accept(ValidationResult::from_text(text.get<std::string>()), update_row);
-    Json left = pending(update_row);
+    update_row_ = rows_after_training();
+    requests_->poll_results(update_row_);
+    for (const auto& text : known) requests_->accept(ValidationResult::from_text(text.get<std::string>()), update_row_);
+    Json left = pending(update_row_);
     if ((error && !stopped) || !validator_.may_begin(stopped)) left.clear();
     if (left.empty() && prunes) prune();
     return left;
   });
+}
+
+UpdateRow Validation::rows_after_training() const {
+  const auto& folder = validator_.run().path();
+  const auto& options = validator_.resolved().options;
+  const auto history = std::make_shared<observe::History>(observe::History::load(folder));
+  std::shared_ptr<observe::Observer> tensorboard;
+  if (options.run_config.tensorboard) {
+    tensorboard = observe::make_tensorboard(folder, options.train_loop_config);
+    observe::AttemptStart after_all;
+    for (const auto& row : observe::History::read(folder)) {
+      after_all.training_iteration = row.value("training_iteration", std::int64_t{0});
+      after_all.global_step = row.value("global_step", std::int64_t{0});
+    }
+    tensorboard->start(after_all);
+  }
+  return [history, tensorboard](std::int64_t iteration, const Json& fields) {
+    if (history->add_validation(iteration, fields) && tensorboard) tensorboard->validated(iteration, fields);
+  };
 }
 
 Json Validation::pending(const UpdateRow& update_row) {
@@ -103,11 +119,7 @@ void Validation::validate_on(const Communicator& group, const std::shared_ptr<co
   // The first rank decides. Another rank may have waited too long for it, and is out of step.
   const bool given_up = first && decision != Decision::finished;
   validator_.set_stuck(group.all_reduce(std::int64_t{given_up || validator_.is_out_of_step()}, ReduceOp::max) != 0);
-  if (first) {
-    auto history = observe::History::load(validator_.run().path());
-    requests_->accept(validator_.write_result(of, decision),
-                      [&](std::int64_t iteration, const Json& fields) { history.validated(iteration, fields); });
-  }
+  if (first) requests_->accept(validator_.write_result(of, decision), update_row_);
   validator_.leave();
 }
 
@@ -119,8 +131,11 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   const bool prunes = has_trained && (!error || stopped);
   const auto left = begin_finish(stopped, error, prunes);
   if (!left.empty()) validate_together(left, stopped, prunes || !error);
-  const std::size_t still_left = comm::run_on_root(
-      world, [&] { return validator_.may_begin(stopped) ? 0 : pending([](std::int64_t, const Json&) {}).size(); });
+  const auto [still_left, is_stuck] = comm::run_on_root(world, [&] {
+    const bool all_began = validator_.may_begin(stopped) && !validator_.is_stuck();
+    const auto count = all_began ? 0 : pending([](std::int64_t, const Json&) {}).size();
+    return std::pair(count, validator_.is_stuck());
+  });
   if (still_left == 0) return {};
   const auto& remedy = validator_.run().how_to_go_on();
   const auto& launch = validator_.resolved().launch;
@@ -130,7 +145,9 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   if (!has_trained && !by_request && left.size() <= still_left)
     return Error(ExitCode::retry, "validating", "no validation has ended in the time that this start had",
                  "Give it more time. " + remedy);
-  return Error(ExitCode::stopped, "validating", "stopped; training is done, and some checkpoints are not validated yet",
+  return Error(ExitCode::stopped, "validating",
+               is_stuck ? "a validation was given up; training is done, and some checkpoints are not validated yet"
+                        : "stopped; training is done, and some checkpoints are not validated yet",
                remedy);
 }
 

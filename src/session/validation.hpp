@@ -38,9 +38,9 @@ class Validation {
   void serve();
   /// Call on every rank after training. Validates what is pending on all ranks that can, unless training has failed,
   /// and updates the rows. Then prunes checkpoints if training was done or stopped, or, if `has_trained` is false, if
-  /// it has validated some. Returns an Error if checkpoints are left that were not validated because of a stop or
-  /// the end of the time: ExitCode::stopped, but ExitCode::retry if the time of a start that has not trained was too
-  /// short for any, since another start would not come further. Collective over the world.
+  /// it has validated some. Returns an Error if checkpoints are left that were not validated because of a stop, the end
+  /// of the time, or a validation that did not end: ExitCode::stopped, but ExitCode::retry if the time of a start that
+  /// has not trained was too short for any, since another start would not come further. Collective over the world.
   std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
@@ -48,6 +48,8 @@ class Validation {
   Json share_results();
   /// Updates the rows and returns what is left to do: [index, training_iteration] of each. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes);
+  /// Updates rows when no session has observers any more. On rank 0.
+  UpdateRow rows_after_training() const;
   /// What is left to do: [index, training_iteration] of each. Call on rank 0.
   Json pending(const UpdateRow& update_row);
   /// Validates what is `left` on all ranks that can. Collective over the world.
@@ -61,6 +63,7 @@ class Validation {
   int attempt_ = 0;
   int leader_ = -1;                            ///< −1 if all ranks train, or if only one thread may call MPI
   std::optional<comm::Mailbox> mailbox_ = {};  ///< none without a leader
+  UpdateRow update_row_ = {};                  ///< on rank 0, after training
   std::optional<ValidationRequests> requests_ = {};
   std::optional<ValidationServer> server_ = {};  ///< on the ranks that do not train
 };

@@ -64,9 +64,12 @@ Json measure(const ValidationContext& context, const std::filesystem::path& path
   backend->on_start(session);
   std::vector<Json> of_ranks;
   try {
-    const auto mine = json_to_cbor(observe::to_json(resolved.options.validation.function(session, checkpoint)));
+    const auto metrics = resolved.options.validation.function(session, checkpoint);
+    comm::stay_if_left_behind(context.ranks);
+    const auto mine = json_to_cbor(observe::to_json(metrics));
     for (const auto& bytes : state.workers.control.all_gather(mine)) of_ranks.push_back(json_from_cbor(bytes));
   } catch (...) {
+    comm::stay_if_left_behind(context.ranks);
     // Before the backend shuts down and closes connections on which other ranks may be waiting.
     comm::raise_alarm(context.ranks, comm::current_outcome(context.ranks));
     state.has_failed = true;
@@ -137,10 +140,14 @@ void ValidationJob::give_up() noexcept {
                                         .code = ExitCode::retry,
                                         .text = "the validation was given up",
                                         .stalled = true});
+    // It may be over on all other ranks, and wait for their last message: then it is in step.
+    if (outcome_.wait_for(moment) == std::future_status::ready) return;
+    comm::give_up_work(context_->ranks);
     if (outcome_.wait_for(2 * moment) == std::future_status::ready) return;
   } catch (...) {
     log::warn("giving up a validation: " + comm::current_outcome().text);
   }
+  comm::leave_thread_behind(context_->ranks);
   leave_without_destructors();
   thread_.detach();
 }

@@ -19,6 +19,8 @@ class ValidationRequests {
   ValidationRequests(const Validator& validator, comm::Mailbox* mailbox, int leader)
       : validator_(validator), mailbox_(mailbox), leader_(leader) {}
 
+  /// True if ranks validate while others train.
+  bool run_beside_training() const noexcept { return mailbox_ != nullptr; }
   /// Requests the pending validations again, and updates the rows of those that are done.
   void resume(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks);
   /// Requests a validation. The checkpoint may still be being written.

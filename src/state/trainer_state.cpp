@@ -75,6 +75,7 @@ Json to_json(const TrainerState& state) {
                {"samples_since_report", state.samples_since_report},
                {"time_total_s", state.time_total_s},
                {"seed", state.seed},
+               {"threads_per_worker", state.threads_per_worker},
                {"positions", state.positions},
                {"preprocessor", state.preprocessor},
                {"callbacks", state.callbacks}};
@@ -106,6 +107,7 @@ TrainerState trainer_state_from_json(const Json& json) {
       refuse_progress("\"time_total_s\"", "is absurd");
   }
   state.seed = number_at(json, "", "seed", ~std::uint64_t{0});
+  state.threads_per_worker = number_at<int>(json, "", "threads_per_worker", std::numeric_limits<int>::max());
   if (const auto at = json.find("positions"); at != json.end()) {
     if (!at->is_object()) refuse_progress("\"positions\"", "is not an object");
     for (const auto& [name, position] : at->items()) check_position(name, position);

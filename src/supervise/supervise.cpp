@@ -2,6 +2,7 @@
 #include "muster/supervise.hpp"
 
 #include "base/cpus.hpp"
+#include "base/duration.hpp"
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/listed.hpp"
@@ -667,7 +668,10 @@ class Supervision {
 
 int supervise(const SuperviseOptions& options) {
   detail::launch::undo_openmp_binding();
-  return detail::supervise::Supervision(options).run();
+  auto limited = options;
+  limited.grace = detail::usable_limit(options.grace);
+  limited.start_limit = detail::usable_limit(options.start_limit);
+  return detail::supervise::Supervision(limited).run();
 }
 
 }  // namespace muster

@@ -56,34 +56,27 @@ class Comparison final : public Callback {
     const auto& scheduler = work_.options.scheduler;
     if (decides_ && std::exchange(looks_for_metric_, false)) look_for_metric(row);
     if (!decides_ || !scheduler) return;
-    const auto iteration = row.at("training_iteration").get<std::int64_t>();
-    over_ = over_ || iteration >= scheduler->max_t;
-    const auto score = score_of(row, work_.options);
-    // Not again at a rung where it was compared, unless the report is repeated: a trial that failed at that report must
-    // not go on without a comparison.
-    std::size_t next = 0;
-    for (std::size_t rung = 0; rung < compared_at_.size(); ++rung)
-      if (compared_at_[rung] > 0 && compared_at_[rung] < iteration) next = rung + 1;
-    const auto rung = rung_at(work_.rungs, next, iteration);
-    if (!score || !rung) return;
-    compared_at_[*rung] = iteration;
-    try {
-      std::vector<double> all;
-      for (const auto& [trial, theirs] : queue_.add_score(*rung, trial_, *score)) all.push_back(theirs);
-      stopped_ = !continues_after_rung(*score, all, scheduler->reduction_factor);
-    } catch (const RemoteError&) {
-      cut_off_ = true;
-    }
+    over_ = over_ || row.at("training_iteration").get<std::int64_t>() >= scheduler->max_t;
+    compare(row);
+  }
+
+  void on_validated(const Json& fields) override {
+    if (decides_ && work_.options.scheduler && fields.at("training_iteration") > decided_) compare(fields);
   }
 
   bool should_stop() const override { return stopped_ || over_; }
+  std::string decides_by() const override { return work_.rungs.empty() || decided_ > 0 ? "" : work_.options.metric; }
   // Saved with the checkpoint of the report at which it was decided.
-  Json state() const override { return {{"stopped", stopped_}, {"over", over_}}; }
+  Json state() const override { return {{"stopped", stopped_}, {"over", over_}, {"decided", decided_}}; }
   void load_state(const Json& state) override {
     stopped_ = state.at("stopped");
     over_ = state.at("over");
+    decided_ = state.value("decided", std::int64_t{0});
   }
-  void on_start(Session&) override { stopped_ = over_ = false; }
+  void on_start(Session&) override {
+    stopped_ = over_ = false;
+    decided_ = 0;
+  }
 
   /// True if the others were better.
   bool stopped() const noexcept { return stopped_; }
@@ -91,10 +84,33 @@ class Comparison final : public Callback {
   bool cut_off() const noexcept { return cut_off_; }
 
  private:
+  /// Compares the trial at the rung that it has reached with this report, if the row has the metric.
+  void compare(const Json& row) {
+    const auto iteration = row.at("training_iteration").get<std::int64_t>();
+    const auto score = score_of(row, work_.options);
+    // Not again at a rung where it was compared, unless the report is repeated: a trial that failed at that report must
+    // not go on without a comparison.
+    std::size_t next = 0;
+    for (std::size_t rung = 0; rung < compared_at_.size(); ++rung)
+      if (compared_at_[rung] > 0 && compared_at_[rung] < iteration) next = rung + 1;
+    const auto rung = rung_at(work_.rungs, next, iteration);
+    if (score) decided_ = std::max(decided_, iteration);
+    if (!score || !rung) return;
+    compared_at_[*rung] = iteration;
+    try {
+      std::vector<double> all;
+      for (const auto& [trial, theirs] : queue_.add_score(*rung, trial_, *score)) all.push_back(theirs);
+      stopped_ = stopped_ || !continues_after_rung(*score, all, work_.options.scheduler->reduction_factor);
+    } catch (const RemoteError&) {
+      cut_off_ = true;
+    }
+  }
+
   /// Warns if the metric is missing. Not an error, since a later report may have it.
   void look_for_metric(const Json& row) const {
     const auto& metric = work_.options.metric;
     if (metric.empty() || row.contains(metric)) return;
+    if (row.value("checkpoint_status", Json()) == "pending_validation") return;  // which may give it
     const auto names = metrics_in({row});
     const log::Scope log;
     log::configure(0, log::level());  // the message goes to the sweep's log; a trial's messages go only to its own
@@ -109,6 +125,7 @@ class Comparison final : public Callback {
   bool& looks_for_metric_;
   std::vector<std::int64_t> compared_at_;  ///< [rung]: the report, in this start or an earlier one; 0: not yet
   bool stopped_ = false, over_ = false, cut_off_ = false;
+  std::int64_t decided_ = 0;  ///< the last report that had the metric, by itself or by its validation
 };
 
 class Group {

@@ -50,6 +50,30 @@ void expect_refused(const std::string& text, const std::string& fact) {
   EXPECT_NE(text.find(fact), std::string::npos) << "\"" << text << "\" has no \"" << fact << "\"";
 }
 
+TEST(Refusals, LearningRatesThatDriftApart) {
+  const auto text = refusal({}, [](Session& session, const Config&) {
+    auto net = session.prepare_model(Linear(1, 1));
+    auto optimizer = session.prepare_optimizer(torch::optim::SGD(net->parameters(), 0.25));
+    auto alone = session.prepare_optimizer(torch::optim::SGD({torch::ones({1}, torch::requires_grad())}, 1.0));
+    for (int report = 0; report < 3; ++report) {
+      for (int i = 0; i < 2; ++i) {
+        net->forward(torch::ones({1, 1})).sum().backward();
+        optimizer.step();
+      }
+      // The parameters of this one are each rank's own.
+      alone.param_groups().front().options().set_lr(1.0 + session.world_rank());
+      alone.step();
+      session.report({{"loss", 1.0}});
+      if (report == 1 && session.world_rank() > 0)  // as a scheduler does that is fed by this rank's own loss
+        optimizer.param_groups().front().options().set_lr(0.125);
+    }
+  });
+  expect_refused(text, test::world().size() == 1
+                           ? "no error"
+                           : "that of parameter group 0 of optimizer 0 is 0.25 on rank 0 and 0.125 on rank 1. Give "
+                             "schedulers the same value on every rank");
+}
+
 TEST(Refusals, WeightsThatCannotBe) {
   const auto infinity = std::numeric_limits<double>::infinity();
   for (const double weight : {-1.0, infinity - infinity, infinity, 1e-10, 2e12}) {

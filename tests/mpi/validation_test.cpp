@@ -136,6 +136,38 @@ TEST(Validation, BySparesWhileTheOthersTrain) {
   EXPECT_EQ(result->metrics.at("double"), 4);
 }
 
+TEST(Validation, EndsTrainingByWhatItGives) {
+  const auto storage = test::shared_folder();
+  const auto folder = storage / "early";
+  std::vector<Call> calls;
+  auto options = with("early", doubling(calls), some_workers());
+  const auto stops = [] { return early_stopping({.metric = "double", .mode = ScoreOrder::min, .patience = 2}); };
+  options.run_config.callbacks = {stops()};
+  bool fails = true;
+  const auto train = reporting(9, [&](Session& session, std::int64_t number) {
+    if (number == 2 && std::exchange(fails, false)) throw std::runtime_error("between two results");
+    wait_for_validation(session, folder, number);
+  });
+  const auto [code, result] = run({storage, {}, options}, train);
+  if (spares() == 0) {
+    EXPECT_EQ(code, 64);
+    EXPECT_NE(std::string(result->error->what())
+                  .find("the report leaves it to the validation, and no rank is free to validate while the others "
+                        "train"),
+              std::string::npos)
+        << result->error->what();
+    return;
+  }
+  EXPECT_EQ(code, 1);
+  options.run_config.callbacks = {stops()};
+  const auto again = run({storage, {}, options}, train);
+  EXPECT_EQ(again.first, 0);
+  const auto rows = doubles(again.second);
+  EXPECT_GE(rows.size(), 4u) << "the third value is the second that is no better, and is known at a later report";
+  EXPECT_LT(rows.size(), 9u);
+  EXPECT_EQ(rows[2], 6);
+}
+
 TEST(Validation, ByAllAtTheEnd) {
   const auto storage = test::shared_folder();
   std::vector<int> sizes;
@@ -148,10 +180,12 @@ TEST(Validation, ByAllAtTheEnd) {
     Mean x;
     for (auto& batch : session.get_dataset_shard("test").iter_torch_batches({.batch_size = 4}))
       x.add(batch["x"].mean(), batch.size());
-    return {{"x", x}, {"rank", session.world_rank()}, {"bad", std::nan("")}};
+    return {{"x", x}, {"rank", session.world_rank()}, {"bad", std::nan("")}, {"after_training", 0.5}};
   };
   const auto train = reporting(2, [&](Session&, std::int64_t) { while_training = sizes.size(); });
-  const auto [code, result] = run({storage, {}, with("end", validate)}, train);
+  auto options = with("end", validate);
+  options.run_config.tensorboard = true;
+  const auto [code, result] = run({storage, {}, options}, train);
   EXPECT_EQ(code, 0);
   EXPECT_EQ(while_training, 0u);
   EXPECT_EQ(sizes, (std::vector<int>(2, world().size())));
@@ -161,6 +195,10 @@ TEST(Validation, ByAllAtTheEnd) {
     EXPECT_EQ(row.at("rank").get<double>(), (world().size() - 1) / 2.0);
     EXPECT_EQ(row.at("bad"), nullptr);
   }
+  std::string events;
+  for (const auto& entry : fs::directory_iterator(result->path))
+    if (entry.path().filename().string().starts_with("events.")) events += detail::read_file(entry.path());
+  EXPECT_NE(events.find("after_training"), std::string::npos);
   // Beside the manifest, which knows nothing of it; who looks at checkpoints sees both.
   const auto folder = checkpoint_of(result->path, 2);
   const auto file = Json::parse(detail::read_file(folder / "validation.json"));
@@ -421,6 +459,24 @@ TEST(Validation, WhatCannotBeAskedForIsSaid) {
   EXPECT_EQ(no_time.first, static_cast<int>(ExitCode::usage));
 }
 
+TEST(Validation, TheLongestTimesAreNoLimits) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  for (const std::chrono::milliseconds longest :
+       {std::chrono::milliseconds::max(), std::chrono::milliseconds(std::chrono::years(1000))}) {
+    auto options = with("years_" + std::to_string(longest.count()), doubling(calls), some_workers());
+    options.validation.timeout = longest;
+    options.torch_config.timeout = longest;
+    const auto [code, result] = run({storage, {}, options}, [&](Session& session, const Config& config) {
+      session.keep_alive(longest);
+      EXPECT_EQ(session.mean(at::ones({})).item<double>(), 1);
+      reporting(2)(session, config);
+    });
+    EXPECT_EQ(code, 0) << (result && result->error ? result->error->what() : "");
+    EXPECT_EQ(doubles(result), Json({2, 4}));
+  }
+}
+
 TEST(Validation, TimeOutIsNulls) {
   // What a thread that is left behind looks at outlives the test.
   static std::atomic<bool> released = false;
@@ -442,11 +498,51 @@ TEST(Validation, TimeOutIsNulls) {
   std::vector<Call> calls;
   EXPECT_EQ(run({storage, {}, with("late", doubling(calls), some_workers())}, reporting(3)).first, 0);
   released = true;
-  EXPECT_EQ(code, 0);
-  EXPECT_FALSE(result->error);
+  EXPECT_EQ(code, static_cast<int>(spares() > 0 ? ExitCode::done : ExitCode::stopped));
+  const std::string error = result->error ? result->error->what() : "";
+  EXPECT_EQ(error.find("a validation was given up; training is done, and some checkpoints are not validated yet") !=
+                error.npos,
+            spares() == 0)
+      << error;
   // Those who trained can still validate; where all did it together, nobody can.
   EXPECT_EQ(statuses(result), Json({validated, "validation_timeout", spares() > 0 ? validated : pending}));
   EXPECT_EQ(doubles(result), Json({2, nullptr, spares() > 0 ? Json(6) : Json("missing")}));
+}
+
+/// Counts the threads that have used it and ended.
+struct ThreadEnd {
+  std::atomic<int>& ended;
+  ~ThreadEnd() { ++ended; }
+};
+
+TEST(Validation, AThreadThatIsGivenUpIsNotInMpiWhenTheLaunchEnds) {
+  if (world().size() == 1) GTEST_SKIP() << "there is no rank to wait for";
+  static std::atomic<bool> released = false;
+  static std::atomic<int> ended = 0;
+  static std::atomic<std::uint64_t> seed = 0;
+  static std::string text;
+  const auto storage = test::shared_folder();
+  auto options = with("together", [](Session& session, const Checkpoint&) -> Config {
+    thread_local const ThreadEnd counted{ended};
+    while (session.world_rank() == 0 && !released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (session.world_rank() == 0) seed = session.flags().seed;  // its launch is gone
+    try {
+      static_cast<void>(session.communicator().split(0));  // where the others wait
+    } catch (const Error& error) {
+      text = error.what();
+      throw;
+    }
+    return {};
+  });
+  options.validation.timeout = std::chrono::milliseconds(500);
+  run({storage, {"--seed", "7"}, options}, reporting(1));
+  EXPECT_EQ(ended, world().rank() == 0 ? 0 : 1) << "only the thread that does not come back is left behind";
+  if (world().rank() > 0) {
+    EXPECT_NE(text.find("this rank has given up the work that they did together"), std::string::npos) << text;
+  }
+  released = true;
+  while (world().rank() == 0 && seed == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(seed, world().rank() == 0 ? 7u : 0u);
 }
 
 TEST(Validation, WithOneThreadItTakesAsLongAsItTakes) {

@@ -132,6 +132,24 @@ TEST(VirtualWorkers, TheSameBitsWhenTheirNumberChangesHalfWay) {
   }
 }
 
+TEST(VirtualWorkers, AnotherNumberOfThreadsIsWarnedOf) {
+  const auto storage = test::shared_folder();
+  const auto warnings_with = [&](const std::string& threads, std::int64_t epochs) {
+    if (world().rank() == 0) testing::internal::CaptureStderr();
+    run({storage,
+         {"--threads", threads, "--log-level", "warn", "--resume", epochs > 1 ? "must" : "auto"},
+         {.scaling_config = {.num_workers = 1, .virtual_workers = 12},
+          .run_config = {.name = "threads"},
+          .datasets = {{"train", data_of({})}}}},
+        [&](Session& session, const Config&) { train(session, {}, epochs); });
+    return world().broadcast(world().rank() == 0 ? testing::internal::GetCapturedStderr() : "");
+  };
+  const std::string text = "the run was saved with 1 thread of torch per worker and goes on with 2";
+  EXPECT_EQ(warnings_with("1", 1).find(text), std::string::npos);
+  EXPECT_EQ(warnings_with("1", 2).find(text), std::string::npos);
+  EXPECT_NE(warnings_with("2", 3).find(text), std::string::npos);
+}
+
 /// Trains three epochs of two steps, with what loops do at each batch beside the optimizer's step.
 StateDict trained_with_more(const std::filesystem::path& storage, int workers) {
   const TorchTrainerOptions options{.scaling_config = {.num_workers = workers, .virtual_workers = 12},

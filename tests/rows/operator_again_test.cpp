@@ -278,6 +278,26 @@ TEST(Operators, AMetricWithoutAValueIsAnErrorThatNamesIt) {
             0);
 }
 
+TEST(Operators, AMetricWithANameOfEachReportIsRefused) {
+  struct Named : Noisy {
+    Metrics train_batch(Batch& batch, const BatchInfo& info) override {
+      auto metrics = Noisy::train_batch(batch, info);
+      metrics.emplace("world_size", 0.5);
+      return metrics;
+    }
+    Metrics validate(OperatorBatches& batches, const EpochInfo& info) override {
+      auto metrics = Noisy::validate(batches, info);
+      metrics.emplace("late_ranks", Json::object());
+      return metrics;
+    }
+  };
+  on_all([](Launch& launch) {
+    OperatorTrainer<Named> trained(launch, all_ranks(launch)), validated(launch, all_ranks(launch));
+    expect_error("\"world_size\" is a field that every report already has", [&] { trained.train(); });
+    expect_error("\"late_ranks\" is a field that every report already has", [&] { validated.validate(); });
+  });
+}
+
 // --- Ended by a callback ---
 
 struct EndAfter : Callback {
@@ -414,6 +434,7 @@ struct Wanted {
   bool split = true;
   int samples = 12;  ///< of a step
   bool draws = false;
+  bool shuts_down = true;  ///< otherwise the trainer's destructor does
   Config config = Config::object();
 };
 
@@ -442,7 +463,7 @@ Calls run_calls(const std::string& name, const Wanted& wanted) {
       calls.results.push_back(trainer.validate());
     }
     calls.weight = weight_of(trainer);
-    trainer.shutdown();
+    if (wanted.shuts_down) trainer.shutdown();
   });
   for (const auto& row : Result::from_path(storage() / name).metrics_history)
     calls.rows.push_back({row.at("epoch"), row.at("training_iteration")});
@@ -553,6 +574,22 @@ TEST(Operators, AFinishedRunGivesItsResultsAndMayBecomeLonger) {
   const auto said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(other.results, longer.results);
   EXPECT_EQ(said.find("another configuration") != std::string::npos, world().rank() == 0) << said;
+}
+
+TEST(Operators, AFinishedRunDoesNotBecomeShorter) {
+  const auto whole = run_calls("shorter", {});
+  for (const bool shuts_down : {true, false}) {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(run_calls("shorter", {.calls = 2, .shuts_down = shuts_down}).code, 64);
+    const auto said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("main has made 4 of the 7 calls of the trainer that were made before the run was resumed") !=
+                  said.npos,
+              world().rank() == 0)
+        << said;
+    EXPECT_TRUE(params_of("shorter").value("finished", false));
+    world().barrier();
+  }
+  EXPECT_EQ(run_calls("shorter", {}).results, whole.results);
 }
 
 TEST(Operators, ARefusedStartLeavesTheParamsOfTheRun) {

@@ -8,6 +8,7 @@
 #include "support/io_errors.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -336,21 +337,33 @@ TEST(OperatorRow, ASaveThatFailsLeavesWhatIsThere) {
     std::ofstream(folder / "thesis" / "chapter") << "years";
     fs::create_directory(folder / "empty");
     std::ofstream(folder / "file") << "a file";
+    std::ofstream(folder / "empty_file") << "";
+    EXPECT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+    fs::create_symlink("nowhere", folder / "dangling");
+    fs::create_symlink("empty", folder / "link");
   }
   test::world().barrier();
-  for (const auto* name : {"thesis", "file", "."})
+  for (const auto* name : {"thesis", "file", "empty_file", "pipe", "."})
     on_all([&](Launch& launch) {
       OperatorTrainer<Line> trainer(launch, all_ranks(launch));
       const auto text = error_of([&] { trainer.save(folder / name); });
       EXPECT_TRUE(has(text, "it exists and is not a checkpoint")) << text;
       EXPECT_TRUE(fs::exists(folder / "thesis" / "chapter"));
       EXPECT_TRUE(fs::exists(folder / "file"));
+      EXPECT_TRUE(fs::is_regular_file(folder / "empty_file"));
+      EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
     });
   on_all([&](Launch& launch) {
     OperatorTrainer<Line> trainer(launch, all_ranks(launch));
     trainer.save(folder / "empty");
     trainer.load(folder / "empty");
     const auto before = weights_of(*trainer.get_model());
+    for (const auto* name : {"dangling", "link"}) {
+      expect_error("it is a symbolic link", [&] { trainer.save(folder / name); });
+      EXPECT_TRUE(fs::is_symlink(folder / name));
+    }
+    expect_error("looking at a path: no name is given", [&] { trainer.save({}); });
+    expect_error("looking at a path: no name is given", [&] { trainer.load({}); });
     {
       const test::IoError full("open", "/.empty.saving", ENOSPC);
       expect_error("No space left", [&] { trainer.save(folder / "empty"); });
@@ -735,6 +748,50 @@ TEST(OperatorRow, AverageMeterCollection) {
   AverageMeterCollection empty;
   empty.update({{"m", std::nan("")}}, 0);
   EXPECT_TRUE(reduce_over_workers({to_weighted_json(empty.summary())}).at("last_m").is_null());
+}
+
+/// Of each batch on its own: F1 over its samples, perplexity over its tokens, and a mean over its tokens.
+Metrics of_batch(const at::Tensor& prediction, const at::Tensor& target, double loss, std::int64_t tokens) {
+  F1 f1({.num_classes = 2});
+  f1.add(prediction, target);
+  Perplexity perplexity;
+  perplexity.add(at::scalar_tensor(loss), tokens);
+  Mean per_token;
+  per_token.add(loss, tokens);
+  return {{"f1", f1}, {"perplexity", perplexity}, {"per_token", per_token}};
+}
+
+TEST(Operators, AMetricOfABatchCountsByItsOwnSamples) {
+  const auto prediction = at::tensor({0, 0, 1, 1, 1, 0, 1, 0}), target = at::tensor({0, 0, 0, 1, 1, 1, 0, 0});
+  F1 expected({.num_classes = 2});
+  expected.add(prediction, target);
+  using namespace detail::operators;
+  for (const std::size_t workers : {1, 2}) {
+    std::vector<AverageMeterCollection> meters(workers);
+    for (std::int64_t batch = 0; batch < 4; ++batch)  // in the first one is no sample of class 1
+      meters[static_cast<std::size_t>(batch) % workers].update(
+          of_batch(prediction.narrow(0, 2 * batch, 2), target.narrow(0, 2 * batch, 2), batch == 3 ? 5.0 : 1.0,
+                   batch == 3 ? 10 : 30),
+          2);
+    std::vector<Json> of_workers;
+    for (const auto& one : meters) of_workers.push_back(to_weighted_json(one.summary()));
+    const auto all = reduce_over_workers(of_workers);
+    EXPECT_DOUBLE_EQ(all.at("f1").get<double>(), expected.value()) << workers;
+    EXPECT_DOUBLE_EQ(all.at("per_token").get<double>(), 1.4) << workers;
+    EXPECT_NEAR(all.at("perplexity").get<double>(), std::exp(1.4), 1e-9) << workers;
+    EXPECT_EQ(all.at("num_samples"), 8);
+  }
+  AverageMeterCollection many, mixed;
+  for (int batch = 0; batch < 600; ++batch) many.update(of_batch(prediction, target, 1.0, 3));
+  EXPECT_DOUBLE_EQ(many.summary().at("f1").value().get<double>(), expected.value());
+  mixed.update({{"f1", expected}});
+  try {
+    mixed.update({{"f1", 0.5}});
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("it is a metric of samples for some batches and a plain value for others"),
+              std::string::npos);
+  }
 }
 
 TEST(OperatorRow, TimersForgetAScopeThatWasAlive) {

@@ -93,6 +93,8 @@ class ModelTrainer {
     require_open();
     check_steps(call);
     Meter loss;
+    double positive = 0, positives = 0;
+    Json last;
     std::int64_t samples = 0, batches = 0;
     for (; batches < std::min(call.num_steps.value_or(settings_.checked_batches()), settings_.checked_batches());
          ++batches) {
@@ -101,12 +103,22 @@ class ModelTrainer {
       const auto rows = rows_of(batches, settings_.checked, settings_.checked_batch);
       const auto x = checked_x_.slice(0, rows.first, rows.second);
       const at::NoGradGuard no_grad;
-      loss.add((operator_output(state_.weights, x) - operator_targets(x)).square().mean().item<double>(), x.size(0));
+      const auto y = operator_targets(x);
+      loss.add((operator_output(state_.weights, x) - y).square().mean().item<double>(), x.size(0));
       samples += x.size(0);
+      const auto sum = y.clamp_min(0).sum().item<double>(), count = y.gt(0).sum().item<double>();
+      positive += sum;
+      positives += count;
+      last = count > 0 ? Json(std::exp(sum / count)) : Json();
     }
-    return {
-        {"num_samples", samples},     {"batch_count", batches},  {"val_loss", loss.sum / static_cast<double>(samples)},
-        {"last_val_loss", loss.last}, {"val_accuracy", nullptr}, {"last_val_accuracy", nullptr}};
+    return {{"perplexity", positives > 0 ? Json(std::exp(positive / positives)) : Json()},
+            {"last_perplexity", last},
+            {"num_samples", samples},
+            {"batch_count", batches},
+            {"val_loss", loss.sum / static_cast<double>(samples)},
+            {"last_val_loss", loss.last},
+            {"val_accuracy", nullptr},
+            {"last_val_accuracy", nullptr}};
   }
 
   void update_scheduler(double metric) {

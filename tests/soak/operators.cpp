@@ -261,7 +261,12 @@ class Trained final : public TrainingOperator {
   Metrics validate_batch(Batch& batch, const BatchInfo& info) override {
     moment.end_if(Ending::Where::in_batch, info.batch_idx);
     moment.fail_if(Place::batch, info.batch_idx);
-    return TrainingOperator::validate_batch(batch, info);
+    auto metrics = TrainingOperator::validate_batch(batch, info);
+    const auto positive = batch["y"].masked_select(batch["y"].gt(0));
+    Perplexity perplexity;
+    if (positive.numel() > 0) perplexity.add(positive.mean(), positive.numel());
+    metrics.emplace("perplexity", perplexity);
+    return metrics;
   }
 
   StateDict state_dict() override { return {.values = {{"seen", seen}}}; }

@@ -234,6 +234,50 @@ TEST_F(Sweeps, TheSchedulerEndsThoseThatAreWorse) {
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00007" / "params.json").at("finished"), true);
 }
 
+TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
+  const auto storage = test::shared_folder();
+  const bool some_validate = world().size() > 1;
+  const auto train = [&](Session& session, const Config& config) {
+    double value = config.at("value");
+    auto state = session.state({{"value", value}});
+    state.restore();
+    for (int report = 0; report < 8; ++report) {
+      session.report({{"report", report}}, state, {.validation = true});
+      const auto checkpoint = "checkpoint_00000" + std::to_string(report);
+      while (some_validate &&
+             !std::filesystem::exists(storage / "sweep" / session.trial_name() / checkpoint / "validation.json"))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  const auto validate = [](Session&, const Checkpoint& checkpoint) -> Config {
+    double value = 0;
+    checkpoint.load("value", value);
+    return {{"score", value}};
+  };
+  const auto ended = launch({storage}, [&](Launch& launch) {
+    TorchTrainer trainer(launch, train,
+                         {.train_loop_config = {{"value", 0.0}},
+                          .scaling_config = {.num_workers = 1},
+                          .validation = {.function = validate}});
+    return Sweep(launch, trainer.as_trainable(),
+                 {.space = {{"value", grid({4.0, 3.0, 2.0, 1.0})}},
+                  .ranks_per_trial = some_validate ? 2 : 1,
+                  .metric = "score",
+                  .mode = ScoreOrder::max,
+                  .scheduler = asha({.grace_period = 1, .reduction_factor = 2, .max_t = 100})})
+        .fit();
+  });
+  if (!some_validate) {
+    EXPECT_EQ(ended.code, 64) << ended.said;
+    return;
+  }
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(statuses(ended)[0], TrialStatus::done) << "no other is better";
+  EXPECT_EQ(statuses(ended)[3], TrialStatus::stopped);
+  EXPECT_LT(ended.sweep->trials[3].metrics.at("report"), 7);
+  EXPECT_EQ(ended.said.find("has no \"score\""), std::string::npos) << ended.said;
+}
+
 TEST_F(Sweeps, WhoFailsAtAComparisonDoesNotEscapeIt) {
   struct Fails final : Callback {
     void after_report(const std::vector<Json>&, const std::optional<Checkpoint>&) override {

@@ -307,6 +307,7 @@ TEST(TrainerState, IsReadIntoAStruct) {
   known["epoch_counted"] = true;  // of a checkpoint that does not say
   known["several_reports"] = false;
   known["passes_before_more"] = 0;
+  known["threads_per_worker"] = 0;
   EXPECT_EQ(to_json(read), known);
   const auto none = state::trainer_state_from_json(Json::object());
   EXPECT_SAYS(error_of([&] { state::trainer_state_from_json(3); }), "it is not an object");

@@ -132,6 +132,12 @@ TEST(DataLoader, AfterAnExceptionItStandsStill) {
   }
 }
 
+TEST(DataLoader, TheLongestTimeIsNoLimit) {
+  const auto loader = prepare_data_loader(worker(0, 1), numbers(4),
+                                          {.batch_size = 2, .workers = 1, .timeout = std::chrono::milliseconds::max()});
+  EXPECT_EQ(pass(*loader), indices(4));
+}
+
 TEST(DataLoader, APassMayBeLeftEarly) {
   for (const std::size_t threads : {0, 2}) {
     const auto self = worker(0, 1);

@@ -509,6 +509,42 @@ TEST(TensorBoard, ALaterStartHasALaterFile) {
   }
 }
 
+TEST(TensorBoard, ShowsEachValidationOnceAndInPlaceOfWhatWasReported) {
+  const test::Folder run;
+  const auto count = [&](const std::string& text) {
+    int found = 0;
+    for (const auto& name : event_files(run.path())) {
+      const auto bytes = read_file(run / name);
+      for (auto at = bytes.find(text); at != bytes.npos; at = bytes.find(text, at + 1)) ++found;
+    }
+    return found;
+  };
+  const Json first{{"checkpoint_status", "validated"}, {"val_score", 0.25}}, none{{"checkpoint_status", "x"}};
+  {
+    const auto files = make_tensorboard(run.path(), {});
+    files->start({});
+    files->report({{"training_iteration", 1}, {"global_step", 5}, {"checkpoint_status", "pending_validation"}}, 0);
+    files->validated(1, first);
+    std::ofstream(run / "result.json")
+        << Json({{"training_iteration", 1}, {"checkpoint_status", "validated"}, {"val_score", 0.25}}).dump() << "\n";
+  }
+  EXPECT_EQ(count("val_score"), 1);
+  const auto files = make_tensorboard(run.path(), {});
+  files->start({.training_iteration = 1, .global_step = 5});
+  files->validated(1, first);  // read again from its file
+  for (const int number : {2, 3})
+    files->report({{"training_iteration", number},
+                   {"global_step", 5 * number},
+                   {"checkpoint_status", "pending_validation"},
+                   {"val_score", 0.5}},
+                  0);
+  EXPECT_EQ(count("val_score"), 1) << "what was reported waits for what replaces it";
+  files->validated(2, first);
+  EXPECT_EQ(count("val_score"), 2);
+  files->validated(3, none);
+  EXPECT_EQ(count("val_score"), 3) << "a validation that has failed replaces nothing";
+}
+
 TEST(TensorBoard, AStartWithNothingLeftToTrainSaysThatTheRunHasEnded) {
   const test::Folder run;
   const auto stopped = make_tensorboard(run.path(), {});

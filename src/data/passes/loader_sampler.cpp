@@ -1,4 +1,5 @@
 // The samplers of data loaders.
+#include "base/duration.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "muster/data_loader.hpp"
 #include "watch/time_use.hpp"
@@ -188,7 +189,8 @@ std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t
 
 torch::data::DataLoaderOptions torch_options(const DataLoaderOptions& options, bool own_sampler) {
   torch::data::DataLoaderOptions given(options.batch_size);
-  return given.workers(options.workers).timeout(options.timeout).drop_last(own_sampler && options.drop_last);
+  if (options.timeout) given.timeout(usable_limit(*options.timeout));
+  return given.workers(options.workers).drop_last(own_sampler && options.drop_last);
 }
 
 }  // namespace muster::detail::data
