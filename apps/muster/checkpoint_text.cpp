@@ -1,5 +1,6 @@
 #include "checkpoint_text.hpp"
 
+#include "run_files.hpp"
 #include "text.hpp"
 
 #include <algorithm>
@@ -45,6 +46,10 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, boo
   const bool validated = std::ranges::any_of(
       checkpoints, [](const CheckpointInfo& info) { return info.status != CheckpointStatus::committed; });
   if (validated) table.headings.push_back({"validation"});
+  const bool measured = !verified && std::ranges::any_of(checkpoints, [](const CheckpointInfo& info) {
+    return !metrics_text(info.metrics).empty();
+  });
+  if (measured) table.headings.push_back({"metrics"});
   for (const auto& info : checkpoints) {
     table.rows.push_back({name_of(info.path), std::to_string(info.training_iteration), std::to_string(info.epoch),
                           std::to_string(info.world_size), bytes_text(info.bytes),
@@ -52,6 +57,7 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, boo
                           : info.code == ExitCode::retry ? "not readable"
                                                          : "damaged"});
     if (validated) table.rows.back().push_back(status_text(info.status));
+    if (measured) table.rows.back().push_back(metrics_text(info.metrics));
   }
   std::string text = to_text(table), problems;
   for (const auto& info : checkpoints)

@@ -54,6 +54,12 @@ std::string number(double value) {
   return text.data();
 }
 
+std::string value_text(const Json& value) {
+  return value.is_number_float() ? number(value.get<double>())
+         : value.is_string()     ? value.get<std::string>()
+                                 : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 /// The value of a number; NaN for anything else.
 double number_at(const Json& object, const std::string& key) {
   const auto found = object.is_object() ? object.find(key) : object.end();
@@ -247,14 +253,18 @@ std::string time_text(const Json& status) {
   return text;
 }
 
+std::string metrics_text(const Json& row) {
+  std::string text;
+  for (const auto& [name, value] : row.items())
+    if (!is_own(name)) text += (text.empty() ? "" : ", ") + name + " " + value_text(value);
+  return text;
+}
+
 std::string report_text(const Json& row) {
   std::string text = "report " + std::to_string(count_at(row, "training_iteration")) + ":";
   for (const auto& [name, value] : row.items())
     if (!is_own(name) || name == "checkpoint_dir_name")
-      text += " " + (name == "checkpoint_dir_name" ? "" : name + " ") +
-              (value.is_number_float() ? number(value.get<double>())
-               : value.is_string()     ? value.get<std::string>()
-                                       : value.dump(-1, ' ', false, Json::error_handler_t::replace));
+      text += " " + (name == "checkpoint_dir_name" ? "" : name + " ") + value_text(value);
   return text;
 }
 

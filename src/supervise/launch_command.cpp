@@ -162,7 +162,8 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
   const auto refuse = [](const std::string& fact, const std::string& remedy) {
     throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
   };
-  if (options.command.empty()) refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
+  if (options.command.empty() || options.command.front().empty())
+    refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
   if (number_in(environment, "OMPI_COMM_WORLD_SIZE") > 1 || number_in(environment, "PMI_SIZE") > 1)
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())

@@ -74,7 +74,7 @@ TEST(Settings, RefuseAnotherKind) {
     message([=] { resolve(defaults, {}, {setting}); }, ExitCode::usage);
   EXPECT_EQ(resolve(defaults, {}, {"free=null", "epochs=1e3"}).at("epochs"), 1000);
   message([] { resolve(defaults, {}, {"lr"}); }, ExitCode::usage);
-  message([] { resolve(defaults, "/nonexistent.json", {}); }, ExitCode::data);
+  message([] { resolve(defaults, {"/nonexistent.json"}, {}); }, ExitCode::data);
   // A name that params.json could not hold.
   const double infinite = std::numeric_limits<double>::infinity();
   for (const Json& value : std::vector<Json>{infinite, {1, -infinite}, std::nan(""), "\xff"})
@@ -90,7 +90,7 @@ TEST(Settings, RefuseAnotherKind) {
 TEST(Settings, AFileLiesBetween) {
   const std::string path = testing::TempDir() + "muster-settings.json";
   std::ofstream(path) << R"({"lr": 0.5, "epochs": 3, "model": {"width": 8}})";
-  const auto config = resolve(defaults, path, {"epochs=4"});
+  const auto config = resolve(defaults, {path}, {"epochs=4"});
   EXPECT_EQ(config.at("lr"), 0.5);
   EXPECT_EQ(config.at("epochs"), 4);
   EXPECT_EQ(config.at("model").at("name"), "mlp");
@@ -101,13 +101,37 @@ TEST(Settings, AFileLiesBetween) {
                                           {"[1]", "reading the configuration " + path + ": it is not a JSON object"},
                                           {R"({"lr": null})", "\"lr\" is a number"}}) {
     std::ofstream(path) << content;
-    const auto text = message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+    const auto text = message([&] { resolve(defaults, {path}, {}); }, ExitCode::data);
     EXPECT_NE(text.find(words), std::string::npos) << text;
     EXPECT_EQ(text.find("exception"), std::string::npos) << text;
   }
+  std::ofstream(path) << R"({"model.width": 4})";
+  const auto dotted = message([&] { resolve(defaults, {path}, {}); }, ExitCode::data);
+  EXPECT_NE(dotted.find("has a dot, as only --set writes it"), std::string::npos) << dotted;
+  EXPECT_NE(dotted.find(R"({"model":{"width":4}})"), std::string::npos) << dotted;
   std::ofstream(path) << R"({"learning_rate": 1})";
-  message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+  message([&] { resolve(defaults, {path}, {}); }, ExitCode::data);
   std::remove(path.c_str());
+}
+
+TEST(Settings, OfTwoFilesTheLaterWinsAndEachIsChecked) {
+  const std::string first = testing::TempDir() + "muster-first.json",
+                    second = testing::TempDir() + "muster-second.json";
+  std::ofstream(first) << R"({"lr": 0.5, "model": {"width": 8, "name": "cnn"}})";
+  std::ofstream(second) << R"({"epochs": 3, "model": {"width": 16}})";
+  const auto config = resolve(defaults, {first, second}, {});
+  EXPECT_EQ(config.at("lr"), 0.5);
+  EXPECT_EQ(config.at("epochs"), 3);
+  EXPECT_EQ(config.at("model"), (Json{{"width", 16}, {"name", "cnn"}}));
+  std::ofstream(first) << R"({"learning_rate": 1})";
+  EXPECT_NE(message([&] { resolve(defaults, {first, second}, {}); }, ExitCode::data).find(first), std::string::npos);
+  for (const auto& path : {first, second}) std::remove(path.c_str());
+}
+
+TEST(Settings, ANumberThatJsonDoesNotKnowIsShownAsItDoes) {
+  EXPECT_NE(message([] { resolve(defaults, {}, {"lr=.5"}); }, ExitCode::usage).find("Give it a number, as in 0.5"),
+            std::string::npos);
+  EXPECT_TRUE(message([] { resolve(defaults, {}, {"lr=fast"}); }, ExitCode::usage).ends_with("Give it a number"));
 }
 
 TEST(Duration, ReadsOursAndSlurms) {
