@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -165,8 +166,24 @@ bool Job::ended() {
 int Job::code() const noexcept { return status_ && WIFEXITED(*status_) ? WEXITSTATUS(*status_) : 0; }
 int Job::signal() const noexcept { return status_ && WIFSIGNALED(*status_) ? WTERMSIG(*status_) : 0; }
 
+void Job::end_left_behind() {
+  if (kind_ == Launcher::Kind::srun || has_remote_ranks_) return;
+  const auto children = children_of(launcher_);
+  if (!children) return;
+  // The ranks are children of Hydra's proxy.
+  const bool has_ranks = kind_ == Launcher::Kind::hydra
+                             ? std::ranges::any_of(*children, [](pid_t child) { return !children_of(child)->empty(); })
+                             : !children->empty();
+  had_ranks_ = had_ranks_ || has_ranks;
+  calls_without_ranks_ = has_ranks || !had_ranks_ ? 0 : calls_without_ranks_ + 1;
+  if (calls_without_ranks_ < 2) return;  // the launcher may be about to end
+  for (const auto child : children_of(::getpid()).value_or(std::vector<pid_t>()))
+    if (child != launcher_) ::kill(child, SIGKILL);
+}
+
 bool Job::ask_to_stop() {
   const auto ranks = children_of(launcher_);
+  had_ranks_ = had_ranks_ || (ranks && !ranks->empty());
   if (kind_ != Launcher::Kind::srun && ranks && ranks->empty()) return false;
   ::kill(launcher_, SIGUSR1);
   return true;

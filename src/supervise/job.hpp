@@ -42,6 +42,12 @@ class Job {
   int signal() const noexcept;
   /// Asks the ranks to save and stop. Returns false if there are none yet; without /proc it always asks.
   bool ask_to_stop();
+  /// To be called every two seconds. Ends processes that the ranks have left when they ended, by whose open streams the
+  /// launcher is kept waiting: it reads the ranks' output to its end. Does nothing where ranks are elsewhere, and
+  /// without /proc.
+  void end_left_behind();
+  /// True if end_left_behind() or ask_to_stop() has seen ranks.
+  bool had_ranks() const noexcept { return had_ranks_; }
   /// Stops all processes of the job, as Ctrl-Z does. Returns false, and does nothing, if some are on other hosts.
   bool suspend() const;
   void resume() const;
@@ -58,6 +64,8 @@ class Job {
   int output_ = -1;
   int standard_output_ = -1;
   std::optional<int> status_ = {};
+  bool had_ranks_ = false;
+  int calls_without_ranks_ = 0;
 };
 
 }  // namespace muster::detail::supervise

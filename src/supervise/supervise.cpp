@@ -136,7 +136,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     terminal.add("muster: " + (level + text) + "\n");
   };
   JobEnd end;
-  auto last = Clock::now();
+  auto last = Clock::now(), next_look = last;
   while (!job.ended() && !signals.stop_immediately()) {
     const auto now = Clock::now();
     // Time in which this process did not run does not count, since the ranks did not run either, or only just do again.
@@ -163,6 +163,10 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     const auto longest_wait = std::min(options.grace / 2, options.hosts.empty() ? load_time : daemons_start_time);
     const bool may_ask = asks_at_once || output.report().up || (stop_time && now >= *stop_time + longest_wait);
     if (stop_time && !told && may_ask) told = job.ask_to_stop();
+    if (now >= next_look) {
+      next_look = now + std::chrono::seconds(2);
+      job.end_left_behind();
+    }
     if (stop_time && now >= *stop_time + options.grace) {
       end.exceeded_grace = true;
       break;
@@ -231,6 +235,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   end.code = job.code();
   end.launcher_signal = job.signal();
   end.stop_requested = signals.stop_requested();
+  end.had_ranks = job.had_ranks();
   const bool ended_by_itself = job.ended();
   job.end();
   terminal.add(output.take(job.read()));
@@ -240,6 +245,8 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   terminal.flush();
   standard_output.flush();
   end.report = output.report();
+  if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && kind != Launcher::Kind::srun)
+    end.report.failed_host = host_name();
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
   if (!ended_by_itself && end.report.returned_code) end.code = *end.report.returned_code;
@@ -346,7 +353,8 @@ class Supervision {
       if (!end.report.run.empty()) run_ = end.report.run;
       if (end.report.min_workers) set_min_workers(*end.report.min_workers);
       const int code = exit_code_of(end);
-      if (end.stop_requested && !has_started(end) && !end.report.no_program) return stopped_between_starts();
+      if (end.stop_requested && !has_started(end) && !end.report.no_program)
+        return stopped_between_starts(end.had_ranks);
       if (code == 0) return finish_successfully(end);
       if (end.grows && code == static_cast<int>(ExitCode::stopped) && !signals_.stop_requested()) {
         ranks = ranks_on(lost_.hosts());
@@ -632,11 +640,13 @@ class Supervision {
     return static_cast<int>(ExitCode::interrupted);
   }
 
-  int stopped_between_starts() {
+  /// `ran`: ranks that have not loaded muster's library were stopped.
+  int stopped_between_starts(bool ran = false) {
     keep_cause();
     if (signals_.stop_immediately()) return interrupted();
     const bool saved = !failures_.furthest.empty() || !preemptions_.furthest.empty();
     terminal_.error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
+                    : ran          ? "stopped on request; the ranks had not loaded muster, which saves their state"
                     : run_.empty() ? "stopped on request before the ranks had started"
                                    : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);

@@ -120,15 +120,18 @@ TEST(LauncherOutput, KeepsWhoExitsWithoutFinalizing) {
                   "are three reasons this could occur:\n\n1. this process did not call \"init\" before exiting\n" +
                   dashes + "\n"),
       "");
-  EXPECT_EQ(cause_of({.code = 1, .report = output.report()}, ""), "rank 1 ended without MPI_Finalize, as by _exit()");
+  EXPECT_EQ(cause_of({.code = 1, .report = output.report()}, ""),
+            "the program ended without MPI_Finalize, as by _exit(), on rank 1");
 }
 
 TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
   LauncherOutput output;
-  EXPECT_EQ(output.take("\x1emuster exit 1 7\n\x1emuster exit 0 9\n"), "");
+  EXPECT_EQ(output.take("\x1emuster exit 1 7 n2\n\x1emuster exit 0 9 n1\n"), "");
   EXPECT_EQ(output.report().failed_rank, 1);
+  EXPECT_EQ(cause_of({.code = 7, .report = output.report()}, ""),
+            "the program ended with exit code 7 on rank 1, host n2");
   LauncherOutput agreed;
-  agreed.take("\x1emuster returned 1\n\x1emuster exit 3 1\n");
+  agreed.take("\x1emuster returned 1\n\x1emuster exit 3 1 n1\n");
   EXPECT_FALSE(agreed.report().failed_rank) << "all ranks exit so";
 }
 
@@ -601,11 +604,11 @@ TEST(Verdict, OneRootCause) {
   EXPECT_TRUE(cause_of(end, "").starts_with("rank 1 (n1) was ended by signal 9 (Killed)"));
   EXPECT_EQ(cause_of({.code = 65, .report = {.error = "opening x.h5"}}, "older"), "opening x.h5");
   EXPECT_EQ(cause_of({.code = 75}, "rank 1 (n1): stuck"), "rank 1 (n1): stuck");
-  EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
+  EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1}}, ""), "the program ended with exit code 7 on rank 1");
   EXPECT_EQ(cause_of({.code = 1, .report = {.slurm = "srun: error: No route"}}, ""),
             "no rank has started: srun: error: No route");
   EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1, .slurm = "srun: error: No route"}}, ""),
-            "rank 1 ended with exit code 7");
+            "the program ended with exit code 7 on rank 1");
   end.report.run = "/runs/demo";
   EXPECT_EQ(log_hint(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
   const auto stopped = static_cast<int>(ExitCode::stopped);

@@ -48,6 +48,7 @@ bool read_task(const std::string& text, LauncherReport& report) {
   const bool replaces = report.lost_rank && report.lost_rank->signal == SIGTERM && signal != SIGTERM;
   if (report.failed_rank && !replaces) return true;
   report.failed_rank = rank;
+  report.failed_host = host.data();
   report.lost_rank.reset();
   // After MPI_Abort or a lost node, Slurm kills the others.
   const bool follows = !report.launcher_error.empty() || (report.leaving && signal == SIGKILL);
