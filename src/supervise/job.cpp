@@ -79,11 +79,11 @@ int make_pipe(int& reading_end) {
   ::_exit(127);
 }
 
-/// Looks at all processes, since not every kernel has /proc/PID/task/TID/children. Empty if there is no /proc.
+/// Looks at all processes, since not every kernel has /proc/PID/task/TID/children. Empty if /proc does not show them.
 std::optional<std::vector<pid_t>> children_of(pid_t process) {
   std::error_code no_proc;
   const fs::directory_iterator all("/proc", no_proc);
-  if (no_proc) return {};
+  if (no_proc || !Job::sees_processes()) return {};
   std::vector<pid_t> children;
   for (const auto& entry : all) {
     const auto child = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
@@ -111,7 +111,9 @@ void end_children() {
     }
     if (ended < 0) return;  // there are no children left
     if (std::chrono::steady_clock::now() - begin > 2 * patience)
-      return log::warn("a process of the job does not end; it waits for a device or a file system");
+      return log::warn(Job::sees_processes()
+                           ? "a process of the job does not end; it waits for a device or a file system"
+                           : "a process that the ranks have started goes on, and cannot be found without /proc");
     std::this_thread::sleep_for(1ms);
   }
 }
@@ -181,6 +183,11 @@ void Job::end_left_behind() {
     if (child != launcher_) ::kill(child, SIGKILL);
 }
 
+bool Job::sees_processes() noexcept {
+  std::error_code ignored;
+  return fs::read_symlink("/proc/self", ignored) == std::to_string(::getpid());
+}
+
 bool Job::ask_to_stop() {
   const auto ranks = children_of(launcher_);
   had_ranks_ = had_ranks_ || (ranks && !ranks->empty());
@@ -190,7 +197,7 @@ bool Job::ask_to_stop() {
 }
 
 bool Job::suspend() const {
-  if (kind_ == Launcher::Kind::srun || has_remote_ranks_) return false;
+  if (kind_ == Launcher::Kind::srun || has_remote_ranks_ || !sees_processes()) return false;
   signal_all(launcher_, SIGSTOP);
   return true;
 }

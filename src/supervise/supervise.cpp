@@ -159,7 +159,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. Hydra passes
     // it on to ranks that have not loaded muster's library yet. If no rank has reported for some time, their messages
     // may go elsewhere.
-    const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra;
+    const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra && Job::sees_processes();
     const auto longest_wait = std::min(options.grace / 2, options.hosts.empty() ? load_time : daemons_start_time);
     const bool may_ask = asks_at_once || output.report().up || (stop_time && now >= *stop_time + longest_wait);
     if (stop_time && !told && may_ask) told = job.ask_to_stop();
@@ -213,7 +213,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
         signals.suspend();
         job.resume();
       } else {
-        say("warning: ", "ranks on other hosts cannot be suspended; Ctrl-Z is ignored");
+        say("warning: ", "ranks on other hosts, or without /proc, cannot be suspended; Ctrl-Z is ignored");
       }
     }
     for (std::size_t i = 0; i < read_by_others.size(); ++i) {
@@ -329,6 +329,10 @@ class Supervision {
                   "Install it (Debian: openssh-client), or name another program in OMPI_MCA_plm_rsh_agent");
     if (has_input())
       log::warn("standard input is not passed on to the ranks, which may be started again; give the program a file");
+    if (!Job::sees_processes())
+      log::warn(
+          "/proc does not show the processes of this machine: what a rank starts and leaves may go on when the job "
+          "has ended. Mount it, as in mount -t proc proc /proc");
     if (launcher_.kind != Launcher::Kind::srun && options.hosts.empty() && find_program(options.command[0]).empty()) {
       const auto& program = options.command[0];
       const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
