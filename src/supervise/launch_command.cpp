@@ -194,7 +194,7 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
   namespace variable = launch::variable;
   Variables told{
       {variable::supervised, "1"}, {variable::id, supervisor_info.id}, {variable::started, supervisor_info.started}};
-  if (supervisor_info.begin > 0) told.emplace_back(variable::begin, std::to_string(supervisor_info.begin));
+  if (supervisor_info.used) told.emplace_back(variable::used, std::to_string(supervisor_info.used->count()));
   if (supervisor_info.job_end > 0) told.emplace_back(variable::job_end, std::to_string(supervisor_info.job_end));
   if (options.max_failures) told.emplace_back(variable::max_failures, std::to_string(*options.max_failures));
   if (supervisor_info.full_worker_count > 0)

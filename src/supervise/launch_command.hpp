@@ -4,7 +4,9 @@
 #include "muster/supervise.hpp"
 #include "supervise/launchers/launchers.hpp"
 
+#include <chrono>
 #include <ctime>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,8 +38,8 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
 /// What the ranks are told about their supervisor; see launch/supervised.hpp.
 struct SupervisorInfo {
   std::string id = {}, started = {};
-  std::time_t begin = 0;    ///< of the first start
-  std::time_t job_end = 0;  ///< of the batch job, where the ranks do not know it from Slurm
+  std::optional<std::chrono::seconds> used = {};  ///< since the first start
+  std::time_t job_end = 0;                        ///< of the batch job, where the ranks do not know it from Slurm
   int full_worker_count = 0;
 };
 

@@ -103,7 +103,6 @@ SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) 
   std::strftime(started.data(), started.size(), "%Y-%m-%d_%H-%M-%S", &local);
   return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
           .started = started.data(),
-          .begin = now,
           .full_worker_count = options.min_workers ? ranks : 0};
 }
 
@@ -422,6 +421,7 @@ class Supervision {
 
   JobEnd start(int ranks) {
     JobEnd end;
+    supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(Clock::now() - begin_);
     auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
                                   environment, flag_variables());
     // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
@@ -588,8 +588,10 @@ class Supervision {
   bool time_is_over() const {
     if (signals_.stop_requested() || !job_end_) return signals_.time_is_over();
     const char* const variable = environment("SLURM_JOB_START_TIME");
-    const auto begin = std::chrono::system_clock::from_time_t(variable ? std::atoll(variable) : supervisor_info_.begin);
-    return *job_end_ - std::chrono::system_clock::now() < (*job_end_ - begin) / 10;
+    const auto now = std::chrono::system_clock::now();
+    const auto begin = variable ? std::chrono::system_clock::from_time_t(std::atoll(variable))
+                                : now - std::chrono::round<std::chrono::seconds>(Clock::now() - begin_);
+    return *job_end_ - now < (*job_end_ - begin) / 10;
   }
 
   /// Queues this job of Slurm again, if that is asked for; returns whether Slurm does so.
@@ -660,6 +662,7 @@ class Supervision {
   Launcher launcher_;
   JobRequirements requirements_;
   SupervisorInfo supervisor_info_;
+  const Clock::time_point begin_ = Clock::now();
   Signals signals_;
   Terminal terminal_{signals_, STDERR_FILENO};
   Terminal standard_output_{signals_, STDOUT_FILENO};  ///< for what comes through the launcher

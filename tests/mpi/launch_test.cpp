@@ -145,6 +145,26 @@ TEST(Run, ALimitOnTheSizeOfFilesEndsNoRank) {
   ::signal(SIGXFSZ, SIG_DFL);
 }
 
+TEST(Run, TheTimeOfEarlierStartsCountsWhateverTheClocksSay) {
+  const Variable supervised("MUSTER_SUPERVISED", "1"), used("MUSTER_USED_SECONDS", "3000");
+  double left_s = 0;
+  const auto ended = start({"--time-limit", "1h"}, [&](Launch& launch) { left_s = launch.time_left()->count(); });
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_GT(left_s, 500);
+  EXPECT_LE(left_s, 600);
+}
+
+TEST(Run, TheEndOfTheJobIsThatOfTheFirstRankThatKnowsIt) {
+  // The clock of the last rank is almost an hour ahead: by it, the job ends in a minute.
+  const bool is_last = world().size() > 1 && world().rank() == world().size() - 1;
+  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  const Variable end("SLURM_JOB_END_TIME", std::to_string(now + (is_last ? 60 : 3600)));
+  double left_s = 0;
+  const auto ended = start({}, [&](Launch& launch) { left_s = launch.time_left()->count(); });
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_GT(left_s, 3500) << "not ended early by one node";
+}
+
 TEST(Run, OneRankThrowsBetweenTwoCalls) {
   namespace comm = detail::comm;
   const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};

@@ -672,8 +672,10 @@ TEST_F(LaunchCommandTest, OnHosts) {
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_NAME"), 1) << "rank 0 may be elsewhere";
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_SUPERVISOR"), 1) << "mpirun refuses a name twice";
   EXPECT_EQ(value(made, "MUSTER_JOB_END_TIME"), "missing");
-  const auto in_job = launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
-                                     {.id = "7", .job_end = 1'800'000'000}, {}, environment);
+  const auto in_job =
+      launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
+                     {.id = "7", .used = std::chrono::seconds(90), .job_end = 1'800'000'000}, {}, environment);
+  EXPECT_EQ(value(in_job, "MUSTER_USED_SECONDS"), "90") << "not a time of this host's clock";
   EXPECT_EQ(value(in_job, "MUSTER_JOB_END_TIME"), "1800000000");
   EXPECT_EQ(std::ranges::count(in_job.words, "MUSTER_JOB_END_TIME"), 1);
 }
