@@ -7,10 +7,13 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <system_error>
 
@@ -22,24 +25,22 @@ int number_in(const Environment& environment, const char* name) {
   return value == nullptr ? 0 : std::atoi(value);
 }
 
+/// "root@n2:4"
 struct Host {
-  std::string name, entry;
+  std::string name, user = {}, entry = {};  ///< root@n2, root, n2:4
   int slots = 1;
 };
 
-/// Launchers name a host by its first label: "n1" for n1.cluster. Addresses stay whole.
-std::string short_name(const std::string& host) {
-  in_addr address{};
-  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 ? host : host.substr(0, host.find('.'));
-}
-
-/// Parses "n1,n2:4" and leaves out the lost hosts. What is not a number of slots counts as 0.
+/// Parses "n1, root@n2:4" and leaves out the lost hosts. What is not a number of slots counts as 0.
 std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
   std::vector<Host> hosts;
   std::istringstream list(text);
   for (std::string entry; std::getline(list, entry, ',');) {
-    const auto colon = entry.find(':');
+    entry.erase(0, std::min(entry.find_first_not_of(" \t"), entry.size()));
+    entry.erase(entry.find_last_not_of(" \t") + 1);
+    const auto colon = entry.find(':'), at = entry.find('@');
     const auto name = entry.substr(0, colon);
+    const bool has_user = at < colon && at != entry.npos;
     const auto is_this = [&](const std::string& other) { return short_name(other) == short_name(name); };
     if (name.empty() || std::ranges::any_of(lost, is_this)) continue;
     int slots = 1;
@@ -48,7 +49,10 @@ std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
       const auto parsed = std::from_chars(entry.data() + colon + 1, end, slots);
       if (parsed.ec != std::errc() || parsed.ptr != end) slots = 0;
     }
-    hosts.push_back({name, entry, slots});
+    hosts.push_back({.name = name,
+                     .user = has_user ? entry.substr(0, at) : "",
+                     .entry = has_user ? entry.substr(at + 1) : entry,
+                     .slots = slots});
   }
   return hosts;
 }
@@ -73,6 +77,15 @@ int number_of_hosts(const SuperviseOptions& options, const Environment& environm
 }
 
 }  // namespace
+
+std::string short_name(const std::string& host) {
+  auto name = host.substr(host.find('@') + 1);
+  in_addr address{};
+  if (::inet_pton(AF_INET, name.c_str(), &address) == 1) return name;
+  name.resize(std::min(name.find('.'), name.size()));
+  for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -168,6 +181,18 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
+  std::set<std::string> users;
+  for (const auto& host : hosts_in(options.hosts)) {
+    if (!host.user.empty()) users.insert(host.user);
+    if (host.name.find_first_of("/ \t") != std::string::npos || host.name.starts_with("-") ||
+        host.entry.starts_with(":"))
+      refuse("\"" + host.name + "\" in --hosts is not the name of a host",
+             "Name the hosts with their slots, as in n1:4,n2:4");
+  }
+  if (users.size() > 1)
+    refuse("--hosts names the users " + listed(std::vector(users.begin(), users.end()), 3, std::identity()) +
+               ", and the launcher logs in to all hosts as one",
+           "Leave them out there, and name them in ~/.ssh/config");
   for (const auto& host : hosts_in(options.hosts))
     if (host.slots < 1)
       refuse("\"" + host.entry + "\" in --hosts has no number of slots behind the colon",
@@ -202,7 +227,10 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
 
   Start start{.ranks = ranks, .lost = lost, .folders = folders};
   if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, environment);
-  for (const auto& host : hosts_in(options.hosts, lost)) start.hosts.push_back(host.entry);
+  for (const auto& host : hosts_in(options.hosts, lost)) {
+    start.hosts.push_back(host.entry);
+    if (!host.user.empty()) start.user = host.user;
+  }
   // Rank 0, whose flags all ranks take, may be on another host. mpirun refuses a name that is given twice.
   for (const auto& [name, value] : told) start.passed_variables.push_back(name);
   for (const auto& name : flag_variables)

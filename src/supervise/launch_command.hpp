@@ -26,7 +26,9 @@ int wanted_ranks(const SuperviseOptions& options, const Environment& environment
 /// How many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   Launcher::Kind launcher);
-/// The name that --hosts has for a host, which launchers name by its first label; the name itself if it has none.
+/// What launchers call a host: "n1" for root@N1.cluster. Addresses stay whole.
+std::string short_name(const std::string& host);
+/// The name that --hosts has for a host, which launchers name by its short_name(); the name itself if it has none.
 std::string name_in_hosts(const SuperviseOptions& options, const std::string& host);
 /// The hosts of --hosts without this one, whose name is `here`.
 Hosts other_hosts(const SuperviseOptions& options, const std::string& here);

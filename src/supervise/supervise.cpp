@@ -180,7 +180,8 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     }
     if (report.starting && !start_limit) start_limit = now + options.start_limit;
     // Hydra waits for a host for ever, although ssh has said that it cannot reach it.
-    const bool waits_in_vain = kind == Launcher::Kind::hydra && other_hosts(options, "").contains(report.unreachable);
+    const bool waits_in_vain =
+        kind == Launcher::Kind::hydra && other_hosts(options, "").contains(name_in_hosts(options, report.unreachable));
     if (!report.up && (waits_in_vain || (start_limit && now >= *start_limit))) {
       end.not_up = true;
       break;
@@ -510,11 +511,23 @@ class Supervision {
     }
   }
 
+  /// What --hosts calls a lost host. If it names it otherwise, as by an address, all hosts are asked for their names:
+  /// it is the one that has that name, or one of those that do not answer.
+  Hosts entries_of(const std::string& lost) {
+    const auto hosts = other_hosts(options_, host_name());
+    if (auto name = name_in_hosts(options_, lost); hosts.empty() || hosts.contains(name)) return {std::move(name)};
+    const auto unreached = lost_.ask_all(hosts);
+    if (auto name = lost_.host_called(short_name(lost)); !name.empty()) return {std::move(name)};
+    Hosts silent;
+    for (const auto& [host, reason] : unreached) silent.insert(host);
+    return silent.empty() ? Hosts{lost} : silent;
+  }
+
   /// The hosts that the next start leaves out, if enough ranks fit on the others: those that the launcher or the ranks
   /// have lost, and those lost before that do not answer yet.
   void leave_out_lost_hosts(JobEnd& end) {
     if (end.report.lost_host)
-      lost_.add(name_in_hosts(options_, *end.report.lost_host));
+      for (const auto& host : entries_of(*end.report.lost_host)) lost_.add(host);
     else if (launcher_.kind != Launcher::Kind::srun)
       find_lost_hosts(end);
     else if (end.report.launcher_error.empty())

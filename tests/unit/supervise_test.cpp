@@ -688,6 +688,14 @@ TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
   EXPECT_EQ(ranks_without({"n2.cluster"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
   EXPECT_EQ(ranks_without({"n1"}, options, 2, environment, Launcher::Kind::open_mpi), 2)
       << "the other host has the slots";
+  options.hosts = "N1:2, n2:2 ,root@n3:2";
+  EXPECT_EQ(ranks_without({"n1"}, options, 6, environment, Launcher::Kind::open_mpi), 4);
+  EXPECT_EQ(name_in_hosts(options, "n1"), "N1");
+  EXPECT_EQ(name_in_hosts(options, "n3"), "root@n3") << "to log in to";
+  const auto all = command(Launcher::Kind::open_mpi, 6);
+  EXPECT_EQ(all.words[4], "N1:2,n2:2,n3:2");
+  EXPECT_EQ(value(all, "OMPI_MCA_plm_rsh_args"), "-l root");
+  EXPECT_EQ(value(command(Launcher::Kind::hydra, 6), "HYDRA_LAUNCHER_EXTRA_ARGS"), "-l root");
   options.hosts = "10.0.0.1:2,10.0.0.2:2";
   EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
   EXPECT_EQ(ranks_without({"10"}, options, 4, environment, Launcher::Kind::open_mpi), 4);
@@ -836,6 +844,14 @@ TEST(LostHosts, ThoseThatAnswerAreRemoved) {
   EXPECT_EQ(without_program.hosts(), Hosts{"n1"});
 }
 
+TEST(LostHosts, AreAskedForTheirNames) {
+  LostHosts lost({"sh", "-c", "test $0 = 10.0.0.3 || echo here N${0##*.}.cluster"});
+  EXPECT_EQ(lost.host_called("n2"), "") << "before they are asked";
+  EXPECT_TRUE(lost.ask_all({"10.0.0.1", "10.0.0.2", "10.0.0.3"}).empty());
+  EXPECT_EQ(lost.host_called("n2"), "10.0.0.2");
+  EXPECT_EQ(lost.host_called("n3"), "");
+}
+
 TEST(LostHosts, ThoseThatCannotBeReachedAreNamed) {
   const std::string program =
       "case $0 in n1) $1 $2;; n2) echo 'ssh: connect to host n2 port 22: No route to host\r' >&2; exit 255;; "
@@ -869,7 +885,8 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
   EXPECT_THROW(check(options, 2, 2, environment), Error);
   options = {.command = {"./fit"}, .hosts = ",,"};
   EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), 2, environment), Error);
-  for (const char* const hosts : {"n1:x", "n1:0", "n1:4,n2:", "n1:2x"}) {
+  for (const char* const hosts :
+       {"n1:x", "n1:0", "n1:4,n2:", "n1:2x", "./hosts", "n1 n2", "-n1", "root@:2", ":2", "root@n1,ann@n2"}) {
     options.hosts = hosts;
     EXPECT_THROW(check(options, 2, 2, environment), Error) << hosts;
   }
