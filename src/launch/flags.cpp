@@ -8,6 +8,7 @@
 #include "muster/json.hpp"
 #include "muster/version.hpp"
 
+#include <locale.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -78,8 +79,25 @@ Values shared_values(const CLI::App& app) {
   return shared;
 }
 
+/// While it lives, this thread reads numbers as C does, with a decimal point, whatever locale the program has set.
+class PlainNumbers {
+ public:
+  PlainNumbers()
+      : plain_(::newlocale(LC_NUMERIC_MASK, "C", ::duplocale(::uselocale(locale_t{})))), before_(::uselocale(plain_)) {}
+  PlainNumbers(const PlainNumbers&) = delete;
+  PlainNumbers& operator=(const PlainNumbers&) = delete;
+  ~PlainNumbers() {
+    ::uselocale(before_);
+    ::freelocale(plain_);
+  }
+
+ private:
+  locale_t plain_, before_;
+};
+
 /// Gives each shared option without a value on this rank the value of rank 0. Call it after app.parse().
 void fill_in(CLI::App& app, const Values& of_rank_0) {
+  const PlainNumbers plain;
   for (auto* option : app.get_options()) {
     const auto found = of_rank_0.find(option->get_name());
     if (!is_shared(*option) || option->count() > 0 || found == of_rank_0.end()) continue;
@@ -283,6 +301,7 @@ Flags::Flags(const std::string& program, const std::string& version) {
 }
 
 std::string Flags::read(int argc, char** argv) {
+  const PlainNumbers plain;
   refuse_missing_values(argc, argv);
   try {
     app.parse(argc, argv);

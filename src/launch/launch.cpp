@@ -1,6 +1,7 @@
 #include "muster/launch.hpp"
 
 #include "base/log.hpp"
+#include "base/temporary.hpp"
 #include "comm/agreement.hpp"
 #include "comm/make_world.hpp"
 #include "comm/mpi_scope.hpp"
@@ -210,6 +211,7 @@ void Launch::State::choose_end() {
 
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
+  detail::require_home();
   prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
   // A limit on the size of files then makes a write fail, as a full disk does, and does not end the rank.

@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/program.hpp"
 #include "base/run_names.hpp"
+#include "base/temporary.hpp"
 #include "comm/mpi_scope.hpp"
 #include "launch/job_end.hpp"
 #include "launch/openmp.hpp"
@@ -697,6 +698,7 @@ class Supervision {
 
 int supervise(const SuperviseOptions& options) {
   detail::launch::undo_openmp_binding();
+  detail::require_home();
   return detail::supervise::Supervision(options).run();
 }
 

@@ -5,11 +5,15 @@
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
+#include <locale.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -199,6 +203,24 @@ TEST(Run, OneRankMakesACallLess) {
   });
   EXPECT_EQ(ended.code, 1);
   EXPECT_EQ(count(ended.said, "rank 1 is in a call that rank 0 does not make"), 1) << ended.said;
+}
+
+TEST(Flags, NumbersHaveAPointWhateverTheLocale) {
+  const auto folder = testing::TempDir() + "locale-" + std::to_string(::getpid());
+  const auto make = "mkdir " + folder + " && localedef -i de_DE -f UTF-8 " + folder + "/comma > /dev/null 2>&1";
+  const Variable path("LOCPATH", folder);
+  const bool has_comma = std::system(make.c_str()) == 0 && ::setlocale(LC_NUMERIC, "comma") != nullptr;
+  double width = 0;
+  const auto add_width = [&](CLI::App& app) { app.add_option("--width", width); };
+  std::optional<std::chrono::milliseconds> timeout;
+  const auto ended = start(
+      {"--timeout", "60.5", "--width=1.25"}, [&](Launch& launch) { timeout = launch.flags().timeout; }, add_width);
+  ::setlocale(LC_NUMERIC, "C");
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(timeout, std::chrono::milliseconds(60'500));
+  EXPECT_EQ(width, 1.25);
+  if (!has_comma) GTEST_SKIP() << "no locale with a decimal comma can be made here (localedef)";
 }
 
 TEST(Flags, TheCommandLineWinsOnAllRanks) {
