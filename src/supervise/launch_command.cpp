@@ -9,10 +9,12 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <system_error>
@@ -63,17 +65,79 @@ int slots_of(const std::vector<Host>& hosts) {
   return slots;
 }
 
+/// A variable of this Slurm job; of a heterogeneous job that of each component, as SLURM_NTASKS_HET_GROUP_1.
+std::vector<std::string> in_components(const Environment& environment, const std::string& name) {
+  std::vector<std::string> values;
+  const int components = number_in(environment, "SLURM_HET_SIZE");
+  for (int i = 0; i < std::max(components, 1); ++i) {
+    const char* const value = environment((components > 0 ? name + "_HET_GROUP_" + std::to_string(i) : name).c_str());
+    values.emplace_back(value == nullptr ? "" : value);
+  }
+  return values;
+}
+
+/// The sum of "2(x3),4", which is 10.
+int sum_of_nodes(const std::string& text) {
+  int sum = 0;
+  std::istringstream list(text);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    int count = 0, times = 1;
+    std::sscanf(entry.c_str(), "%d(x%d)", &count, &times);
+    sum += count * times;
+  }
+  return sum;
+}
+
+int nodes_of_job(const Environment& environment) {
+  int nodes = 0;
+  for (const auto& value : in_components(environment, "SLURM_JOB_NUM_NODES")) nodes += std::atoi(value.c_str());
+  return nodes;
+}
+
+/// The tasks of each component of the Slurm job, or else its CPUs where it has several nodes; 0 if they are not known.
+std::vector<int> tasks_of_job(const Environment& environment) {
+  const auto tasks = in_components(environment, "SLURM_NTASKS");
+  const auto cpus = in_components(environment, "SLURM_JOB_CPUS_PER_NODE");
+  const bool is_spread = nodes_of_job(environment) > 1;
+  std::vector<int> all;
+  for (std::size_t i = 0; i < tasks.size(); ++i)
+    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str()) : is_spread ? sum_of_nodes(cpus[i]) : 0);
+  return all;
+}
+
+int all_tasks_of_job(const Environment& environment) {
+  const auto tasks = tasks_of_job(environment);
+  return std::accumulate(tasks.begin(), tasks.end(), 0);
+}
+
 /// The nodes of a Slurm job that so many ranks take, of those that are not lost.
 int nodes_for(int ranks, const Hosts& lost, const Environment& environment) {
-  const int all = number_in(environment, "SLURM_JOB_NUM_NODES"), left = all - static_cast<int>(lost.size());
-  const int on_each = std::max(1, number_in(environment, "SLURM_NTASKS") / std::max(1, all));
+  const int all = nodes_of_job(environment), left = all - static_cast<int>(lost.size());
+  const int on_each = std::max(1, all_tasks_of_job(environment) / std::max(1, all));
   return std::min(left, (ranks + on_each - 1) / on_each);
+}
+
+/// One start by srun for each component of a heterogeneous job that has ranks; otherwise `start` alone.
+std::vector<Start> in_parts(const Start& start, const Environment& environment) {
+  const auto tasks = tasks_of_job(environment);
+  if (tasks.size() < 2) return {start};
+  std::vector<Start> parts;
+  int left = start.ranks;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    auto part = start;
+    part.het_group = static_cast<int>(i);
+    part.nodes = 0;
+    part.ranks = i + 1 == tasks.size() ? left : std::min(left, tasks[i]);
+    left -= part.ranks;
+    if (part.ranks > 0) parts.push_back(std::move(part));
+  }
+  return parts;
 }
 
 /// How many hosts the job has.
 int number_of_hosts(const SuperviseOptions& options, const Environment& environment) {
   if (!options.hosts.empty()) return static_cast<int>(hosts_in(options.hosts).size());
-  return environment("SLURM_JOB_ID") == nullptr ? 1 : number_in(environment, "SLURM_JOB_NUM_NODES");
+  return environment("SLURM_JOB_ID") == nullptr ? 1 : nodes_of_job(environment);
 }
 
 }  // namespace
@@ -130,7 +194,7 @@ Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment&
 
 int all_slots(const SuperviseOptions& options, const Environment& environment, int cores) {
   if (!options.hosts.empty()) return slots_of(hosts_in(options.hosts));
-  const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : number_in(environment, "SLURM_NTASKS");
+  const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : all_tasks_of_job(environment);
   return tasks > 0 ? tasks : cores;
 }
 
@@ -141,8 +205,8 @@ int wanted_ranks(const SuperviseOptions& options, const Environment& environment
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   Launcher::Kind launcher) {
   if (launcher == Launcher::Kind::srun) {
-    const int nodes = number_in(environment, "SLURM_JOB_NUM_NODES"), left = nodes - static_cast<int>(lost.size());
-    const int slots = std::max(ranks, number_in(environment, "SLURM_NTASKS"));
+    const int nodes = nodes_of_job(environment), left = nodes - static_cast<int>(lost.size());
+    const int slots = std::max(ranks, all_tasks_of_job(environment));
     return nodes > 0 ? std::min(ranks, static_cast<int>(std::int64_t{slots} * left / nodes)) : ranks;
   }
   const int all = slots_of(hosts_in(options.hosts)), left = slots_of(hosts_in(options.hosts, lost));
@@ -249,7 +313,13 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
       settings = hydra::settings(launcher, start);
       break;
     case Launcher::Kind::srun:
-      srun::add_words(command.words, launcher, start);
+      for (const auto& part : in_parts(start, environment)) {
+        if (command.words.size() > 1) {  // behind another part
+          command.words.insert(command.words.end(), options.command.begin(), options.command.end());
+          command.words.push_back(":");
+        }
+        srun::add_words(command.words, launcher, part);
+      }
       settings = srun::settings(launcher, start);
       break;
   }

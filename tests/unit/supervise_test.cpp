@@ -720,6 +720,30 @@ TEST_F(LaunchCommandTest, InSlurm) {
   EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
 }
 
+TEST_F(LaunchCommandTest, InSlurmWithoutTasks) {
+  variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "4"}, {"SLURM_JOB_CPUS_PER_NODE", "4(x3),2"}};
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 14) << "the CPUs of all nodes";
+  variables["SLURM_JOB_NUM_NODES"] = "1";
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 6) << "the cores of this one";
+}
+
+TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
+  variables = {{"SLURM_JOB_ID", "12"},
+               {"SLURM_HET_SIZE", "2"},
+               {"SLURM_JOB_NUM_NODES_HET_GROUP_0", "1"},
+               {"SLURM_JOB_NUM_NODES_HET_GROUP_1", "2"},
+               {"SLURM_NTASKS_HET_GROUP_0", "1"},
+               {"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1", "2(x2)"}};
+  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::srun) << "not mpirun on the first host";
+  EXPECT_EQ(wanted_ranks(options, environment, 8), 5);
+  options.command = {"./fit"};
+  EXPECT_EQ(command(Launcher::Kind::srun, 5).words,
+            (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=0", "-n", "1",
+                                      "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
+                                      "./fit"}));
+  EXPECT_EQ(std::ranges::count(command(Launcher::Kind::srun, 1).words, ":"), 0) << "a component without ranks";
+}
+
 TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
   const auto made = command(Launcher::Kind::open_mpi, 2, {}, "Open MPI v5.0.11");
   EXPECT_EQ(value(made, "PRTE_MCA_rmaps_default_mapping_policy"), "slot:oversubscribe");
