@@ -217,6 +217,7 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   // A limit on the size of files then makes a write fail, as a full disk does, and does not end the rank.
   if (const auto before = ::signal(SIGXFSZ, SIG_IGN); before != SIG_DFL) ::signal(SIGXFSZ, before);
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
+  detail::launch::forget_other_launchers(detail::comm::mpi_library());
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv, detail::comm::mpi_library()));
   // `muster run` has asked already. Afterwards no other program should be started: some MPIs do not allow it.
   if (!detail::launch::supervisor() && detail::launch::is_first_process(::getenv) &&

@@ -11,6 +11,7 @@
 #include "base/temporary.hpp"
 #include "comm/mpi_scope.hpp"
 #include "launch/job_end.hpp"
+#include "launch/launcher.hpp"
 #include "launch/openmp.hpp"
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
@@ -699,6 +700,7 @@ class Supervision {
 int supervise(const SuperviseOptions& options) {
   detail::launch::undo_openmp_binding();
   detail::require_home();
+  detail::launch::forget_other_launchers(detail::comm::mpi_library(), /*even_own=*/true);
   return detail::supervise::Supervision(options).run();
 }
 

@@ -3,7 +3,11 @@
 #include "launch/settings.hpp"
 #include "muster/error.hpp"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
@@ -310,6 +314,59 @@ TEST(Launcher, IsKnownByItsVariables) {
             "mpirun 7 of 8");
   EXPECT_EQ(launcher({{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}}), "mpiexec 1 of 2");
   EXPECT_EQ(launcher({{"JSM_NAMESPACE_SIZE", "2"}, {"JSM_NAMESPACE_RANK", "1"}}), "jsrun 1 of 2");
+}
+
+TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
+  using Variables = std::map<std::string, const char*>;
+  const auto misleading = [](const Variables& variables, bool server_is_there,
+                             const std::string& mpi = "Open MPI v4.1.4") {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : variables) names.push_back(name);
+    const auto environment = [&](const char* name) {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second;
+    };
+    return misleading_variables(names, environment, mpi, [&](const std::string&) { return server_is_there; });
+  };
+  using Names = std::vector<std::string>;
+  const Variables by_mpirun{{"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_MCA_orte_ess_num_procs", "2"},
+                            {"OMPI_MCA_pml", "ob1"},
+                            {"PMIX_MCA_gds", "hash"},
+                            {"PMIX_RANK", "0"},
+                            {"PMIX_SERVER_URI2", "1.0;tcp4://127.0.0.1:4711"}};
+  EXPECT_EQ(misleading(by_mpirun, true), Names()) << "mpirun has started this process";
+  EXPECT_EQ(misleading(by_mpirun, false),
+            (Names{"OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_ess_num_procs", "PMIX_RANK", "PMIX_SERVER_URI2"}))
+      << "of a job that is over; what the user has set stays";
+  const Variables in_pty{
+      {"SLURM_JOB_ID", "12"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}};
+  EXPECT_EQ(misleading(in_pty, true), (Names{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"}));
+  EXPECT_EQ(misleading(in_pty, true, "MPICH Version: 4.0.2"), Names());
+  auto step = in_pty;
+  step["SLURM_STEP_NUM_TASKS"] = "4";
+  EXPECT_EQ(misleading(step, true), Names()) << "an error says what is missing";
+  step = in_pty;
+  step["PMIX_RANK"] = "0";
+  EXPECT_EQ(misleading(step, true), Names()) << "srun --mpi=pmix";
+  EXPECT_EQ(misleading({{"SLURM_JOB_ID", "12"}}, true), Names());
+}
+
+TEST(Launcher, AServerThatIsGoneDoesNotAnswer) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const int server = ::socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(::bind(server, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(server, 1), 0);
+  ASSERT_EQ(::getsockname(server, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const auto uri = "1234.0;tcp4://127.0.0.1:" + std::to_string(::ntohs(address.sin_port));
+  EXPECT_TRUE(server_answers(uri));
+  ::close(server);
+  EXPECT_FALSE(server_answers(uri));
+  for (const char* other : {"", "1234.0", "1234.0;usock:/tmp/x", "1234.0;tcp4://n1:4711", "tcp4://"})
+    EXPECT_TRUE(server_answers(other)) << other;
 }
 
 TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {
