@@ -46,10 +46,6 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, boo
   const bool validated = std::ranges::any_of(
       checkpoints, [](const CheckpointInfo& info) { return info.status != CheckpointStatus::committed; });
   if (validated) table.headings.push_back({"validation"});
-  const bool measured = !verified && std::ranges::any_of(checkpoints, [](const CheckpointInfo& info) {
-    return !metrics_text(info.metrics).empty();
-  });
-  if (measured) table.headings.push_back({"metrics"});
   for (const auto& info : checkpoints) {
     table.rows.push_back({name_of(info.path), std::to_string(info.training_iteration), std::to_string(info.epoch),
                           std::to_string(info.world_size), bytes_text(info.bytes),
@@ -57,9 +53,13 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, boo
                           : info.code == ExitCode::retry ? "not readable"
                                                          : "damaged"});
     if (validated) table.rows.back().push_back(status_text(info.status));
-    if (measured) table.rows.back().push_back(metrics_text(info.metrics));
   }
   std::string text = to_text(table), problems;
+  Table measured{{{"checkpoint"}, {"metrics"}}, {}};
+  for (const auto& info : checkpoints)
+    if (const auto metrics = metrics_text(info.metrics); !verified && !metrics.empty())
+      measured.rows.push_back({name_of(info.path), metrics});
+  if (!measured.rows.empty()) text += "\n" + to_text(measured);
   for (const auto& info : checkpoints)
     if (!info.problem.empty()) problems += bullet(name_of(info.path) + ": " + info.problem);
   return problems.empty() ? text : text + "\n" + problems;
