@@ -355,13 +355,13 @@ TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
 TEST(Launcher, AServerThatIsGoneDoesNotAnswer) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   const int server = ::socket(AF_INET, SOCK_STREAM, 0);
   ASSERT_EQ(::bind(server, reinterpret_cast<const sockaddr*>(&address), size), 0);
   ASSERT_EQ(::listen(server, 1), 0);
   ASSERT_EQ(::getsockname(server, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const auto uri = "1234.0;tcp4://127.0.0.1:" + std::to_string(::ntohs(address.sin_port));
+  const auto uri = "1234.0;tcp4://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
   EXPECT_TRUE(server_answers(uri));
   ::close(server);
   EXPECT_FALSE(server_answers(uri));
