@@ -1,5 +1,6 @@
 #include "checkpoint_text.hpp"
 
+#include "run_files.hpp"
 #include "text.hpp"
 
 #include <algorithm>
@@ -54,6 +55,11 @@ std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, boo
     if (validated) table.rows.back().push_back(status_text(info.status));
   }
   std::string text = to_text(table), problems;
+  Table measured{{{"checkpoint"}, {"metrics"}}, {}};
+  for (const auto& info : checkpoints)
+    if (const auto metrics = metrics_text(info.metrics); !verified && !metrics.empty())
+      measured.rows.push_back({name_of(info.path), metrics});
+  if (!measured.rows.empty()) text += "\n" + to_text(measured);
   for (const auto& info : checkpoints)
     if (!info.problem.empty()) problems += bullet(name_of(info.path) + ": " + info.problem);
   return problems.empty() ? text : text + "\n" + problems;

@@ -11,7 +11,7 @@
 namespace muster::tool {
 
 /// A table of checkpoints, and the problems of damaged ones. `verified`: their checksums were recomputed; otherwise no
-/// more than their manifests was read.
+/// more than their manifests was read, and a second table has their metrics.
 std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, bool verified);
 Json to_json(const CheckpointInfo& info, bool verified);
 

@@ -93,6 +93,11 @@ int run(const std::string& name, const std::string& description, int argc, char*
     if (const auto words = app.remaining(); !words.empty() && named.empty())
       return fail(ExitCode::usage, "there is no command \"" + words.front() + "\". `" + name + " --help` lists them");
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    // An option that stands before "--" is not one of the program behind it.
+    const auto extra = app.remaining(/*recurse=*/true);
+    if (const auto mark = std::ranges::find(extra, "--"); mark != extra.begin() && mark != extra.end())
+      return fail(ExitCode::usage,
+                  "there is no option " + extra.front() + ". `" + named_command(app) + " --help` lists the options");
     if (!named.empty() && named.front()->get_name() == "run" &&
         dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
       return fail(ExitCode::usage, std::string(error.what()) + ". For a flag of the program put -- before the program");

@@ -5,6 +5,7 @@
 
 #include <muster/error.hpp>
 
+#include <algorithm>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -15,7 +16,8 @@ namespace muster::tool {
 namespace {
 
 std::vector<const CLI::App*> commands_of(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App* command) { return !command->get_name().empty(); });
+  return app.get_subcommands(
+      [](const CLI::App* command) { return !command->get_name().empty() && !command->get_group().empty(); });
 }
 
 /// Calls use(words, command) for the tool ("muster") and each command in it ("muster convert", "muster convert csv").
@@ -30,6 +32,23 @@ void for_each_choice(const CLI::App& command, const std::function<void(const std
   for (const auto* sub : commands_of(command)) use(sub->get_name(), sub->get_description());
   for (const auto* option : command.get_options([](const CLI::Option* o) { return !o->get_group().empty(); }))
     for (const auto& name : option->get_lnames()) use("--" + name, option->get_description());
+}
+
+/// The values of an option that takes only some, separated by spaces; empty if it takes any.
+std::string values_of(const CLI::Option& option) {
+  const auto type = option.get_type_name();  // TEXT:{safetensors,torch}
+  const auto begin = type.find('{'), end = type.rfind('}');
+  if (begin == type.npos || end == type.npos) return {};
+  auto values = type.substr(begin + 1, end - begin - 1);
+  std::ranges::replace(values, ',', ' ');
+  return values;
+}
+
+/// Calls use(option, values) for the long options of a command that take only some values.
+void for_each_list(const CLI::App& command, const std::function<void(const std::string&, const std::string&)>& use) {
+  for (const auto* option : command.get_options([](const CLI::Option* o) { return !o->get_group().empty(); }))
+    if (const auto values = values_of(*option); !values.empty())
+      for (const auto& name : option->get_lnames()) use("--" + name, values);
 }
 
 /// Calls use(before, word) where `word` leads from the command `before` to one of its commands.
@@ -57,13 +76,19 @@ void print_search(const CLI::App& app, const std::string& earlier) {
                "  done\n";
 }
 
-/// The part that sets the array `choices` to what may follow.
-void print_choices(const CLI::App& app) {
+/// The part that sets the array `choices` to what may follow. `previous`: the word before the one that is completed.
+void print_choices(const CLI::App& app, const std::string& previous) {
   std::cout << "  case \"$typed\" in\n";
   for_each_command(app, "muster", [](const std::string& words, const CLI::App& command) {
     std::cout << "    '" << words << "') choices=(";
     for_each_choice(command, [](const std::string& word, const std::string&) { std::cout << " " << word; });
     std::cout << " ) ;;\n";
+  });
+  std::cout << "  esac\n  case \"$typed \"" << previous << " in\n";
+  for_each_command(app, "muster", [](const std::string& words, const CLI::App& command) {
+    for_each_list(command, [&](const std::string& option, const std::string& values) {
+      std::cout << "    '" << words << " " << option << "') choices=( " << values << " ) ;;\n";
+    });
   });
   std::cout << "  esac\n";
 }
@@ -72,7 +97,7 @@ void print_bash(const CLI::App& app) {
   std::cout << "_muster() {\n"
                "  local -a choices\n";
   print_search(app, "\"${COMP_WORDS[@]:1:COMP_CWORD-1}\"");
-  print_choices(app);
+  print_choices(app, "\"${COMP_WORDS[COMP_CWORD-1]}\"");
   std::cout << "  mapfile -t COMPREPLY < <(compgen -W \"${choices[*]}\" -- \"${COMP_WORDS[COMP_CWORD]}\")\n"
                "}\n"
                "complete -o default -F _muster muster\n";
@@ -83,7 +108,7 @@ void print_zsh(const CLI::App& app) {
                "_muster() {\n"
                "  local -a choices\n";
   print_search(app, "\"${(@)words[2,CURRENT-1]}\"");
-  print_choices(app);
+  print_choices(app, "\"${words[CURRENT-1]}\"");
   // As a file in $fpath it is called; in a running shell it is sourced.
   std::cout << "  compadd -- $choices\n"
                "  _files\n"
@@ -127,6 +152,10 @@ void print_fish(const CLI::App& app) {
       std::cout << "complete -c muster -n 'test \"$(__muster_typed)\" = \"" << words << "\"' "
                 << (word.starts_with("--") ? "-l " + word.substr(2) : "-a " + word) << " -d " << quoted(description)
                 << "\n";
+    });
+    for_each_list(command, [&](const std::string& option, const std::string& values) {
+      std::cout << "complete -c muster -n 'test \"$(__muster_typed)\" = \"" << words << "\"' -l " << option.substr(2)
+                << " -x -a " << quoted(values) << "\n";
     });
   });
 }

@@ -54,6 +54,12 @@ std::string number(double value) {
   return text.data();
 }
 
+std::string value_text(const Json& value) {
+  return value.is_number_float() ? number(value.get<double>())
+         : value.is_string()     ? value.get<std::string>()
+                                 : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 /// The value of a number; NaN for anything else.
 double number_at(const Json& object, const std::string& key) {
   const auto found = object.is_object() ? object.find(key) : object.end();
@@ -82,6 +88,46 @@ std::string text_at(const Json& object, const Json::json_pointer& path) {
   if (!object.is_object() || !object.contains(path)) return {};
   const auto& value = object.at(path);
   return value.is_string() ? value.get<std::string>() : std::string();
+}
+
+/// The rows of result.json from that report on, the newest first; at most those in the last MiB of the file.
+std::vector<Json> newest_rows(const fs::path& run, std::int64_t iteration) {
+  constexpr std::streamoff most_bytes = 1 << 20;
+  auto file = open(run / "result.json");
+  if (!file.is_open() || !file.seekg(0, std::ios::end)) return {};
+  const auto bytes = std::min<std::streamoff>(file.tellg(), most_bytes);
+  std::string text(static_cast<std::size_t>(bytes), '\0');
+  if (!file.seekg(-bytes, std::ios::end) || !file.read(text.data(), bytes)) return {};
+  std::vector<Json> rows;
+  for (auto end = text.rfind('\n'); end != text.npos && end > 0;) {
+    const auto begin = text.rfind('\n', end - 1);
+    const auto line = text.substr(begin == text.npos ? 0 : begin + 1, end - (begin == text.npos ? 0 : begin + 1));
+    end = begin;
+    auto row = Json::parse(line, shallow, false);
+    if (!row.is_object()) continue;
+    rows.push_back(std::move(row));
+    if (count_at(rows.back(), "training_iteration") <= iteration) break;
+  }
+  return rows;
+}
+
+/// The rows that a summary needs, oldest first: all, or, where status.json has the best value of the earlier ones, that
+/// one and the newest. The number of reports is counted in `count`.
+std::vector<Json> rows_for_summary(const fs::path& run, const Json& status, std::int64_t& count) {
+  const auto best = status.is_object() ? status.value("best", Json()) : Json();
+  const auto reported = status.is_object() ? count_at(status, "training_iteration") : 0;
+  if (best.is_object() && reported > 0) {
+    auto rows = newest_rows(run, reported);
+    if (!rows.empty()) {
+      count = count_at(rows.front(), "training_iteration");
+      rows.push_back(best);
+      std::ranges::reverse(rows);
+      return rows;
+    }
+  }
+  auto rows = Reports(run).read_new();
+  count = static_cast<std::int64_t>(rows.size());
+  return rows;
 }
 
 std::string best_of(const Json& params, const std::vector<Json>& reports) {
@@ -170,12 +216,11 @@ std::string state_of(const fs::path& run, const Json& status, std::int64_t repor
 }
 
 RunSummary summary_of(const fs::path& run) {
-  const auto reports = Reports(run).read_new();
   RunSummary summary{.path = run, .status = read_json(run / "status.json")};
+  const auto reports = rows_for_summary(run, summary.status, summary.reports);
   const auto reported = reports.empty() ? 0 : count_at(reports.back(), "timestamp");
   summary.state = state_of(run, summary.status, reported);
   summary.best = best_of(read_json(run / "params.json"), reports);
-  summary.reports = static_cast<std::int64_t>(reports.size());
   if (summary.status.is_object()) {
     summary.epoch = std::to_string(count_at(summary.status, "epoch") + 1);
     if (const auto epochs = count_at(summary.status, "epochs"); epochs > 0)
@@ -247,14 +292,18 @@ std::string time_text(const Json& status) {
   return text;
 }
 
+std::string metrics_text(const Json& row) {
+  std::string text;
+  for (const auto& [name, value] : row.items())
+    if (!is_own(name)) text += (text.empty() ? "" : ", ") + name + " " + value_text(value);
+  return text;
+}
+
 std::string report_text(const Json& row) {
   std::string text = "report " + std::to_string(count_at(row, "training_iteration")) + ":";
   for (const auto& [name, value] : row.items())
     if (!is_own(name) || name == "checkpoint_dir_name")
-      text += " " + (name == "checkpoint_dir_name" ? "" : name + " ") +
-              (value.is_number_float() ? number(value.get<double>())
-               : value.is_string()     ? value.get<std::string>()
-                                       : value.dump(-1, ' ', false, Json::error_handler_t::replace));
+      text += " " + (name == "checkpoint_dir_name" ? "" : name + " ") + value_text(value);
   return text;
 }
 

@@ -57,7 +57,9 @@ Json to_json(const RunSummary& summary);
 std::string progress_text(const Json& status);
 /// Where the time of the run has gone, over all of its starts: a line for each cause. Empty if it is not known.
 std::string time_text(const Json& status);
-/// "report 3: loss 0.1234  accuracy 0.91".
+/// The user's metrics in a row, "loss 0.1234, accuracy 0.91"; empty if there are none.
+std::string metrics_text(const Json& row);
+/// "report 3: loss 0.1234 accuracy 0.91".
 std::string report_text(const Json& row);
 /// "just now", "12 s ago", "3 min ago", "5 h ago", "2 d ago".
 std::string age_text(std::int64_t updated);

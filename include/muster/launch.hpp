@@ -51,8 +51,8 @@ enum class Resume { automatic, never, must, path };
 struct LaunchFlags {
   std::optional<std::filesystem::path> storage;
   std::optional<std::string> name;
-  std::optional<std::filesystem::path> config_file;
-  std::vector<std::string> set;  ///< "key.path=VALUE"
+  std::vector<std::filesystem::path> config_files;  ///< of each setting the last one that has it counts
+  std::vector<std::string> set;                     ///< "key.path=VALUE"
   Resume resume = Resume::automatic;
   std::filesystem::path resume_path;  ///< with Resume::path
   std::uint64_t seed = 0;

@@ -17,7 +17,7 @@ inline constexpr std::string_view message_prefix = "\x1emuster ";
 inline constexpr std::string_view message_loaded = "loaded";  ///< the library, in a rank or a program that it starts
 inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
 inline constexpr std::string_view message_leaving = "leaving";    ///< the exit code: this rank ends the job now
-/// "RANK CODE": this rank exits with a code other than 0; only under launchers that do not tell which rank did.
+/// "RANK CODE HOST": this rank exits with a code other than 0; not under srun, which tells it.
 inline constexpr std::string_view message_exit = "exit";
 inline constexpr std::string_view message_silent = "silent";  ///< a host on which no rank answers
 

@@ -2,6 +2,10 @@
 
 #include "muster/error.hpp"
 
+#include <pwd.h>
+#include <stdlib.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <system_error>
 
@@ -16,6 +20,10 @@ std::filesystem::path temporary_parent() {
   throw Error(ExitCode::usage, "making a folder for temporary files",
               is_named ? "TMPDIR is " + path.string() + ", and that is no folder" : "there is no /tmp",
               "Set TMPDIR to a folder that is there");
+}
+
+void require_home() noexcept {
+  if (std::getenv("HOME") == nullptr && ::getpwuid(::geteuid()) == nullptr) ::setenv("HOME", "/nonexistent", 0);
 }
 
 }  // namespace muster::detail

@@ -1,5 +1,6 @@
 // Describes the content and layout of a dataset file, for `muster inspect`.
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "base/number.hpp"
 #include "convert/hdf5_rows.hpp"
 #include "convert/ragged.hpp"
@@ -17,6 +18,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,7 +37,8 @@ struct Description {
   bool has_refused = false;         ///< something is no column, or cannot be read
   std::vector<std::string> groups;  ///< those inside the group
   std::vector<std::string> advice;
-  Json ragged = nullptr;  ///< as of find_ragged()
+  std::vector<std::string> arrays;  ///< columns of several dimensions that have names, as NetCDF writes them
+  Json ragged = nullptr;            ///< as of find_ragged()
 };
 
 std::string number_name(hid_t type) {
@@ -134,6 +137,8 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
   for (const auto& problem : convert::chunk_problems(stored, reading)) advise(problem);
   if (all.columns.back().at("dtype") == "float64")
     advise("float64 is twice the bytes of float32, which is what most models compute with");
+  if (stored.shape.size() > 1 && hdf5::check(H5Aexists(dataset, "DIMENSION_LIST"), doing) > 0)
+    all.arrays.push_back(name);
   all.stored.push_back(stored);
   all.readings.push_back(reading);
 }
@@ -236,6 +241,10 @@ Json describe_dataset(const std::string& path) {
   auto all = describe_columns(place, path);
   const auto samples = count_samples(path, all);
   const auto conversion = samples.is_null() ? Json() : advise_conversion(path, all);
+  if (!all.arrays.empty())
+    all.advice.push_back("its dimensions have names: muster::Dataset::windows({\"" + place.shown(all.arrays.front()) +
+                         "\", …}, {.size = …}) reads windows of " + detail::listed(all.arrays, 4, std::identity()) +
+                         " as samples");
   if (all.columns.empty() && all.advice.empty())
     all.advice.push_back("there is no column in " + place.group +
                          (all.groups.empty() ? "" : "; name a group, as in " + place.shown(all.groups.front())));

@@ -1,22 +1,27 @@
 #include "group/backends.hpp"
 #include "muster/error.hpp"
 
+#include <set>
+
 namespace muster::detail::group {
 namespace {
 
-[[noreturn]] void refuse(std::string_view part) {
-  throw Error(ExitCode::usage, "starting the process group", "there is no backend \"" + std::string(part) + "\"",
+[[noreturn]] void refuse(const std::string& fact) {
+  throw Error(ExitCode::usage, "starting the process group", fact,
               "Use auto, mpi, gloo or nccl, or name them by device, as in cpu:mpi,cuda:nccl");
 }
 
-void choose_one(BackendChoice& choice, std::string_view part) {
+void choose_one(BackendChoice& choice, std::set<std::string_view>& devices, std::string_view part) {
   const auto colon = part.find(':');
   const bool all = colon == std::string_view::npos;
   const auto device = all ? "" : part.substr(0, colon);
   const auto name = all ? part : part.substr(colon + 1);
   const bool everywhere = name == "mpi" || name == "gloo";
   if ((!all && device != "cpu" && device != "cuda") || (!everywhere && (name != "nccl" || device == "cpu")))
-    refuse(part);
+    refuse("there is no backend \"" + std::string(part) + "\"");
+  if (devices.contains(device) || (all && !devices.empty()) || devices.contains(""))
+    refuse("\"" + std::string(part) + "\" is for a device that has a backend already");
+  devices.insert(device);
   if (everywhere && device != "cuda") choice.cpu = name;
   if (device != "cpu") choice.cuda = name;
 }
@@ -26,9 +31,9 @@ void choose_one(BackendChoice& choice, std::string_view part) {
 BackendChoice parse_backends(std::string_view text) {
   BackendChoice choice;
   if (text == "auto") return choice;
-  for (;;) {
+  for (std::set<std::string_view> devices;;) {
     const auto comma = text.find(',');
-    choose_one(choice, text.substr(0, comma));
+    choose_one(choice, devices, text.substr(0, comma));
     if (comma == std::string_view::npos) return choice;
     text.remove_prefix(comma + 1);
   }

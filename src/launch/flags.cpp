@@ -8,6 +8,7 @@
 #include "muster/json.hpp"
 #include "muster/version.hpp"
 
+#include <locale.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -19,6 +20,7 @@
 #include <iostream>
 #include <limits>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -36,6 +38,7 @@ std::string pack(const Values& values) { return json_to_cbor(values); }
 Values unpack(const std::string& packed) { return json_from_cbor(packed).get<Values>(); }
 
 constexpr std::string_view variable_prefix = "MUSTER_";
+constexpr const char* group = "muster";  ///< of muster's own options in the help
 
 bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with(variable_prefix); }
 
@@ -76,8 +79,25 @@ Values shared_values(const CLI::App& app) {
   return shared;
 }
 
+/// While it lives, this thread reads numbers as C does, with a decimal point, whatever locale the program has set.
+class PlainNumbers {
+ public:
+  PlainNumbers()
+      : plain_(::newlocale(LC_NUMERIC_MASK, "C", ::duplocale(::uselocale(locale_t{})))), before_(::uselocale(plain_)) {}
+  PlainNumbers(const PlainNumbers&) = delete;
+  PlainNumbers& operator=(const PlainNumbers&) = delete;
+  ~PlainNumbers() {
+    ::uselocale(before_);
+    ::freelocale(plain_);
+  }
+
+ private:
+  locale_t plain_, before_;
+};
+
 /// Gives each shared option without a value on this rank the value of rank 0. Call it after app.parse().
 void fill_in(CLI::App& app, const Values& of_rank_0) {
+  const PlainNumbers plain;
   for (auto* option : app.get_options()) {
     const auto found = of_rank_0.find(option->get_name());
     if (!is_shared(*option) || option->count() > 0 || found == of_rank_0.end()) continue;
@@ -116,6 +136,13 @@ CLI::Validator check_value(const std::function<bool(std::string& value)>& is_goo
 
 CLI::Validator not_empty() {
   return check_value([](const std::string& value) { return !value.empty(); }, "empty");
+}
+
+CLI::Validator yes_or_no() {
+  static const std::set<std::string> words{"1", "+", "t", "true",  "y", "yes", "on",  "enable",
+                                           "0", "-", "f", "false", "n", "no",  "off", "disable"};
+  return check_value([](const std::string& text) { return words.contains(CLI::detail::to_lower(text)); },
+                     "neither true nor false");
 }
 
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
@@ -188,6 +215,15 @@ void refuse_missing_values(int argc, char** argv) {
       throw Error(ExitCode::usage, "reading the command line", std::string(word) + " has no value", "Give it one");
 }
 
+/// Throws an Error for a flag of muster's that is given several times, since one of the values would be ignored.
+void refuse_repeated_flags(const CLI::App& app) {
+  for (const auto* option : app.get_options())
+    if (option->get_group() == group && option->get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll &&
+        option->count() > 1)
+      throw Error(ExitCode::usage, "reading the command line",
+                  option->get_name() + " is given " + std::to_string(option->count()) + " times", "Give it once");
+}
+
 /// Warns of each MUSTER_… variable that nothing reads and whose name is close to the variable of one of `app`'s
 /// options.
 void warn_of_unknown_variables(const CLI::App& app) {
@@ -217,16 +253,21 @@ Flags::Flags(const std::string& program, const std::string& version) {
     std::string variable(variable_prefix);
     for (const char* c = name + 2; *c != '\0'; ++c)
       variable += *c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
-    return app.add_option(name, value, help)->envname(variable)->group("muster")->take_last()->check(not_empty());
+    return app.add_option(name, value, help)->envname(variable)->group(group)->take_last()->check(not_empty());
   };
   option("--storage", storage_, "Folder of the runs, on a file system that all\nnodes share [runs]");
   option("--name", name_, "The run's name [program and Slurm job id, or\nprogram and time]");
-  option("--config", config_, "JSON file with settings of the program");
-  app.add_option("--set", set_, "One setting, as in --set lr=0.01; repeatable")
-      ->group("muster")
-      ->type_size(1)
-      ->take_all()
-      ->allow_extra_args(false);  // the words behind its value are the program's
+  const auto list = [this](const char* name, auto& values, const char* help) {
+    return app.add_option(name, values, help)
+        ->group(group)
+        ->type_size(1)
+        ->take_all()
+        ->allow_extra_args(false);  // the words behind its value are the program's
+  };
+  list("--config", config_, "JSON file with settings of the program;\nrepeatable, the later one wins")
+      ->envname("MUSTER_CONFIG")
+      ->check(not_empty());
+  list("--set", set_, "One setting, as in --set lr=0.01; repeatable");
   option("--resume", resume_, "auto, never, must, or the path of a checkpoint or\nrun [auto]");
   option("--seed", seed_, "Seed of the weights and of the order of the\ndata [the run's, at first 0]")
       ->transform(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
@@ -244,23 +285,27 @@ Flags::Flags(const std::string& program, const std::string& version) {
       ->check(CLI::IsMember({"auto", "bar", "plain", "none"}));
   app.add_flag("--tensorboard", tensorboard_, "Write files for TensorBoard to the run's folder")
       ->envname("MUSTER_TENSORBOARD")
-      ->group("muster");
+      ->group(group)
+      ->check(yes_or_no());
   app.add_flag("--profile{auto}", profile_,
                "Write a trace of some steps, as in\n--profile=100:109; auto: the 11th to the 20th")
       ->envname("MUSTER_PROFILE")
-      ->group("muster")
+      ->group(group)
       ->take_last()
       ->check(steps_of_profile());
   app.add_flag("--profile-operators", profile_operators_, "Write a trace with libtorch's operators, too")
       ->envname("MUSTER_PROFILE_OPERATORS")
-      ->group("muster");
+      ->group(group)
+      ->check(yes_or_no());
   option("--log-level", log_level_, "trace, debug, info, warn, error or off [info]");
 }
 
 std::string Flags::read(int argc, char** argv) {
+  const PlainNumbers plain;
   refuse_missing_values(argc, argv);
   try {
     app.parse(argc, argv);
+    refuse_repeated_flags(app);
     return pack(shared_values(app));
   } catch (const CLI::ParseError& error) {
     std::ostringstream out, problem;
@@ -297,7 +342,7 @@ LaunchFlags Flags::resolve() const {
   flags.has_seed = app.count("--seed") > 0;
   if (!storage_.empty()) flags.storage = storage_;
   if (!name_.empty()) flags.name = name_;
-  if (!config_.empty()) flags.config_file = config_;
+  flags.config_files = {config_.begin(), config_.end()};
   if (!backend_.empty()) flags.backend = backend_;
   if (workers_ > 0) flags.workers = workers_;
   if (threads_ > 0) flags.threads = threads_;

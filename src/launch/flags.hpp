@@ -32,9 +32,9 @@ class Flags {
   std::string read(int argc, char** argv);
 
   std::optional<std::string> help_;
-  std::vector<std::string> set_;
+  std::vector<std::string> set_, config_;
   std::string resume_ = "auto", progress_ = "auto", log_level_ = "info", bind_ = "auto", time_limit_, backend_,
-              storage_, name_, config_, profile_;
+              storage_, name_, profile_;
   std::uint64_t seed_ = 0;
   double timeout_ = 0;
   int workers_ = 0, threads_ = 0;

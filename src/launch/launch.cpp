@@ -1,6 +1,7 @@
 #include "muster/launch.hpp"
 
 #include "base/log.hpp"
+#include "base/temporary.hpp"
 #include "comm/agreement.hpp"
 #include "comm/make_world.hpp"
 #include "comm/mpi_scope.hpp"
@@ -25,7 +26,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <set>
@@ -193,10 +193,7 @@ void Launch::State::choose_end() {
   if (flags.time_limit) {
     // The limit is that of all starts under one `muster run`.
     const auto supervisor = detail::launch::supervisor();
-    const auto first_begin = supervisor ? supervisor->begin : std::nullopt;
-    end = (first_begin ? steady_clock::now() - std::chrono::duration_cast<steady_clock::duration>(now - *first_begin)
-                       : begin) +
-          *flags.time_limit;
+    end = begin - (supervisor ? supervisor->used : std::nullopt).value_or(std::chrono::seconds(0)) + *flags.time_limit;
     return;
   }
   if (!asked_job_end.note.empty()) detail::log::debug(asked_job_end.note);
@@ -204,22 +201,23 @@ void Launch::State::choose_end() {
   auto job_end = detail::launch::end_of_allocation(::getenv, now);
   if (!job_end) job_end = asked_job_end.end;
   if (!job_end && !warning.empty()) detail::log::warn(warning);
-  // Ranks of other nodes may not have the variable, and only rank 0 has asked.
-  constexpr auto never = std::numeric_limits<std::int64_t>::max();
-  const auto seconds = job_end ? std::chrono::system_clock::to_time_t(*job_end) : never;
-  const auto first = ranks->all_reduce(std::int64_t{seconds}, ReduceOp::min);
-  if (first != never)
-    end = steady_clock::now() +
-          std::chrono::duration_cast<steady_clock::duration>(system_clock::from_time_t(first) - now);
+  // Ranks of other nodes may not have the variable, and only rank 0 has asked. The first that knows says how much time
+  // is left, since the clock of a node may be wrong.
+  const auto left = job_end ? std::to_string(std::chrono::ceil<std::chrono::seconds>(*job_end - now).count()) : "";
+  const auto all = ranks->all_gather(left);
+  const auto known = std::ranges::find_if(all, [](const auto& seconds) { return !seconds.empty(); });
+  if (known != all.end()) end = steady_clock::now() + std::chrono::seconds(std::stoll(*known));
 }
 
 Launch::Launch(int argc, char** argv, const std::string& version)
     : state_(std::make_unique<State>(argc, argv, version)) {
+  detail::require_home();
   prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
   // A limit on the size of files then makes a write fail, as a full disk does, and does not end the rank.
   if (const auto before = ::signal(SIGXFSZ, SIG_IGN); before != SIG_DFL) ::signal(SIGXFSZ, before);
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
+  detail::launch::forget_other_launchers(detail::comm::mpi_library());
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv, detail::comm::mpi_library()));
   // `muster run` has asked already. Afterwards no other program should be started: some MPIs do not allow it.
   if (!detail::launch::supervisor() && detail::launch::is_first_process(::getenv) &&

@@ -2,11 +2,21 @@
 
 #include "base/cpus.hpp"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdint>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <string_view>
 
 namespace muster::detail::launch {
@@ -35,7 +45,108 @@ constexpr std::array<LauncherVariables, 7> launchers{{{"mpirun", "OMPI_COMM_WORL
                                                       {"Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
                                                       {"srun", step_tasks, "SLURM_PROCID"}}};
 
+/// What Open MPI, PMIx and Hydra tell a process begins with these.
+constexpr std::array<std::string_view, 7> prefixes{"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "ORTE_", "PMIX_", "PMI_",
+                                                   "OMPI_APP_CTX_",    "HYDI_"};
+constexpr std::array<std::string_view, 11> whole_names{"OMPI_ARGV",
+                                                       "OMPI_COMMAND",
+                                                       "OMPI_FILE_LOCATION",
+                                                       "OMPI_FIRST_RANKS",
+                                                       "OMPI_NUM_APP_CTX",
+                                                       "OMPI_UNIVERSE_SIZE",
+                                                       "OMPI_MCA_ess",
+                                                       "OMPI_MCA_initial_wdir",
+                                                       "OMPI_MCA_mpi_oversubscribe",
+                                                       "OMPI_MCA_pmix",
+                                                       "OMPI_MCA_shmem_RUNTIME_QUERY_hint"};
+/// What users set themselves.
+constexpr std::array<std::string_view, 3> of_users{"PMIX_MCA_", "OMPI_MCA_orte_tmpdir_base",
+                                                   "OMPI_MCA_orte_base_help_"};
+/// What srun tells the process of a step, but not that of a batch script.
+constexpr std::array<std::string_view, 4> of_steps{"SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN_"};
+
+bool begins_with_any(std::string_view name, const auto& beginnings) {
+  return std::ranges::any_of(beginnings, [&](auto beginning) { return name.starts_with(beginning); });
+}
+
+/// Those of `names` that a launcher tells its processes.
+std::vector<std::string> variables_of_launchers(const std::vector<std::string>& names) {
+  std::vector<std::string> found;
+  for (const auto& name : names)
+    if ((begins_with_any(name, prefixes) && !begins_with_any(name, of_users)) ||
+        std::ranges::find(whole_names, name) != whole_names.end())
+      found.push_back(name);
+  return found;
+}
+
+std::vector<std::string> variable_names() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (const std::string_view text = *entry; text.find('=') != text.npos)
+      names.emplace_back(text.substr(0, text.find('=')));
+  return names;
+}
+
+/// True if the process that has started this one is a launcher, or a daemon of one: it need not be asked.
+bool is_child_of_launcher() {
+  constexpr std::array<std::string_view, 8> programs{"mpirun",  "mpiexec", "orterun", "orted",
+                                                     "prterun", "prte",    "prted",   "slurmstepd"};
+  std::string name;
+  std::getline(std::ifstream("/proc/" + std::to_string(::getppid()) + "/comm"), name);
+  return std::ranges::find(programs, name) != programs.end();
+}
+
 }  // namespace
+
+std::vector<std::string> misleading_variables(const std::vector<std::string>& names, const Environment& environment,
+                                              const std::string& mpi_library,
+                                              const std::function<bool(const std::string& uri)>& answers) {
+  std::vector<std::string> found;
+  const auto is_dead = [&](const std::string& name) {
+    const char* const uri = name.starts_with("PMIX_SERVER_URI") ? environment(name.c_str()) : nullptr;
+    return uri != nullptr && !answers(uri);
+  };
+  if (std::ranges::any_of(names, is_dead)) found = variables_of_launchers(names);
+  const bool has_pmi = environment("PMIX_RANK") != nullptr || environment("PMI_RANK") != nullptr;
+  const bool by_other = environment("OMPI_COMM_WORLD_SIZE") != nullptr;
+  const bool is_free = !found.empty() || (!has_pmi && !by_other);
+  if (is_free && environment("SLURM_STEP_ID") != nullptr && mpi_library.starts_with("Open MPI") &&
+      number(environment, step_tasks, 1) <= 1)
+    std::ranges::copy_if(names, std::back_inserter(found),
+                         [](const auto& name) { return begins_with_any(name, of_steps); });
+  return found;
+}
+
+bool server_answers(const std::string& uri) {
+  constexpr std::string_view scheme = "tcp4://";
+  constexpr int limit_ms = 1000;
+  const auto at = uri.find(scheme), colon = uri.rfind(':');
+  if (at == std::string::npos || colon <= at + scheme.size()) return true;  // it is reached in another way
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(std::atoi(uri.c_str() + colon + 1)));
+  const auto host = uri.substr(at + scheme.size(), colon - at - scheme.size());
+  if (::inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) return true;
+  const int end = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (end < 0) return true;
+  int error = ::connect(end, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+  pollfd ready{end, POLLOUT, 0};
+  socklen_t size = sizeof error;
+  if (error == EINPROGRESS && ::poll(&ready, 1, limit_ms) > 0) ::getsockopt(end, SOL_SOCKET, SO_ERROR, &error, &size);
+  ::close(end);
+  return error != ECONNREFUSED;
+}
+
+void forget_other_launchers(const std::string& mpi_library, bool even_own) {
+  const auto names = variable_names();
+  auto found = misleading_variables(names, ::getenv, mpi_library, [](const std::string& uri) {
+    return is_child_of_launcher() || server_answers(uri);
+  });
+  const auto launcher = started_by(::getenv);
+  if (even_own && launcher && launcher->processes == 1)
+    std::ranges::copy(variables_of_launchers(names), std::back_inserter(found));
+  for (const auto& name : found) ::unsetenv(name.c_str());
+}
 
 std::string srun_for(const std::string& mpi_library) {
   const auto is = [&](std::string_view name) { return mpi_library.find(name) != std::string::npos; };

@@ -30,6 +30,20 @@ bool is_first_process(const Environment& environment);
 /// "RANK PID HOST" of this process under Hydra, which names a lost rank by its process id; otherwise empty.
 std::string process_for_launcher(const Environment& environment);
 
+// Variables of a launcher that has not started this process: those of a job that is over, which a shell has kept, of an
+// srun --pty shell, or of the mpirun -n 1 that has started `muster run`. MPI would look for that launcher and fail.
+
+/// Those of `names` that lead MPI astray: of a launcher that does not answer, or of srun where this is its only task,
+/// and it does not use PMI. `answers`: see server_answers().
+std::vector<std::string> misleading_variables(const std::vector<std::string>& names, const Environment& environment,
+                                              const std::string& mpi_library,
+                                              const std::function<bool(const std::string& uri)>& answers);
+/// False if the server of PMIx at "NAMESPACE;tcp4://127.0.0.1:4711" refuses connections.
+bool server_answers(const std::string& uri);
+/// Removes them from this process's environment. `even_own`: for a process that starts a launcher itself; those of the
+/// launcher that has started it alone, too. To be called before threads are started.
+MUSTER_INTERNAL_API void forget_other_launchers(const std::string& mpi_library, bool even_own = false);
+
 /// How srun starts the tasks of a program that uses that MPI; see comm::mpi_library().
 MUSTER_INTERNAL_API std::string srun_for(const std::string& mpi_library);
 

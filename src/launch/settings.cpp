@@ -70,11 +70,37 @@ bool fits(const Json& was, const Json& value) {
   return std::string_view(kind(was)) == kind(value);
 }
 
+/// True if the path "a.b" leads to a setting.
+bool has_path(const Json& settings, std::string_view path) {
+  const auto dot = path.find('.');
+  const std::string name(path.substr(0, dot));
+  if (!settings.is_object() || !settings.contains(name)) return false;
+  return dot == path.npos || has_path(settings.at(name), path.substr(dot + 1));
+}
+
+/// {"a": {"b": value}} for the path "a.b".
+Json nested(std::string_view path, const Json& value) {
+  const auto dot = path.find('.');
+  return Json::object(
+      {{std::string(path.substr(0, dot)), dot == path.npos ? value : nested(path.substr(dot + 1), value)}});
+}
+
+/// The number that a text would be in a language other than JSON: 0.5 for ".5"; null if it is none.
+Json number_in(const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool is_number = error == std::errc() && end == text.data() + text.size() && std::isfinite(number);
+  return is_number ? Json(number) : Json();
+}
+
 void lay_over(Json& target, const Json& value, ExitCode code, const std::string& doing, const std::string& key,
               const Json& defaults) {
   if (target.is_object() && value.is_object() && !(target.empty() && !key.empty())) {
     for (const auto& [name, child] : value.items()) {
       const auto path = key.empty() ? name : key + "." + name;
+      if (!target.contains(name) && has_path(target, name))
+        throw Error(code, doing, "the name \"" + name + "\" has a dot, as only --set writes it",
+                    "Write it as " + shown(nested(name, child)));
       if (!target.contains(name)) unknown_key(code, doing, path, defaults);
       lay_over(target[name], child, code, doing, path, defaults);
     }
@@ -83,9 +109,10 @@ void lay_over(Json& target, const Json& value, ExitCode code, const std::string&
   if (target.is_number_integer() && value.is_number() && !fits(target, value))
     throw Error(code, doing, "\"" + key + "\" is a whole number of 64 bits, not " + shown(value),
                 "Give it a whole number, or the program a default such as " + json_text(target) + ".0");
+  const auto written = target.is_number() && value.is_string() ? number_in(value.get<std::string>()) : Json();
   if (!fits(target, value))
     throw Error(code, doing, "\"" + key + "\" is " + kind(target) + ", not " + kind(value) + " (" + shown(value) + ")",
-                "Give it " + std::string(kind(target)));
+                "Give it " + std::string(kind(target)) + (written.is_null() ? "" : ", as in " + json_text(written)));
   if (target.is_number_integer() && value.is_number_float())
     target = value.get<std::int64_t>();
   else if (target.is_number_float() && value.is_number())
@@ -140,10 +167,10 @@ Json read_config(const std::filesystem::path& file) {
   return config;
 }
 
-Config resolve(Config defaults, const std::optional<std::filesystem::path>& file, const std::vector<std::string>& set) {
+Config resolve(Config defaults, const std::vector<std::filesystem::path>& files, const std::vector<std::string>& set) {
   Json config = defaults;
-  if (file)
-    lay_over(config, read_config(*file), ExitCode::data, "reading the configuration " + file->string(), "", defaults);
+  for (const auto& file : files)
+    lay_over(config, read_config(file), ExitCode::data, "reading the configuration " + file.string(), "", defaults);
   for (const auto& setting : set) apply_setting(config, setting, defaults);
   if (const auto key = lost_in_json(config, ""); !key.empty())
     throw Error(ExitCode::usage, "reading the settings", "\"" + key + "\" is NaN, infinite or a text that is not UTF-8",

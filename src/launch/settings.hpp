@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,11 +19,11 @@ MUSTER_INTERNAL_API std::string nearest_match(std::string_view word, const std::
 /// Reads a file of settings, which may have comments. Errors have ExitCode::data.
 MUSTER_INTERNAL_API Json read_config(const std::filesystem::path& file);
 
-/// Returns `defaults`, overridden by the file's values and then by those of `set` ("key.path=VALUE", where VALUE is
-/// JSON or else text). Throws an Error for a key that the defaults do not have, which names the nearest known key or
-/// all of them, and for a value of another kind (a number instead of text). A default of null accepts any value. The
-/// file's errors have ExitCode::data, those of `set` ExitCode::usage.
-MUSTER_INTERNAL_API Config resolve(Config defaults, const std::optional<std::filesystem::path>& file,
+/// Returns `defaults`, overridden by the values of each file in turn and then by those of `set` ("key.path=VALUE",
+/// where VALUE is JSON or else text). Throws an Error for a key that the defaults do not have, which names the nearest
+/// known key or all of them, and for a value of another kind (a number instead of text). A default of null accepts any
+/// value. The files' errors have ExitCode::data, those of `set` ExitCode::usage.
+MUSTER_INTERNAL_API Config resolve(Config defaults, const std::vector<std::filesystem::path>& files,
                                    const std::vector<std::string>& set);
 
 /// Returns `defaults` overridden by `values`, by the rules for a file; `values` as they are if there are no defaults.

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstddef>
@@ -53,9 +54,12 @@ void install_over_default(int signal) noexcept {
 
 #ifdef __GLIBC__
 void tell_exit(int code, void*) noexcept {
-  const char* const rank = std::getenv("PMI_RANK");
-  const bool by_hydra = rank != nullptr && std::getenv("SLURM_PROCID") == nullptr;  // srun tells it
-  if (code != 0 && by_hydra) tell(message_exit, std::string(rank) + " " + std::to_string(code));
+  if (code == 0 || std::getenv(supervised_variable) == nullptr) return;
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells it
+  char host[256] = "";
+  if (rank == nullptr || ::gethostname(host, sizeof host - 1) != 0) return;
+  tell(message_exit, std::string(rank) + " " + std::to_string(code) + " " + host);
 }
 #endif
 

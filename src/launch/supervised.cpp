@@ -55,8 +55,8 @@ std::optional<Supervisor> supervisor() {
   if (unsupervised != nullptr || value_of(variable::supervised).empty()) return {};
   Supervisor found{.id = value_of(variable::id), .started = value_of(variable::started), .max_failures = {}};
   if (const auto most = value_of(variable::max_failures); !most.empty()) found.max_failures = std::atoi(most.c_str());
-  if (const auto begin = value_of(variable::begin); !begin.empty())
-    found.begin = std::chrono::system_clock::from_time_t(std::atoll(begin.c_str()));
+  if (const auto used = value_of(variable::used); !used.empty())
+    found.used = std::chrono::seconds(std::atoll(used.c_str()));
   found.full_worker_count = std::atoi(value_of(variable::full_worker_count).c_str());
   return found;
 }

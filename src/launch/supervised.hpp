@@ -18,11 +18,11 @@
 namespace muster::detail::launch {
 
 struct Supervisor {
-  std::string id;                   ///< of the `muster run`, the same over all its restarts
-  std::string started;              ///< when the `muster run` began, as part of a run's name
-  std::optional<int> max_failures;  ///< --max-failures
-  int full_worker_count = 0;        ///< ranks of the job when none is missing; 0 without --min-workers
-  std::optional<std::chrono::system_clock::time_point> begin = {};  ///< of its first start
+  std::string id;                                 ///< of the `muster run`, the same over all its restarts
+  std::string started;                            ///< when the `muster run` began, as part of a run's name
+  std::optional<int> max_failures;                ///< --max-failures
+  int full_worker_count = 0;                      ///< ranks of the job when none is missing; 0 without --min-workers
+  std::optional<std::chrono::seconds> used = {};  ///< from its first start to this one: the hosts' clocks may differ
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
@@ -33,7 +33,7 @@ namespace variable {
 inline constexpr const char* supervised = supervised_variable;  // 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
-inline constexpr const char* begin = "MUSTER_BEGIN";           // seconds since 1970
+inline constexpr const char* used = "MUSTER_USED_SECONDS";     // since the first start
 inline constexpr const char* job_end = "MUSTER_JOB_END_TIME";  // seconds since 1970, as SLURM_JOB_END_TIME
 inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
 inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";

@@ -75,6 +75,12 @@ const char* remedy(LateCause cause) {
   return "Look at the file system's load from there, or save less often";
 }
 
+std::string percent(double share) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.0f%%", 100 * share);
+  return text;
+}
+
 /// How much longer the part of each worker's time is than the median of the others', in seconds.
 std::vector<double> behind_in(const StepWindow& window, const std::function<double(const RankTimes&)>& part) {
   std::vector<double> behind;
@@ -205,11 +211,26 @@ LateRank LateRankDetector::describe(std::size_t rank) const {
 }
 
 std::string text_of(const LateRank& late) {
-  char percent[16];
-  std::snprintf(percent, sizeof percent, "%.0f%%", 100 * late.behind);
-  return "the other ranks wait for rank " + std::to_string(late.rank) + " (" + late.host + "), for " + percent +
-         " of " + (late.cause == LateCause::saving ? "the time" : "each step") + ": " + to_string(late.cause) + ". " +
-         remedy(late.cause);
+  return "the other ranks wait for rank " + std::to_string(late.rank) + " (" + late.host + "), for " +
+         percent(late.behind) + " of " + (late.cause == LateCause::saving ? "the time" : "each step") + ": " +
+         to_string(late.cause) + ". " + remedy(late.cause);
+}
+
+std::string LateRankWarnings::line_about(const LateRank& late, Clock::time_point now) {
+  // Other work on the machine may look like a longer computation, and hits one rank after the other.
+  const bool by_machine = late.cause == LateCause::shared_core || late.cause == LateCause::computation;
+  const std::tuple key(late.host, by_machine ? -1 : late.rank, by_machine ? LateCause::shared_core : late.cause);
+  auto& topic = topics_.try_emplace(key, Topic{.rank = late.rank, .cause = late.cause}).first->second;
+  const bool is_another = late.rank != topic.rank;
+  const bool is_news = is_another && !topic.in_turn && topic.cause != LateCause::shared_core;
+  if (now < topic.next && !is_news) return {};
+  topic.next = now + topic.interval;
+  topic.interval *= 2;
+  if (!is_another) return text_of(late);
+  topic.in_turn = true;
+  return "the ranks on " + late.host + " are late in turn, now rank " + std::to_string(late.rank) + " for " +
+         percent(late.behind) + " of each step: the machine is shared with other processes. " +
+         remedy(LateCause::shared_core);
 }
 
 }  // namespace muster::detail::observe

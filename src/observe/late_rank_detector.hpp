@@ -4,9 +4,12 @@
 #include "muster/callback.hpp"
 #include "observe/rank_times.hpp"
 
+#include <chrono>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace muster::detail::observe {
@@ -61,5 +64,24 @@ LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, 
 
 /// The warning about a late rank.
 std::string text_of(const LateRank& late);
+
+/// Which late ranks are worth a line. A rank and a cause are named once, and again after 10 minutes, then 20, 40 and so
+/// on. On a machine with other work, its ranks are late in turn, each for a moment: that is said once for all of them.
+class LateRankWarnings {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// The line about a rank that has become late; empty if nothing is to be said.
+  std::string line_about(const LateRank& late, Clock::time_point now = Clock::now());
+
+ private:
+  struct Topic {
+    int rank = 0;  ///< the first that was named
+    LateCause cause = LateCause::computation;
+    bool in_turn = false;  ///< it was said that ranks are late in turn
+    Clock::time_point next = {};
+    std::chrono::minutes interval{10};
+  };
+  std::map<std::tuple<std::string, int, LateCause>, Topic> topics_ = {};  ///< by host, rank and cause
+};
 
 }  // namespace muster::detail::observe

@@ -14,8 +14,12 @@ namespace muster::detail::observe {
 
 Observers::Observers(bool first_worker, const ObservedRun& run, const RunConfig& config) {
   if (first_worker) {
-    observers_.push_back(std::make_unique<History>(run.folder));
-    observers_.push_back(std::make_unique<StatusFile>(run.folder, run.world_size));
+    auto history = std::make_unique<History>(run.folder);
+    // A validation may give a row another score when nobody writes status.json any more.
+    auto status = std::make_unique<StatusFile>(run.folder, run.world_size, config.checkpoint_config,
+                                               run.validates ? nullptr : history.get());
+    observers_.push_back(std::move(history));
+    observers_.push_back(std::move(status));
     observers_.push_back(std::make_unique<ProgressLine>(run.progress, run.first_epoch));
     if (config.tensorboard) observers_.push_back(make_tensorboard(run.folder, run.settings));
   }

@@ -24,6 +24,7 @@ struct ObservedRun {
   std::int64_t first_epoch = 0;    ///< the `epoch` of its first row
   int world_size = 1;              ///< number of workers
   Json settings = Json::object();  ///< the training function's configuration
+  bool validates = false;          ///< rows may change after training has ended
 };
 
 class Observers {

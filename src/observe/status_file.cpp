@@ -35,11 +35,28 @@ Json read_status(const std::filesystem::path& run) try {
   return nullptr;
 }
 
-StatusFile::StatusFile(std::filesystem::path run, int world_size)
-    : run_(std::move(run)), world_size_(world_size), started_(std::time(nullptr)), account_(run_, world_size) {}
+StatusFile::StatusFile(std::filesystem::path run, int world_size, const CheckpointConfig& score, const History* history)
+    : run_(std::move(run)),
+      world_size_(world_size),
+      started_(std::time(nullptr)),
+      account_(run_, world_size),
+      best_{.attribute = score.checkpoint_score_attribute,
+            .is_max = score.checkpoint_score_order == ScoreOrder::max,
+            .history = history} {}
+
+void StatusFile::update_best() {
+  const auto& rows = best_.history->rows();
+  for (; best_.rows_seen < rows.size(); ++best_.rows_seen) {
+    const auto found = rows[best_.rows_seen].find(best_.attribute);
+    if (found == rows[best_.rows_seen].end() || !found->is_number()) continue;
+    if (best_.value.is_null() || (best_.is_max ? *found > best_.value : *found < best_.value)) best_.value = *found;
+  }
+}
 
 void StatusFile::start(const AttemptStart& start) {
   account_.start(start);
+  best_.rows_seen = 0;
+  best_.value = nullptr;
   last_report_ = start.last_row;
   position_.global_step = start.global_step;
   if (start.global_step == 0 && start.training_iteration == 0) return;
@@ -119,6 +136,13 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
   if (rate > 0 && samples > 0 && position_.epochs > position_.epoch)
     status["run_s_left"] =
         (left_in_epoch + samples * static_cast<double>(position_.epochs - position_.epoch - 1)) / rate;
+  if (best_.history != nullptr) {
+    status["best"] = Json::object();
+    if (!best_.attribute.empty()) {
+      update_best();
+      status["best"][best_.attribute] = best_.value;
+    }
+  }
   if (!error.empty()) status["error"] = error;
   account_.add_to(status, state, error);
   written_at_ = Clock::now();

@@ -121,7 +121,7 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
       .progress = flags.progress};
   static_cast<void>(resolved.share_of(0));
   resolved.options.train_loop_config = json_from_text(comm::run_on_root(resolved.world(), [&] {
-    return json_text(launch::resolve(options.train_loop_config, flags.config_file, flags.set));
+    return json_text(launch::resolve(options.train_loop_config, flags.config_files, flags.set));
   }));
   auto& callbacks = resolved.options.run_config.callbacks;
   callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());

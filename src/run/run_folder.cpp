@@ -130,6 +130,9 @@ void check_run_name(const std::string& name) {
                 "it is not the name of a folder: no '/', no leading '.' or '-', no space around it, no control "
                 "characters, 1 to 200 bytes of UTF-8",
                 "Choose another --name; --storage says where the run lies");
+  if (name.starts_with("checkpoint_"))
+    throw Error(ExitCode::usage, "reading the run's name \"" + name + "\"",
+                "names that begin with checkpoint_ are those of checkpoints", "Choose another --name");
 }
 
 std::filesystem::path absolute_path(const std::filesystem::path& path) {
@@ -155,6 +158,9 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     if (storage.string().find("://") != std::string::npos)
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "it is a URL",
                   "Name a folder on a file system that all nodes share");
+    if (storage.string() == "~" || storage.string().starts_with("~/"))
+      throw Error(ExitCode::usage, "opening the storage " + storage.string(), "the shell has not replaced the ~",
+                  "Leave the ~ out of quotes, or write $HOME");
     storage = std::filesystem::absolute(storage).lexically_normal();
     std::error_code ignored;  // make_directories() says what is wrong with it
     made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
@@ -306,7 +312,6 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
 }
 
 void RunFolder::restore_params(Json params) noexcept {
-  if (params.value("finished", false)) clear_error();
   if (params == params_) return;
   try {
     write_params(std::move(params));

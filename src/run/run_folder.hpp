@@ -66,8 +66,8 @@ class MUSTER_INTERNAL_API RunFolder {
   /// Writes to params.json that training is finished, and the training function's return value. A failure is a warning.
   /// On the same rank.
   void mark_finished(const Json& returned) noexcept;
-  /// Restores params.json as it was before a start that was refused and has changed nothing else. A finished run has no
-  /// error.txt. A failure is a warning. On the same rank.
+  /// Restores params.json as it was before a start that was refused and has changed nothing else; error.txt keeps its
+  /// cause. A failure is a warning. On the same rank.
   void restore_params(Json params) noexcept;
   /// Removes error.txt: training begins, or was stopped on request. On one rank.
   void clear_error() const noexcept;

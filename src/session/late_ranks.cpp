@@ -100,7 +100,7 @@ observe::StepWindow LateRanks::window_until(const Sampled& end) const {
 void LateRanks::find_late(observe::StepWindow window) {
   outputs_.observers.tell(&observe::Observer::step_window, window);
   for (const auto& late : detector_.add(std::move(window))) {
-    log::warn(observe::text_of(late));
+    if (const auto line = warnings_.line_about(late); !line.empty()) log::warn(line);
     found_.push_back(
         {{"rank", late.rank}, {"host", late.host}, {"cause", to_string(late.cause)}, {"behind", late.behind}});
     outputs_.observers.tell(&observe::Observer::late_rank, late);

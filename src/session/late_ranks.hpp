@@ -22,7 +22,7 @@ class LateRanks {
   /// thread that trains.
   void watch_intraop_threads();
   /// Call when this step begins. On the first worker, tells the observers the times of the workers from time to time,
-  /// and warns of a late one.
+  /// and warns of a late one, now and then.
   void begin_step(std::int64_t step);
   /// The late workers that were found since forget_found(), for a report's row. Empty if there are none, and on other
   /// workers than the first.
@@ -44,6 +44,7 @@ class LateRanks {
   Outputs& outputs_;
   comm::StepTimes times_;
   observe::LateRankDetector detector_;
+  observe::LateRankWarnings warnings_;
   std::int64_t interval_ = 2;          ///< steps between two samples; a power of two
   std::optional<Sampled> begin_ = {};  ///< of the window
   std::int64_t next_sample_ = 0;

@@ -111,9 +111,11 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   if (!report.launcher_error.empty()) return report.launcher_error;
   if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
   if (!report.loaded && !report.failed_rank && !report.slurm.empty()) return "no rank has started: " + report.slurm;
-  const auto who = report.failed_rank ? "rank " + std::to_string(*report.failed_rank) : std::string("the program");
-  if (report.exited_improperly) return who + " ended without MPI_Finalize, as by _exit()";
-  return who + " ended with exit code " + std::to_string(end.code);
+  const auto where = !report.failed_rank ? std::string()
+                                         : " on rank " + std::to_string(*report.failed_rank) +
+                                               (report.failed_host.empty() ? "" : ", host " + report.failed_host);
+  if (report.exited_improperly) return "the program ended without MPI_Finalize, as by _exit()," + where;
+  return "the program ended with exit code " + std::to_string(end.code) + where;
 }
 
 std::string log_hint(const JobEnd& end) {

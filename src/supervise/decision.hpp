@@ -19,6 +19,7 @@ struct JobEnd {
   bool exceeded_grace = false;  ///< it did not heed the wish to stop, and was ended
   bool not_up = false;          ///< its ranks did not come together within the time for that, and it was ended
   bool stop_requested = false;  ///< while it ran
+  bool had_ranks = false;       ///< the launcher has started processes on this host
   bool grows = false;           ///< the ranks were asked to stop since there is room for more of them
   /// The job goes on without the host that was lost, or waits for it: then that is no failure of the program.
   bool host_is_excused = false;

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -78,11 +79,11 @@ int make_pipe(int& reading_end) {
   ::_exit(127);
 }
 
-/// Looks at all processes, since not every kernel has /proc/PID/task/TID/children. Empty if there is no /proc.
+/// Looks at all processes, since not every kernel has /proc/PID/task/TID/children. Empty if /proc does not show them.
 std::optional<std::vector<pid_t>> children_of(pid_t process) {
   std::error_code no_proc;
   const fs::directory_iterator all("/proc", no_proc);
-  if (no_proc) return {};
+  if (no_proc || !Job::sees_processes()) return {};
   std::vector<pid_t> children;
   for (const auto& entry : all) {
     const auto child = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
@@ -110,7 +111,9 @@ void end_children() {
     }
     if (ended < 0) return;  // there are no children left
     if (std::chrono::steady_clock::now() - begin > 2 * patience)
-      return log::warn("a process of the job does not end; it waits for a device or a file system");
+      return log::warn(Job::sees_processes()
+                           ? "a process of the job does not end; it waits for a device or a file system"
+                           : "a process that the ranks have started goes on, and cannot be found without /proc");
     std::this_thread::sleep_for(1ms);
   }
 }
@@ -165,15 +168,36 @@ bool Job::ended() {
 int Job::code() const noexcept { return status_ && WIFEXITED(*status_) ? WEXITSTATUS(*status_) : 0; }
 int Job::signal() const noexcept { return status_ && WIFSIGNALED(*status_) ? WTERMSIG(*status_) : 0; }
 
+void Job::end_left_behind() {
+  if (kind_ == Launcher::Kind::srun || has_remote_ranks_) return;
+  const auto children = children_of(launcher_);
+  if (!children) return;
+  // The ranks are children of Hydra's proxy.
+  const bool has_ranks = kind_ == Launcher::Kind::hydra
+                             ? std::ranges::any_of(*children, [](pid_t child) { return !children_of(child)->empty(); })
+                             : !children->empty();
+  had_ranks_ = had_ranks_ || has_ranks;
+  calls_without_ranks_ = has_ranks || !had_ranks_ ? 0 : calls_without_ranks_ + 1;
+  if (calls_without_ranks_ < 2) return;  // the launcher may be about to end
+  for (const auto child : children_of(::getpid()).value_or(std::vector<pid_t>()))
+    if (child != launcher_) ::kill(child, SIGKILL);
+}
+
+bool Job::sees_processes() noexcept {
+  std::error_code ignored;
+  return fs::read_symlink("/proc/self", ignored) == std::to_string(::getpid());
+}
+
 bool Job::ask_to_stop() {
   const auto ranks = children_of(launcher_);
+  had_ranks_ = had_ranks_ || (ranks && !ranks->empty());
   if (kind_ != Launcher::Kind::srun && ranks && ranks->empty()) return false;
   ::kill(launcher_, SIGUSR1);
   return true;
 }
 
 bool Job::suspend() const {
-  if (kind_ == Launcher::Kind::srun || has_remote_ranks_) return false;
+  if (kind_ == Launcher::Kind::srun || has_remote_ranks_ || !sees_processes()) return false;
   signal_all(launcher_, SIGSTOP);
   return true;
 }

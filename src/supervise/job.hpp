@@ -40,9 +40,20 @@ class Job {
   /// Its exit code; or 0, and the signal that has ended it.
   int code() const noexcept;
   int signal() const noexcept;
-  /// Asks the ranks to save and stop. Returns false if there are none yet; without /proc it always asks.
+  /// True if this machine's /proc shows the processes of the job. It may be missing, empty, or that of another
+  /// container.
+  static bool sees_processes() noexcept;
+  /// Asks the ranks to save and stop. Returns false if there are none yet. If it does not see them it always asks, and
+  /// ranks that are not there yet do not hear it.
   bool ask_to_stop();
-  /// Stops all processes of the job, as Ctrl-Z does. Returns false, and does nothing, if some are on other hosts.
+  /// To be called every two seconds. Ends processes that the ranks have left when they ended, by whose open streams the
+  /// launcher is kept waiting: it reads the ranks' output to its end. Does nothing where ranks are elsewhere, and
+  /// without /proc.
+  void end_left_behind();
+  /// True if end_left_behind() or ask_to_stop() has seen ranks.
+  bool had_ranks() const noexcept { return had_ranks_; }
+  /// Stops all processes of the job, as Ctrl-Z does. Returns false, and does nothing, if it does not see all of
+  /// them.
   bool suspend() const;
   void resume() const;
   /// Kills everything at once, and waits until it is gone.
@@ -58,6 +69,8 @@ class Job {
   int output_ = -1;
   int standard_output_ = -1;
   std::optional<int> status_ = {};
+  bool had_ranks_ = false;
+  int calls_without_ranks_ = 0;
 };
 
 }  // namespace muster::detail::supervise

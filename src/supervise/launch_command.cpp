@@ -7,10 +7,15 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <numeric>
+#include <set>
 #include <sstream>
 #include <system_error>
 
@@ -22,24 +27,22 @@ int number_in(const Environment& environment, const char* name) {
   return value == nullptr ? 0 : std::atoi(value);
 }
 
+/// "root@n2:4"
 struct Host {
-  std::string name, entry;
+  std::string name, user = {}, entry = {};  ///< root@n2, root, n2:4
   int slots = 1;
 };
 
-/// Launchers name a host by its first label: "n1" for n1.cluster. Addresses stay whole.
-std::string short_name(const std::string& host) {
-  in_addr address{};
-  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 ? host : host.substr(0, host.find('.'));
-}
-
-/// Parses "n1,n2:4" and leaves out the lost hosts. What is not a number of slots counts as 0.
+/// Parses "n1, root@n2:4" and leaves out the lost hosts. What is not a number of slots counts as 0.
 std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
   std::vector<Host> hosts;
   std::istringstream list(text);
   for (std::string entry; std::getline(list, entry, ',');) {
-    const auto colon = entry.find(':');
+    entry.erase(0, std::min(entry.find_first_not_of(" \t"), entry.size()));
+    entry.erase(entry.find_last_not_of(" \t") + 1);
+    const auto colon = entry.find(':'), at = entry.find('@');
     const auto name = entry.substr(0, colon);
+    const bool has_user = at < colon && at != entry.npos;
     const auto is_this = [&](const std::string& other) { return short_name(other) == short_name(name); };
     if (name.empty() || std::ranges::any_of(lost, is_this)) continue;
     int slots = 1;
@@ -48,7 +51,10 @@ std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
       const auto parsed = std::from_chars(entry.data() + colon + 1, end, slots);
       if (parsed.ec != std::errc() || parsed.ptr != end) slots = 0;
     }
-    hosts.push_back({name, entry, slots});
+    hosts.push_back({.name = name,
+                     .user = has_user ? entry.substr(0, at) : "",
+                     .entry = has_user ? entry.substr(at + 1) : entry,
+                     .slots = slots});
   }
   return hosts;
 }
@@ -59,20 +65,91 @@ int slots_of(const std::vector<Host>& hosts) {
   return slots;
 }
 
+/// A variable of this Slurm job; of a heterogeneous job that of each component, as SLURM_NTASKS_HET_GROUP_1.
+std::vector<std::string> in_components(const Environment& environment, const std::string& name) {
+  std::vector<std::string> values;
+  const int components = number_in(environment, "SLURM_HET_SIZE");
+  for (int i = 0; i < std::max(components, 1); ++i) {
+    const char* const value = environment((components > 0 ? name + "_HET_GROUP_" + std::to_string(i) : name).c_str());
+    values.emplace_back(value == nullptr ? "" : value);
+  }
+  return values;
+}
+
+/// The sum of "2(x3),4", which is 10.
+int sum_of_nodes(const std::string& text) {
+  int sum = 0;
+  std::istringstream list(text);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    int count = 0, times = 1;
+    std::sscanf(entry.c_str(), "%d(x%d)", &count, &times);
+    sum += count * times;
+  }
+  return sum;
+}
+
+int nodes_of_job(const Environment& environment) {
+  int nodes = 0;
+  for (const auto& value : in_components(environment, "SLURM_JOB_NUM_NODES")) nodes += std::atoi(value.c_str());
+  return nodes;
+}
+
+/// The tasks of each component of the Slurm job, or else its CPUs where it has several nodes; 0 if they are not known.
+std::vector<int> tasks_of_job(const Environment& environment) {
+  const auto tasks = in_components(environment, "SLURM_NTASKS");
+  const auto cpus = in_components(environment, "SLURM_JOB_CPUS_PER_NODE");
+  const bool is_spread = nodes_of_job(environment) > 1;
+  std::vector<int> all;
+  for (std::size_t i = 0; i < tasks.size(); ++i)
+    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str()) : is_spread ? sum_of_nodes(cpus[i]) : 0);
+  return all;
+}
+
+int all_tasks_of_job(const Environment& environment) {
+  const auto tasks = tasks_of_job(environment);
+  return std::accumulate(tasks.begin(), tasks.end(), 0);
+}
+
 /// The nodes of a Slurm job that so many ranks take, of those that are not lost.
 int nodes_for(int ranks, const Hosts& lost, const Environment& environment) {
-  const int all = number_in(environment, "SLURM_JOB_NUM_NODES"), left = all - static_cast<int>(lost.size());
-  const int on_each = std::max(1, number_in(environment, "SLURM_NTASKS") / std::max(1, all));
+  const int all = nodes_of_job(environment), left = all - static_cast<int>(lost.size());
+  const int on_each = std::max(1, all_tasks_of_job(environment) / std::max(1, all));
   return std::min(left, (ranks + on_each - 1) / on_each);
+}
+
+/// One start by srun for each component of a heterogeneous job that has ranks; otherwise `start` alone.
+std::vector<Start> in_parts(const Start& start, const Environment& environment) {
+  const auto tasks = tasks_of_job(environment);
+  if (tasks.size() < 2) return {start};
+  std::vector<Start> parts;
+  int left = start.ranks;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    auto part = start;
+    part.het_group = static_cast<int>(i);
+    part.nodes = 0;
+    part.ranks = i + 1 == tasks.size() ? left : std::min(left, tasks[i]);
+    left -= part.ranks;
+    if (part.ranks > 0) parts.push_back(std::move(part));
+  }
+  return parts;
 }
 
 /// How many hosts the job has.
 int number_of_hosts(const SuperviseOptions& options, const Environment& environment) {
   if (!options.hosts.empty()) return static_cast<int>(hosts_in(options.hosts).size());
-  return environment("SLURM_JOB_ID") == nullptr ? 1 : number_in(environment, "SLURM_JOB_NUM_NODES");
+  return environment("SLURM_JOB_ID") == nullptr ? 1 : nodes_of_job(environment);
 }
 
 }  // namespace
+
+std::string short_name(const std::string& host) {
+  auto name = host.substr(host.find('@') + 1);
+  in_addr address{};
+  if (::inet_pton(AF_INET, name.c_str(), &address) == 1) return name;
+  name.resize(std::min(name.find('.'), name.size()));
+  for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
@@ -117,7 +194,7 @@ Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment&
 
 int all_slots(const SuperviseOptions& options, const Environment& environment, int cores) {
   if (!options.hosts.empty()) return slots_of(hosts_in(options.hosts));
-  const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : number_in(environment, "SLURM_NTASKS");
+  const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : all_tasks_of_job(environment);
   return tasks > 0 ? tasks : cores;
 }
 
@@ -128,8 +205,8 @@ int wanted_ranks(const SuperviseOptions& options, const Environment& environment
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   Launcher::Kind launcher) {
   if (launcher == Launcher::Kind::srun) {
-    const int nodes = number_in(environment, "SLURM_JOB_NUM_NODES"), left = nodes - static_cast<int>(lost.size());
-    const int slots = std::max(ranks, number_in(environment, "SLURM_NTASKS"));
+    const int nodes = nodes_of_job(environment), left = nodes - static_cast<int>(lost.size());
+    const int slots = std::max(ranks, all_tasks_of_job(environment));
     return nodes > 0 ? std::min(ranks, static_cast<int>(std::int64_t{slots} * left / nodes)) : ranks;
   }
   const int all = slots_of(hosts_in(options.hosts)), left = slots_of(hosts_in(options.hosts, lost));
@@ -162,11 +239,24 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
   const auto refuse = [](const std::string& fact, const std::string& remedy) {
     throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
   };
-  if (options.command.empty()) refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
+  if (options.command.empty() || options.command.front().empty())
+    refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
   if (number_in(environment, "OMPI_COMM_WORLD_SIZE") > 1 || number_in(environment, "PMI_SIZE") > 1)
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
+  std::set<std::string> users;
+  for (const auto& host : hosts_in(options.hosts)) {
+    if (!host.user.empty()) users.insert(host.user);
+    if (host.name.find_first_of("/ \t") != std::string::npos || host.name.starts_with("-") ||
+        host.entry.starts_with(":"))
+      refuse("\"" + host.name + "\" in --hosts is not the name of a host",
+             "Name the hosts with their slots, as in n1:4,n2:4");
+  }
+  if (users.size() > 1)
+    refuse("--hosts names the users " + listed(std::vector(users.begin(), users.end()), 3, std::identity()) +
+               ", and the launcher logs in to all hosts as one",
+           "Leave them out there, and name them in ~/.ssh/config");
   for (const auto& host : hosts_in(options.hosts))
     if (host.slots < 1)
       refuse("\"" + host.entry + "\" in --hosts has no number of slots behind the colon",
@@ -193,7 +283,7 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
   namespace variable = launch::variable;
   Variables told{
       {variable::supervised, "1"}, {variable::id, supervisor_info.id}, {variable::started, supervisor_info.started}};
-  if (supervisor_info.begin > 0) told.emplace_back(variable::begin, std::to_string(supervisor_info.begin));
+  if (supervisor_info.used) told.emplace_back(variable::used, std::to_string(supervisor_info.used->count()));
   if (supervisor_info.job_end > 0) told.emplace_back(variable::job_end, std::to_string(supervisor_info.job_end));
   if (options.max_failures) told.emplace_back(variable::max_failures, std::to_string(*options.max_failures));
   if (supervisor_info.full_worker_count > 0)
@@ -201,7 +291,10 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
 
   Start start{.ranks = ranks, .lost = lost, .folders = folders};
   if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, environment);
-  for (const auto& host : hosts_in(options.hosts, lost)) start.hosts.push_back(host.entry);
+  for (const auto& host : hosts_in(options.hosts, lost)) {
+    start.hosts.push_back(host.entry);
+    if (!host.user.empty()) start.user = host.user;
+  }
   // Rank 0, whose flags all ranks take, may be on another host. mpirun refuses a name that is given twice.
   for (const auto& [name, value] : told) start.passed_variables.push_back(name);
   for (const auto& name : flag_variables)
@@ -220,7 +313,13 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
       settings = hydra::settings(launcher, start);
       break;
     case Launcher::Kind::srun:
-      srun::add_words(command.words, launcher, start);
+      for (const auto& part : in_parts(start, environment)) {
+        if (command.words.size() > 1) {  // behind another part
+          command.words.insert(command.words.end(), options.command.begin(), options.command.end());
+          command.words.push_back(":");
+        }
+        srun::add_words(command.words, launcher, part);
+      }
       settings = srun::settings(launcher, start);
       break;
   }

@@ -4,7 +4,9 @@
 #include "muster/supervise.hpp"
 #include "supervise/launchers/launchers.hpp"
 
+#include <chrono>
 #include <ctime>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,15 +18,17 @@ std::string hosts_of_slots(const std::string& text);
 SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment);
 /// Returns srun in a Slurm job of several nodes, otherwise the mpirun that fits the MPI library. `mpi`: see Launcher.
 Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment, const std::string& mpi);
-/// How many ranks there is room for: the slots of --hosts, the tasks of the Slurm job, or else `cores`; see
-/// count_usable_cores().
+/// How many ranks there is room for: the slots of --hosts, the tasks of the Slurm job or, if it has several nodes, its
+/// CPUs, or else `cores`; see count_usable_cores().
 int all_slots(const SuperviseOptions& options, const Environment& environment, int cores);
 /// The requested number of ranks: all slots but the spares, unless it is given.
 int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores);
 /// How many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   Launcher::Kind launcher);
-/// The name that --hosts has for a host, which launchers name by its first label; the name itself if it has none.
+/// What launchers call a host: "n1" for root@N1.cluster. Addresses stay whole.
+std::string short_name(const std::string& host);
+/// The name that --hosts has for a host, which launchers name by its short_name(); the name itself if it has none.
 std::string name_in_hosts(const SuperviseOptions& options, const std::string& host);
 /// The hosts of --hosts without this one, whose name is `here`.
 Hosts other_hosts(const SuperviseOptions& options, const std::string& here);
@@ -36,8 +40,8 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
 /// What the ranks are told about their supervisor; see launch/supervised.hpp.
 struct SupervisorInfo {
   std::string id = {}, started = {};
-  std::time_t begin = 0;    ///< of the first start
-  std::time_t job_end = 0;  ///< of the batch job, where the ranks do not know it from Slurm
+  std::optional<std::chrono::seconds> used = {};  ///< since the first start
+  std::time_t job_end = 0;                        ///< of the batch job, where the ranks do not know it from Slurm
   int full_worker_count = 0;
 };
 

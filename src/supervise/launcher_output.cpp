@@ -129,8 +129,7 @@ bool LauncherOutput::keep(std::string_view line) {
     if (what == launch::message_up) report_.up = true;
     if (what == launch::message_process) keep_process(text);
     if (what == message_leaving && !report_.leaving) report_.leaving = std::atoi(text.c_str());
-    if (what == message_exit && !report_.failed_rank && !report_.returned_code)
-      report_.failed_rank = std::atoi(text.c_str());
+    if (what == message_exit) keep_exit(text);
     if (what == message_silent && !report_.silent) report_.silent = text;
     if (what == launch::message_run) report_.run = text;
     if (what == launch::message_min_workers) report_.min_workers = std::atoi(text.c_str());
@@ -155,6 +154,15 @@ void LauncherOutput::keep_process(const std::string& text) {
   if (std::sscanf(text.c_str(), "%d %d %255s", &process.rank, &process.pid, host.data()) != 3) return;
   process.host = host.data();
   report_.processes.push_back(std::move(process));
+}
+
+void LauncherOutput::keep_exit(const std::string& text) {
+  std::array<char, 256> host{};
+  int rank = 0, code = 0;
+  if (report_.failed_rank || report_.returned_code || report_.leaving) return;
+  if (std::sscanf(text.c_str(), "%d %d %255s", &rank, &code, host.data()) < 2) return;
+  report_.failed_rank = rank;
+  report_.failed_host = host.data();
 }
 
 /// Notes a host that ssh could not reach. The line is shown too, since a program may use ssh for its own purposes.

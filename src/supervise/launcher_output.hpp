@@ -43,6 +43,7 @@ struct LauncherReport {
   bool stopped = false;                       ///< on request, and there was nothing to save
   std::optional<LostRank> lost_rank = {};     ///< the first one
   std::optional<int> failed_rank = {};        ///< the first one that ended with a code other than 0
+  std::string failed_host = {};               ///< its host, where it is known
   std::optional<int> exit_code = {};          ///< of that rank, where the launcher says it
   std::string launcher_error = {};            ///< why the launcher could not start the ranks, or lost them
   std::optional<std::string> lost_host = {};  ///< that it has lost or could not reach
@@ -78,6 +79,7 @@ class LauncherOutput {
   std::string shown_of(const std::string& line);
   bool keep(std::string_view line);
   void keep_process(const std::string& text);
+  void keep_exit(const std::string& text);
   void keep_unreachable(std::string_view line);
   LauncherReport own_;
   LauncherReport& report_;

@@ -1,6 +1,7 @@
 #include "supervise/lost_hosts.hpp"
 
 #include "base/program.hpp"
+#include "supervise/launch_command.hpp"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -19,16 +21,22 @@ using namespace std::chrono_literals;
 /// Between two questions to a host that was lost once.
 constexpr auto question_interval = 10s;
 constexpr auto longest_interval = 600s;
-/// What it answers.
+/// What it answers; its name may follow.
 constexpr std::string_view answer = "here";
 
-/// True if one of the lines is the answer; others may be a greeting.
-bool has_answered(const std::string& text) {
+/// The name behind the answer, empty if there is none; no value if none of the lines is the answer: others may be a
+/// greeting.
+std::optional<std::string> answered_name(const std::string& text) {
   std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);)
-    if (line == answer) return true;
-  return false;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string first, name, more;
+    if (words >> first && first == answer && !(words >> name >> more)) return name;
+  }
+  return {};
 }
+
+bool has_answered(const std::string& text) { return answered_name(text).has_value(); }
 
 /// The line in which ssh says that it cannot reach the host, without its full stop; empty if there is none.
 std::string ssh_failure_in(const std::string& text) {
@@ -85,7 +93,10 @@ std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others, std::
   for (const auto& host : others) ask(host);
   for (const auto until = Clock::now() + limit; !asked_.empty() && Clock::now() < until;) {
     for (const auto& one : read_answers()) {
-      if (has_answered(one.text)) hosts_.erase(one.host);
+      if (const auto name = answered_name(one.text)) {
+        hosts_.erase(one.host);
+        if (!name->empty()) hosts_by_name_[short_name(*name)] = one.host;
+      }
       if (const auto failure = ssh_failure_in(one.text); !failure.empty() && others.contains(one.host))
         unreached[one.host] = failure;
     }
@@ -97,13 +108,18 @@ std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others, std::
   return unreached;
 }
 
+std::string LostHosts::host_called(const std::string& name) const {
+  const auto found = hosts_by_name_.find(name);
+  return found == hosts_by_name_.end() ? "" : found->second;
+}
+
 void LostHosts::ask(const std::string& host) {
   if (std::ranges::find(asked_, host, &Asked::host) != asked_.end()) return;
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return;
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   auto words = login_;
-  words.insert(words.end(), {host, "echo", std::string(answer)});
+  words.insert(words.end(), {host, "echo", std::string(answer), "`uname -n`"});
   const pid_t process = start_program(std::move(words), ends[1], /*errors=*/true);
   ::close(ends[1]);
   if (process >= 0)

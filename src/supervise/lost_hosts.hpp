@@ -43,6 +43,8 @@ class LostHosts {
   /// Asks all of them and `others`, and waits for their answers for a few seconds. Removes those that answer. Returns
   /// those of `others` that cannot be reached, with what ssh says, and those that do not answer, with an empty text.
   std::map<std::string, std::string> ask_all(const Hosts& others, std::chrono::seconds limit = answer_limit);
+  /// The host that has answered that this is its name; empty if none has. `name`: see short_name().
+  std::string host_called(const std::string& name) const;
 
  private:
   struct Asked {
@@ -59,6 +61,7 @@ class LostHosts {
   Hosts hosts_;
   std::map<std::string, Clock::time_point> next_question_;
   std::map<std::string, int> times_lost_;
+  std::map<std::string, std::string> hosts_by_name_;  ///< by the short names that they have answered
   std::vector<Asked> asked_;
 };
 

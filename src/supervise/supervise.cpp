@@ -9,8 +9,10 @@
 #include "base/log.hpp"
 #include "base/program.hpp"
 #include "base/run_names.hpp"
+#include "base/temporary.hpp"
 #include "comm/mpi_scope.hpp"
 #include "launch/job_end.hpp"
+#include "launch/launcher.hpp"
 #include "launch/openmp.hpp"
 #include "launch/supervised.hpp"
 #include "muster/config.hpp"
@@ -104,7 +106,6 @@ SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) 
   std::strftime(started.data(), started.size(), "%Y-%m-%d_%H-%M-%S", &local);
   return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
           .started = started.data(),
-          .begin = now,
           .full_worker_count = options.min_workers ? ranks : 0};
 }
 
@@ -137,7 +138,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     terminal.add("muster: " + (level + text) + "\n");
   };
   JobEnd end;
-  auto last = Clock::now();
+  auto last = Clock::now(), next_look = last;
   while (!job.ended() && !signals.stop_immediately()) {
     const auto now = Clock::now();
     // Time in which this process did not run does not count, since the ranks did not run either, or only just do again.
@@ -160,10 +161,14 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. Hydra passes
     // it on to ranks that have not loaded muster's library yet. If no rank has reported for some time, their messages
     // may go elsewhere.
-    const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra;
+    const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra && Job::sees_processes();
     const auto longest_wait = std::min(options.grace / 2, options.hosts.empty() ? load_time : daemons_start_time);
     const bool may_ask = asks_at_once || output.report().up || (stop_time && now >= *stop_time + longest_wait);
     if (stop_time && !told && may_ask) told = job.ask_to_stop();
+    if (now >= next_look) {
+      next_look = now + std::chrono::seconds(2);
+      job.end_left_behind();
+    }
     if (stop_time && now >= *stop_time + options.grace) {
       end.exceeded_grace = true;
       break;
@@ -178,7 +183,8 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
     }
     if (report.starting && !start_limit) start_limit = now + options.start_limit;
     // Hydra waits for a host for ever, although ssh has said that it cannot reach it.
-    const bool waits_in_vain = kind == Launcher::Kind::hydra && other_hosts(options, "").contains(report.unreachable);
+    const bool waits_in_vain =
+        kind == Launcher::Kind::hydra && other_hosts(options, "").contains(name_in_hosts(options, report.unreachable));
     if (!report.up && (waits_in_vain || (start_limit && now >= *start_limit))) {
       end.not_up = true;
       break;
@@ -210,7 +216,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
         signals.suspend();
         job.resume();
       } else {
-        say("warning: ", "ranks on other hosts cannot be suspended; Ctrl-Z is ignored");
+        say("warning: ", "ranks on other hosts, or without /proc, cannot be suspended; Ctrl-Z is ignored");
       }
     }
     for (std::size_t i = 0; i < read_by_others.size(); ++i) {
@@ -232,6 +238,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   end.code = job.code();
   end.launcher_signal = job.signal();
   end.stop_requested = signals.stop_requested();
+  end.had_ranks = job.had_ranks();
   const bool ended_by_itself = job.ended();
   job.end();
   terminal.add(output.take(job.read()));
@@ -241,6 +248,8 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   terminal.flush();
   standard_output.flush();
   end.report = output.report();
+  if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && kind != Launcher::Kind::srun)
+    end.report.failed_host = host_name();
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
   if (!ended_by_itself && end.report.returned_code) end.code = *end.report.returned_code;
@@ -323,6 +332,10 @@ class Supervision {
                   "Install it (Debian: openssh-client), or name another program in OMPI_MCA_plm_rsh_agent");
     if (has_input())
       log::warn("standard input is not passed on to the ranks, which may be started again; give the program a file");
+    if (!Job::sees_processes())
+      log::warn(
+          "/proc does not show the processes of this machine: what a rank starts and leaves may go on when the job "
+          "has ended. Mount it, as in mount -t proc proc /proc");
     if (launcher_.kind != Launcher::Kind::srun && options.hosts.empty() && find_program(options.command[0]).empty()) {
       const auto& program = options.command[0];
       const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
@@ -347,7 +360,8 @@ class Supervision {
       if (!end.report.run.empty()) run_ = end.report.run;
       if (end.report.min_workers) set_min_workers(*end.report.min_workers);
       const int code = exit_code_of(end);
-      if (end.stop_requested && !has_started(end) && !end.report.no_program) return stopped_between_starts();
+      if (end.stop_requested && !has_started(end) && !end.report.no_program)
+        return stopped_between_starts(end.had_ranks);
       if (code == 0) return finish_successfully(end);
       if (end.grows && code == static_cast<int>(ExitCode::stopped) && !signals_.stop_requested()) {
         ranks = ranks_on(lost_.hosts());
@@ -411,6 +425,7 @@ class Supervision {
 
   JobEnd start(int ranks) {
     JobEnd end;
+    supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(Clock::now() - begin_);
     auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
                                   environment, flag_variables());
     // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
@@ -499,11 +514,23 @@ class Supervision {
     }
   }
 
+  /// What --hosts calls a lost host. If it names it otherwise, as by an address, all hosts are asked for their names:
+  /// it is the one that has that name, or one of those that do not answer.
+  Hosts entries_of(const std::string& lost) {
+    const auto hosts = other_hosts(options_, host_name());
+    if (auto name = name_in_hosts(options_, lost); hosts.empty() || hosts.contains(name)) return {std::move(name)};
+    const auto unreached = lost_.ask_all(hosts);
+    if (auto name = lost_.host_called(short_name(lost)); !name.empty()) return {std::move(name)};
+    Hosts silent;
+    for (const auto& [host, reason] : unreached) silent.insert(host);
+    return silent.empty() ? Hosts{lost} : silent;
+  }
+
   /// The hosts that the next start leaves out, if enough ranks fit on the others: those that the launcher or the ranks
   /// have lost, and those lost before that do not answer yet.
   void leave_out_lost_hosts(JobEnd& end) {
     if (end.report.lost_host)
-      lost_.add(name_in_hosts(options_, *end.report.lost_host));
+      for (const auto& host : entries_of(*end.report.lost_host)) lost_.add(host);
     else if (launcher_.kind != Launcher::Kind::srun)
       find_lost_hosts(end);
     else if (end.report.launcher_error.empty())
@@ -577,8 +604,10 @@ class Supervision {
   bool time_is_over() const {
     if (signals_.stop_requested() || !job_end_) return signals_.time_is_over();
     const char* const variable = environment("SLURM_JOB_START_TIME");
-    const auto begin = std::chrono::system_clock::from_time_t(variable ? std::atoll(variable) : supervisor_info_.begin);
-    return *job_end_ - std::chrono::system_clock::now() < (*job_end_ - begin) / 10;
+    const auto now = std::chrono::system_clock::now();
+    const auto begin = variable ? std::chrono::system_clock::from_time_t(std::atoll(variable))
+                                : now - std::chrono::round<std::chrono::seconds>(Clock::now() - begin_);
+    return *job_end_ - now < (*job_end_ - begin) / 10;
   }
 
   /// Queues this job of Slurm again, if that is asked for; returns whether Slurm does so.
@@ -633,11 +662,13 @@ class Supervision {
     return static_cast<int>(ExitCode::interrupted);
   }
 
-  int stopped_between_starts() {
+  /// `ran`: ranks that have not loaded muster's library were stopped.
+  int stopped_between_starts(bool ran = false) {
     keep_cause();
     if (signals_.stop_immediately()) return interrupted();
     const bool saved = !failures_.furthest.empty() || !preemptions_.furthest.empty();
     terminal_.error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
+                    : ran          ? "stopped on request; the ranks had not loaded muster, which saves their state"
                     : run_.empty() ? "stopped on request before the ranks had started"
                                    : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
@@ -647,6 +678,7 @@ class Supervision {
   Launcher launcher_;
   JobRequirements requirements_;
   SupervisorInfo supervisor_info_;
+  const Clock::time_point begin_ = Clock::now();
   Signals signals_;
   Terminal terminal_{signals_, STDERR_FILENO};
   Terminal standard_output_{signals_, STDOUT_FILENO};  ///< for what comes through the launcher
@@ -668,6 +700,8 @@ class Supervision {
 
 int supervise(const SuperviseOptions& options) {
   detail::launch::undo_openmp_binding();
+  detail::require_home();
+  detail::launch::forget_other_launchers(detail::comm::mpi_library(), /*even_own=*/true);
   auto limited = options;
   limited.grace = detail::usable_limit(options.grace);
   limited.start_limit = detail::usable_limit(options.start_limit);

@@ -110,15 +110,17 @@ std::map<std::string, Json> by_name(const Json& settings) {
 /// Throws an Error if --set or --config give a setting that the space chooses: their value would be used in every
 /// trial.
 void check_settings(const Space& space, const LaunchFlags& flags) {
-  Json file = Json::object();
-  if (flags.config_file) file = launch::read_config(*flags.config_file);
+  std::vector<Json> files;
+  for (const auto& file : flags.config_files) files.push_back(launch::read_config(file));
   for (const auto& [name, domain] : space) {
-    const bool in_file = fixes(file, name);
+    const auto file = std::ranges::find_if(files, [&](const Json& settings) { return fixes(settings, name); });
+    const bool in_file = file != files.end();
     const auto set = std::ranges::find_if(flags.set, [&](const auto& text) { return fixes(settings_in(text), name); });
     if (in_file || set != flags.set.end())
       throw Error(
           ExitCode::usage, "starting a sweep",
-          (in_file ? flags.config_file->string() : "--set " + *set) + " sets " + name + ", which the space chooses",
+          (in_file ? flags.config_files[static_cast<std::size_t>(file - files.begin())].string() : "--set " + *set) +
+              " sets " + name + ", which the space chooses",
           "Leave it out there, or in the space");
   }
 }
@@ -175,9 +177,9 @@ Json common_settings(const SweepWork& work) {
   const auto& flags = work.launch.flags();
   Json settings = Json::object();
   if (const auto* trainer = work.trainable.target<trainer::TrainerTrainable>()) {
-    settings = launch::resolve(trainer->default_config(), flags.config_file, flags.set);
+    settings = launch::resolve(trainer->default_config(), flags.config_files, flags.set);
   } else {
-    if (flags.config_file) settings = launch::read_config(*flags.config_file);
+    for (const auto& file : flags.config_files) settings.update(launch::read_config(file), /*merge_objects=*/true);
     for (const auto& set : flags.set) settings.update(settings_in(set), /*merge_objects=*/true);
   }
   for (const auto& [name, domain] : work.options.space) remove_setting(settings, name);

@@ -47,7 +47,10 @@ bool begin_run(const run::ResolvedOptions& resolved, run::RunFolder& run) {
       previous.value("finished", false) &&
       previous.value("train_loop_config", Json()) == params.at("train_loop_config")) {
     log::info("the run " + run.path().string() + " is finished; choose another --name to train again");
-    comm::run_on_root(world, [&] { storage::tier_of(run.path())->remove_unfinished(); });
+    comm::run_on_root(world, [&] {
+      storage::tier_of(run.path())->remove_unfinished();
+      run.clear_error();  // that of a start that was refused
+    });
     return false;
   }
   comm::run_on_root(world, [&] {

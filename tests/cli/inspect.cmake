@@ -146,6 +146,17 @@ muster(0 ls reported)
 expect_match("${out}" "\ntraining +1 +[^\n]* early\n")
 expect_match("${out}" "\nsilent +1 +[^\n]* died\n")
 expect_match("${out}" "\nfailed +1 +1 [^\n]* ended\n")
+# The rows before the one that status.json knows are not read: their best value is in it.
+foreach(line RANGE 1 4)
+  math(EXPR loss "10 * ${line}")
+  file(APPEND "${FOLDER}/summed/long/result.json" "{\"training_iteration\": ${line}0, \"loss\": ${loss}}\n")
+endforeach()
+file(WRITE "${FOLDER}/summed/long/params.json"
+  "{\"run_config\": {\"checkpoint_score_attribute\": \"loss\", \"checkpoint_score_order\": \"min\"}}")
+file(WRITE "${FOLDER}/summed/long/status.json"
+  "{\"state\": \"finished\", \"epoch\": 0, \"updated\": ${now}, \"training_iteration\": 30, \"best\": {\"loss\": 25}}")
+muster(0 ls summed)
+expect_match("${out}" "\nfinished +1 +40 [^\n]* loss 25 +long\n")
 muster(0 ls runs --json)
 expect_json("training" 0 state)
 expect_json(17 0 status global_step)

@@ -5,11 +5,15 @@
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
+#include <locale.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -145,6 +149,26 @@ TEST(Run, ALimitOnTheSizeOfFilesEndsNoRank) {
   ::signal(SIGXFSZ, SIG_DFL);
 }
 
+TEST(Run, TheTimeOfEarlierStartsCountsWhateverTheClocksSay) {
+  const Variable supervised("MUSTER_SUPERVISED", "1"), used("MUSTER_USED_SECONDS", "3000");
+  double left_s = 0;
+  const auto ended = start({"--time-limit", "1h"}, [&](Launch& launch) { left_s = launch.time_left()->count(); });
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_GT(left_s, 500);
+  EXPECT_LE(left_s, 600);
+}
+
+TEST(Run, TheEndOfTheJobIsThatOfTheFirstRankThatKnowsIt) {
+  // The clock of the last rank is almost an hour ahead: by it, the job ends in a minute.
+  const bool is_last = world().size() > 1 && world().rank() == world().size() - 1;
+  const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  const Variable end("SLURM_JOB_END_TIME", std::to_string(now + (is_last ? 60 : 3600)));
+  double left_s = 0;
+  const auto ended = start({}, [&](Launch& launch) { left_s = launch.time_left()->count(); });
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_GT(left_s, 3500) << "not ended early by one node";
+}
+
 TEST(Run, OneRankThrowsBetweenTwoCalls) {
   namespace comm = detail::comm;
   const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
@@ -179,6 +203,24 @@ TEST(Run, OneRankMakesACallLess) {
   });
   EXPECT_EQ(ended.code, 1);
   EXPECT_EQ(count(ended.said, "rank 1 is in a call that rank 0 does not make"), 1) << ended.said;
+}
+
+TEST(Flags, NumbersHaveAPointWhateverTheLocale) {
+  const auto folder = testing::TempDir() + "locale-" + std::to_string(::getpid());
+  const auto make = "mkdir " + folder + " && localedef -i de_DE -f UTF-8 " + folder + "/comma > /dev/null 2>&1";
+  const Variable path("LOCPATH", folder);
+  const bool has_comma = std::system(make.c_str()) == 0 && ::setlocale(LC_NUMERIC, "comma") != nullptr;
+  double width = 0;
+  const auto add_width = [&](CLI::App& app) { app.add_option("--width", width); };
+  std::optional<std::chrono::milliseconds> timeout;
+  const auto ended = start(
+      {"--timeout", "60.5", "--width=1.25"}, [&](Launch& launch) { timeout = launch.flags().timeout; }, add_width);
+  ::setlocale(LC_NUMERIC, "C");
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(timeout, std::chrono::milliseconds(60'500));
+  EXPECT_EQ(width, 1.25);
+  if (!has_comma) GTEST_SKIP() << "no locale with a decimal comma can be made here (localedef)";
 }
 
 TEST(Flags, TheCommandLineWinsOnAllRanks) {

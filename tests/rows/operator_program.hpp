@@ -24,9 +24,7 @@ inline const std::filesystem::path& storage() {
 
 /// The exit code of a main with these flags.
 inline int program(const std::vector<std::string>& flags, const std::function<void(Launch&)>& body) {
-  std::vector<std::string> words{"--storage", storage().string(), "--log-level", "warn"};
-  words.insert(words.end(), flags.begin(), flags.end());
-  return main_with(words, body);
+  return main_with(with_defaults(flags, {{"--storage", storage().string()}, {"--log-level", "warn"}}), body);
 }
 
 inline void on_all(const std::function<void(Launch&)>& body) { EXPECT_EQ(program({}, body), 0); }

@@ -10,6 +10,14 @@ import socket
 import struct
 import subprocess
 
+# What a shell may have inherited from a launcher that has not started it: of a job that is over, and of srun --pty.
+INHERITED = [
+    {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_ess": "pmi",
+     "OMPI_MCA_orte_ess_num_procs": "2", "PMIX_RANK": "1", "PMIX_NAMESPACE": "1234",
+     "PMIX_SERVER_URI2": "1234.0;tcp4://127.0.0.1:1"},
+    {"SLURM_JOB_ID": "12", "SLURM_JOBID": "12", "SLURM_NODELIST": socket.gethostname(), "SLURM_TASKS_PER_NODE": "1",
+     "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+]
 LIMIT = 60  # seconds; no command that is tried takes as long
 LONG = "x" * 300  # longer than any name of a file may be
 # What belongs to libraries, and not into the text for a user.

@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -28,6 +29,14 @@ struct Job {
   TorchTrainerOptions options = {};
 };
 
+/// The flags, with these values of flags that are not among them: a flag may be given once.
+inline std::vector<std::string> with_defaults(std::vector<std::string> flags,
+                                              const std::vector<std::pair<std::string, std::string>>& defaults) {
+  for (const auto& [flag, value] : defaults)
+    if (std::ranges::find(flags, flag) == flags.end()) flags.insert(flags.end(), {flag, value});
+  return flags;
+}
+
 /// The exit code of a main with these flags, which calls `body` with its launch.
 template <class Body>
 int main_with(std::vector<std::string> flags, const Body& body) {
@@ -40,8 +49,8 @@ int main_with(std::vector<std::string> flags, const Body& body) {
 
 /// Calls `fit` with a launch that has the job's storage and flags; returns the exit code and the Result.
 inline std::pair<int, std::optional<Result>> launch(const Job& job, const std::function<Result(Launch&)>& fit) {
-  std::vector<std::string> flags{"--storage", job.storage.string(), "--progress", "none", "--log-level", "error"};
-  flags.insert(flags.end(), job.flags.begin(), job.flags.end());
+  const auto flags =
+      with_defaults(job.flags, {{"--storage", job.storage.string()}, {"--progress", "none"}, {"--log-level", "error"}});
   std::optional<Result> result;
   const int code = main_with(flags, [&](Launch& launch) { return *(result = fit(launch)); });
   return {code, result};

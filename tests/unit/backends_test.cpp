@@ -27,7 +27,9 @@ TEST(BackendChoice, IsReadFromItsName) {
 }
 
 TEST(BackendChoice, RefusesWhatThereIsNot) {
-  for (const char* text : {"", "smoke", "cpu:nccl", "tpu:mpi", "mpi,", "cpu:mpi;cuda:nccl", "auto,nccl"}) try {
+  for (const char* text : {"", "smoke", "cpu:nccl", "tpu:mpi", "mpi,", "cpu:mpi;cuda:nccl", "auto,nccl",
+                           "cpu:gloo,cpu:mpi", "mpi,gloo", "cuda:mpi,mpi", "gloo,cuda:nccl"})
+    try {
       parse_backends(text);
       ADD_FAILURE() << text;
     } catch (const Error& error) {

@@ -110,6 +110,23 @@ TEST_F(ConvertH5, KeepsTypes) {
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(described(output(), i).at("dtype"), expected[i]);
 }
 
+TEST_F(ConvertH5, ArraysWithNamedDimensionsMayBeReadInWindows) {
+  {
+    H5File file(input());
+    file.columns(10, 3);
+  }
+  EXPECT_EQ(describe_dataset(input().string()).at("advice").dump().find("windows"), std::string::npos);
+  {
+    H5File file(input());
+    const std::vector<float> values(24);
+    file.dataset("t", {2, 3, 4}, H5T_NATIVE_FLOAT, H5T_NATIVE_FLOAT, values.data());
+    file.name_dimensions("t", {"time", "y", "x"});
+  }
+  const auto advice = describe_dataset(input().string()).at("advice").dump();
+  EXPECT_NE(advice.find("reads windows of t as samples"), std::string::npos) << advice;
+  EXPECT_NE(advice.find(input().string() + ":/t"), std::string::npos) << advice;
+}
+
 TEST_F(ConvertH5, ChoosesAndOrdersColumns) {
   {
     H5File file(input());

@@ -240,6 +240,45 @@ TEST(LateRanks, TheCauseIsOfTheWindowsInWhichItWasLate) {
             "Prefetch more batches, or have them made faster");
 }
 
+TEST(LateRanks, ARankAndACauseAreNamedAtIntervalsThatDouble) {
+  LateRankWarnings warnings;
+  const LateRankWarnings::Clock::time_point begin{};
+  const LateRank slow{.rank = 1, .host = "n1", .cause = LateCause::data, .behind = 0.24};
+  std::vector<int> named;
+  for (int minute = 0; minute < 200; ++minute)
+    if (!warnings.line_about(slow, begin + std::chrono::minutes(minute)).empty()) named.push_back(minute);
+  EXPECT_EQ(named, (std::vector<int>{0, 10, 30, 70, 150}));
+  EXPECT_EQ(warnings.line_about({.rank = 2, .host = "n1", .cause = LateCause::data, .behind = 0.5}, begin),
+            text_of({.rank = 2, .host = "n1", .cause = LateCause::data, .behind = 0.5}))
+      << "another rank is news";
+  EXPECT_NE(warnings.line_about({.rank = 1, .host = "n1", .cause = LateCause::memory, .behind = 0.5}, begin), "")
+      << "as is another cause";
+}
+
+TEST(LateRanks, OnASharedMachineOneLineIsForAll) {
+  const LateRankWarnings::Clock::time_point begin{};
+  const auto lines = [&](std::vector<LateCause> causes) {
+    LateRankWarnings warnings;
+    std::vector<std::string> said;
+    for (int i = 0; i < 40; ++i)
+      if (auto line =
+              warnings.line_about({.rank = i % 2, .host = "n1", .cause = causes[i % causes.size()], .behind = 0.3},
+                                  begin + std::chrono::seconds(i));
+          !line.empty())
+        said.push_back(std::move(line));
+    return said;
+  };
+  const auto shared = lines({LateCause::shared_core});
+  ASSERT_EQ(shared.size(), 1u);
+  EXPECT_NE(shared[0].find("its core is shared with other processes"), std::string::npos);
+  EXPECT_EQ(lines({LateCause::shared_core, LateCause::computation}).size(), 1u);
+  const auto in_turn = lines({LateCause::computation});
+  ASSERT_EQ(in_turn.size(), 2u);
+  EXPECT_EQ(in_turn[1],
+            "the ranks on n1 are late in turn, now rank 1 for 30% of each step: the machine is shared with other "
+            "processes. Look for other processes there (top), or ask for whole cores");
+}
+
 TEST(LateRanks, TheLiveLineHasTheSlowest) {
   const StepWindow window{.times = {{.compute = 1, .wait = 2}, {.compute = 1, .data = 1.5}},
                           .memory_bytes = {1'000'000'000, 2'100'000'000}};

@@ -3,7 +3,11 @@
 #include "launch/settings.hpp"
 #include "muster/error.hpp"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
@@ -74,7 +78,7 @@ TEST(Settings, RefuseAnotherKind) {
     message([=] { resolve(defaults, {}, {setting}); }, ExitCode::usage);
   EXPECT_EQ(resolve(defaults, {}, {"free=null", "epochs=1e3"}).at("epochs"), 1000);
   message([] { resolve(defaults, {}, {"lr"}); }, ExitCode::usage);
-  message([] { resolve(defaults, "/nonexistent.json", {}); }, ExitCode::data);
+  message([] { resolve(defaults, {"/nonexistent.json"}, {}); }, ExitCode::data);
   // A name that params.json could not hold.
   const double infinite = std::numeric_limits<double>::infinity();
   for (const Json& value : std::vector<Json>{infinite, {1, -infinite}, std::nan(""), "\xff"})
@@ -90,7 +94,7 @@ TEST(Settings, RefuseAnotherKind) {
 TEST(Settings, AFileLiesBetween) {
   const std::string path = testing::TempDir() + "muster-settings.json";
   std::ofstream(path) << R"({"lr": 0.5, "epochs": 3, "model": {"width": 8}})";
-  const auto config = resolve(defaults, path, {"epochs=4"});
+  const auto config = resolve(defaults, {path}, {"epochs=4"});
   EXPECT_EQ(config.at("lr"), 0.5);
   EXPECT_EQ(config.at("epochs"), 4);
   EXPECT_EQ(config.at("model").at("name"), "mlp");
@@ -101,13 +105,37 @@ TEST(Settings, AFileLiesBetween) {
                                           {"[1]", "reading the configuration " + path + ": it is not a JSON object"},
                                           {R"({"lr": null})", "\"lr\" is a number"}}) {
     std::ofstream(path) << content;
-    const auto text = message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+    const auto text = message([&] { resolve(defaults, {path}, {}); }, ExitCode::data);
     EXPECT_NE(text.find(words), std::string::npos) << text;
     EXPECT_EQ(text.find("exception"), std::string::npos) << text;
   }
+  std::ofstream(path) << R"({"model.width": 4})";
+  const auto dotted = message([&] { resolve(defaults, {path}, {}); }, ExitCode::data);
+  EXPECT_NE(dotted.find("has a dot, as only --set writes it"), std::string::npos) << dotted;
+  EXPECT_NE(dotted.find(R"({"model":{"width":4}})"), std::string::npos) << dotted;
   std::ofstream(path) << R"({"learning_rate": 1})";
-  message([&] { resolve(defaults, path, {}); }, ExitCode::data);
+  message([&] { resolve(defaults, {path}, {}); }, ExitCode::data);
   std::remove(path.c_str());
+}
+
+TEST(Settings, OfTwoFilesTheLaterWinsAndEachIsChecked) {
+  const std::string first = testing::TempDir() + "muster-first.json",
+                    second = testing::TempDir() + "muster-second.json";
+  std::ofstream(first) << R"({"lr": 0.5, "model": {"width": 8, "name": "cnn"}})";
+  std::ofstream(second) << R"({"epochs": 3, "model": {"width": 16}})";
+  const auto config = resolve(defaults, {first, second}, {});
+  EXPECT_EQ(config.at("lr"), 0.5);
+  EXPECT_EQ(config.at("epochs"), 3);
+  EXPECT_EQ(config.at("model"), (Json{{"width", 16}, {"name", "cnn"}}));
+  std::ofstream(first) << R"({"learning_rate": 1})";
+  EXPECT_NE(message([&] { resolve(defaults, {first, second}, {}); }, ExitCode::data).find(first), std::string::npos);
+  for (const auto& path : {first, second}) std::remove(path.c_str());
+}
+
+TEST(Settings, ANumberThatJsonDoesNotKnowIsShownAsItDoes) {
+  EXPECT_NE(message([] { resolve(defaults, {}, {"lr=.5"}); }, ExitCode::usage).find("Give it a number, as in 0.5"),
+            std::string::npos);
+  EXPECT_TRUE(message([] { resolve(defaults, {}, {"lr=fast"}); }, ExitCode::usage).ends_with("Give it a number"));
 }
 
 TEST(Duration, ReadsOursAndSlurms) {
@@ -286,6 +314,59 @@ TEST(Launcher, IsKnownByItsVariables) {
             "mpirun 7 of 8");
   EXPECT_EQ(launcher({{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}}), "mpiexec 1 of 2");
   EXPECT_EQ(launcher({{"JSM_NAMESPACE_SIZE", "2"}, {"JSM_NAMESPACE_RANK", "1"}}), "jsrun 1 of 2");
+}
+
+TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
+  using Variables = std::map<std::string, const char*>;
+  const auto misleading = [](const Variables& variables, bool server_is_there,
+                             const std::string& mpi = "Open MPI v4.1.4") {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : variables) names.push_back(name);
+    const auto environment = [&](const char* name) {
+      const auto found = variables.find(name);
+      return found == variables.end() ? nullptr : found->second;
+    };
+    return misleading_variables(names, environment, mpi, [&](const std::string&) { return server_is_there; });
+  };
+  using Names = std::vector<std::string>;
+  const Variables by_mpirun{{"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_MCA_orte_ess_num_procs", "2"},
+                            {"OMPI_MCA_pml", "ob1"},
+                            {"PMIX_MCA_gds", "hash"},
+                            {"PMIX_RANK", "0"},
+                            {"PMIX_SERVER_URI2", "1.0;tcp4://127.0.0.1:4711"}};
+  EXPECT_EQ(misleading(by_mpirun, true), Names()) << "mpirun has started this process";
+  EXPECT_EQ(misleading(by_mpirun, false),
+            (Names{"OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_ess_num_procs", "PMIX_RANK", "PMIX_SERVER_URI2"}))
+      << "of a job that is over; what the user has set stays";
+  const Variables in_pty{
+      {"SLURM_JOB_ID", "12"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}};
+  EXPECT_EQ(misleading(in_pty, true), (Names{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"}));
+  EXPECT_EQ(misleading(in_pty, true, "MPICH Version: 4.0.2"), Names());
+  auto step = in_pty;
+  step["SLURM_STEP_NUM_TASKS"] = "4";
+  EXPECT_EQ(misleading(step, true), Names()) << "an error says what is missing";
+  step = in_pty;
+  step["PMIX_RANK"] = "0";
+  EXPECT_EQ(misleading(step, true), Names()) << "srun --mpi=pmix";
+  EXPECT_EQ(misleading({{"SLURM_JOB_ID", "12"}}, true), Names());
+}
+
+TEST(Launcher, AServerThatIsGoneDoesNotAnswer) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const int server = ::socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(::bind(server, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(server, 1), 0);
+  ASSERT_EQ(::getsockname(server, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const auto uri = "1234.0;tcp4://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  EXPECT_TRUE(server_answers(uri));
+  ::close(server);
+  EXPECT_FALSE(server_answers(uri));
+  for (const char* other : {"", "1234.0", "1234.0;usock:/tmp/x", "1234.0;tcp4://n1:4711", "tcp4://"})
+    EXPECT_TRUE(server_answers(other)) << other;
 }
 
 TEST(Launcher, SeparateWorldsAreToldFromAWorldOfOne) {

@@ -434,6 +434,31 @@ TEST(StatusFile, SaysHowFarTrainingIs) {
   EXPECT_EQ(status_of(run.path()).at("state"), "finished");
 }
 
+TEST(StatusFile, HasTheBestValueOfTheRows) {
+  const test::Folder run;
+  const CheckpointConfig score{.checkpoint_score_attribute = "loss", .checkpoint_score_order = ScoreOrder::min};
+  History history(run.path());
+  StatusFile file(run.path(), 1, score, &history), without_score(run.path(), 1, {}, &history), validated(run.path(), 1);
+  history.start({});
+  for (auto* one : {&file, &without_score, &validated}) one->start({});
+  int iteration = 0;
+  for (const Json& loss : {Json(0.5), Json(nullptr), Json(0.25), Json("none"), Json(0.75)}) {
+    const Json row{{"training_iteration", ++iteration}, {"loss", loss}};
+    history.report(row, 0);
+    file.report(row, 0);
+  }
+  file.end();
+  EXPECT_EQ(status_of(run.path()).at("best"), (Json{{"loss", 0.25}}));
+  without_score.end();
+  EXPECT_EQ(status_of(run.path()).at("best"), Json::object());
+  validated.end();
+  EXPECT_FALSE(status_of(run.path()).contains("best")) << "a validation may give a row another value later";
+  history.start({});
+  file.start({});
+  file.end();
+  EXPECT_EQ(status_of(run.path()).at("best"), (Json{{"loss", nullptr}})) << "the rows were cut back";
+}
+
 TEST(StatusFile, AStartThatTrainsNothingMoreLeavesThePosition) {
   const test::Folder run;
   const Json row{{"training_iteration", 2}, {"loss", 0.5}};

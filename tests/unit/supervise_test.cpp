@@ -120,15 +120,18 @@ TEST(LauncherOutput, KeepsWhoExitsWithoutFinalizing) {
                   "are three reasons this could occur:\n\n1. this process did not call \"init\" before exiting\n" +
                   dashes + "\n"),
       "");
-  EXPECT_EQ(cause_of({.code = 1, .report = output.report()}, ""), "rank 1 ended without MPI_Finalize, as by _exit()");
+  EXPECT_EQ(cause_of({.code = 1, .report = output.report()}, ""),
+            "the program ended without MPI_Finalize, as by _exit(), on rank 1");
 }
 
 TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
   LauncherOutput output;
-  EXPECT_EQ(output.take("\x1emuster exit 1 7\n\x1emuster exit 0 9\n"), "");
+  EXPECT_EQ(output.take("\x1emuster exit 1 7 n2\n\x1emuster exit 0 9 n1\n"), "");
   EXPECT_EQ(output.report().failed_rank, 1);
+  EXPECT_EQ(cause_of({.code = 7, .report = output.report()}, ""),
+            "the program ended with exit code 7 on rank 1, host n2");
   LauncherOutput agreed;
-  agreed.take("\x1emuster returned 1\n\x1emuster exit 3 1\n");
+  agreed.take("\x1emuster returned 1\n\x1emuster exit 3 1 n1\n");
   EXPECT_FALSE(agreed.report().failed_rank) << "all ranks exit so";
 }
 
@@ -601,11 +604,11 @@ TEST(Verdict, OneRootCause) {
   EXPECT_TRUE(cause_of(end, "").starts_with("rank 1 (n1) was ended by signal 9 (Killed)"));
   EXPECT_EQ(cause_of({.code = 65, .report = {.error = "opening x.h5"}}, "older"), "opening x.h5");
   EXPECT_EQ(cause_of({.code = 75}, "rank 1 (n1): stuck"), "rank 1 (n1): stuck");
-  EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1}}, ""), "rank 1 ended with exit code 7");
+  EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1}}, ""), "the program ended with exit code 7 on rank 1");
   EXPECT_EQ(cause_of({.code = 1, .report = {.slurm = "srun: error: No route"}}, ""),
             "no rank has started: srun: error: No route");
   EXPECT_EQ(cause_of({.code = 7, .report = {.failed_rank = 1, .slurm = "srun: error: No route"}}, ""),
-            "rank 1 ended with exit code 7");
+            "the program ended with exit code 7 on rank 1");
   end.report.run = "/runs/demo";
   EXPECT_EQ(log_hint(end), "The log of rank 1 is /runs/demo/logs/rank_00001.log");
   const auto stopped = static_cast<int>(ExitCode::stopped);
@@ -669,8 +672,10 @@ TEST_F(LaunchCommandTest, OnHosts) {
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_NAME"), 1) << "rank 0 may be elsewhere";
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_SUPERVISOR"), 1) << "mpirun refuses a name twice";
   EXPECT_EQ(value(made, "MUSTER_JOB_END_TIME"), "missing");
-  const auto in_job = launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
-                                     {.id = "7", .job_end = 1'800'000'000}, {}, environment);
+  const auto in_job =
+      launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
+                     {.id = "7", .used = std::chrono::seconds(90), .job_end = 1'800'000'000}, {}, environment);
+  EXPECT_EQ(value(in_job, "MUSTER_USED_SECONDS"), "90") << "not a time of this host's clock";
   EXPECT_EQ(value(in_job, "MUSTER_JOB_END_TIME"), "1800000000");
   EXPECT_EQ(std::ranges::count(in_job.words, "MUSTER_JOB_END_TIME"), 1);
 }
@@ -683,6 +688,14 @@ TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
   EXPECT_EQ(ranks_without({"n2.cluster"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
   EXPECT_EQ(ranks_without({"n1"}, options, 2, environment, Launcher::Kind::open_mpi), 2)
       << "the other host has the slots";
+  options.hosts = "N1:2, n2:2 ,root@n3:2";
+  EXPECT_EQ(ranks_without({"n1"}, options, 6, environment, Launcher::Kind::open_mpi), 4);
+  EXPECT_EQ(name_in_hosts(options, "n1"), "N1");
+  EXPECT_EQ(name_in_hosts(options, "n3"), "root@n3") << "to log in to";
+  const auto all = command(Launcher::Kind::open_mpi, 6);
+  EXPECT_EQ(all.words[4], "N1:2,n2:2,n3:2");
+  EXPECT_EQ(value(all, "OMPI_MCA_plm_rsh_args"), "-l root");
+  EXPECT_EQ(value(command(Launcher::Kind::hydra, 6), "HYDRA_LAUNCHER_EXTRA_ARGS"), "-l root");
   options.hosts = "10.0.0.1:2,10.0.0.2:2";
   EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
   EXPECT_EQ(ranks_without({"10"}, options, 4, environment, Launcher::Kind::open_mpi), 4);
@@ -705,6 +718,30 @@ TEST_F(LaunchCommandTest, InSlurm) {
   EXPECT_EQ(ranks_without({"n2"}, options, 8, environment, Launcher::Kind::srun), 4);
   options.hosts = "n1";
   EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
+}
+
+TEST_F(LaunchCommandTest, InSlurmWithoutTasks) {
+  variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "4"}, {"SLURM_JOB_CPUS_PER_NODE", "4(x3),2"}};
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 14) << "the CPUs of all nodes";
+  variables["SLURM_JOB_NUM_NODES"] = "1";
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 6) << "the cores of this one";
+}
+
+TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
+  variables = {{"SLURM_JOB_ID", "12"},
+               {"SLURM_HET_SIZE", "2"},
+               {"SLURM_JOB_NUM_NODES_HET_GROUP_0", "1"},
+               {"SLURM_JOB_NUM_NODES_HET_GROUP_1", "2"},
+               {"SLURM_NTASKS_HET_GROUP_0", "1"},
+               {"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1", "2(x2)"}};
+  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::srun) << "not mpirun on the first host";
+  EXPECT_EQ(wanted_ranks(options, environment, 8), 5);
+  options.command = {"./fit"};
+  EXPECT_EQ(command(Launcher::Kind::srun, 5).words,
+            (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=0", "-n", "1",
+                                      "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
+                                      "./fit"}));
+  EXPECT_EQ(std::ranges::count(command(Launcher::Kind::srun, 1).words, ":"), 0) << "a component without ranks";
 }
 
 TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
@@ -831,6 +868,14 @@ TEST(LostHosts, ThoseThatAnswerAreRemoved) {
   EXPECT_EQ(without_program.hosts(), Hosts{"n1"});
 }
 
+TEST(LostHosts, AreAskedForTheirNames) {
+  LostHosts lost({"sh", "-c", "test $0 = 10.0.0.3 || echo here N${0##*.}.cluster"});
+  EXPECT_EQ(lost.host_called("n2"), "") << "before they are asked";
+  EXPECT_TRUE(lost.ask_all({"10.0.0.1", "10.0.0.2", "10.0.0.3"}).empty());
+  EXPECT_EQ(lost.host_called("n2"), "10.0.0.2");
+  EXPECT_EQ(lost.host_called("n3"), "");
+}
+
 TEST(LostHosts, ThoseThatCannotBeReachedAreNamed) {
   const std::string program =
       "case $0 in n1) $1 $2;; n2) echo 'ssh: connect to host n2 port 22: No route to host\r' >&2; exit 255;; "
@@ -864,7 +909,8 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
   EXPECT_THROW(check(options, 2, 2, environment), Error);
   options = {.command = {"./fit"}, .hosts = ",,"};
   EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), 2, environment), Error);
-  for (const char* const hosts : {"n1:x", "n1:0", "n1:4,n2:", "n1:2x"}) {
+  for (const char* const hosts :
+       {"n1:x", "n1:0", "n1:4,n2:", "n1:2x", "./hosts", "n1 n2", "-n1", "root@:2", ":2", "root@n1,ann@n2"}) {
     options.hosts = hosts;
     EXPECT_THROW(check(options, 2, 2, environment), Error) << hosts;
   }

@@ -1,4 +1,5 @@
 // muster slurm, muster pbs: write a batch script that trains.
+#include "../checkpoint_text.hpp"
 #include "../commands.hpp"
 #include "../replace_file.hpp"
 #include "../run_files.hpp"
@@ -56,9 +57,15 @@ void require_folder_name(const std::string& name) {
     throw Error(ExitCode::usage, "writing a batch script for the run \"" + printable(name) + "\"",
                 "it is not the name of a folder: no '/', no leading '.', '-' or space, no control characters",
                 "Choose another --name; --storage says where the run lies");
+  if (name.starts_with("checkpoint_"))
+    throw Error(ExitCode::usage, "writing a batch script for the run \"" + name + "\"",
+                "names that begin with checkpoint_ are those of checkpoints", "Choose another --name");
 }
 
 void complete(BatchOptions& options) {
+  if (options.command.front().empty())
+    throw Error(ExitCode::usage, "writing a batch script", "no program is named",
+                "Write it behind --, as in -- ./fit --name demo");
   options.written_by += " --";
   for (const auto& word : options.command) options.written_by += " " + shell_word(word);
   options.tool = own_name();
@@ -66,6 +73,9 @@ void complete(BatchOptions& options) {
   const auto name = flag_in(command, "--name").value_or(options.name);
   const auto storage =
       flag_in(command, "--storage").value_or(options.storage.empty() ? default_storage() : options.storage);
+  if (storage == "~" || storage.starts_with("~/"))
+    throw Error(ExitCode::usage, "writing a batch script for the storage " + storage,
+                "the shell has not replaced the ~", "Leave the ~ out of quotes, or write $HOME");
   if (name.empty()) return;
   require_folder_name(name);
   options.longest_save = longest_save_of(fs::path(storage) / name);
@@ -82,6 +92,11 @@ void write(const std::string& text, const std::string& file, bool force) {
   const auto status = fs::status(file, error);
   if (fs::exists(status) && !fs::is_regular_file(status))
     throw Error(ExitCode::usage, "writing " + file, "it is no regular file", "Choose another file");
+  const auto folder = fs::path(file).has_parent_path() ? fs::path(file).parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, error))
+    throw Error(ExitCode::usage, "writing " + file, "there is no folder " + folder.string(),
+                "Make it, or choose another");
+  require_outside_records(file);
   replace_file(file, text);
 }
 

@@ -56,6 +56,10 @@ void write(const fs::path& path, const std::string& text) {
 }
 
 void init(const fs::path& folder) {
+  if (folder.empty() || folder.string().starts_with("~/"))
+    throw Error(ExitCode::usage, "making a project",
+                folder.empty() ? "its folder has no name" : "the shell has not replaced the ~ in " + folder.string(),
+                folder.empty() ? "Name a new one, as in muster init spirals" : "Leave the ~ out of quotes");
   const auto whole = fs::absolute(folder).lexically_normal();
   const auto name = (whole.has_filename() ? whole : whole.parent_path()).filename().string();
   const auto doing = "making the project " + folder.string();

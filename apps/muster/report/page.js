@@ -142,6 +142,9 @@
     });
   }
 
+  /** The largest value that dygraphs can draw: its range must be finite, too. */
+  const largest = 1e300;
+
   /** Rows for dygraphs of several lists of points: null where a list has no point, NaN where it has a gap. */
   function merged(lists) {
     const at = lists.map(() => 0), rows = [];
@@ -152,7 +155,7 @@
       rows.push([x, ...lists.map((list, i) => {
         if (at[i] >= list.length || list[at[i]][0] !== x) return null;
         const value = list[at[i]++][1];
-        return value === null ? NaN : value;
+        return value === null ? NaN : isNumber(value) ? Math.max(-largest, Math.min(largest, value)) : value;
       })]);
     }
   }
@@ -356,6 +359,7 @@
     const notes = [];
     if (curve.gaps) notes.push(curve.gaps + ' of ' + curve.count + ' values are NaN or infinite and shown as gaps.');
     if (view.isLog && isNumber(curve.min) && curve.min <= 0) notes.push('Values of 0 and below are not shown on a log scale.');
+    if (curve.max > largest || curve.min < -largest) notes.push('Values beyond 1e300 are drawn at 1e300.');
     if (!curve.whole)
       notes.push('Of ' + curve.count + ' values the lowest and the highest of each stretch are shown, ' +
         curve.value.length + ' in all.');

@@ -38,6 +38,7 @@ bool begins_as_report(const fs::path& file) {
 
 /// A report may replace a report. It may lie in a run's folder, under its usual name.
 void check_output(const fs::path& output) {
+  if (output.empty()) refuse_output(output, "it has no name");
   std::error_code error;
   const auto status = fs::status(output, error);
   if (fs::is_directory(status)) refuse_output(output, "it is a folder");
@@ -105,7 +106,7 @@ Budget budget_for(std::size_t run_count) {
 }  // namespace
 
 void write_report(const std::vector<fs::path>& folders, const fs::path& output) {
-  check_output(output);
+  if (output != "-") check_output(output);
   const auto inputs = sorted_inputs(folders);
   Json data{{"version", MUSTER_VERSION},
             {"made", static_cast<std::int64_t>(std::time(nullptr))},
@@ -117,6 +118,10 @@ void write_report(const std::vector<fs::path>& folders, const fs::path& output) 
   for (std::size_t i = 0; i < inputs.sweeps.size(); ++i)
     data["sweeps"].push_back(read_sweep(inputs.sweeps[i], sweep_names[i]));
   const auto page = page_of(data);
+  if (output == "-") {
+    std::cout << page;
+    return;
+  }
   replace_file(output, page);
   const auto count = inputs.runs.size();
   std::cout << printable(output.string()) << ": " << count << (count == 1 ? " run, " : " runs, ")

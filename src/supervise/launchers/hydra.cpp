@@ -51,6 +51,7 @@ void add_words(std::vector<std::string>& words, const Launcher&, const Start& st
 }
 
 Variables settings(const Launcher&, const Start& start) {
+  if (!start.user.empty()) return {{"HYDRA_LAUNCHER_EXTRA_ARGS", "-l " + start.user}};
   if (!start.hosts.empty()) return {};
   // In a Slurm job it would start the ranks of this host by srun.
   return {{"HYDRA_LAUNCHER", "fork"}, {"HYDRA_RMK", "user"}, {"I_MPI_HYDRA_BOOTSTRAP", "fork"}};

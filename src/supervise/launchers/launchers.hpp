@@ -43,8 +43,10 @@ struct Folders {
 struct Start {
   int ranks = 1;
   std::vector<std::string> hosts = {};             ///< "n1:2" for each that --hosts names and that is not lost
+  std::string user = {};                           ///< to log in as; empty: this one
   Hosts lost = {};                                 ///< hosts of the job to leave out
   int nodes = 0;                                   ///< of the Slurm job to use; 0: all
+  int het_group = -1;                              ///< the component of a heterogeneous Slurm job; -1 in others
   std::vector<std::string> passed_variables = {};  ///< that ranks on other hosts must get
   Folders folders = {};
 };

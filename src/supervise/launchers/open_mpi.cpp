@@ -99,6 +99,7 @@ Variables settings(const Launcher& launcher, const Start& start) {
     settings.emplace_back("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe");
     settings.emplace_back("PRTE_MCA_hwloc_default_binding_policy", "none");
     settings.emplace_back("PRTE_MCA_odls_base_sigkill_timeout", "0");
+    if (!start.user.empty()) settings.emplace_back("PRTE_MCA_plm_ssh_args", "-l " + start.user);
     if (local) settings.emplace_back("PRTE_MCA_prte_tmpdir_base", folders.temporary.string());
     if (local && !folders.shared_memory.empty())
       settings.emplace_back("OMPI_MCA_btl_sm_backing_directory", folders.shared_memory.string());
@@ -107,6 +108,7 @@ Variables settings(const Launcher& launcher, const Start& start) {
   settings.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
   settings.emplace_back("OMPI_MCA_hwloc_base_binding_policy", "none");
   settings.emplace_back("OMPI_MCA_odls_base_sigkill_timeout", "0");
+  if (!start.user.empty()) settings.emplace_back("OMPI_MCA_plm_rsh_args", "-l " + start.user);
   if (local) settings.emplace_back("OMPI_MCA_orte_tmpdir_base", folders.temporary.string());
   if (local && !folders.shared_memory.empty())
     settings.emplace_back("OMPI_MCA_btl_vader_backing_directory", folders.shared_memory.string());

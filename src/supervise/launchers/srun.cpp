@@ -48,6 +48,7 @@ bool read_task(const std::string& text, LauncherReport& report) {
   const bool replaces = report.lost_rank && report.lost_rank->signal == SIGTERM && signal != SIGTERM;
   if (report.failed_rank && !replaces) return true;
   report.failed_rank = rank;
+  report.failed_host = host.data();
   report.lost_rank.reset();
   // After MPI_Abort or a lost node, Slurm kills the others.
   const bool follows = !report.launcher_error.empty() || (report.leaving && signal == SIGKILL);
@@ -65,6 +66,7 @@ void add_words(std::vector<std::string>& words, const Launcher& launcher, const 
   // Slurm asks ranks to save, and SIGKILL only after KillWait, 30 s by default.
   words.insert(words.end(), {"--mpi=" + plugin_for(launcher.mpi), "--kill-on-bad-exit=0"});
   if (!start.lost.empty()) words.push_back("--exclude=" + joined({start.lost.begin(), start.lost.end()}));
+  if (start.het_group >= 0) words.push_back("--het-group=" + std::to_string(start.het_group));
   // Without the number, srun asks for as many nodes as the job has.
   if (start.nodes > 0) words.push_back("--nodes=" + std::to_string(start.nodes));
   words.insert(words.end(), {"-n", std::to_string(start.ranks)});
