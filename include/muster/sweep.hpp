@@ -79,8 +79,8 @@ struct SweepOptions {
   int ranks_per_trial = 1;
   /// The metric, of reports or of their validations, by which trials are compared; the last value that each has
   /// reported counts. If the first trial that is done has not reported it, or has reported what is no number, the sweep
-  /// ends with an Error (ExitCode::usage); so it does at its end if the value is NaN in all trials. A Trainable of one's
-  /// own may also add it to Result::metrics.
+  /// ends with an Error (ExitCode::usage); so it does at its end if the value is NaN in all trials. A Trainable of
+  /// one's own may also add it to Result::metrics.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required with a metric.
   std::optional<ScoreOrder> mode = {};
