@@ -1,6 +1,7 @@
 // How an attempt ended on a rank, and the error that follows from the outcomes of all ranks.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/error.hpp"
 
 #include <chrono>
@@ -36,7 +37,7 @@ constexpr std::chrono::milliseconds stall_grace{1000};
 
 /// Turns the exception that is being handled into this rank's outcome: `interrupted` for another rank's error,
 /// otherwise `failed`. Cuts the backtrace off the text of torch's exceptions. Call it inside catch (...).
-Outcome current_outcome();
+MUSTER_INTERNAL_API Outcome current_outcome();
 
 /// Returns the outcome as bytes for another rank. The text is cut to at most `longest` characters, at the end of a
 /// sentence or, if there is none, of a word.

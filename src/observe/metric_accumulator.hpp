@@ -1,6 +1,7 @@
 // The sums that the metrics of classification.hpp count, and the metrics' values: pure functions.
 #pragma once
 
+#include "base/export.hpp"
 #include "muster/json.hpp"
 
 #include <cstddef>
@@ -23,16 +24,16 @@ struct ScoreWeights {
 /// Numbers in a ScoreWeights.
 inline constexpr std::size_t per_score = 4;
 
-Json to_json(const MetricAccumulator& accumulator);
+MUSTER_INTERNAL_API Json to_json(const MetricAccumulator& accumulator);
 /// Reads `json` into `accumulator`. Returns false if it is not a MetricAccumulator.
-bool from_json(const Json& json, MetricAccumulator& accumulator);
+MUSTER_INTERNAL_API bool from_json(const Json& json, MetricAccumulator& accumulator);
 
 /// Adds up the parts of all ranks, as if one rank had seen all samples. Throws an Error (ExitCode::user_error) if their
 /// kinds differ.
-MetricAccumulator merged(const std::vector<MetricAccumulator>& accumulators);
+MUSTER_INTERNAL_API MetricAccumulator merged(const std::vector<MetricAccumulator>& accumulators);
 
 /// The metric's value: a number or a list. NaN if it is undefined.
-Json value_of(const MetricAccumulator& accumulator);
+MUSTER_INTERNAL_API Json value_of(const MetricAccumulator& accumulator);
 
 /// The number of samples of each class in a confusion matrix; empty for any other metric.
 std::vector<double> samples_by_class(const MetricAccumulator& accumulator);
