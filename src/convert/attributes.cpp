@@ -27,7 +27,8 @@ Attribute::Attribute(hid_t dataset, const std::string& name, const std::string& 
     : name_(name), doing_("reading the attribute " + name + " of " + shown) {
   attribute_ = {hdf5::check(H5Aopen(dataset, name.c_str(), H5P_DEFAULT), doing_), H5Aclose};
   const hdf5::Handle stored(hdf5::check(H5Aget_type(attribute_.get()), doing_), H5Tclose);
-  // NetCDF wants _FillValue to have the type of the column, whose enumeration becomes integers, too.
+  // A _FillValue must have the type of its column, and columns of enumerations become integers. Booleans, which h5py
+  // stores as an enumeration, stay booleans.
   const bool is_enumeration =
       H5Tget_class(stored.get()) == H5T_ENUM && H5Tequal(stored.get(), hdf5::memory_type_of(at::kBool).get()) <= 0;
   // A copy, since a type with a name belongs to its file.
@@ -37,7 +38,7 @@ Attribute::Attribute(hid_t dataset, const std::string& name, const std::string& 
   const auto size = H5Tget_size(type_.get());
   has_pointers_ = H5Tis_variable_str(type_.get()) > 0;
   const auto kind = H5Tget_class(type_.get());
-  const bool is_number = kind == H5T_INTEGER || kind == H5T_FLOAT || kind == H5T_ENUM;  // a boolean
+  const bool is_number = kind == H5T_INTEGER || kind == H5T_FLOAT || kind == H5T_ENUM;
   is_simple_ =
       (is_number || kind == H5T_STRING) && size > 0 && count <= (has_pointers_ ? most_strings : most_bytes / size);
   if (is_simple_) bytes_ = count * size;

@@ -303,7 +303,10 @@ void Reducer::end_weights() {
   if (mean > 0 && !is_joined()) weights_.unit *= std::exp2(-std::ilogb(mean));
   if (mean > 0) return;
   // An optimizer would step with the zeros of zero_grad(/*set_to_none=*/false).
-  const auto is_nonzero = [](const Parameter& p) { return p.tensor.grad().defined() && any_nonzero(p.tensor.grad()); };
+  // Only averaged gradients decide, since these are the same on all ranks.
+  const auto is_nonzero = [](const Parameter& p) {
+    return p.exchanged() && p.tensor.grad().defined() && any_nonzero(p.tensor.grad());
+  };
   if (std::ranges::none_of(parameters_, is_nonzero))
     for (auto& p : parameters_)
       if (p.exchanged()) p.tensor.mutable_grad().reset();

@@ -1,4 +1,4 @@
-// A tensor that is remembered and not kept alive. While it is remembered, no later tensor gets its address.
+// A weak reference to a tensor: its values may be freed, but no later tensor gets its address.
 #pragma once
 
 #include <c10/core/TensorImpl.h>

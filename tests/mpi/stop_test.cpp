@@ -407,7 +407,7 @@ TEST(Stop, SavedGradientsOfAModelThatIsGoneAreGivenToNoOther) {
     models.restore_gradients(entries, {.gradients = {{"net/weight", torch::ones({1, 1})}}, .workers = world().size()},
                              world().size());
   }
-  torch::nn::Sequential later;  // so many that one of them would have the memory of the one that is gone
+  torch::nn::Sequential later;  // enough of them that one is likely to get the freed memory
   for (int i = 0; i < 64; ++i) later->push_back(bare());
   models.add(test::Preparation()(later.ptr()));
   for (const auto& parameter : later->parameters()) EXPECT_FALSE(parameter.grad().defined());

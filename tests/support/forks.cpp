@@ -4,7 +4,7 @@
 //   MUSTER_TEST_FORKS=FD LD_PRELOAD=libmuster_forks.so PROGRAM
 // FD is a socket that keeps messages apart. A message holds the descriptors 0, 1 and 2 of a command, and, each ended by
 // a null byte, its working directory, the number of its words, the words, and its environment. The answers are two
-// numbers of four bytes: the process, and its status, as waitpid() gives it, once it has ended. See command_lines.py.
+// numbers of four bytes: the process id, and, once it has ended, the status that waitpid() gives. See command_lines.py.
 #include <dlfcn.h>
 #include <errno.h>
 #include <sys/socket.h>
@@ -25,7 +25,7 @@ constexpr int not_possible = 126;
 
 // A program may need these until its last moment, so they are never destroyed.
 auto& message = *new std::vector<char>(1 << 20);
-auto& words = *new std::vector<char*>;  // the command's, null, the environment, null: as on the stack of any process
+auto& words = *new std::vector<char*>;  // argv, then the environment, each ended by a null pointer
 int word_count = 0;
 
 /// Returns the length, or 0 if the test has ended.
