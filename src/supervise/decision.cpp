@@ -22,9 +22,15 @@ bool lost_a_rank(const JobEnd& end) {
   return end.report.lost_rank.has_value() || end.launcher_signal != 0 || as_in_shells;
 }
 
-/// True if srun has failed before it started a rank, for example because it does not find Slurm.
-bool srun_has_failed(const LauncherReport& report) {
-  return !report.loaded && !report.failed_rank && report.slurm.starts_with("srun: fatal: ");
+/// True if the launcher could not start the ranks, or lost some. Its exit code does not always say so: srun may end
+/// with 0 where a rank could not be started, and Slurm has ended the others.
+bool launcher_has_failed(const JobEnd& end) {
+  const auto& report = end.report;
+  // srun has failed before it started a rank, for example because it does not find Slurm.
+  const bool no_slurm = !report.loaded && !report.failed_rank && report.slurm.starts_with("srun: fatal: ");
+  if (end.code != 0) return !report.launcher_error.empty() || no_slurm;
+  return (!report.launcher_error.empty() && (report.failed_rank || report.lost_host)) ||
+         (report.step_cancelled && !end.stop_requested);
 }
 
 bool ended_by_sigterm(const JobEnd& end) {
@@ -44,8 +50,7 @@ int exit_code_of(const JobEnd& end) {
   if (end.report.no_program) return static_cast<int>(ExitCode::usage);
   if (end.report.returned_code == 0) return 0;
   // mpirun that is told to stop before its ranks are there may end with 0.
-  const bool no_ranks = (end.code != 0 && (!end.report.launcher_error.empty() || srun_has_failed(end.report))) ||
-                        (end.stop_requested && !has_started(end));
+  const bool no_ranks = launcher_has_failed(end) || (end.stop_requested && !has_started(end));
   const bool broken_off = lost_a_rank(end) || end.exceeded_grace || end.not_up || no_ranks;
   if (!broken_off) return end.code;
   return end.report.returned_code.value_or(static_cast<int>(ExitCode::retry));
@@ -109,6 +114,7 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   if (!report.error.empty()) return report.error;
   if (!in_file.empty()) return in_file;
   if (!report.launcher_error.empty()) return report.launcher_error;
+  if (end.code == 0 && report.step_cancelled) return "Slurm has cancelled the step of the ranks";
   if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
   if (!report.loaded && !report.failed_rank && !report.slurm.empty()) return "no rank has started: " + report.slurm;
   const auto where = !report.failed_rank ? std::string()

@@ -47,6 +47,7 @@ struct LauncherReport {
   std::optional<int> exit_code = {};          ///< of that rank, where the launcher says it
   std::string launcher_error = {};            ///< why the launcher could not start the ranks, or lost them
   std::optional<std::string> lost_host = {};  ///< that it has lost or could not reach
+  bool step_cancelled = false;                ///< Slurm has ended the ranks before they had ended
   bool slurm_away = false;                    ///< srun could not reach Slurm's controller
   std::string slurm = {};                     ///< the last line of Slurm's that is about something else
   std::set<std::string> shown_of_slurm = {};  ///< lines of Slurm's, which repeats some

@@ -419,6 +419,16 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   EXPECT_EQ(decide(end, {.count = 1}, requirements, 4, false).ranks, 4) << "only one could not be started this time";
   EXPECT_EQ(cause_of(end, ""), "Slurm cannot start rank 2: Unspecified error");
   EXPECT_EQ(exit_code_of(end), 75);
+  // srun itself may end with 0 then, as if the program had done its work.
+  EXPECT_EQ(exit_code_of({.code = 0, .report = not_launched.report()}), 75);
+  EXPECT_EQ(exit_code_of({.code = 0, .report = node.report()}), 75);
+  LauncherOutput cancelled;
+  cancelled.take("slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n");
+  EXPECT_EQ(exit_code_of({.code = 0, .report = cancelled.report()}), 75);
+  EXPECT_EQ(cause_of({.code = 0, .report = cancelled.report()}, ""), "Slurm has cancelled the step of the ranks");
+  EXPECT_EQ(exit_code_of({.code = 0, .report = cancelled.report(), .stop_requested = true}), 0);
+  cancelled.take("\x1emuster returned 0\n");
+  EXPECT_EQ(exit_code_of({.code = 0, .report = cancelled.report()}), 0) << "the program has done its work before";
 }
 
 JobEnd lost_rank() { return {.code = 137, .report = {.lost_rank = LostRank{1, "n1", 9}}}; }

@@ -29,6 +29,7 @@ constexpr std::array<std::string_view, 13> step_end_phrases{": *** STEP ",
 constexpr std::string_view unable = "srun: error: Unable to ", no_controller = "Unable to contact slurm controller";
 constexpr std::string_view no_step = "srun: error: Unable to create step for job ";
 constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
+constexpr std::array<std::string_view, 2> cancel_phrases{": *** STEP ", ": *** JOB "};
 
 /// How the tasks find each other with this MPI.
 std::string plugin_for(const std::string& mpi) {
@@ -81,6 +82,7 @@ bool may_begin(std::string_view begun) {
 bool read_line(std::string_view line, LauncherReport& report) {
   if (std::ranges::none_of(prefixes, [&](auto prefix) { return line.starts_with(prefix); })) return false;
   if (contains_any(line, preemption_phrases)) report.preempted = true;
+  if (contains_any(line, cancel_phrases)) report.step_cancelled = true;
   const std::string text(line);
   std::array<char, 256> host{};
   int rank = 0, end = 0;
