@@ -84,7 +84,8 @@ class MUSTER_API Launch {
   /// Initialises MPI at THREAD_MULTIPLE unless it is initialised. Ignores SIGXFSZ unless the program has a handler for
   /// it, so that a limit on the size of files is an error of the write. `version` is what --version prints after the
   /// program's name. Ends the process with ExitCode::usage if the launcher has started N worlds of one rank instead of
-  /// one of N.
+  /// one of N, or several programs of which not all make a Launch within 10 s. Otherwise it waits for all ranks as long
+  /// as --timeout says, then ends the job with ExitCode::retry; a warning after 10 s says how many have come.
   Launch(int argc, char** argv, const std::string& version = {});
   /// A launch on the ranks of the caller's communicator, such as one from from_mpi() (muster/mpi.hpp). It leaves MPI,
   /// malloc, the threads' CPUs and the process's end as they are. An error on which the ranks agree is only run()'s
@@ -92,7 +93,8 @@ class MUSTER_API Launch {
   /// while it lives, unless the program has its own handler for them or ignores SIGHUP. The job's other ranks may do
   /// anything meanwhile; threads_per_rank() does not know of them. Launches may follow one another; torch's seeds and
   /// number of threads stay as training has set them. If MPI was initialised below MPI_THREAD_MULTIPLE, sweeps, gloo
-  /// and NCCL are refused, and asynchronous saving is off. Collective over `ranks`.
+  /// and NCCL are refused, and asynchronous saving is off. Collective over `ranks`, which wait as long as --timeout
+  /// says, by default as long as `ranks` do.
   Launch(int argc, char** argv, const Communicator& ranks, const std::string& version = {});
   /// The launch of a sweep's trial, on a part of the ranks.
   Launch(const Launch& whole, detail::launch::LaunchPart part);

@@ -4,6 +4,7 @@
 #include "base/supervisor_message.hpp"
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/wait_for_world.hpp"
 #include "muster/mpi.hpp"
 
 #include <dlfcn.h>
@@ -21,11 +22,13 @@ namespace muster::detail::comm {
 namespace {
 
 /// Open MPI first looks for fast networks, which takes longer than the rest of the start. If mpirun's variables say
-/// that the whole job is on one node, this skips the search, unless the user has chosen OMPI_MCA_pml.
+/// that the whole job is on one node, this skips the search, unless the user has chosen OMPI_MCA_pml, or there is
+/// another program, which may find another way than this one.
 void start_quickly_on_one_node() {
   const char* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
   const char* const here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  if (ranks != nullptr && here != nullptr && std::strcmp(ranks, here) == 0) ::setenv("OMPI_MCA_pml", "ob1", 0);
+  if (ranks != nullptr && here != nullptr && std::strcmp(ranks, here) == 0 && !mpirun_has_several_programs())
+    ::setenv("OMPI_MCA_pml", "ob1", 0);
 }
 
 /// Open MPI copies large messages between processes by a system call that containers may forbid; it then prints a
@@ -56,7 +59,7 @@ bool may_hang_in_finalize() {
 
 }  // namespace
 
-MpiScope::MpiScope() {
+MpiScope::MpiScope(std::chrono::milliseconds limit) {
   int initialised = 0;
   check(MPI_Initialized(&initialised), "MPI_Initialized");
   if (!initialised) {
@@ -68,6 +71,7 @@ MpiScope::MpiScope() {
     initialised_here_ = true;
     return_errors_of_tests();
   }
+  wait_for_world(limit);
   world_.emplace(from_mpi(MPI_COMM_WORLD));
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "comm/wait.hpp"
 #include "muster/communicator.hpp"
 #include "muster/error.hpp"
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -13,7 +15,8 @@ namespace muster::detail::comm {
 /// Initialises MPI (MPI_THREAD_MULTIPLE) unless that is done already, and then finalises it too. One per process.
 class MpiScope {
  public:
-  MUSTER_INTERNAL_API MpiScope();
+  /// Waits for all ranks, up to `limit`: see wait_for_world().
+  MUSTER_INTERNAL_API explicit MpiScope(std::chrono::milliseconds limit = default_limit);
   MpiScope(const MpiScope&) = delete;
   MpiScope& operator=(const MpiScope&) = delete;
   MUSTER_INTERNAL_API ~MpiScope();

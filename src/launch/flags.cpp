@@ -156,13 +156,20 @@ CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
   return check_value(is_good, "no whole number from " + std::to_string(least) + " to " + std::to_string(most));
 }
 
+std::optional<double> parse_seconds(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0.001 || value > 1e9) return {};
+  return value;
+}
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
 CLI::Validator number_of_seconds() {
-  const auto is_good = [](const std::string& text) {
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return error == std::errc() && end == text.data() + text.size() && value >= 0.001 && value <= 1e9;
-  };
-  return check_value(is_good, "no number of seconds from 0.001 to 1000000000");
+  return check_value([](const std::string& text) { return parse_seconds(text).has_value(); },
+                     "no number of seconds from 0.001 to 1000000000");
 }
 
 /// Returns FIRST and LAST of "FIRST:LAST", and zeros for "auto"; none if the text is something else.
@@ -245,6 +252,19 @@ void warn_of_unknown_variables(const CLI::App& app) {
 }
 
 }  // namespace
+
+std::optional<std::chrono::milliseconds> timeout_at_start(int argc, const char* const* argv) {
+  constexpr std::string_view flag = "--timeout", flag_and_value = "--timeout=";
+  const char* const variable = std::getenv("MUSTER_TIMEOUT");
+  std::string_view value = variable == nullptr ? "" : variable;
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i) {
+    const std::string_view word = argv[i];
+    if (word == flag && i + 1 < argc) value = argv[i + 1];
+    if (word.starts_with(flag_and_value)) value = word.substr(flag_and_value.size());
+  }
+  const auto seconds = parse_seconds(value);
+  return seconds ? std::optional(milliseconds_of(*seconds)) : std::nullopt;
+}
 
 Flags::Flags(const std::string& program, const std::string& version) {
   app.name(program);
@@ -347,7 +367,7 @@ LaunchFlags Flags::resolve() const {
   if (workers_ > 0) flags.workers = workers_;
   if (threads_ > 0) flags.threads = threads_;
   flags.bind = bind_ == "auto" ? Bind::automatic : bind_ == "cores" ? Bind::cores : Bind::none;
-  if (timeout_ > 0) flags.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_ * 1000));
+  if (timeout_ > 0) flags.timeout = milliseconds_of(timeout_);
   if (!time_limit_.empty()) flags.time_limit = parse_duration(time_limit_);
   static const std::map<std::string, Resume> resumes{
       {"auto", Resume::automatic}, {"never", Resume::never}, {"must", Resume::must}};

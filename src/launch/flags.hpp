@@ -6,10 +6,15 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chrono>
 #include <optional>
 #include <string>
 
 namespace muster::detail::launch {
+
+/// This rank's --timeout or MUSTER_TIMEOUT, for what ranks do together before Flags::parse(). None if there is no valid
+/// one: parse() says so.
+std::optional<std::chrono::milliseconds> timeout_at_start(int argc, const char* const* argv);
 
 class Flags {
  public:

@@ -9,6 +9,7 @@
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/time_limit.hpp"
+#include "comm/wait.hpp"
 #include "launch/binding.hpp"
 #include "launch/flags.hpp"
 #include "launch/job_end.hpp"
@@ -225,8 +226,10 @@ Launch::Launch(int argc, char** argv, const std::string& version)
     state_->asked_job_end = detail::launch::ask_for_job_end(::getenv);
   if (const auto process = detail::launch::process_for_launcher(::getenv); !process.empty())
     detail::launch::tell_supervisor(detail::launch::message_process, process);
-  state_->environment.emplace();
+  const auto timeout = detail::launch::timeout_at_start(argc, argv).value_or(detail::comm::default_limit);
+  state_->environment.emplace(timeout);
   state_->join(state_->environment->world());
+  detail::comm::set_time_limit(communicator(), timeout);
   detail::log::configure(rank(), detail::log::Level::info);
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size(), detail::comm::mpi_library()));
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
@@ -237,6 +240,8 @@ Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::stri
   detail::comm::require_mpi("starting on the ranks of a communicator");
   state_->log.emplace();
   state_->signals.emplace();
+  const auto timeout = detail::launch::timeout_at_start(argc, argv);
+  const detail::comm::TimeLimit limit(ranks, timeout.value_or(detail::comm::time_limit(ranks)));
   state_->join(detail::comm::make_separate_world(ranks));
   detail::log::configure(rank(), detail::log::Level::info);
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));

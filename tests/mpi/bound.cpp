@@ -1,7 +1,8 @@
-// Says on which CPUs the threads of a rank may run, for tests/mpi/binding:
+// Says on which CPUs the threads of a rank may run, for tests/mpi/binding and several-programs:
 //   rank 0: 0-1, 1 thread
 // With --stay it then waits for the file FILE. With --own-mpi, the program has initialised MPI and gives the launch its
-// ranks.
+// part of the ranks. With --solver, it is another program, which belongs to no part and makes no launch. With --late,
+// it has initialised MPI, and makes a launch of all ranks when there is the file FILE.
 #include <muster/launch.hpp>
 #include <muster/mpi.hpp>
 
@@ -34,9 +35,14 @@ std::string cpus_of_threads() {
   return text;
 }
 
+void wait_for(const std::filesystem::path& file) {
+  while (!std::filesystem::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
 int run(muster::Launch& launch) {
-  std::string stay;
+  std::string stay, late;
   launch.app().add_option("--stay", stay);
+  launch.app().add_option("--late", late);
   launch.app().add_flag("--own-mpi");
   return launch.run([&] {
     std::string later;
@@ -44,23 +50,34 @@ int run(muster::Launch& launch) {
     std::ostringstream line;
     line << "rank " << launch.rank() << ": " << later << ", " << launch.threads_per_rank() << " thread\n";
     std::cout << line.str() << std::flush;
-    while (!stay.empty() && !std::filesystem::exists(stay)) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (!stay.empty()) wait_for(stay);
   });
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2 || std::string_view(argv[1]) != "--own-mpi") {
+  const std::string_view mode = argc < 2 ? "" : argv[1];
+  if (mode != "--own-mpi" && mode != "--solver" && mode != "--late") {
     muster::Launch launch(argc, argv);
     return run(launch);
   }
-  int provided = 0, code = 0;
+  int provided = 0, code = 0, left = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
-  {
-    muster::Launch launch(argc, argv, muster::from_mpi(MPI_COMM_WORLD));
+  if (mode == "--late") {
+    wait_for(argv[2]);
+    muster::Launch launch(argc, argv);
     code = run(launch);
+    MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &left, MPI_STATUS_IGNORE);
+    if (left) std::cerr << "a message is left that the program would receive\n";
+  } else {
+    MPI_Comm part = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, mode == "--solver" ? MPI_UNDEFINED : 0, 0, &part);
+    if (mode == "--own-mpi") {
+      muster::Launch launch(argc, argv, muster::from_mpi(part));
+      code = run(launch);
+    }
   }
   MPI_Finalize();
-  return code;
+  return left ? 1 : code;
 }
