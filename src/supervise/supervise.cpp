@@ -15,22 +15,20 @@
 #include "launch/launcher.hpp"
 #include "launch/openmp.hpp"
 #include "launch/supervised.hpp"
-#include "muster/config.hpp"
 #include "muster/error.hpp"
-#include "run/failures.hpp"
 #include "supervise/decision.hpp"
+#include "supervise/failure_counts.hpp"
+#include "supervise/host.hpp"
 #include "supervise/job.hpp"
 #include "supervise/lost_hosts.hpp"
 #include "supervise/signals.hpp"
 #include "supervise/slurm_steps.hpp"
 #include "supervise/temporary_folders.hpp"
 #include "supervise/terminal.hpp"
+#include "supervise/watch.hpp"
 #include "sweep/progress.hpp"
 
 #include <poll.h>
-#include <signal.h>
-#include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,53 +48,6 @@ using Clock = std::chrono::steady_clock;
 
 const char* environment(const char* name) { return std::getenv(name); }
 
-Launcher find_launcher(const SuperviseOptions& options) {
-  Launcher launcher{.mpi = comm::mpi_library()};
-  launcher.kind = launcher_kind(options, environment, launcher.mpi);
-  if (launcher.kind == Launcher::Kind::srun) {
-    launcher.path = find_program("srun");
-    if (!launcher.path.empty()) return launcher;
-    throw Error(ExitCode::missing_package, "starting the ranks", "this is a job of Slurm and there is no srun in PATH",
-                "Load its module, or give --hosts");
-  }
-  const bool hydra = launcher.kind == Launcher::Kind::hydra;
-  const std::array<std::string, 2> names{hydra ? "mpiexec.hydra" : "mpirun", "mpiexec"};
-  std::vector<std::string> candidates{MUSTER_MPIEXEC, names[0], names[1]};
-  if (hydra) std::swap(candidates[0], candidates[1]);  // whose name says what it is
-  // The one beside the library that the ranks use is sure to fit it.
-  if (const fs::path library = comm::mpi_library_file(); library.is_absolute())
-    for (const auto& name : {names[1], names[0]})
-      candidates.insert(candidates.begin(), (library.parent_path().parent_path() / "bin" / name).string());
-  for (const auto& name : candidates)
-    if (launcher.path = find_program(name); !launcher.path.empty()) return launcher;
-  throw Error(ExitCode::missing_package, "starting the ranks",
-              "there is no " + names[0] + ", neither " MUSTER_MPIEXEC " nor in PATH",
-              "Install the programs of the MPI (Debian: openmpi-bin or mpich) or load its module");
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
-
-/// The names of all variables MUSTER_… of this process, by which flags are set.
-std::vector<std::string> flag_variables() {
-  std::vector<std::string> names;
-  for (char** entry = environ; *entry != nullptr; ++entry)
-    if (const std::string_view text = *entry; text.starts_with("MUSTER_"))
-      names.emplace_back(text.substr(0, text.find('=')));
-  return names;
-}
-
-/// Whether something waits to be read in a file or a pipe.
-bool has_input() {
-  struct stat input {};
-  if (::fstat(STDIN_FILENO, &input) != 0) return false;
-  if (S_ISREG(input.st_mode)) return ::lseek(STDIN_FILENO, 0, SEEK_CUR) < input.st_size;
-  int bytes = 0;
-  return S_ISFIFO(input.st_mode) && ::ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 && bytes > 0;
-}
-
 SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) {
   std::random_device random;
   const std::time_t now = std::time(nullptr);
@@ -107,162 +58,6 @@ SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) 
   return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
           .started = started.data(),
           .full_worker_count = options.min_workers ? ranks : 0};
-}
-
-/// How long a launcher may take to start its daemons on other hosts, and ranks on this host to load muster's library.
-constexpr std::chrono::milliseconds daemons_start_time = std::chrono::seconds(10), load_time = std::chrono::seconds(2);
-/// If this process has not polled for so long, it was suspended.
-constexpr std::chrono::seconds suspension(2);
-/// After that time a warning says that the program goes on after its work.
-constexpr std::chrono::seconds time_after_work(60);
-
-std::string in_seconds(std::chrono::milliseconds time) {
-  return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
-}
-
-/// One start, to its end: nothing of it is left then. `should_grow`: asked often; when it returns true, the ranks save
-/// their state and stop, to be started again on more hosts.
-JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, Terminal& standard_output,
-             const SuperviseOptions& options, const std::function<bool(const LauncherReport&)>& should_grow) {
-  LauncherOutput output, of_standard_output(output.report());
-  bool told = false;
-  std::optional<Clock::time_point> stop_time, start_limit, end_of_work;
-  std::optional<std::chrono::seconds> patience;
-  Clock::time_point end_of_patience;
-  auto load_limit = Clock::now() + options.start_limit;
-  bool warned_of_start = false, warned_of_end = false;
-  // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
-  std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
-  // While stderr is not read, the messages wait, and in the end the ranks do.
-  const auto say = [&](const char* level, const std::string& text) {
-    terminal.add("muster: " + (level + text) + "\n");
-  };
-  JobEnd end;
-  auto last = Clock::now(), next_look = last;
-  while (!job.ended() && !signals.stop_immediately()) {
-    const auto now = Clock::now();
-    // Time in which this process did not run does not count, since the ranks did not run either, or only just do again.
-    if (const auto gap = now - std::exchange(last, now); gap >= suspension) {
-      for (auto* const time : {&stop_time, &start_limit, &end_of_work})
-        if (*time) **time += gap;
-      load_limit += gap;
-      end_of_patience += gap;
-      say("", "it was suspended for " + in_seconds(std::chrono::round<std::chrono::milliseconds>(gap)));
-    }
-    if (signals.stop_requested() && !stop_time) {
-      stop_time = now;
-      say("", "stopping; the ranks have " + in_seconds(options.grace) +
-                  " to save their state. A second Ctrl-C ends them at once");
-    }
-    if (!stop_time && should_grow(output.report())) {
-      stop_time = now;
-      end.grows = true;
-    }
-    // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. Hydra passes
-    // it on to ranks that have not loaded muster's library yet. If no rank has reported for some time, their messages
-    // may go elsewhere.
-    const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra && Job::sees_processes();
-    const auto longest_wait = std::min(options.grace / 2, options.hosts.empty() ? load_time : daemons_start_time);
-    const bool may_ask = asks_at_once || output.report().up || (stop_time && now >= *stop_time + longest_wait);
-    if (stop_time && !told && may_ask) told = job.ask_to_stop();
-    if (now >= next_look) {
-      next_look = now + std::chrono::seconds(2);
-      job.end_left_behind();
-    }
-    if (stop_time && now >= *stop_time + options.grace) {
-      end.exceeded_grace = true;
-      break;
-    }
-    const auto& report = output.report();
-    if (!report.loaded && !warned_of_start && now >= load_limit) {
-      warned_of_start = true;
-      say("warning: ",
-          "no rank has started within " + in_seconds(options.start_limit) + ": " +
-              (report.slurm.empty() ? "the launcher may wait for a host (ssh), the program for a file system"
-                                    : "the last that Slurm has said is \"" + report.slurm + "\""));
-    }
-    if (report.starting && !start_limit) start_limit = now + options.start_limit;
-    // Hydra waits for a host for ever, although ssh has said that it cannot reach it.
-    const bool waits_in_vain =
-        kind == Launcher::Kind::hydra && other_hosts(options, "").contains(name_in_hosts(options, report.unreachable));
-    if (!report.up && (waits_in_vain || (start_limit && now >= *start_limit))) {
-      end.not_up = true;
-      break;
-    }
-    if (report.ended && !end_of_work) end_of_work = now;
-    if (end_of_work && !warned_of_end && now >= *end_of_work + time_after_work) {
-      warned_of_end = true;
-      say("warning: ", "the ranks have finished their work and do not end; Ctrl-C ends them");
-    }
-    if (const auto limit = patience_with(report, kind == Launcher::Kind::srun); limit && limit != patience) {
-      patience = limit;
-      end_of_patience = now + *patience;
-    }
-    if (patience && now >= end_of_patience) break;
-    const int timeout = stop_time && !told ? 10 : 100;  // ms
-    // In a stop the launcher must not wait for our reader.
-    const bool reads = (!terminal.is_full() && !standard_output.is_full()) || stop_time;
-    std::array<pollfd, 7> sources{{{signals.descriptor(), POLLIN, 0},
-                                   {reads ? job.output() : -1, POLLIN, 0},
-                                   {read_by_others[0], 0, 0},
-                                   {read_by_others[1], 0, 0},
-                                   terminal.source(),
-                                   {reads ? job.standard_output() : -1, POLLIN, 0},
-                                   standard_output.source()}};
-    ::poll(sources.data(), sources.size(), timeout);
-    signals.take();
-    if (signals.take_suspension()) {
-      if (job.suspend()) {
-        signals.suspend();
-        job.resume();
-      } else {
-        say("warning: ", "ranks on other hosts, or without /proc, cannot be suspended; Ctrl-Z is ignored");
-      }
-    }
-    for (std::size_t i = 0; i < read_by_others.size(); ++i) {
-      const auto events = sources[i + 2].revents;
-      if ((events & (POLLERR | POLLNVAL)) == 0) continue;
-      read_by_others[i] = -1;
-      if ((events & POLLNVAL) != 0) continue;  // it is closed, and polling it again would spin
-      say("warning: ", std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
-                           " any more, to which the ranks write");
-      signals.request_stop();
-    }
-    if (reads) {
-      terminal.add(output.take(job.read()));
-      standard_output.add(of_standard_output.take(job.read_standard_output()));
-    }
-    terminal.write_some();
-    standard_output.write_some();
-  }
-  end.code = job.code();
-  end.launcher_signal = job.signal();
-  end.stop_requested = signals.stop_requested();
-  end.had_ranks = job.had_ranks();
-  const bool ended_by_itself = job.ended();
-  job.end();
-  terminal.add(output.take(job.read()));
-  terminal.add(output.finish());
-  standard_output.add(of_standard_output.take(job.read_standard_output()));
-  standard_output.add(of_standard_output.finish());
-  terminal.flush();
-  standard_output.flush();
-  end.report = output.report();
-  if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && kind != Launcher::Kind::srun)
-    end.report.failed_host = host_name();
-  if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
-  if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
-  if (!ended_by_itself && end.report.returned_code) end.code = *end.report.returned_code;
-  // Hydra that has passed on a signal may end with 0, whatever the ranks' codes.
-  if (kind == Launcher::Kind::hydra && told && end.code == 0) end.code = end.report.returned_code.value_or(0);
-  if (!options.hosts.empty() && is_unfinished(end)) end.code = static_cast<int>(ExitCode::retry);
-  // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
-  if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
-    end.report.lost_host = end.report.silent;
-    if (end.report.launcher_error.empty())
-      end.report.launcher_error = "the node " + *end.report.silent + " does not answer";
-  }
-  return end;
 }
 
 /// The contents of the error.txt that the ranks of this start have written. They tell us when they have written it;
@@ -276,26 +71,6 @@ std::string read_kept_cause(const LauncherReport& report) {
   } catch (const Error& error) {
     return std::string("the ranks have left a cause that cannot be read: ") + error.what();
   }
-}
-
-/// A limit from the run's saved options, or in a sweep from its first trial's; empty if the run did not save any.
-std::optional<int> saved_limit(const fs::path& run, const char* limit) {
-  for (const auto& folder : {run, run / sweep::first_trial}) try {
-      return read_json(folder / run_names::params).at("run_config").at(limit).get<int>();
-    } catch (const std::exception&) {
-    }
-  return {};
-}
-
-/// A limit of the run's FailureConfig.
-int configured_limit(const fs::path& run, const char* limit) {
-  return saved_limit(run, limit).value_or(Json(FailureConfig{}).at(limit).get<int>());
-}
-
-/// The limit after an end with that code: an operator's train() has its own limit for lost ranks.
-int max_failures(const fs::path& run, int code) {
-  const auto retries = code == static_cast<int>(ExitCode::retry) ? saved_limit(run, "max_retries") : std::nullopt;
-  return retries ? *retries : configured_limit(run, "max_failures");
 }
 
 /// Waits before the next start; returns false if a signal has ended the wait.
@@ -319,12 +94,13 @@ class Supervision {
       : options_(with_hosts_of_job(given, environment)),
         launcher_(find_launcher(options_)),
         requirements_{.ranks = wanted_ranks(options_, environment, count_usable_cores()), .max_failures = 0},
+        supervisor_info_(make_supervisor_info(options_, requirements_.ranks)),
+        failures_(options_.max_failures, supervisor_info_.id, terminal_),
         // A node that a Slurm job has lost does not come back to it.
         lost_(launcher_.kind == Launcher::Kind::srun ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
     check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment);
     requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
-    supervisor_info_ = make_supervisor_info(options, requirements_.ranks);
     find_job_end();
     if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&
         find_program("rsh").empty())
@@ -369,9 +145,8 @@ class Supervision {
       }
       leave_out_lost_hosts(end);
       const auto cause = cause_of(end, read_kept_cause(end.report));
-      if (is_failure(end, signals_.stop_requested()))
-        is_preemption(end) ? count_preemption() : count(exit_code_of(end));
-      auto next = decide(end, counted_failures(end), requirements_, ranks, signals_.stop_requested());
+      if (is_failure(end, signals_.stop_requested())) failures_.add(end, run_, requirements_);
+      auto next = decide(end, failures_.like(end), requirements_, ranks, signals_.stop_requested());
       if (end.report.lost_host) next.ranks = requirements_.ranks;
       if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));
       // A failed node has left the job for good; queued again, the job gets all its nodes.
@@ -452,34 +227,6 @@ class Supervision {
   void wait_for_ranks(int ranks) {
     waits_for_ranks_ = true;
     requirements_.ranks = requirements_.min_workers = ranks;
-  }
-
-  /// The counted failures of the same kind as `end`.
-  const run::Failures& counted_failures(const JobEnd& end) const {
-    return is_preemption(end) ? preemptions_ : failures_;
-  }
-
-  void count_preemption() {
-    requirements_.max_preemptions = configured_limit(run_, "max_preemption_failures");
-    preemptions_ = run::add_failure(preemptions_, run_, sweep::progress);
-  }
-
-  /// Counts one more failure; the job may have counted some itself.
-  void count(int code) {
-    requirements_.max_failures = options_.max_failures ? *options_.max_failures : max_failures(run_, code);
-    if (run_.empty()) {
-      failures_ = failures_.with_one_more({});
-      return;
-    }
-    auto before = run::read_failures(run_, supervisor_info_.id).value_or(failures_);
-    auto known = failures_.furthest;  // a run that follows a sweep knows of no trials
-    before.furthest.merge(known);
-    failures_ = run::add_failure(before, run_, sweep::progress);
-    try {
-      run::write_failures(run_, supervisor_info_.id, failures_);
-    } catch (const std::exception& error) {
-      terminal_.warn(std::string("the number of failures is not kept in the run's folder: ") + error.what());
-    }
   }
 
   void keep_cause() {
@@ -574,11 +321,11 @@ class Supervision {
     auto text = cause;
     if (is_failure(end, signals_.stop_requested())) {
       if (is_preemption(end))
-        text += ". It is not started again: " + std::to_string(preemptions_.count) +
+        text += ". It is not started again: " + std::to_string(failures_.like(end).count) +
                 " preemptions since the last progress, and max_preemption_failures is " +
                 std::to_string(requirements_.max_preemptions);
       else if (requirements_.max_failures > 0)
-        text += ". It is not started again: " + std::to_string(failures_.count) +
+        text += ". It is not started again: " + std::to_string(failures_.like(end).count) +
                 " failures since the last progress, and --max-failures is " +
                 std::to_string(requirements_.max_failures);
       if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
@@ -637,7 +384,7 @@ class Supervision {
     if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
     if (end.report.required_ranks)
       return terminal_.warn(text + ", as its saved state requires, once that many are available");
-    const auto& failures = counted_failures(end);
+    const auto& failures = failures_.like(end);
     const int most = is_preemption(end) ? requirements_.max_preemptions : requirements_.max_failures;
     text += failures.furthest.empty() ? "" : " from the newest checkpoint";
     text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
@@ -666,7 +413,7 @@ class Supervision {
   int stopped_between_starts(bool ran = false) {
     keep_cause();
     if (signals_.stop_immediately()) return interrupted();
-    const bool saved = !failures_.furthest.empty() || !preemptions_.furthest.empty();
+    const bool saved = failures_.had_checkpoint();
     terminal_.error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
                     : ran          ? "stopped on request; the ranks had not loaded muster, which saves their state"
                     : run_.empty() ? "stopped on request before the ranks had started"
@@ -683,8 +430,7 @@ class Supervision {
   Terminal terminal_{signals_, STDERR_FILENO};
   Terminal standard_output_{signals_, STDOUT_FILENO};  ///< for what comes through the launcher
   TemporaryFolders folders_;
-  run::Failures failures_;        ///< of this muster run, without preemptions
-  run::Failures preemptions_;     ///< of this muster run
+  FailureCounts failures_;
   LostHosts lost_;                ///< hosts that the next start leaves out
   Hosts named_nodes_;             ///< drained nodes that a warning has named
   std::set<pid_t> sruns_;         ///< of all starts
