@@ -7,9 +7,27 @@
 // an unknown key or an invalid value is an Error (ExitCode::data) that names it.
 #pragma once
 
+#include <muster/detail/export.hpp>
+
 #include <nlohmann/json.hpp>
 
 namespace muster {
+namespace detail {
+
+/// An nlohmann/json: its version, JSON_DIAGNOSTICS, and one of its types, whose name has the other macros.
+template <int major, int minor, int patch, int diagnostics, class Named>
+struct NlohmannJson {};
+
+/// That of the source file that includes this.
+using ThisNlohmannJson = NlohmannJson<NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                                      NLOHMANN_JSON_VERSION_PATCH, JSON_DIAGNOSTICS, nlohmann::json::value_t>;
+
+/// The library has this function for the nlohmann/json that it was built with. A program that is compiled with another
+/// one, or with other macros, does not link: the layout of its values may differ (docs/installing.md).
+MUSTER_API void muster_was_built_with(ThisNlohmannJson);
+[[gnu::used]] inline constexpr auto* json_is_that_of_muster = &muster_was_built_with;
+
+}  // namespace detail
 
 /// Any JSON value. The settings of a training function are a Config (muster/config.hpp).
 using Json = nlohmann::json;

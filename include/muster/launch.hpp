@@ -27,6 +27,11 @@
 #include <utility>
 #include <vector>
 
+// For its number alone.
+#if !defined(CLI11_VERSION_MAJOR) && __has_include(<CLI/Version.hpp>)
+#include <CLI/Version.hpp>
+#endif
+
 namespace CLI {
 class App;
 }
@@ -36,7 +41,17 @@ namespace muster {
 class Callback;
 namespace detail::launch {
 struct LaunchPart;
-}
+
+template <int major, int minor, int patch>
+struct Cli11 {};
+
+/// That of the source file that includes this.
+#ifdef CLI11_VERSION_MAJOR
+using ThisCli11 = Cli11<CLI11_VERSION_MAJOR, CLI11_VERSION_MINOR, CLI11_VERSION_PATCH>;
+#else
+using ThisCli11 = Cli11<0, 0, 0>;
+#endif
+}  // namespace detail::launch
 
 enum class Progress { automatic, bar, plain, none };
 enum class Bind { automatic, cores, none };
@@ -102,8 +117,9 @@ class MUSTER_API Launch {
   Launch& operator=(const Launch&) = delete;
   ~Launch();
 
-  /// The parser, to which the program may add its own options before run().
-  CLI::App& app();
+  /// The parser, to which the program may add its own options before run(). A program that is compiled with another
+  /// CLI11 than muster does not link: the layout of its parser may differ (docs/installing.md).
+  CLI::App& app(detail::launch::ThisCli11 = {});
 
   /// Parses the command line, calls `body` on every rank and returns the exit code for main, the same on all ranks: 0,
   /// the code that `body` returns, the code of an Error, or 1 for any other exception. An error is printed once. `body`

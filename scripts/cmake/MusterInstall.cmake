@@ -21,10 +21,13 @@ install(EXPORT musterTargets NAMESPACE muster:: DESTINATION "${muster_package_di
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/muster" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILES_MATCHING PATTERN "*.hpp")
 
+include(MusterJsonMacros)
+muster_json_macros(muster_json_macros)
 configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/musterConfig.cmake.in" "${PROJECT_BINARY_DIR}/musterConfig.cmake"
                               INSTALL_DESTINATION "${muster_package_dir}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/musterConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/musterConfig.cmake" "${PROJECT_BINARY_DIR}/musterConfigVersion.cmake"
+              "${CMAKE_CURRENT_LIST_DIR}/MusterJsonMacros.cmake"
         DESTINATION "${muster_package_dir}")
 
 install(FILES "${PROJECT_SOURCE_DIR}/scripts/packaging/modulefile"

@@ -134,4 +134,6 @@ void require_json_lossless(const Json& value, const std::string& path, const std
   require_values_kept(value, path, remedy);
 }
 
+void muster_was_built_with(ThisNlohmannJson) {}
+
 }  // namespace muster::detail

@@ -267,7 +267,7 @@ Launch::~Launch() {
   if (state_ && state_->is_running) static_cast<void>(state_.release());
 }
 
-CLI::App& Launch::app() { return state_->parser.app; }
+CLI::App& Launch::app(detail::launch::ThisCli11) { return state_->parser.app; }
 const Communicator& Launch::communicator() const noexcept { return *state_->ranks; }
 const LaunchFlags& Launch::flags() const noexcept { return state_->flags; }
 const std::string& Launch::program() const noexcept { return state_->program; }

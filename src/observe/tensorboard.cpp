@@ -24,8 +24,6 @@ namespace {
 
 using tensorboard::EventFile;
 
-constexpr const char* pending = "pending_validation";
-
 /// The step at which a row's values are shown.
 std::int64_t step_of(const Json& row) {
   const auto step = row.value("global_step", std::int64_t{0});
@@ -54,38 +52,30 @@ class TensorBoard final : public Observer {
     else if (start.training_iteration > 0)
       first_step_ = start.training_iteration + 1;
     for (const auto& row : History::read(run_))
-      if (const auto number = row.value("training_iteration", std::int64_t{0}); number <= start.training_iteration)
-        if (const auto status = row.value("checkpoint_status", Json()); status.is_string() && status != pending)
-          shown_.insert(number);
+      if (row.value("training_iteration", std::int64_t{0}) <= start.training_iteration) note_awaited(row);
   }
 
   void report(const Json& row, std::int64_t /*epochs*/) override {
-    auto shown = row;
-    if (row.contains("checkpoint_status")) {
-      auto& awaited = awaited_[row.value("training_iteration", std::int64_t{0})] = {.step = step_of(row)};
-      for (const auto& name : validated_names_)
-        if (shown.contains(name)) {
-          awaited.replaced[name] = shown[name];
-          shown.erase(name);
-        }
-    }
+    note_awaited(row);
     write([&](EventFile& file) {
-      add_fields(file, shown, step_of(row));
+      add_fields(file, row, step_of(row));
       file.flush();
     });
   }
 
   void validated(std::int64_t training_iteration, const Json& fields) override {
-    for (const auto& [name, value] : fields.items()) validated_names_.insert(name);
-    if (shown_.contains(training_iteration)) return;
+    const auto awaited = awaited_.find(training_iteration);
+    if (awaited == awaited_.end()) return;  // it is in the files of an earlier start
+    const auto& [step, reported] = awaited->second;
     auto shown = Json::object();
-    if (const auto found = awaited_.find(training_iteration); found != awaited_.end()) shown = found->second.replaced;
-    shown.update(fields);
+    // A reported value is in the file, and what replaces it in its row gets a curve of its own.
+    for (const auto& [name, value] : fields.items())
+      shown[reported.contains(name) ? "validation/" + name : name] = value;
     write([&](EventFile& file) {
-      if (const auto step = step_of_report(training_iteration)) add_fields(file, shown, *step);
+      add_fields(file, shown, step);
       file.flush();
     });
-    awaited_.erase(training_iteration);
+    awaited_.erase(awaited);
   }
 
   void scalar(const std::string& name, double value, std::int64_t step) override {
@@ -130,12 +120,11 @@ class TensorBoard final : public Observer {
     }
   }
 
-  /// Returns the step of an earlier report, perhaps one of an earlier start.
-  std::optional<std::int64_t> step_of_report(std::int64_t training_iteration) const {
-    if (const auto found = awaited_.find(training_iteration); found != awaited_.end()) return found->second.step;
-    for (const auto& row : History::read(run_))
-      if (row.value("training_iteration", std::int64_t{0}) == training_iteration) return step_of(row);
-    return {};
+  /// Notes a report if its validation is to come.
+  void note_awaited(const Json& row) {
+    if (row.value("checkpoint_status", Json()) != "pending_validation") return;
+    auto& awaited = awaited_[row.value("training_iteration", std::int64_t{0})] = {.step = step_of(row)};
+    for (const auto& [name, value] : row.items()) awaited.reported.insert(name);
   }
 
   template <class Write>
@@ -158,14 +147,11 @@ class TensorBoard final : public Observer {
   Json config_;
   std::int64_t first_step_ = 0;
   std::optional<EventFile> file_ = {};
-  /// A report whose validation is to come.
   struct Awaited {
     std::int64_t step = 0;
-    Json replaced = Json::object();  ///< metrics that the validation may replace, since an earlier one gave them, too
+    std::set<std::string> reported = {};  ///< the names in its row
   };
-  std::map<std::int64_t, Awaited> awaited_ = {};  // by report
-  std::set<std::string> validated_names_ = {};    // fields that validations have given
-  std::set<std::int64_t> shown_ = {};             // reports whose validations are in the files of earlier starts
+  std::map<std::int64_t, Awaited> awaited_ = {};  // by report, those whose validations are to come
   bool is_broken_ = false;
 };
 

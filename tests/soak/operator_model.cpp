@@ -46,6 +46,26 @@ struct Meter {
   void add(double value, std::int64_t samples) { sum += value * static_cast<double>(samples), last = value; }
 };
 
+/// Of some samples: what a mean over tokens and an F1 are computed of.
+struct Counts {
+  double tokens = 0, of_tokens = 0;
+  double both = 0, either = 0;  ///< samples that are positive in prediction and target; in one of them or both
+  void add(const Counts& other) {
+    tokens += other.tokens, of_tokens += other.of_tokens;
+    both += other.both, either += other.either;
+  }
+  Json f1() const { return either > 0 ? Json(2 * both / (both + either)) : Json(); }
+};
+
+/// A sample has two tokens where its target is positive, else one. The F1 takes the target's sign for a prediction of
+/// the first input's.
+Counts counts_of(const at::Tensor& x, const at::Tensor& y) {
+  const auto tokens = y.gt(0).to(at::kDouble) + 1;
+  const auto predicted = y.select(1, 0).gt(0), target = x.select(1, 0).gt(0);
+  return {tokens.sum().item<double>(), (y * tokens).sum().item<double>(),
+          predicted.logical_and(target).sum().item<double>(), predicted.logical_or(target).sum().item<double>()};
+}
+
 class ModelTrainer {
  public:
   ModelTrainer(const OperatorSettings& settings, std::uint64_t seed) : settings_(settings) {
@@ -94,6 +114,7 @@ class ModelTrainer {
     check_steps(call);
     Meter loss;
     double positive = 0, positives = 0;
+    Counts counts, last_counts;
     Json last;
     std::int64_t samples = 0, batches = 0;
     for (; batches < std::min(call.num_steps.value_or(settings_.checked_batches()), settings_.checked_batches());
@@ -110,9 +131,15 @@ class ModelTrainer {
       positive += sum;
       positives += count;
       last = count > 0 ? Json(std::exp(sum / count)) : Json();
+      last_counts = counts_of(x, y);
+      counts.add(last_counts);
     }
     return {{"perplexity", positives > 0 ? Json(std::exp(positive / positives)) : Json()},
             {"last_perplexity", last},
+            {"of_tokens", counts.of_tokens / counts.tokens},
+            {"last_of_tokens", last_counts.of_tokens / last_counts.tokens},
+            {"f1", counts.f1()},
+            {"last_f1", last_counts.f1()},
             {"num_samples", samples},
             {"batch_count", batches},
             {"val_loss", loss.sum / static_cast<double>(samples)},

@@ -266,6 +266,16 @@ class Trained final : public TrainingOperator {
     Perplexity perplexity;
     if (positive.numel() > 0) perplexity.add(positive.mean(), positive.numel());
     metrics.emplace("perplexity", perplexity);
+    // A mean over tokens: a sample has two where its target is positive, else one.
+    const auto tokens = batch["y"].gt(0).to(at::kDouble) + 1;
+    Mean mean;
+    if (tokens.numel() > 0)
+      mean.add((batch["y"] * tokens).sum() / tokens.sum(), static_cast<std::int64_t>(tokens.sum().item<double>()));
+    metrics.emplace("of_tokens", mean);
+    F1 f1;
+    if (tokens.numel() > 0)
+      f1.add(batch["y"].select(1, 0).gt(0).to(at::kLong), batch["x"].select(1, 0).gt(0).to(at::kLong));
+    metrics.emplace("f1", f1);
     return metrics;
   }
 

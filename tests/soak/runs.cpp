@@ -3,6 +3,7 @@
 // fail, as if the process had died there.
 //   mpirun -n 1 runs --first SEED --count SEQUENCES
 //   mpirun -n 1 runs --seed SEED                       one sequence, printed step by step
+//   mpirun -n RANKS runs --first SEED --count RUNS     on several ranks: runs whose checkpoints are validated
 //   mpirun -n RANKS runs --killed SEED --start N --ending FILE --name NAME --storage FOLDER
 // The last form is one start of a real run: ranks or mpirun are killed, or the run is stopped or throws. FILE.ending
 // holds "kill" or the exit code. FILE.compared exists once the run has finished.
@@ -16,6 +17,7 @@
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"
 #include "soak/started_runs.hpp"
+#include "soak/validated_runs.hpp"
 #include "storage/folder_tier.hpp"
 #include "support/file_changes.hpp"
 
@@ -412,6 +414,7 @@ int main(int argc, char** argv) {
     if (std::string_view(argv[i]) == "--killed") return soak::play_started_run(argc, argv);
   return soak::drive(argc, argv, "runs", [](const Communicator& world) {
     return [&world](const soak::Round& round) {
+      if (world.size() > 1) return soak::play_validated_run(round, world);
       const log::Scope as_before;
       log::configure(0, round.aloud ? log::Level::warn : log::Level::off);
       try {

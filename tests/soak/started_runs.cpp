@@ -477,6 +477,7 @@ class StartedRun {
       require(row.at("score") == score_of(plan_, number), text);
       require(std::abs(row.at("loss").get<double>() - loss_at(plan_, number)) < 1e-12,
               text + ", not " + std::to_string(loss_at(plan_, number)));
+      require(row.at("time_this_iter_s") >= 0, text + ", with a negative time");
       const auto saved = live.find({number, false});
       if (saved == live.end()) continue;
       require(row.value("checkpoint_dir_name", "") == saved->second.filename(), text);

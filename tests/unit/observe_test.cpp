@@ -534,7 +534,7 @@ TEST(TensorBoard, ALaterStartHasALaterFile) {
   }
 }
 
-TEST(TensorBoard, ShowsEachValidationOnceAndInPlaceOfWhatWasReported) {
+TEST(TensorBoard, ShowsEachValidationOnceAndApartFromWhatWasReported) {
   const test::Folder run;
   const auto count = [&](const std::string& text) {
     int found = 0;
@@ -544,30 +544,38 @@ TEST(TensorBoard, ShowsEachValidationOnceAndInPlaceOfWhatWasReported) {
     }
     return found;
   };
-  const Json first{{"checkpoint_status", "validated"}, {"val_score", 0.25}}, none{{"checkpoint_status", "x"}};
+  const Json fields{{"checkpoint_status", "validated"}, {"score", 0.25}, {"accuracy", 0.75}};
+  std::vector<Json> rows;
+  const auto write_rows = [&] {
+    std::ofstream file(run / "result.json");
+    for (const auto& row : rows) file << row.dump() << "\n";
+  };
   {
     const auto files = make_tensorboard(run.path(), {});
     files->start({});
-    files->report({{"training_iteration", 1}, {"global_step", 5}, {"checkpoint_status", "pending_validation"}}, 0);
-    files->validated(1, first);
-    std::ofstream(run / "result.json")
-        << Json({{"training_iteration", 1}, {"checkpoint_status", "validated"}, {"val_score", 0.25}}).dump() << "\n";
+    for (const int number : {1, 2, 3}) {
+      auto& row = rows.emplace_back(Json{{"training_iteration", number},
+                                         {"global_step", 5 * number},
+                                         {"checkpoint_status", "pending_validation"},
+                                         {"score", 0.5}});
+      files->report(row, 0);
+    }
+    EXPECT_EQ(count("score"), 3) << "at once, whatever validations will give";
+    files->validated(2, fields);
+    rows[1].update(fields);
+    write_rows();
   }
-  EXPECT_EQ(count("val_score"), 1);
+  EXPECT_EQ(count("validation/score"), 1);
+  EXPECT_EQ(count("score"), 4) << "no second value under the name";
+  EXPECT_EQ(count("accuracy"), 1);
   const auto files = make_tensorboard(run.path(), {});
-  files->start({.training_iteration = 1, .global_step = 5});
-  files->validated(1, first);  // read again from its file
-  for (const int number : {2, 3})
-    files->report({{"training_iteration", number},
-                   {"global_step", 5 * number},
-                   {"checkpoint_status", "pending_validation"},
-                   {"val_score", 0.5}},
-                  0);
-  EXPECT_EQ(count("val_score"), 1) << "what was reported waits for what replaces it";
-  files->validated(2, first);
-  EXPECT_EQ(count("val_score"), 2);
-  files->validated(3, none);
-  EXPECT_EQ(count("val_score"), 3) << "a validation that has failed replaces nothing";
+  files->start({.training_iteration = 3, .global_step = 15});
+  for (const int number : {1, 2}) files->validated(number, fields);  // the second one is read again from its file
+  EXPECT_EQ(count("validation/score"), 2) << "the row of an earlier start had the name";
+  EXPECT_EQ(count("score"), 5);
+  EXPECT_EQ(count("accuracy"), 2);
+  files->validated(3, {{"checkpoint_status", "validation_failed"}});
+  EXPECT_EQ(count("score"), 5) << "a validation that has failed replaces nothing";
 }
 
 TEST(TensorBoard, AStartWithNothingLeftToTrainSaysThatTheRunHasEnded) {

@@ -1,0 +1,18 @@
+# muster_json_macros(VARIABLE): the macros that change nlohmann_json's types and that a project's folder sets; "no macros"
+# if it sets none.
+function(muster_json_macros VARIABLE)
+  get_target_property(target nlohmann_json::nlohmann_json INTERFACE_COMPILE_DEFINITIONS)
+  get_directory_property(folder COMPILE_DEFINITIONS)
+  string(REGEX REPLACE "\\$<\\$<BOOL:(0|OFF|NO|FALSE|N|)>:[^>]*>" "" defined "${target};${folder};${CMAKE_CXX_FLAGS}")
+  set(found)
+  foreach(macro IN ITEMS JSON_DIAGNOSTICS JSON_DIAGNOSTIC_POSITIONS JSON_USE_LEGACY_DISCARDED_VALUE_COMPARISON)
+    if(defined MATCHES "(^|;|:|-D)${macro}(=[1-9]|[^=A-Z_0-9]|$)")
+      list(APPEND found "${macro}=1")
+    endif()
+  endforeach()
+  if(NOT found)
+    set(found "no macros")
+  endif()
+  list(JOIN found " " found)
+  set(${VARIABLE} "${found}" PARENT_SCOPE)
+endfunction()

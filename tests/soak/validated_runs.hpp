@@ -1,0 +1,14 @@
+// Runs whose checkpoints are validated, in one process per rank.
+#pragma once
+
+#include "muster/communicator.hpp"
+#include "soak/driver.hpp"
+
+#include <string>
+
+namespace muster::soak {
+
+/// Plays the run of a round. Returns what is wrong on this rank; empty if nothing is. Collective.
+std::string play_validated_run(const Round& round, const Communicator& world);
+
+}  // namespace muster::soak
