@@ -34,12 +34,12 @@ void throw_if_alarm_raised(const Communicator& communicator);
 
 /// For a separate world with a thread of its own on this rank, whose work another thread gives up: the thread's waits
 /// on the world throw at once, as do its later calls. Local.
-MUSTER_INTERNAL_API void give_up_work(const Communicator& world) noexcept;
+void give_up_work(const Communicator& world) noexcept;
 /// Once that thread had its time to end: what it calls from now on never returns, so that MPI may end without it.
 /// Local.
-MUSTER_INTERNAL_API void leave_thread_behind(const Communicator& world) noexcept;
+void leave_thread_behind(const Communicator& world) noexcept;
 /// For that thread, before it uses or frees what may end with the process: never returns if it is left behind. Local.
-MUSTER_INTERNAL_API void stay_if_left_behind(const Communicator& world);
+void stay_if_left_behind(const Communicator& world);
 
 /// Some ranks did not come to agree(): they are stuck or lost, and the job has to end.
 class RanksMissing : public Error {

@@ -453,10 +453,12 @@ TEST(StatusFile, HasTheBestValueOfTheRows) {
   EXPECT_EQ(status_of(run.path()).at("best"), Json::object());
   validated.end();
   EXPECT_FALSE(status_of(run.path()).contains("best")) << "a validation may give a row another value later";
-  history.start({});
-  file.start({});
-  file.end();
-  EXPECT_EQ(status_of(run.path()).at("best"), (Json{{"loss", nullptr}})) << "the rows were cut back";
+  History next_history(run.path());
+  StatusFile next_file(run.path(), 1, score, &next_history);
+  next_history.start({});
+  next_file.start({});
+  next_file.end();
+  EXPECT_EQ(status_of(run.path()).at("best"), (Json{{"loss", nullptr}})) << "the next start cuts the rows back";
 }
 
 TEST(StatusFile, AStartThatTrainsNothingMoreLeavesThePosition) {
