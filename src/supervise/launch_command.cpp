@@ -76,14 +76,14 @@ std::vector<std::string> in_components(const Environment& environment, const std
   return values;
 }
 
-/// The sum of "2(x3),4", which is 10.
-int sum_of_nodes(const std::string& text) {
+/// How many tasks of `size` CPUs there is room for on the nodes of "2(x3),4": with one CPU each 10.
+int tasks_on_nodes(const std::string& text, int size) {
   int sum = 0;
   std::istringstream list(text);
   for (std::string entry; std::getline(list, entry, ',');) {
     int count = 0, times = 1;
     std::sscanf(entry.c_str(), "%d(x%d)", &count, &times);
-    sum += count * times;
+    sum += count / size * times;
   }
   return sum;
 }
@@ -94,14 +94,18 @@ int nodes_of_job(const Environment& environment) {
   return nodes;
 }
 
-/// The tasks of each component of the Slurm job, or else its CPUs where it has several nodes; 0 if they are not known.
+/// The tasks of each component of the Slurm job, or else those that its CPUs are enough for where it has several nodes;
+/// 0 if they are not known.
 std::vector<int> tasks_of_job(const Environment& environment) {
   const auto tasks = in_components(environment, "SLURM_NTASKS");
   const auto cpus = in_components(environment, "SLURM_JOB_CPUS_PER_NODE");
+  const auto of_task = in_components(environment, "SLURM_CPUS_PER_TASK");
   const bool is_spread = nodes_of_job(environment) > 1;
   std::vector<int> all;
   for (std::size_t i = 0; i < tasks.size(); ++i)
-    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str()) : is_spread ? sum_of_nodes(cpus[i]) : 0);
+    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str())
+                  : is_spread       ? tasks_on_nodes(cpus[i], std::max(1, std::atoi(of_task[i].c_str())))
+                                    : 0);
   return all;
 }
 
@@ -111,9 +115,13 @@ int all_tasks_of_job(const Environment& environment) {
 }
 
 /// The nodes of a Slurm job that so many ranks take, of those that are not lost.
-int nodes_for(int ranks, const Hosts& lost, const Environment& environment) {
+int nodes_for(int ranks, const Hosts& lost, const SuperviseOptions& options, const Environment& environment) {
   const int all = nodes_of_job(environment), left = all - static_cast<int>(lost.size());
-  const int on_each = std::max(1, all_tasks_of_job(environment) / std::max(1, all));
+  // Where the job has no number of tasks, the ranks that are asked for are spread over its nodes, however few they are.
+  const auto given = in_components(environment, "SLURM_NTASKS");
+  const bool has_tasks = std::ranges::any_of(given, [](const auto& text) { return !text.empty(); });
+  const int tasks = options.ranks && !has_tasks ? *options.ranks + options.spares : all_tasks_of_job(environment);
+  const int on_each = std::max(1, tasks / std::max(1, all));
   return std::min(left, (ranks + on_each - 1) / on_each);
 }
 
@@ -290,7 +298,7 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
     told.emplace_back(variable::full_worker_count, std::to_string(supervisor_info.full_worker_count));
 
   Start start{.ranks = ranks, .lost = lost, .folders = folders};
-  if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, environment);
+  if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, options, environment);
   for (const auto& host : hosts_in(options.hosts, lost)) {
     start.hosts.push_back(host.entry);
     if (!host.user.empty()) start.user = host.user;
@@ -321,6 +329,10 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
         srun::add_words(command.words, launcher, part);
       }
       settings = srun::settings(launcher, start);
+      // srun does not take it from the job by itself, and refuses ranks that it leaves no room for.
+      if (const char* const cpus = environment("SLURM_CPUS_PER_TASK");
+          cpus != nullptr && number_in(environment, "SLURM_HET_SIZE") < 2 && ranks <= all_tasks_of_job(environment))
+        settings.emplace_back("SRUN_CPUS_PER_TASK", cpus);
       break;
   }
   command.words.insert(command.words.end(), options.command.begin(), options.command.end());

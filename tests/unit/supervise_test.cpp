@@ -735,6 +735,18 @@ TEST_F(LaunchCommandTest, InSlurmWithoutTasks) {
   EXPECT_EQ(wanted_ranks(options, environment, 6), 14) << "the CPUs of all nodes";
   variables["SLURM_JOB_NUM_NODES"] = "1";
   EXPECT_EQ(wanted_ranks(options, environment, 6), 6) << "the cores of this one";
+  variables["SLURM_JOB_NUM_NODES"] = "3";
+  variables["SLURM_JOB_CPUS_PER_NODE"] = "16(x3)";
+  variables["SLURM_CPUS_PER_TASK"] = "10";
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 3) << "a rank does not take CPUs of two nodes";
+  EXPECT_EQ(value(command(Launcher::Kind::srun, 3), "SRUN_CPUS_PER_TASK"), "10");
+  EXPECT_EQ(value(command(Launcher::Kind::srun, 4), "SRUN_CPUS_PER_TASK"), "missing") << "there is no room for so many";
+  variables.erase("SLURM_CPUS_PER_TASK");
+  options.ranks = 6;
+  EXPECT_EQ(command(Launcher::Kind::srun, 6, {"n2"}).words[4], "--nodes=2") << "not on one that has 16 CPUs";
+  options.ranks = 2;
+  options.spares = 1;
+  EXPECT_EQ(command(Launcher::Kind::srun, 2).words[3], "--nodes=2");
 }
 
 TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
