@@ -40,6 +40,7 @@ std::vector<std::string> environment_with(const std::vector<std::pair<std::strin
     const std::string text = *entry;
     variables[text.substr(0, text.find('='))] = text;
   }
+  variables.erase(rank_process_variable);  // where a rank of another job has started this one
   for (const auto& [name, value] : more) variables[name] = name + "=" + value;
   std::vector<std::string> entries;
   for (auto& [name, text] : variables) entries.push_back(std::move(text));

@@ -1,3 +1,4 @@
+#include "base/supervisor_message.hpp"
 #include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
 #include "launch/settings.hpp"
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <functional>
@@ -357,6 +359,18 @@ TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
   step["PMIX_RANK"] = "0";
   EXPECT_EQ(misleading(step, true), Names()) << "srun --mpi=pmix";
   EXPECT_EQ(misleading({{"SLURM_JOB_ID", "12"}}, true), Names());
+}
+
+TEST(StopSignal, OnlyTheRankItselfTellsThatItExits) {
+  const auto leave = [](const std::string& rank_process) {
+    ::setenv(supervised_variable, "1", 1);
+    ::setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+    ::setenv(rank_process_variable, rank_process.c_str(), 1);
+    std::exit(3);
+  };
+  EXPECT_EXIT(leave(std::to_string(::getpid())), testing::ExitedWithCode(3), "muster exit 0 3 ");
+  const auto parent = std::to_string(::getpid());
+  EXPECT_EXIT(leave(parent), testing::ExitedWithCode(3), "^$") << "a fork, or a program that the rank has started";
 }
 
 TEST(Launcher, AServerThatIsGoneDoesNotAnswer) {
