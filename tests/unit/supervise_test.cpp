@@ -880,6 +880,11 @@ TEST(LostHosts, ThoseThatAnswerAreRemoved) {
   EXPECT_EQ(lost.answering(), Hosts()) << "they are asked after a while only";
   EXPECT_TRUE(lost.ask_all({}).empty());
   EXPECT_EQ(lost.hosts(), (Hosts{"n1", "n3"}));
+  LostHosts without_shell({"sh", "-c", "\"$@\""});
+  without_shell.add("n1");
+  EXPECT_TRUE(without_shell.ask_all({"n2"}).empty());
+  EXPECT_EQ(without_shell.hosts(), Hosts());
+  EXPECT_EQ(without_shell.host_called("`uname"), "");
   LostHosts never({});
   never.add("n1");
   EXPECT_TRUE(never.ask_all({"n2"}).empty());
