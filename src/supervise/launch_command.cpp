@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <numeric>
 #include <set>
@@ -231,7 +230,8 @@ std::string name_in_hosts(const SuperviseOptions& options, const std::string& ho
 Hosts other_hosts(const SuperviseOptions& options, const std::string& here) {
   Hosts others;
   for (const auto& host : hosts_in(options.hosts))
-    if (host.name != "localhost" && !host.name.starts_with("127.") && short_name(host.name) != short_name(here))
+    if (const auto name = short_name(host.name);
+        name != "localhost" && !name.starts_with("127.") && name != short_name(here))
       others.insert(host.name);
   return others;
 }
@@ -243,7 +243,8 @@ bool leaves_this_host(const SuperviseOptions& options, const std::string& here, 
   return !other_hosts(options, here).empty();
 }
 
-void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment) {
+void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
+           const std::string& here) {
   const auto refuse = [](const std::string& fact, const std::string& remedy) {
     throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
   };
@@ -253,18 +254,18 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
-  std::set<std::string> users;
-  for (const auto& host : hosts_in(options.hosts)) {
-    if (!host.user.empty()) users.insert(host.user);
+  for (const auto& host : hosts_in(options.hosts))
     if (host.name.find_first_of("/ \t") != std::string::npos || host.name.starts_with("-") ||
         host.entry.starts_with(":"))
       refuse("\"" + host.name + "\" in --hosts is not the name of a host",
              "Name the hosts with their slots, as in n1:4,n2:4");
-  }
+  const auto others = other_hosts(options, here);
+  std::set<std::string> users;  // an empty one where another host is named without
+  for (const auto& host : hosts_in(options.hosts))
+    if (!host.user.empty() || others.contains(host.name)) users.insert(host.user);
   if (users.size() > 1)
-    refuse("--hosts names the users " + listed(std::vector(users.begin(), users.end()), 3, std::identity()) +
-               ", and the launcher logs in to all hosts as one",
-           "Leave them out there, and name them in ~/.ssh/config");
+    refuse("--hosts names several users, or one for some hosts only, and the launcher logs in to all of them as one",
+           "Write root@n1:4,root@n2:4, or leave the users out and name them in ~/.ssh/config");
   for (const auto& host : hosts_in(options.hosts))
     if (host.slots < 1)
       refuse("\"" + host.entry + "\" in --hosts has no number of slots behind the colon",
@@ -336,8 +337,12 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
       break;
   }
   command.words.insert(command.words.end(), options.command.begin(), options.command.end());
-  for (auto& setting : settings)
-    if (environment(setting.first.c_str()) == nullptr) command.environment.push_back(std::move(setting));
+  for (auto& [name, value] : settings) {
+    const char* const given = environment(name.c_str());
+    if (given != nullptr && !value.starts_with("-l ")) continue;
+    // The user that --hosts names comes before the arguments of ssh that are set.
+    command.environment.emplace_back(name, given == nullptr ? value : value + " " + given);
+  }
   command.environment.insert(command.environment.end(), told.begin(), told.end());
   return command;
 }

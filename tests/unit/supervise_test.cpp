@@ -706,6 +706,10 @@ TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
   EXPECT_EQ(all.words[4], "N1:2,n2:2,n3:2");
   EXPECT_EQ(value(all, "OMPI_MCA_plm_rsh_args"), "-l root");
   EXPECT_EQ(value(command(Launcher::Kind::hydra, 6), "HYDRA_LAUNCHER_EXTRA_ARGS"), "-l root");
+  variables["OMPI_MCA_plm_rsh_args"] = "-p 2222";
+  EXPECT_EQ(value(command(Launcher::Kind::open_mpi, 6), "OMPI_MCA_plm_rsh_args"), "-l root -p 2222");
+  options.hosts = "root@localhost:1,root@127.0.0.1";
+  EXPECT_EQ(other_hosts(options, "n1"), Hosts());
   options.hosts = "10.0.0.1:2,10.0.0.2:2";
   EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
   EXPECT_EQ(ranks_without({"10"}, options, 4, environment, Launcher::Kind::open_mpi), 4);
@@ -936,11 +940,12 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
   EXPECT_THROW(check(options, 2, 2, environment), Error);
   options = {.command = {"./fit"}, .hosts = ",,"};
   EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), 2, environment), Error);
-  for (const char* const hosts :
-       {"n1:x", "n1:0", "n1:4,n2:", "n1:2x", "./hosts", "n1 n2", "-n1", "root@:2", ":2", "root@n1,ann@n2"}) {
+  for (const char* const hosts : {"n1:x", "n1:0", "n1:4,n2:", "n1:2x", "./hosts", "n1 n2", "-n1", "root@:2", ":2",
+                                  "root@n1,ann@n2", "root@n0,n1", "n1,root@n2"}) {
     options.hosts = hosts;
     EXPECT_THROW(check(options, 2, 2, environment), Error) << hosts;
   }
+  EXPECT_NO_THROW(check(options, 2, 2, environment, "n1")) << "nobody logs in to this host";
   options = {};
   EXPECT_THROW(check(options, 2, 2, environment), Error);
 }
