@@ -122,6 +122,8 @@ TEST(LauncherOutput, KeepsWhoExitsWithoutFinalizing) {
       "");
   EXPECT_EQ(cause_of({.code = 1, .report = output.report()}, ""),
             "the program ended without MPI_Finalize, as by _exit(), on rank 1");
+  EXPECT_EQ(cause_of({.code = 1, .report = {.exited_improperly = true}}, ""),
+            "the program ended without MPI_Finalize, as by _exit()");
 }
 
 TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
@@ -133,6 +135,10 @@ TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
   LauncherOutput agreed;
   agreed.take("\x1emuster returned 1\n\x1emuster exit 3 1 n1\n");
   EXPECT_FALSE(agreed.report().failed_rank) << "all ranks exit so";
+  LauncherOutput afterwards;
+  afterwards.take("\x1emuster returned 0\n\x1emuster exit 3 9 n2\n");
+  EXPECT_EQ(cause_of({.code = 9, .report = afterwards.report()}, ""),
+            "the program ended with exit code 9 on rank 3, host n2");
 }
 
 TEST(Patience, IsForRanksThatHaveFailedAndNotForWorkAfterTraining) {
