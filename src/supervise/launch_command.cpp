@@ -17,6 +17,7 @@
 #include <set>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 namespace muster::detail::supervise {
 namespace {
@@ -124,20 +125,56 @@ int nodes_for(int ranks, const Hosts& lost, const SuperviseOptions& options, con
   return std::min(left, (ranks + on_each - 1) / on_each);
 }
 
+/// True if a name fits "n[1-3,08]"; the numbers are compared with their leading zeros.
+bool fits(const std::string& name, const std::string& pattern) {
+  const auto open = std::min(pattern.find('['), pattern.size()), close = pattern.find(']');
+  if (!name.starts_with(pattern.substr(0, open))) return false;
+  if (close == std::string::npos) return name == pattern;
+  const auto by_size = [](const std::string& number) { return std::pair(number.size(), number); };
+  const auto end = std::min(name.find_first_not_of("0123456789", open), name.size());
+  const auto number = by_size(name.substr(open, end - open));
+  std::istringstream ranges(pattern.substr(open + 1, close - open - 1));
+  for (std::string range; std::getline(ranges, range, ',');)
+    if (by_size(range.substr(0, range.find('-'))) <= number && number <= by_size(range.substr(range.find('-') + 1)))
+      return fits(name.substr(end), pattern.substr(close + 1));
+  return false;
+}
+
+/// True if Slurm's list of nodes, as "n[1-3,08],m5", has this one.
+bool has_node(const std::string& list, const std::string& node) {
+  std::string pattern;
+  bool in_brackets = false;
+  for (const char c : list + ",") {
+    if (c == '[' || c == ']') in_brackets = c == '[';
+    if (c != ',' || in_brackets)
+      pattern += c;
+    else if (fits(node, std::exchange(pattern, {})))
+      return true;
+  }
+  return false;
+}
+
 /// One start by srun for each component of a heterogeneous job that has ranks; otherwise `start` alone.
 std::vector<Start> in_parts(const Start& start, const Environment& environment) {
   const auto tasks = tasks_of_job(environment);
   if (tasks.size() < 2) return {start};
+  const auto nodes = in_components(environment, "SLURM_JOB_NUM_NODES");
+  const auto names = in_components(environment, "SLURM_JOB_NODELIST");
   std::vector<Start> parts;
   int left = start.ranks;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     auto part = start;
     part.het_group = static_cast<int>(i);
-    part.nodes = 0;
-    part.ranks = i + 1 == tasks.size() ? left : std::min(left, tasks[i]);
+    // srun refuses to leave out nodes of another component.
+    std::erase_if(part.lost, [&](const auto& node) { return !has_node(names[i], node); });
+    const int all = std::max(1, std::atoi(nodes[i].c_str())), lost = static_cast<int>(part.lost.size());
+    part.ranks = std::min(left, tasks[i] * (all - lost) / all);
+    part.nodes = lost == 0 ? 0 : std::min(all - lost, part.ranks);
     left -= part.ranks;
     if (part.ranks > 0) parts.push_back(std::move(part));
   }
+  if (parts.empty()) return {start};
+  parts.back().ranks += left;  // more are asked for than there are tasks
   return parts;
 }
 

@@ -774,6 +774,15 @@ TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
                                       "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
                                       "./fit"}));
   EXPECT_EQ(std::ranges::count(command(Launcher::Kind::srun, 1).words, ":"), 0) << "a component without ranks";
+  variables["SLURM_JOB_NODELIST_HET_GROUP_0"] = "m1";
+  variables["SLURM_JOB_NODELIST_HET_GROUP_1"] = "n7,n[1,08-10]";
+  EXPECT_EQ(command(Launcher::Kind::srun, 3, {"n09"}).words,
+            (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=0", "-n", "1",
+                                      "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--exclude=n09",
+                                      "--het-group=1", "--nodes=1", "-n", "2", "./fit"}));
+  EXPECT_EQ(command(Launcher::Kind::srun, 4, {"m1"}).words,
+            (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
+                                      "./fit"}));
 }
 
 TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
