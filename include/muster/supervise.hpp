@@ -12,8 +12,8 @@ namespace muster {
 
 struct SuperviseOptions {
   std::vector<std::string> command = {};  ///< the program, searched in PATH if it has no slash, and its arguments
-  /// The number of ranks; empty: the tasks of the Slurm job or the CPUs of one of several nodes, the slots of `hosts`
-  /// or of a PBS or LSF job, or else the CPUs of this process, in each case without the spares.
+  /// The number of ranks; empty: the tasks of the Slurm job or, in one of several nodes, as many as its CPUs are enough
+  /// for, the slots of `hosts` or of a PBS or LSF job, or else the CPUs of this process; always without the spares.
   std::optional<int> ranks = {};
   std::string hosts =
       {};  ///< "n1,n2:4": with so many slots each, one unless given; empty: the hosts of the job, or this machine

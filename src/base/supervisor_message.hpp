@@ -11,13 +11,15 @@ namespace muster::detail {
 
 /// In the environment of a supervised rank.
 inline constexpr const char* supervised_variable = "MUSTER_SUPERVISED";
+/// In that of its children: the process id of the rank, the first of its processes that has loaded the library.
+inline constexpr const char* rank_process_variable = "MUSTER_RANK_PROCESS";
 
 /// What such a line begins with. A word, a space and a text without line breaks follow.
 inline constexpr std::string_view message_prefix = "\x1emuster ";
 inline constexpr std::string_view message_loaded = "loaded";  ///< the library, in a rank or a program that it starts
 inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
 inline constexpr std::string_view message_leaving = "leaving";    ///< the exit code: this rank ends the job now
-/// "RANK CODE HOST": this rank exits with a code other than 0; not under srun, which tells it.
+/// "RANK CODE HOST": this rank itself exits with a code other than 0; not under srun, which tells it.
 inline constexpr std::string_view message_exit = "exit";
 inline constexpr std::string_view message_silent = "silent";  ///< a host on which no rank answers
 

@@ -60,8 +60,8 @@ constexpr std::array<std::string_view, 11> whole_names{"OMPI_ARGV",
                                                        "OMPI_MCA_pmix",
                                                        "OMPI_MCA_shmem_RUNTIME_QUERY_hint"};
 /// What users set themselves.
-constexpr std::array<std::string_view, 3> of_users{"PMIX_MCA_", "OMPI_MCA_orte_tmpdir_base",
-                                                   "OMPI_MCA_orte_base_help_"};
+constexpr std::array<std::string_view, 5> of_users{"PMIX_MCA_", "OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_base_help_",
+                                                   "OMPI_MCA_orte_default_", "OMPI_MCA_orte_keep_fqdn_hostnames"};
 /// What srun tells the process of a step, but not that of a batch script.
 constexpr std::array<std::string_view, 4> of_steps{"SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN_"};
 
@@ -101,15 +101,17 @@ bool is_child_of_launcher() {
 std::vector<std::string> misleading_variables(const std::vector<std::string>& names, const Environment& environment,
                                               const std::string& mpi_library,
                                               const std::function<bool(const std::string& uri)>& answers) {
-  std::vector<std::string> found;
-  const auto is_dead = [&](const std::string& name) {
-    const char* const uri = name.starts_with("PMIX_SERVER_URI") ? environment(name.c_str()) : nullptr;
-    return uri != nullptr && !answers(uri);
-  };
-  if (std::ranges::any_of(names, is_dead)) found = variables_of_launchers(names);
+  std::vector<std::string> servers, found;
+  for (const auto& name : names)
+    if (name.starts_with("PMIX_SERVER_URI") && environment(name.c_str()) != nullptr) servers.push_back(name);
+  std::ranges::copy_if(servers, std::back_inserter(found),
+                       [&](const auto& name) { return !answers(environment(name.c_str())); });
+  // A launcher sets only the names that its version of PMIx knows; others may be left of a job that is over.
+  const bool all_dead = !servers.empty() && found.size() == servers.size();
+  if (all_dead) found = variables_of_launchers(names);
   const bool has_pmi = environment("PMIX_RANK") != nullptr || environment("PMI_RANK") != nullptr;
   const bool by_other = environment("OMPI_COMM_WORLD_SIZE") != nullptr;
-  const bool is_free = !found.empty() || (!has_pmi && !by_other);
+  const bool is_free = all_dead || (!has_pmi && !by_other);
   if (is_free && environment("SLURM_STEP_ID") != nullptr && mpi_library.starts_with("Open MPI") &&
       number(environment, step_tasks, 1) <= 1)
     std::ranges::copy_if(names, std::back_inserter(found),

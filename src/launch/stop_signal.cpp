@@ -55,6 +55,8 @@ void install_over_default(int signal) noexcept {
 #ifdef __GLIBC__
 void tell_exit(int code, void*) noexcept {
   if (code == 0 || std::getenv(supervised_variable) == nullptr) return;
+  const char* const own = std::getenv(rank_process_variable);
+  if (own == nullptr || std::atoi(own) != ::getpid()) return;  // a program or a fork that the rank has started
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells it
   char host[256] = "";

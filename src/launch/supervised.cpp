@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -37,6 +38,12 @@ bool is_supervised(pid_t process) {
   std::ifstream environment("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(environment)), {});
   return text.find(std::string(variable::supervised) + "=") != std::string::npos;
+}
+
+/// Not in the library of the stop signals: libc, which is initialised after it, would forget the variable.
+[[gnu::constructor]] void keep_rank_process() noexcept {
+  if (std::getenv(supervised_variable) != nullptr)
+    ::setenv(rank_process_variable, std::to_string(::getpid()).c_str(), /*overwrite=*/0);
 }
 
 }  // namespace

@@ -120,7 +120,8 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   const auto where = !report.failed_rank ? std::string()
                                          : " on rank " + std::to_string(*report.failed_rank) +
                                                (report.failed_host.empty() ? "" : ", host " + report.failed_host);
-  if (report.exited_improperly) return "the program ended without MPI_Finalize, as by _exit()," + where;
+  if (report.exited_improperly)
+    return "the program ended without MPI_Finalize, as by _exit()" + (where.empty() ? "" : "," + where);
   return "the program ended with exit code " + std::to_string(end.code) + where;
 }
 

@@ -40,6 +40,7 @@ std::vector<std::string> environment_with(const std::vector<std::pair<std::strin
     const std::string text = *entry;
     variables[text.substr(0, text.find('='))] = text;
   }
+  variables.erase(rank_process_variable);  // where a rank of another job has started this one
   for (const auto& [name, value] : more) variables[name] = name + "=" + value;
   std::vector<std::string> entries;
   for (auto& [name, text] : variables) entries.push_back(std::move(text));
@@ -176,10 +177,12 @@ void Job::end_left_behind() {
   const bool has_ranks = kind_ == Launcher::Kind::hydra
                              ? std::ranges::any_of(*children, [](pid_t child) { return !children_of(child)->empty(); })
                              : !children->empty();
-  had_ranks_ = had_ranks_ || has_ranks;
+  const auto own = children_of(::getpid()).value_or(std::vector<pid_t>());
+  const bool has_orphans = std::ranges::any_of(own, [&](pid_t child) { return child != launcher_; });
+  had_ranks_ = had_ranks_ || has_ranks || has_orphans;  // a rank may have come and gone between two calls
   calls_without_ranks_ = has_ranks || !had_ranks_ ? 0 : calls_without_ranks_ + 1;
   if (calls_without_ranks_ < 2) return;  // the launcher may be about to end
-  for (const auto child : children_of(::getpid()).value_or(std::vector<pid_t>()))
+  for (const auto child : own)
     if (child != launcher_) ::kill(child, SIGKILL);
 }
 

@@ -12,12 +12,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <numeric>
 #include <set>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 namespace muster::detail::supervise {
 namespace {
@@ -76,14 +76,14 @@ std::vector<std::string> in_components(const Environment& environment, const std
   return values;
 }
 
-/// The sum of "2(x3),4", which is 10.
-int sum_of_nodes(const std::string& text) {
+/// How many tasks of `size` CPUs there is room for on the nodes of "2(x3),4": with one CPU each 10.
+int tasks_on_nodes(const std::string& text, int size) {
   int sum = 0;
   std::istringstream list(text);
   for (std::string entry; std::getline(list, entry, ',');) {
     int count = 0, times = 1;
     std::sscanf(entry.c_str(), "%d(x%d)", &count, &times);
-    sum += count * times;
+    sum += count / size * times;
   }
   return sum;
 }
@@ -94,14 +94,18 @@ int nodes_of_job(const Environment& environment) {
   return nodes;
 }
 
-/// The tasks of each component of the Slurm job, or else its CPUs where it has several nodes; 0 if they are not known.
+/// The tasks of each component of the Slurm job, or else those that its CPUs are enough for where it has several nodes;
+/// 0 if they are not known.
 std::vector<int> tasks_of_job(const Environment& environment) {
   const auto tasks = in_components(environment, "SLURM_NTASKS");
   const auto cpus = in_components(environment, "SLURM_JOB_CPUS_PER_NODE");
+  const auto of_task = in_components(environment, "SLURM_CPUS_PER_TASK");
   const bool is_spread = nodes_of_job(environment) > 1;
   std::vector<int> all;
   for (std::size_t i = 0; i < tasks.size(); ++i)
-    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str()) : is_spread ? sum_of_nodes(cpus[i]) : 0);
+    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str())
+                  : is_spread       ? tasks_on_nodes(cpus[i], std::max(1, std::atoi(of_task[i].c_str())))
+                                    : 0);
   return all;
 }
 
@@ -111,26 +115,66 @@ int all_tasks_of_job(const Environment& environment) {
 }
 
 /// The nodes of a Slurm job that so many ranks take, of those that are not lost.
-int nodes_for(int ranks, const Hosts& lost, const Environment& environment) {
+int nodes_for(int ranks, const Hosts& lost, const SuperviseOptions& options, const Environment& environment) {
   const int all = nodes_of_job(environment), left = all - static_cast<int>(lost.size());
-  const int on_each = std::max(1, all_tasks_of_job(environment) / std::max(1, all));
+  // Where the job has no number of tasks, the ranks that are asked for are spread over its nodes, however few they are.
+  const auto given = in_components(environment, "SLURM_NTASKS");
+  const bool has_tasks = std::ranges::any_of(given, [](const auto& text) { return !text.empty(); });
+  const int tasks = options.ranks && !has_tasks ? *options.ranks + options.spares : all_tasks_of_job(environment);
+  const int on_each = std::max(1, tasks / std::max(1, all));
   return std::min(left, (ranks + on_each - 1) / on_each);
+}
+
+/// True if a name fits "n[1-3,08]"; the numbers are compared with their leading zeros.
+bool fits(const std::string& name, const std::string& pattern) {
+  const auto open = std::min(pattern.find('['), pattern.size()), close = pattern.find(']');
+  if (!name.starts_with(pattern.substr(0, open))) return false;
+  if (close == std::string::npos) return name == pattern;
+  const auto by_size = [](const std::string& number) { return std::pair(number.size(), number); };
+  const auto end = std::min(name.find_first_not_of("0123456789", open), name.size());
+  const auto number = by_size(name.substr(open, end - open));
+  std::istringstream ranges(pattern.substr(open + 1, close - open - 1));
+  for (std::string range; std::getline(ranges, range, ',');)
+    if (by_size(range.substr(0, range.find('-'))) <= number && number <= by_size(range.substr(range.find('-') + 1)))
+      return fits(name.substr(end), pattern.substr(close + 1));
+  return false;
+}
+
+/// True if Slurm's list of nodes, as "n[1-3,08],m5", has this one.
+bool has_node(const std::string& list, const std::string& node) {
+  std::string pattern;
+  bool in_brackets = false;
+  for (const char c : list + ",") {
+    if (c == '[' || c == ']') in_brackets = c == '[';
+    if (c != ',' || in_brackets)
+      pattern += c;
+    else if (fits(node, std::exchange(pattern, {})))
+      return true;
+  }
+  return false;
 }
 
 /// One start by srun for each component of a heterogeneous job that has ranks; otherwise `start` alone.
 std::vector<Start> in_parts(const Start& start, const Environment& environment) {
   const auto tasks = tasks_of_job(environment);
   if (tasks.size() < 2) return {start};
+  const auto nodes = in_components(environment, "SLURM_JOB_NUM_NODES");
+  const auto names = in_components(environment, "SLURM_JOB_NODELIST");
   std::vector<Start> parts;
   int left = start.ranks;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     auto part = start;
     part.het_group = static_cast<int>(i);
-    part.nodes = 0;
-    part.ranks = i + 1 == tasks.size() ? left : std::min(left, tasks[i]);
+    // srun refuses to leave out nodes of another component.
+    std::erase_if(part.lost, [&](const auto& node) { return !has_node(names[i], node); });
+    const int all = std::max(1, std::atoi(nodes[i].c_str())), lost = static_cast<int>(part.lost.size());
+    part.ranks = std::min(left, tasks[i] * (all - lost) / all);
+    part.nodes = lost == 0 ? 0 : std::min(all - lost, part.ranks);
     left -= part.ranks;
     if (part.ranks > 0) parts.push_back(std::move(part));
   }
+  if (parts.empty()) return {start};
+  parts.back().ranks += left;  // more are asked for than there are tasks
   return parts;
 }
 
@@ -223,7 +267,8 @@ std::string name_in_hosts(const SuperviseOptions& options, const std::string& ho
 Hosts other_hosts(const SuperviseOptions& options, const std::string& here) {
   Hosts others;
   for (const auto& host : hosts_in(options.hosts))
-    if (host.name != "localhost" && !host.name.starts_with("127.") && short_name(host.name) != short_name(here))
+    if (const auto name = short_name(host.name);
+        name != "localhost" && !name.starts_with("127.") && name != short_name(here))
       others.insert(host.name);
   return others;
 }
@@ -235,7 +280,8 @@ bool leaves_this_host(const SuperviseOptions& options, const std::string& here, 
   return !other_hosts(options, here).empty();
 }
 
-void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment) {
+void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
+           const std::string& here) {
   const auto refuse = [](const std::string& fact, const std::string& remedy) {
     throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
   };
@@ -245,18 +291,18 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
-  std::set<std::string> users;
-  for (const auto& host : hosts_in(options.hosts)) {
-    if (!host.user.empty()) users.insert(host.user);
+  for (const auto& host : hosts_in(options.hosts))
     if (host.name.find_first_of("/ \t") != std::string::npos || host.name.starts_with("-") ||
         host.entry.starts_with(":"))
       refuse("\"" + host.name + "\" in --hosts is not the name of a host",
              "Name the hosts with their slots, as in n1:4,n2:4");
-  }
+  const auto others = other_hosts(options, here);
+  std::set<std::string> users;  // an empty one where another host is named without
+  for (const auto& host : hosts_in(options.hosts))
+    if (!host.user.empty() || others.contains(host.name)) users.insert(host.user);
   if (users.size() > 1)
-    refuse("--hosts names the users " + listed(std::vector(users.begin(), users.end()), 3, std::identity()) +
-               ", and the launcher logs in to all hosts as one",
-           "Leave them out there, and name them in ~/.ssh/config");
+    refuse("--hosts names several users, or one for some hosts only, and the launcher logs in to all of them as one",
+           "Write root@n1:4,root@n2:4, or leave the users out and name them in ~/.ssh/config");
   for (const auto& host : hosts_in(options.hosts))
     if (host.slots < 1)
       refuse("\"" + host.entry + "\" in --hosts has no number of slots behind the colon",
@@ -290,7 +336,7 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
     told.emplace_back(variable::full_worker_count, std::to_string(supervisor_info.full_worker_count));
 
   Start start{.ranks = ranks, .lost = lost, .folders = folders};
-  if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, environment);
+  if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, options, environment);
   for (const auto& host : hosts_in(options.hosts, lost)) {
     start.hosts.push_back(host.entry);
     if (!host.user.empty()) start.user = host.user;
@@ -321,11 +367,19 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
         srun::add_words(command.words, launcher, part);
       }
       settings = srun::settings(launcher, start);
+      // srun does not take it from the job by itself, and refuses ranks that it leaves no room for.
+      if (const char* const cpus = environment("SLURM_CPUS_PER_TASK");
+          cpus != nullptr && number_in(environment, "SLURM_HET_SIZE") < 2 && ranks <= all_tasks_of_job(environment))
+        settings.emplace_back("SRUN_CPUS_PER_TASK", cpus);
       break;
   }
   command.words.insert(command.words.end(), options.command.begin(), options.command.end());
-  for (auto& setting : settings)
-    if (environment(setting.first.c_str()) == nullptr) command.environment.push_back(std::move(setting));
+  for (auto& [name, value] : settings) {
+    const char* const given = environment(name.c_str());
+    if (given != nullptr && !value.starts_with("-l ")) continue;
+    // The user that --hosts names comes before the arguments of ssh that are set.
+    command.environment.emplace_back(name, given == nullptr ? value : value + " " + given);
+  }
   command.environment.insert(command.environment.end(), told.begin(), told.end());
   return command;
 }

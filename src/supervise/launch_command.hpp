@@ -18,8 +18,8 @@ std::string hosts_of_slots(const std::string& text);
 SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment);
 /// Returns srun in a Slurm job of several nodes, otherwise the mpirun that fits the MPI library. `mpi`: see Launcher.
 Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment, const std::string& mpi);
-/// How many ranks there is room for: the slots of --hosts, the tasks of the Slurm job or, if it has several nodes, its
-/// CPUs, or else `cores`; see count_usable_cores().
+/// How many ranks there is room for: the slots of --hosts, the tasks of the Slurm job or, if it has several nodes,
+/// those that its CPUs are enough for, or else `cores`; see count_usable_cores().
 int all_slots(const SuperviseOptions& options, const Environment& environment, int cores);
 /// The requested number of ranks: all slots but the spares, unless it is given.
 int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores);
@@ -34,8 +34,9 @@ std::string name_in_hosts(const SuperviseOptions& options, const std::string& ho
 Hosts other_hosts(const SuperviseOptions& options, const std::string& here);
 /// True if the launcher must log in to another host; `here` is the name of this one.
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment);
-/// Throws an Error (ExitCode::usage) for invalid options.
-void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment);
+/// Throws an Error (ExitCode::usage) for invalid options. `here`: the name of this host.
+void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
+           const std::string& here = {});
 
 /// What the ranks are told about their supervisor; see launch/supervised.hpp.
 struct SupervisorInfo {

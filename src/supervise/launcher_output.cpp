@@ -159,8 +159,9 @@ void LauncherOutput::keep_process(const std::string& text) {
 void LauncherOutput::keep_exit(const std::string& text) {
   std::array<char, 256> host{};
   int rank = 0, code = 0;
-  if (report_.failed_rank || report_.returned_code || report_.leaving) return;
+  if (report_.failed_rank || report_.leaving) return;
   if (std::sscanf(text.c_str(), "%d %d %255s", &rank, &code, host.data()) < 2) return;
+  if (report_.returned_code == code) return;  // all ranks exit so
   report_.failed_rank = rank;
   report_.failed_host = host.data();
 }

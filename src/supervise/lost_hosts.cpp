@@ -21,14 +21,15 @@ using namespace std::chrono_literals;
 /// Between two questions to a host that was lost once.
 constexpr auto question_interval = 10s;
 constexpr auto longest_interval = 600s;
-/// What it answers; its name may follow.
-constexpr std::string_view answer = "here";
+/// What it answers; its name follows, or the command for it where a login program starts echo without a shell.
+constexpr std::string_view answer = "here", name_command = "`uname -n`";
 
 /// The name behind the answer, empty if there is none; no value if none of the lines is the answer: others may be a
 /// greeting.
 std::optional<std::string> answered_name(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(std::string(answer) + " " + std::string(name_command))) return "";
     std::istringstream words(line);
     std::string first, name, more;
     if (words >> first && first == answer && !(words >> name >> more)) return name;
@@ -119,7 +120,7 @@ void LostHosts::ask(const std::string& host) {
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return;
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   auto words = login_;
-  words.insert(words.end(), {host, "echo", std::string(answer), "`uname -n`"});
+  words.insert(words.end(), {host, "echo", std::string(answer), std::string(name_command)});
   const pid_t process = start_program(std::move(words), ends[1], /*errors=*/true);
   ::close(ends[1]);
   if (process >= 0)

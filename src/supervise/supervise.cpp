@@ -99,7 +99,8 @@ class Supervision {
         // A node that a Slurm job has lost does not come back to it.
         lost_(launcher_.kind == Launcher::Kind::srun ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
-    check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment);
+    check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment,
+          host_name());
     requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
     find_job_end();
     if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&

@@ -1,3 +1,4 @@
+#include "base/supervisor_message.hpp"
 #include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
 #include "launch/settings.hpp"
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <functional>
@@ -318,6 +320,7 @@ TEST(Launcher, IsKnownByItsVariables) {
 
 TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
   using Variables = std::map<std::string, const char*>;
+  // The server of the job that is over has the port 1.
   const auto misleading = [](const Variables& variables, bool server_is_there,
                              const std::string& mpi = "Open MPI v4.1.4") {
     std::vector<std::string> names;
@@ -326,10 +329,12 @@ TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
       const auto found = variables.find(name);
       return found == variables.end() ? nullptr : found->second;
     };
-    return misleading_variables(names, environment, mpi, [&](const std::string&) { return server_is_there; });
+    return misleading_variables(names, environment, mpi,
+                                [&](const std::string& uri) { return server_is_there && !uri.ends_with(":1"); });
   };
   using Names = std::vector<std::string>;
   const Variables by_mpirun{{"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_MCA_orte_default_hostfile", "/etc/hosts.mpi"},
                             {"OMPI_MCA_orte_ess_num_procs", "2"},
                             {"OMPI_MCA_pml", "ob1"},
                             {"PMIX_MCA_gds", "hash"},
@@ -339,6 +344,10 @@ TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
   EXPECT_EQ(misleading(by_mpirun, false),
             (Names{"OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_ess_num_procs", "PMIX_RANK", "PMIX_SERVER_URI2"}))
       << "of a job that is over; what the user has set stays";
+  auto both = by_mpirun;
+  both["PMIX_SERVER_URI41"] = "1.0;tcp4://127.0.0.1:1";
+  EXPECT_EQ(misleading(both, true), Names{"PMIX_SERVER_URI41"}) << "of a job that is over; mpirun has set the others";
+  EXPECT_EQ(misleading(both, false).size(), 5u);
   const Variables in_pty{
       {"SLURM_JOB_ID", "12"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}};
   EXPECT_EQ(misleading(in_pty, true), (Names{"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"}));
@@ -350,6 +359,18 @@ TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
   step["PMIX_RANK"] = "0";
   EXPECT_EQ(misleading(step, true), Names()) << "srun --mpi=pmix";
   EXPECT_EQ(misleading({{"SLURM_JOB_ID", "12"}}, true), Names());
+}
+
+TEST(StopSignal, OnlyTheRankItselfTellsThatItExits) {
+  const auto leave = [](const std::string& rank_process) {
+    ::setenv(supervised_variable, "1", 1);
+    ::setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+    ::setenv(rank_process_variable, rank_process.c_str(), 1);
+    std::exit(3);
+  };
+  EXPECT_EXIT(leave(std::to_string(::getpid())), testing::ExitedWithCode(3), "muster exit 0 3 ");
+  const auto parent = std::to_string(::getpid());
+  EXPECT_EXIT(leave(parent), testing::ExitedWithCode(3), "^$") << "a fork, or a program that the rank has started";
 }
 
 TEST(Launcher, AServerThatIsGoneDoesNotAnswer) {

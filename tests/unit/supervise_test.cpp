@@ -122,6 +122,8 @@ TEST(LauncherOutput, KeepsWhoExitsWithoutFinalizing) {
       "");
   EXPECT_EQ(cause_of({.code = 1, .report = output.report()}, ""),
             "the program ended without MPI_Finalize, as by _exit(), on rank 1");
+  EXPECT_EQ(cause_of({.code = 1, .report = {.exited_improperly = true}}, ""),
+            "the program ended without MPI_Finalize, as by _exit()");
 }
 
 TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
@@ -133,6 +135,10 @@ TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
   LauncherOutput agreed;
   agreed.take("\x1emuster returned 1\n\x1emuster exit 3 1 n1\n");
   EXPECT_FALSE(agreed.report().failed_rank) << "all ranks exit so";
+  LauncherOutput afterwards;
+  afterwards.take("\x1emuster returned 0\n\x1emuster exit 3 9 n2\n");
+  EXPECT_EQ(cause_of({.code = 9, .report = afterwards.report()}, ""),
+            "the program ended with exit code 9 on rank 3, host n2");
 }
 
 TEST(Patience, IsForRanksThatHaveFailedAndNotForWorkAfterTraining) {
@@ -706,6 +712,10 @@ TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
   EXPECT_EQ(all.words[4], "N1:2,n2:2,n3:2");
   EXPECT_EQ(value(all, "OMPI_MCA_plm_rsh_args"), "-l root");
   EXPECT_EQ(value(command(Launcher::Kind::hydra, 6), "HYDRA_LAUNCHER_EXTRA_ARGS"), "-l root");
+  variables["OMPI_MCA_plm_rsh_args"] = "-p 2222";
+  EXPECT_EQ(value(command(Launcher::Kind::open_mpi, 6), "OMPI_MCA_plm_rsh_args"), "-l root -p 2222");
+  options.hosts = "root@localhost:1,root@127.0.0.1";
+  EXPECT_EQ(other_hosts(options, "n1"), Hosts());
   options.hosts = "10.0.0.1:2,10.0.0.2:2";
   EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
   EXPECT_EQ(ranks_without({"10"}, options, 4, environment, Launcher::Kind::open_mpi), 4);
@@ -735,6 +745,18 @@ TEST_F(LaunchCommandTest, InSlurmWithoutTasks) {
   EXPECT_EQ(wanted_ranks(options, environment, 6), 14) << "the CPUs of all nodes";
   variables["SLURM_JOB_NUM_NODES"] = "1";
   EXPECT_EQ(wanted_ranks(options, environment, 6), 6) << "the cores of this one";
+  variables["SLURM_JOB_NUM_NODES"] = "3";
+  variables["SLURM_JOB_CPUS_PER_NODE"] = "16(x3)";
+  variables["SLURM_CPUS_PER_TASK"] = "10";
+  EXPECT_EQ(wanted_ranks(options, environment, 6), 3) << "a rank does not take CPUs of two nodes";
+  EXPECT_EQ(value(command(Launcher::Kind::srun, 3), "SRUN_CPUS_PER_TASK"), "10");
+  EXPECT_EQ(value(command(Launcher::Kind::srun, 4), "SRUN_CPUS_PER_TASK"), "missing") << "there is no room for so many";
+  variables.erase("SLURM_CPUS_PER_TASK");
+  options.ranks = 6;
+  EXPECT_EQ(command(Launcher::Kind::srun, 6, {"n2"}).words[4], "--nodes=2") << "not on one that has 16 CPUs";
+  options.ranks = 2;
+  options.spares = 1;
+  EXPECT_EQ(command(Launcher::Kind::srun, 2).words[3], "--nodes=2");
 }
 
 TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
@@ -752,6 +774,15 @@ TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
                                       "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
                                       "./fit"}));
   EXPECT_EQ(std::ranges::count(command(Launcher::Kind::srun, 1).words, ":"), 0) << "a component without ranks";
+  variables["SLURM_JOB_NODELIST_HET_GROUP_0"] = "m1";
+  variables["SLURM_JOB_NODELIST_HET_GROUP_1"] = "n7,n[1,08-10]";
+  EXPECT_EQ(command(Launcher::Kind::srun, 3, {"n09"}).words,
+            (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=0", "-n", "1",
+                                      "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--exclude=n09",
+                                      "--het-group=1", "--nodes=1", "-n", "2", "./fit"}));
+  EXPECT_EQ(command(Launcher::Kind::srun, 4, {"m1"}).words,
+            (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
+                                      "./fit"}));
 }
 
 TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
@@ -868,6 +899,11 @@ TEST(LostHosts, ThoseThatAnswerAreRemoved) {
   EXPECT_EQ(lost.answering(), Hosts()) << "they are asked after a while only";
   EXPECT_TRUE(lost.ask_all({}).empty());
   EXPECT_EQ(lost.hosts(), (Hosts{"n1", "n3"}));
+  LostHosts without_shell({"sh", "-c", "\"$@\""});
+  without_shell.add("n1");
+  EXPECT_TRUE(without_shell.ask_all({"n2"}).empty());
+  EXPECT_EQ(without_shell.hosts(), Hosts());
+  EXPECT_EQ(without_shell.host_called("`uname"), "");
   LostHosts never({});
   never.add("n1");
   EXPECT_TRUE(never.ask_all({"n2"}).empty());
@@ -919,11 +955,12 @@ TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
   EXPECT_THROW(check(options, 2, 2, environment), Error);
   options = {.command = {"./fit"}, .hosts = ",,"};
   EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), 2, environment), Error);
-  for (const char* const hosts :
-       {"n1:x", "n1:0", "n1:4,n2:", "n1:2x", "./hosts", "n1 n2", "-n1", "root@:2", ":2", "root@n1,ann@n2"}) {
+  for (const char* const hosts : {"n1:x", "n1:0", "n1:4,n2:", "n1:2x", "./hosts", "n1 n2", "-n1", "root@:2", ":2",
+                                  "root@n1,ann@n2", "root@n0,n1", "n1,root@n2"}) {
     options.hosts = hosts;
     EXPECT_THROW(check(options, 2, 2, environment), Error) << hosts;
   }
+  EXPECT_NO_THROW(check(options, 2, 2, environment, "n1")) << "nobody logs in to this host";
   options = {};
   EXPECT_THROW(check(options, 2, 2, environment), Error);
 }

@@ -56,7 +56,7 @@ std::string joined(const std::vector<std::string>& words);
 
 // Each of these namespaces has the same functions.
 //   add_words():  appends the flags of a start
-//   settings():   variables that are set unless the user has set them
+//   settings():   variables that are set unless the user has set them; arguments of ssh ("-l root") come to the user's
 //   may_begin():  true if a line that begins like this may be the launcher's; it is then held back until it is whole
 //   read_line():  reads a whole line; true if it was the launcher's and is not to be shown
 //   is_message(): `first_line` is the first one after a line of dashes or equals signs. True if the launcher then says
