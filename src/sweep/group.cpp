@@ -229,6 +229,7 @@ class Group {
         trial.metrics = row_to_compare(result->metrics, result->metrics_history, work_.options.metric);
         trial.checkpoint = result->checkpoint;
       }
+      add_scores(number);
       save_row(trial);
       log_outcome(trial);
       if (has_ended_well(trial.status) && result) require_metric(trial);
@@ -241,6 +242,17 @@ class Group {
   void save_row(const Trial& trial, const LostStarts& lost_starts = {}) const {
     write_trial(trial, lost_starts);
     if (work_.launch.rank() == 0) work_.refresh();
+  }
+
+  /// Adds the scores of validations that have ended after training, as a restart does.
+  void add_scores(int number) const {
+    if (!work_.rungs.empty()) try {
+        const auto rows = observe::History::read(work_.folder / name_of(number));
+        for (const auto& one : comparisons_in(rows, work_.rungs, work_.options.metric, order_of(work_.options)))
+          queue_.add_score(one.rung, number, one.score);
+      } catch (const Error&) {
+        // The sweep has failed elsewhere, which next() notices, or the rows are damaged, which the trial has reported.
+      }
   }
 
   /// Throws an Error if the trial has ended and none has reported the metric as a number so far: the others would train

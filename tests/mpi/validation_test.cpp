@@ -152,8 +152,8 @@ TEST(Validation, EndsTrainingByWhatItGives) {
   if (spares() == 0) {
     EXPECT_EQ(code, 64);
     EXPECT_NE(std::string(result->error->what())
-                  .find("the report leaves it to the validation, and no rank is free to validate while the others "
-                        "train"),
+                  .find("this report does not have it, and as all ranks train, its validation ends only after "
+                        "training"),
               std::string::npos)
         << result->error->what();
     return;

@@ -234,17 +234,18 @@ TEST_F(Sweeps, TheSchedulerEndsThoseThatAreWorse) {
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00007" / "params.json").at("finished"), true);
 }
 
-TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
+/// Trains each trial on one rank and validates its "value" as "score", on the other ranks if there are any. A report
+/// waits until the validation of the one before is over; the first trial makes `reports_of_first`, and others 8.
+Ended run_validated(int ranks_per_trial, const std::vector<Json>& values, int reports_of_first) {
   const auto storage = test::shared_folder();
-  const bool some_validate = world().size() > 1;
   const auto train = [&](Session& session, const Config& config) {
     double value = config.at("value");
     auto state = session.state({{"value", value}});
     state.restore();
-    for (int report = 0; report < 8; ++report) {
+    for (int report = 0; report < (number_of(session) == 0 ? reports_of_first : 8); ++report) {
       session.report({{"report", report}}, state, {.validation = true});
       const auto checkpoint = "checkpoint_00000" + std::to_string(report);
-      while (some_validate &&
+      while (ranks_per_trial > 1 &&
              !std::filesystem::exists(storage / "sweep" / session.trial_name() / checkpoint / "validation.json"))
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -254,19 +255,24 @@ TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
     checkpoint.load("value", value);
     return {{"score", value}};
   };
-  const auto ended = launch({storage}, [&](Launch& launch) {
+  return launch({storage}, [&](Launch& launch) {
     TorchTrainer trainer(launch, train,
                          {.train_loop_config = {{"value", 0.0}},
                           .scaling_config = {.num_workers = 1},
                           .validation = {.function = validate}});
     return Sweep(launch, trainer.as_trainable(),
-                 {.space = {{"value", grid({4.0, 3.0, 2.0, 1.0})}},
-                  .ranks_per_trial = some_validate ? 2 : 1,
+                 {.space = {{"value", grid(values)}},
+                  .ranks_per_trial = ranks_per_trial,
                   .metric = "score",
                   .mode = ScoreOrder::max,
                   .scheduler = asha({.grace_period = 1, .reduction_factor = 2, .max_t = 100})})
         .fit();
   });
+}
+
+TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
+  const bool some_validate = world().size() > 1;
+  const auto ended = run_validated(some_validate ? 2 : 1, {4.0, 3.0, 2.0, 1.0}, 8);
   if (!some_validate) {
     EXPECT_EQ(ended.code, 64) << ended.said;
     return;
@@ -276,6 +282,13 @@ TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
   EXPECT_EQ(statuses(ended)[3], TrialStatus::stopped);
   EXPECT_LT(ended.sweep->trials[3].metrics.at("report"), 7);
   EXPECT_EQ(ended.said.find("has no \"score\""), std::string::npos) << ended.said;
+}
+
+TEST_F(Sweeps, TheSchedulerComparesWithWhatValidationsGiveAfterTraining) {
+  if (world().size() == 1) GTEST_SKIP() << "no rank validates";
+  const auto ended = run_validated(world().size(), {2.0, 1.0}, 1);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::done, TrialStatus::stopped})) << ended.said;
 }
 
 TEST_F(Sweeps, WhoFailsAtAComparisonDoesNotEscapeIt) {
