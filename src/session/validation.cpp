@@ -121,6 +121,7 @@ void Validation::validate_on(const Communicator& group, const std::shared_ptr<co
   validator_.set_stuck(group.all_reduce(std::int64_t{given_up || validator_.is_out_of_step()}, ReduceOp::max) != 0);
   if (first) requests_->accept(validator_.write_result(of, decision), update_row_);
   validator_.leave();
+  validator_.set_stuck(group.all_reduce(std::int64_t{validator_.is_stuck()}, ReduceOp::max) != 0);
 }
 
 std::optional<Error> Validation::finish(const std::optional<Error>& error, bool has_trained) {
