@@ -6,6 +6,7 @@
 #include "checkpoint/retention.hpp"
 #include "comm/make_world.hpp"
 #include "observe/history.hpp"
+#include "storage/tier.hpp"
 #include "support/folder.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -266,6 +267,32 @@ TEST(Validation, RetentionReadsBoth) {
   EXPECT_EQ(result->best_checkpoints[1].second.at("score"), 0.4);
 }
 
+std::vector<int> indices_in(const fs::path& run) {
+  world().barrier();
+  std::vector<int> indices;
+  for (const auto& info : list_checkpoints(run)) indices.push_back(info.index);
+  world().barrier();
+  return indices;
+}
+
+TEST(Validation, AScoreThatNoneGivesRemovesNothing) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  auto options = with("misspelt", doubling(calls));
+  options.run_config.checkpoint_config = {.num_to_keep = 1, .checkpoint_score_attribute = "duoble"};
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run({storage, {"--log-level", "warn"}, options}, reporting(3)).first, 0);
+  const auto said = world().broadcast(testing::internal::GetCapturedStderr());
+  EXPECT_EQ(indices_in(storage / "misspelt"), (std::vector{0, 1, 2}));
+  const std::string warning = "neither the report nor the validation of checkpoint_000000 has it as a number";
+  EXPECT_NE(said.find(warning), std::string::npos) << said;
+  EXPECT_EQ(said.find("neither", said.find(warning) + 1), std::string::npos) << "once: " << said;
+  if (world().rank() == 0)
+    detail::checkpoint::prune(*detail::storage::tier_of(storage / "misspelt"),
+                              {.num_to_keep = 1, .checkpoint_score_attribute = "double"}, /*keep_pending=*/true);
+  EXPECT_EQ(indices_in(storage / "misspelt"), std::vector{2}) << "with the right name";
+}
+
 /// At each checkpoint, by when others have gone: whether one is there for each row that waits.
 class LooksForThoseThatWait final : public Callback {
  public:
@@ -316,14 +343,6 @@ TEST(Validation, WhatWasRolledBackTellsNoRow) {
   EXPECT_EQ(code, 0);
   EXPECT_EQ(statuses(result), Json({validated, "missing"}));
   EXPECT_EQ(doubles(result), Json({2, "missing"}));
-}
-
-std::vector<int> indices_in(const fs::path& run) {
-  world().barrier();
-  std::vector<int> indices;
-  for (const auto& info : list_checkpoints(run)) indices.push_back(info.index);
-  world().barrier();
-  return indices;
 }
 
 TEST(Validation, ARefusedStepBackRemovesNothing) {
