@@ -654,6 +654,26 @@ TEST(Validation, AStopAfterTrainingLeavesTheRestToTheNextStart) {
   EXPECT_EQ(doubles(again.second), Json({2, 4, 6}));
 }
 
+TEST(Validation, AResultThatCannotBeWrittenIsLeftToTheNextStart) {
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  const auto blocking = [&, doubles_it = doubling(calls)](Session& session, const Checkpoint& checkpoint) {
+    if (session.world_rank() == 0) fs::create_directories(checkpoint.path() / "validation.json");
+    return doubles_it(session, checkpoint);
+  };
+  const auto [code, result] = run({storage, {}, with("unwritten", blocking, some_workers())}, reporting(1));
+  EXPECT_EQ(code, static_cast<int>(ExitCode::retry));
+  EXPECT_NE(std::string(result->error->what()).find("the results of some validations could not be written"),
+            std::string::npos)
+      << result->error->what();
+  EXPECT_EQ(statuses(result), Json({pending}));
+  if (world().rank() == 0) fs::remove(checkpoint_of(result->path, 1) / "validation.json");
+  world().barrier();
+  const auto again = run({storage, {}, with("unwritten", doubling(calls), some_workers())}, reporting(1));
+  EXPECT_EQ(again.first, 0);
+  EXPECT_EQ(doubles(again.second), Json({2}));
+}
+
 TEST(Validation, WithoutAFunctionWhatWaitsForOneIsNotKept) {
   const auto storage = test::shared_folder();
   std::vector<Call> calls;
