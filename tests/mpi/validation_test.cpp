@@ -169,6 +169,45 @@ TEST(Validation, EndsTrainingByWhatItGives) {
   EXPECT_EQ(rows[2], 6);
 }
 
+/// Throws when it is told of the second validation.
+class ThrowsAtTheSecond final : public Callback {
+ public:
+  void on_validated(const Json&) override {
+    if (++count_ == 2) throw std::runtime_error("no such value");
+  }
+
+ private:
+  int count_ = 0;
+};
+
+TEST(Validation, WhatACallbackThrowsIsThrownOnAll) {
+  if (spares() == 0) GTEST_SKIP() << "no rank is left over";
+  const auto storage = test::shared_folder();
+  std::vector<Call> calls;
+  auto options = with("throws", doubling(calls), some_workers());
+  options.run_config.callbacks = {std::make_shared<ThrowsAtTheSecond>()};
+  options.run_config.failure_config.max_failures = 1;
+  std::vector<std::string> errors;
+  const auto train = [&](Session& session, const Config&) {
+    std::int64_t number = 0;
+    auto state = session.state({{"number", number}});
+    state.restore();
+    while (number < 5) try {
+        ++number;
+        session.report({{"number", number}}, state, {.validation = true});
+        wait_for_validation(session, storage / "throws", number);
+      } catch (const std::exception& error) {
+        errors.emplace_back(error.what());
+        throw;
+      }
+  };
+  const auto [code, result] = run({storage, {}, options}, train);
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(doubles(result), Json({2, 4, 6, 8, 10}));
+  EXPECT_EQ(errors.size(), world().rank() < some_workers() ? 1u : 0u);
+  for (const auto& error : errors) EXPECT_NE(error.find("no such value"), std::string::npos) << error;
+}
+
 TEST(Validation, ByAllAtTheEnd) {
   const auto storage = test::shared_folder();
   std::vector<int> sizes;
