@@ -211,6 +211,8 @@ class Group {
       throw comm::RanksMissing(Error(lost.code(), trial.name + ": " + lost.what()), lost.report_delay());
     }
 
+    const bool asked = ranks_.all_reduce(std::int64_t{asked_to_stop() || comparison->cut_off()}, ReduceOp::max) != 0;
+
     // The group's first rank determines the outcome.
     const bool ends = comm::run_on_root(ranks_, [&] {
       // A Trainable may end so before its run exists; then the trial has no report.
@@ -233,10 +235,20 @@ class Group {
       save_row(trial);
       log_outcome(trial);
       if (has_ended_well(trial.status) && result) require_metric(trial);
-      return stopped;
+      if (!stopped || asked || has_stopped_by_time(trial)) return stopped;
+      if (error) log::warn(trial.name + ": " + error->what());  // stopped for itself: the others go on
+      return false;
     });
     if (ends) stop_all();
     return !ends;
+  }
+
+  /// True if training may have stopped before a time limit, so that it could be saved. Where only validations are left,
+  /// it has not.
+  bool has_stopped_by_time(const Trial& trial) const {
+    if (!work_.launch.time_left()) return false;
+    const auto params = read_json_if_intact(trial.path / run_names::params);
+    return !params.is_object() || params.value("finished", Json()) != true;
   }
 
   void save_row(const Trial& trial, const LostStarts& lost_starts = {}) const {

@@ -721,6 +721,25 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
   EXPECT_EQ(ended.sweep->best()->name, "trial_00002");
 }
 
+TEST_F(Sweeps, ATrialThatStopsForItselfDoesNotStopTheOthers) {
+  const auto fit = [](Launch& launch, const Config& config) -> Result {
+    if (config.at("value") == 0) throw Error(ExitCode::stopped, "validating", "not all is validated");
+    return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
+  };
+  const auto ended = launch({test::shared_folder()}, [&](Launch& launch) {
+    return Sweep(launch, fit,
+                 {.space = {{"value", grid({0, 1})}},
+                  .ranks_per_trial = world().size(),
+                  .metric = "value",
+                  .mode = ScoreOrder::max})
+        .fit();
+  });
+  EXPECT_EQ(ended.code, 85) << ended.said;
+  EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::waiting, TrialStatus::done})) << ended.said;
+  EXPECT_NE(ended.said.find("trial_00000: validating: not all is validated"), std::string::npos) << ended.said;
+  EXPECT_NE(ended.said.find("1 of 2 trials stopped without a request"), std::string::npos) << ended.said;
+}
+
 TEST_F(Sweeps, ATrainableMayBeDoneBeforeItsRun) {
   const auto fit = [](Launch& launch, const Config& config) -> Result {
     if (config.at("value") == 0) throw Error(ExitCode::done, "there is nothing to train");
