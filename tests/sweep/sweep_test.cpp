@@ -721,6 +721,40 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
   EXPECT_EQ(ended.sweep->best()->name, "trial_00002");
 }
 
+TEST_F(Sweeps, AValidationThatFailsInTheFirstTrialDoesNotEndTheSweep) {
+  const auto start = [](const std::vector<Json>& values) {
+    const auto train = [](Session& session, const Config& config) {
+      double value = config.at("value");
+      auto state = session.state({{"value", value}});
+      session.report({{"loss", 1.0}}, state, {.validation = true});
+    };
+    const auto validate = [](Session&, const Checkpoint& checkpoint) -> Config {
+      double value = 0;
+      checkpoint.load("value", value);
+      if (value == 0) throw std::runtime_error("no such file");
+      return {{"score", value}};
+    };
+    return launch({test::shared_folder()}, [&](Launch& launch) {
+      TorchTrainer trainer(launch, train,
+                           {.train_loop_config = {{"value", 0.0}}, .validation = {.function = validate}});
+      return Sweep(launch, trainer.as_trainable(),
+                   {.space = {{"value", grid(values)}},
+                    .ranks_per_trial = world().size(),
+                    .metric = "score",
+                    .mode = ScoreOrder::max})
+          .fit();
+    });
+  };
+  const auto ended = start({0.0, 1.0});
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  ASSERT_TRUE(ended.sweep && ended.sweep->best()) << ended.said;
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00001");
+  const auto all_fail = start({0.0, 0.0});
+  EXPECT_EQ(all_fail.code, 64);
+  EXPECT_NE(all_fail.said.find("mend the validation, which has failed in some trials"), std::string::npos)
+      << all_fail.said;
+}
+
 TEST_F(Sweeps, ATrialThatStopsForItselfDoesNotStopTheOthers) {
   const auto fit = [](Launch& launch, const Config& config) -> Result {
     if (config.at("value") == 0) throw Error(ExitCode::stopped, "validating", "not all is validated");
