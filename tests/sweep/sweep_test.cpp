@@ -749,7 +749,7 @@ TEST_F(Sweeps, AValidationThatFailsInTheFirstTrialDoesNotEndTheSweep) {
   EXPECT_EQ(ended.code, 0) << ended.said;
   ASSERT_TRUE(ended.sweep && ended.sweep->best()) << ended.said;
   EXPECT_EQ(ended.sweep->best()->name, "trial_00001");
-  const auto all_fail = start({0.0, 0.0});
+  const auto all_fail = start({0.0});
   EXPECT_EQ(all_fail.code, 64);
   EXPECT_NE(all_fail.said.find("mend the validation, which has failed in some trials"), std::string::npos)
       << all_fail.said;
