@@ -122,6 +122,7 @@ void Validation::validate_on(const Communicator& group, const std::shared_ptr<co
   // The first rank decides. Another rank may have waited too long for it, and is out of step.
   const bool given_up = first && decision != Decision::finished;
   validator_.set_stuck(group.all_reduce(std::int64_t{given_up || validator_.is_out_of_step()}, ReduceOp::max) != 0);
+  is_out_of_time_ = decision == Decision::out_of_time;
   if (first) requests_->accept(validator_.write_result(of, decision), update_row_);
   validator_.leave();
   validator_.set_stuck(group.all_reduce(std::int64_t{validator_.is_stuck()}, ReduceOp::max) != 0);
@@ -140,7 +141,7 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
     const auto is_lost = [&](const Json& of) { return !requests_->has_accepted(of[0].get<int>()); };
     const auto count = may_go_on ? static_cast<std::size_t>(std::count_if(left.begin(), left.end(), is_lost))
                                  : pending([](std::int64_t, const Json&) {}).size();
-    return std::tuple(count, may_go_on, validator_.is_stuck());
+    return std::tuple(count, may_go_on, validator_.is_stuck() && !is_out_of_time_);
   });
   if (still_left == 0) return {};
   const auto& remedy = validator_.run().how_to_go_on();

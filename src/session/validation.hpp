@@ -62,6 +62,7 @@ class Validation {
 
   Validator validator_;
   int attempt_ = 0;
+  bool is_out_of_time_ = false;                ///< on rank 0: the last validation was ended by a stop
   int leader_ = -1;                            ///< −1 if all ranks train, or if only one thread may call MPI
   std::optional<comm::Mailbox> mailbox_ = {};  ///< none without a leader
   UpdateRow update_row_ = {};                  ///< on rank 0, after training

@@ -680,6 +680,7 @@ TEST(Validation, AStopAfterTrainingLeavesTheRestToTheNextStart) {
     return TorchTrainer(launch, reporting(3), job.options).fit();
   });
   EXPECT_EQ(code, static_cast<int>(ExitCode::stopped));
+  EXPECT_EQ(std::string(result->error->what()).find("given up"), std::string::npos) << result->error->what();
   const auto begun = calls.size();
   EXPECT_LT(begun, 3u);
   EXPECT_GT(list_checkpoints(storage / "midway").size(), 2u);
