@@ -25,8 +25,11 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace muster {
 namespace detail::sweep {
@@ -407,6 +410,13 @@ void run_on_groups(const SweepWork& work, const Communicator& world, int groups)
   TrialQueue queue(world, work.scores, limit);
   const auto ranks = comm::make_separate_world(world.split(std::min(group, groups)));
   comm::set_final_grace(ranks, limit);  // a failed trial must not end the others
+  // A rank that is left over waits below for the others, and tells them meanwhile of a signal that it gets.
+  std::optional<std::jthread> listener;
+  if (group >= groups)
+    listener.emplace([&](const std::stop_token& over) {
+      for (; !over.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(50)))
+        if (work.launch.stop_requested()) return ask_others_to_stop(work.folder);
+    });
   const auto error = comm::attempt_on_all(world, {.done = no_limit, .failed = limit}, [&] {
     if (group >= groups) return;  // ranks that are left over
     try {

@@ -1,4 +1,5 @@
 // Sweeps with ranks: which ranks run which trial, how trials end, the files, and a second start.
+#include "comm/make_world.hpp"
 #include "comm/time_limit.hpp"
 #include "muster/muster.hpp"
 #include "support/world.hpp"
@@ -181,6 +182,27 @@ TEST_F(Sweeps, RanksThatAreLeftOverWait) {
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_EQ(trials, world().rank() < 3 ? 2 : 0);
   EXPECT_EQ(ended.sweep->best()->name, "trial_00001") << "who waits has the same result";
+}
+
+TEST_F(Sweeps, ARankThatIsLeftOverPassesAStopOn) {
+  const int size = world().size();
+  if (size < 3) GTEST_SKIP() << "nothing is left over";
+  const auto storage = test::shared_folder();
+  const auto ended = launch({storage}, [&](Launch& whole) {
+    const bool is_last = whole.rank() == size - 1;
+    const auto saved = storage / "sweep" / "trial_00000" / "checkpoint_000000";
+    Launch launch(whole, {.ranks = detail::comm::make_separate_world(whole.communicator()),
+                          .flags = whole.flags(),
+                          .asked_to_stop = [=] { return is_last && std::filesystem::exists(saved); }});
+    TorchTrainer trainer(launch, [](Session& session) {
+      std::int64_t epochs = 0;
+      auto state = session.state({{"epochs", epochs}});
+      for (;;) session.report({{"epochs", ++epochs}}, state);
+    });
+    return Sweep(launch, trainer.as_trainable(), {.space = {{"value", grid({1})}}, .ranks_per_trial = size - 1}).fit();
+  });
+  EXPECT_EQ(ended.code, 85) << ended.said;
+  EXPECT_NE(ended.said.find("stopped on request, 1 of 1 trial is left"), std::string::npos) << ended.said;
 }
 
 TEST_F(Sweeps, WhatIsRandomComesFromTheSeedAndSamplesTrainWithTheirs) {
