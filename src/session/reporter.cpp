@@ -302,8 +302,14 @@ void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_vali
   auto& outputs = session_.outputs;
   outputs.observers.tell(&observe::Observer::report, row, session_.progress.epoch_count);
   if (outputs.validation == nullptr || !session_.workers.is_first()) return;
-  outputs.validation->poll_results(outputs.row_updater());
   if (to_validate) outputs.validation->request(*to_validate, session_.progress.training_iteration);
+}
+
+/// Tells of validations that have ended, which callbacks may answer with an exception.
+void Reporter::poll_validations() {
+  auto& outputs = session_.outputs;
+  if (outputs.validation != nullptr && session_.workers.is_first())
+    outputs.validation->poll_results(outputs.row_updater());
 }
 
 /// What a report changes before its checkpoint is committed, as it was before.
@@ -398,8 +404,11 @@ void Reporter::report(const Input& input) {
   session_.progress.end_report();
   if (all.has_callbacks)
     comm::run_on_all(session_.workers.control, [&] {
+      poll_validations();
       session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all.metrics), saved);
     });
+  else
+    poll_validations();
 
   session_.stopper.stop_if_asked_after_report(
       {.saved = report.saves, .had_state = all.has_state, .had_files = all.has_files});

@@ -1,4 +1,5 @@
 // Sweeps with ranks: which ranks run which trial, how trials end, the files, and a second start.
+#include "comm/make_world.hpp"
 #include "comm/time_limit.hpp"
 #include "muster/muster.hpp"
 #include "support/world.hpp"
@@ -181,6 +182,27 @@ TEST_F(Sweeps, RanksThatAreLeftOverWait) {
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_EQ(trials, world().rank() < 3 ? 2 : 0);
   EXPECT_EQ(ended.sweep->best()->name, "trial_00001") << "who waits has the same result";
+}
+
+TEST_F(Sweeps, ARankThatIsLeftOverPassesAStopOn) {
+  const int size = world().size();
+  if (size < 3) GTEST_SKIP() << "nothing is left over";
+  const auto storage = test::shared_folder();
+  const auto ended = launch({storage}, [&](Launch& whole) {
+    const bool is_last = whole.rank() == size - 1;
+    const auto saved = storage / "sweep" / "trial_00000" / "checkpoint_000000";
+    Launch launch(whole, {.ranks = detail::comm::make_separate_world(whole.communicator()),
+                          .flags = whole.flags(),
+                          .asked_to_stop = [=] { return is_last && std::filesystem::exists(saved); }});
+    TorchTrainer trainer(launch, [](Session& session) {
+      std::int64_t epochs = 0;
+      auto state = session.state({{"epochs", epochs}});
+      for (;;) session.report({{"epochs", ++epochs}}, state);
+    });
+    return Sweep(launch, trainer.as_trainable(), {.space = {{"value", grid({1})}}, .ranks_per_trial = size - 1}).fit();
+  });
+  EXPECT_EQ(ended.code, 85) << ended.said;
+  EXPECT_NE(ended.said.find("stopped on request, 1 of 1 trial is left"), std::string::npos) << ended.said;
 }
 
 TEST_F(Sweeps, WhatIsRandomComesFromTheSeedAndSamplesTrainWithTheirs) {
@@ -719,6 +741,59 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
   using enum TrialStatus;
   EXPECT_EQ(statuses(ended), (std::vector{done, failed, done}));
   EXPECT_EQ(ended.sweep->best()->name, "trial_00002");
+}
+
+TEST_F(Sweeps, AValidationThatFailsInTheFirstTrialDoesNotEndTheSweep) {
+  const auto start = [](const std::vector<Json>& values) {
+    const auto train = [](Session& session, const Config& config) {
+      double value = config.at("value");
+      auto state = session.state({{"value", value}});
+      session.report({{"loss", 1.0}}, state, {.validation = true});
+    };
+    const auto validate = [](Session&, const Checkpoint& checkpoint) -> Config {
+      double value = 0;
+      checkpoint.load("value", value);
+      if (value == 0) throw std::runtime_error("no such file");
+      return {{"score", value}};
+    };
+    return launch({test::shared_folder()}, [&](Launch& launch) {
+      TorchTrainer trainer(launch, train,
+                           {.train_loop_config = {{"value", 0.0}}, .validation = {.function = validate}});
+      return Sweep(launch, trainer.as_trainable(),
+                   {.space = {{"value", grid(values)}},
+                    .ranks_per_trial = world().size(),
+                    .metric = "score",
+                    .mode = ScoreOrder::max})
+          .fit();
+    });
+  };
+  const auto ended = start({0.0, 1.0});
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  ASSERT_TRUE(ended.sweep && ended.sweep->best()) << ended.said;
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00001");
+  const auto all_fail = start({0.0});
+  EXPECT_EQ(all_fail.code, 64);
+  EXPECT_NE(all_fail.said.find("mend the validation, which has failed in some trials"), std::string::npos)
+      << all_fail.said;
+}
+
+TEST_F(Sweeps, ATrialThatStopsForItselfDoesNotStopTheOthers) {
+  const auto fit = [](Launch& launch, const Config& config) -> Result {
+    if (config.at("value") == 0) throw Error(ExitCode::stopped, "validating", "not all is validated");
+    return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
+  };
+  const auto ended = launch({test::shared_folder()}, [&](Launch& launch) {
+    return Sweep(launch, fit,
+                 {.space = {{"value", grid({0, 1})}},
+                  .ranks_per_trial = world().size(),
+                  .metric = "value",
+                  .mode = ScoreOrder::max})
+        .fit();
+  });
+  EXPECT_EQ(ended.code, 85) << ended.said;
+  EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::waiting, TrialStatus::done})) << ended.said;
+  EXPECT_NE(ended.said.find("trial_00000: validating: not all is validated"), std::string::npos) << ended.said;
+  EXPECT_NE(ended.said.find("1 of 2 trials stopped without a request"), std::string::npos) << ended.said;
 }
 
 TEST_F(Sweeps, ATrainableMayBeDoneBeforeItsRun) {
