@@ -595,8 +595,10 @@ TEST(Validation, AThreadThatIsGivenUpIsNotInMpiWhenTheLaunchEnds) {
   options.validation.timeout = std::chrono::milliseconds(500);
   run({storage, {"--seed", "7"}, options}, reporting(1));
   EXPECT_EQ(ended, world().rank() == 0 ? 0 : 1) << "only the thread that does not come back is left behind";
-  if (world().rank() > 0) {
-    EXPECT_NE(text.find("this rank has given up the work that they did together"), std::string::npos) << text;
+  if (world().rank() > 0) {  // its own wait may end first: it has the same limit
+    EXPECT_TRUE(text.find("this rank has given up the work that they did together") != std::string::npos ||
+                text.find("not finished within 0.5 s") != std::string::npos)
+        << text;
   }
   released = true;
   while (world().rank() == 0 && seed == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
