@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "base/thread_pool.hpp"
 #include "data/passes/shard.hpp"
 #include "data/sources/source.hpp"
 
@@ -15,8 +16,6 @@
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <thread>
-#include <vector>
 
 namespace muster::detail::data {
 
@@ -67,7 +66,6 @@ class MUSTER_INTERNAL_API Prefetch {
   std::optional<ReadBatch> take();
   void wait_for_batch(Lock& lock);
   void leave();
-  void join();
   void leave_slow_reader();
 
   const Produce produce_;
@@ -80,8 +78,7 @@ class MUSTER_INTERNAL_API Prefetch {
   bool finished_ = false;   ///< nothing more will be read
   bool leaving_ = false;    ///< no more batches are wanted; only the thread that takes them sets it
   bool ended_ = false;      ///< the thread that reads has left read_batches()
-  std::vector<std::thread> workers_;
-  std::thread reader_;
+  ThreadPool pool_;
 };
 
 /// The batches that a BatchRange iterates over. The prefetching thread only reads; the shard belongs to the thread that
