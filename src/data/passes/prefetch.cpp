@@ -3,6 +3,7 @@
 #include "comm/rank_status.hpp"
 #include "comm/time_limit.hpp"
 #include "data/passes/batches.hpp"
+#include "data/preprocess/batch_work.hpp"
 #include "muster/error.hpp"
 #include "watch/trace.hpp"
 

@@ -1,5 +1,5 @@
 // A source of some samples of another source, in another order.
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
