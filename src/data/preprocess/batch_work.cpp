@@ -63,6 +63,7 @@ class TransformedSource final : public Source {
 
   Blocks blocks() override { return source_->blocks(); }
   NodeChunks* node_chunks() override { return source_->node_chunks(); }
+  void end_threads() override { source_->end_threads(); }
   std::shared_ptr<const Lengths> lengths() override { return source_->lengths(); }
   void expect(std::span<const std::int64_t> samples, Ahead how) override { source_->expect(samples, how); }
 

@@ -69,6 +69,11 @@ void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t 
   if (file_bytes > memory_limit()) direct.emplace(static_cast<std::size_t>(std::max(least, cache_bytes / 4)));
 }
 
+void ChunkDecoding::end_threads() {
+  threads.rest();
+  if (direct) direct->rest();
+}
+
 ChunkReader::ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_bytes, hdf5::ChunkIndex index,
                          hdf5::FilterPipeline pipeline, std::size_t chunk_bytes, ChunkDecoding& decoding,
                          std::string shown)

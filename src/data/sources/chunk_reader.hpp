@@ -28,6 +28,7 @@ struct ChunkDecoding {
   explicit ChunkDecoding(std::int64_t cache_bytes);
   /// Has chunks that are requested read past the page cache, if that could not keep files of this size.
   void read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes);
+  void end_threads();
   /// The encoded chunks if all of them fit into the cache; otherwise null.
   NodeChunks* shareable() noexcept { return of_node.bytes() > 0 && cache.fits(of_node.bytes()) ? &of_node : nullptr; }
 

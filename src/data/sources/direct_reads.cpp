@@ -128,6 +128,17 @@ std::optional<DirectReads::Part> DirectReads::take(const File& file, std::uint64
   return part;
 }
 
+void DirectReads::rest() {
+  threads_.rest();
+  const Lock lock(mutex_);
+  std::erase_if(requests_, [this](const auto& request) {
+    const bool is_dropped = request.second.state == State::waits;
+    if (is_dropped) held_ -= request.second.memory_bytes;
+    return is_dropped;
+  });
+  changed_.notify_all();
+}
+
 void DirectReads::read(const Key& key) {
   Lock lock(mutex_);
   const auto found = requests_.find(key);

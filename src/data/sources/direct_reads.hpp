@@ -53,6 +53,8 @@ class DirectReads {
   /// The part that begins there, when it is read. None if it was not requested, if it was dropped, or if the disk has
   /// not given it: then read it otherwise.
   std::optional<Part> take(const File& file, std::uint64_t offset);
+  /// Drops the requests that no thread has begun to read, and ends the threads until the next request.
+  void rest();
 
  private:
   using Lock = std::unique_lock<std::mutex>;

@@ -32,6 +32,10 @@ NodeChunks* FileSource::node_chunks() {
   return blocks_.rows == 0 ? decoding_->shareable() : nullptr;
 }
 
+void FileSource::end_threads() {
+  if (decoding_) decoding_->end_threads();
+}
+
 DatasetFingerprint FileSource::fingerprint() {
   ensure_open();
   DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};

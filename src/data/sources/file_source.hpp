@@ -42,6 +42,7 @@ class FileSource : public Source {
   const Schema& schema() final;
   Blocks blocks() final;
   NodeChunks* node_chunks() final;
+  void end_threads() final;
   DatasetFingerprint fingerprint() final;
   /// "a.h5 and 2 more".
   std::string shown() const override;

@@ -77,6 +77,8 @@ class Source {
   virtual std::shared_ptr<const Lengths> lengths() { return nullptr; }
   /// The encoded chunks that ranks of a node may keep together: all of them fit into memory. Null if there are none.
   virtual NodeChunks* node_chunks() { return nullptr; }
+  /// Ends the threads that read and decode the samples, until they are needed again.
+  virtual void end_threads() {}
   /// Must be the same on all ranks.
   virtual DatasetFingerprint fingerprint() = 0;
   /// The source's name in errors.
