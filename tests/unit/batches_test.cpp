@@ -158,7 +158,7 @@ class SmallMemory {
 
 /// Waits until no thread that reads data is left; the kernel shows one for a moment after it was joined.
 void wait_for_threads_to_end() {
-  const std::set<std::string> names{"muster-batches", "muster-ahead", "muster-decode", "muster-disk"};
+  const std::set<std::string> names{"muster-read", "muster-map", "muster-ahead", "muster-decode", "muster-disk"};
   const auto is_of_pass = [&](const std::filesystem::directory_entry& thread) {
     std::string name;
     std::ifstream(thread.path() / "comm") >> name;

@@ -74,11 +74,11 @@ class MUSTER_INTERNAL_API Prefetch {
   std::optional<SlowReader> slow_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Slot> slots_;  ///< in the order of the batches; a deque, since references must stay valid
-  bool finished_ = false;   ///< nothing more will be read
-  bool leaving_ = false;    ///< no more batches are wanted; only the thread that takes them sets it
-  bool ended_ = false;      ///< the thread that reads has left read_batches()
-  ThreadPool pool_;
+  std::deque<Slot> slots_;       ///< in the order of the batches; a deque, since references must stay valid
+  bool finished_ = false;        ///< nothing more will be read
+  bool leaving_ = false;         ///< no more batches are wanted; only the thread that takes them sets it
+  bool ended_ = false;           ///< the thread that reads has left read_batches()
+  ThreadPool workers_, reader_;  ///< end before what they use
 };
 
 /// The batches that a BatchRange iterates over. The prefetching thread only reads; the shard belongs to the thread that

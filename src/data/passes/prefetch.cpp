@@ -26,13 +26,14 @@ Prefetch::Prefetch(Produce produce, int ahead, int threads, std::optional<SlowRe
       ahead_(static_cast<std::size_t>(ahead)),
       threads_(threads),
       slow_(std::move(slow)),
-      pool_("muster-batches", threads > 1 ? threads + 1 : 1) {
+      workers_("muster-map", threads > 1 ? threads : 0),
+      reader_("muster-read", 1) {
   if (ahead_ == 0) return;
   const std::size_t workers = threads > 1 ? static_cast<std::size_t>(threads) : 0;
-  if (pool_.start() <= workers)  // the system has no more threads
+  if (workers_.start() < workers || reader_.start() == 0)  // the system has no more threads
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
-  for (std::size_t worker = 0; worker < workers; ++worker) pool_.add([this] { work_on_batches(); });
-  pool_.add([this] { read_batches(); });
+  for (std::size_t worker = 0; worker < workers; ++worker) workers_.add([this] { work_on_batches(); });
+  reader_.add([this] { read_batches(); });
 }
 
 Prefetch::~Prefetch() {
