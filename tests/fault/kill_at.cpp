@@ -2,15 +2,17 @@
 // any more. All its threads and processes are watched, and count together.
 //   kill_at FOLDER LOG N [--from TEXT] [--naming TEXT] PROGRAM ARGUMENTS…
 // LOG gets a line for each such call: when, which, of what; the last one is that of the kill. Counted is from the first
-// call on whose path has the one text, and only where it has the other.
+// call on whose path has the one text, and only where it has the other. With N = 0 nothing is killed.
 // Ends with the program's exit code, or with 77 if processes may not be traced.
+//   kill_at --forks LIBRARY PROGRAM SCRIPT ARGUMENTS…
+// Runs the script. Where it calls kill_at for that program, the program is a fork of a process that has loaded it; the
+// library is that of support/forks.cpp.
+#include "support/changing_calls.hpp"
+
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/ptrace.h>
-#include <sys/syscall.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,77 +20,17 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
-#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <set>
 #include <string>
-#include <vector>
 
 namespace {
-
-/// What a call works on, by the numbers of its arguments: a descriptor, a path (relative to the descriptor if it has
-/// both), and the flags of an open that may only read.
-struct Call {
-  const char* name;
-  int descriptor = -1, path = -1, flags = -1, second_descriptor = -1, second_path = -1;
-};
-
-const std::map<long, Call> calls{
-    {SYS_openat, {"openat", 0, 1, 2}},
-    {SYS_write, {"write", 0}},
-    {SYS_pwrite64, {"pwrite64", 0}},
-    {SYS_writev, {"writev", 0}},
-    {SYS_pwritev, {"pwritev", 0}},
-    {SYS_pwritev2, {"pwritev2", 0}},
-    {SYS_copy_file_range, {"copy_file_range", 2}},
-    {SYS_sendfile, {"sendfile", 0}},
-    {SYS_io_uring_enter, {"io_uring_enter"}},
-    {SYS_ftruncate, {"ftruncate", 0}},
-    {SYS_fallocate, {"fallocate", 0}},
-    {SYS_fsync, {"fsync", 0}},
-    {SYS_fdatasync, {"fdatasync", 0}},
-    {SYS_sync_file_range, {"sync_file_range", 0}},
-    {SYS_fchmod, {"fchmod", 0}},
-    {SYS_mkdirat, {"mkdirat", 0, 1}},
-    {SYS_unlinkat, {"unlinkat", 0, 1}},
-    {SYS_fchmodat, {"fchmodat", 0, 1}},
-    {SYS_linkat, {"linkat", 2, 3}},
-    {SYS_symlinkat, {"symlinkat", 1, 2}},
-    {SYS_renameat2, {"renameat2", 0, 1, -1, 2, 3}},
-#ifdef SYS_renameat
-    {SYS_renameat, {"renameat", 0, 1, -1, 2, 3}},
-#endif
-#ifdef SYS_open  // x86-64 has these calls, and aarch64 does not
-    {SYS_open, {"open", -1, 0, 1}},
-    {SYS_mkdir, {"mkdir", -1, 0}},
-    {SYS_rename, {"rename", -1, 0, -1, -1, 1}},
-    {SYS_rmdir, {"rmdir", -1, 0}},
-    {SYS_unlink, {"unlink", -1, 0}},
-    {SYS_chmod, {"chmod", -1, 0}},
-    {SYS_link, {"link", -1, 1}},
-    {SYS_symlink, {"symlink", -1, 1}},
-#endif
-};
 
 [[noreturn]] void fail(const char* doing) {
   std::perror(doing);
   std::exit(1);
-}
-
-/// In the child, before the program.
-void watch_calls() {
-  std::vector<sock_filter> filter{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
-  for (const auto& [number, call] : calls) {
-    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(number), 0, 1));
-    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE));
-  }
-  filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
-    fail("watching system calls");
 }
 
 std::string link(const std::string& path) {
@@ -132,7 +74,7 @@ std::string path_of(pid_t thread, const __ptrace_syscall_info& info, int descrip
 bool ends(pid_t thread, Watch& watch) {
   __ptrace_syscall_info info{};
   if (::ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof info, &info) <= 0) return false;  // it is gone
-  const auto& call = calls.at(static_cast<long>(info.seccomp.nr));
+  const auto& call = muster::test::changing_calls.at(static_cast<long>(info.seccomp.nr));
   std::string of;
   if (call.flags >= 0 && (info.seccomp.args[call.flags] & (O_CREAT | O_TRUNC)) == 0) return false;
   if (call.descriptor >= 0 || call.path >= 0) {
@@ -158,10 +100,79 @@ int end(int status) {
   return 128 + WTERMSIG(status);
 }
 
+constexpr const char* forks_variable = "MUSTER_TEST_KILL_AT_FORKS";
+
+/// Starts the process that forks, and becomes the script.
+[[noreturn]] void run_with_forks(char** words) {
+  int sockets[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) != 0) fail("socketpair");
+  const pid_t child = ::fork();
+  if (child < 0) fail("fork");
+  ::close(sockets[child == 0 ? 0 : 1]);
+  const auto socket = std::to_string(sockets[child == 0 ? 1 : 0]);
+  if (child == 0) {
+    ::setenv("MUSTER_TEST_FORKS", socket.c_str(), 1);
+    ::setenv("LD_PRELOAD", words[0], 1);
+    ::execl(words[1], words[1], nullptr);
+    fail(words[1]);
+  }
+  ::setenv(forks_variable, (socket + " " + words[1]).c_str(), 1);
+  ::execv(words[2], words + 2);
+  fail(words[2]);
+}
+
+/// The socket of the process that forks this program, or -1.
+int forks_of(const char* program) {
+  const char* const forks = std::getenv(forks_variable);
+  char* name = nullptr;
+  const auto socket = forks == nullptr ? -1 : static_cast<int>(std::strtol(forks, &name, 10));
+  return name != nullptr && *name == ' ' && std::strcmp(name + 1, program) == 0 ? socket : -1;
+}
+
+/// Asks the process that forks for a child that waits on `started` for its tracer. See forks.cpp.
+pid_t fork_loaded(int forks, int started, char** program) {
+  std::string message, words;
+  int count = 0;
+  for (; program[count] != nullptr; ++count) (words += program[count]) += '\0';
+  for (char** variable = ::environ; *variable != nullptr; ++variable) (words += *variable) += '\0';
+  char folder[PATH_MAX];
+  if (::getcwd(folder, sizeof folder) == nullptr) fail("getcwd");
+  message = folder + ('\0' + std::to_string(count)) + '\0' + words + "MUSTER_TEST_TRACED=1" + '\0';
+  const int streams[]{started, 1, 2};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof streams)]{};
+  iovec data{message.data(), message.size()};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  auto* const rights = CMSG_FIRSTHDR(&header);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof streams);
+  std::memcpy(CMSG_DATA(rights), streams, sizeof streams);
+  std::int32_t child = 0;
+  if (::sendmsg(forks, &header, MSG_NOSIGNAL) < 0 || ::recv(forks, &child, sizeof child, 0) != sizeof child)
+    fail("asking for a fork");
+  return child;
+}
+
+pid_t fork_and_load(int started, char** program) {
+  const pid_t child = ::fork();
+  if (child < 0) fail("fork");
+  if (child == 0) {
+    if (!muster::test::stop_at_changing_calls(started)) ::_exit(77);
+    ::execvp(*program, program);
+    fail(*program);
+  }
+  return child;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 5) return 64;
+  if (std::strcmp(argv[1], "--forks") == 0) run_with_forks(argv + 2);
   Watch watch{
       .folder = argv[1], .from = "", .naming = "", .log = std::fopen(argv[2], "we"), .left = std::atol(argv[3])};
   if (watch.log == nullptr) fail(argv[2]);
@@ -169,38 +180,36 @@ int main(int argc, char** argv) {
   for (; program[1] != nullptr && std::strncmp(*program, "--", 2) == 0; program += 2)
     (std::strcmp(*program, "--from") == 0 ? watch.from : watch.naming) = program[1];
 
-  const pid_t child = ::fork();
-  if (child < 0) fail("fork");
-  if (child == 0) {
-    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) {
-      std::printf("skipped: processes may not be traced here\n");
-      std::fflush(stdout);
-      ::_exit(77);
-    }
-    ::raise(SIGSTOP);
-    watch_calls();
-    ::execvp(*program, program);
-    fail(*program);
-  }
-  int status = 0;
-  if (::waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) return end(status);
+  int sockets[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) fail("socketpair");
+  const int forks = forks_of(*program);
+  const pid_t child = forks < 0 ? fork_and_load(sockets[1], program) : fork_loaded(forks, sockets[1], program);
+  ::close(sockets[1]);
+  char byte = 0;
+  if (::read(sockets[0], &byte, 1) != 1) fail("waiting for the program");
   const long options = PTRACE_O_EXITKILL | PTRACE_O_TRACESECCOMP | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK |
                        PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC;
-  if (::ptrace(PTRACE_SETOPTIONS, child, nullptr, options) != 0) fail("tracing");
-  std::set<pid_t> known{child};
-  for (pid_t thread = child;;) {
-    long signal = 0;
-    if (WIFSTOPPED(status)) {
-      signal = WSTOPSIG(status);
-      const bool is_event = (status >> 16) != 0;
-      if (status >> 8 == (SIGTRAP | (PTRACE_EVENT_SECCOMP << 8)) && ends(thread, watch)) ::kill(child, SIGKILL);
-      // A new attempt begins with a stop request.
-      if (is_event || known.insert(thread).second || (thread == child && signal == SIGSTOP)) signal = 0;
-      ::ptrace(PTRACE_CONT, thread, nullptr, signal);
-    }
+  if (::ptrace(PTRACE_SEIZE, child, nullptr, options) != 0) {
+    ::kill(child, SIGKILL);
+    std::printf("skipped: processes may not be traced here\n");
+    return 77;
+  }
+  if (::write(sockets[0], &byte, 1) != 1) fail("starting the program");
+  ::close(sockets[0]);
+  for (;;) {
+    int status = 0;
+    pid_t thread = 0;
     do thread = ::waitpid(-1, &status, __WALL);
     while (thread < 0 && errno == EINTR);
     if (thread < 0) fail("waiting");
-    if (thread == child && !WIFSTOPPED(status)) return end(status);
+    if (WIFSTOPPED(status)) {
+      const bool is_event = (status >> 16) != 0;
+      if (status >> 8 == (SIGTRAP | (PTRACE_EVENT_SECCOMP << 8)) && ends(thread, watch)) ::kill(child, SIGKILL);
+      ::ptrace(PTRACE_CONT, thread, nullptr, is_event ? 0L : static_cast<long>(WSTOPSIG(status)));
+    } else if (thread == child) {
+      std::int32_t again = 0;  // to the process that forks
+      if (forks >= 0 && ::recv(forks, &again, sizeof again, 0) != sizeof again) fail("waiting for the fork");
+      return end(status);
+    }
   }
 }

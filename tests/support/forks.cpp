@@ -5,6 +5,10 @@
 // FD is a socket that keeps messages apart. A message holds the descriptors 0, 1 and 2 of a command, and, each ended by
 // a null byte, its working directory, the number of its words, the words, and its environment. The answers are two
 // numbers of four bytes: the process id, and, once it has ended, the status that waitpid() gives. See command_lines.py.
+// With MUSTER_TEST_TRACED in the environment, the descriptor 0 is a socket, and the fork waits for its tracer; see
+// kill_at.cpp.
+#include "support/changing_calls.hpp"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <sys/socket.h>
@@ -61,6 +65,7 @@ void become(std::size_t length, const int (&streams)[3]) {
   program_invocation_name = words[0];
   const auto* slash = std::strrchr(words[0], '/');
   program_invocation_short_name = slash == nullptr ? words[0] : words[0] + (slash - words[0]) + 1;
+  if (std::getenv("MUSTER_TEST_TRACED") != nullptr && !muster::test::stop_at_changing_calls(0)) ::_exit(not_possible);
 }
 
 /// Returns in each fork.
