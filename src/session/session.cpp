@@ -130,7 +130,7 @@ const std::string& Session::experiment_name() const noexcept { return state_->ru
 const Json& Session::metadata() const noexcept { return state_->resolved.options.metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
 std::int64_t Session::global_step() const noexcept { return state_->progress.steps->global_step; }
-bool Session::step_complete() const noexcept { return state_->progress.steps->is_step_complete(); }
+bool Session::is_step_complete() const noexcept { return state_->progress.steps->is_step_complete(); }
 at::Device Session::get_device() const { return state_->workers.device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers.communicator; }
 void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }

@@ -33,7 +33,7 @@ Steps::~Steps() {
   if (current == this) current = nullptr;
 }
 
-bool is_amid_step() noexcept { return current != nullptr && !current->is_step_complete(); }
+bool is_step_complete() noexcept { return current == nullptr || current->is_step_complete(); }
 
 double Steps::weight() const {
   if (!conflict_.empty())

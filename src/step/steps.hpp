@@ -142,7 +142,7 @@ class Steps {
   std::vector<std::pair<std::int64_t, BatchWeightPtr>> scopes_;
 };
 
-/// True if a step is half done in the run that this thread trains. For callers that have neither session nor model.
-bool is_amid_step() noexcept;
+/// True if no step is half done in the run that this thread trains. For callers that have neither session nor model.
+bool is_step_complete() noexcept;
 
 }  // namespace muster::detail::step
