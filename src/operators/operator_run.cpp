@@ -18,7 +18,7 @@
 #include "session/random.hpp"
 #include "state/collect.hpp"
 #include "state/copy.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "trainer/fit.hpp"
 #include "watch/record.hpp"
 
@@ -80,7 +80,7 @@ void require_replaceable(const fs::path& path) {
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
-    if (state::trainer_state_from_json(checkpoint::read_manifest(path).progress).is_from_run)
+    if (state::training_position_from_json(checkpoint::read_manifest(path).progress).is_from_run)
       fact = "the checkpoint there is a run's";
   }
   if (!fact.empty())

@@ -11,7 +11,7 @@
 #include "optim/weight_averages.hpp"
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
 
@@ -58,7 +58,7 @@ Saver::Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, Wo
     log::warn("async_save: MPI was started for one thread, so each report waits until its checkpoint is written");
 }
 
-state::TrainerState Saver::trainer_state(bool of_report) const {
+state::TrainingPosition Saver::training_position(bool of_report) const {
   const auto& steps = *progress_.steps;
   const auto& preprocessor = data_.preprocessor;
   return {.is_from_run = true,
@@ -107,9 +107,9 @@ Checkpoint Saver::save(const Contents& what) {
                                           .metadata = resolved_.options.metadata};
   comm::run_on_all(workers_.control, [&] {
     if (workers_.is_first()) run_.require_not_replaced();
-    const auto progress = trainer_state(!what.row.empty());
-    if (progress.epoch_complete) progress_.steps->complete_epoch = progress.epoch;
-    contents.progress = to_json(progress);
+    const auto position = training_position(!what.row.empty());
+    if (position.epoch_complete) progress_.steps->complete_epoch = position.epoch;
+    contents.progress = to_json(position);
     if (what.entries == nullptr) return;
     require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);

@@ -14,7 +14,7 @@
 #include "session/session_data.hpp"
 #include "session/training_progress.hpp"
 #include "session/worker_context.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 
 #include <chrono>
 #include <memory>
@@ -48,8 +48,8 @@ class Saver {
   std::vector<ReportedCheckpoint> reported_checkpoints() const;
 
  private:
-  /// The progress of training, as a checkpoint holds it.
-  state::TrainerState trainer_state(bool of_report) const;
+  /// Where training is, as a checkpoint holds it.
+  state::TrainingPosition training_position(bool of_report) const;
   /// Adds the entries of the checkpoints that ranks have given. Collective.
   void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const;
 
