@@ -28,7 +28,7 @@ namespace {
 struct Contribution {
   Json metrics;
   bool has_state = false;
-  bool has_files = false;
+  bool has_checkpoint = false;  ///< a Checkpoint of the user's own
   bool asked_to_stop = false;
   bool writing = false;           ///< the last checkpoint is still being written
   bool has_callbacks = false;     ///< which may want to end training
@@ -41,7 +41,7 @@ struct Contribution {
   Json rates = {};  ///< optim::LastRates
 
   std::string pack() const {
-    return json_to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name,
+    return json_to_cbor({metrics, has_state, has_checkpoint, asked_to_stop, writing, has_callbacks, validation, name,
                          times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step, rates});
   }
   static Contribution unpack(const std::string& bytes) {
@@ -168,7 +168,7 @@ Reporter::Combined Reporter::exchange(const Input& input) {
                        "Choose another checkpoint_name");
          return Contribution{.metrics = observe::to_json(input.metrics),
                              .has_state = input.entries != nullptr,
-                             .has_files = input.files.has_value(),
+                             .has_checkpoint = input.checkpoint.has_value(),
                              .asked_to_stop = session_.stopper.is_asked_here(),
                              .writing = session_.outputs.store->is_saving(),
                              .has_callbacks = !session_.outputs.observers.callbacks().empty(),
@@ -189,7 +189,7 @@ Reporter::Combined Reporter::exchange(const Input& input) {
   using std::ranges::any_of;
   session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
   Combined all{.has_state = any_of(of_ranks, &Contribution::has_state),
-               .has_files = any_of(of_ranks, &Contribution::has_files),
+               .has_checkpoint = any_of(of_ranks, &Contribution::has_checkpoint),
                .validates = any_of(of_ranks, &Contribution::validation),
                .is_saving = any_of(of_ranks, &Contribution::writing),
                .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
@@ -200,7 +200,7 @@ Reporter::Combined Reporter::exchange(const Input& input) {
     throw Error(ExitCode::user_error, "reporting", "the workers give the checkpoint different names",
                 "Give the same checkpoint_name on every worker");
   const bool can_validate = session_.outputs.validation != nullptr;
-  if (all.validates && !(can_validate && (all.has_state || all.has_files)))
+  if (all.validates && !(can_validate && (all.has_state || all.has_checkpoint)))
     throw Error(ExitCode::usage, "reporting with a validation",
                 can_validate ? "there is no checkpoint to validate" : "the trainer has no validation function",
                 can_validate ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
@@ -241,7 +241,7 @@ bool Reporter::wait_for_save_before(const Combined& all) {
   auto& outputs = session_.outputs;
   const bool stops = session_.stopper.is_known();
   const bool saves =
-      (all.has_state || all.has_files) && !(all.is_saving && outputs.config.when_busy == WhenBusy::drop && !stops);
+      (all.has_state || all.has_checkpoint) && !(all.is_saving && outputs.config.when_busy == WhenBusy::drop && !stops);
   if (stops)
     outputs.wait_for_save_and_warn();
   else if (saves || !all.is_saving)
@@ -280,7 +280,7 @@ Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   auto& progress = session_.progress;
   if (!input.options.checkpoint_name.empty()) row["checkpoint_name"] = input.options.checkpoint_name;
   const auto saved = session_.saver.save({.entries = input.entries.get(),
-                                          .files = all.has_files ? &input.files : nullptr,
+                                          .given = all.has_checkpoint ? &input.checkpoint : nullptr,
                                           .row = row,
                                           .must_wait = session_.stopper.is_known(),
                                           .leaves_out_state = session_.stopper.last_state() != nullptr});
@@ -400,7 +400,7 @@ void Reporter::report(const Input& input) {
     });
 
   session_.stopper.stop_if_asked_after_report(
-      {.saved = report.saves, .had_state = all.has_state, .had_files = all.has_files});
+      {.saved = report.saves, .had_state = all.has_state, .had_checkpoint = all.has_checkpoint});
   if (all.has_callbacks) session_.callback_end.check();
   session_.stopper.end_report();
 }

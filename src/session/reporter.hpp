@@ -55,7 +55,7 @@ class Reporter {
   struct Input {
     const Metrics& metrics;
     std::shared_ptr<const StateEntries> entries = {};  ///< null without a State
-    std::optional<Checkpoint> files = {};
+    std::optional<Checkpoint> checkpoint = {};         ///< of the user's own
     ReportOptions options = {};
   };
   /// Session::report(). Collective.
@@ -65,7 +65,9 @@ class Reporter {
   /// What all workers have given together. The same on each of them.
   struct Combined {
     std::vector<Json> metrics = {};  ///< of each rank, weighted
-    bool has_state = false, has_files = false, validates = false;
+    bool has_state = false;
+    bool has_checkpoint = false;  ///< a Checkpoint of the user's own
+    bool validates = false;
     bool is_saving = false;  ///< the checkpoint before is still being written
     bool has_callbacks = false;
     std::vector<observe::RankTimes> times = {};   ///< of each rank, since the last report

@@ -79,18 +79,18 @@ state::TrainingPosition Saver::training_position(bool of_report) const {
           .callbacks = require_lossless(outputs_.observers.callbacks().state(), "the callback")};
 }
 
-void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const {
-  if (files) contents.directory = files->path();
+void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const {
+  if (given) contents.directory = given->path();
   // The entries of a checkpoint that from_dict() made become part of this one.
-  for (auto given = checkpoint::merge_entries(workers_.control, files);
-       const auto& [name, value] : given.values.items()) {
+  for (auto merged = checkpoint::merge_entries(workers_.control, given);
+       const auto& [name, value] : merged.values.items()) {
     if (contents.state.values.contains(name)) {
       if (workers_.is_first())
         log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");
       continue;
     }
     contents.state.values[name] = value;
-    contents.state.tensors.merge(state::select_entry(given, name).tensors);
+    contents.state.tensors.merge(state::select_entry(merged, name).tensors);
   }
 }
 
@@ -118,7 +118,7 @@ Checkpoint Saver::save(const Contents& what) {
       contents.replication[own] = state::Replication::averaged;
   });
   if (what.entries != nullptr) gradients_.add_to(contents.state, *what.entries, workers_.control);
-  if (what.files != nullptr) merge_given(contents, *what.files);
+  if (what.given != nullptr) merge_given(contents, *what.given);
   const bool is_of_files_alone = contents.state.tensors.empty() && contents.state.values.empty();
   if (what.leaves_out_state && is_of_files_alone && workers_.is_first() && !std::exchange(has_warned_, true))
     log::warn(

@@ -32,7 +32,7 @@ class Saver {
   /// What a checkpoint is made of, beside the session's own progress.
   struct Contents {
     const StateEntries* entries = nullptr;             ///< null: no State
-    const std::optional<Checkpoint>* files = nullptr;  ///< null: no rank has given a Checkpoint
+    const std::optional<Checkpoint>* given = nullptr;  ///< null: no rank has given a Checkpoint
     Json row = Json::object();                         ///< empty between two reports
     bool must_wait = false;                            ///< the run stops, so nothing is saved in the background
     bool leaves_out_state = false;                     ///< the run has a State, which `entries` would save
@@ -51,7 +51,7 @@ class Saver {
   /// Where training is, as a checkpoint holds it.
   state::TrainingPosition training_position(bool of_report) const;
   /// Adds the entries of the checkpoints that ranks have given. Collective.
-  void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const;
+  void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const;
 
   const run::ResolvedOptions& resolved_;
   const run::RunFolder& run_;

@@ -385,11 +385,11 @@ void Session::report(const Metrics& metrics, const State& state, const ReportOpt
   state_->report({.metrics = metrics, .entries = state.entries_, .options = options});
 }
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
-  state_->report({.metrics = metrics, .files = checkpoint, .options = options});
+  state_->report({.metrics = metrics, .checkpoint = checkpoint, .options = options});
 }
 void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
                      const ReportOptions& options) {
-  state_->report({.metrics = metrics, .entries = state.entries_, .files = checkpoint, .options = options});
+  state_->report({.metrics = metrics, .entries = state.entries_, .checkpoint = checkpoint, .options = options});
 }
 
 }  // namespace muster
