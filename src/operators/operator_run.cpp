@@ -244,7 +244,7 @@ Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, c
   }
   // Workers save the result before their state is saved; ranks that do not train save it afterwards.
   const auto text = run_on_all([&]() -> std::string {
-    session_->state().progress.steps->call = static_cast<std::int64_t>(history_.position());
+    session_->state().progress.steps->epoch.call = static_cast<std::int64_t>(history_.position());
     try {
       auto result = work();
       history_.add({.call = call, .result = result});

@@ -97,7 +97,7 @@ Json with_progress(Json metrics, const TrainingProgress& progress, int world_siz
   const double seconds = std::chrono::duration<double>(TrainingProgress::Clock::now() - progress.last_report).count();
   const auto samples = progress.steps->samples_since_report;
   Json row = std::move(metrics);
-  row.emplace("epoch", progress.steps->epoch);  // unless the user reports one
+  row.emplace("epoch", progress.steps->epoch.number);  // unless the user reports one
   row["training_iteration"] = progress.training_iteration + 1;
   row["global_step"] = progress.steps->global_step;
   row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
@@ -289,7 +289,7 @@ Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
   if (input.entries) {
     session_.gradients.watch(*input.entries);
     // Operators change their own entries, such as the history of calls, after their reports.
-    if (progress.steps->call < 0) session_.saved_values.note(input.entries);
+    if (progress.steps->epoch.call < 0) session_.saved_values.note(input.entries);
     progress.unfinished_pass.dataset = session_.data.pass_positions->name_of_unfinished_pass();
     progress.unfinished_pass.step = progress.steps->global_step;
   }
@@ -308,7 +308,7 @@ void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_vali
 struct Reporter::Before {
   TrainingProgress progress;
   EpochEnd epoch_end;
-  std::int64_t complete_epoch = -1;
+  std::int64_t last_complete = -1;
   bool score_reported = false;
   std::filesystem::path newest = {};                  ///< the newest checkpoint
   std::vector<std::function<void()>> schedules = {};  ///< each sets back an optimizer or a scheduler of the State
@@ -352,7 +352,7 @@ bool Reporter::has_committed(const Before& before) const {
 void Reporter::set_back(const Before& before) noexcept {
   auto& outputs = session_.outputs;
   session_.progress = before.progress;
-  session_.progress.steps->complete_epoch = before.complete_epoch;
+  session_.progress.steps->epoch.last_complete = before.last_complete;
   session_.epoch_end.set_back(before.epoch_end);
   outputs.score_reported = before.score_reported;
   for (const auto& set_back_schedule : before.schedules) set_back_schedule();
@@ -364,7 +364,7 @@ void Reporter::report(const Input& input) {
   session_.outputs.observers.callbacks().begin_report();
   Before before{.progress = session_.progress,
                 .epoch_end = session_.epoch_end,
-                .complete_epoch = session_.progress.steps->complete_epoch,
+                .last_complete = session_.progress.steps->epoch.last_complete,
                 .score_reported = session_.outputs.score_reported};
   if (session_.outputs.newest) before.newest = session_.outputs.newest->path();
   if (const auto entries = input.entries ? input.entries : session_.stopper.last_state())

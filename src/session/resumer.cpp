@@ -282,10 +282,10 @@ bool Resumer::is_between_passes(const state::TrainingPosition& position) {
       return 0;  // the run knows of no such epoch
     }
   });
-  auto& steps = *progress_.steps;
-  steps.passes_before_more = std::max(position.passes_before_more, known);
+  auto& epoch = progress_.steps->epoch;
+  epoch.passes_before_more = std::max(position.passes_before_more, known);
   const bool between = position.passes_before_more < finished && finished <= known;
-  if (position.epoch_complete && !between) steps.resumed_after = finished;
+  if (position.epoch_complete && !between) epoch.resumed_after = finished;
   return between;
 }
 
@@ -307,7 +307,9 @@ bool Resumer::restore(const StateEntries& entries) {
   progress_.steps->global_step = position.global_step;
   progress_.steps->samples_since_report = position.samples_since_report;
   epoch_end_.restore(position.several_reports);
-  progress_.steps->resumed_without_epochs = !position.epoch_counted;
+  using step::EpochCount;
+  if (auto& epoch = progress_.steps->epoch; !epoch.is_counted())
+    epoch.count = position.epoch_counted ? EpochCount::none : EpochCount::none_in_state;
   const bool between = is_between_passes(position), complete = position.epoch_complete && !between;
   data_.pass_positions->resume_epoch(position.epoch + (complete ? 1 : 0));
   for (const auto& [name, in_data] : position.positions) data_.pass_positions->restore(name, in_data, complete);
@@ -321,13 +323,13 @@ void Resumer::warn_of_unrestored_state(bool reports_state) {
   has_warned_ = true;
   if (!workers_.is_first()) return;
   const auto name = checkpoint_->path().filename().string();
-  const auto& steps = *progress_.steps;
+  const bool sets_epoch = progress_.steps->epoch.count == step::EpochCount::own;
   if (!was_given_to_user_)
     log::warn("the run goes on from " + name +
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   else if (progress_.training_iteration > 0)
     log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
-              std::to_string(progress_.training_iteration) + ", but " + (steps.epoch_set ? "" : "epoch, ") +
+              std::to_string(progress_.training_iteration) + ", but " + (sets_epoch ? "" : "epoch, ") +
               "global_step, the position in the data and the random state begin again; state.restore() restores all of "
               "them");
 }

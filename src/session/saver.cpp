@@ -63,11 +63,11 @@ state::TrainingPosition Saver::training_position(bool of_report) const {
   const auto& preprocessor = data_.preprocessor;
   return {.is_from_run = true,
           .training_iteration = progress_.training_iteration,
-          .epoch = steps.epoch,
+          .epoch = steps.epoch.number,
           .epoch_complete = epoch_end_.is_complete(),
-          .epoch_counted = steps.counts_epochs,
+          .epoch_counted = steps.epoch.is_counted(),
           .several_reports = epoch_end_.has_several_reports(),
-          .passes_before_more = steps.passes_before_more,
+          .passes_before_more = steps.epoch.passes_before_more,
           .global_step = steps.global_step,
           .samples_since_report = of_report ? 0 : steps.samples_since_report,  // a report has already counted them
           .time_total_s = progress_.total_seconds(),
@@ -108,7 +108,7 @@ Checkpoint Saver::save(const Contents& what) {
   comm::run_on_all(workers_.control, [&] {
     if (workers_.is_first()) run_.require_not_replaced();
     const auto position = training_position(!what.row.empty());
-    if (position.epoch_complete) progress_.steps->complete_epoch = position.epoch;
+    if (position.epoch_complete) progress_.steps->epoch.last_complete = position.epoch;
     contents.progress = to_json(position);
     if (what.entries == nullptr) return;
     require_own_weights(*what.entries);

@@ -45,10 +45,10 @@ bool State::restore() {
 
 Epochs::iterator Epochs::begin() const {
   session_->throw_if_ended();
-  const auto& steps = *session_->progress.steps;
-  const bool again = steps.epoch == steps.last_loop_end;
-  const bool first = steps.resumed_without_epochs && !steps.counts_epochs;
-  const auto epoch = first ? 0 : steps.epoch + (again ? 1 : 0);
+  using namespace detail::step;
+  auto& current = session_->progress.steps->epoch;
+  const bool again = current.number == current.last_loop_end;
+  const auto epoch = current.count == EpochCount::none_in_state ? 0 : current.number + (again ? 1 : 0);
   session_->progress.epoch_count = count_;
   if (again && epoch >= count_ && session_->workers.is_first())
     detail::log::warn("session.epochs(" + std::to_string(count_) +
@@ -59,8 +59,8 @@ Epochs::iterator Epochs::begin() const {
     session_->saved_values.forget();  // a resumed run makes what changes before the loop again
     session_->data.pass_positions->enter_loop();
     session_->begin_epoch(epoch);
-  } else {
-    session_->progress.steps->after_loop = true;
+  } else if (current.loop == EpochLoop::none) {
+    current.loop = EpochLoop::none_left;
   }
   return {session_, epoch};
 }
@@ -92,9 +92,8 @@ Epochs::iterator& Epochs::iterator::operator++() {
   session_->data.pass_positions->end_epoch();
   session_->outputs.observers.tell(&detail::observe::Observer::epoch, epoch_);
   if (epoch_ + 1 >= session_->progress.epoch_count) {
-    session_->progress.steps->last_loop_end = epoch_++;
-    session_->progress.steps->after_loop = true;
-    session_->data.pass_positions->leave_loop();
+    session_->progress.steps->epoch.last_loop_end = epoch_++;
+    session_->progress.steps->epoch.loop = detail::step::EpochLoop::after;
     return *this;
   }
   ++epoch_;

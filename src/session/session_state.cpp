@@ -45,14 +45,14 @@ class SessionStepListener final : public step::StepListener {
     pass.batches > 1 ? session_.saved_values.compare(session_.workers.is_first()) : session_.saved_values.forget();
     const auto& steps = *session_.progress.steps;
     const bool is_counted = pass.batch->completes_step();
-    comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
+    comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch.number);
     if (!is_counted) return;
     if (session_.late_ranks) session_.late_ranks->begin_step(steps.global_step);
     if (session_.profiler) session_.profiler->begin_step(steps.global_step);
     const auto samples_left = pass.plan.samples - pass.position;
     last_of_pass_ = pass.plan.samples > 0 && samples_left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
     session_.outputs.observers.tell(&observe::Observer::batch,
-                                    observe::EpochPosition{.epoch = session_.progress.steps->epoch,
+                                    observe::EpochPosition{.epoch = session_.progress.steps->epoch.number,
                                                            .epochs = session_.progress.epoch_count,
                                                            .consumed = pass.position,
                                                            .samples = pass.plan.samples,
@@ -84,7 +84,7 @@ class SessionStepListener final : public step::StepListener {
  private:
   /// Notes it in the run's folder: the newest checkpoint may be of before it was known.
   void keep_passes_before_more() {
-    const auto passes = session_.progress.steps->passes_before_more;
+    const auto passes = session_.progress.steps->epoch.passes_before_more;
     if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;
     try {
       write_file(session_.run.path() / run_names::passes, json_text({{"passes_before_more", passes}}));
@@ -247,7 +247,7 @@ void SessionState::end_training() {
   outputs.wait_for_save();
   if (bad_numbers) bad_numbers->warn_of_skipped_steps();
   stopper.end_training();
-  if (callback_end.has_ended() || progress.steps->counts_epochs || progress.epoch_count > 0) return;
+  if (callback_end.has_ended() || progress.steps->epoch.is_counted() || progress.epoch_count > 0) return;
   if (const auto name = data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/false); !name.empty())
     throw Error(
         ExitCode::user_error, "resuming the pass over \"" + name + "\"",

@@ -19,7 +19,7 @@ struct TrainingPosition {
   bool epoch_complete = true;
   bool epoch_counted = true;     ///< session.epochs() or the training function has begun to count epochs
   bool several_reports = false;  ///< a State was reported several times in one epoch, over data unknown to muster
-  std::int64_t passes_before_more = 0;  ///< see step::Steps
+  std::int64_t passes_before_more = 0;  ///< see step::CurrentEpoch
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports
   double time_total_s = 0;

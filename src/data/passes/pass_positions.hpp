@@ -209,8 +209,6 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   std::shared_ptr<PassPosition> find_loader(const std::string& name) const;
   /// The training function enters the loop over the epochs.
   void enter_loop();
-  /// The training function leaves the loop over the epochs.
-  void leave_loop() noexcept { steps->in_loop = false; }
   /// The training function is at the beginning of `epoch`.
   void begin_epoch(std::int64_t epoch);
   /// A resumed run is in `epoch`.
