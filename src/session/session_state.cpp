@@ -62,7 +62,8 @@ class SessionStepListener final : public step::StepListener {
     session_.saved_values.compare(session_.workers.is_first());
     keep_passes_before_more();
   }
-  void between_batches() override {
+  /// Call at a boundary between two batches.
+  void stop_if_asked() {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
     const watch::ScopedCallName ask("asking whether to stop");
     // Where the workers do not meet, one of them may miss the boundary: it has looked at a batch of another pass.
@@ -169,8 +170,11 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
            .full_worker_count = resolved_.options.scaling_config.virtual_workers ? 0 : resolved_.full_worker_count,
            .seed = run::seed_of(resolved_.flags, run_.params())},
           std::nullopt) {
-  step_listener = std::make_shared<SessionStepListener>(*this);
-  progress.steps->listener = step_listener;
+  const auto listener = std::make_shared<SessionStepListener>(*this);
+  progress.steps->listener = step_listener = listener;
+  data.pass_positions->stop_if_asked = [weak = std::weak_ptr(listener)] {  // a data loader may outlive the session
+    if (const auto live = weak.lock()) live->stop_if_asked();
+  };
   const auto& failure_config = resolved.options.run_config.failure_config;
   if (failure_config.bad_numbers != BadNumbers::ignore)
     bad_numbers = std::make_shared<BadNumbersWatch>(failure_config, control, progress.steps, bad_steps, attempt_end);

@@ -76,12 +76,6 @@ void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::i
   if (const auto live = listener.lock()) live->batch_begun(*pass);
 }
 
-void Steps::end_batch() {
-  if (passes_.size() > 1 || std::ranges::any_of(replaced_, &OpenPass::is_replaced) || !is_step_complete()) return;
-  if (std::ranges::any_of(passes_, &OpenPass::is_of_earlier_epoch)) return;
-  if (const auto live = listener.lock()) live->between_batches();
-}
-
 void Steps::end_pass(std::int64_t number) {
   const auto is_it = [&](const OpenPass& pass) { return pass.number == number; };
   if (const auto live = listener.lock())
@@ -124,6 +118,11 @@ const OpenPass* Steps::find_unsaved_pass() const {
 
 bool Steps::is_step_complete() const noexcept {
   return std::ranges::all_of(passes_, [](const auto& pass) { return !pass.batch || pass.batch->completes_step(); });
+}
+
+bool Steps::is_boundary() const noexcept {
+  return passes_.size() <= 1 && std::ranges::none_of(replaced_, &OpenPass::is_replaced) && is_step_complete() &&
+         std::ranges::none_of(passes_, &OpenPass::is_of_earlier_epoch);
 }
 
 std::int64_t Steps::enter_scope(BatchWeightPtr batch) {

@@ -97,8 +97,6 @@ class StepListener {
   virtual void batch_begun(const OpenPass& pass) = 0;
   /// An epoch begins, of session.epochs() or of a loop that sets it.
   virtual void epoch_begun() {}
-  /// A batch is finished and the next one is requested. No step is half done, and no other pass is open. May throw.
-  virtual void between_batches() = 0;
   /// `pass` ends, wholly or early.
   virtual void pass_ended(const OpenPass& pass) = 0;
 };
@@ -134,8 +132,6 @@ class Steps {
   void begin_whole_pass(OpenPass pass) { whole_.push_back(std::move(pass)); }
   /// Notes that the pass has handed out `batch`. `samples`: samples of the batch's step, over all ranks.
   void begin_batch(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);
-  /// Notes that a batch is finished and the next one is requested.
-  void end_batch();
   void end_pass(std::int64_t pass);
 
   /// Notes that another epoch begins while the pass is open; does nothing if it is not open.
@@ -152,6 +148,8 @@ class Steps {
   const OpenPass* find_unsaved_pass() const;
   /// True if no step is half done.
   bool is_step_complete() const noexcept;
+  /// True if the workers can stop between two batches now: no step is half done, and no other pass is open.
+  bool is_boundary() const noexcept;
 
   /// Makes gradients belong to `batch` until leave_scope(); null if all ranks weigh the same. Returns the scope.
   std::int64_t enter_scope(BatchWeightPtr batch);

@@ -340,9 +340,11 @@ void PassPosition::begin_batch(const Pass& pass, const step::BatchWeightPtr& bat
   steps_->begin_batch(pass.number, batch, samples);
 }
 
-void PassPosition::end_batch(const Pass& pass) {
+void PassPosition::stop_if_asked(const Pass& pass) const {
   const auto& last = passes(pass.in_loop).last;
-  if (pass.training && options_.resumable && last.under_way && pass.number == last.number) steps_->end_batch();
+  const bool has_position = pass.training && options_.resumable && last.under_way && pass.number == last.number;
+  if (!has_position || !steps_->is_boundary()) return;
+  if (const auto all = owner_.lock(); all && all->stop_if_asked) all->stop_if_asked();
 }
 
 void PassPosition::end_pass(const Pass& pass) {
