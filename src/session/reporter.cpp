@@ -7,7 +7,7 @@
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
 #include "observe/rank_times.hpp"
-#include "session/validation_requests.hpp"
+#include "session/validation.hpp"
 #include "state/stateful.hpp"
 #include "watch/host_load.hpp"
 #include "watch/time_use.hpp"
@@ -334,7 +334,7 @@ void Reporter::make(const Input& input, Before& before, Made& report) {
   session_.resumer.take_up();
   session_.epoch_end.note_report(input.entries != nullptr);
   outputs.check_score(row, report.saves && !all.validates, session_.epoch_end.is_complete());
-  if (is_validated && all.has_callbacks && !outputs.validation->run_beside_training()) require_own_metrics(row);
+  if (is_validated && all.has_callbacks && !outputs.validation->runs_beside_training()) require_own_metrics(row);
   ++session_.progress.training_iteration;
   if (all.has_callbacks)
     comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row); });

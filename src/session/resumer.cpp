@@ -13,7 +13,7 @@
 #include "comm/on_ranks.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
-#include "session/validation_requests.hpp"
+#include "session/validation.hpp"
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
 #include "storage/tier.hpp"

@@ -45,7 +45,7 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
              const Communicator& control, at::Device device, const TrainLoop& train_loop, session::BadSteps& bad_steps,
              session::Validation& validation, AttemptEnd& end) {
   session::OpenSession session(resolved, run, workers, control, device, bad_steps);
-  if (validation.is_configured()) session.state().outputs.validation = &validation.requests();
+  if (validation.is_configured()) session.state().outputs.validation = &validation;
   try {
     session.open();
     try {
