@@ -9,7 +9,6 @@
 #include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
 #include "watch/record.hpp"
-#include "watch/trace.hpp"
 
 #include <cstdint>
 #include <exception>
@@ -141,23 +140,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
       resumer(resolved, run, workers, progress, data, outputs, models, epoch_end),
       saver(resolved, run, workers, progress, data, outputs, epoch_end, resumer, gradients),
       stopper(resolved.launch, run, workers, progress, models, gradients, outputs, saver, *attempt_end),
-      callback_end(workers, progress, outputs, *attempt_end),
-      reporter({.run = run,
-                .workers = workers,
-                .progress = progress,
-                .data = data,
-                .models = models,
-                .gradients = gradients,
-                .saved_values = saved_values,
-                .outputs = outputs,
-                .same_passes = same_passes,
-                .epoch_end = epoch_end,
-                .resumer = resumer,
-                .saver = saver,
-                .stopper = stopper,
-                .callback_end = callback_end,
-                .late_ranks = late_ranks,
-                .bad_numbers = bad_numbers}) {}
+      callback_end(workers, progress, outputs, *attempt_end) {}
 
 SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::RunFolder& run_, const Communicator& own,
                            const Communicator& control, at::Device device, BadSteps& bad_steps)
@@ -215,14 +198,6 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   stopper.note_restored_state(entries);
   gradients.watch(*entries);
   return restored;
-}
-
-void SessionState::report(const Reporter::Input& input) {
-  const watch::ScopedCallName report("report");
-  const watch::TraceSpan span("report");
-  require_training("reporting");
-  if (profiler) profiler->write_if_over();
-  reporter.report(input);
 }
 
 void SessionState::begin_epoch(std::int64_t epoch) {
