@@ -6,7 +6,6 @@
 #include "muster/error.hpp"
 #include "state/stateful.hpp"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
