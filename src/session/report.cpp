@@ -65,7 +65,7 @@ std::vector<Json> without_weights(std::vector<Json> of_ranks) {
 }
 
 /// Throws an Error if two ranks have stepped with other learning rates, so that their weights drift apart. A rank that
-/// has left its loop early has taken fewer steps, and fewer of its schedule.
+/// has left its loop early has taken fewer steps, and fewer of its schedule. NaN on all ranks is no difference.
 void require_same_rates(const std::vector<Contribution>& of_ranks) {
   const auto& first = of_ranks.front().rates;
   for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
@@ -73,10 +73,12 @@ void require_same_rates(const std::vector<Contribution>& of_ranks) {
       const auto &mine = first[optimizer], &theirs = of_ranks[rank].rates[optimizer];
       if (mine.empty() || theirs.empty() || mine[0] != theirs[0]) continue;
       for (std::size_t i = 1; i < std::min(mine.size(), theirs.size()); ++i)
-        if (mine[i] != theirs[i])
+        if (const auto of_first = state::value_to_json(mine[i].get<double>()),
+            of_rank = state::value_to_json(theirs[i].get<double>());
+            of_first != of_rank)
           throw Error(ExitCode::user_error, "comparing the learning rates on all ranks",
                       "that of parameter group " + std::to_string(i - 1) + " of optimizer " +
-                          std::to_string(optimizer) + " is " + mine[i].dump() + " on rank 0 and " + theirs[i].dump() +
+                          std::to_string(optimizer) + " is " + of_first.dump() + " on rank 0 and " + of_rank.dump() +
                           " on rank " + std::to_string(rank),
                       "Give schedulers the same value on every rank, as in session.mean(loss)");
     }
@@ -221,6 +223,8 @@ class Report {
   void set_back() noexcept;
   /// Gives the observers the row, and the validation its request.
   void announce();
+  /// Tells of validations that have ended, which callbacks may answer with an exception.
+  void poll_validations();
 
   SessionState& session_;
   const ReportInput& input_;
@@ -299,8 +303,8 @@ void Report::require_own_metrics() const {
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
     if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row_); !metric.empty())
       throw Error(ExitCode::usage, "deciding by \"" + metric + "\" when training ends",
-                  "the report leaves it to the validation, and no rank is free to validate while the others train",
-                  "Leave ranks free, as with --workers, or report it");
+                  "this report does not have it, and as all ranks train, its validation ends only after training",
+                  "Leave ranks free, as with --workers, or report it with every checkpoint that is to be validated");
   });
 }
 
@@ -368,8 +372,13 @@ void Report::announce() {
   auto& outputs = session_.outputs;
   outputs.observers.tell(&observe::Observer::report, row_, session_.progress.epoch_count);
   if (outputs.validation == nullptr || !session_.workers.is_first()) return;
-  outputs.validation->poll_results(outputs.row_updater());
   if (all_.validates && saved_) outputs.validation->request(*saved_, session_.progress.training_iteration);
+}
+
+void Report::poll_validations() {
+  auto& outputs = session_.outputs;
+  if (outputs.validation != nullptr && session_.workers.is_first())
+    outputs.validation->poll_results(outputs.row_updater());
 }
 
 void Report::try_to_make() {
@@ -438,8 +447,11 @@ void Report::make() {
   session_.progress.end_report();
   if (all_.has_callbacks)
     comm::run_on_all(session_.workers.control, [&] {
+      poll_validations();
       session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all_.metrics), saved_);
     });
+  else
+    poll_validations();
 
   session_.stopper.stop_if_asked_after_report(
       {.saved = saves_, .had_state = all_.has_state, .had_checkpoint = all_.has_checkpoint});

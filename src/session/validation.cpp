@@ -3,6 +3,8 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/option_json.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/retention.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "comm/mpi_threads.hpp"
@@ -14,9 +16,12 @@
 #include "observe/tensorboard.hpp"
 #include "storage/tier.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 namespace muster {
@@ -98,7 +103,27 @@ void Validation::accept(const ValidationResult& result, const UpdateRow& update_
   if (!result.warning.empty()) log::warn(result.warning);
   if (result.fields.is_null()) return;
   results_.emplace(result.of.index, result);
+  warn_of_missing_score(result);
   settle_row(result.of.training_iteration, result.fields, update_row);
+}
+
+void Validation::warn_of_missing_score(const ValidationResult& result) {
+  const auto& attribute = validator_.resolved().options.run_config.checkpoint_config.checkpoint_score_attribute;
+  if (attribute.empty() || has_warned_of_score_ ||
+      checkpoint::status_from(result.fields) != CheckpointStatus::validated)
+    return;
+  const auto path = validator_.path_of(result.of.index);
+  try {
+    const auto metrics = checkpoint::with_validation(path, checkpoint::read_manifest(path).metrics);
+    const auto score = metrics.find(attribute);
+    if (score != metrics.end() && (score->is_number() || score->is_null())) return;  // NaN is null
+  } catch (const Error&) {
+    return;  // a damaged checkpoint is handled by the next resume
+  }
+  has_warned_of_score_ = true;
+  log::warn("keeping the best checkpoints by \"" + attribute + "\": neither the report nor the validation of " +
+            path.filename().string() +
+            " has it as a number. Such checkpoints are all kept while none has it, and then count as the worst");
 }
 
 void Validation::training_has_ended() {
@@ -126,7 +151,8 @@ void Validation::handle(const Json& message) {
     else if (!current_ || current_->index != index)
       queue_[index] = {index, iteration};
   } else if (message.contains("begin")) {
-    validator_.begin(context_, message.at("begin"));
+    // Without this rank the others end by the time-out.
+    if (!validator_.is_stuck()) validator_.begin(context_, message.at("begin"));
   } else if (message.contains("leave")) {
     validator_.leave();
     validator_.set_stuck(validator_.is_stuck() || message.at("leave").get<bool>());
@@ -258,8 +284,10 @@ void Validation::validate_on(const Communicator& group, const std::shared_ptr<co
   // The first rank decides. Another rank may have waited too long for it, and is out of step.
   const bool given_up = first && decision != Decision::finished;
   validator_.set_stuck(group.all_reduce(std::int64_t{given_up || validator_.is_out_of_step()}, ReduceOp::max) != 0);
+  is_out_of_time_ = decision == Decision::out_of_time;
   if (first) accept(validator_.write_result(of, decision), update_row);
   validator_.leave();
+  validator_.set_stuck(group.all_reduce(std::int64_t{validator_.is_stuck()}, ReduceOp::max) != 0);
 }
 
 std::optional<Error> Validation::finish(const std::optional<Error>& error, bool has_trained) {
@@ -271,13 +299,18 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   UpdateRow update_row;  // on rank 0
   const auto left = begin_finish(stopped, error, prunes, update_row);
   if (!left.empty()) validate_together(left, stopped, prunes || !error, update_row);
-  const auto [still_left, is_stuck] = comm::run_on_root(world, [&] {
-    const bool all_began = validator_.may_begin(stopped) && !validator_.is_stuck();
-    const auto count = all_began ? 0 : pending([](std::int64_t, const Json&) {}).size();
-    return std::pair(count, validator_.is_stuck());
+  const auto [still_left, all_began, is_stuck] = comm::run_on_root(world, [&] {
+    const bool may_go_on = validator_.may_begin(stopped) && !validator_.is_stuck();
+    const auto is_lost = [&](const Json& of) { return !results_.contains(of[0].get<int>()); };
+    const auto count = may_go_on ? static_cast<std::size_t>(std::count_if(left.begin(), left.end(), is_lost))
+                                 : pending([](std::int64_t, const Json&) {}).size();
+    return std::tuple(count, may_go_on, validator_.is_stuck() && !is_out_of_time_);
   });
   if (still_left == 0) return {};
   const auto& remedy = validator_.run().how_to_go_on();
+  if (all_began)
+    return Error(ExitCode::retry, "validating", "the results of some validations could not be written",
+                 "Mend the cause, which the warnings above name. " + remedy);
   const auto& launch = validator_.resolved().launch;
   const auto left_time = launch.time_left();
   const bool is_asked = launch.stop_requested() && !(left_time && left_time->count() <= 0);

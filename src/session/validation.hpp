@@ -57,7 +57,8 @@ class Validation {
   /// and updates the rows. Then prunes checkpoints if training was done or stopped, or, if `has_trained` is false, if
   /// it has validated some. Returns an Error if checkpoints are left that were not validated because of a stop, the end
   /// of the time, or a validation that did not end: ExitCode::stopped, but ExitCode::retry if the time of a start that
-  /// has not trained was too short for any, since another start would not come further. Collective over the world.
+  /// has not trained was too short for any, since another start would not come further. It is ExitCode::retry, too, if
+  /// only results are missing that could not be written. Collective over the world.
   std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
@@ -73,6 +74,8 @@ class Validation {
 
   /// Updates the row of a result that is new.
   void accept(const ValidationResult& result, const UpdateRow& update_row);
+  /// Warns once if neither a report nor its validation has the score by which the best checkpoints are kept.
+  void warn_of_missing_score(const ValidationResult& result);
   /// Updates the row, which then waits no more.
   void settle_row(std::int64_t training_iteration, const Json& fields, const UpdateRow& update_row);
 
@@ -98,6 +101,8 @@ class Validation {
   /// Of the checkpoints by index: what the leader has found in all attempts; on the first worker, what it has accepted.
   std::map<int, ValidationResult> results_ = {};
   // On the first worker.
+  bool is_out_of_time_ = false;  ///< the last validation was ended by a stop
+  bool has_warned_of_score_ = false;
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result
   // On the ranks that do not train, and have a mailbox.

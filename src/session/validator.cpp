@@ -178,28 +178,30 @@ void Validator::begin(const std::shared_ptr<const ValidationContext>& context, i
 void Validator::leave() noexcept {
   if (!is_running()) return;
   // If the validation is over on another rank, only its last message is still missing here.
-  if (outcome_.wait_for(moment) != std::future_status::ready) give_up();
+  const bool is_given_up = outcome_.wait_for(moment) != std::future_status::ready && give_up();
   if (thread_.joinable()) thread_.join();
+  if (is_given_up || !outcome_.get().is_in_step) is_stuck_ = true;
   outcome_ = {};
   context_.reset();
 }
 
-void Validator::give_up() noexcept {
+bool Validator::give_up() noexcept {
   try {
     comm::raise_alarm(context_->ranks, {.kind = comm::Outcome::Kind::failed,
                                         .code = ExitCode::retry,
                                         .text = "the validation was given up",
                                         .stalled = true});
     // It may be over on all other ranks, and wait for their last message: then it is in step.
-    if (outcome_.wait_for(moment) == std::future_status::ready) return;
+    if (outcome_.wait_for(moment) == std::future_status::ready) return false;
     comm::give_up_work(context_->ranks);
-    if (outcome_.wait_for(2 * moment) == std::future_status::ready) return;
+    if (outcome_.wait_for(2 * moment) == std::future_status::ready) return true;
   } catch (...) {
     log::warn("giving up a validation: " + comm::current_outcome().text);
   }
   comm::leave_thread_behind(context_->ranks);
   leave_without_destructors();
   thread_.detach();
+  return true;
 }
 
 void Validator::keep_others_waiting() const {

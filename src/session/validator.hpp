@@ -86,7 +86,7 @@ class Validator {
   std::shared_ptr<const ValidationContext> make_context(const Communicator& ranks) const;
   /// Begins; an earlier validation that still runs is given up. Collective over `context->ranks`.
   void begin(const std::shared_ptr<const ValidationContext>& context, int index);
-  /// Gives the validation up, unless it is over.
+  /// Gives the validation up, unless it is over. Where the others are done and this rank is not, it is stuck.
   void leave() noexcept;
   bool is_running() const noexcept { return outcome_.valid(); }
   bool is_over() const { return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
@@ -114,7 +114,8 @@ class Validator {
   /// The time since the validation has begun, without gaps in which this process did not run. Call it often while the
   /// validation runs.
   Clock::duration elapsed() const { return ran_ + time_.until(); }
-  void give_up() noexcept;
+  /// True if the work in the context was given up, and not only waited for.
+  bool give_up() noexcept;
 
   std::shared_ptr<const run::ResolvedOptions> resolved_;
   std::shared_ptr<const run::RunFolder> run_;
