@@ -61,7 +61,7 @@ struct ScalingConfig {
   /// after backward(), so that zero_grad() and the optimizer's step() find none, and EMA::update() and
   /// GradScaler::update() change nothing. Gradients that an earlier step left in .grad return at the end of the step,
   /// added to its average; if the step is left early, the next backward() is an Error. A schedule does not know about
-  /// micro-batches: step it, and do whatever else belongs to a whole step, only if session.step_complete().
+  /// micro-batches: step it, and do whatever else belongs to a whole step, only if session.is_step_complete().
   std::optional<int> virtual_workers = {};
 };
 MUSTER_API void to_json(Json& json, const ScalingConfig& options);

@@ -114,8 +114,8 @@ class MUSTER_API GradScaler {
   struct Progress {
     bool unscaled = false;
     bool stepped = false;
-    bool found_inf = false;     // on any rank
-    bool is_amid_step = false;  // true before the step's last batch
+    bool found_inf = false;        // on any rank
+    bool is_step_complete = true;  // false before the step's last batch
   };
   /// `fetch`: true if gradients that were left to a fused optimizer must be averaged first.
   void unscale(torch::optim::Optimizer& optimizer, bool fetch);

@@ -10,7 +10,7 @@
 //     scheduler.step();                                             // after each step of the optimizer
 //
 // With virtual workers a step has several batches: step the scheduler, and torch's schedulers too, after the last one:
-// `if (session.step_complete()) scheduler.step();`.
+// `if (session.is_step_complete()) scheduler.step();`.
 //
 // Make a scheduler before the state is restored: it scales the learning rates that it finds in the optimizer's groups,
 // and sets those of step 0 at once. Each value depends only on the number of steps, so a resumed run continues exactly

@@ -210,7 +210,7 @@ class MUSTER_API Session {
   /// datasets and data loaders (see BatchOptions::training).
   std::int64_t global_step() const noexcept;
   /// True if the current batch is the last one of its step; always true without ScalingConfig::virtual_workers.
-  bool step_complete() const noexcept;
+  bool is_step_complete() const noexcept;
 
   /// This rank's GPU with use_gpu (ScalingConfig), otherwise cpu.
   at::Device get_device() const;

@@ -7,7 +7,7 @@
 #include "checkpoint/files/validation_file.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "muster/checkpoint.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "storage/tier.hpp"
 
 #include <algorithm>
@@ -23,10 +23,10 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
   CheckpointInfo info{.path = path};
   try {
     const auto manifest = read_manifest(path);
-    const auto trainer = detail::state::trainer_state_from_json(manifest.progress);
+    const auto position = detail::state::training_position_from_json(manifest.progress);
     info.index = manifest.index;
-    info.training_iteration = trainer.training_iteration;
-    info.epoch = trainer.epoch;
+    info.training_iteration = position.training_iteration;
+    info.epoch = position.epoch;
     info.world_size = manifest.world_size;
     for (const auto& file : manifest.files) info.bytes += file.bytes;
     info.time = manifest.time;
@@ -169,7 +169,7 @@ std::optional<fs::path> detail::checkpoint::newest_intact(const fs::path& run) {
 }
 
 Json detail::checkpoint::preprocessor_state(const fs::path& checkpoint) {
-  return detail::state::trainer_state_from_json(read_manifest(checkpoint).progress).preprocessor;
+  return detail::state::training_position_from_json(read_manifest(checkpoint).progress).preprocessor;
 }
 
 }  // namespace muster

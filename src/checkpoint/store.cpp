@@ -386,7 +386,7 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
     restored.state = {.tensors = state ? state->tensors(manifest) : read_tensors(path, manifest),
                       .values = manifest.values};
     restored.progress = manifest.progress;
-    restored.trainer = state::trainer_state_from_json(manifest.progress);
+    restored.position = state::training_position_from_json(manifest.progress);
     restored.metrics = manifest.metrics;
     restored.per_rank = manifest.per_rank;
     restored.world_size = manifest.world_size;

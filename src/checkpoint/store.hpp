@@ -12,7 +12,7 @@
 #include "muster/config.hpp"
 #include "muster/state.hpp"
 #include "state/replication.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "storage/tier.hpp"
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct RestoredCheckpoint {
   std::optional<std::string> random_state;  ///< this rank's; none if the world size differs
   std::string random_states;                ///< those of all ranks that saved, concatenated in the order of ranks
   Json progress;
-  state::TrainerState trainer;  ///< `progress`, parsed and checked
+  state::TrainingPosition position;  ///< `progress`, parsed and checked
   Json metrics;
   std::map<std::string, bool> per_rank = {};  ///< as in the manifest
   int world_size = 1;                         ///< number of ranks that saved

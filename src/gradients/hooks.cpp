@@ -113,9 +113,9 @@ void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<co
     if (const auto reducer = reducer_of(parameter)) reducer->note_step(our_hook_of(parameter)->index(), optimizer);
 }
 
-bool is_amid_step(const at::Tensor& parameter) {
+bool is_step_complete(const at::Tensor& parameter) {
   const auto reducer = reducer_of(parameter);
-  return reducer && reducer->is_amid_step();
+  return !reducer || reducer->is_step_complete();
 }
 
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {

@@ -26,8 +26,8 @@ ExistingHook hook_state(const at::Tensor& parameter);
 /// Returns the hook that is called when a gradient has been added to the parameter's .grad; null if there is none.
 const void* hook_of(const at::Tensor& parameter);
 
-/// True if the parameter is prepared and a step of its model is half done (Reducer::is_amid_step).
-bool is_amid_step(const at::Tensor& parameter);
+/// True if no step of the parameter's model is half done (Reducer::is_step_complete), or it is not prepared.
+bool is_step_complete(const at::Tensor& parameter);
 
 /// Makes the parameters' .grad hold the averages (Reducer::fetch_averages). For all readers of gradients except the
 /// fused optimizer that they were left to. Collective if an optimizer is fused with one of the parameters' models.

@@ -122,7 +122,7 @@ void TrainBatches::begin_call(std::optional<std::int64_t> limit) {
 
 void TrainBatches::end_call() {
   session_.progress.pass_end_is_boundary = true;
-  session_.data.pass_positions->leave_loop();
+  session_.progress.steps->epoch.loop = step::EpochLoop::between;
   in_call_ = false;
   taken_ = 0;
 }

@@ -18,7 +18,7 @@
 #include "session/random.hpp"
 #include "state/collect.hpp"
 #include "state/copy.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "trainer/fit.hpp"
 #include "watch/record.hpp"
 
@@ -80,7 +80,7 @@ void require_replaceable(const fs::path& path) {
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
-    if (state::trainer_state_from_json(checkpoint::read_manifest(path).progress).is_from_run)
+    if (state::training_position_from_json(checkpoint::read_manifest(path).progress).is_from_run)
       fact = "the checkpoint there is a run's";
   }
   if (!fact.empty())
@@ -252,7 +252,7 @@ Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, c
   }
   // Workers save the result before their state is saved; ranks that do not train save it afterwards.
   const auto text = run_on_all([&]() -> std::string {
-    session_->state().progress.steps->call = static_cast<std::int64_t>(history_.position());
+    session_->state().progress.steps->epoch.call = static_cast<std::int64_t>(history_.position());
     try {
       auto result = work();
       history_.add({.call = call, .result = result});

@@ -68,7 +68,7 @@ void WeightAverages::copy_first() {
 
 void WeightAverages::update() {
   require_not_applied("updating an average of weights");
-  if (step::is_amid_step() || std::ranges::any_of(parameters_, gradients::is_amid_step)) return;
+  if (!step::is_step_complete() || !std::ranges::all_of(parameters_, gradients::is_step_complete)) return;
   const at::NoGradGuard no_grad;
   if (updates_ == 0) {
     copy_first();

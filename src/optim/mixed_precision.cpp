@@ -165,8 +165,8 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer, bool fetch) {
   progress.found_inf = communicator_.all_reduce(std::int64_t{unscale_here(optimizer)}, ReduceOp::max) != 0;
   progress.unscaled = true;
   for (const auto& group : optimizer.param_groups())
-    progress.is_amid_step =
-        progress.is_amid_step || std::ranges::any_of(group.params(), detail::gradients::is_amid_step);
+    progress.is_step_complete =
+        progress.is_step_complete && std::ranges::all_of(group.params(), detail::gradients::is_step_complete);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -191,7 +191,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   const auto any = [&](bool Progress::*what) {
     return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
   };
-  if (any(&Progress::is_amid_step)) {
+  if (std::ranges::any_of(progress_, [](const auto& of) { return !of.second.is_step_complete; })) {
     // Keep the scale: gradients with this scale are stored, to be summed with those of the step's other batches.
   } else if (new_scale) {
     scale_.fill_(*new_scale);

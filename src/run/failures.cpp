@@ -6,7 +6,7 @@
 #include "checkpoint/files/pieces.hpp"
 #include "checkpoint/inspect.hpp"
 #include "checkpoint/rollbacks.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "storage/tier.hpp"
 
 #include <algorithm>
@@ -90,10 +90,10 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
   auto there = storage::tier_of(run)->list();
   while (const auto newest = checkpoint::newest_own(there, rollbacks)) try {
       const auto manifest = checkpoint::read_manifest(newest->second);
-      const auto trainer = state::trainer_state_from_json(manifest.progress);
-      return RunPoint{.global_step = trainer.global_step,
-                      .epoch = trainer.epoch_counted ? trainer.epoch : 0,  // otherwise it counts reports
-                      .training_iteration = trainer.training_iteration,
+      const auto position = state::training_position_from_json(manifest.progress);
+      return RunPoint{.global_step = position.global_step,
+                      .epoch = position.epoch_counted ? position.epoch : 0,  // otherwise it counts reports
+                      .training_iteration = position.training_iteration,
                       .rollbacks = static_cast<std::int64_t>(rollbacks.size()),
                       .content = content_of(manifest)};
     } catch (const Error&) {  // damaged: the next start goes on from the one before

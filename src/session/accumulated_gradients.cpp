@@ -1,11 +1,9 @@
 #include "session/accumulated_gradients.hpp"
 
 #include "base/log.hpp"
-#include "state/collect.hpp"
 #include "state/stateful.hpp"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 namespace muster::detail::session {

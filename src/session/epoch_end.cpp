@@ -14,16 +14,17 @@ bool EpochEnd::trains_on_unknown_data() const {
   using EpochProgress = data::PassPositions::EpochProgress;
   if (passes != EpochProgress::none) return passes == EpochProgress::unknown;
   // There are datasets, but none has a training pass in this epoch, so they may not be meant for training.
-  return progress_.steps->in_loop && models_.gradient_average_count() != averaged_before_;
+  return progress_.steps->epoch.is_in_loop() && models_.gradient_average_count() != averaged_before_;
 }
 
 void EpochEnd::note_report(bool has_state) {
   is_mid_epoch_ = false;
-  if (!progress_.steps->in_loop || !trains_on_unknown_data()) return;
+  if (!progress_.steps->epoch.is_in_loop() || !trains_on_unknown_data()) return;
   const std::size_t kind = has_state ? 1 : 0;
   auto& last = last_reports_[kind];
   const auto averaged = models_.gradient_average_count();
-  const bool same_epoch = std::exchange(last.epoch, progress_.steps->epoch) == progress_.steps->epoch;
+  const auto epoch = progress_.steps->epoch.number;
+  const bool same_epoch = std::exchange(last.epoch, epoch) == epoch;
   const bool trained = std::exchange(last.averaged, averaged) != averaged || models_.empty();
   const bool again = same_epoch && trained;
   is_mid_epoch_ = trained_between_reports_[kind] = trained_between_reports_[kind] || again;

@@ -19,7 +19,7 @@ std::optional<std::string> problem_with_name(const std::string& name);
 /// Makes a link of that name to the checkpoint, unless the name is empty. Call on one rank. A failure is a warning.
 void link_name(const std::filesystem::path& checkpoint, const std::string& name) noexcept;
 
-class ValidationRequests;
+class Validation;
 
 /// What a session writes: checkpoints, and events for the observers. Many members: where it writes to, and what
 /// it has written so far.
@@ -28,8 +28,8 @@ struct Outputs {
   std::optional<checkpoint::CheckpointStore> store;  ///< none in a session that saves nothing, such as a validation
   observe::Observers observers;
   CheckpointConfig config;
-  int histogram_interval = 0;                ///< reports from one with histograms to the next; 0: none
-  ValidationRequests* validation = nullptr;  ///< null without a validation function
+  int histogram_interval = 0;        ///< reports from one with histograms to the next; 0: none
+  Validation* validation = nullptr;  ///< null without a validation function
   bool is_first_worker = false;
   std::optional<Checkpoint> newest = {};            ///< this attempt's newest, or the one that it goes on from
   bool has_saved = false;                           ///< `newest` was saved in this attempt

@@ -13,7 +13,7 @@
 #include "comm/on_ranks.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
-#include "session/validation_requests.hpp"
+#include "session/validation.hpp"
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
 #include "storage/tier.hpp"
@@ -21,7 +21,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -182,8 +181,8 @@ void Resumer::resume() {
   if (checkpoint_) {
     content_ = outputs_.store->read(*checkpoint_);
     manifest_crc32_ = content_->manifest_crc32;
-    preprocessor = content_->trainer.preprocessor;
-    had_preprocessor = content_->trainer.has_preprocessor;
+    preprocessor = content_->position.preprocessor;
+    had_preprocessor = content_->position.has_preprocessor;
     outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
     // Another run's reports and training time do not count for this run.
     if (own) moment = restore_progress(*content_);
@@ -196,15 +195,15 @@ void Resumer::resume() {
           [waiting = outputs_.validation](std::int64_t report) { return waiting->awaits_result(report); });
   }
   if (checkpoint_ && workers_.is_first()) {
-    const auto& progress = content_->trainer;
+    const auto& position = content_->position;
     const auto path = checkpoint_->path().string();
-    if (progress.is_from_run)
-      log::info("resuming from " + path + " (report " + std::to_string(progress.training_iteration) + ", epoch " +
-                std::to_string(progress.epoch + 1) + (progress.epoch_complete ? " done)" : " in progress)"));
+    if (position.is_from_run)
+      log::info("resuming from " + path + " (report " + std::to_string(position.training_iteration) + ", epoch " +
+                std::to_string(position.epoch + 1) + (position.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
     const bool promises_bits = own && (workers_.share.fixed || content_->world_size == workers_.size());
-    if (const int before = progress.threads_per_worker, now = resolved_.threads_per_worker;
+    if (const int before = position.threads_per_worker, now = resolved_.threads_per_worker;
         promises_bits && before > 0 && before != now)
       log::warn("the run was saved with " + counted(before, "thread") + " of torch per worker and goes on with " +
                 std::to_string(now) + ", so its results have other bits; --threads " + std::to_string(before) +
@@ -215,24 +214,24 @@ void Resumer::resume() {
 
 observe::AttemptStart Resumer::restore_progress(const checkpoint::RestoredCheckpoint& content) {
   const auto& path = checkpoint_->path();
-  progress_.training_iteration = content.trainer.training_iteration;
-  progress_.seconds_in_earlier_jobs = content.trainer.time_total_s;
+  progress_.training_iteration = content.position.training_iteration;
+  progress_.seconds_in_earlier_jobs = content.position.time_total_s;
   auto row = content.metrics;
   // A checkpoint that was saved between two reports has no row.
   if (row.contains("training_iteration"))
     row["checkpoint_dir_name"] = path.filename().string();
   else
     row = nullptr;
-  observe::AttemptStart moment{.training_iteration = content.trainer.training_iteration,
+  observe::AttemptStart moment{.training_iteration = content.position.training_iteration,
                                .last_row = std::move(row),
-                               .global_step = content.trainer.global_step,
-                               .time_total_s = content.trainer.time_total_s};
+                               .global_step = content.position.global_step,
+                               .time_total_s = content.position.time_total_s};
   comm::run_on_root(workers_.control, [&] {
     moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
     if (const auto index = storage::Tier::index_of(path.filename()))
       set_course(moment, *index, outputs_.store->rollbacks());
   });
-  callback_states_ = content.trainer.callbacks;
+  callback_states_ = content.position.callbacks;
   // A job that was killed after the save may not have made the link.
   if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
       name.is_string() && !problem_with_name(name))
@@ -271,10 +270,10 @@ void Resumer::require_nothing_saved() const {
         "Restore before the first report; later, load entries with session.get_checkpoint()->load(name, object)");
 }
 
-bool Resumer::is_between_passes(const state::TrainerState& progress) {
+bool Resumer::is_between_passes(const state::TrainingPosition& position) {
   std::int64_t finished = 0;
-  for (const auto& [name, position] : progress.positions)
-    if (position.is_object()) finished += position.value("finished", std::int64_t{0});
+  for (const auto& [name, in_data] : position.positions)
+    if (in_data.is_object()) finished += in_data.value("finished", std::int64_t{0});
   const auto known = comm::run_on_root(workers_.control, [&]() -> std::int64_t {
     try {
       return read_json(checkpoint_->path().parent_path() / run_names::passes).at("passes_before_more");
@@ -282,10 +281,10 @@ bool Resumer::is_between_passes(const state::TrainerState& progress) {
       return 0;  // the run knows of no such epoch
     }
   });
-  auto& steps = *progress_.steps;
-  steps.passes_before_more = std::max(progress.passes_before_more, known);
-  const bool between = progress.passes_before_more < finished && finished <= known;
-  if (progress.epoch_complete && !between) steps.resumed_after = finished;
+  auto& epoch = progress_.steps->epoch;
+  epoch.passes_before_more = std::max(position.passes_before_more, known);
+  const bool between = position.passes_before_more < finished && finished <= known;
+  if (position.epoch_complete && !between) epoch.resumed_after = finished;
   return between;
 }
 
@@ -295,8 +294,8 @@ bool Resumer::restore(const StateEntries& entries) {
   // Released at the end of this function: its tensors are views of a file that may be pruned later.
   auto saved = content_ ? *std::exchange(content_, {}) : read_again();
   const auto gradients = state::take_gradients(saved.state, saved.world_size);
-  const auto& progress = saved.trainer;
-  if (!progress.is_from_run) return restore_what_is_there(entries, saved, checkpoint_->path(), workers_);
+  const auto& position = saved.position;
+  if (!position.is_from_run) return restore_what_is_there(entries, saved, checkpoint_->path(), workers_);
   try {
     state::restore(entries, saved.state, {workers_.rank(), workers_.size()}, saved.per_rank);
   } catch (const state::WrongNumberOfRanks& error) {
@@ -304,14 +303,16 @@ bool Resumer::restore(const StateEntries& entries) {
     throw;
   }
   models_.restore_gradients(entries, gradients, workers_.size());
-  progress_.steps->global_step = progress.global_step;
-  progress_.steps->samples_since_report = progress.samples_since_report;
-  epoch_end_.restore(progress.several_reports);
-  progress_.steps->resumed_without_epochs = !progress.epoch_counted;
-  const bool between = is_between_passes(progress), complete = progress.epoch_complete && !between;
-  data_.pass_positions->resume_epoch(progress.epoch + (complete ? 1 : 0));
-  for (const auto& [name, position] : progress.positions) data_.pass_positions->restore(name, position, complete);
-  workers_.restore_random_state(saved, progress.training_iteration);
+  progress_.steps->global_step = position.global_step;
+  progress_.steps->samples_since_report = position.samples_since_report;
+  epoch_end_.restore(position.several_reports);
+  using step::EpochCount;
+  if (auto& epoch = progress_.steps->epoch; !epoch.is_counted())
+    epoch.count = position.epoch_counted ? EpochCount::none : EpochCount::none_in_state;
+  const bool between = is_between_passes(position), complete = position.epoch_complete && !between;
+  data_.pass_positions->resume_epoch(position.epoch + (complete ? 1 : 0));
+  for (const auto& [name, in_data] : position.positions) data_.pass_positions->restore(name, in_data, complete);
+  workers_.restore_random_state(saved, position.training_iteration);
   take_up();
   return true;
 }
@@ -321,13 +322,13 @@ void Resumer::warn_of_unrestored_state(bool reports_state) {
   has_warned_ = true;
   if (!workers_.is_first()) return;
   const auto name = checkpoint_->path().filename().string();
-  const auto& steps = *progress_.steps;
+  const bool sets_epoch = progress_.steps->epoch.count == step::EpochCount::own;
   if (!was_given_to_user_)
     log::warn("the run goes on from " + name +
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   else if (progress_.training_iteration > 0)
     log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
-              std::to_string(progress_.training_iteration) + ", but " + (steps.epoch_set ? "" : "epoch, ") +
+              std::to_string(progress_.training_iteration) + ", but " + (sets_epoch ? "" : "epoch, ") +
               "global_step, the position in the data and the random state begin again; state.restore() restores all of "
               "them");
 }

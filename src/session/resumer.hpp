@@ -62,7 +62,7 @@ class Resumer {
   observe::AttemptStart restore_progress(const checkpoint::RestoredCheckpoint& content);
   /// True if the checkpoint was saved between two passes of its epoch, which the run has learned only afterwards.
   /// Collective.
-  bool is_between_passes(const state::TrainerState& progress);
+  bool is_between_passes(const state::TrainingPosition& position);
   /// Reads the checkpoint once more. An Error (ExitCode::retry) if it is not the same any more. Collective.
   checkpoint::RestoredCheckpoint read_again();
 

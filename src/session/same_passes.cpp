@@ -1,9 +1,11 @@
 #include "session/same_passes.hpp"
 
 #include "base/json.hpp"
+#include "base/log.hpp"
 #include "muster/error.hpp"
 #include "watch/record.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -37,6 +39,15 @@ void SamePasses::compare(const Communicator& control) {
   for (const auto& text : control.all_gather(json_text_lossy(noted_))) of_ranks.push_back(json_from_text(text));
   require_same_passes(of_ranks);
   forget();
+}
+
+void SamePasses::warn_of_different_steps(const std::vector<std::int64_t>& steps, bool is_first) {
+  const auto other = std::ranges::find_if(steps, [&](auto count) { return count != steps.front(); });
+  if (other == steps.end() || std::exchange(has_warned_of_steps_, true) || !is_first) return;
+  log::warn("reporting: rank 0 has taken " + std::to_string(steps.front()) + " training steps and rank " +
+            std::to_string(other - steps.begin()) + " " + std::to_string(*other) +
+            ". Unless ranks leave their loops early on purpose, make the same training passes on all ranks: without "
+            ".training = false or torch::NoGradGuard on some of them");
 }
 
 void require_same_passes(const std::vector<Json>& of_ranks) {

@@ -5,6 +5,7 @@
 #include "muster/json.hpp"
 #include "step/steps.hpp"
 
+#include <cstdint>
 #include <vector>
 
 namespace muster::detail::session {
@@ -23,10 +24,14 @@ class SamePasses {
   const Json& noted() const noexcept { return noted_; }
   /// Call once they have been compared.
   void forget() { noted_ = Json::object(); }
+  /// Warns once if the workers have taken different numbers of training steps. `steps`: of each rank. They differ if a
+  /// pass trains on some ranks only, and if ranks leave their loops early.
+  void warn_of_different_steps(const std::vector<std::int64_t>& steps, bool is_first);
 
  private:
   Json noted_ = Json::object();
   bool is_due_ = false;  ///< a pass was noted since the last comparison; a report does not change that
+  bool has_warned_of_steps_ = false;
 };
 
 /// Throws an Error (ExitCode::usage), the same on all ranks, that names the first option in which two ranks differ.

@@ -11,7 +11,7 @@
 #include "optim/weight_averages.hpp"
 #include "state/collect.hpp"
 #include "state/stateful.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
 
@@ -58,16 +58,16 @@ Saver::Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, Wo
     log::warn("async_save: MPI was started for one thread, so each report waits until its checkpoint is written");
 }
 
-state::TrainerState Saver::trainer_state(bool of_report) const {
+state::TrainingPosition Saver::training_position(bool of_report) const {
   const auto& steps = *progress_.steps;
   const auto& preprocessor = data_.preprocessor;
   return {.is_from_run = true,
           .training_iteration = progress_.training_iteration,
-          .epoch = steps.epoch,
+          .epoch = steps.epoch.number,
           .epoch_complete = epoch_end_.is_complete(),
-          .epoch_counted = steps.counts_epochs,
+          .epoch_counted = steps.epoch.is_counted(),
           .several_reports = epoch_end_.has_several_reports(),
-          .passes_before_more = steps.passes_before_more,
+          .passes_before_more = steps.epoch.passes_before_more,
           .global_step = steps.global_step,
           .samples_since_report = of_report ? 0 : steps.samples_since_report,  // a report has already counted them
           .time_total_s = progress_.total_seconds(),
@@ -79,18 +79,18 @@ state::TrainerState Saver::trainer_state(bool of_report) const {
           .callbacks = require_lossless(outputs_.observers.callbacks().state(), "the callback")};
 }
 
-void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const {
-  if (files) contents.directory = files->path();
+void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const {
+  if (given) contents.directory = given->path();
   // The entries of a checkpoint that from_dict() made become part of this one.
-  for (auto given = checkpoint::merge_entries(workers_.control, files);
-       const auto& [name, value] : given.values.items()) {
+  for (auto merged = checkpoint::merge_entries(workers_.control, given);
+       const auto& [name, value] : merged.values.items()) {
     if (contents.state.values.contains(name)) {
       if (workers_.is_first())
         log::warn("saving the entry " + name + ": the state and the checkpoint hold one; the state's is kept");
       continue;
     }
     contents.state.values[name] = value;
-    contents.state.tensors.merge(state::select_entry(given, name).tensors);
+    contents.state.tensors.merge(state::select_entry(merged, name).tensors);
   }
 }
 
@@ -107,9 +107,9 @@ Checkpoint Saver::save(const Contents& what) {
                                           .metadata = resolved_.options.metadata};
   comm::run_on_all(workers_.control, [&] {
     if (workers_.is_first()) run_.require_not_replaced();
-    const auto progress = trainer_state(!what.row.empty());
-    if (progress.epoch_complete) progress_.steps->complete_epoch = progress.epoch;
-    contents.progress = to_json(progress);
+    const auto position = training_position(!what.row.empty());
+    if (position.epoch_complete) progress_.steps->epoch.last_complete = position.epoch;
+    contents.progress = to_json(position);
     if (what.entries == nullptr) return;
     require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);
@@ -118,7 +118,7 @@ Checkpoint Saver::save(const Contents& what) {
       contents.replication[own] = state::Replication::averaged;
   });
   if (what.entries != nullptr) gradients_.add_to(contents.state, *what.entries, workers_.control);
-  if (what.files != nullptr) merge_given(contents, *what.files);
+  if (what.given != nullptr) merge_given(contents, *what.given);
   const bool is_of_files_alone = contents.state.tensors.empty() && contents.state.values.empty();
   if (what.leaves_out_state && is_of_files_alone && workers_.is_first() && !std::exchange(has_warned_, true))
     log::warn(

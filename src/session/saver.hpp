@@ -14,7 +14,7 @@
 #include "session/session_data.hpp"
 #include "session/training_progress.hpp"
 #include "session/worker_context.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 
 #include <chrono>
 #include <memory>
@@ -32,7 +32,7 @@ class Saver {
   /// What a checkpoint is made of, beside the session's own progress.
   struct Contents {
     const StateEntries* entries = nullptr;             ///< null: no State
-    const std::optional<Checkpoint>* files = nullptr;  ///< null: no rank has given a Checkpoint
+    const std::optional<Checkpoint>* given = nullptr;  ///< null: no rank has given a Checkpoint
     Json row = Json::object();                         ///< empty between two reports
     bool must_wait = false;                            ///< the run stops, so nothing is saved in the background
     bool leaves_out_state = false;                     ///< the run has a State, which `entries` would save
@@ -48,10 +48,10 @@ class Saver {
   std::vector<ReportedCheckpoint> reported_checkpoints() const;
 
  private:
-  /// The progress of training, as a checkpoint holds it.
-  state::TrainerState trainer_state(bool of_report) const;
+  /// Where training is, as a checkpoint holds it.
+  state::TrainingPosition training_position(bool of_report) const;
   /// Adds the entries of the checkpoints that ranks have given. Collective.
-  void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& files) const;
+  void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const;
 
   const run::ResolvedOptions& resolved_;
   const run::RunFolder& run_;

@@ -45,10 +45,10 @@ bool State::restore() {
 
 Epochs::iterator Epochs::begin() const {
   session_->throw_if_ended();
-  const auto& steps = *session_->progress.steps;
-  const bool again = steps.epoch == steps.last_loop_end;
-  const bool first = steps.resumed_without_epochs && !steps.counts_epochs;
-  const auto epoch = first ? 0 : steps.epoch + (again ? 1 : 0);
+  using namespace detail::step;
+  auto& current = session_->progress.steps->epoch;
+  const bool again = current.number == current.last_loop_end;
+  const auto epoch = current.count == EpochCount::none_in_state ? 0 : current.number + (again ? 1 : 0);
   session_->progress.epoch_count = count_;
   if (again && epoch >= count_ && session_->workers.is_first())
     detail::log::warn("session.epochs(" + std::to_string(count_) +
@@ -59,8 +59,8 @@ Epochs::iterator Epochs::begin() const {
     session_->saved_values.forget();  // a resumed run makes what changes before the loop again
     session_->data.pass_positions->enter_loop();
     session_->begin_epoch(epoch);
-  } else {
-    session_->progress.steps->after_loop = true;
+  } else if (current.loop == EpochLoop::none) {
+    current.loop = EpochLoop::none_left;
   }
   return {session_, epoch};
 }
@@ -92,9 +92,8 @@ Epochs::iterator& Epochs::iterator::operator++() {
   session_->data.pass_positions->end_epoch();
   session_->outputs.observers.tell(&detail::observe::Observer::epoch, epoch_);
   if (epoch_ + 1 >= session_->progress.epoch_count) {
-    session_->progress.steps->last_loop_end = epoch_++;
-    session_->progress.steps->after_loop = true;
-    session_->data.pass_positions->leave_loop();
+    session_->progress.steps->epoch.last_loop_end = epoch_++;
+    session_->progress.steps->epoch.loop = detail::step::EpochLoop::after;
     return *this;
   }
   ++epoch_;
@@ -130,7 +129,7 @@ const std::string& Session::experiment_name() const noexcept { return state_->ru
 const Json& Session::metadata() const noexcept { return state_->resolved.options.metadata; }
 std::uint64_t Session::seed() const noexcept { return state_->workers.seed; }
 std::int64_t Session::global_step() const noexcept { return state_->progress.steps->global_step; }
-bool Session::step_complete() const noexcept { return state_->progress.steps->is_step_complete(); }
+bool Session::is_step_complete() const noexcept { return state_->progress.steps->is_step_complete(); }
 at::Device Session::get_device() const { return state_->workers.device; }
 const Communicator& Session::communicator() const noexcept { return state_->workers.communicator; }
 void Session::keep_alive(std::chrono::milliseconds time) const { detail::comm::keep_alive(communicator(), time); }
@@ -386,11 +385,11 @@ void Session::report(const Metrics& metrics, const State& state, const ReportOpt
   state_->report({.metrics = metrics, .entries = state.entries_, .options = options});
 }
 void Session::report(const Metrics& metrics, const Checkpoint& checkpoint, const ReportOptions& options) {
-  state_->report({.metrics = metrics, .files = checkpoint, .options = options});
+  state_->report({.metrics = metrics, .checkpoint = checkpoint, .options = options});
 }
 void Session::report(const Metrics& metrics, const State& state, const Checkpoint& checkpoint,
                      const ReportOptions& options) {
-  state_->report({.metrics = metrics, .entries = state.entries_, .files = checkpoint, .options = options});
+  state_->report({.metrics = metrics, .entries = state.entries_, .checkpoint = checkpoint, .options = options});
 }
 
 }  // namespace muster

@@ -6,7 +6,6 @@
 #include "observe/metrics.hpp"
 
 #include <algorithm>
-#include <utility>
 
 namespace muster::detail::session {
 

@@ -9,7 +9,6 @@
 #include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
 #include "watch/record.hpp"
-#include "watch/trace.hpp"
 
 #include <cstdint>
 #include <exception>
@@ -45,14 +44,14 @@ class SessionStepListener final : public step::StepListener {
     pass.batches > 1 ? session_.saved_values.compare(session_.workers.is_first()) : session_.saved_values.forget();
     const auto& steps = *session_.progress.steps;
     const bool is_counted = pass.batch->completes_step();
-    comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch);
+    comm::note_step(session_.workers.communicator, steps.global_step + (is_counted ? 0 : 1), steps.epoch.number);
     if (!is_counted) return;
     if (session_.late_ranks) session_.late_ranks->begin_step(steps.global_step);
     if (session_.profiler) session_.profiler->begin_step(steps.global_step);
     const auto samples_left = pass.plan.samples - pass.position;
     last_of_pass_ = pass.plan.samples > 0 && samples_left < (pass.plan.drop_last ? pass.plan.global_batch : 1);
     session_.outputs.observers.tell(&observe::Observer::batch,
-                                    observe::EpochPosition{.epoch = session_.progress.steps->epoch,
+                                    observe::EpochPosition{.epoch = session_.progress.steps->epoch.number,
                                                            .epochs = session_.progress.epoch_count,
                                                            .consumed = pass.position,
                                                            .samples = pass.plan.samples,
@@ -62,7 +61,8 @@ class SessionStepListener final : public step::StepListener {
     session_.saved_values.compare(session_.workers.is_first());
     keep_passes_before_more();
   }
-  void between_batches() override {
+  /// Call at a boundary between two batches.
+  void stop_if_asked() {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
     const watch::ScopedCallName ask("asking whether to stop");
     // Where the workers do not meet, one of them may miss the boundary: it has looked at a batch of another pass.
@@ -84,7 +84,7 @@ class SessionStepListener final : public step::StepListener {
  private:
   /// Notes it in the run's folder: the newest checkpoint may be of before it was known.
   void keep_passes_before_more() {
-    const auto passes = session_.progress.steps->passes_before_more;
+    const auto passes = session_.progress.steps->epoch.passes_before_more;
     if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;
     try {
       write_file(session_.run.path() / run_names::passes, json_text({{"passes_before_more", passes}}));
@@ -140,23 +140,7 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
       resumer(resolved, run, workers, progress, data, outputs, models, epoch_end),
       saver(resolved, run, workers, progress, data, outputs, epoch_end, resumer, gradients),
       stopper(resolved.launch, run, workers, progress, models, gradients, outputs, saver, *attempt_end),
-      callback_end(workers, progress, outputs, *attempt_end),
-      reporter({.run = run,
-                .workers = workers,
-                .progress = progress,
-                .data = data,
-                .models = models,
-                .gradients = gradients,
-                .saved_values = saved_values,
-                .outputs = outputs,
-                .same_passes = same_passes,
-                .epoch_end = epoch_end,
-                .resumer = resumer,
-                .saver = saver,
-                .stopper = stopper,
-                .callback_end = callback_end,
-                .late_ranks = late_ranks,
-                .bad_numbers = bad_numbers}) {}
+      callback_end(workers, progress, outputs, *attempt_end) {}
 
 SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::RunFolder& run_, const Communicator& own,
                            const Communicator& control, at::Device device, BadSteps& bad_steps)
@@ -169,8 +153,11 @@ SessionState::SessionState(const run::ResolvedOptions& resolved_, const run::Run
            .full_worker_count = resolved_.options.scaling_config.virtual_workers ? 0 : resolved_.full_worker_count,
            .seed = run::seed_of(resolved_.flags, run_.params())},
           std::nullopt) {
-  step_listener = std::make_shared<SessionStepListener>(*this);
-  progress.steps->listener = step_listener;
+  const auto listener = std::make_shared<SessionStepListener>(*this);
+  progress.steps->listener = step_listener = listener;
+  data.pass_positions->stop_if_asked = [weak = std::weak_ptr(listener)] {  // a data loader may outlive the session
+    if (const auto live = weak.lock()) live->stop_if_asked();
+  };
   const auto& failure_config = resolved.options.run_config.failure_config;
   if (failure_config.bad_numbers != BadNumbers::ignore)
     bad_numbers = std::make_shared<BadNumbersWatch>(failure_config, control, progress.steps, bad_steps, attempt_end);
@@ -213,14 +200,6 @@ bool SessionState::restore(const std::shared_ptr<const StateEntries>& entries) {
   return restored;
 }
 
-void SessionState::report(const Reporter::Input& input) {
-  const watch::ScopedCallName report("report");
-  const watch::TraceSpan span("report");
-  require_training("reporting");
-  if (profiler) profiler->write_if_over();
-  reporter.report(input);
-}
-
 void SessionState::begin_epoch(std::int64_t epoch) {
   epoch_end.begin_epoch();
   data.pass_positions->begin_epoch(epoch);
@@ -247,7 +226,7 @@ void SessionState::end_training() {
   outputs.wait_for_save();
   if (bad_numbers) bad_numbers->warn_of_skipped_steps();
   stopper.end_training();
-  if (callback_end.has_ended() || progress.steps->counts_epochs || progress.epoch_count > 0) return;
+  if (callback_end.has_ended() || progress.steps->epoch.is_counted() || progress.epoch_count > 0) return;
   if (const auto name = data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/false); !name.empty())
     throw Error(
         ExitCode::user_error, "resuming the pass over \"" + name + "\"",

@@ -15,7 +15,6 @@
 #include "session/outputs.hpp"
 #include "session/prepared_models.hpp"
 #include "session/profiler.hpp"
-#include "session/reporter.hpp"
 #include "session/resumer.hpp"
 #include "session/same_passes.hpp"
 #include "session/saved_values.hpp"
@@ -31,6 +30,14 @@
 namespace muster::detail::session {
 
 struct ProcessGroups;
+
+/// What this worker gives to a report.
+struct ReportInput {
+  const Metrics& metrics;
+  std::shared_ptr<const StateEntries> entries = {};  ///< null without a State
+  std::optional<Checkpoint> checkpoint = {};         ///< of the user's own
+  ReportOptions options = {};
+};
 
 /// A session as the sum of its parts, a member for each.
 struct MUSTER_INTERNAL_API SessionState {
@@ -61,7 +68,6 @@ struct MUSTER_INTERNAL_API SessionState {
   CallbackEnd callback_end;
   std::optional<LateRanks> late_ranks;  ///< none in a session that validates
   std::optional<Profiler> profiler;     ///< none without RunConfig::profile
-  Reporter reporter;
   std::shared_ptr<step::StepListener> step_listener;
   std::shared_ptr<ProcessGroups> process_groups;  ///< set by the backend
   bool has_failed = false;
@@ -74,7 +80,7 @@ struct MUSTER_INTERNAL_API SessionState {
   /// State::restore(). Collective.
   bool restore(const std::shared_ptr<const StateEntries>& entries);
   /// Session::report(). Collective.
-  void report(const Reporter::Input& input);
+  void report(const ReportInput& input);
   /// The loop over session.epochs() calls it when an epoch begins.
   void begin_epoch(std::int64_t epoch);
   /// Call at a boundary outside of a report. Stops if any worker was asked to; see Stopper::stop_if_asked().

@@ -1,25 +1,12 @@
 #include "session/stop.hpp"
 
 #include "base/log.hpp"
-#include "gradients/reducer.hpp"
-#include "gradients/tensor_changes.hpp"
-#include "muster/error.hpp"
-#include "session/session_state.hpp"
-#include "state/stateful.hpp"
-
-#include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
-#include <limits>
-#include <set>
 #include <span>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 

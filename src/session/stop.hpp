@@ -9,8 +9,6 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -20,7 +18,6 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace muster::detail::session {
 

@@ -6,7 +6,6 @@
 #include "muster/error.hpp"
 #include "state/stateful.hpp"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -87,21 +86,21 @@ bool Stopper::stop_if_asked() {
   models_.finish_abandoned_passes();
   const auto averaged = models_.gradient_average_count();
   const bool has_averaged = std::exchange(average_count_, averaged) != averaged;
-  bool has_met = false;
+  bool has_asked = false;
   if (has_averaged)
     request_.merge(models_.any_stop_requested());
   else
-    has_met = request_.exchange(workers_.control, is_asked_here());
-  if (has_averaged || has_met) {
+    has_asked = request_.exchange(workers_.control, is_asked_here());
+  if (has_averaged || has_asked) {
     budget_.reached_boundary();
     budget_.left_boundary();
   }
   if (is_known()) save_and_stop({});
-  return has_met;
+  return has_asked;
 }
 
 void Stopper::stop_if_asked_after_report(ReportedNow report) {
-  has_reported_files_ = has_reported_files_ || report.had_files;
+  has_reported_checkpoint_ = has_reported_checkpoint_ || report.had_checkpoint;
   if (const auto cost = outputs_.store->last_save_duration())
     budget_.note_save_duration(saver_.last_collect_duration() + *cost);
   if (!is_known()) return;
@@ -145,16 +144,16 @@ void Stopper::end_training() {
 }
 
 void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
-  const bool has_saved_files = report && report->saved;
-  if (has_saved_files)
+  const bool has_saved = report && report->saved;
+  if (has_saved)
     outputs_.wait_for_save();
   else
     outputs_.wait_for_save_and_warn();
   const auto entries = last_state_.lock_on_all(workers_.control);
-  std::array<std::int64_t, 3> everywhere{entries != nullptr, !has_reported_files_, progress_.has_position()};
+  std::array<std::int64_t, 3> everywhere{entries != nullptr, !has_reported_checkpoint_, progress_.has_position()};
   workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
-  const auto [has_state, no_files, all_have_position] = everywhere;
-  if (!has_state && (report || no_files)) throw_stopped(has_saved_files);
+  const auto [has_state, none_reported, all_have_position] = everywhere;
+  if (!has_state && (report || none_reported)) throw_stopped(has_saved);
   // A report's own checkpoint would have been resumed from after a kill, too, so a stop there waits for nothing.
   if (!has_state || !all_have_position || (!report && must_wait_for_a_step())) return;
   models_.synchronise_buffers();

@@ -61,9 +61,9 @@ class Stopper {
   void merge(bool any_asked) noexcept { request_.merge(any_asked); }
   /// Call at the end of a report. Stops if any worker was asked to. Collective.
   struct ReportedNow {
-    bool saved = false;      ///< it has saved a checkpoint
-    bool had_state = false;  ///< with a State
-    bool had_files = false;  ///< with files of the user's own
+    bool saved = false;           ///< it has saved a checkpoint
+    bool had_state = false;       ///< with a State
+    bool had_checkpoint = false;  ///< with a Checkpoint of the user's own
   };
   void stop_if_asked_after_report(ReportedNow report);
   void end_report() noexcept { budget_.left_boundary(); }
@@ -104,8 +104,8 @@ class Stopper {
   std::int64_t average_count_ = 0;  ///< summed over all models, at the last boundary
   AccumulatedGradients& accumulated_;
   LivingStates last_state_ = {};
-  bool has_reported_files_ = false;  ///< a report has saved files of the user's own
-  bool user_was_told_ = false;       ///< should_stop() or preemption() has told the user to stop
+  bool has_reported_checkpoint_ = false;  ///< a report has saved a Checkpoint of the user's own
+  bool user_was_told_ = false;            ///< should_stop() or preemption() has told the user to stop
   bool has_stopped_ = false;
 };
 

@@ -4,13 +4,27 @@
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/files/validation_file.hpp"
+#include "checkpoint/inspect.hpp"
+#include "comm/agreement.hpp"
 #include "comm/make_world.hpp"
+#include "comm/mpi_scope.hpp"
 #include "comm/mpi_threads.hpp"
+#include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "comm/time_limit.hpp"
+#include "muster/trainer.hpp"
+#include "observe/metrics.hpp"
+#include "session/session_state.hpp"
 #include "storage/tier.hpp"
 
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -25,6 +39,9 @@ constexpr auto end_allowance = 30s;
 /// Time that is kept for the run's end after the last validation.
 constexpr auto time_reserve = 1s;
 
+/// How long a thread may take to notice that its validation was given up.
+constexpr auto moment = 1s;
+
 /// Null for each metric that an earlier validation of this run has given, except those that were reported.
 Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
   Json nulls = Json::object();
@@ -33,6 +50,70 @@ Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
       for (const auto& [name, value] : fields->items())
         if (!reported.contains(name)) nulls[name] = nullptr;
   return nulls;
+}
+
+/// Calls the user's function. Collective over the ranks.
+Json measure(const ValidationContext& context, const std::filesystem::path& path) {
+  const auto& resolved = *context.resolved;
+  at::set_num_threads(resolved.threads_per_worker);
+  const c10::DeviceGuard device(context.device);
+  const at::NoGradGuard no_gradients;
+  const auto checkpoint = Checkpoint::from_directory(path);
+  SessionState state(resolved, *context.run, context.ranks, context.device, checkpoint);
+  state.workers.seed_generators();
+  state.data.prepare_preprocessor(checkpoint::preprocessor_state(path), true, state.workers.control);
+  Session session(state);
+  const std::shared_ptr<Backend> backend =
+      resolved.backend ? resolved.backend->make_backend() : std::make_unique<Backend>();
+  backend->on_start(session);
+  std::vector<Json> of_ranks;
+  try {
+    const auto metrics = resolved.options.validation.function(session, checkpoint);
+    comm::stay_if_left_behind(context.ranks);
+    const auto mine = json_to_cbor(observe::to_json(metrics));
+    for (const auto& bytes : state.workers.control.all_gather(mine)) of_ranks.push_back(json_from_cbor(bytes));
+  } catch (...) {
+    comm::stay_if_left_behind(context.ranks);
+    // Before the backend shuts down and closes connections on which other ranks may be waiting.
+    comm::raise_alarm(context.ranks, comm::current_outcome(context.ranks));
+    state.has_failed = true;
+    try {
+      backend->on_shutdown(session);
+    } catch (...) {
+      log::warn("shutting down the backend after a validation: " + comm::current_outcome().text);
+    }
+    throw;
+  }
+  backend->on_shutdown(session);
+  return observe::mean_over_ranks(of_ranks);
+}
+
+Validator::Outcome validate(const ValidationContext& context, const std::filesystem::path& checkpoint) {
+  Validator::Outcome outcome;
+  try {
+    const auto limit = comm::time_limit(context.ranks);
+    // If one rank has failed, the others go on until their next collective.
+    outcome.error = comm::attempt_on_all(context.ranks, {.done = limit, .failed = limit},
+                                         [&] { outcome.metrics = measure(context, checkpoint); });
+  } catch (...) {
+    const auto lost = comm::current_outcome();
+    outcome.error = Error(lost.code, lost.text);
+    outcome.is_in_step = false;
+  }
+  return outcome;
+}
+
+/// A detached thread may still run when main has returned. So the process exits with main's exit code before objects
+/// that the thread uses are destroyed.
+void leave_without_destructors() noexcept {
+  static const int once = ::on_exit(
+      [](int status, void*) {
+        log::flush();
+        std::fflush(nullptr);
+        ::_exit(status);
+      },
+      nullptr);
+  static_cast<void>(once);
 }
 
 }  // namespace
@@ -76,8 +157,51 @@ std::vector<PendingValidation> Validator::pending(const UpdateRow& update_row,
 }
 
 void Validator::begin(const std::shared_ptr<const ValidationContext>& context, int index) {
-  job_.reset();
-  job_.emplace(context, path_of(index));
+  leave();
+  const auto path = path_of(index);
+  std::packaged_task<Outcome()> task([context, path] { return validate(*context, path); });
+  auto outcome = task.get_future().share();
+  context_ = context;
+  time_ = comm::WaitTime();
+  ran_ = {};
+  if (comm::threads_may_call_mpi()) {
+    thread_ = std::thread(std::move(task));
+  } else {
+    const auto begun = Clock::now();
+    task();
+    ran_ = Clock::now() - begun;
+    time_ = comm::WaitTime();
+  }
+  outcome_ = std::move(outcome);
+}
+
+void Validator::leave() noexcept {
+  if (!is_running()) return;
+  // If the validation is over on another rank, only its last message is still missing here.
+  const bool is_given_up = outcome_.wait_for(moment) != std::future_status::ready && give_up();
+  if (thread_.joinable()) thread_.join();
+  if (is_given_up || !outcome_.get().is_in_step) is_stuck_ = true;
+  outcome_ = {};
+  context_.reset();
+}
+
+bool Validator::give_up() noexcept {
+  try {
+    comm::raise_alarm(context_->ranks, {.kind = comm::Outcome::Kind::failed,
+                                        .code = ExitCode::retry,
+                                        .text = "the validation was given up",
+                                        .stalled = true});
+    // It may be over on all other ranks, and wait for their last message: then it is in step.
+    if (outcome_.wait_for(moment) == std::future_status::ready) return false;
+    comm::give_up_work(context_->ranks);
+    if (outcome_.wait_for(2 * moment) == std::future_status::ready) return true;
+  } catch (...) {
+    log::warn("giving up a validation: " + comm::current_outcome().text);
+  }
+  comm::leave_thread_behind(context_->ranks);
+  leave_without_destructors();
+  thread_.detach();
+  return true;
 }
 
 void Validator::keep_others_waiting() const {
@@ -85,8 +209,8 @@ void Validator::keep_others_waiting() const {
 }
 
 Validator::Decision Validator::decide(bool at_the_end) const {
-  if (job_->is_over()) return Decision::finished;
-  if (job_->elapsed() >= resolved_->options.validation.timeout) return Decision::timed_out;
+  if (is_over()) return Decision::finished;
+  if (elapsed() >= resolved_->options.validation.timeout) return Decision::timed_out;
   if (!at_the_end) return Decision::keep_running;
   const auto left = resolved_->launch.time_left();
   return (left ? *left < time_reserve : resolved_->launch.stop_requested()) ? Decision::out_of_time
@@ -111,15 +235,15 @@ ValidationResult Validator::write_result(const PendingValidation& of, Decision d
   try {
     Json fields = Json::object();
     auto status = CheckpointStatus::validated;
-    if (decision == Decision::finished && !job_->outcome().error) {
-      fields = job_->outcome().metrics;
-      slowest_ = std::max(slowest_, job_->elapsed());
+    if (decision == Decision::finished && !outcome_.get().error) {
+      fields = outcome_.get().metrics;
+      slowest_ = std::max(slowest_, elapsed());
     } else {
-      const bool timed_out = job_->elapsed() >= timeout;
+      const bool timed_out = elapsed() >= timeout;
       status = timed_out ? CheckpointStatus::validation_timeout : CheckpointStatus::validation_failed;
       found.warning = "validating " + name + ": ";
       if (decision == Decision::finished)
-        found.warning += job_->outcome().error->what();
+        found.warning += outcome_.get().error->what();
       else
         found.warning += "given up after " + std::to_string(timeout.count()) +
                          " ms (ValidationConfig::timeout); its ranks validate nothing more in this job";

@@ -1,21 +1,38 @@
-// The validations of checkpoints that wait for one: when one may begin, when it ends, and what it has found.
+// The validations of checkpoints that wait for one, on this rank: when one may begin, when it ends, and what it has
+// found.
 #pragma once
 
 #include "checkpoint/rollbacks.hpp"
-#include "session/validation_job.hpp"
+#include "comm/wait.hpp"
+#include "muster/communicator.hpp"
+#include "muster/error.hpp"
+#include "run/resolve.hpp"
+#include "run/run_folder.hpp"
+
+#include <c10/core/Device.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace muster::detail::session {
+
+/// What a validation uses. Shared, since a validation function that does not end keeps it after fit() has returned.
+struct ValidationContext {
+  std::shared_ptr<const run::ResolvedOptions> resolved;
+  std::shared_ptr<const run::RunFolder> run;
+  at::Device device;
+  Communicator ranks;  ///< those that validate, in a world of their own whose time limit is the validation's time-out
+};
 
 /// A checkpoint that waits for its validation: its manifest asks for one, and it has no validation.json.
 struct PendingValidation {
@@ -36,17 +53,27 @@ struct ValidationResult {
 using UpdateRow = std::function<void(std::int64_t training_iteration, const Json& fields)>;
 
 /// Runs one validation after another on this rank. Of the ranks that validate together, the first one decides when one
-/// begins and ends, and writes the result.
+/// begins and ends, and writes the result. The validation function has a thread of its own, so that the rank still
+/// receives messages. If only one thread may call MPI, begin() runs the function and returns when it is over.
 class Validator {
  public:
-  using Clock = ValidationJob::Clock;
+  using Clock = std::chrono::steady_clock;
   enum class Decision { keep_running, finished, timed_out, out_of_time };
   /// Limit for waits that end with a validation or with training.
   static constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
+  struct Outcome {
+    Json metrics = Json::object();    ///< reduced over the ranks
+    std::optional<Error> error = {};  ///< why there are no metrics; the same on all ranks
+    bool is_in_step = true;           ///< all ranks have reached the end, so they can run the next validation
+  };
+
   Validator(std::shared_ptr<const run::ResolvedOptions> resolved, std::shared_ptr<const run::RunFolder> run,
             at::Device device)
       : resolved_(std::move(resolved)), run_(std::move(run)), device_(device) {}
+  Validator(const Validator&) = delete;
+  Validator& operator=(const Validator&) = delete;
+  ~Validator() { leave(); }
 
   const run::ResolvedOptions& resolved() const noexcept { return *resolved_; }
   const run::RunFolder& run() const noexcept { return *run_; }
@@ -60,14 +87,11 @@ class Validator {
   /// Begins; an earlier validation that still runs is given up. Collective over `context->ranks`.
   void begin(const std::shared_ptr<const ValidationContext>& context, int index);
   /// Gives the validation up, unless it is over. Where the others are done and this rank is not, it is stuck.
-  void leave() noexcept {
-    if (job_ && !job_->leave()) is_stuck_ = true;
-    job_.reset();
-  }
-  bool is_running() const noexcept { return job_.has_value(); }
-  bool is_over() const { return job_->is_over(); }
+  void leave() noexcept;
+  bool is_running() const noexcept { return outcome_.valid(); }
+  bool is_over() const { return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
   /// True if the validation is over and not all ranks have reached its end.
-  bool is_out_of_step() const { return job_->is_over() && !job_->outcome().is_in_step; }
+  bool is_out_of_step() const { return is_over() && !outcome_.get().is_in_step; }
 
   /// Tells the other ranks to wait for this validation, up to its time-out.
   void keep_others_waiting() const;
@@ -87,12 +111,23 @@ class Validator {
   void set_stuck(bool is_stuck) noexcept { is_stuck_ = is_stuck; }
 
  private:
+  /// The time since the validation has begun, without gaps in which this process did not run. Call it often while the
+  /// validation runs.
+  Clock::duration elapsed() const { return ran_ + time_.until(); }
+  /// True if the work in the context was given up, and not only waited for.
+  bool give_up() noexcept;
+
   std::shared_ptr<const run::ResolvedOptions> resolved_;
   std::shared_ptr<const run::RunFolder> run_;
   at::Device device_;
-  std::optional<ValidationJob> job_ = {};
   Clock::duration slowest_{};
   bool is_stuck_ = false;
+  // The validation that runs.
+  std::shared_ptr<const ValidationContext> context_ = {};
+  mutable comm::WaitTime time_;
+  Clock::duration ran_{};                     ///< in begin()
+  std::shared_future<Outcome> outcome_ = {};  ///< invalid if no validation runs
+  std::thread thread_ = {};
 };
 
 }  // namespace muster::detail::session

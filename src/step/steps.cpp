@@ -33,7 +33,7 @@ Steps::~Steps() {
   if (current == this) current = nullptr;
 }
 
-bool is_amid_step() noexcept { return current != nullptr && !current->is_step_complete(); }
+bool is_step_complete() noexcept { return current == nullptr || current->is_step_complete(); }
 
 double Steps::weight() const {
   if (!conflict_.empty())
@@ -74,12 +74,6 @@ void Steps::begin_batch(std::int64_t number, const BatchWeightPtr& batch, std::i
     samples_since_report += samples;
   }
   if (const auto live = listener.lock()) live->batch_begun(*pass);
-}
-
-void Steps::end_batch() {
-  if (passes_.size() > 1 || std::ranges::any_of(replaced_, &OpenPass::is_replaced) || !is_step_complete()) return;
-  if (std::ranges::any_of(passes_, &OpenPass::is_of_earlier_epoch)) return;
-  if (const auto live = listener.lock()) live->between_batches();
 }
 
 void Steps::end_pass(std::int64_t number) {
@@ -124,6 +118,11 @@ const OpenPass* Steps::find_unsaved_pass() const {
 
 bool Steps::is_step_complete() const noexcept {
   return std::ranges::all_of(passes_, [](const auto& pass) { return !pass.batch || pass.batch->completes_step(); });
+}
+
+bool Steps::is_boundary() const noexcept {
+  return passes_.size() <= 1 && std::ranges::none_of(replaced_, &OpenPass::is_replaced) && is_step_complete() &&
+         std::ranges::none_of(passes_, &OpenPass::is_of_earlier_epoch);
 }
 
 std::int64_t Steps::enter_scope(BatchWeightPtr batch) {

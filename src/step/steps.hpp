@@ -1,5 +1,6 @@
-// The steps of a run: which batch the gradients belong to now, which training passes are open, and how many steps have
-// been taken. The data room reports passes and batches, the reducer reads the batch's weight, the session the counts.
+// The steps of a run: which batch the gradients belong to now, which training passes are open, which epoch it is, and
+// how many steps have been taken. The data room reports passes and batches, the reducer reads the batch's weight, the
+// session the counts.
 #pragma once
 
 #include "step/batch_weight.hpp"
@@ -43,6 +44,43 @@ struct OpenPass {
   BatchWeightPtr batch = {};         ///< the current batch; null before the first
 };
 
+/// Where the training function is in a loop over the epochs: over Session::epochs(), or of an operator's train().
+enum class EpochLoop {
+  none,       ///< it has begun none
+  in_loop,    ///< inside of one
+  between,    ///< between two calls of an operator's train()
+  after,      ///< a loop over Session::epochs() has ended
+  none_left,  ///< its first loop had no epoch left, as in a run that is resumed after it
+};
+
+/// Whether epochs are counted, and who does. Not a part of EpochLoop: a program may set the epoch before, in and after
+/// a loop.
+enum class EpochCount {
+  none,           ///< they are not, so far
+  none_in_state,  ///< nor were they when the State was saved that the run was resumed from
+  by_loop,
+  own,  ///< the training function has set the epoch
+};
+
+/// The epoch that a run is in.
+struct CurrentEpoch {
+  std::int64_t number = 0;
+  EpochLoop loop = EpochLoop::none;
+  EpochCount count = EpochCount::none;
+  std::int64_t last_loop_end = -1;      ///< the epoch at which a loop over Session::epochs() has ended
+  std::int64_t last_complete = -1;      ///< the last epoch that was saved as complete
+  std::int64_t passes_before_more = 0;  ///< a State saved after so many passes of an epoch was followed by another pass
+  std::int64_t resumed_after = 0;       ///< passes of the epoch that a resume took as over; 0 if it took none so
+  std::int64_t call = -1;               ///< number of the operator trainer's call, from 0; -1 without an operator
+
+  bool is_in_loop() const noexcept { return loop == EpochLoop::in_loop; }
+  bool has_left_loop() const noexcept { return loop == EpochLoop::between || loop == EpochLoop::after; }
+  bool is_after_loop() const noexcept { return loop == EpochLoop::after || loop == EpochLoop::none_left; }
+  /// True if a loop has begun.
+  bool has_looped() const noexcept { return is_in_loop() || has_left_loop(); }
+  bool is_counted() const noexcept { return count == EpochCount::by_loop || count == EpochCount::own; }
+};
+
 /// Identifies the current batch of an open pass.
 struct BatchOfPass {
   std::int64_t pass = 0;   ///< number of the pass
@@ -59,14 +97,11 @@ class StepListener {
   virtual void batch_begun(const OpenPass& pass) = 0;
   /// An epoch begins, of session.epochs() or of a loop that sets it.
   virtual void epoch_begun() {}
-  /// A batch is finished and the next one is requested. No step is half done, and no other pass is open. May throw.
-  virtual void between_batches() = 0;
   /// `pass` ends, wholly or early.
   virtual void pass_ended(const OpenPass& pass) = 0;
 };
 
-/// Used only by the thread that runs the training function. Many members: where that function is in its loop over the
-/// epochs, and the passes and scopes that are open.
+/// Used only by the thread that runs the training function.
 class Steps {
  public:
   Steps() = default;
@@ -75,18 +110,7 @@ class Steps {
   ~Steps();
 
   // The run's position.
-  std::int64_t epoch = 0;
-  bool epoch_set = false;               ///< true if the training function has set the epoch
-  bool counts_epochs = false;           ///< true if it sets epochs or loops over Session::epochs(), so they are counted
-  bool in_loop = false;                 ///< true inside a loop over Session::epochs() or an operator's train()
-  bool looped = false;                  ///< true if such a loop has begun
-  bool resumed_without_epochs = false;  ///< true if resumed from a State that was saved before epochs were counted
-  std::int64_t complete_epoch = -1;     ///< the last epoch that was saved as complete
-  std::int64_t passes_before_more = 0;  ///< a State saved after so many passes of an epoch was followed by another pass
-  std::int64_t resumed_after = 0;       ///< passes of the epoch that a resume took as over; 0 if it took none so
-  std::int64_t last_loop_end = -1;      ///< the epoch at which a loop over Session::epochs() has ended
-  bool after_loop = false;              ///< true if such a loop has ended, or had no epoch left
-  std::int64_t call = -1;               ///< number of the operator trainer's call, from 0; -1 without an operator
+  CurrentEpoch epoch = {};
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;
 
@@ -108,8 +132,6 @@ class Steps {
   void begin_whole_pass(OpenPass pass) { whole_.push_back(std::move(pass)); }
   /// Notes that the pass has handed out `batch`. `samples`: samples of the batch's step, over all ranks.
   void begin_batch(std::int64_t pass, const BatchWeightPtr& batch, std::int64_t samples);
-  /// Notes that a batch is finished and the next one is requested.
-  void end_batch();
   void end_pass(std::int64_t pass);
 
   /// Notes that another epoch begins while the pass is open; does nothing if it is not open.
@@ -126,6 +148,8 @@ class Steps {
   const OpenPass* find_unsaved_pass() const;
   /// True if no step is half done.
   bool is_step_complete() const noexcept;
+  /// True if the workers can stop between two batches now: no step is half done, and no other pass is open.
+  bool is_boundary() const noexcept;
 
   /// Makes gradients belong to `batch` until leave_scope(); null if all ranks weigh the same. Returns the scope.
   std::int64_t enter_scope(BatchWeightPtr batch);
@@ -142,7 +166,7 @@ class Steps {
   std::vector<std::pair<std::int64_t, BatchWeightPtr>> scopes_;
 };
 
-/// True if a step is half done in the run that this thread trains. For callers that have neither session nor model.
-bool is_amid_step() noexcept;
+/// True if no step is half done in the run that this thread trains. For callers that have neither session nor model.
+bool is_step_complete() noexcept;
 
 }  // namespace muster::detail::step

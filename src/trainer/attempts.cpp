@@ -15,9 +15,6 @@
 namespace muster::detail::trainer {
 namespace {
 
-/// Ranks that do not train wait without a limit.
-constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
-
 /// How an attempt has ended on this worker.
 struct AttemptEnd {
   Json return_value = {};  ///< the training function's return value
@@ -45,7 +42,7 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
              const Communicator& control, at::Device device, const TrainLoop& train_loop, session::BadSteps& bad_steps,
              session::Validation& validation, AttemptEnd& end) {
   session::OpenSession session(resolved, run, workers, control, device, bad_steps);
-  if (validation.is_configured()) session.state().outputs.validation = &validation.requests();
+  if (validation.is_configured()) session.state().outputs.validation = &validation;
   try {
     session.open();
     try {
@@ -172,7 +169,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
   for (FailureCount count(world, run);;) {
     const bool last = !count.failures().with_one_more({}).may_retry(max_failures);
     comm::WaitLimits limits{.done = resolved.wait_limit, .failed = resolved.wait_limit};
-    if (!resolved.is_worker()) limits.done = as_long_as_it_takes;
+    if (!resolved.is_worker()) limits.done = session::Validator::as_long_as_it_takes;
     if (last) limits.failed = comm::final_grace(world);
     // A failed attempt leaves collectives unfinished, so each attempt has channels of its own.
     const auto workers = world.split(resolved.is_worker() ? 0 : 1);

@@ -11,7 +11,6 @@
 #include "muster/process_group.hpp"
 #include "run/failures.hpp"
 #include "run/params.hpp"
-#include "state/trainer_state.hpp"
 #include "storage/tier.hpp"
 #include "trainer/fit.hpp"
 #include "trainer/trainable.hpp"

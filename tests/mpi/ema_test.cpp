@@ -353,7 +353,7 @@ TEST(EMA, WithVirtualWorkersOneOfAnUnpreparedModelIsUpdatedOncePerStepToo) {
       torch::mse_loss(net->forward(batch["x"]), batch["y"]).backward();
       ema.update();
       of_teacher.update();
-      steps += session.step_complete();
+      steps += session.is_step_complete();
       EXPECT_EQ(ema.updates(), steps);
       EXPECT_EQ(of_teacher.updates(), steps);
     }

@@ -164,7 +164,7 @@ StateDict trained_with_more(const std::filesystem::path& storage, int workers) {
     auto scaler = session.grad_scaler({.init_scale = 4, .growth_interval = 2});
     auto state = session.state(
         {{"model", net}, {"optimizer", optimizer}, {"ema", ema}, {"scheduler", scheduler}, {"scaler", scaler}});
-    EXPECT_TRUE(session.step_complete());
+    EXPECT_TRUE(session.is_step_complete());
     auto shard = session.get_dataset_shard("train");
     for ([[maybe_unused]] auto epoch : session.epochs(3)) {
       for (auto& batch : shard.iter_torch_batches({.batch_size = 2, .shuffle = true})) {
@@ -173,7 +173,7 @@ StateDict trained_with_more(const std::filesystem::path& storage, int workers) {
         scaler.step(optimizer);
         scaler.update();
         ema.update();
-        if (session.step_complete()) scheduler.step();
+        if (session.is_step_complete()) scheduler.step();
       }
       session.report({}, state);
     }

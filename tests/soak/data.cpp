@@ -777,7 +777,7 @@ class Player {
       auto& all = trail_.taken[running.key];
       all.insert(all.end(), taken.begin(), taken.end());
       trail_.position[running.key] = want.position;
-      if (session_.step_complete()) ++trail_.steps[running.key];
+      if (session_.is_step_complete()) ++trail_.steps[running.key];
     }
     if (batch.contains("noise") && epoch_ < program_.epochs.size())
       for (std::int64_t i = 0; i < want.size; ++i)
@@ -867,7 +867,7 @@ class Player {
     while (!at_end(running)) {
       take(running);
       const bool begins =
-          running.counts ? trail_.steps[running.key] == 2 && session_.step_complete() : running.next == 1;
+          running.counts ? trail_.steps[running.key] == 2 && session_.is_step_complete() : running.next == 1;
       if (plan.inside && begins) {
         const at::NoGradGuard no_grad;
         finish(begin(*plan.inside, 2));

@@ -888,7 +888,7 @@ TEST_F(Sweeps, GoesOnWithItsSeedWithoutSeed) {
     EXPECT_EQ(next.sweep->trials[trial].config, first.sweep->trials[trial].config);
   EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("seed"), 4);
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00002" / "params.json").at("seed"), 4 + 2) << "of its sample";
-  world().barrier();  // all have read it
+  world().barrier();                                                                 // all have read it
   if (world().rank() == 0) std::ofstream(storage / "sweep" / "sweep.json").close();  // empty
   world().barrier();
   const auto again = start({"--seed", "4"});

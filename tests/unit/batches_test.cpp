@@ -275,24 +275,17 @@ TEST(Batches, ReferencesStayGoodWhenColumnsAreAdded) {
 }
 
 TEST(Batches, MayBeReplacedByTheProgram) {
-  struct Counting : step::StepListener {
-    void micro_batch_changed(int) override {}
-    void batch_begun(const step::OpenPass&) override {}
-    void between_batches() override { ++between; }
-    int between = 0;
-    void pass_ended(const step::OpenPass&) override {}
-  };
   for (const bool replaced : {false, true}) {
     const World world(10, 1);
-    const auto listener = std::make_shared<Counting>();
-    world.pass_positions.front()->steps->listener = listener;
+    int boundaries = 0;
+    world.pass_positions.front()->stop_if_asked = [&] { ++boundaries; };
     std::int64_t taken = 0;
     for (auto& batch : world.shard().iter_torch_batches({.batch_size = 4})) {
       taken += batch.size();
       if (replaced) batch = Batch({{"other", at::arange(3)}});
       EXPECT_EQ(world.states.front()->position().at("consumed"), taken);
     }
-    EXPECT_EQ(listener->between, 3) << "a run that is asked to stop stops there";
+    EXPECT_EQ(boundaries, 3) << "a run that is asked to stop stops there";
   }
 }
 

@@ -12,7 +12,7 @@
 #include "checkpoint/rollbacks.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "storage/folder_tier.hpp"
 #include "support/folder.hpp"
 #include "support/forge.hpp"
@@ -290,8 +290,8 @@ Json progress() {
                             "seed": 7, "something new": [1]}, "whole": null}})");
 }
 
-TEST(TrainerState, IsReadIntoAStruct) {
-  const auto read = state::trainer_state_from_json(progress());
+TEST(TrainingPosition, IsReadIntoAStruct) {
+  const auto read = state::training_position_from_json(progress());
   EXPECT_TRUE(read.is_from_run);
   EXPECT_EQ(read.training_iteration, 5);
   EXPECT_EQ(read.epoch, 2);
@@ -309,8 +309,8 @@ TEST(TrainerState, IsReadIntoAStruct) {
   known["passes_before_more"] = 0;
   known["threads_per_worker"] = 0;
   EXPECT_EQ(to_json(read), known);
-  const auto none = state::trainer_state_from_json(Json::object());
-  EXPECT_SAYS(error_of([&] { state::trainer_state_from_json(3); }), "it is not an object");
+  const auto none = state::training_position_from_json(Json::object());
+  EXPECT_SAYS(error_of([&] { state::training_position_from_json(3); }), "it is not an object");
   EXPECT_FALSE(none.is_from_run);
   EXPECT_EQ(none.epoch, 0);
 }
@@ -383,7 +383,7 @@ TEST(Manifest, WhateverStandsThereIsReadOrIsDamage) {
       ++tried;
       try {
         const auto manifest = from_text(forge(path, [&](Json& json) { json[at] = value; }), "it");
-        const auto read = state::trainer_state_from_json(manifest.progress);
+        const auto read = state::training_position_from_json(manifest.progress);
         EXPECT_GE(read.epoch, 0);
         EXPECT_GE(read.training_iteration, 0);
       } catch (const Error& error) {

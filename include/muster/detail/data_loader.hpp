@@ -45,8 +45,8 @@ class MUSTER_API LoaderSampler {
   virtual std::optional<std::vector<std::size_t>> next(std::size_t batch_size) = 0;
   /// Makes the next of the batches that were read the current one. Returns the number of its samples without padding.
   virtual std::int64_t begin_batch() = 0;
-  /// Ends the current batch, if there is one.
-  virtual void end_batch() = 0;
+  /// Call before the next batch is requested. If the run was asked to stop, it may save and throw here.
+  virtual void stop_if_asked() = 0;
   /// The weight of the current batch in its step.
   virtual const std::shared_ptr<const step::BatchWeight>& batch() const noexcept = 0;
   /// Ends that pass if it is still open.
@@ -163,7 +163,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
   /// After an exception the pass does not advance, and each ++ throws the exception again.
   void advance() {
     if (failure_) std::rethrow_exception(failure_);
-    if (batch_) sampler_->end_batch();
+    if (batch_) sampler_->stop_if_asked();
     batch_.reset();
     samples_ = 0;
     try {

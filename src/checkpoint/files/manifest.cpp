@@ -4,7 +4,7 @@
 #include "base/json.hpp"
 #include "checkpoint/files/pieces.hpp"
 #include "state/tensor_bytes.hpp"
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 #include "storage/tier.hpp"
 
 #include <algorithm>
@@ -137,14 +137,14 @@ void check_files(const Manifest& manifest) {
 /// Checks the progress, and that it agrees with the rest of the manifest.
 void check_progress(const Manifest& manifest) {
   if (manifest.world_size < 1) throw Invalid{"\"world_size\" is 0"};
-  state::TrainerState progress;
+  state::TrainingPosition position;
   try {
-    progress = state::trainer_state_from_json(manifest.progress);
+    position = state::training_position_from_json(manifest.progress);
   } catch (const Error& error) {
     throw Invalid{error.what()};
   }
   if (const auto at = manifest.metrics.find("training_iteration");
-      at != manifest.metrics.end() && *at != progress.training_iteration)
+      at != manifest.metrics.end() && *at != position.training_iteration)
     throw Invalid{"\"training_iteration\" is not that of its metrics"};
   for (const auto& tensor : manifest.tensors)
     if (tensor.per_rank && (tensor.shape.empty() || tensor.shape[0] != manifest.world_size))

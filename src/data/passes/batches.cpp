@@ -146,7 +146,7 @@ Batch& BatchStream::current() {
 
 void BatchStream::advance() {
   require_more();
-  if (std::exchange(in_hand_, false)) shard_->end_batch(*pass_);
+  if (std::exchange(in_hand_, false)) shard_->stop_if_asked(*pass_);
   current_ = {};  // frees its memory for the next batch
   if (error_) std::rethrow_exception(error_);
   std::optional<Batch> next;

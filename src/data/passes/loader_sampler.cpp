@@ -54,8 +54,8 @@ class CountedSampler : public LoaderSampler {
     return pass_.number;
   }
 
-  void end_batch() override {
-    if (batch_) pass_position_->end_batch(pass_);
+  void stop_if_asked() override {
+    if (batch_) pass_position_->stop_if_asked(pass_);
   }
 
   void end_pass(std::int64_t pass) noexcept override {

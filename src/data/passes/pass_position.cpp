@@ -64,15 +64,16 @@ void PassPosition::PassGroup::count_evaluation(const Section& now) noexcept {
 }
 
 PassPosition::Section PassPosition::section() const {
-  const auto epoch = passes(steps_->in_loop).epoch.number;
+  const bool in_loop = steps_->epoch.is_in_loop();
+  const auto epoch = passes(in_loop).epoch.number;
   const auto all = owner_.lock();
-  return all ? all->section(epoch, steps_->in_loop) : Section{.epoch = epoch};
+  return all ? all->section(epoch, in_loop) : Section{.epoch = epoch};
 }
 
 void PassPosition::set_epoch(std::int64_t epoch) {
-  if (steps_->in_loop && epoch != steps_->epoch)
+  if (steps_->epoch.is_in_loop() && epoch != steps_->epoch.number)
     throw Error(ExitCode::usage, named() + "setting epoch " + std::to_string(epoch),
-                "the loop over session.epochs() is in epoch " + std::to_string(steps_->epoch),
+                "the loop over session.epochs() is in epoch " + std::to_string(steps_->epoch.number),
                 "Remove the call: the loop sets the epoch, and each pass of an epoch has its own order already");
   begin_epoch(epoch);
   epoch_set_ = true;
@@ -111,10 +112,11 @@ Json PassPosition::PassGroup::position(std::int64_t global_step) const {
 
 Json PassPosition::position() const {
   if (!options_.split) return nullptr;
-  auto position = passes(steps_->looped).position(steps_->global_step);
+  const bool has_looped = steps_->epoch.has_looped();
+  auto position = passes(has_looped).position(steps_->global_step);
   position["seed"] = options_.seed;
-  position["in_loop"] = steps_->looped;
-  if (steps_->looped && outside_.unfinished()) position["outside"] = outside_.position(steps_->global_step);
+  position["in_loop"] = has_looped;
+  if (has_looped && outside_.unfinished()) position["outside"] = outside_.position(steps_->global_step);
   return position;
 }
 
@@ -154,8 +156,8 @@ void PassPosition::restore(const Json& position, bool complete) {
     group.restored = true;
   };
   try {
-    loop_unknown_ = !position.contains("in_loop") && !steps_->looped;
-    auto& group = passes(position.value("in_loop", steps_->looped));
+    loop_unknown_ = !position.contains("in_loop") && !steps_->epoch.has_looped();
+    auto& group = passes(position.value("in_loop", steps_->epoch.has_looped()));
     take(group, position);
     if (const auto outside = position.find("outside"); outside != position.end() && !complete) take(outside_, *outside);
     auto& full_worker_count = options_.full_worker_count;
@@ -177,12 +179,13 @@ Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const
                               : (*options.global_batch_size - 1) / options_.share.total + 1;
   const auto batch = split && options.global_batch_size ? *options.global_batch_size
                                                         : times(per_worker, split ? options_.batches_in_step() : 1);
-  const auto& group = passes(steps_->in_loop);
+  const bool in_loop = steps_->epoch.is_in_loop();
+  const auto& group = passes(in_loop);
   const auto& epoch = group.epoch;
   const auto& last = group.last;
   // A pass after the loop has the next epoch's order, as it has in a run that is resumed after its last epoch.
-  const bool in_next_epoch =
-      !steps_->in_loop && steps_->epoch == steps_->last_loop_end && epoch.number == steps_->epoch;
+  const auto loop_end = steps_->epoch.last_loop_end;
+  const bool in_next_epoch = !in_loop && steps_->epoch.number == loop_end && epoch.number == loop_end;
   const bool training = split && options.training && at::GradMode::is_enabled();
   const bool continues = training && !last.under_way && last.consumed > 0;  // a pass begun before the restart
   const auto now = order_of_new(options, data);
@@ -191,7 +194,7 @@ Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const
             .plan = {chosen.samples, options_.weighs() ? batch : 0, options.drop_last},
             .share = share,
             .training = training,
-            .in_loop = steps_->in_loop,
+            .in_loop = in_loop,
             .epoch = epoch.number};
   if (pass.training && epoch.to_skip > 0) {
     pass.position = chosen.samples;
@@ -283,7 +286,7 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
   trained_by_ = loader;
   pass.number = steps_->next_number();
   if (group.epoch.to_skip > 0) {
-    if (!std::exchange(group.skipped, true) && !steps_->counts_epochs)
+    if (!std::exchange(group.skipped, true) && !steps_->epoch.is_counted())
       log::warn(named() +
                 "a pass that was finished before the restart comes back empty. A loop that counts its own epochs and "
                 "starts again at the next one must call set_epoch(epoch), or be a loop over session.epochs(n)");
@@ -298,8 +301,9 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
     log::warn(named() + "a step takes " + std::to_string(pass.plan.global_batch) +
               " samples over all workers, the pass has only " + std::to_string(count) +
               ", and drop_last leaves out a step that is not full: nothing is trained");
-  const bool counts = steps_->in_loop == steps_->looped;
-  if (counts && steps_->counts_epochs && std::exchange(steps_->complete_epoch, -1) == pass.epoch)
+  auto& current = steps_->epoch;
+  const bool counts = current.is_in_loop() == current.has_looped() && current.is_counted();
+  if (counts && std::exchange(current.last_complete, -1) == pass.epoch)
     if (const auto all = owner_.lock()) all->note_more_passes();
   if (options_.weighs()) warn_if_steps_changed(group, pass, options);
   group.restored = false;
@@ -336,9 +340,11 @@ void PassPosition::begin_batch(const Pass& pass, const step::BatchWeightPtr& bat
   steps_->begin_batch(pass.number, batch, samples);
 }
 
-void PassPosition::end_batch(const Pass& pass) {
+void PassPosition::stop_if_asked(const Pass& pass) const {
   const auto& last = passes(pass.in_loop).last;
-  if (pass.training && options_.resumable && last.under_way && pass.number == last.number) steps_->end_batch();
+  const bool has_position = pass.training && options_.resumable && last.under_way && pass.number == last.number;
+  if (!has_position || !steps_->is_boundary()) return;
+  if (const auto all = owner_.lock(); all && all->stop_if_asked) all->stop_if_asked();
 }
 
 void PassPosition::end_pass(const Pass& pass) {

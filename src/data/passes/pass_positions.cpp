@@ -23,7 +23,7 @@ void PassPositions::add(const std::shared_ptr<PassPosition>& pass_position) {
   }
   pass_position->owner_ = weak_from_this();
   pass_position->steps_ = steps;
-  pass_position->begin_epoch(steps->epoch);
+  pass_position->begin_epoch(steps->epoch.number);
   const auto before = std::exchange(pass_positions_[name], pass_position);
   // The name was registered before, and the restored position was not used there: this pass position takes it.
   if (const auto saved = restored_.find(name); before && before->is_restored() && saved != restored_.end())
@@ -38,20 +38,20 @@ std::shared_ptr<PassPosition> PassPositions::find_loader(const std::string& name
 
 void PassPositions::enter_epoch(std::int64_t epoch) {
   if (const auto live = steps->listener.lock()) live->epoch_begun();
-  if (epoch != steps->epoch) {
+  if (epoch != steps->epoch.number) {
     for (auto& [name, saved] : waiting_) saved.complete = true;
-    steps->complete_epoch = -1;
+    steps->epoch.last_complete = -1;
   }
-  steps->epoch = epoch;
+  steps->epoch.number = epoch;
 }
 
 void PassPositions::enter_loop() {
-  steps->in_loop = steps->looped = true;
+  steps->epoch.loop = step::EpochLoop::in_loop;
   for (auto& [name, pass_position] : pass_positions_) pass_position->enter_loop();
 }
 
 void PassPositions::begin_epoch(std::int64_t epoch) {
-  steps->counts_epochs = true;
+  steps->epoch.count = std::max(steps->epoch.count, step::EpochCount::by_loop);
   resume_epoch(epoch);
   resumed_epoch_ = -1;
 }
@@ -68,7 +68,7 @@ void PassPositions::set_epoch(std::int64_t epoch) {
               ", and the epochs before it are trained again. Begin the loop at an epoch that the State holds, or loop "
               "over session.epochs(n)");
   enter_epoch(epoch);
-  steps->epoch_set = steps->counts_epochs = true;
+  steps->epoch.count = step::EpochCount::own;
   for (auto& [name, pass_position] : pass_positions_)
     if (!pass_position->epoch_set_) pass_position->begin_epoch(epoch);
 }
@@ -91,12 +91,12 @@ void PassPositions::restore(const std::string& name, const Json& position, bool 
 }
 
 PassPositions::EpochProgress PassPositions::epoch_progress() const {
-  bool data = false, unfinished = false;
-  bool passed = steps->looped && !steps->in_loop;  // the loop is over
+  const auto& epoch = steps->epoch;
+  bool data = false, unfinished = false, passed = epoch.has_left_loop();
   for (const auto& [name, pass_position] : pass_positions_) {
     if (!pass_position->options().split || pass_position->only_evaluated()) continue;
     data = true;
-    passed = passed || pass_position->passes(steps->looped).epoch.passes > 0;
+    passed = passed || pass_position->passes(epoch.has_looped()).epoch.passes > 0;
     unfinished = unfinished || pass_position->unfinished();
   }
   for (const auto& [name, saved] : waiting_) {
@@ -106,9 +106,9 @@ PassPositions::EpochProgress PassPositions::epoch_progress() const {
     unfinished = unfinished || saved.position.value("consumed", 0) > 0 || saved.position.contains("outside");
   }
   if (!data) return EpochProgress::unknown;
-  const bool loop_is_over = steps->looped && !steps->in_loop;
   const auto finished = finished_passes();
-  const bool between = steps->counts_epochs && !loop_is_over && finished > 0 && finished <= steps->passes_before_more;
+  const bool between =
+      epoch.is_counted() && !epoch.has_left_loop() && finished > 0 && finished <= epoch.passes_before_more;
   return unfinished || (passed && between) ? EpochProgress::under_way
          : passed                          ? EpochProgress::over
                                            : EpochProgress::none;
@@ -117,8 +117,8 @@ PassPositions::EpochProgress PassPositions::epoch_progress() const {
 std::int64_t PassPositions::finished_passes() const {
   std::int64_t finished = 0;
   for (const auto& [name, pass_position] : pass_positions_)
-    if (const auto& group = pass_position->passes(steps->looped);
-        pass_position->options().split && group.epoch.number == steps->epoch)
+    if (const auto& group = pass_position->passes(steps->epoch.has_looped());
+        pass_position->options().split && group.epoch.number == steps->epoch.number)
       finished += group.repeated_passes();
   for (const auto& [name, saved] : waiting_)
     if (!saved.complete && saved.position.is_object()) finished += saved.position.value("finished", std::int64_t{0});
@@ -127,8 +127,9 @@ std::int64_t PassPositions::finished_passes() const {
 
 void PassPositions::note_more_passes() {
   const auto finished = finished_passes();
-  steps->passes_before_more = std::max(steps->passes_before_more, finished);
-  if (std::exchange(steps->resumed_after, 0) == finished && finished > 0)
+  auto& epoch = steps->epoch;
+  epoch.passes_before_more = std::max(epoch.passes_before_more, finished);
+  if (std::exchange(epoch.resumed_after, 0) == finished && finished > 0)
     log::warn(
         "the State that this run was resumed from was saved between two passes of the run's first epoch, before "
         "muster could know that an epoch has several. The other passes of that epoch were left out");
@@ -137,12 +138,12 @@ void PassPositions::note_more_passes() {
 void PassPositions::end_epoch() {
   // The newest epoch shows how many passes there are.
   if (const auto finished = finished_passes(); finished > 0)
-    steps->passes_before_more = std::min(steps->passes_before_more, finished - 1);
+    steps->epoch.passes_before_more = std::min(steps->epoch.passes_before_more, finished - 1);
 }
 
 std::string PassPositions::name_of_unfinished_pass() const {
   for (const auto& [name, pass_position] : pass_positions_)
-    if (pass_position->options().split && pass_position->passes(steps->looped).has_rest()) return name;
+    if (pass_position->options().split && pass_position->passes(steps->epoch.has_looped()).has_rest()) return name;
   return {};
 }
 
@@ -162,7 +163,7 @@ std::string PassPositions::name_of_unused_position() const {
 
 PassPosition::Section PassPositions::section(std::int64_t epoch, bool in_loop) const {
   PassPosition::Section section{.epoch = epoch};
-  if (!in_loop) section.step = steps->call + 1, section.after_loop = steps->after_loop;
+  if (!in_loop) section.step = steps->epoch.call + 1, section.after_loop = steps->epoch.is_after_loop();
   for (const auto& [name, pass_position] : pass_positions_) {
     const auto& group = pass_position->passes(in_loop);
     if (group.epoch.number != epoch) continue;

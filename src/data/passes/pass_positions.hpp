@@ -9,6 +9,7 @@
 #include "step/steps.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -98,8 +99,9 @@ class PassPosition {
   Pass begin_pass(const BatchOptions& options, const PassData& data, const std::shared_ptr<const void>& loader = {});
   /// The program has got `batch` of the pass; its step has `samples` samples over all ranks.
   void begin_batch(const Pass& pass, const step::BatchWeightPtr& batch, std::int64_t samples);
-  /// The program is done with the batch in hand and asks for the next one.
-  void end_batch(const Pass& pass);
+  /// The program is done with the batch in hand and asks for the next one. If a run may stop here, calls
+  /// PassPositions::stop_if_asked.
+  void stop_if_asked(const Pass& pass) const;
   void end_pass(const Pass& pass);
 
  private:
@@ -202,6 +204,8 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   explicit PassPositions(std::shared_ptr<step::Steps> of = std::make_shared<step::Steps>()) : steps(std::move(of)) {}
 
   const std::shared_ptr<step::Steps> steps;  ///< counts the batches that the passes hand out
+  /// Called between two batches of a pass where a run may stop. May save and throw. Empty if nothing stops there.
+  std::function<void()> stop_if_asked = {};
 
   /// Throws an Error if a dataset and a loader have the same name.
   void add(const std::shared_ptr<PassPosition>& pass_position);
@@ -209,8 +213,6 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   std::shared_ptr<PassPosition> find_loader(const std::string& name) const;
   /// The training function enters the loop over the epochs.
   void enter_loop();
-  /// The training function leaves the loop over the epochs.
-  void leave_loop() noexcept { steps->in_loop = false; }
   /// The training function is at the beginning of `epoch`.
   void begin_epoch(std::int64_t epoch);
   /// A resumed run is in `epoch`.

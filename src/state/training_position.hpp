@@ -1,4 +1,4 @@
-// The progress of training when a checkpoint was made: "progress" in its manifest.
+// Where training was when a checkpoint was made: "progress" in its manifest.
 #pragma once
 
 #include "base/export.hpp"
@@ -11,15 +11,15 @@
 
 namespace muster::detail::state {
 
-/// The progress of training as a checkpoint holds it, a member for each number.
-struct TrainerState {
+/// What a checkpoint holds of it, a member for each number.
+struct TrainingPosition {
   bool is_from_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
   std::int64_t training_iteration = 0;
   std::int64_t epoch = 0;
   bool epoch_complete = true;
   bool epoch_counted = true;     ///< session.epochs() or the training function has begun to count epochs
   bool several_reports = false;  ///< a State was reported several times in one epoch, over data unknown to muster
-  std::int64_t passes_before_more = 0;  ///< see step::Steps
+  std::int64_t passes_before_more = 0;  ///< see step::CurrentEpoch
   std::int64_t global_step = 0;
   std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports
   double time_total_s = 0;
@@ -31,9 +31,9 @@ struct TrainerState {
   Json callbacks = {};                         ///< states of callbacks by name
 };
 
-Json to_json(const TrainerState& state);
-/// Reads a state. Missing keys get their defaults; unknown keys are ignored. Throws an Error (ExitCode::data) for a
+Json to_json(const TrainingPosition& position);
+/// Reads a position. Missing keys get their defaults; unknown keys are ignored. Throws an Error (ExitCode::data) for a
 /// wrong type, a value out of range, or values that contradict each other.
-MUSTER_INTERNAL_API TrainerState trainer_state_from_json(const Json& json);
+MUSTER_INTERNAL_API TrainingPosition training_position_from_json(const Json& json);
 
 }  // namespace muster::detail::state

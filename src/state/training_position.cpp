@@ -1,4 +1,4 @@
-#include "state/trainer_state.hpp"
+#include "state/training_position.hpp"
 
 #include "muster/error.hpp"
 
@@ -64,62 +64,62 @@ void check_position(const std::string& name, const Json& position, bool outside 
 
 }  // namespace
 
-Json to_json(const TrainerState& state) {
-  Json json = {{"training_iteration", state.training_iteration},
-               {"epoch", state.epoch},
-               {"epoch_complete", state.epoch_complete},
-               {"epoch_counted", state.epoch_counted},
-               {"several_reports", state.several_reports},
-               {"passes_before_more", state.passes_before_more},
-               {"global_step", state.global_step},
-               {"samples_since_report", state.samples_since_report},
-               {"time_total_s", state.time_total_s},
-               {"seed", state.seed},
-               {"threads_per_worker", state.threads_per_worker},
-               {"positions", state.positions},
-               {"preprocessor", state.preprocessor},
-               {"callbacks", state.callbacks}};
-  if (state.has_preprocessor) json["has_preprocessor"] = *state.has_preprocessor;
+Json to_json(const TrainingPosition& position) {
+  Json json = {{"training_iteration", position.training_iteration},
+               {"epoch", position.epoch},
+               {"epoch_complete", position.epoch_complete},
+               {"epoch_counted", position.epoch_counted},
+               {"several_reports", position.several_reports},
+               {"passes_before_more", position.passes_before_more},
+               {"global_step", position.global_step},
+               {"samples_since_report", position.samples_since_report},
+               {"time_total_s", position.time_total_s},
+               {"seed", position.seed},
+               {"threads_per_worker", position.threads_per_worker},
+               {"positions", position.positions},
+               {"preprocessor", position.preprocessor},
+               {"callbacks", position.callbacks}};
+  if (position.has_preprocessor) json["has_preprocessor"] = *position.has_preprocessor;
   return json;
 }
 
-TrainerState trainer_state_from_json(const Json& json) {
+TrainingPosition training_position_from_json(const Json& json) {
   if (!json.is_object()) refuse_progress("it", "is not an object");
-  TrainerState state{.is_from_run = !json.empty()};
-  state.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", max_count);
-  state.epoch = number_at<std::int64_t>(json, "", "epoch", max_epochs);
-  state.passes_before_more = number_at<std::int64_t>(json, "", "passes_before_more", max_epochs);
-  state.global_step = number_at<std::int64_t>(json, "", "global_step", max_count);
-  state.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", max_count);
+  TrainingPosition position{.is_from_run = !json.empty()};
+  position.training_iteration = number_at<std::int64_t>(json, "", "training_iteration", max_count);
+  position.epoch = number_at<std::int64_t>(json, "", "epoch", max_epochs);
+  position.passes_before_more = number_at<std::int64_t>(json, "", "passes_before_more", max_epochs);
+  position.global_step = number_at<std::int64_t>(json, "", "global_step", max_count);
+  position.samples_since_report = number_at<std::int64_t>(json, "", "samples_since_report", max_count);
   const auto flag_at = [&](const char* key, bool& flag) {
     const auto at = json.find(key);
     if (at == json.end()) return;
     if (!at->is_boolean()) refuse_progress(std::string("\"") + key + "\"", "is neither true nor false");
     flag = at->get<bool>();
   };
-  flag_at("epoch_complete", state.epoch_complete);
-  flag_at("epoch_counted", state.epoch_counted);
-  flag_at("several_reports", state.several_reports);
+  flag_at("epoch_complete", position.epoch_complete);
+  flag_at("epoch_counted", position.epoch_counted);
+  flag_at("several_reports", position.several_reports);
   if (const auto at = json.find("time_total_s"); at != json.end()) {
     if (!at->is_number()) refuse_progress("\"time_total_s\"", "is not a number");
-    state.time_total_s = at->get<double>();
-    if (!(state.time_total_s >= 0 && state.time_total_s <= max_seconds))
+    position.time_total_s = at->get<double>();
+    if (!(position.time_total_s >= 0 && position.time_total_s <= max_seconds))
       refuse_progress("\"time_total_s\"", "is absurd");
   }
-  state.seed = number_at(json, "", "seed", ~std::uint64_t{0});
-  state.threads_per_worker = number_at<int>(json, "", "threads_per_worker", std::numeric_limits<int>::max());
+  position.seed = number_at(json, "", "seed", ~std::uint64_t{0});
+  position.threads_per_worker = number_at<int>(json, "", "threads_per_worker", std::numeric_limits<int>::max());
   if (const auto at = json.find("positions"); at != json.end()) {
     if (!at->is_object()) refuse_progress("\"positions\"", "is not an object");
-    for (const auto& [name, position] : at->items()) check_position(name, position);
-    at->get_to(state.positions);
+    for (const auto& [name, in_data] : at->items()) check_position(name, in_data);
+    at->get_to(position.positions);
   }
-  if (const auto at = json.find("preprocessor"); at != json.end()) state.preprocessor = *at;
-  if (json.contains("has_preprocessor")) flag_at("has_preprocessor", state.has_preprocessor.emplace());
+  if (const auto at = json.find("preprocessor"); at != json.end()) position.preprocessor = *at;
+  if (json.contains("has_preprocessor")) flag_at("has_preprocessor", position.has_preprocessor.emplace());
   if (const auto at = json.find("callbacks"); at != json.end()) {
     if (!at->is_object() && !at->is_null()) refuse_progress("\"callbacks\"", "is not an object");
-    state.callbacks = *at;
+    position.callbacks = *at;
   }
-  return state;
+  return position;
 }
 
 }  // namespace muster::detail::state

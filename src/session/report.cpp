@@ -1,5 +1,5 @@
-#include "session/reporter.hpp"
-
+// A report: reduces metrics over the workers, saves a checkpoint if there is something to save, gives the observers a
+// row, and stops the run if a worker was asked to.
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
@@ -7,10 +7,13 @@
 #include "muster/error.hpp"
 #include "observe/metrics.hpp"
 #include "observe/rank_times.hpp"
-#include "session/validation_requests.hpp"
+#include "session/session_state.hpp"
+#include "session/validation.hpp"
 #include "state/stateful.hpp"
 #include "watch/host_load.hpp"
+#include "watch/record.hpp"
 #include "watch/time_use.hpp"
+#include "watch/trace.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -28,7 +31,7 @@ namespace {
 struct Contribution {
   Json metrics;
   bool has_state = false;
-  bool has_files = false;
+  bool has_checkpoint = false;  ///< a Checkpoint of the user's own
   bool asked_to_stop = false;
   bool writing = false;           ///< the last checkpoint is still being written
   bool has_callbacks = false;     ///< which may want to end training
@@ -41,7 +44,7 @@ struct Contribution {
   Json rates = {};  ///< optim::LastRates
 
   std::string pack() const {
-    return json_to_cbor({metrics, has_state, has_files, asked_to_stop, writing, has_callbacks, validation, name,
+    return json_to_cbor({metrics, has_state, has_checkpoint, asked_to_stop, writing, has_callbacks, validation, name,
                          times.compute, times.wait, times.data, times.save, memory_bytes, passes, global_step, rates});
   }
   static Contribution unpack(const std::string& bytes) {
@@ -99,7 +102,7 @@ Json with_progress(Json metrics, const TrainingProgress& progress, int world_siz
   const double seconds = std::chrono::duration<double>(TrainingProgress::Clock::now() - progress.last_report).count();
   const auto samples = progress.steps->samples_since_report;
   Json row = std::move(metrics);
-  row.emplace("epoch", progress.steps->epoch);  // unless the user reports one
+  row.emplace("epoch", progress.steps->epoch.number);  // unless the user reports one
   row["training_iteration"] = progress.training_iteration + 1;
   row["global_step"] = progress.steps->global_step;
   row["timestamp"] = static_cast<std::int64_t>(std::time(nullptr));
@@ -143,34 +146,110 @@ void require_positions(const step::Steps& steps) {
               "torch::NoGradGuard; session.step(batch) still weighs its batches");
 }
 
-}  // namespace
-
-void Reporter::begin(bool has_state) {
-  session_.stopper.begin_report();
-  if (session_.bad_numbers) {
-    session_.bad_numbers->require_watched(session_.models.all());
-    session_.bad_numbers->warn_of_skipped_steps();
+/// Checks that a report may be made now.
+void require_reportable(SessionState& session, bool has_state) {
+  session.stopper.begin_report();
+  if (session.bad_numbers) {
+    session.bad_numbers->require_watched(session.models.all());
+    session.bad_numbers->warn_of_skipped_steps();
   }
-  session_.resumer.warn_of_unrestored_state(has_state);
-  if (!session_.progress.steps->is_step_complete())
+  session.resumer.warn_of_unrestored_state(has_state);
+  if (!session.progress.steps->is_step_complete())
     throw Error(ExitCode::user_error, "reporting", "the step is not complete: more of its batches follow",
                 "With virtual workers, report after the last batch of a step");
 }
 
-Reporter::Combined Reporter::exchange(const Input& input) {
+/// What a report changes before its checkpoint is committed, as it was before.
+struct Before {
+  TrainingProgress progress;
+  EpochEnd epoch_end;
+  std::int64_t last_complete = -1;
+  bool score_reported = false;
+  std::filesystem::path newest = {};                  ///< the newest checkpoint
+  std::vector<std::function<void()>> schedules = {};  ///< each sets back an optimizer or a scheduler of the State
+};
+
+Before before_report(const SessionState& session, const std::shared_ptr<const StateEntries>& reported) {
+  Before before{.progress = session.progress,
+                .epoch_end = session.epoch_end,
+                .last_complete = session.progress.steps->epoch.last_complete,
+                .score_reported = session.outputs.score_reported};
+  if (session.outputs.newest) before.newest = session.outputs.newest->path();
+  if (const auto entries = reported ? reported : session.stopper.last_state())
+    for (const auto& [name, entry] : *entries)
+      if (auto set_back_schedule = entry.object()->keep_schedule())
+        before.schedules.push_back(std::move(set_back_schedule));
+  return before;
+}
+
+/// What all workers have given together. The same on each of them.
+struct Combined {
+  std::vector<Json> metrics = {};  ///< of each rank, weighted
+  bool has_state = false;
+  bool has_checkpoint = false;  ///< a Checkpoint of the user's own
+  bool validates = false;
+  bool is_saving = false;  ///< the checkpoint before is still being written
+  bool has_callbacks = false;
+  std::vector<observe::RankTimes> times = {};   ///< of each rank, since the last report
+  std::vector<std::int64_t> memory_bytes = {};  ///< of each rank
+};
+
+/// One report. It has something to do with each part of the session.
+class Report {
+ public:
+  Report(SessionState& session, const ReportInput& input)
+      : session_(session), input_(input), before_(before_report(session, input.entries)) {}
+
+  /// Collective.
+  void make();
+
+ private:
+  /// Checks the input of all workers and combines it. Collective.
+  Combined exchange();
+  /// Collective.
+  void require_own_metrics() const;
+  /// Waits for the checkpoint that is being written, if it must be over. True if this report saves one. Collective.
+  bool wait_for_save_before();
+  /// The row of this report, the same on all workers. Collective.
+  Json make_row();
+  /// Gives the observers the values of all parameters and gradients, if that is asked for. Collective.
+  void log_histograms();
+  /// Saves and adds the checkpoint's name to the row. Collective.
+  Checkpoint save();
+  /// All that may fail. Collective.
+  void try_to_make();
+  bool has_committed() const;
+  /// Sets back what a report has changed that has failed, unless its checkpoint is committed.
+  void set_back() noexcept;
+  /// Gives the observers the row, and the validation its request.
+  void announce();
+  /// Tells of validations that have ended, which callbacks may answer with an exception.
+  void poll_validations();
+
+  SessionState& session_;
+  const ReportInput& input_;
+  Before before_;
+  Combined all_ = {};
+  Json row_ = {};
+  bool saves_ = false;
+  bool has_begun_to_save_ = false;  ///< its own checkpoint, not that of the report before
+  std::optional<Checkpoint> saved_ = {};
+};
+
+Combined Report::exchange() {
   const auto& workers = session_.workers;
-  const auto& options = input.options;
+  const auto& options = input_.options;
   const auto& name = options.checkpoint_name;
   std::vector<Contribution> of_ranks;
   for (const auto& bytes : comm::run_on_all(workers.control, [&] {
-         if (input.entries) require_positions(*session_.progress.steps);
+         if (input_.entries) require_positions(*session_.progress.steps);
          if (workers.is_first()) session_.run.require_not_replaced();
          if (const auto fact = problem_with_name(name); fact && !name.empty())
            throw Error(ExitCode::usage, "naming a checkpoint \"" + name + "\"", *fact,
                        "Choose another checkpoint_name");
-         return Contribution{.metrics = observe::to_json(input.metrics),
-                             .has_state = input.entries != nullptr,
-                             .has_files = input.files.has_value(),
+         return Contribution{.metrics = observe::to_json(input_.metrics),
+                             .has_state = input_.entries != nullptr,
+                             .has_checkpoint = input_.checkpoint.has_value(),
                              .asked_to_stop = session_.stopper.is_asked_here(),
                              .writing = session_.outputs.store->is_saving(),
                              .has_callbacks = !session_.outputs.observers.callbacks().empty(),
@@ -191,7 +270,7 @@ Reporter::Combined Reporter::exchange(const Input& input) {
   using std::ranges::any_of;
   session_.stopper.merge(any_of(of_ranks, &Contribution::asked_to_stop));
   Combined all{.has_state = any_of(of_ranks, &Contribution::has_state),
-               .has_files = any_of(of_ranks, &Contribution::has_files),
+               .has_checkpoint = any_of(of_ranks, &Contribution::has_checkpoint),
                .validates = any_of(of_ranks, &Contribution::validation),
                .is_saving = any_of(of_ranks, &Contribution::writing),
                .has_callbacks = any_of(of_ranks, &Contribution::has_callbacks)};
@@ -202,13 +281,13 @@ Reporter::Combined Reporter::exchange(const Input& input) {
     throw Error(ExitCode::user_error, "reporting", "the workers give the checkpoint different names",
                 "Give the same checkpoint_name on every worker");
   const bool can_validate = session_.outputs.validation != nullptr;
-  if (all.validates && !(can_validate && (all.has_state || all.has_files)))
+  if (all.validates && !(can_validate && (all.has_state || all.has_checkpoint)))
     throw Error(ExitCode::usage, "reporting with a validation",
                 can_validate ? "there is no checkpoint to validate" : "the trainer has no validation function",
                 can_validate ? "Report a State or a Checkpoint" : "Give it one in TrainerOptions::validation");
   std::vector<std::int64_t> steps;
   for (const auto& one : of_ranks) steps.push_back(one.global_step);
-  warn_of_different_steps(steps);
+  session_.same_passes.warn_of_different_steps(steps, workers.is_first());
   require_same_rates(of_ranks);
   for (auto& one : of_ranks) {
     all.metrics.push_back(std::move(one.metrics));
@@ -218,52 +297,43 @@ Reporter::Combined Reporter::exchange(const Input& input) {
   return all;
 }
 
-/// `steps`: of each rank. They differ if a pass trains on some ranks only, and if ranks leave their loops early.
-void Reporter::warn_of_different_steps(const std::vector<std::int64_t>& steps) {
-  const auto other = std::ranges::find_if(steps, [&](auto count) { return count != steps.front(); });
-  if (other == steps.end() || std::exchange(has_warned_of_steps_, true) || !session_.workers.is_first()) return;
-  log::warn("reporting: rank 0 has taken " + std::to_string(steps.front()) + " training steps and rank " +
-            std::to_string(other - steps.begin()) + " " + std::to_string(*other) +
-            ". Unless ranks leave their loops early on purpose, make the same training passes on all ranks: without "
-            ".training = false or torch::NoGradGuard on some of them");
-}
-
 /// Where all ranks train, validations end after training, and no callback can decide by what they give.
-void Reporter::require_own_metrics(const Json& row) const {
+void Report::require_own_metrics() const {
   comm::run_on_root(session_.workers.control, [&] {  // the first worker's callbacks know the validations
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
-    if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row); !metric.empty())
+    if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row_); !metric.empty())
       throw Error(ExitCode::usage, "deciding by \"" + metric + "\" when training ends",
                   "this report does not have it, and as all ranks train, its validation ends only after training",
                   "Leave ranks free, as with --workers, or report it with every checkpoint that is to be validated");
   });
 }
 
-bool Reporter::wait_for_save_before(const Combined& all) {
+bool Report::wait_for_save_before() {
   auto& outputs = session_.outputs;
   const bool stops = session_.stopper.is_known();
-  const bool saves =
-      (all.has_state || all.has_files) && !(all.is_saving && outputs.config.when_busy == WhenBusy::drop && !stops);
+  const bool saves = (all_.has_state || all_.has_checkpoint) &&
+                     !(all_.is_saving && outputs.config.when_busy == WhenBusy::drop && !stops);
   if (stops)
     outputs.wait_for_save_and_warn();
-  else if (saves || !all.is_saving)
+  else if (saves || !all_.is_saving)
     outputs.wait_for_save();
   return saves;
 }
 
-Json Reporter::make_row(const Combined& all, bool reduce) {
+Json Report::make_row() {
   const auto& workers = session_.workers;
-  if (reduce) session_.data.warn_of_unsplit_data(all.metrics, workers);
-  auto metrics = reduce ? observe::mean_over_ranks(all.metrics) : observe::list_over_ranks(all.metrics);
+  const bool reduce = input_.options.reduce;
+  if (reduce) session_.data.warn_of_unsplit_data(all_.metrics, workers);
+  auto metrics = reduce ? observe::mean_over_ranks(all_.metrics) : observe::list_over_ranks(all_.metrics);
   auto row = with_progress(std::move(metrics), session_.progress, workers.size());
-  row["rank_times"] = observe::summary_of(all.times);
-  row["memory_bytes"] = observe::summary_of(all.memory_bytes);
+  row["rank_times"] = observe::summary_of(all_.times);
+  row["memory_bytes"] = observe::summary_of(all_.memory_bytes);
   if (session_.late_ranks)
     if (const auto& late = session_.late_ranks->found(); !late.empty()) row["late_ranks"] = late;
   return json_from_text(workers.control.broadcast(json_text_lossy(row)));
 }
 
-void Reporter::log_histograms() {
+void Report::log_histograms() {
   const int interval = session_.outputs.histogram_interval;
   if (interval == 0 || session_.progress.training_iteration % interval != 0) return;
   const auto log = [&](const std::string& name, const at::Tensor& values) {
@@ -278,142 +348,127 @@ void Reporter::log_histograms() {
   });
 }
 
-Checkpoint Reporter::save(const Input& input, const Combined& all, Json& row) {
+Checkpoint Report::save() {
   auto& progress = session_.progress;
-  if (!input.options.checkpoint_name.empty()) row["checkpoint_name"] = input.options.checkpoint_name;
-  const auto saved = session_.saver.save({.entries = input.entries.get(),
-                                          .files = all.has_files ? &input.files : nullptr,
-                                          .row = row,
+  if (!input_.options.checkpoint_name.empty()) row_["checkpoint_name"] = input_.options.checkpoint_name;
+  const auto saved = session_.saver.save({.entries = input_.entries.get(),
+                                          .given = all_.has_checkpoint ? &input_.checkpoint : nullptr,
+                                          .row = row_,
                                           .must_wait = session_.stopper.is_known(),
                                           .leaves_out_state = session_.stopper.last_state() != nullptr});
-  row["checkpoint_dir_name"] = saved.path().filename().string();
+  row_["checkpoint_dir_name"] = saved.path().filename().string();
   if (session_.bad_numbers) session_.bad_numbers->note_checkpoint();
-  if (input.entries) {
-    session_.gradients.watch(*input.entries);
+  if (input_.entries) {
+    session_.gradients.watch(*input_.entries);
     // Operators change their own entries, such as the history of calls, after their reports.
-    if (progress.steps->call < 0) session_.saved_values.note(input.entries);
+    if (progress.steps->epoch.call < 0) session_.saved_values.note(input_.entries);
     progress.unfinished_pass.dataset = session_.data.pass_positions->name_of_unfinished_pass();
     progress.unfinished_pass.step = progress.steps->global_step;
   }
   return saved;
 }
 
-void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_validate) {
+void Report::announce() {
   auto& outputs = session_.outputs;
-  outputs.observers.tell(&observe::Observer::report, row, session_.progress.epoch_count);
+  outputs.observers.tell(&observe::Observer::report, row_, session_.progress.epoch_count);
   if (outputs.validation == nullptr || !session_.workers.is_first()) return;
-  if (to_validate) outputs.validation->request(*to_validate, session_.progress.training_iteration);
+  if (all_.validates && saved_) outputs.validation->request(*saved_, session_.progress.training_iteration);
 }
 
-/// Tells of validations that have ended, which callbacks may answer with an exception.
-void Reporter::poll_validations() {
+void Report::poll_validations() {
   auto& outputs = session_.outputs;
   if (outputs.validation != nullptr && session_.workers.is_first())
     outputs.validation->poll_results(outputs.row_updater());
 }
 
-/// What a report changes before its checkpoint is committed, as it was before.
-struct Reporter::Before {
-  TrainingProgress progress;
-  EpochEnd epoch_end;
-  std::int64_t complete_epoch = -1;
-  bool score_reported = false;
-  std::filesystem::path newest = {};                  ///< the newest checkpoint
-  std::vector<std::function<void()>> schedules = {};  ///< each sets back an optimizer or a scheduler of the State
-};
-
-void Reporter::make(const Input& input, Before& before, Made& report) {
+void Report::try_to_make() {
   auto& outputs = session_.outputs;
   const auto& control = session_.workers.control;
-  auto& all = report.all;
-  all = exchange(input);
-  auto& row = report.row;
-  report.saves = wait_for_save_before(all);
-  if (outputs.newest) before.newest = outputs.newest->path();
+  all_ = exchange();
+  saves_ = wait_for_save_before();
+  if (outputs.newest) before_.newest = outputs.newest->path();
   // Asked for only now, since the save before may have failed.
-  if (all.has_callbacks)
-    all.metrics = comm::run_on_all(
-        control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input.metrics)); });
+  if (all_.has_callbacks)
+    all_.metrics = comm::run_on_all(
+        control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input_.metrics)); });
   session_.models.synchronise_buffers();
-  row = make_row(all, input.options.reduce);
-  const bool is_validated = report.saves && all.validates;
-  if (is_validated) row[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
+  row_ = make_row();
+  const bool is_validated = saves_ && all_.validates;
+  if (is_validated) row_[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
 
   session_.resumer.take_up();
-  session_.epoch_end.note_report(input.entries != nullptr);
-  outputs.check_score(row, report.saves && !all.validates, session_.epoch_end.is_complete());
-  if (is_validated && all.has_callbacks && !outputs.validation->run_beside_training()) require_own_metrics(row);
+  session_.epoch_end.note_report(input_.entries != nullptr);
+  outputs.check_score(row_, saves_ && !all_.validates, session_.epoch_end.is_complete());
+  if (is_validated && all_.has_callbacks && !outputs.validation->runs_beside_training()) require_own_metrics();
   ++session_.progress.training_iteration;
-  if (all.has_callbacks)
-    comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row); });
-  if (!report.saves) return;
-  report.has_begun_to_save = true;
-  report.saved = save(input, all, row);
+  if (all_.has_callbacks)
+    comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row_); });
+  if (!saves_) return;
+  has_begun_to_save_ = true;
+  saved_ = save();
 }
 
 /// True if a report that has thrown has committed its checkpoint: a callback has thrown after that.
-bool Reporter::has_committed(const Before& before) const {
+bool Report::has_committed() const {
   const auto& newest = session_.outputs.newest;
-  return newest && newest->path() != before.newest;
+  return newest && newest->path() != before_.newest;
 }
 
-void Reporter::set_back(const Before& before) noexcept {
+void Report::set_back() noexcept {
   auto& outputs = session_.outputs;
-  session_.progress = before.progress;
-  session_.progress.steps->complete_epoch = before.complete_epoch;
-  session_.epoch_end.set_back(before.epoch_end);
-  outputs.score_reported = before.score_reported;
-  for (const auto& set_back_schedule : before.schedules) set_back_schedule();
+  session_.progress = before_.progress;
+  session_.progress.steps->epoch.last_complete = before_.last_complete;
+  session_.epoch_end.set_back(before_.epoch_end);
+  outputs.score_reported = before_.score_reported;
+  for (const auto& set_back_schedule : before_.schedules) set_back_schedule();
   outputs.observers.tell_and_log_errors("a report that has failed", &observe::Observer::report_failed);
 }
 
-void Reporter::report(const Input& input) {
-  begin(input.entries != nullptr);
-  session_.outputs.observers.callbacks().begin_report();
-  Before before{.progress = session_.progress,
-                .epoch_end = session_.epoch_end,
-                .complete_epoch = session_.progress.steps->complete_epoch,
-                .score_reported = session_.outputs.score_reported};
-  if (session_.outputs.newest) before.newest = session_.outputs.newest->path();
-  if (const auto entries = input.entries ? input.entries : session_.stopper.last_state())
-    for (const auto& [name, entry] : *entries)
-      if (auto set_back_schedule = entry.object()->keep_schedule())
-        before.schedules.push_back(std::move(set_back_schedule));
-  Made report;
+void Report::make() {
   try {
-    make(input, before, report);
+    try_to_make();
   } catch (...) {
-    if (report.has_begun_to_save && has_committed(before)) {
-      report.row["checkpoint_dir_name"] = session_.outputs.newest->path().filename().string();
-      if (input.entries) session_.stopper.note_state(input.entries);
+    if (has_begun_to_save_ && has_committed()) {
+      row_["checkpoint_dir_name"] = session_.outputs.newest->path().filename().string();
+      if (input_.entries) session_.stopper.note_state(input_.entries);
       // What an observer throws here is logged, so that it does not hide the error of the report.
-      session_.outputs.observers.tell_and_log_errors("a report", &observe::Observer::report, report.row,
+      session_.outputs.observers.tell_and_log_errors("a report", &observe::Observer::report, row_,
                                                      session_.progress.epoch_count);
       session_.progress.end_report();
     } else {
-      set_back(before);
+      set_back();
     }
     throw;
   }
-  const auto& all = report.all;
-  const auto& saved = report.saved;
-  if (input.entries) session_.stopper.note_state(input.entries);
+  if (input_.entries) session_.stopper.note_state(input_.entries);
   if (session_.late_ranks) session_.late_ranks->forget_found();
   log_histograms();
-  publish(report.row, all.validates ? saved : std::nullopt);
+  announce();
   session_.progress.end_report();
-  if (all.has_callbacks)
+  if (all_.has_callbacks)
     comm::run_on_all(session_.workers.control, [&] {
       poll_validations();
-      session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all.metrics), saved);
+      session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all_.metrics), saved_);
     });
   else
     poll_validations();
 
   session_.stopper.stop_if_asked_after_report(
-      {.saved = report.saves, .had_state = all.has_state, .had_files = all.has_files});
-  if (all.has_callbacks) session_.callback_end.check();
+      {.saved = saves_, .had_state = all_.has_state, .had_checkpoint = all_.has_checkpoint});
+  if (all_.has_callbacks) session_.callback_end.check();
   session_.stopper.end_report();
+}
+
+}  // namespace
+
+void SessionState::report(const ReportInput& input) {
+  const watch::ScopedCallName report("report");
+  const watch::TraceSpan span("report");
+  require_training("reporting");
+  if (profiler) profiler->write_if_over();
+  require_reportable(*this, input.entries != nullptr);
+  outputs.observers.callbacks().begin_report();
+  Report(*this, input).make();
 }
 
 }  // namespace muster::detail::session
