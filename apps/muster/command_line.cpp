@@ -78,28 +78,46 @@ std::vector<std::string> words_of(int argc, char** argv) {
   return words;
 }
 
-/// True if such an option, as "-n", "-n2" or "--name=x", is one of the command's.
-bool has_option(const CLI::App& command, const std::string& word) {
-  const auto name = word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
-  return command.get_option_no_throw(name) != nullptr;
+/// The command's option of such a word, as "-n", "-n2" or "--name=x"; null if it has none.
+const CLI::Option* find_option(const CLI::App& command, const std::string& word) {
+  return command.get_option_no_throw(word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2));
 }
 
-/// What is wrong with the options before "--", behind which a program follows; empty if nothing is. CLI11 would name
-/// the program, or what follows the option.
-std::string wrong_option(const CLI::App& app, int argc, char** argv) {
+bool looks_like_option(const std::string& word) {
+  return word.size() > 1 && word.front() == '-' && !std::isdigit(word[1]) && word[1] != '.';
+}
+
+/// What is wrong with the words before "--", behind which a program follows; empty if nothing is. CLI11 would name the
+/// program, or what follows the option.
+std::string wrong_word(const CLI::App& app, int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   const auto mark = std::ranges::find(words, "--");
   if (mark == words.end() || app.get_subcommands().empty()) return {};
   const CLI::App& command = *app.get_subcommands().front();
   const auto begin = std::ranges::find(words, command.get_name());
+  const auto help = "`" + named_command(app) + " --help` lists the options";
   for (auto word = words.begin(); word != mark; ++word) {
-    const bool is_option = word->size() > 1 && word->front() == '-' && !std::isdigit((*word)[1]) && (*word)[1] != '.';
-    if (!is_option || has_option(word < begin ? app : command, *word)) continue;
-    if (word < begin && has_option(command, *word))
+    if (!looks_like_option(*word)) {
+      if (word <= begin || command.get_name() == "convert") continue;
+      return "\"" + *word + "\" stands before --, and the program follows behind it. " + help;
+    }
+    const auto* const option = find_option(word < begin ? app : command, *word);
+    if (option == nullptr && word < begin && find_option(command, *word) != nullptr)
       return "the option " + *word + " stands before the command. Write it behind `" + named_command(app) + "`";
-    return "there is no option " + *word + ". `" + named_command(app) + " --help` lists the options";
+    if (option == nullptr) return "there is no option " + *word + ". " + help;
+    if (option->get_items_expected_min() == 0) continue;
+    const bool has_value_in_next = word->starts_with("--") ? word->find('=') == std::string::npos : word->size() == 2;
+    if (word->ends_with('=') || (has_value_in_next && (word + 1 == mark || looks_like_option(word[1]))))
+      return "the option " + word->substr(0, word->find('=')) + " needs a value. " + help;
+    if (has_value_in_next) ++word;
   }
   return {};
+}
+
+/// What to say of a word that is no command.
+std::string no_command(const std::string& before, const std::string& word, const std::string& named) {
+  return "there is no " + (looks_like_option(word) ? "option " + word : "command \"" + before + word + "\"") + ". `" +
+         named + " --help` lists them";
 }
 
 /// The first word that is given in place of one of the command's own commands; empty if there is none.
@@ -123,12 +141,11 @@ int run(const std::string& name, const std::string& description, int argc, char*
   } catch (const CLI::ParseError& error) {
     const auto named = app.get_subcommands();
     if (const auto words = app.remaining(); !words.empty() && named.empty())
-      return fail(ExitCode::usage, "there is no command \"" + words.front() + "\". `" + name + " --help` lists them");
+      return fail(ExitCode::usage, no_command("", words.front(), name));
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    if (const auto wrong = wrong_option(app, argc, argv); !wrong.empty()) return fail(ExitCode::usage, wrong);
+    if (const auto wrong = wrong_word(app, argc, argv); !wrong.empty()) return fail(ExitCode::usage, wrong);
     if (const auto word = named.empty() ? "" : unknown_command(*named.front()); !word.empty())
-      return fail(ExitCode::usage, "there is no command \"" + named.front()->get_name() + " " + word + "\". `" +
-                                       named_command(app) + " --help` lists them");
+      return fail(ExitCode::usage, no_command(named.front()->get_name() + " ", word, named_command(app)));
     if (!named.empty() && named.front()->get_name() == "run" &&
         dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
       return fail(ExitCode::usage, std::string(error.what()) + ". For a flag of the program put -- before the program");
