@@ -150,9 +150,14 @@ void forget_other_launchers(const std::string& mpi_library, bool even_own) {
   for (const auto& name : found) ::unsetenv(name.c_str());
 }
 
-std::string srun_for(const std::string& mpi_library) {
+std::string launcher_of(const std::string& mpi_library) {
   const auto is = [&](std::string_view name) { return mpi_library.find(name) != std::string::npos; };
-  return is("CRAY") ? "srun --mpi=cray_shasta" : is("Open MPI") ? "srun --mpi=pmix" : "srun --mpi=pmi2";
+  return is("MPICH") || is("Intel") || is("MVAPICH") ? "mpiexec.hydra" : "mpirun";
+}
+
+std::string srun_plugin(const std::string& mpi_library) {
+  if (mpi_library.find("CRAY") != std::string::npos) return "cray_shasta";
+  return launcher_of(mpi_library) == "mpirun" ? "pmix" : "pmi2";
 }
 
 std::optional<StartedBy> started_by(const Environment& environment) {
@@ -193,11 +198,12 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
                                               const std::string& mpi_library) {
   const auto launcher = started_by(environment);
   if (world_size != 1 || !launcher || launcher->processes <= 1) return std::nullopt;
-  return SeparateWorlds{.task = launcher->number,
-                        .fact = "the launcher started " + std::to_string(launcher->processes) +
-                                " processes, but each of them is alone in its MPI world",
-                        .remedy = "This program uses " + mpi_library +
-                                  ": start it with the mpirun of that MPI, or with " + srun_for(mpi_library)};
+  return SeparateWorlds{
+      .task = launcher->number,
+      .fact = "the launcher started " + std::to_string(launcher->processes) +
+              " processes, but each of them is alone in its MPI world",
+      .remedy = "This program uses " + mpi_library +
+                ": start it with the mpirun of that MPI, or with srun --mpi=" + srun_plugin(mpi_library)};
 }
 
 bool started_by_srun(const Environment& environment) {

@@ -1,16 +1,10 @@
-// What `muster run` finds where it runs: the launcher, its host's name, variables and input.
+// What `muster run` finds where it runs: its host's name, variables and input.
 #pragma once
-
-#include "muster/supervise.hpp"
-#include "supervise/launchers/launchers.hpp"
 
 #include <string>
 #include <vector>
 
 namespace muster::detail::supervise {
-
-/// The launcher for a job with these options. Throws an Error (ExitCode::missing_package) if there is none.
-Launcher find_launcher(const SuperviseOptions& options);
 
 std::string host_name();
 

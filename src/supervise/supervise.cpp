@@ -22,7 +22,7 @@
 #include "supervise/job.hpp"
 #include "supervise/lost_hosts.hpp"
 #include "supervise/signals.hpp"
-#include "supervise/slurm_steps.hpp"
+#include "supervise/slurm.hpp"
 #include "supervise/temporary_folders.hpp"
 #include "supervise/terminal.hpp"
 #include "supervise/watch.hpp"
@@ -97,7 +97,7 @@ class Supervision {
         supervisor_info_(make_supervisor_info(options_, requirements_.ranks)),
         failures_(options_.max_failures, supervisor_info_.id, terminal_),
         // A node that a Slurm job has lost does not come back to it.
-        lost_(launcher_.kind == Launcher::Kind::srun ? std::vector<std::string>() : login_program(environment)) {
+        lost_(launcher_.kind.uses_daemons ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
     check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment,
           host_name());
@@ -113,7 +113,7 @@ class Supervision {
       log::warn(
           "/proc does not show the processes of this machine: what a rank starts and leaves may go on when the job "
           "has ended. Mount it, as in mount -t proc proc /proc");
-    if (launcher_.kind != Launcher::Kind::srun && options.hosts.empty() && find_program(options.command[0]).empty()) {
+    if (!launcher_.kind.uses_daemons && options.hosts.empty() && find_program(options.command[0]).empty()) {
       const auto& program = options.command[0];
       const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
       throw Error(ExitCode::usage, "starting " + program,
@@ -151,7 +151,7 @@ class Supervision {
       if (end.report.lost_host) next.ranks = requirements_.ranks;
       if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));
       // A failed node has left the job for good; queued again, the job gets all its nodes.
-      if (end.report.lost_host && !end.host_is_excused && launcher_.kind == Launcher::Kind::srun &&
+      if (end.report.lost_host && !end.host_is_excused && launcher_.kind.uses_daemons &&
           queue_again(cause + ". Too few nodes of the job are left"))
         return static_cast<int>(ExitCode::retry);
       // A killed rank cannot write its cause itself.
@@ -177,7 +177,7 @@ class Supervision {
   /// True if the run's folder is not there any more, so that a new start would begin a new run. Only where all ranks
   /// are on this host: the storage of other hosts need not be visible here.
   bool run_is_gone() const {
-    const bool is_local = launcher_.kind != Launcher::Kind::srun && options_.hosts.empty();
+    const bool is_local = !launcher_.kind.uses_daemons && options_.hosts.empty();
     return is_local && !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
   }
 
@@ -204,11 +204,11 @@ class Supervision {
     supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(Clock::now() - begin_);
     auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
                                   environment, flag_variables());
-    // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
-    if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
+    for (auto& variable : launcher_.kind.end_earlier(processes_, host_name()))
+      command.environment.push_back(std::move(variable));
     {
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!other_hosts(options_, host_name()).empty());
-      if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
+      processes_.insert(job.process());
       keep_cause();  // which the ranks need not wait for
       end = watch(job, launcher_.kind, signals_, terminal_, standard_output_, options_,
                   [&](const LauncherReport& report) { return should_grow(report, ranks); });
@@ -279,19 +279,19 @@ class Supervision {
   void leave_out_lost_hosts(JobEnd& end) {
     if (end.report.lost_host)
       for (const auto& host : entries_of(*end.report.lost_host)) lost_.add(host);
-    else if (launcher_.kind != Launcher::Kind::srun)
+    else if (!launcher_.kind.uses_daemons)
       find_lost_hosts(end);
     else if (end.report.launcher_error.empty())
       lost_.replace({});  // Slurm could use them all; it says below which it has lost meanwhile
     const bool enough = are_enough_without(lost_.hosts());
     if (end.report.lost_host) end.host_is_excused = enough || waits_for_ranks_;
     if (!enough) lost_.replace({});
-    if (launcher_.kind == Launcher::Kind::srun) leave_out_drained_nodes();
+    leave_out_drained_nodes();
   }
 
   /// Where a node is drained, Slurm lets the step that runs there go on, but wants no new one.
   void leave_out_drained_nodes() {
-    auto out = nodes_out_of_service();
+    auto out = launcher_.kind.nodes_out_of_service();
     out.insert(lost_.hosts().begin(), lost_.hosts().end());
     if (!are_enough_without(out)) return;
     for (const auto& node : out)
@@ -423,7 +423,7 @@ class Supervision {
   }
 
   const SuperviseOptions options_;
-  Launcher launcher_;
+  const FoundLauncher launcher_;
   JobRequirements requirements_;
   SupervisorInfo supervisor_info_;
   const Clock::time_point begin_ = Clock::now();
@@ -434,7 +434,7 @@ class Supervision {
   FailureCounts failures_;
   LostHosts lost_;                ///< hosts that the next start leaves out
   Hosts named_nodes_;             ///< drained nodes that a warning has named
-  std::set<pid_t> sruns_;         ///< of all starts
+  std::set<pid_t> processes_;     ///< the launchers of all starts
   bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
   std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
   launch::JobEndTime job_end_;    ///< of the batch job; none if it is not known
