@@ -1,5 +1,6 @@
 #include "launch/flags.hpp"
 
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
@@ -237,17 +238,12 @@ void warn_of_unknown_variables(const CLI::App& app) {
   std::vector<std::string> known;
   for (const auto* option : app.get_options())
     if (has_variable(*option)) known.push_back(option->get_envname().substr(variable_prefix.size()));
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const auto name = text.substr(0, text.find('='));
-    if (!name.starts_with(variable_prefix)) continue;
+  for (const auto& name : variable_names(variable_prefix)) {
     const auto word = name.substr(variable_prefix.size());
-    if (word == "SET")
-      log::warn("nothing reads the variable " + std::string(name) + "; give --set on the command line");
+    if (word == "SET") log::warn("nothing reads the variable " + name + "; give --set on the command line");
     const auto close = nearest_match(word, known);
     if (!close.empty() && close != word)
-      log::warn("nothing reads the variable " + std::string(name) + "; did you mean " + std::string(variable_prefix) +
-                close + "?");
+      log::warn("nothing reads the variable " + name + "; did you mean " + std::string(variable_prefix) + close + "?");
   }
 }
 

@@ -1,6 +1,7 @@
 #include "launch/launcher.hpp"
 
 #include "base/cpus.hpp"
+#include "base/host.hpp"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -77,14 +78,6 @@ std::vector<std::string> variables_of_launchers(const std::vector<std::string>& 
         std::ranges::find(whole_names, name) != whole_names.end())
       found.push_back(name);
   return found;
-}
-
-std::vector<std::string> variable_names() {
-  std::vector<std::string> names;
-  for (char** entry = environ; *entry != nullptr; ++entry)
-    if (const std::string_view text = *entry; text.find('=') != text.npos)
-      names.emplace_back(text.substr(0, text.find('=')));
-  return names;
 }
 
 /// True if the process that has started this one is a launcher, or a daemon of one: it need not be asked.
@@ -177,10 +170,9 @@ bool is_first_process(const Environment& environment) {
 
 std::string process_for_launcher(const Environment& environment) {
   const char* const rank = environment("PMI_RANK");
-  if (rank == nullptr || environment("SLURM_PROCID") != nullptr) return {};
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) return {};
-  return std::string(rank) + " " + std::to_string(::getpid()) + " " + host.data();
+  const auto host = host_name();
+  if (rank == nullptr || environment("SLURM_PROCID") != nullptr || host.empty()) return {};
+  return std::string(rank) + " " + std::to_string(::getpid()) + " " + host;
 }
 
 std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library) {

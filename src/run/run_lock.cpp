@@ -1,5 +1,6 @@
 #include "run/run_lock.hpp"
 
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
@@ -105,9 +106,7 @@ std::string this_pid_namespace() {
 }
 
 std::string this_job() {
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
-  auto text = std::string(host) + ", process " + std::to_string(::getpid()) + ", since " + checkpoint::time_now();
+  auto text = host_name() + ", process " + std::to_string(::getpid()) + ", since " + checkpoint::time_now();
   if (const auto job = environment("SLURM_JOB_ID"); !job.empty()) text += ", Slurm job " + job;
   return text;
 }

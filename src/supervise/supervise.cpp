@@ -4,6 +4,7 @@
 #include "base/cpus.hpp"
 #include "base/duration.hpp"
 #include "base/file.hpp"
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
@@ -18,7 +19,6 @@
 #include "muster/error.hpp"
 #include "supervise/decision.hpp"
 #include "supervise/failure_counts.hpp"
-#include "supervise/host.hpp"
 #include "supervise/job.hpp"
 #include "supervise/lost_hosts.hpp"
 #include "supervise/signals.hpp"
@@ -29,6 +29,8 @@
 #include "sweep/progress.hpp"
 
 #include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +49,15 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 const char* environment(const char* name) { return std::getenv(name); }
+
+/// Whether something waits to be read from standard input, where that is a file or a pipe.
+bool has_input() {
+  struct stat input {};
+  if (::fstat(STDIN_FILENO, &input) != 0) return false;
+  if (S_ISREG(input.st_mode)) return ::lseek(STDIN_FILENO, 0, SEEK_CUR) < input.st_size;
+  int bytes = 0;
+  return S_ISFIFO(input.st_mode) && ::ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 && bytes > 0;
+}
 
 SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) {
   std::random_device random;
@@ -203,7 +214,7 @@ class Supervision {
     JobEnd end;
     supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(Clock::now() - begin_);
     auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
-                                  environment, flag_variables());
+                                  environment, variable_names("MUSTER_"));
     for (auto& variable : launcher_.kind.end_earlier(processes_, host_name()))
       command.environment.push_back(std::move(variable));
     {

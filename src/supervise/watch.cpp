@@ -1,7 +1,7 @@
 #include "supervise/watch.hpp"
 
+#include "base/host.hpp"
 #include "muster/error.hpp"
-#include "supervise/host.hpp"
 #include "supervise/launch_command.hpp"
 #include "supervise/launcher_output.hpp"
 
