@@ -437,6 +437,43 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   EXPECT_EQ(exit_code_of({.code = 0, .report = cancelled.report()}), 0) << "the program has done its work before";
 }
 
+TEST(LauncherOutput, KeepsTheWordsOfFlux) {
+  const std::string fact = "./fit: task rank 3 on host n2 failed and exit-on-error is set\n";
+  LauncherOutput killed;
+  EXPECT_EQ(killed.take("2.134s: flux-shell[0]: FATAL: doom: " + fact + "2.250s: job.exception type=exec severity=0 " +
+                        fact + "flux-job: task(s) Killed\n12.5s: a step\n0.3s: flux-shell[1]:  WARN: affinity: none\n"),
+            "12.5s: a step\n0.3s: flux-shell[1]:  WARN: affinity: none\n");
+  ASSERT_TRUE(killed.report().lost_rank);
+  EXPECT_EQ(killed.report().lost_rank->rank, 3);
+  EXPECT_EQ(killed.report().lost_rank->host, "n2");
+  EXPECT_EQ(killed.report().lost_rank->signal, 9);
+  LauncherOutput exits;
+  exits.take("2.250s: job.exception type=exec severity=0 " + fact + "flux-job: task(s) exited with exit code 3\n");
+  EXPECT_FALSE(exits.report().lost_rank);
+  EXPECT_EQ(cause_of({.code = 3, .report = exits.report()}, ""),
+            "the program ended with exit code 3 on rank 3, host n2");
+  for (const char* const said : {"1.5s: job.exception type=node-failure severity=2 node failure on n2 (shell rank 1)\n",
+                                 "1.5s: job.exception type=exec severity=0 lost contact with job shell on broker n2 "
+                                 "(rank 1)\n"}) {
+    LauncherOutput node;
+    EXPECT_EQ(node.take(std::string("\x1emuster loaded \n") + said), "") << said;
+    EXPECT_EQ(node.report().lost_host, "n2") << said;
+    EXPECT_EQ(node.report().launcher_error, "Flux has lost the node n2") << said;
+  }
+  LauncherOutput too_many;
+  EXPECT_EQ(too_many.take("0.020s: job.exception type=alloc severity=0 unsatisfiable request\n"), "");
+  EXPECT_EQ(too_many.report().launcher_error, "Flux cannot start the ranks: unsatisfiable request");
+  LauncherOutput program;
+  EXPECT_EQ(program.take("0.1s: flux-shell[0]: FATAL: task 0 (host n1): start failed: ./fit: Permission denied\n"), "");
+  EXPECT_TRUE(program.report().no_program);
+  EXPECT_EQ(program.report().launcher_error, "starting ./fit: Permission denied");
+  LauncherOutput ended;
+  EXPECT_EQ(ended.take("\x1emuster loaded \nflux-job: one more ctrl-C within 2s to cancel or ctrl-Z to detach\n"
+                       "9.0s: job.exception type=cancel severity=0 interrupted by ctrl-C\n"),
+            "");
+  EXPECT_EQ(ended.report().launcher_error, "") << "we have ended it";
+}
+
 JobEnd lost_rank() { return {.code = 137, .report = {.lost_rank = LostRank{1, "n1", 9}}}; }
 
 TEST(Verdict, CodesComeThrough) {
@@ -825,6 +862,20 @@ TEST_F(LaunchCommandTest, HowTasksOfSrunFindEachOther) {
   EXPECT_EQ(way("MPI VERSION    : CRAY MPICH version 8.1.25.17"), "--mpi=cray_shasta");
   variables["SLURM_JOB_NUM_NODES"] = "1";
   EXPECT_EQ(&launcher_for(options, environment, "MPI VERSION    : CRAY MPICH version 8.1.25.17"), &srun);
+}
+
+TEST_F(LaunchCommandTest, InFlux) {
+  variables = {{"FLUX_URI", "local:///run/flux/local"}};
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &flux);
+  EXPECT_EQ(command(flux, 4, {"n2", "n3"}).words,
+            (std::vector<std::string>{"/bin/launcher", "run", "-n", "4", "-o", "exit-on-error",
+                                      "--requires=-host:n2,n3", "./fit", "--epochs", "3"}));
+  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, flux), 4) << "Flux knows what it has";
+  variables["FLUX_TASK_RANK"] = "0";
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi) << "in a task of a job";
+  variables.erase("FLUX_TASK_RANK");
+  options.hosts = "n1";
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
 }
 
 TEST_F(LaunchCommandTest, InPbsAndLsf) {

@@ -97,8 +97,8 @@ class Launcher : public LauncherTraits {
   virtual Hosts nodes_out_of_service() const { return {}; }
 };
 
-extern const Launcher &open_mpi, &hydra, &srun;
-inline std::array<const Launcher*, 3> launchers() { return {&open_mpi, &hydra, &srun}; }
+extern const Launcher &open_mpi, &hydra, &srun, &flux;
+inline std::array<const Launcher*, 4> launchers() { return {&open_mpi, &hydra, &srun, &flux}; }
 
 /// The launcher to use.
 struct FoundLauncher {
@@ -107,7 +107,8 @@ struct FoundLauncher {
   std::string mpi = {};  ///< as in Start
 };
 
-/// Returns srun in a Slurm job of several nodes, otherwise the mpirun that fits the MPI library. `mpi`: as in Start.
+/// Returns flux run in a Flux instance, srun in a Slurm job of several nodes, otherwise the mpirun that fits the MPI
+/// library. `mpi`: as in Start.
 const Launcher& launcher_for(const SuperviseOptions& options, const Environment& environment, const std::string& mpi);
 /// The launcher for a job with these options. Throws an Error (ExitCode::missing_package) if there is none.
 FoundLauncher find_launcher(const SuperviseOptions& options);
