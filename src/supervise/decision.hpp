@@ -30,6 +30,7 @@ struct JobRequirements {
   int min_workers = 1;  ///< equals `ranks` if all are required
   int max_failures = 0;
   int max_preemptions = -1;
+  bool waits_for_ranks = false;  ///< for all of them, as the saved state requires
 };
 
 struct NextStart {
