@@ -7,6 +7,7 @@
 #include <muster/version.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <exception>
 #include <filesystem>
@@ -77,6 +78,37 @@ std::vector<std::string> words_of(int argc, char** argv) {
   return words;
 }
 
+/// True if such an option, as "-n", "-n2" or "--name=x", is one of the command's.
+bool has_option(const CLI::App& command, const std::string& word) {
+  const auto name = word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
+  return command.get_option_no_throw(name) != nullptr;
+}
+
+/// What is wrong with the options before "--", behind which a program follows; empty if nothing is. CLI11 would name
+/// the program, or what follows the option.
+std::string wrong_option(const CLI::App& app, int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const auto mark = std::ranges::find(words, "--");
+  if (mark == words.end() || app.get_subcommands().empty()) return {};
+  const CLI::App& command = *app.get_subcommands().front();
+  const auto begin = std::ranges::find(words, command.get_name());
+  for (auto word = words.begin(); word != mark; ++word) {
+    const bool is_option = word->size() > 1 && word->front() == '-' && !std::isdigit((*word)[1]) && (*word)[1] != '.';
+    if (!is_option || has_option(word < begin ? app : command, *word)) continue;
+    if (word < begin && has_option(command, *word))
+      return "the option " + *word + " stands before the command. Write it behind `" + named_command(app) + "`";
+    return "there is no option " + *word + ". `" + named_command(app) + " --help` lists the options";
+  }
+  return {};
+}
+
+/// The first word that is given in place of one of the command's own commands; empty if there is none.
+std::string unknown_command(const CLI::App& command) {
+  const bool has_commands = !command.get_subcommands([](const CLI::App*) { return true; }).empty();
+  const auto words = command.remaining();
+  return has_commands && command.get_subcommands().empty() && !words.empty() ? words.front() : "";
+}
+
 int run(const std::string& name, const std::string& description, int argc, char** argv,
         const std::function<void(CLI::App&)>& add) {
   CLI::App app(description, name);
@@ -93,11 +125,10 @@ int run(const std::string& name, const std::string& description, int argc, char*
     if (const auto words = app.remaining(); !words.empty() && named.empty())
       return fail(ExitCode::usage, "there is no command \"" + words.front() + "\". `" + name + " --help` lists them");
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    // An option that stands before "--" is not one of the program behind it.
-    const auto extra = app.remaining(/*recurse=*/true);
-    if (const auto mark = std::ranges::find(extra, "--"); mark != extra.begin() && mark != extra.end())
-      return fail(ExitCode::usage,
-                  "there is no option " + extra.front() + ". `" + named_command(app) + " --help` lists the options");
+    if (const auto wrong = wrong_option(app, argc, argv); !wrong.empty()) return fail(ExitCode::usage, wrong);
+    if (const auto word = named.empty() ? "" : unknown_command(*named.front()); !word.empty())
+      return fail(ExitCode::usage, "there is no command \"" + named.front()->get_name() + " " + word + "\". `" +
+                                       named_command(app) + " --help` lists them");
     if (!named.empty() && named.front()->get_name() == "run" &&
         dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
       return fail(ExitCode::usage, std::string(error.what()) + ". For a flag of the program put -- before the program");

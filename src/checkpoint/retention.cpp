@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <ranges>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -44,6 +45,13 @@ std::optional<double> score_of(const Json& metrics, const std::string& attribute
 
 namespace {
 
+/// True if the report's validation is done and neither has the metric, not even as NaN, which is null.
+bool is_validated_without(const Json& metrics, const std::string& attribute) {
+  if (attribute.empty() || status_from(metrics) != CheckpointStatus::validated) return false;
+  const auto value = metrics.find(attribute);
+  return value == metrics.end() || !(value->is_number() || value->is_null());
+}
+
 /// Moves the names that point to a checkpoint to the newest one of `names` that a report gave the same name.
 void move_links(const storage::Tier& tier, int index, const std::map<int, std::string>& names) {
   for (const auto& moved : tier.names(index))
@@ -63,6 +71,7 @@ void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_
     const auto rollbacks = read_rollbacks(tier.folder());
     std::vector<ScoredCheckpoint> checkpoints;
     std::map<int, std::string> names;  // by index, the names that reports gave
+    std::set<int> without_score;       // indices of those whose validation did not give it
     for (const auto& [index, path] : tier.list().published) try {
         const auto manifest = read_manifest(path);
         if (manifest.index != index) continue;  // a copy that somebody made
@@ -73,10 +82,14 @@ void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_
             (needed && metrics.is_object() && needed(metrics.value("training_iteration", std::int64_t{0})));
         if (const auto name = manifest.metrics.value("checkpoint_name", Json()); name.is_string() && !gone)
           names.emplace(index, name);
+        if (!gone && is_validated_without(metrics, config.checkpoint_score_attribute)) without_score.insert(index);
         checkpoints.push_back({index, score_of(metrics, config.checkpoint_score_attribute), gone, !gone && is_needed});
       } catch (const Error&) {
         // A damaged checkpoint is neither counted nor removed; the next resume handles it.
       }
+    // If none has a score, the attribute may be misspelt, and the best of them are not known.
+    if (std::ranges::none_of(checkpoints, [](const auto& checkpoint) { return checkpoint.score.has_value(); }))
+      for (auto& checkpoint : checkpoints) checkpoint.pinned |= without_score.contains(checkpoint.index);
     const auto removed = indices_to_prune(std::move(checkpoints), config);
     for (const int index : removed) names.erase(index);
     for (const int index : removed) {

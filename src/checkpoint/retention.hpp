@@ -28,7 +28,8 @@ std::optional<double> score_of(const Json& metrics, const std::string& attribute
 
 /// Removes surplus checkpoints. A name that points to one of them goes to the newest kept checkpoint that had it too,
 /// or is removed if there is none. A failure only logs a warning. A checkpoint for whose report `needed` returns true
-/// is kept, and with `keep_pending` one whose validation is pending. Called by one rank.
+/// is kept, and with `keep_pending` one whose validation is pending. As long as none has a score, those stay whose
+/// validation should have given it. Called by one rank.
 void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_pending,
            const std::function<bool(std::int64_t training_iteration)>& needed = {}) noexcept;
 

@@ -10,10 +10,16 @@
 #include <string>
 
 namespace muster::detail::comm {
+namespace {
+
+/// True if ranks of a node share memory, the same on all ranks.
+bool can_share(const Channel& channel) { return channel.hierarchy() && channel.topology.num_nodes != channel.size; }
+
+}  // namespace
 
 std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved) {
   const auto& channel = *Channel::of(communicator);
-  if (!channel.hierarchy() || channel.topology.num_nodes == channel.size) return std::nullopt;
+  if (!can_share(channel)) return std::nullopt;
   wait_for_all_ranks(communicator, "sharing memory on a node");
   const auto stride = node::whole_pages(std::max<std::size_t>(1, bytes));
   const int local = channel.topology.local_rank;
@@ -28,7 +34,7 @@ std::optional<SharedRegion> allocate_shared(const Communicator& communicator, st
 std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicator, std::size_t bytes,
                                                  std::size_t reserved, const char* until_then) {
   const auto& channel = *Channel::of(communicator);
-  if (!channel.hierarchy() || channel.topology.num_nodes == channel.size) return nullptr;
+  if (!can_share(channel)) return nullptr;
   wait_for_all_ranks(communicator, "sharing memory on a node");
   return map_node_segment(*channel.transport->collective, channel.hierarchy()->ranks, bytes, 0, reserved, until_then);
 }
@@ -37,6 +43,7 @@ namespace {
 
 /// Gives back the regions that no rank uses any more: as long as one rank does, the others need them. Collective.
 void release_unused(const Communicator& communicator, Channel& channel) {
+  if (!can_share(channel)) return;
   auto& node = *channel.hierarchy()->communicator;
   auto unused = channel.run_exclusively([&] { return node.unused_regions(); });
   const auto word = [](std::uint64_t region) { return " " + std::to_string(region) + " "; };
@@ -52,10 +59,12 @@ void release_unused(const Communicator& communicator, Channel& channel) {
 }  // namespace
 
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
+  auto& channel = *Channel::of(communicator);
+  // Before the new region, which needs a descriptor. If the exchange is cut off on some ranks, only a region stays.
+  release_unused(communicator, channel);
   const auto shared = allocate_shared(communicator, bytes, bytes);
   if (!shared) return node::local_memory(bytes);
-  auto& channel = *Channel::of(communicator);
-  release_unused(communicator, channel);
+  // No exchange since the region was made on all ranks: it must get the same number on all of them.
   channel.run_exclusively([&] { channel.hierarchy()->communicator->register_region(shared->region); });
   // The node's communicator keeps the region registered for the other ranks; the pages are freed with their last user
   // on this rank.
@@ -68,7 +77,8 @@ bool may_be_written_later(const Communicator& communicator, const void* data, st
   if (communicator.size() == 1) return false;
   const auto& channel = *Channel::of(communicator);
   if (!channel.hierarchy()) return true;
-  // Within one node only this rank writes to its own memory, and a registered region lives as long as the channel.
+  // Within one node only this rank writes to its own memory, and a registered region lives as long as operations are
+  // under way.
   return channel.topology.num_nodes > 1 && !channel.hierarchy()->communicator->is_registered(data, bytes);
 }
 

@@ -188,7 +188,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
 ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Examination examination,
                                 const Print& print) {
   examination.findings = {{to_mend, "MPI", worlds.fact, worlds.remedy, {examination.host}}};
-  if (worlds.task == 0) print(examination);
+  if (worlds.is_said_here) print(examination);
   return ExitCode::missing_package;
 }
 
@@ -329,6 +329,7 @@ ExitCode Examination::exit_code() const {
 }
 
 ExitCode examine(const DoctorOptions& options, const std::function<void(const Examination&)>& print) {
+  detail::launch::forget_other_launchers(detail::comm::mpi_library());
   const auto start = detail::launch::started_by(environment);
   return start ? examine_ranks(*start, options, print) : examine_alone(options, print);
 }

@@ -160,7 +160,7 @@ CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
 std::optional<double> parse_seconds(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0.001 || value > 1e9) return {};
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0.001 && value <= 1e9)) return {};
   return value;
 }
 

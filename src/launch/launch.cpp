@@ -55,7 +55,7 @@ void prepare_malloc() {
 
 void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>& worlds) {
   if (!worlds) return;
-  if (worlds->task == 0) {
+  if (worlds->is_said_here) {
     detail::log::error(Error(ExitCode::usage, "starting", worlds->fact, worlds->remedy).what());
     detail::log::flush();
   }

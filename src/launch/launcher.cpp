@@ -2,6 +2,7 @@
 
 #include "base/cpus.hpp"
 #include "base/host.hpp"
+#include "launch/supervised.hpp"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -47,8 +48,8 @@ constexpr std::array<LauncherVariables, 7> launchers{{{"mpirun", "OMPI_COMM_WORL
                                                       {"srun", step_tasks, "SLURM_PROCID"}}};
 
 /// What Open MPI, PMIx and Hydra tell a process begins with these.
-constexpr std::array<std::string_view, 7> prefixes{"OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "ORTE_", "PMIX_", "PMI_",
-                                                   "OMPI_APP_CTX_",    "HYDI_"};
+constexpr std::array<std::string_view, 8> prefixes{
+    "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess_base_", "ORTE_", "PMIX_", "PMI_", "OMPI_APP_CTX_", "HYDI_"};
 constexpr std::array<std::string_view, 11> whole_names{"OMPI_ARGV",
                                                        "OMPI_COMMAND",
                                                        "OMPI_FILE_LOCATION",
@@ -80,13 +81,21 @@ std::vector<std::string> variables_of_launchers(const std::vector<std::string>& 
   return found;
 }
 
-/// True if the process that has started this one is a launcher, or a daemon of one: it need not be asked.
-bool is_child_of_launcher() {
-  constexpr std::array<std::string_view, 8> programs{"mpirun",  "mpiexec", "orterun", "orted",
-                                                     "prterun", "prte",    "prted",   "slurmstepd"};
+/// True if that process is a launcher, or a daemon of one.
+bool is_launcher(pid_t process) {
+  constexpr std::array<std::string_view, 11> programs{"mpirun",          "mpiexec", "orterun",   "orted",
+                                                      "prterun",         "prte",    "prted",     "slurmstepd",
+                                                      "hydra_pmi_proxy", "palsd",   "flux-shell"};
   std::string name;
-  std::getline(std::ifstream("/proc/" + std::to_string(::getppid()) + "/comm"), name);
+  std::getline(std::ifstream("/proc/" + std::to_string(process) + "/comm"), name);
   return std::ranges::find(programs, name) != programs.end();
+}
+
+/// True if a launcher has started this process or one that it comes from, such as a script.
+bool is_below_launcher() {
+  for (auto process = parent_of(::getpid()); process > 1; process = parent_of(process))
+    if (is_launcher(process)) return true;
+  return false;
 }
 
 }  // namespace
@@ -135,7 +144,7 @@ bool server_answers(const std::string& uri) {
 void forget_other_launchers(const std::string& mpi_library, bool even_own) {
   const auto names = variable_names();
   auto found = misleading_variables(names, ::getenv, mpi_library, [](const std::string& uri) {
-    return is_child_of_launcher() || server_answers(uri);
+    return is_launcher(::getppid()) || server_answers(uri);  // that which has started this process need not be asked
   });
   const auto launcher = started_by(::getenv);
   if (even_own && launcher && launcher->processes == 1)
@@ -156,7 +165,8 @@ std::string srun_plugin(const std::string& mpi_library) {
 std::optional<StartedBy> started_by(const Environment& environment) {
   for (const auto& one : launchers) {
     if (environment(one.processes) == nullptr) continue;
-    StartedBy found{one.launcher, number(environment, one.processes, 1), number(environment, one.number, 0)};
+    StartedBy found{one.launcher, number(environment, one.processes, 1), number(environment, one.number, 0),
+                    one.processes};
     // srun --pty bash is a step of one task too.
     if (found.launcher != "srun" || found.processes > 1 || environment("PMIX_RANK") != nullptr) return found;
   }
@@ -181,7 +191,7 @@ std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, 
   if (tasks <= 1 || environment("SLURM_PROCID") == nullptr || other_launcher || !mpi_library.starts_with("Open MPI"))
     return std::nullopt;
   return SeparateWorlds{
-      .task = number(environment, "SLURM_PROCID", 0),
+      .is_said_here = number(environment, "SLURM_PROCID", 0) == 0 || !is_below_launcher(),
       .fact = "srun started " + std::to_string(tasks) + " tasks without PMIx, so they cannot find each other",
       .remedy = "Start them with srun --mpi=pmix"};
 }
@@ -190,12 +200,13 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
                                               const std::string& mpi_library) {
   const auto launcher = started_by(environment);
   if (world_size != 1 || !launcher || launcher->processes <= 1) return std::nullopt;
-  return SeparateWorlds{
-      .task = launcher->number,
-      .fact = "the launcher started " + std::to_string(launcher->processes) +
-              " processes, but each of them is alone in its MPI world",
-      .remedy = "This program uses " + mpi_library +
-                ": start it with the mpirun of that MPI, or with srun --mpi=" + srun_plugin(mpi_library)};
+  return SeparateWorlds{.is_said_here = launcher->number == 0 || !is_below_launcher(),
+                        .fact = "the launcher started " + std::to_string(launcher->processes) +
+                                " processes, but each of them is alone in its MPI world",
+                        .remedy = "This program uses " + mpi_library +
+                                  ": start it with the mpirun of that MPI, or with srun --mpi=" + srun_plugin(mpi_library) +
+                                  ". If nothing was launched, unset " + launcher->variable +
+                                  ", which another job has left"};
 }
 
 bool started_by_srun(const Environment& environment) {

@@ -18,7 +18,8 @@ using Environment = std::function<const char*(const char*)>;  ///< like std::get
 struct StartedBy {
   std::string launcher;  ///< "mpirun"
   int processes = 1;
-  int number = 0;  ///< of this process among them
+  int number = 0;             ///< of this process among them
+  std::string variable = {};  ///< that says so
 };
 /// Empty if no launcher has. Knows mpirun of Open MPI, Hydra (MPICH, Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux
 /// and srun, by their variables.
@@ -52,7 +53,8 @@ MUSTER_INTERNAL_API std::string srun_plugin(const std::string& mpi_library);
 
 /// The error that the launcher has started N worlds of one rank.
 struct SeparateWorlds {
-  int task = 0;      ///< this process's number among the processes that the launcher started
+  /// By the launcher's first process, and by one whose variables come from another job.
+  bool is_said_here = true;
   std::string fact;  ///< for the error text
   std::string remedy;
 };

@@ -136,8 +136,8 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
       ranks_(resolved_, run_),
       exceptions_(std::uncaught_exceptions()) {
   const auto& world = resolved_.world();
-  const auto params_before = run_.params();
-  const auto config_before = params_before.is_object() ? params_before.value("train_loop_config", Json()) : Json();
+  params_before_ = run_.params();
+  const auto config_before = params_before_.is_object() ? params_before_.value("train_loop_config", Json()) : Json();
   trainer::begin_run(resolved_, run_);
   update_params(TrainOptions{}.max_retries);
   const auto workers = world.split(resolved_.is_worker() ? 0 : 1);
@@ -149,8 +149,7 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
       return history_.text();
     }));
   } catch (const Error& error) {
-    if (run::is_refusal(error.code()) && params_before.is_object() && world.rank() == 0)
-      run_.restore_params(params_before);
+    if (run::is_refusal(error.code())) restore_params();
     throw;
   }
   if (!history_.empty() && !config_before.is_null() && config_before != resolved_.options.train_loop_config &&
@@ -217,6 +216,17 @@ void OperatorRun::restore_random_state() {
   if (session_ && !random_state_.empty()) session::set_generator_state(std::exchange(random_state_, {}), device_);
 }
 
+void OperatorRun::restore_params() noexcept {
+  if (params_before_.is_object() && resolved_.world().rank() == 0) run_.restore_params(params_before_);
+}
+
+void OperatorRun::refuse_calls(const std::string& fact) {
+  if (resolved_.world().rank() == 0) run_.write_error("resuming the run " + run_.path().string() + ": " + fact);
+  restore_params();
+  throw Error(ExitCode::usage, "resuming the run " + run_.path().string(), fact,
+              "Make the same calls in the same order, or choose another --name");
+}
+
 Json OperatorRun::replay(Call call, const CallRecord& before) {
   history_.step();
   // Random numbers that main draws between the last replayed call and the next call must be the same as in a run that
@@ -224,10 +234,8 @@ Json OperatorRun::replay(Call call, const CallRecord& before) {
   if (history_.next() == nullptr && !training_) restore_random_state();
   if (before.call == call && before.refusal) throw *before.refusal;
   if (before.call == call) return before.result;
-  throw Error(ExitCode::usage, "resuming the run " + run_.path().string(),
-              "call " + std::to_string(history_.position()) + " of the trainer is " + name_of(call) + "() and was " +
-                  name_of(before.call) + "() before the run was resumed",
-              "Make the same calls in the same order, or choose another --name");
+  refuse_calls("call " + std::to_string(history_.position()) + " of the trainer is " + name_of(call) + "() and was " +
+               name_of(before.call) + "() before the run was resumed");
 }
 
 Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, const std::function<Json()>& work) {
@@ -548,11 +556,9 @@ void OperatorRun::print_summary() const {
 void OperatorRun::shutdown(bool force) {
   if (!ranks_.is_open()) return;
   if (!force && history_.next() != nullptr)
-    throw Error(ExitCode::usage, "resuming the run " + run_.path().string(),
-                "main has made " + std::to_string(history_.position()) + " of the " + std::to_string(history_.size()) +
-                    " calls of the trainer that were made before the run was resumed: the model is later than the "
-                    "results",
-                "Make the same calls in the same order, or choose another --name");
+    refuse_calls(
+        "main has made " + std::to_string(history_.position()) + " of the " + std::to_string(history_.size()) +
+        " calls of the trainer that were made before the run was resumed: the model is later than the results");
   if (!force) {
     run_on_all([&] { return session_->close(), std::string(); });
   } else if (session_) {

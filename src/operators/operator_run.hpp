@@ -58,6 +58,10 @@ class OperatorRun {
   void require_same(const char* call, const Options& options) const;
   /// Returns or throws the saved result of main's next call. Throws an Error if that was another call.
   Json replay(Call call, const CallRecord& before);
+  /// Throws an Error: main's calls are not those of the run. Leaves the cause in error.txt, and params.json as before.
+  [[noreturn]] void refuse_calls(const std::string& fact);
+  /// Writes params.json as it was before this start, on rank 0.
+  void restore_params() noexcept;
   /// The metrics for a row, without objects and without num_samples, which each row has. A report refuses those with
   /// other reserved names. `epoch` is the number of passes that train() has begun.
   Metrics row_metrics(const Json& result) const;
@@ -91,6 +95,7 @@ class OperatorRun {
   bool keeps_folder_ = true;        ///< keeps the run's folder even if nothing was saved in it
   const run::ResolvedOptions resolved_;
   run::RunFolder run_;
+  Json params_before_;  ///< params.json before this start; null in a new run
   const comm::TimeLimit everywhere_;
   at::Device device_;
   OperatorRanks ranks_;

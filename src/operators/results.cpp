@@ -5,6 +5,7 @@
 #include "observe/metric_accumulator.hpp"
 #include "observe/metrics.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <string>
@@ -23,6 +24,14 @@ std::optional<std::int64_t> samples_in(const Metrics& metrics) {
   const auto found = metrics.find(num_samples);
   if (found == metrics.end() || !found->second.value().is_number()) return {};
   return found->second.value().get<std::int64_t>();
+}
+
+/// The accumulator of the same metric without samples.
+Json without_samples(const Json& accumulator) {
+  detail::observe::MetricAccumulator part;
+  from_json(accumulator, part);
+  std::ranges::fill(part.sums, 0);  // a score of the AUC has no weight then
+  return to_json(part);
 }
 
 Json merged(const std::vector<Json>& accumulators) {
@@ -47,10 +56,13 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
                   "it is a metric of samples for some batches and a plain value for others",
                   "Give the same metric under that name for every batch");
     if (counts_samples) {
+      meter.last_weight = samples;
+      if (samples <= 0 && meter.last) continue;
       constexpr std::size_t most = 256;  // a merge takes time, and so does memory
       if (meter.accumulators.size() == most) meter.accumulators = {merged(meter.accumulators)};
-      meter.accumulators.push_back(metric.accumulator());
       meter.last = metric;
+      if (samples <= 0) meter.last->accumulator_ = without_samples(metric.accumulator());
+      meter.accumulators.push_back(meter.last->accumulator_);
       continue;
     }
     const auto weight = samples <= 0 || metric.weight() < 0 ? samples : metric.weight();
@@ -71,6 +83,7 @@ Metrics AverageMeterCollection::summary() const {
       detail::observe::MetricAccumulator sums;
       from_json(whole.accumulator_, sums);
       whole.value_ = value_of(sums);
+      last.weight_ = meter.last_weight;
     } else if (last.value().is_number()) {
       whole = meter.mean;
       last = Metric(last.value().get<double>(), meter.last_weight);
@@ -104,11 +117,15 @@ std::vector<Json> with_last_values(std::vector<Json> of_workers) {
     for (const auto& [name, value] : worker.items())
       if (value[1] != 0) counted.insert(name);
   for (auto& worker : of_workers)
-    for (auto& [name, value] : worker.items())
-      if (name.starts_with(last_prefix) && !counted.contains(name)) {
-        const auto mean = worker.find(name.substr(last_prefix.size()));
-        value[1] = mean != worker.end() && (*mean)[1] > 0 ? 1 : 0;
+    for (auto& [name, value] : worker.items()) {
+      if (!name.starts_with(last_prefix)) continue;
+      if (counted.contains(name)) {
+        if (value[1] == 0 && value.size() > 2) value[2] = without_samples(value[2]);
+        continue;
       }
+      const auto mean = worker.find(name.substr(last_prefix.size()));
+      value[1] = mean != worker.end() && (*mean)[1] > 0 ? 1 : 0;
+    }
   return of_workers;
 }
 

@@ -2,7 +2,6 @@
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
 #include "data/passes/batches.hpp"
-#include "data/passes/samples.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "muster/launch.hpp"

@@ -62,7 +62,7 @@ std::vector<Json> without_weights(std::vector<Json> of_ranks) {
 }
 
 /// Throws an Error if two ranks have stepped with other learning rates, so that their weights drift apart. A rank that
-/// has left its loop early has taken fewer steps, and fewer of its schedule.
+/// has left its loop early has taken fewer steps, and fewer of its schedule. NaN on all ranks is no difference.
 void require_same_rates(const std::vector<Contribution>& of_ranks) {
   const auto& first = of_ranks.front().rates;
   for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
@@ -70,10 +70,12 @@ void require_same_rates(const std::vector<Contribution>& of_ranks) {
       const auto &mine = first[optimizer], &theirs = of_ranks[rank].rates[optimizer];
       if (mine.empty() || theirs.empty() || mine[0] != theirs[0]) continue;
       for (std::size_t i = 1; i < std::min(mine.size(), theirs.size()); ++i)
-        if (mine[i] != theirs[i])
+        if (const auto of_first = state::value_to_json(mine[i].get<double>()),
+            of_rank = state::value_to_json(theirs[i].get<double>());
+            of_first != of_rank)
           throw Error(ExitCode::user_error, "comparing the learning rates on all ranks",
                       "that of parameter group " + std::to_string(i - 1) + " of optimizer " +
-                          std::to_string(optimizer) + " is " + mine[i].dump() + " on rank 0 and " + theirs[i].dump() +
+                          std::to_string(optimizer) + " is " + of_first.dump() + " on rank 0 and " + of_rank.dump() +
                           " on rank " + std::to_string(rank),
                       "Give schedulers the same value on every rank, as in session.mean(loss)");
     }
@@ -232,8 +234,8 @@ void Reporter::require_own_metrics(const Json& row) const {
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
     if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row); !metric.empty())
       throw Error(ExitCode::usage, "deciding by \"" + metric + "\" when training ends",
-                  "the report leaves it to the validation, and no rank is free to validate while the others train",
-                  "Leave ranks free, as with --workers, or report it");
+                  "this report does not have it, and as all ranks train, its validation ends only after training",
+                  "Leave ranks free, as with --workers, or report it with every checkpoint that is to be validated");
   });
 }
 
@@ -300,8 +302,14 @@ void Reporter::publish(const Json& row, const std::optional<Checkpoint>& to_vali
   auto& outputs = session_.outputs;
   outputs.observers.tell(&observe::Observer::report, row, session_.progress.epoch_count);
   if (outputs.validation == nullptr || !session_.workers.is_first()) return;
-  outputs.validation->poll_results(outputs.row_updater());
   if (to_validate) outputs.validation->request(*to_validate, session_.progress.training_iteration);
+}
+
+/// Tells of validations that have ended, which callbacks may answer with an exception.
+void Reporter::poll_validations() {
+  auto& outputs = session_.outputs;
+  if (outputs.validation != nullptr && session_.workers.is_first())
+    outputs.validation->poll_results(outputs.row_updater());
 }
 
 /// What a report changes before its checkpoint is committed, as it was before.
@@ -396,8 +404,11 @@ void Reporter::report(const Input& input) {
   session_.progress.end_report();
   if (all.has_callbacks)
     comm::run_on_all(session_.workers.control, [&] {
+      poll_validations();
       session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all.metrics), saved);
     });
+  else
+    poll_validations();
 
   session_.stopper.stop_if_asked_after_report(
       {.saved = report.saves, .had_state = all.has_state, .had_files = all.has_files});

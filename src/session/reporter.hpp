@@ -104,6 +104,7 @@ class Reporter {
   void set_back(const Before& before) noexcept;
   /// Gives the observers the row, and the validation its request.
   void publish(const Json& row, const std::optional<Checkpoint>& to_validate);
+  void poll_validations();
 
   const Parts session_;
   bool has_warned_of_steps_ = false;

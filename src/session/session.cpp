@@ -181,7 +181,8 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
        .new_group = state_->process_groups->make,
        .steps = state_->progress.steps,
        .no_sync_depth = state_->models.no_sync_depth(),
-       .stop_requested = [state = state_] { return state->stopper.is_asked_here(); },
+       // The launch of a validation that was given up may be gone.
+       .stop_requested = [state = state_] { return state->outputs.store && state->stopper.is_asked_here(); },
        .device = get_device(),
        .share_memory = share_memory,
        .spare_core = spare_core,

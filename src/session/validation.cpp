@@ -12,8 +12,11 @@
 #include "observe/tensorboard.hpp"
 #include "storage/tier.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace muster::detail::session {
@@ -119,8 +122,10 @@ void Validation::validate_on(const Communicator& group, const std::shared_ptr<co
   // The first rank decides. Another rank may have waited too long for it, and is out of step.
   const bool given_up = first && decision != Decision::finished;
   validator_.set_stuck(group.all_reduce(std::int64_t{given_up || validator_.is_out_of_step()}, ReduceOp::max) != 0);
+  is_out_of_time_ = decision == Decision::out_of_time;
   if (first) requests_->accept(validator_.write_result(of, decision), update_row_);
   validator_.leave();
+  validator_.set_stuck(group.all_reduce(std::int64_t{validator_.is_stuck()}, ReduceOp::max) != 0);
 }
 
 std::optional<Error> Validation::finish(const std::optional<Error>& error, bool has_trained) {
@@ -131,13 +136,18 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   const bool prunes = has_trained && (!error || stopped);
   const auto left = begin_finish(stopped, error, prunes);
   if (!left.empty()) validate_together(left, stopped, prunes || !error);
-  const auto [still_left, is_stuck] = comm::run_on_root(world, [&] {
-    const bool all_began = validator_.may_begin(stopped) && !validator_.is_stuck();
-    const auto count = all_began ? 0 : pending([](std::int64_t, const Json&) {}).size();
-    return std::pair(count, validator_.is_stuck());
+  const auto [still_left, all_began, is_stuck] = comm::run_on_root(world, [&] {
+    const bool may_go_on = validator_.may_begin(stopped) && !validator_.is_stuck();
+    const auto is_lost = [&](const Json& of) { return !requests_->has_accepted(of[0].get<int>()); };
+    const auto count = may_go_on ? static_cast<std::size_t>(std::count_if(left.begin(), left.end(), is_lost))
+                                 : pending([](std::int64_t, const Json&) {}).size();
+    return std::tuple(count, may_go_on, validator_.is_stuck() && !is_out_of_time_);
   });
   if (still_left == 0) return {};
   const auto& remedy = validator_.run().how_to_go_on();
+  if (all_began)
+    return Error(ExitCode::retry, "validating", "the results of some validations could not be written",
+                 "Mend the cause, which the warnings above name. " + remedy);
   const auto& launch = validator_.resolved().launch;
   const auto left_time = launch.time_left();
   const bool is_asked = launch.stop_requested() && !(left_time && left_time->count() <= 0);

@@ -40,7 +40,8 @@ class Validation {
   /// and updates the rows. Then prunes checkpoints if training was done or stopped, or, if `has_trained` is false, if
   /// it has validated some. Returns an Error if checkpoints are left that were not validated because of a stop, the end
   /// of the time, or a validation that did not end: ExitCode::stopped, but ExitCode::retry if the time of a start that
-  /// has not trained was too short for any, since another start would not come further. Collective over the world.
+  /// has not trained was too short for any, since another start would not come further. It is ExitCode::retry, too, if
+  /// only results are missing that could not be written. Collective over the world.
   std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
@@ -61,6 +62,7 @@ class Validation {
 
   Validator validator_;
   int attempt_ = 0;
+  bool is_out_of_time_ = false;                ///< on rank 0: the last validation was ended by a stop
   int leader_ = -1;                            ///< −1 if all ranks train, or if only one thread may call MPI
   std::optional<comm::Mailbox> mailbox_ = {};  ///< none without a leader
   UpdateRow update_row_ = {};                  ///< on rank 0, after training

@@ -128,28 +128,32 @@ ValidationJob::ValidationJob(std::shared_ptr<const ValidationContext> context, c
   }
 }
 
-ValidationJob::~ValidationJob() {
+ValidationJob::~ValidationJob() { static_cast<void>(leave()); }
+
+bool ValidationJob::leave() noexcept {
   // If the job is over on another rank, only its last message is still missing here.
-  if (outcome_.wait_for(moment) != std::future_status::ready) give_up();
+  if (!is_given_up_ && outcome_.wait_for(moment) != std::future_status::ready) is_given_up_ = give_up();
   if (thread_.joinable()) thread_.join();
+  return !is_given_up_ && outcome_.get().is_in_step;
 }
 
-void ValidationJob::give_up() noexcept {
+bool ValidationJob::give_up() noexcept {
   try {
     comm::raise_alarm(context_->ranks, {.kind = comm::Outcome::Kind::failed,
                                         .code = ExitCode::retry,
                                         .text = "the validation was given up",
                                         .stalled = true});
     // It may be over on all other ranks, and wait for their last message: then it is in step.
-    if (outcome_.wait_for(moment) == std::future_status::ready) return;
+    if (outcome_.wait_for(moment) == std::future_status::ready) return false;
     comm::give_up_work(context_->ranks);
-    if (outcome_.wait_for(2 * moment) == std::future_status::ready) return;
+    if (outcome_.wait_for(2 * moment) == std::future_status::ready) return true;
   } catch (...) {
     log::warn("giving up a validation: " + comm::current_outcome().text);
   }
   comm::leave_thread_behind(context_->ranks);
   leave_without_destructors();
   thread_.detach();
+  return true;
 }
 
 }  // namespace muster::detail::session

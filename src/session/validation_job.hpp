@@ -42,8 +42,9 @@ class ValidationJob {
   ValidationJob(std::shared_ptr<const ValidationContext> context, const std::filesystem::path& checkpoint);
   ValidationJob(const ValidationJob&) = delete;
   ValidationJob& operator=(const ValidationJob&) = delete;
-  /// Gives the validation up, unless it is over.
   ~ValidationJob();
+  /// Gives the validation up, unless it is over. False if this rank can no longer validate in that context.
+  bool leave() noexcept;
 
   bool is_over() const { return outcome_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
   /// The time since it has begun, without gaps in which this process did not run. Call it often while it runs.
@@ -52,13 +53,15 @@ class ValidationJob {
   const Outcome& outcome() const { return outcome_.get(); }
 
  private:
-  void give_up() noexcept;
+  /// True if the work in the context was given up, and not only waited for.
+  bool give_up() noexcept;
 
   std::shared_ptr<const ValidationContext> context_;
   mutable comm::WaitTime time_;
   Clock::duration ran_{};  ///< in the constructor
   std::shared_future<Outcome> outcome_;
   std::thread thread_;
+  bool is_given_up_ = false;
 };
 
 }  // namespace muster::detail::session

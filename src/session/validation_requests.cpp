@@ -2,6 +2,8 @@
 
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "checkpoint/files/manifest.hpp"
+#include "checkpoint/files/validation_file.hpp"
 #include "storage/tier.hpp"
 
 #include <string>
@@ -47,7 +49,27 @@ void ValidationRequests::accept(const ValidationResult& result, const UpdateRow&
   if (!result.warning.empty()) log::warn(result.warning);
   if (result.fields.is_null()) return;
   accepted_.insert(result.of.index);
+  warn_of_missing_score(result);
   settle_row(result.of.training_iteration, result.fields, update_row);
+}
+
+void ValidationRequests::warn_of_missing_score(const ValidationResult& result) {
+  const auto& attribute = validator_.resolved().options.run_config.checkpoint_config.checkpoint_score_attribute;
+  if (attribute.empty() || has_warned_of_score_ ||
+      checkpoint::status_from(result.fields) != CheckpointStatus::validated)
+    return;
+  const auto path = validator_.path_of(result.of.index);
+  try {
+    const auto metrics = checkpoint::with_validation(path, checkpoint::read_manifest(path).metrics);
+    const auto score = metrics.find(attribute);
+    if (score != metrics.end() && (score->is_number() || score->is_null())) return;  // NaN is null
+  } catch (const Error&) {
+    return;  // a damaged checkpoint is handled by the next resume
+  }
+  has_warned_of_score_ = true;
+  log::warn("keeping the best checkpoints by \"" + attribute + "\": neither the report nor the validation of " +
+            path.filename().string() +
+            " has it as a number. Such checkpoints are all kept while none has it, and then count as the worst");
 }
 
 }  // namespace muster::detail::session

@@ -37,9 +37,13 @@ class ValidationRequests {
   /// Updates the row, which then waits no more.
   void settle_row(std::int64_t training_iteration, const Json& fields, const UpdateRow& update_row);
 
+  /// Warns once if neither a report nor its validation has the score by which the best checkpoints are kept.
+  void warn_of_missing_score(const ValidationResult& result);
+
   const Validator& validator_;
   comm::Mailbox* mailbox_;
   int leader_;
+  bool has_warned_of_score_ = false;
   std::set<int> accepted_ = {};  ///< indices of the checkpoints whose result has been merged
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result

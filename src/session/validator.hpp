@@ -59,8 +59,11 @@ class Validator {
   std::shared_ptr<const ValidationContext> make_context(const Communicator& ranks) const;
   /// Begins; an earlier validation that still runs is given up. Collective over `context->ranks`.
   void begin(const std::shared_ptr<const ValidationContext>& context, int index);
-  /// Gives the validation up, unless it is over.
-  void leave() noexcept { job_.reset(); }
+  /// Gives the validation up, unless it is over. Where the others are done and this rank is not, it is stuck.
+  void leave() noexcept {
+    if (job_ && !job_->leave()) is_stuck_ = true;
+    job_.reset();
+  }
   bool is_running() const noexcept { return job_.has_value(); }
   bool is_over() const { return job_->is_over(); }
   /// True if the validation is over and not all ranks have reached its end.

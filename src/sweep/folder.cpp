@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <set>
+#include <string>
 
 namespace muster::detail::sweep {
 namespace {
@@ -116,11 +118,17 @@ void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& 
   auto& rows = about["trials"] = Json::array();
   std::vector<std::string> columns{"trial", "status"};
   std::vector<Json> lines;
+  // The same in all rows, so that a column has one meaning.
+  std::set<std::string> taken{"trial", "status", "checkpoint", "error"};
+  for (const auto& trial : trials)
+    if (trial.metrics.is_object())
+      for (const auto& [name, value] : trial.metrics.items()) taken.insert(name);
   for (const auto& trial : trials) {
     rows.push_back(to_json(trial));
     Json line{{"trial", trial.name}, {"status", text_of(trial.status)}};
-    for (const auto& [name, value] : settings_of(trial.config)) line[name] = value;
-    if (trial.metrics.is_object()) line.insert(trial.metrics.begin(), trial.metrics.end());  // settings stay
+    for (const auto& [name, value] : settings_of(trial.config))
+      line[taken.contains(name) ? "config." + name : name] = value;
+    if (trial.metrics.is_object()) line.insert(trial.metrics.begin(), trial.metrics.end());
     // A metric may have one of these names: it is replaced only if there is a value.
     for (const char* key : {"checkpoint", "error"})
       if (const auto& value = rows.back()[key]; !value.is_null() || !line.contains(key)) line[key] = value;

@@ -36,6 +36,12 @@ std::string metrics_in(const std::vector<Json>& rows) {
   return listed(std::vector(names.begin(), names.end()), 8, std::identity());
 }
 
+/// True if the report's validation has given nothing so far: it might have given the metric.
+bool lacks_validation(const Json& row) {
+  const auto status = row.is_object() ? row.value("checkpoint_status", Json()) : Json();
+  return status == "pending_validation" || status == "validation_failed" || status == "validation_timeout";
+}
+
 /// Compares a trial with the others at its reports. It is on every worker; the first worker decides for all.
 class Comparison final : public Callback {
  public:
@@ -211,6 +217,8 @@ class Group {
       throw comm::RanksMissing(Error(lost.code(), trial.name + ": " + lost.what()), lost.report_delay());
     }
 
+    const bool asked = ranks_.all_reduce(std::int64_t{asked_to_stop() || comparison->cut_off()}, ReduceOp::max) != 0;
+
     // The group's first rank determines the outcome.
     const bool ends = comm::run_on_root(ranks_, [&] {
       // A Trainable may end so before its run exists; then the trial has no report.
@@ -229,13 +237,24 @@ class Group {
         trial.metrics = row_to_compare(result->metrics, result->metrics_history, work_.options.metric);
         trial.checkpoint = result->checkpoint;
       }
+      add_scores(number);
       save_row(trial);
       log_outcome(trial);
       if (has_ended_well(trial.status) && result) require_metric(trial);
-      return stopped;
+      if (!stopped || asked || has_stopped_by_time(trial)) return stopped;
+      if (error) log::warn(trial.name + ": " + error->what());  // stopped for itself: the others go on
+      return false;
     });
     if (ends) stop_all();
     return !ends;
+  }
+
+  /// True if training may have stopped before a time limit, so that it could be saved. Where only validations are left,
+  /// it has not.
+  bool has_stopped_by_time(const Trial& trial) const {
+    if (!work_.launch.time_left()) return false;
+    const auto params = read_json_if_intact(trial.path / run_names::params);
+    return !params.is_object() || params.value("finished", Json()) != true;
   }
 
   void save_row(const Trial& trial, const LostStarts& lost_starts = {}) const {
@@ -243,22 +262,33 @@ class Group {
     if (work_.launch.rank() == 0) work_.refresh();
   }
 
+  /// Adds the scores of validations that have ended after training, as a restart does.
+  void add_scores(int number) const {
+    if (!work_.rungs.empty()) try {
+        const auto rows = observe::History::read(work_.folder / name_of(number));
+        for (const auto& one : comparisons_in(rows, work_.rungs, work_.options.metric, order_of(work_.options)))
+          queue_.add_score(one.rung, number, one.score);
+      } catch (const Error&) {
+        // The sweep has failed elsewhere, which next() notices, or the rows are damaged, which the trial has reported.
+      }
+  }
+
   /// Throws an Error if the trial has ended and none has reported the metric as a number so far: the others would train
-  /// for nothing. NaN, which is null in a row, may be this trial's alone.
+  /// for nothing. NaN, which is null in a row, may be this trial's alone, and so may a validation that has failed.
   void require_metric(const Trial& ended) const {
     const auto& metric = work_.options.metric;
     const auto has_metric = [&](const Json& row) {
       const auto value = row.is_object() ? row.find(metric) : row.end();
       return value != row.end() && (value->is_number() || value->is_null());
     };
-    if (metric.empty() || has_metric(ended.metrics)) return;
+    if (metric.empty() || has_metric(ended.metrics) || lacks_validation(ended.metrics)) return;
     std::vector<Json> rows;
     for (const auto& trial : work_.trials) try {
         auto reported = observe::History::read(trial.path);
         // A Trainable of one's own may have added metrics to its Result.
         if (const auto row = read_trial(trial.path)) reported.push_back(row->metrics);
         for (auto& row : reported) {
-          if (has_metric(row)) return;
+          if (has_metric(row) || lacks_validation(row)) return;
           rows.push_back(std::move(row));
         }
       } catch (const Error&) {
@@ -288,7 +318,10 @@ Error missing_metric(const std::string& metric, const std::vector<Json>& rows) {
     return Error(ExitCode::usage, "comparing the trials", "none has a number as its \"" + metric + "\"" + but,
                  "Report a number, which NaN and infinity are not, or name another metric");
   return Error(ExitCode::usage, "comparing the trials", "none has reported \"" + metric + "\"" + but,
-               "Name a metric of session.report() in SweepOptions::metric");
+               "Name a metric of session.report() in SweepOptions::metric" +
+                   std::string(std::ranges::any_of(rows, lacks_validation)
+                                   ? ", or mend the validation, which has failed in some trials"
+                                   : ""));
 }
 
 void ask_others_to_stop(const std::filesystem::path& folder) noexcept {

@@ -25,8 +25,11 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace muster {
 namespace detail::sweep {
@@ -407,6 +410,13 @@ void run_on_groups(const SweepWork& work, const Communicator& world, int groups)
   TrialQueue queue(world, work.scores, limit);
   const auto ranks = comm::make_separate_world(world.split(std::min(group, groups)));
   comm::set_final_grace(ranks, limit);  // a failed trial must not end the others
+  // A rank that is left over waits below for the others, and tells them meanwhile of a signal that it gets.
+  std::optional<std::jthread> listener;
+  if (group >= groups)
+    listener.emplace([&](const std::stop_token& over) {
+      for (; !over.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(50)))
+        if (work.launch.stop_requested()) return ask_others_to_stop(work.folder);
+    });
   const auto error = comm::attempt_on_all(world, {.done = no_limit, .failed = limit}, [&] {
     if (group >= groups) return;  // ranks that are left over
     try {
@@ -442,14 +452,20 @@ std::ptrdiff_t waiting_in(const SweepResult& sweep) {
   return std::ranges::count(sweep.trials, TrialStatus::waiting, &Trial::status);
 }
 
-/// The error with which the sweep ends in its present state, if any; the same on all ranks.
-std::optional<Error> error_of(const SweepResult& sweep, const std::string& name) {
+/// The error with which the sweep ends in its present state, if any; the same on all ranks. `asked`: it was asked to
+/// stop.
+std::optional<Error> error_of(const SweepResult& sweep, const std::string& name, bool asked) {
   const auto agreed = [](const Error& error) { return Error(error.code(), std::string(error.what())); };
   const auto& trials = sweep.trials;
   const auto ended = std::ranges::count_if(trials, [](const Trial& trial) { return has_ended_well(trial.status); });
   if (const auto waiting = waiting_in(sweep); waiting > 0) {
     const bool saved =
         ended > 0 || std::ranges::any_of(trials, [](const Trial& trial) { return trial.checkpoint.has_value(); });
+    if (!asked)
+      return agreed(Error(saved ? ExitCode::stopped : ExitCode::retry, "the sweep",
+                          std::to_string(waiting) + " of " + counted(trials.size(), "trial") +
+                              " stopped without a request; the warnings above name the cause",
+                          "Start it again with --name " + name + " to go on"));
     return agreed(Error(saved ? ExitCode::stopped : ExitCode::retry, "the sweep",
                         "stopped on request, " + std::to_string(waiting) + " of " + counted(trials.size(), "trial") +
                             (waiting == 1 ? " is left" : " are left") +
@@ -532,17 +548,16 @@ SweepResult Sweep::fit() {
     }
 
   SweepResult result{.path = work.folder, .metric = options_.metric, .mode = order_of(options_)};
-  result.trials = trials_in(
-      detail::json_from_text(comm::run_on_root(world,
-                                               [&] {
-                                                 work.refresh();
-                                                 for (const char* file : {detail::run_names::stop, stopping_file})
-                                                   detail::session::StopFile(work.folder / file).remove();
-                                                 return detail::json_text_lossy(rows_of(read_trials(
-                                                     work.folder, work.trial_settings, /*same_space=*/true)));
-                                               })),
-      work.folder);
-  result.error = error_of(result, run.name());
+  const auto end = detail::json_from_text(comm::run_on_root(world, [&] {
+    work.refresh();
+    const bool asked = std::filesystem::exists(work.folder / stopping_file);
+    for (const char* file : {detail::run_names::stop, stopping_file})
+      detail::session::StopFile(work.folder / file).remove();
+    return detail::json_text_lossy(
+        Json{rows_of(read_trials(work.folder, work.trial_settings, /*same_space=*/true)), asked});
+  }));
+  result.trials = trials_in(end[0], work.folder);
+  result.error = error_of(result, run.name(), end[1].get<bool>());
   if (world.rank() != 0) return result;
   if (flags.progress != Progress::none) std::fputs(table_of(result).c_str(), stderr);
   if (result.error && result.error->code() == ExitCode::retry && waiting_in(result) > 0)

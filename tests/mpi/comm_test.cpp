@@ -1,4 +1,5 @@
 #include "comm/agreement.hpp"
+#include "comm/channel.hpp"
 #include "comm/collectives.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/time_limit.hpp"
@@ -6,7 +7,9 @@
 #include "node/shared_segment.hpp"
 #include "support/world.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,6 +33,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::world;
+
+/// Nothing is shared if each rank has its own node.
+bool shares() { return world().topology().num_nodes < world().size(); }
 
 TEST(Communicator, GathersInTheOrderOfRanks) {
   const auto values = world().all_gather(std::string(static_cast<std::size_t>(world().rank()), 'x'));
@@ -95,6 +101,25 @@ TEST(Communicator, SharedMemoryThatNoRankHasAnyMoreIsGivenBack) {
   if (kept) std::ranges::fill(kept->as<double>(), 1.0);
   channel.all_reduce(kept ? kept->as<double>() : std::span(own));
   EXPECT_EQ(std::ranges::count(kept ? kept->as<double>() : std::span(own), channel.size()), 1000);
+}
+
+TEST(Communicator, SharedMemoryIsGivenBackBeforeMoreIsTaken) {
+  if (!shares()) GTEST_SKIP() << "needs another rank on its node";
+  const auto channel = world().duplicate();
+  for (int round = 0; round < 2; ++round) channel.shared_memory(1000);
+  int highest = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    highest = std::max(highest, std::stoi(entry.path().filename().string()));
+  std::vector<int> taken;  // all that are free below the limit
+  for (int file = 0; file >= 0 && file <= highest;) taken.push_back(file = ::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit full{.rlim_cur = static_cast<rlim_t>(taken.back()) + 1, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &full), 0);
+  const auto memory = channel.shared_memory(1000);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const int file : taken) ::close(file);
+  EXPECT_TRUE(Channel::of(channel)->hierarchy()->communicator->is_registered(memory.data(), memory.size()));
 }
 
 TEST(Communicator, AChildOfForkWritesToMemoryOfItsOwn) {
@@ -426,9 +451,6 @@ TEST(Agreement, ARankThatHasRaisedStaysACause) {
   ASSERT_TRUE(cause);
   EXPECT_NE(std::string(cause->what()).find("trouble of 0"), std::string::npos);
 }
-
-/// Nothing is shared if each rank has its own node.
-bool shares() { return world().topology().num_nodes < world().size(); }
 
 /// Calls that create communicators or memory, in which all ranks take part.
 std::vector<std::function<void(const Communicator&)>> makers() {

@@ -74,6 +74,18 @@ TEST(Refusals, LearningRatesThatDriftApart) {
                              "schedulers the same value on every rank");
 }
 
+TEST(Refusals, NoLearningRateThatIsNanOnAllRanks) {
+  const auto text = refusal({}, [](Session& session, const Config&) {
+    auto net = session.prepare_model(Linear(1, 1));
+    auto optimizer = session.prepare_optimizer(torch::optim::SGD(net->parameters(), 0.25));
+    net->forward(torch::ones({1, 1})).sum().backward();
+    optimizer.param_groups().front().options().set_lr(std::numeric_limits<double>::quiet_NaN());
+    optimizer.step();
+    session.report({{"loss", 1.0}});
+  });
+  EXPECT_EQ(text, "no error");
+}
+
 TEST(Refusals, WeightsThatCannotBe) {
   const auto infinity = std::numeric_limits<double>::infinity();
   for (const double weight : {-1.0, infinity - infinity, infinity, 1e-10, 2e12}) {

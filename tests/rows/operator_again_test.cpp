@@ -587,6 +587,7 @@ TEST(Operators, AFinishedRunDoesNotBecomeShorter) {
               world().rank() == 0)
         << said;
     EXPECT_TRUE(params_of("shorter").value("finished", false));
+    EXPECT_TRUE(fs::exists(storage() / "shorter" / "error.txt"));
     world().barrier();
   }
   EXPECT_EQ(run_calls("shorter", {}).results, whole.results);

@@ -781,6 +781,22 @@ TEST(Operators, AMetricOfABatchCountsByItsOwnSamples) {
     EXPECT_NEAR(all.at("perplexity").get<double>(), std::exp(1.4), 1e-9) << workers;
     EXPECT_EQ(all.at("num_samples"), 8);
   }
+  // A batch that is empty on a worker, or on all of them so far, does not count.
+  std::vector<AverageMeterCollection> uneven(2);
+  uneven[1].update({{"f1", expected}}, 0);
+  uneven[0].update({{"f1", expected}}, 8);
+  uneven[1].update({{"f1", expected}}, 8);
+  F1 last;
+  last.add(at::tensor({1, 1, 0}), at::tensor({1, 0, 1}));
+  uneven[0].update({{"f1", last}}, 3);
+  uneven[1].update({{"f1", expected}}, 0);
+  F1 all_samples;
+  for (int i = 0; i < 2; ++i) all_samples.add(prediction, target);
+  all_samples.add(at::tensor({1, 1, 0}), at::tensor({1, 0, 1}));
+  const auto counted =
+      reduce_over_workers({to_weighted_json(uneven[0].summary()), to_weighted_json(uneven[1].summary())});
+  EXPECT_DOUBLE_EQ(counted.at("f1").get<double>(), all_samples.value());
+  EXPECT_DOUBLE_EQ(counted.at("last_f1").get<double>(), last.value());
   AverageMeterCollection many, mixed;
   for (int batch = 0; batch < 600; ++batch) many.update(of_batch(prediction, target, 1.0, 3));
   EXPECT_DOUBLE_EQ(many.summary().at("f1").value().get<double>(), expected.value());

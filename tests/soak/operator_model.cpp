@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <stdexcept>
+#include <vector>
 
 namespace muster::soak {
 namespace {
@@ -46,24 +47,55 @@ struct Meter {
   void add(double value, std::int64_t samples) { sum += value * static_cast<double>(samples), last = value; }
 };
 
-/// Of some samples: what a mean over tokens and an F1 are computed of.
+/// Of some samples: what a mean over tokens and the metrics of classification.hpp are computed of.
 struct Counts {
   double tokens = 0, of_tokens = 0;
-  double both = 0, either = 0;  ///< samples that are positive in prediction and target; in one of them or both
+  double samples[2][2] = {};      ///< by class and predicted class
+  std::vector<double> scores[2];  ///< by class
   void add(const Counts& other) {
     tokens += other.tokens, of_tokens += other.of_tokens;
-    both += other.both, either += other.either;
+    for (int i = 0; i < 2; ++i) {
+      for (int j = 0; j < 2; ++j) samples[i][j] += other.samples[i][j];
+      scores[i].insert(scores[i].end(), other.scores[i].begin(), other.scores[i].end());
+    }
   }
-  Json f1() const { return either > 0 ? Json(2 * both / (both + either)) : Json(); }
+  /// In class i or taken for it.
+  double either(int i) const { return samples[i][i] + samples[i][1 - i] + samples[1 - i][i]; }
+  Json hits() const {
+    const auto right = samples[0][0] + samples[1][1], wrong = samples[0][1] + samples[1][0];
+    return right + wrong > 0 ? Json(right / (right + wrong)) : Json();
+  }
+  Json f1() const { return either(1) > 0 ? Json(2 * samples[1][1] / (samples[1][1] + either(1))) : Json(); }
+  Json iou() const {
+    double sum = 0, classes = 0;
+    for (int i = 0; i < 2; ++i)
+      if (either(i) > 0) sum += samples[i][i] / either(i), ++classes;
+    return classes > 0 ? Json(sum / classes) : Json();
+  }
+  Json confusion() const {
+    return Json::array({Json::array({samples[0][0], samples[0][1]}), Json::array({samples[1][0], samples[1][1]})});
+  }
+  Json auc() const {
+    if (scores[0].empty() || scores[1].empty()) return {};
+    double larger = 0;
+    for (const double one : scores[1])
+      for (const double zero : scores[0]) larger += one > zero ? 1 : one == zero ? 0.5 : 0;
+    return larger / static_cast<double>(scores[0].size() * scores[1].size());
+  }
 };
 
-/// A sample has two tokens where its target is positive, else one. The F1 takes the target's sign for a prediction of
-/// the first input's.
+/// A sample has two tokens where its target is positive, else one. Its class is the sign of the first input, which is
+/// predicted by the target's sign, or for the AUC by the target itself.
 Counts counts_of(const at::Tensor& x, const at::Tensor& y) {
   const auto tokens = y.gt(0).to(at::kDouble) + 1;
-  const auto predicted = y.select(1, 0).gt(0), target = x.select(1, 0).gt(0);
-  return {tokens.sum().item<double>(), (y * tokens).sum().item<double>(),
-          predicted.logical_and(target).sum().item<double>(), predicted.logical_or(target).sum().item<double>()};
+  Counts counts{.tokens = tokens.sum().item<double>(), .of_tokens = (y * tokens).sum().item<double>()};
+  for (std::int64_t i = 0; i < x.size(0); ++i) {
+    const auto score = y[i][0].item<double>();
+    const int its_class = x[i][0].item<double>() > 0 ? 1 : 0;
+    ++counts.samples[its_class][score > 0 ? 1 : 0];
+    counts.scores[its_class].push_back(score);
+  }
+  return counts;
 }
 
 class ModelTrainer {
@@ -138,8 +170,16 @@ class ModelTrainer {
             {"last_perplexity", last},
             {"of_tokens", counts.of_tokens / counts.tokens},
             {"last_of_tokens", last_counts.of_tokens / last_counts.tokens},
+            {"hits", counts.hits()},
+            {"last_hits", last_counts.hits()},
             {"f1", counts.f1()},
             {"last_f1", last_counts.f1()},
+            {"iou", counts.iou()},
+            {"last_iou", last_counts.iou()},
+            {"confusion", counts.confusion()},
+            {"last_confusion", last_counts.confusion()},
+            {"auc", counts.auc()},
+            {"last_auc", last_counts.auc()},
             {"num_samples", samples},
             {"batch_count", batches},
             {"val_loss", loss.sum / static_cast<double>(samples)},

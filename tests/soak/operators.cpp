@@ -272,10 +272,13 @@ class Trained final : public TrainingOperator {
     if (tokens.numel() > 0)
       mean.add((batch["y"] * tokens).sum() / tokens.sum(), static_cast<std::int64_t>(tokens.sum().item<double>()));
     metrics.emplace("of_tokens", mean);
-    F1 f1;
-    if (tokens.numel() > 0)
-      f1.add(batch["y"].select(1, 0).gt(0).to(at::kLong), batch["x"].select(1, 0).gt(0).to(at::kLong));
-    metrics.emplace("f1", f1);
+    add_of_samples<Accuracy>(metrics, "hits", batch);
+    add_of_samples<F1>(metrics, "f1", batch);
+    add_of_samples<ConfusionMatrix>(metrics, "confusion", batch);
+    add_of_samples<MeanIoU>(metrics, "iou", batch);
+    AUC auc;
+    if (tokens.numel() > 0) auc.add(batch["y"].select(1, 0), batch["x"].select(1, 0).gt(0).to(at::kLong));
+    metrics.emplace("auc", auc);
     return metrics;
   }
 
@@ -290,6 +293,15 @@ class Trained final : public TrainingOperator {
   std::int64_t seen = 0;
 
  private:
+  /// Adds a metric that takes the sign of the target for a prediction of the first input's.
+  template <class Metric>
+  static void add_of_samples(Metrics& metrics, const char* name, Batch& batch) {
+    Metric metric;
+    if (batch["y"].numel() > 0)
+      metric.add(batch["y"].select(1, 0).gt(0).to(at::kLong), batch["x"].select(1, 0).gt(0).to(at::kLong));
+    metrics.emplace(name, metric);
+  }
+
   static Dataset data(const at::Tensor& x) { return Dataset::from_tensors({{"x", x}, {"y", operator_targets(x)}}); }
   OperatorLoader train_loader(std::int64_t samples) const {
     return {data(operator_train_inputs(settings_, samples)),
@@ -357,7 +369,7 @@ std::string difference(Json have, const Json& want, bool reduced) {
   if (have.size() != want.size()) return "gives " + have.dump() + ", not " + want.dump();
   for (const auto& [key, value] : want.items())
     if (!have.contains(key) || have[key].is_number() != value.is_number() ||
-        (value.is_number() && !same(have[key], value)))
+        (value.is_number() && !same(have[key], value)) || (value.is_array() && have[key] != value))
       return "has " + key + " in " + have.dump() + ", not in " + want.dump();
   return {};
 }

@@ -414,7 +414,7 @@ int main(int argc, char** argv) {
     if (std::string_view(argv[i]) == "--killed") return soak::play_started_run(argc, argv);
   return soak::drive(argc, argv, "runs", [](const Communicator& world) {
     return [&world](const soak::Round& round) {
-      if (world.size() > 1) return soak::play_validated_run(round, world);
+      if (world.size() > 1) return soak::validated_runs::play(round, world);
       const log::Scope as_before;
       log::configure(0, round.aloud ? log::Level::warn : log::Level::off);
       try {

@@ -4,7 +4,7 @@
 //   mpirun -n RANKS sampling_storm --first SEED --count PROGRAMS
 //   mpirun -n RANKS sampling_storm --seed SEED              one program, printed pass by pass
 #include "data/passes/alias_table.hpp"
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
 #include "muster/muster.hpp"
 #include "soak/dice.hpp"
 #include "soak/driver.hpp"

@@ -30,7 +30,7 @@
 #include <utility>
 #include <vector>
 
-namespace muster::soak {
+namespace muster::soak::validated_runs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -245,7 +245,7 @@ void check_events(const Plan& plan, const fs::path& run, const std::vector<Json>
 
 }  // namespace
 
-std::string play_validated_run(const Round& round, const Communicator& world) {
+std::string play(const Round& round, const Communicator& world) {
   static int programs = 0;
   const int program = ++programs;
   const auto plan = std::make_shared<const Plan>(draw(round.seed, world.size()));
@@ -290,4 +290,4 @@ std::string play_validated_run(const Round& round, const Communicator& world) {
   });
 }
 
-}  // namespace muster::soak
+}  // namespace muster::soak::validated_runs

@@ -6,9 +6,9 @@
 
 #include <string>
 
-namespace muster::soak {
+namespace muster::soak::validated_runs {
 
 /// Plays the run of a round. Returns what is wrong on this rank; empty if nothing is. Collective.
-std::string play_validated_run(const Round& round, const Communicator& world);
+std::string play(const Round& round, const Communicator& world);
 
-}  // namespace muster::soak
+}  // namespace muster::soak::validated_runs

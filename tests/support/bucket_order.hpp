@@ -1,7 +1,7 @@
 // The order of BatchOptions::bucket_samples by its definition, made as a whole: the reference for LengthBuckets.
 #pragma once
 
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
 
 #include <algorithm>
 #include <cstdint>

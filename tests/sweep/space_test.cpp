@@ -373,6 +373,20 @@ TEST(Rows, AMetricMayBeCalledAsTheirColumns) {
   EXPECT_EQ(lines[2], "trial_00001,failed,,broken,0.001");
 }
 
+TEST(Rows, ASettingMayBeCalledAsAColumnOrAMetric) {
+  const test::Folder folder;
+  write_tables(folder.path(),
+               {trial(0, TrialStatus::done, {{"loss", 0.5}}, {{"status", "on"}, {"loss", "l1"}}),
+                trial(1, TrialStatus::waiting, nullptr, {{"status", "off"}, {"loss", "l2"}})},
+               Json::object());
+  std::ifstream csv(folder.path() / "sweep.csv");
+  std::string lines[3];
+  for (auto& line : lines) std::getline(csv, line);
+  EXPECT_EQ(lines[0], "trial,status,checkpoint,config.loss,config.status,error,loss");
+  EXPECT_EQ(lines[1], "trial_00000,done,,l1,on,,0.5");
+  EXPECT_EQ(lines[2], "trial_00001,waiting,,l2,off,,");
+}
+
 TEST(Rows, OfOthersMakingAreRefused) {
   const test::Folder folder;
   const auto path = folder.path() / name_of(0);

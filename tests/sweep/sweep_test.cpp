@@ -1,5 +1,7 @@
 // Sweeps with ranks: which ranks run which trial, how trials end, the files, and a second start.
+#include "comm/make_world.hpp"
 #include "comm/time_limit.hpp"
+#include "launch/part.hpp"
 #include "muster/muster.hpp"
 #include "support/world.hpp"
 
@@ -183,6 +185,27 @@ TEST_F(Sweeps, RanksThatAreLeftOverWait) {
   EXPECT_EQ(ended.sweep->best()->name, "trial_00001") << "who waits has the same result";
 }
 
+TEST_F(Sweeps, ARankThatIsLeftOverPassesAStopOn) {
+  const int size = world().size();
+  if (size < 3) GTEST_SKIP() << "nothing is left over";
+  const auto storage = test::shared_folder();
+  const auto ended = launch({storage}, [&](Launch& whole) {
+    const bool is_last = whole.rank() == size - 1;
+    const auto saved = storage / "sweep" / "trial_00000" / "checkpoint_000000";
+    Launch launch(whole, {.ranks = detail::comm::make_separate_world(whole.communicator()),
+                          .flags = whole.flags(),
+                          .asked_to_stop = [=] { return is_last && std::filesystem::exists(saved); }});
+    TorchTrainer trainer(launch, [](Session& session) {
+      std::int64_t epochs = 0;
+      auto state = session.state({{"epochs", epochs}});
+      for (;;) session.report({{"epochs", ++epochs}}, state);
+    });
+    return Sweep(launch, trainer.as_trainable(), {.space = {{"value", grid({1})}}, .ranks_per_trial = size - 1}).fit();
+  });
+  EXPECT_EQ(ended.code, 85) << ended.said;
+  EXPECT_NE(ended.said.find("stopped on request, 1 of 1 trial is left"), std::string::npos) << ended.said;
+}
+
 TEST_F(Sweeps, WhatIsRandomComesFromTheSeedAndSamplesTrainWithTheirs) {
   std::vector<Json> drawn[3];
   for (int i = 0; i < 3; ++i) {
@@ -234,17 +257,18 @@ TEST_F(Sweeps, TheSchedulerEndsThoseThatAreWorse) {
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00007" / "params.json").at("finished"), true);
 }
 
-TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
+/// Trains each trial on one rank and validates its "value" as "score", on the other ranks if there are any. A report
+/// waits until the validation of the one before is over; the first trial makes `reports_of_first`, and others 8.
+Ended run_validated(int ranks_per_trial, const std::vector<Json>& values, int reports_of_first) {
   const auto storage = test::shared_folder();
-  const bool some_validate = world().size() > 1;
   const auto train = [&](Session& session, const Config& config) {
     double value = config.at("value");
     auto state = session.state({{"value", value}});
     state.restore();
-    for (int report = 0; report < 8; ++report) {
+    for (int report = 0; report < (number_of(session) == 0 ? reports_of_first : 8); ++report) {
       session.report({{"report", report}}, state, {.validation = true});
       const auto checkpoint = "checkpoint_00000" + std::to_string(report);
-      while (some_validate &&
+      while (ranks_per_trial > 1 &&
              !std::filesystem::exists(storage / "sweep" / session.trial_name() / checkpoint / "validation.json"))
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -254,19 +278,24 @@ TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
     checkpoint.load("value", value);
     return {{"score", value}};
   };
-  const auto ended = launch({storage}, [&](Launch& launch) {
+  return launch({storage}, [&](Launch& launch) {
     TorchTrainer trainer(launch, train,
                          {.train_loop_config = {{"value", 0.0}},
                           .scaling_config = {.num_workers = 1},
                           .validation = {.function = validate}});
     return Sweep(launch, trainer.as_trainable(),
-                 {.space = {{"value", grid({4.0, 3.0, 2.0, 1.0})}},
-                  .ranks_per_trial = some_validate ? 2 : 1,
+                 {.space = {{"value", grid(values)}},
+                  .ranks_per_trial = ranks_per_trial,
                   .metric = "score",
                   .mode = ScoreOrder::max,
                   .scheduler = asha({.grace_period = 1, .reduction_factor = 2, .max_t = 100})})
         .fit();
   });
+}
+
+TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
+  const bool some_validate = world().size() > 1;
+  const auto ended = run_validated(some_validate ? 2 : 1, {4.0, 3.0, 2.0, 1.0}, 8);
   if (!some_validate) {
     EXPECT_EQ(ended.code, 64) << ended.said;
     return;
@@ -276,6 +305,13 @@ TEST_F(Sweeps, TheSchedulerComparesWhatValidationsGive) {
   EXPECT_EQ(statuses(ended)[3], TrialStatus::stopped);
   EXPECT_LT(ended.sweep->trials[3].metrics.at("report"), 7);
   EXPECT_EQ(ended.said.find("has no \"score\""), std::string::npos) << ended.said;
+}
+
+TEST_F(Sweeps, TheSchedulerComparesWithWhatValidationsGiveAfterTraining) {
+  if (world().size() == 1) GTEST_SKIP() << "no rank validates";
+  const auto ended = run_validated(world().size(), {2.0, 1.0}, 1);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::done, TrialStatus::stopped})) << ended.said;
 }
 
 TEST_F(Sweeps, WhoFailsAtAComparisonDoesNotEscapeIt) {
@@ -708,6 +744,59 @@ TEST_F(Sweeps, AnyFunctionIsATrainable) {
   EXPECT_EQ(ended.sweep->best()->name, "trial_00002");
 }
 
+TEST_F(Sweeps, AValidationThatFailsInTheFirstTrialDoesNotEndTheSweep) {
+  const auto start = [](const std::vector<Json>& values) {
+    const auto train = [](Session& session, const Config& config) {
+      double value = config.at("value");
+      auto state = session.state({{"value", value}});
+      session.report({{"loss", 1.0}}, state, {.validation = true});
+    };
+    const auto validate = [](Session&, const Checkpoint& checkpoint) -> Config {
+      double value = 0;
+      checkpoint.load("value", value);
+      if (value == 0) throw std::runtime_error("no such file");
+      return {{"score", value}};
+    };
+    return launch({test::shared_folder()}, [&](Launch& launch) {
+      TorchTrainer trainer(launch, train,
+                           {.train_loop_config = {{"value", 0.0}}, .validation = {.function = validate}});
+      return Sweep(launch, trainer.as_trainable(),
+                   {.space = {{"value", grid(values)}},
+                    .ranks_per_trial = world().size(),
+                    .metric = "score",
+                    .mode = ScoreOrder::max})
+          .fit();
+    });
+  };
+  const auto ended = start({0.0, 1.0});
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  ASSERT_TRUE(ended.sweep && ended.sweep->best()) << ended.said;
+  EXPECT_EQ(ended.sweep->best()->name, "trial_00001");
+  const auto all_fail = start({0.0});
+  EXPECT_EQ(all_fail.code, 64);
+  EXPECT_NE(all_fail.said.find("mend the validation, which has failed in some trials"), std::string::npos)
+      << all_fail.said;
+}
+
+TEST_F(Sweeps, ATrialThatStopsForItselfDoesNotStopTheOthers) {
+  const auto fit = [](Launch& launch, const Config& config) -> Result {
+    if (config.at("value") == 0) throw Error(ExitCode::stopped, "validating", "not all is validated");
+    return TorchTrainer(launch, [&](Session& session) { count(session, config); }).fit();
+  };
+  const auto ended = launch({test::shared_folder()}, [&](Launch& launch) {
+    return Sweep(launch, fit,
+                 {.space = {{"value", grid({0, 1})}},
+                  .ranks_per_trial = world().size(),
+                  .metric = "value",
+                  .mode = ScoreOrder::max})
+        .fit();
+  });
+  EXPECT_EQ(ended.code, 85) << ended.said;
+  EXPECT_EQ(statuses(ended), (std::vector{TrialStatus::waiting, TrialStatus::done})) << ended.said;
+  EXPECT_NE(ended.said.find("trial_00000: validating: not all is validated"), std::string::npos) << ended.said;
+  EXPECT_NE(ended.said.find("1 of 2 trials stopped without a request"), std::string::npos) << ended.said;
+}
+
 TEST_F(Sweeps, ATrainableMayBeDoneBeforeItsRun) {
   const auto fit = [](Launch& launch, const Config& config) -> Result {
     if (config.at("value") == 0) throw Error(ExitCode::done, "there is nothing to train");
@@ -799,6 +888,7 @@ TEST_F(Sweeps, GoesOnWithItsSeedWithoutSeed) {
     EXPECT_EQ(next.sweep->trials[trial].config, first.sweep->trials[trial].config);
   EXPECT_EQ(json_in(storage / "sweep" / "sweep.json").at("seed"), 4);
   EXPECT_EQ(json_in(storage / "sweep" / "trial_00002" / "params.json").at("seed"), 4 + 2) << "of its sample";
+  world().barrier();  // all have read it
   if (world().rank() == 0) std::ofstream(storage / "sweep" / "sweep.json").close();  // empty
   world().barrier();
   const auto again = start({"--seed", "4"});

@@ -3,6 +3,7 @@
 #include "base/number.hpp"
 #include "base/printable.hpp"
 #include "base/temporary.hpp"
+#include "base/thread_pool.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
 #include "support/io_errors.hpp"
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -20,8 +22,12 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <latch>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 namespace muster::base_test {
 namespace {
@@ -328,6 +334,93 @@ TEST(Number, FitsOrIsRefused) {
             std::string::npos);
   EXPECT_NE(refused([] { detail::checked_product(std::int64_t{1} << 32, std::int64_t{1} << 31, "reading x", "it"); }),
             "");
+}
+
+TEST(ThreadPool, MakesEachCallOnce) {
+  detail::ThreadPool threads("muster-test", 3);
+  const auto check = [&threads] {
+    for (const std::size_t count : {0, 1, 2, 100, 1000}) {
+      std::vector<std::atomic<int>> calls(count);
+      threads.run(count, [&](std::size_t i) { ++calls[i]; });
+      for (const auto& number : calls) EXPECT_EQ(number, 1);
+    }
+  };
+  check();
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i) callers.emplace_back(check);
+  for (auto& caller : callers) caller.join();
+}
+
+TEST(ThreadPool, PassesOnAnError) {
+  detail::ThreadPool threads("muster-test", 3);
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> calls = 0;
+    try {
+      threads.run(1000, [&](std::size_t i) {
+        ++calls;
+        if (i == 3) throw std::runtime_error("call 3");
+      });
+      ADD_FAILURE() << "no error";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "call 3");
+    }
+    EXPECT_GE(calls, 4);
+  }
+}
+
+/// Waits until the task of this thread is unwanted.
+void wait_until_unwanted() {
+  try {
+    for (;; std::this_thread::yield()) detail::ThreadPool::throw_if_unwanted();
+  } catch (detail::ThreadPool::Unwanted) {
+  }
+}
+
+TEST(ThreadPool, DropsWhatHasNotBegunWhenItRestsAndStartsAgain) {
+  detail::ThreadPool pool("muster-test", 1);
+  for (int round = 0; round < 3; ++round) {
+    std::latch begun(1);
+    std::atomic<int> done = 0;
+    pool.add([&] {
+      begun.count_down();
+      wait_until_unwanted();
+      ++done;
+    });
+    pool.add([&] { ++done; });
+    begun.wait();
+    pool.rest();
+    EXPECT_EQ(done, 1);
+  }
+}
+
+TEST(ThreadPool, EndsWhatATaskHasAnotherPoolDoAfterOneCall) {
+  detail::ThreadPool decoding("muster-test", 2), ahead("muster-test", 1);
+  std::latch begun(1), ended(1);
+  std::atomic<int> calls = 0;
+  bool is_unwanted = false;
+  const auto decode = [&] {
+    try {
+      decoding.run(1000, [&](std::size_t) {
+        if (++calls == 1) begun.count_down();
+        wait_until_unwanted();
+      });
+    } catch (detail::ThreadPool::Unwanted) {
+      is_unwanted = true;
+    }
+    ended.count_down();
+  };
+  {
+    detail::ThreadPool pass("muster-test", 1);
+    pass.add([&] {
+      ahead.add(decode);
+      ended.wait();
+    });
+    begun.wait();
+  }
+  EXPECT_TRUE(is_unwanted);
+  EXPECT_LE(calls, 3);
+  decoding.run(10, [&](std::size_t) { ++calls; });
+  EXPECT_GE(calls, 11) << "the other pools go on";
 }
 
 }  // namespace

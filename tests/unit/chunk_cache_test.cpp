@@ -1,8 +1,7 @@
-// The parts of a chunked column: its layout, its cache and its threads.
+// The parts of a chunked column: its layout, its cache and its memory.
 #include "data/sources/chunk_cache.hpp"
 #include "data/sources/chunk_layout.hpp"
 #include "data/sources/chunk_memory.hpp"
-#include "data/sources/decoding_threads.hpp"
 #include "data/sources/scattered_read.hpp"
 #include "muster/error.hpp"
 #include "support/folder.hpp"
@@ -15,11 +14,9 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
-#include <functional>
 #include <numeric>
 #include <random>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -189,38 +186,6 @@ TEST(ChunkMemory, IsTakenAndGivenBackByThreads) {
   for (int mark = 0; mark < 4; ++mark) threads.emplace_back(work, mark);
   threads.clear();
   EXPECT_EQ(wrong, 0);
-}
-
-TEST(DecodingThreads, MakeEachCallOnce) {
-  DecodingThreads threads;
-  const auto check = [&threads] {
-    for (const std::size_t count : {0, 1, 2, 100, 1000}) {
-      std::vector<std::atomic<int>> calls(count);
-      threads.run(count, [&](std::size_t i) { ++calls[i]; });
-      for (const auto& number : calls) EXPECT_EQ(number, 1);
-    }
-  };
-  check();
-  std::vector<std::thread> callers;
-  for (int i = 0; i < 4; ++i) callers.emplace_back(check);
-  for (auto& caller : callers) caller.join();
-}
-
-TEST(DecodingThreads, PassOnAnError) {
-  DecodingThreads threads;
-  for (int round = 0; round < 100; ++round) {
-    std::atomic<int> calls = 0;
-    try {
-      threads.run(1000, [&](std::size_t i) {
-        ++calls;
-        if (i == 3) throw std::runtime_error("call 3");
-      });
-      ADD_FAILURE() << "no error";
-    } catch (const std::runtime_error& error) {
-      EXPECT_STREQ(error.what(), "call 3");
-    }
-    EXPECT_GE(calls, 4);
-  }
 }
 
 TEST(ScatteredRead, ReadsPiecesInAnyOrder) {

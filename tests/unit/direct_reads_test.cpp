@@ -100,6 +100,22 @@ TEST_F(DirectReadsTest, DropTheFirstRequestsWhereThereAreTooMany) {
   }
 }
 
+TEST_F(DirectReadsTest, AreDroppedOrThereWhenTheThreadsRest) {
+  DirectReads reads(enough);
+  for (int round = 0; round < 20; ++round) {
+    for (std::uint64_t i = 0; i < 30; ++i) EXPECT_TRUE(reads.request(*file_, i * 30'000, 30'000));
+    reads.rest();
+    for (std::uint64_t i = 0; i < 30; ++i) {
+      const bool was_begun = reads.has(*file_, i * 30'000);
+      const auto part = reads.take(*file_, i * 30'000);
+      EXPECT_EQ(part.has_value(), was_begun);
+      if (part) {
+        EXPECT_TRUE(is_there(*part, i * 30'000, 30'000));
+      }
+    }
+  }
+}
+
 TEST_F(DirectReadsTest, OfManyThreads) {
   DirectReads reads(1 << 20);
   const auto work = [&](unsigned seed) {

@@ -429,7 +429,7 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   EXPECT_EQ(exit_code_of({.code = 0, .report = not_launched.report()}), 75);
   EXPECT_EQ(exit_code_of({.code = 0, .report = node.report()}), 75);
   LauncherOutput cancelled;
-  cancelled.take("slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n");
+  cancelled.take("\x1emuster loaded\nslurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n");
   EXPECT_EQ(exit_code_of({.code = 0, .report = cancelled.report()}), 75);
   EXPECT_EQ(cause_of({.code = 0, .report = cancelled.report()}, ""), "Slurm has cancelled the step of the ranks");
   EXPECT_EQ(exit_code_of({.code = 0, .report = cancelled.report(), .stop_requested = true}), 0);

@@ -297,6 +297,15 @@ TEST(Weights, ThatPythonLoadsStrictlyAreLoaded) {
   EXPECT_TRUE(at::equal(net->embed, whole.tensors.at("embed")));
 }
 
+TEST(Weights, OfAnEntryOfOnesOwnKeepTheirNames) {
+  for (const char* prefix : {"module.", "model."}) {
+    const StateDict state{.tensors = {{std::string(prefix) + "a", at::ones({2})}}};
+    StateDict loaded;
+    load_state_dict(StateEntry([&] { return state; }, [&](const StateDict& saved) { loaded = saved; }), state);
+    EXPECT_TRUE(loaded.tensors.size() == 1 && loaded.tensors.contains(state.tensors.begin()->first)) << prefix;
+  }
+}
+
 TEST(Weights, WhatIsThereIsNotReplaced) {
   const Folder folder;
   for (const auto& format : formats) {

@@ -1,5 +1,6 @@
 #include "checkpoint/files/checked_files.hpp"
 
+#include "base/thread_pool.hpp"
 #include "checkpoint/files/state_reader.hpp"
 
 #include <ATen/Parallel.h>
@@ -7,7 +8,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <future>
 #include <map>
 #include <utility>
 
@@ -72,11 +72,9 @@ std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) noex
 
 void for_each_share(std::uint64_t count, const std::function<void(Range)>& work) {
   const auto threads = static_cast<int>(std::clamp<std::uint64_t>(count, 1, at::get_num_threads()));
-  std::vector<std::future<void>> others;
-  for (int thread = 1; thread < threads; ++thread)
-    others.push_back(std::async(std::launch::async, work, share_of(count, {thread, threads})));
-  work(share_of(count, {0, threads}));
-  for (auto& other : others) other.get();
+  ThreadPool("muster-share", threads - 1).run(static_cast<std::size_t>(threads), [&](std::size_t thread) {
+    work(share_of(count, {static_cast<int>(thread), threads}));
+  });
 }
 
 File open_with_size(const fs::path& directory, const FileEntry& entry) {

@@ -1,6 +1,6 @@
 #include "data/passes/alias_table.hpp"
 
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
 
 #include <algorithm>
 #include <bit>

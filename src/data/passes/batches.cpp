@@ -169,7 +169,9 @@ void BatchStream::end() {
   if (std::exchange(at_end_, true)) return;
   batches_.reset();
   current_ = {};
-  if (pass_) shard_->end_pass(*pass_);
+  if (!pass_) return;
+  source_of(shard_->dataset)->end_threads();  // a dataset may outlive the session, and its threads should not
+  shard_->end_pass(*pass_);
 }
 
 }  // namespace detail::data

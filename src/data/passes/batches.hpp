@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "base/thread_pool.hpp"
 #include "data/passes/shard.hpp"
 #include "data/sources/source.hpp"
 
@@ -15,8 +16,6 @@
 #include <optional>
 #include <stop_token>
 #include <string>
-#include <thread>
-#include <vector>
 
 namespace muster::detail::data {
 
@@ -67,7 +66,6 @@ class MUSTER_INTERNAL_API Prefetch {
   std::optional<ReadBatch> take();
   void wait_for_batch(Lock& lock);
   void leave();
-  void join();
   void leave_slow_reader();
 
   const Produce produce_;
@@ -76,12 +74,11 @@ class MUSTER_INTERNAL_API Prefetch {
   std::optional<SlowReader> slow_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Slot> slots_;  ///< in the order of the batches; a deque, since references must stay valid
-  bool finished_ = false;   ///< nothing more will be read
-  bool leaving_ = false;    ///< no more batches are wanted; only the thread that takes them sets it
-  bool ended_ = false;      ///< the thread that reads has left read_batches()
-  std::vector<std::thread> workers_;
-  std::thread reader_;
+  std::deque<Slot> slots_;       ///< in the order of the batches; a deque, since references must stay valid
+  bool finished_ = false;        ///< nothing more will be read
+  bool leaving_ = false;         ///< no more batches are wanted; only the thread that takes them sets it
+  bool ended_ = false;           ///< the thread that reads has left read_batches()
+  ThreadPool workers_, reader_;  ///< end before what they use
 };
 
 /// The batches that a BatchRange iterates over. The prefetching thread only reads; the shard belongs to the thread that

@@ -1,28 +1,13 @@
 #include "data/passes/blocks_ahead.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 namespace muster::detail::data {
 
 BlocksAhead::BlocksAhead(std::function<void(const std::vector<std::int64_t>& samples)> prepare, bool uses_threads)
-    : prepare_(std::move(prepare)) {
-  try {
-    while (uses_threads && threads_.size() < 2) threads_.emplace_back([this] { work(); });
-  } catch (const std::system_error&) {  // the system has no more threads; a single thread, or wait_for(), does the work
-  }
-}
-
-BlocksAhead::~BlocksAhead() {
-  {
-    const std::lock_guard lock(mutex_);
-    leaving_ = true;
-  }
-  changed_.notify_all();
-  for (auto& thread : threads_) thread.join();
+    : prepare_(std::move(prepare)), threads_("muster-ahead", uses_threads ? 2 : 0) {
+  has_threads_ = threads_.start() > 0;
 }
 
 void BlocksAhead::add(std::span<const ExpectedBlock> blocks) {
@@ -31,7 +16,11 @@ void BlocksAhead::add(std::span<const ExpectedBlock> blocks) {
     const std::lock_guard lock(mutex_);
     waiting_.insert(waiting_.end(), blocks.begin(), blocks.end());
   }
-  changed_.notify_all();
+  if (!has_threads_) return;
+  threads_.add([this] {
+    Lock lock(mutex_);
+    prepare_all(lock);
+  });
 }
 
 void BlocksAhead::wait_for(std::span<const LaneRange> rows) {
@@ -40,21 +29,11 @@ void BlocksAhead::wait_for(std::span<const LaneRange> rows) {
         rows, [&](const LaneRange& range) { return range.lane == block.lane && block.first < range.last; });
   };
   Lock lock(mutex_);
-  if (threads_.empty()) return prepare_all(lock);
+  if (!has_threads_) return prepare_all(lock);
   changed_.wait(lock, [&] {
     return std::ranges::none_of(waiting_, has_rows) &&
            std::ranges::none_of(in_work_, [&](const auto& blocks) { return std::ranges::any_of(blocks, has_rows); });
   });
-}
-
-void BlocksAhead::work() {
-  ::pthread_setname_np(::pthread_self(), "muster-ahead");
-  Lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return leaving_ || !waiting_.empty(); });
-    if (leaving_) return;
-    prepare_all(lock);
-  }
 }
 
 void BlocksAhead::prepare_all(Lock& lock) {

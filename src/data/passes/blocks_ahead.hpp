@@ -1,6 +1,7 @@
 // Threads that prepare the next blocks of samples while batches are read.
 #pragma once
 
+#include "base/thread_pool.hpp"
 #include "data/passes/samples.hpp"
 
 #include <condition_variable>
@@ -9,7 +10,6 @@
 #include <list>
 #include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 namespace muster::detail::data {
@@ -21,10 +21,6 @@ class BlocksAhead {
   /// `prepare` is given a sample of each block. If it throws, the batch that needs the block reads it itself.
   /// Several threads call it at once. `uses_threads`: false to call it in wait_for().
   BlocksAhead(std::function<void(const std::vector<std::int64_t>& samples)> prepare, bool uses_threads);
-  /// Waits for the calls under way.
-  ~BlocksAhead();
-  BlocksAhead(const BlocksAhead&) = delete;
-  BlocksAhead& operator=(const BlocksAhead&) = delete;
 
   void add(std::span<const ExpectedBlock> blocks);
   /// Returns when those of the added blocks are prepared that these rows lie in.
@@ -33,7 +29,6 @@ class BlocksAhead {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  void work();
   void prepare_all(Lock& lock);
 
   const std::function<void(const std::vector<std::int64_t>& samples)> prepare_;
@@ -41,8 +36,8 @@ class BlocksAhead {
   std::condition_variable changed_;
   std::vector<ExpectedBlock> waiting_;
   std::list<std::vector<ExpectedBlock>> in_work_;
-  bool leaving_ = false;
-  std::vector<std::thread> threads_;
+  bool has_threads_ = false;
+  ThreadPool threads_;  ///< ends first, which waits for the calls under way
 };
 
 }  // namespace muster::detail::data

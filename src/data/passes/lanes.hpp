@@ -7,21 +7,14 @@
 // their blocks. The order depends on the seed and the files alone, not on the number of ranks.
 #pragma once
 
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
+#include "data/sources/sample_layout.hpp"
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace muster::detail::data {
-
-/// The rows of files that are stored in blocks, numbered through all files.
-struct Blocks {
-  std::int64_t rows = 0;                 ///< of a block, the last block of a file may be shorter; 0: no blocks
-  std::vector<std::int64_t> files = {};  ///< rows of each file
-  int lanes = 64;                        ///< blocks whose rows are mixed
-  bool operator==(const Blocks&) const = default;
-};
 
 class Lanes {
  public:

@@ -5,10 +5,6 @@
 
 namespace muster::detail::data {
 
-Lengths::Lengths(std::vector<std::int64_t> lengths) : of_samples(std::move(lengths)), hash(of_samples.size()) {
-  for (const auto length : of_samples) hash = mix(hash, static_cast<std::uint64_t>(length));
-}
-
 LengthBuckets::LengthBuckets(std::shared_ptr<const Lengths> lengths, std::int64_t bucket, std::uint64_t key)
     : lengths_(std::move(lengths)),
       size_(static_cast<std::int64_t>(lengths_->of_samples.size())),

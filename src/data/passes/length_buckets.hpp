@@ -1,7 +1,8 @@
 // A random order in which samples of like length come together.
 #pragma once
 
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
+#include "data/sources/sample_layout.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -9,14 +10,6 @@
 #include <vector>
 
 namespace muster::detail::data {
-
-/// The length of each sample of a dataset.
-struct Lengths {
-  std::vector<std::int64_t> of_samples;
-  std::uint64_t hash = 0;
-
-  explicit Lengths(std::vector<std::int64_t> lengths);
-};
 
 /// The shuffled samples are divided into windows. The samples of a window are sorted by length and cut into buckets.
 /// The buckets come in random order, except for a last one that is short, and the samples of a bucket in random order.

@@ -3,14 +3,14 @@
 #include "comm/rank_status.hpp"
 #include "comm/time_limit.hpp"
 #include "data/passes/batches.hpp"
+#include "data/preprocess/batch_work.hpp"
 #include "muster/error.hpp"
 #include "watch/trace.hpp"
-
-#include <pthread.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 namespace muster::detail::data {
@@ -22,24 +22,24 @@ constexpr std::chrono::milliseconds poll_interval{50};
 }  // namespace
 
 Prefetch::Prefetch(Produce produce, int ahead, int threads, std::optional<SlowReader> slow)
-    : produce_(std::move(produce)), ahead_(static_cast<std::size_t>(ahead)), threads_(threads), slow_(std::move(slow)) {
+    : produce_(std::move(produce)),
+      ahead_(static_cast<std::size_t>(ahead)),
+      threads_(threads),
+      slow_(std::move(slow)),
+      workers_("muster-map", threads > 1 ? threads : 0),
+      reader_("muster-read", 1) {
   if (ahead_ == 0) return;
-  try {
-    for (int worker = 0; threads_ > 1 && worker < threads_; ++worker)
-      workers_.emplace_back([this] { work_on_batches(); });
-    reader_ = std::thread([this] { read_batches(); });
-  } catch (...) {  // the system has no more threads
-    leave();
-    join();
-    throw;
-  }
+  const std::size_t workers = threads > 1 ? static_cast<std::size_t>(threads) : 0;
+  if (workers_.start() < workers || reader_.start() == 0)  // the system has no more threads
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  for (std::size_t worker = 0; worker < workers; ++worker) workers_.add([this] { work_on_batches(); });
+  reader_.add([this] { read_batches(); });
 }
 
 Prefetch::~Prefetch() {
   if (slow_) slow_->stop.request_stop();
   leave();
-  if (reader_.joinable() && slow_ && slow_->communicator) leave_slow_reader();
-  join();
+  if (ahead_ > 0 && slow_ && slow_->communicator) leave_slow_reader();
 }
 
 void Prefetch::leave() {
@@ -48,11 +48,6 @@ void Prefetch::leave() {
     leaving_ = true;
   }
   changed_.notify_all();
-}
-
-void Prefetch::join() {
-  if (reader_.joinable()) reader_.join();
-  for (auto& worker : workers_) worker.join();
 }
 
 /// Waits until the thread has ended. It cannot be left running, since it may use objects that the program destroys
@@ -74,7 +69,6 @@ void Prefetch::leave_slow_reader() {
 }
 
 void Prefetch::read_batches() {
-  ::pthread_setname_np(::pthread_self(), "muster-read");
   const auto most = ahead_ + static_cast<std::size_t>(threads_) - 1;
   Lock lock(mutex_);
   for (;;) {
@@ -100,7 +94,6 @@ void Prefetch::read_batches() {
 }
 
 void Prefetch::work_on_batches() {
-  ::pthread_setname_np(::pthread_self(), "muster-map");
   Lock lock(mutex_);
   while (!leaving_)
     if (!work_once(lock)) changed_.wait(lock);

@@ -14,11 +14,6 @@ std::uint64_t key_of(std::uint64_t seed, const OrderOptions& options, Purpose pu
 
 }  // namespace
 
-SampleRange share_of(std::int64_t count, int world, int rank) noexcept {
-  const std::int64_t each = count / world, more = count % world;
-  return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
-}
-
 Order::Order(std::int64_t size, const OrderOptions& options)
     : size_(size),
       window_(options.window),

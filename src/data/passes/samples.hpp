@@ -5,12 +5,12 @@
 // batch size.
 #pragma once
 
-#include "base/export.hpp"
 #include "data/passes/alias_table.hpp"
 #include "data/passes/lanes.hpp"
 #include "data/passes/length_buckets.hpp"
-#include "data/passes/permutation.hpp"
 #include "data/sources/ahead.hpp"
+#include "data/sources/permutation.hpp"
+#include "data/sources/sample_layout.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -18,15 +18,6 @@
 #include <vector>
 
 namespace muster::detail::data {
-
-/// `count` consecutive items, from item `first`.
-struct SampleRange {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-/// The items that `rank` of `world` ranks gets out of `count`. If they do not divide evenly, the first ranks get one
-/// more.
-MUSTER_INTERNAL_API SampleRange share_of(std::int64_t count, int world, int rank) noexcept;
 
 /// How the samples of one pass are ordered.
 struct OrderOptions {

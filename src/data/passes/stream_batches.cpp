@@ -99,8 +99,9 @@ class StreamBatches final : public BatchStream {
       mine.workers = pass.share.total;
     }
     mine.generator = make_generator(pass.order.random_seed(-1 - mine.worker));
+    const auto seed = [order = pass.order](std::int64_t number) { return order.random_seed(number); };
     auto read =
-        [next = source_of(shard().dataset)->open(mine, {.rows = rows, .order = pass.order, .dtypes = options().dtypes}),
+        [next = source_of(shard().dataset)->open(mine, {.rows = rows, .random_seed = seed, .dtypes = options().dtypes}),
          rows, options = options(), conversion = BatchConversion(options())]() -> std::optional<ReadBatch> {
       const at::NoGradGuard no_grad;
       auto batch = next();

@@ -1,6 +1,5 @@
 #include "data/preprocess/column_preprocessor.hpp"
 
-#include "data/passes/samples.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"

@@ -1,6 +1,6 @@
 #include "data/sources/chunk_cache.hpp"
 
-#include "data/passes/samples.hpp"
+#include "data/sources/permutation.hpp"
 
 #include <utility>
 #include <vector>

@@ -1,5 +1,6 @@
 #include "data/sources/chunk_reader.hpp"
 
+#include "base/cpus.hpp"
 #include "base/memory_limit.hpp"
 #include "base/page_size.hpp"
 
@@ -43,6 +44,12 @@ void map_pages(std::span<std::byte> memory) {
 #endif
 }
 
+/// As many as there are cores for this process beside the caller's, at most 4. They are counted once, which takes long.
+int decoding_threads() {
+  static const int threads = std::min(4, count_usable_cores() - 1);
+  return threads;
+}
+
 /// Chunks that are only to be kept.
 class NoUse final : public ChunkUse {
  public:
@@ -53,10 +60,18 @@ class NoUse final : public ChunkUse {
 
 }  // namespace
 
+ChunkDecoding::ChunkDecoding(std::int64_t cache_bytes)
+    : cache(cache_bytes), threads("muster-decode", decoding_threads()) {}
+
 void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes) {
   // About a quarter of the lanes have a chunk requested at a time, and the cache holds two chunks of each lane.
   constexpr std::int64_t least = 64 << 20;
   if (file_bytes > memory_limit()) direct.emplace(static_cast<std::size_t>(std::max(least, cache_bytes / 4)));
+}
+
+void ChunkDecoding::end_threads() {
+  threads.rest();
+  if (direct) direct->rest();
 }
 
 ChunkReader::ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_bytes, hdf5::ChunkIndex index,
@@ -122,6 +137,7 @@ bool ChunkReader::use_kept(const WantedChunk& wanted, std::size_t i, const Chunk
 
 void ChunkReader::read_missing(const File& bytes, std::span<const WantedChunk> wanted,
                                std::span<const std::size_t> missing, const ChunkUse& use) {
+  ThreadPool::throw_if_unwanted();
   std::vector<std::int64_t> numbers;
   numbers.reserve(missing.size());
   for (const auto i : missing) numbers.push_back(wanted[i].number);

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "base/file.hpp"
+#include "base/thread_pool.hpp"
 #include "data/sources/ahead.hpp"
 #include "data/sources/chunk_cache.hpp"
 #include "data/sources/chunk_places.hpp"
-#include "data/sources/decoding_threads.hpp"
 #include "data/sources/direct_reads.hpp"
 #include "data/sources/node_chunks.hpp"
 #include "data/sources/scattered_read.hpp"
@@ -25,16 +25,17 @@ namespace muster::detail::data {
 
 /// What the chunked columns of a dataset share.
 struct ChunkDecoding {
-  explicit ChunkDecoding(std::int64_t cache_bytes) : cache(cache_bytes) {}
+  explicit ChunkDecoding(std::int64_t cache_bytes);
   /// Has chunks that are requested read past the page cache, if that could not keep files of this size.
   void read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes);
+  void end_threads();
   /// The encoded chunks if all of them fit into the cache; otherwise null.
   NodeChunks* shareable() noexcept { return of_node.bytes() > 0 && cache.fits(of_node.bytes()) ? &of_node : nullptr; }
 
   ChunkCache cache;  ///< this rank's own
   NodeChunks of_node{cache};
   std::optional<DirectReads> direct = {};  ///< of requested chunks; none if the page cache can keep the files
-  DecodingThreads threads;
+  ThreadPool threads;
   std::atomic<std::int64_t> places_left = ChunkPlaces::most_of_dataset;
 };
 

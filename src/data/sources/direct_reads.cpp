@@ -3,20 +3,15 @@
 #include "base/direct.hpp"
 #include "muster/error.hpp"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <new>
 #include <string>
-#include <system_error>
 
 namespace muster::detail::data {
 namespace {
-
-/// A disk is at its full speed with several requests at a time, and each thread waits for one.
-constexpr int disk_threads = 4;
 
 std::uint64_t rounded_down(std::uint64_t number) { return number / direct_alignment * direct_alignment; }
 
@@ -63,15 +58,6 @@ Pages DirectReads::memory_of(std::size_t bytes) {
   return Pages(bytes + bytes / 8);
 }
 
-DirectReads::~DirectReads() {
-  {
-    const std::lock_guard lock(mutex_);
-    leaving_ = true;
-  }
-  changed_.notify_all();
-  for (auto& thread : threads_) thread.join();
-}
-
 DirectReads::Direct& DirectReads::direct_of(const File& file) {
   const auto [known, is_new] = direct_.try_emplace(file.descriptor());
   auto& direct = known->second;
@@ -109,16 +95,14 @@ bool DirectReads::request(const File& file, std::uint64_t offset, std::size_t by
   const Lock lock(mutex_);
   const auto memory_bytes = rounded_up(offset + bytes) - rounded_down(offset);
   if (!direct_of(file).works || memory_bytes > most_) return false;
-  if (!started_) start();
-  if (threads_.empty()) return false;
+  if (threads_.start() == 0) return false;
   const Key key{file.descriptor(), offset};
   if (requests_.contains(key)) return true;
   make_room(memory_bytes);
   held_ += memory_bytes;
   requests_.emplace(key, Request{.bytes = bytes, .memory_bytes = memory_bytes});
   order_.push_back(key);
-  to_read_.push_back(key);
-  changed_.notify_all();
+  threads_.add([this, key] { read(key); });
   return true;
 }
 
@@ -144,32 +128,26 @@ std::optional<DirectReads::Part> DirectReads::take(const File& file, std::uint64
   return part;
 }
 
-void DirectReads::start() {
-  started_ = true;
-  try {
-    while (threads_.size() < disk_threads) threads_.emplace_back([this] { work(); });
-  } catch (const std::system_error&) {  // the system has no more threads; those that are there will do
-  }
+void DirectReads::rest() {
+  threads_.rest();
+  const Lock lock(mutex_);
+  std::erase_if(requests_, [this](const auto& request) {
+    const bool is_dropped = request.second.state == State::waits;
+    if (is_dropped) held_ -= request.second.memory_bytes;
+    return is_dropped;
+  });
+  changed_.notify_all();
 }
 
-void DirectReads::work() {
-  ::pthread_setname_np(::pthread_self(), "muster-disk");
+void DirectReads::read(const Key& key) {
   Lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return leaving_ || !to_read_.empty(); });
-    if (leaving_) return;
-    const auto key = to_read_.front();
-    to_read_.pop_front();
-    const auto found = requests_.find(key);
-    if (found == requests_.end() || found->second.state != State::waits) continue;
-    auto& request = found->second;  // nobody drops it while it is read
-    request.state = State::is_read;
-    auto& direct = direct_.at(key.first);
-    if (!direct.works) {
-      request.state = State::failed;
-      changed_.notify_all();
-      continue;
-    }
+  const auto found = requests_.find(key);
+  if (found == requests_.end() || found->second.state != State::waits) return;
+  auto& request = found->second;  // nobody drops it while it is read
+  request.state = State::is_read;
+  auto& direct = direct_.at(key.first);
+  bool is_there = false;
+  if (direct.works) {
     const auto begin = rounded_down(key.second), end = key.second + request.bytes;
     std::byte* into = nullptr;
     try {
@@ -179,13 +157,13 @@ void DirectReads::work() {
     }
     lock.unlock();
     errno = 0;
-    const bool is_there = into != nullptr && read_all(direct.file->descriptor(), into, begin, end);
+    is_there = into != nullptr && read_all(direct.file->descriptor(), into, begin, end);
     const bool is_refused = !is_there && errno == EINVAL;
     lock.lock();
     if (is_refused) direct.works = false;  // some file systems say so only now
-    request.state = is_there ? State::is_there : State::failed;
-    changed_.notify_all();
   }
+  request.state = is_there ? State::is_there : State::failed;
+  changed_.notify_all();
 }
 
 }  // namespace muster::detail::data

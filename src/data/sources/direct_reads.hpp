@@ -4,6 +4,7 @@
 
 #include "base/file.hpp"
 #include "base/pages.hpp"
+#include "base/thread_pool.hpp"
 
 #include <condition_variable>
 #include <cstddef>
@@ -13,7 +14,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,10 +44,6 @@ class DirectReads {
 
   /// `most`: the memory for parts that are requested and not taken, in bytes.
   explicit DirectReads(std::size_t most) : most_(most) {}
-  /// Waits for the reads under way.
-  ~DirectReads();
-  DirectReads(const DirectReads&) = delete;
-  DirectReads& operator=(const DirectReads&) = delete;
 
   /// Begins to read a part of the file, and does not wait. Parts requested first are dropped if there are too many.
   /// False if the file system has no direct I/O for the file.
@@ -57,6 +53,8 @@ class DirectReads {
   /// The part that begins there, when it is read. None if it was not requested, if it was dropped, or if the disk has
   /// not given it: then read it otherwise.
   std::optional<Part> take(const File& file, std::uint64_t offset);
+  /// Drops the requests that no thread has begun to read, and ends the threads until the next request.
+  void rest();
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -79,20 +77,17 @@ class DirectReads {
   Direct& direct_of(const File& file);
   void make_room(std::size_t bytes);
   Pages memory_of(std::size_t bytes);
-  void start();
-  void work();
+  void read(const Key& key);
 
   const std::size_t most_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Key, Request> requests_;
   std::deque<Key> order_;         ///< of the requests, and of some that are taken
-  std::deque<Key> to_read_;       ///< the same
   std::size_t held_ = 0;          ///< Request::memory_bytes of all requests
   std::map<int, Direct> direct_;  ///< by the descriptor of the file
   std::vector<Pages> unused_;
-  bool started_ = false, leaving_ = false;
-  std::vector<std::thread> threads_;
+  ThreadPool threads_{"muster-disk", 4};  ///< a disk is at its full speed with several requests at a time
 };
 
 }  // namespace muster::detail::data

@@ -1,25 +1,22 @@
-#include "data/sources/file_set.hpp"
+#include "data/sources/file_source.hpp"
 #include "data/sources/hdf5_column.hpp"
 #include "data/sources/scattered_read.hpp"
-#include "data/sources/source.hpp"
 #include "hdf5/file.hpp"
+#include "muster/error.hpp"
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <numeric>
+#include <utility>
 
 namespace muster::detail::data {
 namespace {
 
 /// One file of the dataset.
-struct SourceFile : hdf5::GroupPath {
-  using GroupPath::GroupPath;
+struct SourceFile : DataFile {
+  using DataFile::DataFile;
   std::int64_t rows() const noexcept { return columns.front().rows(); }
 
-  std::int64_t first = 0;  ///< its first sample in the dataset
-  std::optional<File> bytes;
-  hdf5::Handle handle;
   std::vector<Hdf5Column> columns;  ///< closed before the file
 };
 
@@ -49,41 +46,19 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
   if (std::ranges::none_of(file.columns, &Hdf5Column::needs_hdf5)) file.handle = {};
 }
 
-class Hdf5Source final : public Source {
+class Hdf5Source final : public FileSource {
  public:
-  Hdf5Source(std::vector<std::string> paths, DatasetOptions options) : options_(std::move(options)) {
-    prepare_to_open(paths);
+  Hdf5Source(std::vector<std::string> paths, DatasetOptions options)
+      : FileSource(std::move(paths), options.cache_bytes), options_(std::move(options)) {
+    prepare_to_open();
     auto sorted = options_.columns;
     std::ranges::sort(sorted);
     if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end())
       throw Error(ExitCode::data, "making a dataset", "column \"" + *twice + "\" is chosen twice", "Choose it once");
-    for (const auto& path : paths) files_.emplace_back(path);
+    for (const auto& path : paths_) files_.emplace_back(path);
   }
 
-  std::int64_t count() override {
-    ensure_open();
-    return count_;
-  }
-  const Schema& schema() override {
-    ensure_open();
-    return schema_;
-  }
   bool has_column_order() const noexcept override { return !options_.columns.empty(); }
-  std::string shown() const override { return shown_files(files_.front().path, files_.size()); }
-  std::vector<std::string> files() const override {
-    std::vector<std::string> paths;
-    for (const auto& file : files_) paths.push_back(file.path);
-    return paths;
-  }
-
-  Blocks blocks() override {
-    ensure_open();
-    return blocks_;
-  }
-  NodeChunks* node_chunks() override {
-    ensure_open();
-    return blocks_.rows == 0 ? decoding_->shareable() : nullptr;
-  }
 
   Batch read(std::span<const std::int64_t> samples) override {
     ensure_open();
@@ -134,35 +109,15 @@ class Hdf5Source final : public Source {
     }
   }
 
-  DatasetFingerprint fingerprint() override {
-    ensure_open();
-    DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};
-    if (blocks_.rows > 0)
-      print.order =
-          "in " + std::to_string(blocks_.lanes) + " lanes of chunks of " + std::to_string(blocks_.rows) + " samples";
-    for (const auto& file : files_)
-      print.parts.push_back(fingerprint_of(*file.bytes, max_fingerprint_blocks / static_cast<int>(files_.size())));
-    return print;
-  }
-
  private:
-  void ensure_open() {
-    std::call_once(opened_, [this] { open_all(); });
-  }
-
-  void open_all() {
+  void open_all() override {
     const hdf5::Lock lock;
-    decoding_ = std::make_unique<ChunkDecoding>(options_.cache_bytes);
-    count_ = 0;
     for (auto& file : files_) {
       file = SourceFile(file.path + ":" + file.group);  // drops what a failed attempt has opened
       data::open(file, options_.columns, *decoding_);
       Schema schema;
       for (const auto& column : file.columns) schema.push_back(column.column());
-      if (&file == &files_.front()) schema_ = schema;
-      require_same_schema(schema, file, schema_, files_.front());
-      file.first = count_;
-      add_samples(count_, file.rows(), file.path);
+      add_file(file, schema, file.rows());
     }
     share_memory();
   }
@@ -170,64 +125,28 @@ class Hdf5Source final : public Source {
   /// Decides which columns are kept in memory whole, and divides the samples into blocks of the size of a chunk if a
   /// column with chunks is not.
   void share_memory() {
-    auto left = static_cast<double>(std::max<std::int64_t>(0, options_.cache_bytes));
-    blocks_ = {};
     double block_bytes = 0;  // the largest of the files
-    std::vector<std::vector<Hdf5Column*>> in_blocks(files_.size());
+    std::vector<std::vector<ArrayInBlocks>> in_blocks(files_.size());
     for (std::size_t i = 0; i < files_.size(); ++i) {
-      blocks_.files.push_back(files_[i].rows());
-      for (auto& column : files_[i].columns) {
-        if (!column.needs_memory()) continue;
-        if (column.all_bytes() > left) {
-          if (column.blocks().rows > 0) in_blocks[i].push_back(&column);
-          continue;
-        }
-        left -= column.all_bytes();
-        if (auto* const library = column.library()) {
-          library->keep_in_memory();
-          decoding_->cache.lower_limit(static_cast<std::size_t>(column.all_bytes()));
-        }
+      auto& file = files_[i];
+      blocks_.files.push_back(file.rows());
+      double of_file = 0;
+      for (auto& column : file.columns) {
+        const auto& blocks = column.blocks();
+        if (!column.needs_memory() || keep_whole(column.library(), column.all_bytes()) || blocks.rows == 0) continue;
+        in_blocks[i].push_back({column.library(), file.handle.get(), blocks.bytes, blocks.slots});
+        blocks_.rows = std::max(blocks_.rows, blocks.rows);
+        of_file += blocks.bytes;
       }
-      for (const auto* column : in_blocks[i]) blocks_.rows = std::max(blocks_.rows, column->blocks().rows);
-      block_bytes = std::max(block_bytes, sum_of_block_bytes(in_blocks[i]));
+      block_bytes = std::max(block_bytes, of_file);
     }
     if (blocks_.rows == 0) return;
-    // Half of the memory: at the change from one block to the next, both are needed.
-    blocks_.lanes = static_cast<int>(std::clamp(left / block_bytes / 2, 1.0, 64.0));
-    double file_bytes = 0;
-    for (const auto& file : files_) file_bytes += static_cast<double>(file.bytes->size());
-    decoding_->read_directly_beyond_memory(file_bytes, options_.cache_bytes);
-    for (std::size_t i = 0; i < files_.size(); ++i) share_among_library_columns(files_[i], in_blocks[i], left);
-  }
-
-  /// Gives the columns that HDF5 reads their part of `bytes`: that of the file, by the sizes of the columns' blocks.
-  void share_among_library_columns(SourceFile& file, const std::vector<Hdf5Column*>& in_blocks, double bytes) {
-    if (std::ranges::none_of(in_blocks, &Hdf5Column::library)) return;
-    const auto of_file = bytes / static_cast<double>(files_.size());
-    // HDF5 keeps chunks as the first handle of a dataset says, and two columns may be fields of one dataset.
-    for (auto* const column : in_blocks)
-      if (column->library() != nullptr) column->library()->close();
-    for (auto* const column : in_blocks) {
-      if (column->library() == nullptr) continue;
-      const auto part = static_cast<std::size_t>(of_file * (column->blocks().bytes / sum_of_block_bytes(in_blocks)));
-      column->library()->keep_chunks(file.handle.get(), column->blocks().slots, part);
-      decoding_->cache.lower_limit(part);
-    }
-  }
-  static double sum_of_block_bytes(const std::vector<Hdf5Column*>& columns) {
-    double bytes = 0;
-    for (const auto* column : columns) bytes += column->blocks().bytes;
-    return bytes;
+    choose_lanes(block_bytes);
+    for (const auto& arrays : in_blocks) keep_chunks(arrays, memory_left_ / static_cast<double>(files_.size()));
   }
 
   DatasetOptions options_;
-  std::once_flag opened_;
-  std::unique_ptr<ChunkDecoding> decoding_;
   std::vector<SourceFile> files_;
-  std::int64_t count_ = 0;
-  Schema schema_;
-  Blocks blocks_;
-  TensorPool pool_;
 };
 
 }  // namespace

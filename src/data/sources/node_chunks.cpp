@@ -1,6 +1,6 @@
 #include "data/sources/node_chunks.hpp"
 
-#include "data/passes/samples.hpp"
+#include "data/sources/permutation.hpp"
 
 #include <algorithm>
 #include <functional>

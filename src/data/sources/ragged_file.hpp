@@ -1,22 +1,19 @@
 // One file of samples of different length.
 #pragma once
 
-#include "base/file.hpp"
 #include "data/sources/chunk_reader.hpp"
+#include "data/sources/file_source.hpp"
 #include "data/sources/hdf5_column.hpp"
-#include "hdf5/file.hpp"
 #include "muster/dataset.hpp"
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 namespace muster::detail::data {
 
 /// The values of its samples lie one after the other; sample i has the values offsets[i] … offsets[i + 1] − 1.
-struct RaggedFile : hdf5::GroupPath {
-  using GroupPath::GroupPath;
+struct RaggedFile : DataFile {
+  using DataFile::DataFile;
 
   /// Opens and checks the file. `decoding` outlives it. Throws an Error (ExitCode::data) if the columns do not go
   /// together, ExitCode::usage if they cannot hold RaggedOptions::padding.
@@ -27,9 +24,6 @@ struct RaggedFile : hdf5::GroupPath {
   std::int64_t first_value(std::int64_t sample) const { return offsets[static_cast<std::size_t>(sample)]; }
   std::int64_t length(std::int64_t sample) const { return first_value(sample + 1) - first_value(sample); }
 
-  std::int64_t first = 0;  ///< its first sample in the dataset
-  std::optional<File> bytes;
-  hdf5::Handle handle;                      ///< none if no column needs HDF5
   std::vector<Hdf5Column> values, columns;  ///< closed before the file
   std::vector<std::int64_t> offsets;        ///< [samples + 1]
 

@@ -1,8 +1,7 @@
 // A source of samples of different length: in each file, their values lie one after the other.
 #include "base/number.hpp"
-#include "data/sources/file_set.hpp"
+#include "data/sources/file_source.hpp"
 #include "data/sources/ragged_file.hpp"
-#include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -34,10 +33,11 @@ struct FilePart {
 
 std::byte* begin_of(const at::Tensor& batch) { return static_cast<std::byte*>(batch.mutable_data_ptr()); }
 
-class RaggedSource final : public Source {
+class RaggedSource final : public FileSource {
  public:
-  RaggedSource(const std::vector<std::string>& paths, RaggedOptions options) : options_(std::move(options)) {
-    prepare_to_open(paths);
+  RaggedSource(const std::vector<std::string>& paths, RaggedOptions options)
+      : FileSource(paths, options.cache_bytes), options_(std::move(options)) {
+    prepare_to_open();
     const std::string doing = "making a dataset of samples of different length";
     if (options_.values.empty())
       throw Error(ExitCode::usage, doing, "no column of values is named", "Name one in RaggedOptions::values");
@@ -50,26 +50,7 @@ class RaggedSource final : public Source {
     if (const auto twice = std::ranges::adjacent_find(names); twice != names.end())
       throw Error(ExitCode::usage, doing, "there are two columns \"" + *twice + "\"",
                   "Choose each once; \"" + mask_name() + "\" is made by muster");
-    for (const auto& path : paths) files_.emplace_back(path);
-  }
-
-  std::int64_t count() override {
-    ensure_open();
-    return count_;
-  }
-  const Schema& schema() override {
-    ensure_open();
-    return schema_;
-  }
-  std::string shown() const override { return shown_files(files_.front().path, files_.size()); }
-  std::vector<std::string> files() const override {
-    std::vector<std::string> paths;
-    for (const auto& file : files_) paths.push_back(file.path);
-    return paths;
-  }
-  NodeChunks* node_chunks() override {
-    ensure_open();
-    return decoding_->shareable();
+    for (const auto& path : paths_) files_.emplace_back(path);
   }
 
   std::shared_ptr<const Lengths> lengths() override {
@@ -100,14 +81,6 @@ class RaggedSource final : public Source {
     return Batch(std::move(items));
   }
 
-  DatasetFingerprint fingerprint() override {
-    ensure_open();
-    DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};
-    for (const auto& file : files_)
-      print.parts.push_back(fingerprint_of(*file.bytes, max_fingerprint_blocks / static_cast<int>(files_.size())));
-    return print;
-  }
-
  private:
   std::string mask_name() const { return options_.values.front() + "_mask"; }
 
@@ -116,22 +89,12 @@ class RaggedSource final : public Source {
     return options_.max_length ? std::min(file.length(sample), *options_.max_length) : file.length(sample);
   }
 
-  void ensure_open() {
-    std::call_once(opened_, [this] { open_all(); });
-  }
-
-  void open_all() {
+  void open_all() override {
     const hdf5::Lock lock;
-    decoding_ = std::make_unique<ChunkDecoding>(options_.cache_bytes);
-    count_ = 0;
     for (auto& file : files_) {
       file = RaggedFile(file.path + ":" + file.group);  // drops what a failed attempt has opened
       file.open(options_, *decoding_);
-      const auto schema = schema_of_file(file);
-      if (&file == &files_.front()) schema_ = schema;
-      require_same_schema(schema, file, schema_, files_.front());
-      file.first = count_;
-      add_samples(count_, file.samples(), file.path);
+      add_file(file, schema_of_file(file), file.samples());
     }
     share_memory();
   }
@@ -151,19 +114,14 @@ class RaggedSource final : public Source {
   /// Has the columns that HDF5 reads kept in memory whole if they fit. The first one that does not fit gets the rest
   /// for its chunks.
   void share_memory() {
-    auto left = static_cast<double>(std::max<std::int64_t>(0, options_.cache_bytes));
     for (auto& file : files_)
       for (auto* const columns : {&file.values, &file.columns})
         for (auto& column : *columns) {
           auto* const library = column.library();
-          if (library == nullptr) continue;
-          const auto bytes = std::min(column.all_bytes(), left);
-          if (bytes == column.all_bytes())
-            library->keep_in_memory();
-          else if (column.blocks().rows > 0)
-            library->keep_chunks(file.handle.get(), column.blocks().slots, static_cast<std::size_t>(bytes));
-          left -= bytes;
-          decoding_->cache.lower_limit(static_cast<std::size_t>(bytes));
+          if (library == nullptr || keep_whole(library, column.all_bytes())) continue;
+          const auto rest = static_cast<std::size_t>(std::exchange(memory_left_, 0));
+          if (column.blocks().rows > 0) library->keep_chunks(file.handle.get(), column.blocks().slots, rest);
+          decoding_->cache.lower_limit(rest);
         }
   }
 
@@ -242,13 +200,9 @@ class RaggedSource final : public Source {
   }
 
   const RaggedOptions options_;
-  std::once_flag opened_, lengths_made_;
-  std::unique_ptr<ChunkDecoding> decoding_;
+  std::once_flag lengths_made_;
   std::vector<RaggedFile> files_;
-  std::int64_t count_ = 0;
   std::shared_ptr<const Lengths> lengths_;
-  Schema schema_;
-  TensorPool pool_;
 };
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 
 namespace muster::detail::data {
@@ -93,92 +92,10 @@ class MemorySource final : public Source {
   TensorPool pool_;
 };
 
-class TransformedSource final : public Source {
- public:
-  TransformedSource(std::shared_ptr<Source> source, std::vector<BatchWork> work)
-      : source_(std::move(source)), work_(std::make_shared<const std::vector<BatchWork>>(std::move(work))) {}
-
-  const std::shared_ptr<Source>& stored() const noexcept { return source_; }
-  const std::vector<BatchWork>& work() const noexcept { return *work_; }
-
-  std::int64_t count() override { return source_->count(); }
-  std::string shown() const override { return source_->shown(); }
-  bool has_column_order() const noexcept override { return source_->has_column_order(); }
-  DatasetFingerprint fingerprint() override { return source_->fingerprint(); }  // equal input gives equal output
-  bool is_stream() const noexcept override { return source_->is_stream(); }
-  int threads() const noexcept override {
-    auto most = source_->threads();
-    for (const auto& each : *work_) most = std::max(most, each.threads.value_or(1));
-    return most;
-  }
-
-  BatchReader open(const StreamShard& shard, const StreamPlan& plan) override {
-    return [work = work_, next = source_->open(shard, plan), order = plan.order, workers = shard.workers,
-            number = std::int64_t{shard.worker}]() mutable {
-      auto read = next();
-      if (read) add_work(*read, *work, order.random_seed(number));
-      number += workers;
-      return read;
-    };
-  }
-
-  const Schema& schema() override {
-    // Neither a preprocessor nor a function declares its output columns, so one sample goes through them to see them.
-    std::call_once(once_, [this] {
-      constexpr std::array<std::int64_t, 1> first{0};
-      schema_ = schema_of(read(first));
-      keep_variable_sizes();
-    });
-    return schema_;
-  }
-
-  Batch read(std::span<const std::int64_t> samples) override {
-    return finished(read_ahead(samples, samples.empty() ? 0 : static_cast<std::uint64_t>(samples.front())));
-  }
-
-  ReadBatch read_ahead(std::span<const std::int64_t> samples, std::uint64_t seed) override {
-    auto read = source_->read_ahead(samples, seed);
-    add_work(read, *work_, seed);
-    return read;
-  }
-
-  Blocks blocks() override { return source_->blocks(); }
-  NodeChunks* node_chunks() override { return source_->node_chunks(); }
-  std::shared_ptr<const Lengths> lengths() override { return source_->lengths(); }
-  void expect(std::span<const std::int64_t> samples, Ahead how) override { source_->expect(samples, how); }
-
- private:
-  /// A size that differs from batch to batch still does so if the preprocessed sample has it at the same place.
-  void keep_variable_sizes() {
-    constexpr std::array<std::int64_t, 1> first{0};
-    const auto stored = source_->schema(), of_first = schema_of(source_->read(first));
-    for (std::size_t c = 0; c < stored.size(); ++c) {
-      const auto found = std::ranges::find(schema_, stored[c].name, &Column::name);
-      if (found == schema_.end()) continue;
-      const auto dimensions = std::min(found->shape.size(), stored[c].shape.size());
-      for (std::size_t d = 0; d < dimensions; ++d)
-        if (stored[c].shape[d] < 0 && found->shape[d] == of_first[c].shape[d]) found->shape[d] = -1;
-    }
-  }
-
-  std::shared_ptr<Source> source_;
-  std::shared_ptr<const std::vector<BatchWork>> work_;
-  std::once_flag once_;
-  Schema schema_;
-};
-
 }  // namespace
 
 std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ordered) {
   return std::make_shared<MemorySource>(std::move(columns), ordered);
-}
-
-std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source, std::vector<BatchWork> work) {
-  if (const auto* const before = dynamic_cast<const TransformedSource*>(source.get())) {
-    work.insert(work.begin(), before->work().begin(), before->work().end());
-    source = std::shared_ptr(before->stored());
-  }
-  return std::make_shared<TransformedSource>(std::move(source), std::move(work));
 }
 
 namespace {

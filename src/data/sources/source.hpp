@@ -1,14 +1,16 @@
-// The sources of a dataset's samples: memory, HDF5 files, a stream, another source through a preprocessor.
+// The sources of a dataset's samples: memory, HDF5 files, a stream, some samples of another source.
 #pragma once
 
 #include "base/export.hpp"
-#include "data/passes/samples.hpp"
-#include "data/preprocess/batch_work.hpp"
 #include "data/sources/ahead.hpp"
 #include "data/sources/fingerprint.hpp"
+#include "data/sources/sample_layout.hpp"
 #include "muster/dataset.hpp"
 
+#include <ATen/core/Generator.h>
+
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -22,13 +24,33 @@ namespace muster::detail::data {
 
 class NodeChunks;
 
+/// A piece of work, the same for all batches of a pass. May be called for several batches at once.
+struct BatchWork {
+  /// Works on the batch, with the batch's generator. `ahead` says that this is not the thread that iterates; there it
+  /// may return false and leave the batch unchanged, and is called again on that thread.
+  std::function<bool(Batch& batch, at::Generator& generator, bool ahead)> run;
+  /// At most this many batches of a pass are in this work at once; with 1, one after the other in order. Empty: any
+  /// number.
+  std::optional<int> threads = {};
+};
+
+/// A batch that was read.
+struct ReadBatch {
+  ReadBatch(Batch read) : batch(std::move(read)) {}
+
+  Batch batch;
+  at::Generator generator = {};     ///< for its preprocessors and functions; undefined if it has none
+  std::deque<BatchWork> work = {};  ///< what is left to do, in order
+};
+
 /// Each call returns the next batch, or none at the end.
 using BatchReader = std::function<std::optional<ReadBatch>()>;
 
 /// How a worker reads its share of a stream.
 struct StreamPlan {
-  std::int64_t rows = 1;    ///< rows of a batch
-  Order order;              ///< its random_seed() gives the seeds for preprocessors
+  std::int64_t rows = 1;  ///< rows of a batch
+  /// The seed for the preprocessors of a batch, by its number among those of all workers.
+  std::function<std::uint64_t(std::int64_t)> random_seed = {};
   ColumnTypes dtypes = {};  ///< the types to which columns are converted later
 };
 
@@ -55,6 +77,8 @@ class Source {
   virtual std::shared_ptr<const Lengths> lengths() { return nullptr; }
   /// The encoded chunks that ranks of a node may keep together: all of them fit into memory. Null if there are none.
   virtual NodeChunks* node_chunks() { return nullptr; }
+  /// Ends the threads that read and decode the samples, until they are needed again.
+  virtual void end_threads() {}
   /// Must be the same on all ranks.
   virtual DatasetFingerprint fingerprint() = 0;
   /// The source's name in errors.
@@ -84,8 +108,6 @@ std::shared_ptr<Source> window_source(std::vector<std::string> variables, Window
 std::shared_ptr<Source> ragged_source(const std::vector<std::string>& paths, RaggedOptions options);
 /// A source of the rows that the reader from `make` returns on each worker.
 std::shared_ptr<Source> stream_source(MakeStream make);
-/// A source that does `work` on each batch of `source`, after the work of `source` itself.
-std::shared_ptr<Source> transformed_source(std::shared_ptr<Source> source, std::vector<BatchWork> work);
 
 /// A source of the samples `samples` of `source`, in that order. Opens the source to check them.
 std::shared_ptr<Source> subset_source(std::shared_ptr<Source> source, std::vector<std::int64_t> samples);

@@ -1,5 +1,5 @@
 // A source of some samples of another source, in another order.
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
@@ -59,6 +59,7 @@ class SubsetSource final : public Source {
   std::vector<std::string> files() const override { return source_->files(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
   NodeChunks* node_chunks() override { return source_->node_chunks(); }
+  void end_threads() override { source_->end_threads(); }
 
   std::shared_ptr<const Lengths> lengths() override {
     std::call_once(lengths_made_, [this] {

@@ -1,4 +1,4 @@
-#include "data/sources/source.hpp"
+#include "data/sources/file_source.hpp"
 #include "data/sources/window_grid.hpp"
 #include "data/sources/window_mask.hpp"
 #include "data/sources/window_shape.hpp"
@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -19,37 +18,16 @@ namespace {
 constexpr const char* opening = "opening windows";
 constexpr const char* origin_name = "origin";
 
-class WindowSource final : public Source {
+class WindowSource final : public FileSource {
  public:
   WindowSource(std::vector<std::string> variables, WindowOptions options)
-      : paths_(std::move(variables)), options_(std::move(options)) {
+      : FileSource(std::move(variables), options.cache_bytes), options_(std::move(options)) {
     if (paths_.empty()) throw Error(ExitCode::data, opening, "there are no variables", "Name at least one");
     if (!(options_.mask_share > 0 && options_.mask_share <= 1))
       throw Error(ExitCode::usage, opening, "mask_share is not above 0 and at most 1", "Give another share");
   }
 
-  std::int64_t count() override {
-    ensure_open();
-    return count_;
-  }
-  const Schema& schema() override {
-    ensure_open();
-    return schema_;
-  }
   std::string shown() const override { return paths_.front(); }
-  std::vector<std::string> files() const override {
-    std::vector<std::string> paths;
-    for (const auto& path : paths_) paths.push_back(hdf5::GroupPath(path).path);
-    return paths;
-  }
-  Blocks blocks() override {
-    ensure_open();
-    return blocks_;
-  }
-  NodeChunks* node_chunks() override {
-    ensure_open();
-    return blocks_.rows == 0 ? decoding_->shareable() : nullptr;
-  }
 
   Batch read(std::span<const std::int64_t> samples) override {
     ensure_open();
@@ -84,37 +62,22 @@ class WindowSource final : public Source {
     for (const auto* variable : in_tiles_) variable->expect(ranges, *shape_, how);
   }
 
-  DatasetFingerprint fingerprint() override {
-    ensure_open();
-    DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};
-    if (blocks_.rows > 0)
-      print.order =
-          "in " + std::to_string(blocks_.lanes) + " lanes of tiles of " + std::to_string(blocks_.rows) + " windows";
-    for (const auto& file : files_)
-      print.parts.push_back(fingerprint_of(file.bytes, max_fingerprint_blocks / static_cast<int>(files_.size())));
-    return print;
-  }
-
  private:
-  void ensure_open() {
-    std::call_once(opened_, [this] { open_all(); });
-  }
-
-  void open_all() {
+  void open_all() override {
     open_variables();
     if (options_.mask) apply_mask();
     count_ = left_ ? left_->size() : grid_->size();
+    for (const auto& file : files_) open_files_.push_back(&file.bytes);
     const hdf5::Lock lock;
     share_memory();
   }
+  std::string block_text() const override { return "tiles of " + std::to_string(blocks_.rows) + " windows"; }
 
   void open_variables() {
     const hdf5::Lock lock;
     variables_.clear();  // drops what a failed attempt has opened
     files_.clear();
-    schema_.clear();
     left_.reset();
-    decoding_ = std::make_unique<ChunkDecoding>(options_.cache_bytes);
     for (const auto& path : paths_) {
       variables_.emplace_back(path, files_, *decoding_, variables_.empty() ? nullptr : &variables_.front());
       require_new_name(variables_.back().name());
@@ -160,51 +123,25 @@ class WindowSource final : public Source {
 
   /// Decides which variables are kept in memory whole, and makes blocks of tiles if another one must be decoded.
   void share_memory() {
-    auto left = static_cast<double>(std::max<std::int64_t>(0, options_.cache_bytes));
-    blocks_ = {};
     in_tiles_.clear();
+    std::vector<ArrayInBlocks> arrays;
     double bytes = 0;
     for (auto& variable : variables_) {
-      if (variable.reads_directly(*shape_)) continue;
-      const auto all = variable.all_bytes();
-      if (all <= left) {
-        left -= all;
-        if (auto* const library = variable.library()) {
-          library->keep_in_memory();
-          decoding_->cache.lower_limit(static_cast<std::size_t>(all));
-        }
-      } else if (!variable.array().chunk.empty()) {
-        in_tiles_.push_back(&variable);
-        bytes += variable.bytes_of_tile(*shape_, tile_);
-      }
+      const auto& array = variable.array();
+      auto* const library = variable.library();
+      if (variable.reads_directly(*shape_) || keep_whole(library, variable.all_bytes()) || array.chunk.empty())
+        continue;
+      in_tiles_.push_back(&variable);
+      arrays.push_back({library, variable.file(), variable.bytes_of_tile(*shape_, tile_), array.chunk_slots()});
+      bytes += arrays.back().block_bytes;
     }
     if (in_tiles_.empty()) return;
     if (left_) bytes *= 2;  // with a mask, a block may begin inside of a tile
     const auto share = static_cast<double>(count_) / static_cast<double>(grid_->size());
     blocks_.rows = std::max<std::int64_t>(1, std::llround(static_cast<double>(grid_->tile_size()) * share));
     blocks_.files = {count_};
-    // Half of the memory: at the change from one tile to the next, both are needed.
-    blocks_.lanes = static_cast<int>(std::clamp(left / bytes / 2, 1.0, 64.0));
-    double file_bytes = 0;
-    for (const auto& file : files_) file_bytes += static_cast<double>(file.bytes.size());
-    decoding_->read_directly_beyond_memory(file_bytes, options_.cache_bytes);
-    share_among_library_variables(left);
-  }
-
-  /// Gives the variables that HDF5 reads their part of `bytes`, by the size of a tile.
-  void share_among_library_variables(double bytes) {
-    double of_tiles = 0;
-    for (const auto* variable : in_tiles_) of_tiles += variable->bytes_of_tile(*shape_, tile_);
-    // HDF5 keeps chunks as the first handle of a dataset says, and two variables may be fields of one dataset.
-    for (auto* variable : in_tiles_)
-      if (auto* const library = variable->library()) library->close();
-    for (auto* variable : in_tiles_) {
-      auto* const library = variable->library();
-      if (library == nullptr) continue;
-      const auto part = static_cast<std::size_t>(bytes * variable->bytes_of_tile(*shape_, tile_) / of_tiles);
-      library->keep_chunks(variable->file(), variable->array().chunk_slots(), part);
-      decoding_->cache.lower_limit(part);
-    }
+    choose_lanes(bytes);
+    keep_chunks(arrays, memory_left_);
   }
 
   std::vector<std::int64_t> coordinates(std::int64_t sample) const {
@@ -230,21 +167,14 @@ class WindowSource final : public Source {
     return {std::move(range), next};
   }
 
-  std::vector<std::string> paths_;
   WindowOptions options_;
-  std::once_flag opened_;
-  std::unique_ptr<ChunkDecoding> decoding_;
   OpenFiles files_;
   std::deque<WindowVariable> variables_;
   std::optional<WindowShape> shape_;
   std::optional<WindowGrid> grid_;
-  std::vector<std::int64_t> tile_;  ///< the windows of a tile along each dimension
-  std::optional<NumberSet> left_;   ///< the windows that the mask leaves
-  std::int64_t count_ = 0;
-  Schema schema_;
-  Blocks blocks_;
+  std::vector<std::int64_t> tile_;         ///< the windows of a tile along each dimension
+  std::optional<NumberSet> left_;          ///< the windows that the mask leaves
   std::vector<WindowVariable*> in_tiles_;  ///< those whose chunks are read tile by tile
-  TensorPool pool_;
 };
 
 }  // namespace

@@ -13,11 +13,13 @@ from cpp import Source, Unreadable
 from texts import MARK, MOST_LEVELS, UNMARK, Range, Texts, has_words, shown
 
 FOLDERS = ("src", "include", "apps")
-# Exceptions that say nothing: the message was printed before, or is the system's.
+# Exceptions that say nothing: the message was printed before, is the system's, or is read by nobody.
 SILENT = {
     "std::bad_alloc",
+    "std::system_error",
     "CLI::RuntimeError",
     "Interrupted",
+    "Unwanted",
     "TrainingEndedByCallback",
     "session::TrainingEndedByCallback",
 }

@@ -1,4 +1,4 @@
-#include "data/passes/permutation.hpp"
+#include "data/sources/permutation.hpp"
 
 #include <algorithm>
 #include <cmath>

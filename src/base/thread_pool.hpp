@@ -1,0 +1,59 @@
+// Threads that do tasks.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+namespace muster::detail {
+
+/// Does tasks on threads of its own, in the order in which they were added. Thread-safe.
+///
+/// A task is unwanted once its pool is told to rest, or once the task that added it is unwanted. So leaving a pass also
+/// ends what its tasks have other pools do, after the call that run() is in.
+class ThreadPool {
+ public:
+  /// Thrown by a task that is unwanted.
+  struct Unwanted {};
+
+  /// `name`: of the threads in the system, at most 15 characters. `most`: threads.
+  ThreadPool(const char* name, int most) : name_(name), most_(static_cast<std::size_t>(most)) {}
+  ~ThreadPool() { rest(); }
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  /// Starts the threads that do not run. Returns how many run, which are fewer than `most` if the system has no more.
+  std::size_t start();
+  /// Has a thread do the task, which must not throw. Starts the threads; if there are none, the task is dropped.
+  void add(std::function<void()> task);
+  /// Calls work(0) … work(count − 1), on this thread and the others, and returns when all calls have returned. After an
+  /// exception no more calls begin; of several, that of the lowest number is thrown here. Called by a task that becomes
+  /// unwanted, it begins no more calls and throws Unwanted.
+  void run(std::size_t count, const std::function<void(std::size_t)>& work);
+  /// Drops the tasks that have not begun, waits for the others and ends the threads. The next task starts them again.
+  void rest();
+
+  static void throw_if_unwanted();
+
+ private:
+  struct Task {
+    std::function<void()> work;
+    std::stop_token stop;  ///< of the task that added it
+  };
+
+  void work(const std::stop_token& stop);
+
+  const char* const name_;
+  const std::size_t most_;
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::deque<Task> tasks_;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace muster::detail
