@@ -1,4 +1,3 @@
-#include "base/host.hpp"
 #include "doctor/checks.hpp"
 
 #include <ifaddrs.h>

@@ -16,7 +16,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -86,9 +85,7 @@ bool is_launcher(pid_t process) {
   constexpr std::array<std::string_view, 11> programs{"mpirun",          "mpiexec", "orterun",   "orted",
                                                       "prterun",         "prte",    "prted",     "slurmstepd",
                                                       "hydra_pmi_proxy", "palsd",   "flux-shell"};
-  std::string name;
-  std::getline(std::ifstream("/proc/" + std::to_string(process) + "/comm"), name);
-  return std::ranges::find(programs, name) != programs.end();
+  return std::ranges::find(programs, first_line("/proc/" + std::to_string(process) + "/comm")) != programs.end();
 }
 
 /// True if a launcher has started this process or one that it comes from, such as a script.
@@ -200,13 +197,13 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
                                               const std::string& mpi_library) {
   const auto launcher = started_by(environment);
   if (world_size != 1 || !launcher || launcher->processes <= 1) return std::nullopt;
-  return SeparateWorlds{.is_said_here = launcher->number == 0 || !is_below_launcher(),
-                        .fact = "the launcher started " + std::to_string(launcher->processes) +
-                                " processes, but each of them is alone in its MPI world",
-                        .remedy = "This program uses " + mpi_library +
-                                  ": start it with the mpirun of that MPI, or with srun --mpi=" + srun_plugin(mpi_library) +
-                                  ". If nothing was launched, unset " + launcher->variable +
-                                  ", which another job has left"};
+  return SeparateWorlds{
+      .is_said_here = launcher->number == 0 || !is_below_launcher(),
+      .fact = "the launcher started " + std::to_string(launcher->processes) +
+              " processes, but each of them is alone in its MPI world",
+      .remedy = "This program uses " + mpi_library +
+                ": start it with the mpirun of that MPI, or with srun --mpi=" + srun_plugin(mpi_library) +
+                ". If nothing was launched, unset " + launcher->variable + ", which another job has left"};
 }
 
 bool started_by_srun(const Environment& environment) {

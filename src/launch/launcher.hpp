@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "base/host.hpp"
 
 #include <functional>
 #include <limits>
@@ -11,8 +12,6 @@
 #include <vector>
 
 namespace muster::detail::launch {
-
-using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
 
 /// The launcher that has started this process.
 struct StartedBy {
