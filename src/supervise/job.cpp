@@ -122,7 +122,7 @@ void end_children() {
 }  // namespace
 
 Job::Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote_ranks)
-    : launcher_(launcher), ranks_are_elsewhere_(launcher.uses_daemons || has_remote_ranks) {
+    : launcher_(launcher), ranks_are_elsewhere_(launcher.uses_daemons() || has_remote_ranks) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   auto words = command.words;
   auto variables = environment_with(command.environment);
@@ -193,8 +193,8 @@ bool Job::sees_processes() noexcept {
 bool Job::ask_to_stop() {
   const auto ranks = children_of(process_);
   had_ranks_ = had_ranks_ || (ranks && !ranks->empty());
-  if (!launcher_.uses_daemons && ranks && ranks->empty()) return false;
-  launcher_.ask_to_stop(process_);
+  if (!launcher_.uses_daemons() && ranks && ranks->empty()) return false;
+  ::kill(process_, SIGUSR1);
   return true;
 }
 

@@ -1,7 +1,7 @@
 #include "supervise/launch_command.hpp"
 
 #include "base/listed.hpp"
-#include "launch/launcher.hpp"
+#include "base/number.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "supervise/slurm.hpp"
@@ -10,13 +10,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <set>
 #include <sstream>
-#include <system_error>
 #include <utility>
 
 namespace muster::detail::supervise {
@@ -41,11 +40,7 @@ std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
     const auto is_this = [&](const std::string& other) { return short_name(other) == short_name(name); };
     if (name.empty() || std::ranges::any_of(lost, is_this)) continue;
     int slots = 1;
-    if (colon != std::string::npos) {
-      const auto* const end = entry.data() + entry.size();
-      const auto parsed = std::from_chars(entry.data() + colon + 1, end, slots);
-      if (parsed.ec != std::errc() || parsed.ptr != end) slots = 0;
-    }
+    if (colon != std::string::npos) slots = parse_number<int>(entry.substr(colon + 1)).value_or(0);
     hosts.push_back({.name = name,
                      .user = has_user ? entry.substr(0, at) : "",
                      .entry = has_user ? entry.substr(at + 1) : entry,
@@ -116,7 +111,7 @@ int wanted_ranks(const SuperviseOptions& options, const Environment& environment
 
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   const Launcher& launcher) {
-  if (launcher.uses_daemons) {
+  if (launcher.uses_daemons()) {
     const int nodes = nodes_of_job(environment), left = nodes - static_cast<int>(lost.size());
     const int slots = std::max(ranks, all_tasks_of_job(environment));
     return nodes > 0 ? std::min(ranks, static_cast<int>(std::int64_t{slots} * left / nodes)) : ranks;
@@ -155,7 +150,8 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
   };
   if (options.command.empty() || options.command.front().empty())
     refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
-  if (const auto by = launch::started_by(environment); by && by->processes > 1)
+  const auto is_several = [&](const char* size) { return std::atoi(value_of(size, environment).c_str()) > 1; };
+  if (is_several("OMPI_COMM_WORLD_SIZE") || is_several("PMI_SIZE"))
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");

@@ -71,12 +71,9 @@ bool kill_all(std::vector<std::string> steps) {
 
 std::vector<std::string> in_components(const Environment& environment, const std::string& name) {
   std::vector<std::string> values;
-  const char* const size = environment("SLURM_HET_SIZE");
-  const int components = size == nullptr ? 0 : std::atoi(size);
-  for (int i = 0; i < std::max(components, 1); ++i) {
-    const char* const value = environment((components > 0 ? name + "_HET_GROUP_" + std::to_string(i) : name).c_str());
-    values.emplace_back(value == nullptr ? "" : value);
-  }
+  const int components = std::atoi(value_of("SLURM_HET_SIZE", environment).c_str());
+  for (int i = 0; i < std::max(components, 1); ++i)
+    values.push_back(value_of(components > 0 ? name + "_HET_GROUP_" + std::to_string(i) : name, environment));
   return values;
 }
 

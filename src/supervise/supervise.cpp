@@ -34,9 +34,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <ctime>
 #include <random>
 #include <set>
 #include <utility>
@@ -50,7 +48,7 @@ using Clock = std::chrono::steady_clock;
 
 const char* environment(const char* name) { return std::getenv(name); }
 
-/// Whether something waits to be read from standard input, where that is a file or a pipe.
+/// True if something waits to be read from standard input, where that is a file or a pipe.
 bool has_input() {
   struct stat input {};
   if (::fstat(STDIN_FILENO, &input) != 0) return false;
@@ -61,13 +59,8 @@ bool has_input() {
 
 SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) {
   std::random_device random;
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  ::localtime_r(&now, &local);
-  std::array<char, 32> started{};
-  std::strftime(started.data(), started.size(), "%Y-%m-%d_%H-%M-%S", &local);
   return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
-          .started = started.data(),
+          .started = run_names::time_now(),
           .full_worker_count = options.min_workers ? ranks : 0};
 }
 
@@ -99,163 +92,182 @@ bool wait(Signals& signals, std::chrono::seconds time) {
 }
 
 /// The run that the ranks have reported.
-class ReportedRun {
- public:
-  ReportedRun(bool is_local, Terminal& terminal) : is_local_(is_local), terminal_(terminal) {}
+struct ReportedRun {
+  fs::path folder = {};    ///< empty until a rank has reported it
+  fs::path finished = {};  ///< the same, if it was finished when the start before was lost
+  std::string cause = {};  ///< of a failure, still to be written to its error.txt
 
-  const fs::path& folder() const noexcept { return folder_; }
-  void set_folder(const std::string& folder) {
-    if (!folder.empty()) folder_ = folder;
+  /// True if the run's folder is not there any more, so that a new start would begin a new run.
+  bool is_gone() const {
+    return !folder.empty() && !fs::exists(status_of(folder)) && fs::exists(status_of(folder.parent_path()));
   }
 
-  /// True if the run's folder is not there any more, so that a new start would begin a new run. Only where all ranks
-  /// are on this host: the storage of other hosts need not be visible here.
-  bool is_gone() const {
-    return is_local_ && !folder_.empty() && !fs::exists(status_of(folder_)) &&
-           fs::exists(status_of(folder_.parent_path()));
+  /// True if training has ended well. In the folder of a sweep the run is another one, which follows.
+  bool is_finished() const try {
+    return !folder.empty() && !fs::exists(status_of(folder / run_names::sweep)) &&
+           read_json(folder / run_names::params).value("finished", false);
+  } catch (const std::exception&) {
+    return false;  // it has not been written yet, or is on the storage of another host
   }
 
   /// True if this start and the one before were both lost when the same run was finished, so that another start would
   /// find nothing to do. After the first loss there may be: another run of the program, or more epochs of this one.
   bool is_finished_again(const JobEnd& end) {
     if (end.report.run.empty()) return false;  // it was lost before it came that far
-    const auto before = std::exchange(finished_, is_finished() ? folder_ : fs::path());
-    return !before.empty() && before == finished_;
+    const auto before = std::exchange(finished, is_finished() ? folder : fs::path());
+    return !before.empty() && before == finished;
   }
 
-  /// Keeps a cause for its error.txt.
-  void keep_cause(std::string cause) { cause_ = std::move(cause); }
-  void write_cause() {
-    const auto cause = std::exchange(cause_, {});
-    if (folder_.empty() || cause.empty()) return;
+  void write_cause(Terminal& terminal) {
+    const auto text = std::exchange(cause, {});
+    if (folder.empty() || text.empty()) return;
     try {
-      write_file(folder_ / run_names::error, cause + "\n");
+      write_file(folder / run_names::error, text + "\n");
     } catch (const Error& error) {
-      terminal_.warn(std::string("the cause of the failure is not kept: ") + error.what());
+      terminal.warn(std::string("the cause of the failure is not kept: ") + error.what());
     }
   }
-
- private:
-  /// True if training has ended well. In the folder of a sweep the run is another one, which follows.
-  bool is_finished() const {
-    try {
-      return !folder_.empty() && !fs::exists(status_of(folder_ / run_names::sweep)) &&
-             read_json(folder_ / run_names::params).value("finished", false);
-    } catch (const std::exception&) {
-      return false;  // it has not been written yet, or is on the storage of another host
-    }
-  }
-
-  bool is_local_;  ///< all ranks are on this host
-  Terminal& terminal_;
-  fs::path folder_;    ///< empty until a rank has reported it
-  fs::path finished_;  ///< the same, if it was finished when the start before was lost
-  std::string cause_;  ///< still to be written
 };
 
 /// The time of this process, and the end of its batch job.
-class JobTime {
- public:
-  JobTime(bool requeues, Signals& signals, Terminal& terminal)
-      : requeues_(requeues), signals_(signals), terminal_(terminal) {}
-
-  Clock::duration used() const { return Clock::now() - begin_; }
-
-  /// Finds the end of the batch job. Returns it where the ranks do not know it from Slurm, otherwise 0.
-  std::time_t find_end() {
-    const auto now = std::chrono::system_clock::now();
-    launch::job_end_warning(environment, now);  // the ranks print it
-    end_ = launch::end_of_allocation(environment, now);
-    if (end_) return 0;
-    auto asked = launch::ask_for_job_end(environment);
-    const char* const level = environment("MUSTER_LOG_LEVEL");
-    if (!asked.note.empty() && level != nullptr && (level == std::string("debug") || level == std::string("trace")))
-      terminal_.add("muster: debug: " + asked.note + "\n");
-    end_ = asked.end;
-    return end_ ? std::chrono::system_clock::to_time_t(*end_) : 0;
-  }
+struct JobTime {
+  Clock::time_point begin = Clock::now();
+  launch::JobEndTime end = {};  ///< none if it is not known
 
   /// True if the ranks were told that the job ends, or have stopped by themselves shortly before its end.
-  bool is_over() const {
-    if (signals_.stop_requested() || !end_) return signals_.time_is_over();
+  bool is_over(const Signals& signals) const {
+    if (signals.stop_requested() || !end) return signals.time_is_over();
     const char* const variable = environment("SLURM_JOB_START_TIME");
     const auto now = std::chrono::system_clock::now();
-    const auto begin = variable ? std::chrono::system_clock::from_time_t(std::atoll(variable))
-                                : now - std::chrono::round<std::chrono::seconds>(Clock::now() - begin_);
-    return *end_ - now < (*end_ - begin) / 10;
+    const auto job_begin = variable ? std::chrono::system_clock::from_time_t(std::atoll(variable))
+                                    : now - std::chrono::round<std::chrono::seconds>(Clock::now() - begin);
+    return *end - now < (*end - job_begin) / 10;
   }
-
-  /// Queues this job of Slurm again, if that is asked for; returns whether Slurm does so.
-  bool queue_again(const std::string& reason) {
-    const char* const job = environment("SLURM_JOB_ID");
-    if (!requeues_ || job == nullptr) return false;
-    terminal_.add("muster: " + reason + "; it is queued again\n");
-    terminal_.flush();
-    if (requeue(job)) return true;
-    terminal_.warn("Slurm does not queue the job " + std::string(job) + " again; submit it again");
-    return false;
-  }
-
- private:
-  bool requeues_;
-  Signals& signals_;
-  Terminal& terminal_;
-  const Clock::time_point begin_ = Clock::now();
-  launch::JobEndTime end_;  ///< none if it is not known
 };
 
-/// The hosts of the job, and which of them the next start leaves out.
-class JobHosts {
+/// The supervision of a job: what its starts have in common, and what the starts so far have shown.
+class Supervision {
  public:
-  JobHosts(const SuperviseOptions& options, const Launcher& launcher, const JobRequirements& requirements,
-           Signals& signals, Terminal& terminal)
-      : options_(options),
-        launcher_(launcher),
-        requirements_(requirements),
-        signals_(signals),
-        terminal_(terminal),
+  explicit Supervision(const SuperviseOptions& given)
+      : options_(with_hosts_of_job(given, environment)),
+        launcher_(find_launcher(options_)),
+        requirements_{.ranks = wanted_ranks(options_, environment, count_usable_cores()), .max_failures = 0},
+        supervisor_info_(make_supervisor_info(options_, requirements_.ranks)),
+        failures_(options_.max_failures, supervisor_info_.id, terminal_),
         // A node that a Slurm job has lost does not come back to it.
-        lost_(launcher.uses_daemons ? std::vector<std::string>() : login_program(environment)) {}
-
-  const Hosts& left_out() const noexcept { return lost_.hosts(); }
-  /// How many ranks there is room for.
-  int room() const { return ranks_on(lost_.hosts()); }
-
-  /// The hosts that the next start leaves out, if enough ranks fit on the others: those that the launcher or the ranks
-  /// have lost, and those lost before that do not answer yet.
-  void leave_out_lost(JobEnd& end) {
-    if (end.report.lost_host)
-      for (const auto& host : entries_of(*end.report.lost_host)) lost_.add(host);
-    else if (!launcher_.uses_daemons)
-      find_lost_hosts(end);
-    else if (end.report.launcher_error.empty())
-      lost_.replace({});  // Slurm could use them all; it says below which it has lost meanwhile
-    const bool enough = are_enough_without(lost_.hosts());
-    if (end.report.lost_host) end.host_is_excused = enough || requirements_.waits_for_ranks;
-    if (!enough) lost_.replace({});
-    leave_out_drained_nodes();
+        lost_(launcher_.kind.uses_daemons() ? std::vector<std::string>() : login_program(environment)) {
+    const auto& options = options_;
+    check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment,
+          host_name());
+    requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
+    find_job_end();
+    if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&
+        find_program("rsh").empty())
+      throw Error(ExitCode::missing_package, "starting the ranks on " + options.hosts, "there is no ssh in PATH",
+                  "Install it (Debian: openssh-client), or name another program in OMPI_MCA_plm_rsh_agent");
+    if (has_input())
+      log::warn("standard input is not passed on to the ranks, which may be started again; give the program a file");
+    if (!Job::sees_processes())
+      log::warn(
+          "/proc does not show the processes of this machine: what a rank starts and leaves may go on when the job "
+          "has ended. Mount it, as in mount -t proc proc /proc");
+    if (!launcher_.kind.uses_daemons() && options.hosts.empty() && find_program(options.command[0]).empty()) {
+      const auto& program = options.command[0];
+      const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
+      throw Error(ExitCode::usage, "starting " + program,
+                  there ? "it is not a file that may be executed" : "there is no such program",
+                  there ? "Look at its mode, or name another" : "Give the path of one, as in ./fit");
+    }
   }
 
-  /// True if a lost host answers again, and the ranks, which are fewer than they should be, can go on from a
-  /// checkpoint.
-  bool should_grow(const LauncherReport& report, int ranks) {
-    const auto answering = lost_.answering();
-    const bool ends = report.leaving || report.lost_rank || report.returned_code;
-    if (answering.empty() || ends) return false;
-    const bool needed = ranks < requirements_.ranks;
-    if (needed && (report.run.empty() || sweep::progress(report.run).empty())) return false;
-    lost_.remove(answering);
-    if (!needed) return false;  // spares have its ranks, and its slots are spare from now on
-    terminal_.add("muster: " + joined({answering.begin(), answering.end()}) +
-                  (answering.size() == 1 ? " answers" : " answer") +
-                  " again; the ranks save their state and start again as " +
-                  detail::counted(ranks_on(lost_.hosts()), "rank") + "\n");
-    return true;
+  int run() {
+    const int code = run_job();
+    if (code == static_cast<int>(ExitCode::stopped) && time_.is_over(signals_)) queue_again("the job's time is over");
+    return code;
   }
 
  private:
+  int run_job() {
+    announce_first_start();
+    std::set<pid_t> processes;  // the launchers of all starts
+    for (int ranks = requirements_.ranks;;) {
+      auto end = start(ranks, processes);
+      if (signals_.stop_immediately() && end.report.returned_code != 0) return interrupted();
+      if (!end.report.run.empty()) run_.folder = end.report.run;
+      if (end.report.min_workers) set_min_workers(*end.report.min_workers);
+      const int code = exit_code_of(end);
+      if (end.stop_requested && !has_started(end) && !end.report.no_program)
+        return stopped_between_starts(end.had_ranks);
+      if (code == 0) return finish_successfully(end);
+      if (end.grows && code == static_cast<int>(ExitCode::stopped) && !signals_.stop_requested()) {
+        ranks = ranks_on(lost_.hosts());
+        continue;
+      }
+      leave_out_lost_hosts(end);
+      const auto cause = cause_of(end, read_kept_cause(end.report));
+      if (is_failure(end, signals_.stop_requested())) failures_.add(end, run_.folder, requirements_);
+      auto next = decide(end, failures_.like(end), requirements_, ranks, signals_.stop_requested());
+      if (end.report.lost_host) next.ranks = requirements_.ranks;
+      if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));
+      // A failed node has left the job for good; queued again, the job gets all its nodes.
+      if (end.report.lost_host && !end.host_is_excused && launcher_.kind.uses_daemons() &&
+          queue_again(cause + ". Too few nodes of the job are left"))
+        return static_cast<int>(ExitCode::retry);
+      // A killed rank cannot write its cause itself.
+      if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) run_.cause = cause;
+      if (!next.again) return give_up(end, cause, next.code);
+      // The storage of other hosts need not be visible here.
+      const bool is_local = !launcher_.kind.uses_daemons() && options_.hosts.empty();
+      if (is_local && run_.is_gone()) {
+        terminal_.error(cause + ". It is not started again: the run's folder " + run_.folder.string() +
+                        " was moved away or removed. Start again with the --storage and --name of the folder");
+        return static_cast<int>(ExitCode::usage);
+      }
+      if (run_.is_finished_again(end)) {
+        terminal_.error(cause + ". It is not started again: two starts in a row were lost when the run " +
+                        run_.folder.string() + " was finished, and began no other run");
+        return next.code;
+      }
+      announce_next_start(end, cause, next);
+      if (end.report.required_ranks) wait_for_ranks(next.ranks);
+      if (!wait(signals_, next.wait)) return stopped_between_starts();
+      ranks = next.ranks;
+    }
+  }
+
+  JobEnd start(int ranks, std::set<pid_t>& processes) {
+    JobEnd end;
+    supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(Clock::now() - time_.begin);
+    auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
+                                  environment, variable_names("MUSTER_"));
+    for (auto& variable : launcher_.kind.end_earlier(processes, host_name()))
+      command.environment.push_back(std::move(variable));
+    {
+      Job job(command, launcher_.kind, /*has_remote_ranks=*/!other_hosts(options_, host_name()).empty());
+      processes.insert(job.process());
+      run_.write_cause(terminal_);  // which the ranks need not wait for
+      end = watch(job, launcher_.kind, signals_, terminal_, options_,
+                  [&](const LauncherReport& report) { return should_grow(report, ranks); });
+    }
+    folders_.empty();
+    return end;
+  }
+
+  /// Uses the program's least number of workers, unless --min-workers was given.
+  void set_min_workers(int least) {
+    if (options_.min_workers) return;
+    requirements_.min_workers = std::clamp(least, 1, requirements_.ranks);
+    supervisor_info_.full_worker_count = requirements_.ranks;
+  }
+
+  /// From now on, starts exactly as many ranks as the saved state requires.
+  void wait_for_ranks(int ranks) {
+    requirements_.waits_for_ranks = true;
+    requirements_.ranks = requirements_.min_workers = ranks;
+  }
+
   int ranks_on(const Hosts& lost) const {
-    return ranks_without(lost, options_, requirements_.ranks, environment, launcher_);
+    return ranks_without(lost, options_, requirements_.ranks, environment, launcher_.kind);
   }
   bool are_enough_without(const Hosts& lost) const { return ranks_on(lost) >= requirements_.min_workers; }
 
@@ -288,9 +300,24 @@ class JobHosts {
     return silent.empty() ? Hosts{lost} : silent;
   }
 
+  /// The hosts that the next start leaves out, if enough ranks fit on the others: those that the launcher or the ranks
+  /// have lost, and those lost before that do not answer yet.
+  void leave_out_lost_hosts(JobEnd& end) {
+    if (end.report.lost_host)
+      for (const auto& host : entries_of(*end.report.lost_host)) lost_.add(host);
+    else if (!launcher_.kind.uses_daemons())
+      find_lost_hosts(end);
+    else if (end.report.launcher_error.empty())
+      lost_.replace({});  // Slurm could use them all; it says below which it has lost meanwhile
+    const bool enough = are_enough_without(lost_.hosts());
+    if (end.report.lost_host) end.host_is_excused = enough || requirements_.waits_for_ranks;
+    if (!enough) lost_.replace({});
+    leave_out_drained_nodes();
+  }
+
   /// Where a node is drained, Slurm lets the step that runs there go on, but wants no new one.
   void leave_out_drained_nodes() {
-    auto out = launcher_.nodes_out_of_service();
+    auto out = launcher_.kind.nodes_out_of_service();
     out.insert(lost_.hosts().begin(), lost_.hosts().end());
     if (!are_enough_without(out)) return;
     for (const auto& node : out)
@@ -299,136 +326,25 @@ class JobHosts {
     lost_.replace(std::move(out));
   }
 
-  const SuperviseOptions& options_;
-  const Launcher& launcher_;
-  const JobRequirements& requirements_;
-  Signals& signals_;
-  Terminal& terminal_;
-  LostHosts lost_;     ///< hosts that the next start leaves out
-  Hosts named_nodes_;  ///< drained nodes that a warning has named
-};
-
-/// The supervision of a job: what its starts have in common, and what the starts so far have shown.
-class Supervision {
- public:
-  explicit Supervision(const SuperviseOptions& given)
-      : options_(with_hosts_of_job(given, environment)),
-        launcher_(find_launcher(options_)),
-        requirements_{.ranks = wanted_ranks(options_, environment, count_usable_cores()), .max_failures = 0},
-        supervisor_info_(make_supervisor_info(options_, requirements_.ranks)),
-        failures_(options_.max_failures, supervisor_info_.id, terminal_),
-        hosts_(options_, launcher_.kind, requirements_, signals_, terminal_),
-        run_(!launcher_.kind.uses_daemons && options_.hosts.empty(), terminal_),
-        time_(options_.requeue, signals_, terminal_) {
-    const auto& options = options_;
-    check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment,
-          host_name());
-    requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
-    supervisor_info_.job_end = time_.find_end();
-    if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&
-        find_program("rsh").empty())
-      throw Error(ExitCode::missing_package, "starting the ranks on " + options.hosts, "there is no ssh in PATH",
-                  "Install it (Debian: openssh-client), or name another program in OMPI_MCA_plm_rsh_agent");
-    if (has_input())
-      log::warn("standard input is not passed on to the ranks, which may be started again; give the program a file");
-    if (!Job::sees_processes())
-      log::warn(
-          "/proc does not show the processes of this machine: what a rank starts and leaves may go on when the job "
-          "has ended. Mount it, as in mount -t proc proc /proc");
-    if (!launcher_.kind.uses_daemons && options.hosts.empty() && find_program(options.command[0]).empty()) {
-      const auto& program = options.command[0];
-      const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
-      throw Error(ExitCode::usage, "starting " + program,
-                  there ? "it is not a file that may be executed" : "there is no such program",
-                  there ? "Look at its mode, or name another" : "Give the path of one, as in ./fit");
-    }
-  }
-
-  int run() {
-    const int code = run_job();
-    if (code == static_cast<int>(ExitCode::stopped) && time_.is_over()) time_.queue_again("the job's time is over");
-    return code;
-  }
-
- private:
-  int run_job() {
-    announce_first_start();
-    for (int ranks = requirements_.ranks;;) {
-      auto end = start(ranks);
-      if (signals_.stop_immediately() && end.report.returned_code != 0) return interrupted();
-      run_.set_folder(end.report.run);
-      if (end.report.min_workers) set_min_workers(*end.report.min_workers);
-      const int code = exit_code_of(end);
-      if (end.stop_requested && !has_started(end) && !end.report.no_program)
-        return stopped_between_starts(end.had_ranks);
-      if (code == 0) return finish_successfully(end);
-      if (end.grows && code == static_cast<int>(ExitCode::stopped) && !signals_.stop_requested()) {
-        ranks = hosts_.room();
-        continue;
-      }
-      hosts_.leave_out_lost(end);
-      const auto cause = cause_of(end, read_kept_cause(end.report));
-      if (is_failure(end, signals_.stop_requested())) failures_.add(end, run_.folder(), requirements_);
-      auto next = decide(end, failures_.like(end), requirements_, ranks, signals_.stop_requested());
-      if (end.report.lost_host) next.ranks = requirements_.ranks;
-      if (!hosts_.left_out().empty()) next.ranks = std::min(next.ranks, hosts_.room());
-      // A failed node has left the job for good; queued again, the job gets all its nodes.
-      if (end.report.lost_host && !end.host_is_excused && launcher_.kind.uses_daemons &&
-          time_.queue_again(cause + ". Too few nodes of the job are left"))
-        return static_cast<int>(ExitCode::retry);
-      // A killed rank cannot write its cause itself.
-      if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) run_.keep_cause(cause);
-      if (!next.again) return give_up(end, cause, next.code);
-      if (run_.is_gone()) {
-        terminal_.error(cause + ". It is not started again: the run's folder " + run_.folder().string() +
-                        " was moved away or removed. Start again with the --storage and --name of the folder");
-        return static_cast<int>(ExitCode::usage);
-      }
-      if (run_.is_finished_again(end)) {
-        terminal_.error(cause + ". It is not started again: two starts in a row were lost when the run " +
-                        run_.folder().string() + " was finished, and began no other run");
-        return next.code;
-      }
-      announce_next_start(end, cause, next);
-      if (end.report.required_ranks) wait_for_ranks(next.ranks);
-      if (!wait(signals_, next.wait)) return stopped_between_starts();
-      ranks = next.ranks;
-    }
-  }
-
-  JobEnd start(int ranks) {
-    JobEnd end;
-    supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(time_.used());
-    auto command = launch_command(launcher_, options_, ranks, hosts_.left_out(), supervisor_info_, folders_.paths(),
-                                  environment, variable_names("MUSTER_"));
-    for (auto& variable : launcher_.kind.end_earlier(processes_, host_name()))
-      command.environment.push_back(std::move(variable));
-    {
-      Job job(command, launcher_.kind, /*has_remote_ranks=*/!other_hosts(options_, host_name()).empty());
-      processes_.insert(job.process());
-      run_.write_cause();  // which the ranks need not wait for
-      end = watch(job, launcher_.kind, signals_, terminal_, standard_output_, options_,
-                  [&](const LauncherReport& report) { return hosts_.should_grow(report, ranks); });
-    }
-    folders_.empty();
-    return end;
-  }
-
-  /// Uses the program's least number of workers, unless --min-workers was given.
-  void set_min_workers(int least) {
-    if (options_.min_workers) return;
-    requirements_.min_workers = std::clamp(least, 1, requirements_.ranks);
-    supervisor_info_.full_worker_count = requirements_.ranks;
-  }
-
-  /// From now on, starts exactly as many ranks as the saved state requires.
-  void wait_for_ranks(int ranks) {
-    requirements_.waits_for_ranks = true;
-    requirements_.ranks = requirements_.min_workers = ranks;
+  /// True if a lost host answers again, and the ranks, which are fewer than they should be, can go on from a
+  /// checkpoint.
+  bool should_grow(const LauncherReport& report, int ranks) {
+    const auto answering = lost_.answering();
+    const bool ends = report.leaving || report.lost_rank || report.returned_code;
+    if (answering.empty() || ends) return false;
+    const bool needed = ranks < requirements_.ranks;
+    if (needed && (report.run.empty() || sweep::progress(report.run).empty())) return false;
+    lost_.remove(answering);
+    if (!needed) return false;  // spares have its ranks, and its slots are spare from now on
+    terminal_.add("muster: " + joined({answering.begin(), answering.end()}) +
+                  (answering.size() == 1 ? " answers" : " answer") +
+                  " again; the ranks save their state and start again as " +
+                  detail::counted(ranks_on(lost_.hosts()), "rank") + "\n");
+    return true;
   }
 
   int give_up(const JobEnd& end, const std::string& cause, int code) {
-    run_.write_cause();
+    run_.write_cause(terminal_);
     auto text = cause;
     if (is_failure(end, signals_.stop_requested())) {
       if (is_preemption(end))
@@ -443,6 +359,30 @@ class Supervision {
     }
     terminal_.error(text);
     return code;
+  }
+
+  void find_job_end() {
+    const auto now = std::chrono::system_clock::now();
+    launch::job_end_warning(environment, now);  // the ranks print it
+    time_.end = launch::end_of_allocation(environment, now);
+    if (time_.end) return;
+    auto asked = launch::ask_for_job_end(environment);
+    if (asked.end) supervisor_info_.job_end = std::chrono::system_clock::to_time_t(*asked.end);
+    const auto level = value_of("MUSTER_LOG_LEVEL");
+    if (!asked.note.empty() && (level == "debug" || level == "trace"))
+      terminal_.add("muster: debug: " + asked.note + "\n");
+    time_.end = asked.end;
+  }
+
+  /// Queues this job of Slurm again, if that is asked for; returns whether Slurm does so.
+  bool queue_again(const std::string& reason) {
+    const char* const job = environment("SLURM_JOB_ID");
+    if (!options_.requeue || job == nullptr) return false;
+    terminal_.add("muster: " + reason + "; it is queued again\n");
+    terminal_.flush();
+    if (requeue(job)) return true;
+    terminal_.warn("Slurm does not queue the job " + std::string(job) + " again; submit it again");
+    return false;
   }
 
   void announce_first_start() {
@@ -488,13 +428,13 @@ class Supervision {
 
   /// `ran`: ranks that have not loaded muster's library were stopped.
   int stopped_between_starts(bool ran = false) {
-    run_.write_cause();
+    run_.write_cause(terminal_);
     if (signals_.stop_immediately()) return interrupted();
     const bool saved = failures_.had_checkpoint();
     terminal_.error(saved ? "stopped on request before the next start; the newest checkpoint has the state"
                     : ran ? "stopped on request; the ranks had not loaded muster, which saves their state"
-                    : run_.folder().empty() ? "stopped on request before the ranks had started"
-                                            : "stopped on request before the next start, and there is no state saved");
+                    : run_.folder.empty() ? "stopped on request before the ranks had started"
+                                          : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
   }
 
@@ -504,13 +444,12 @@ class Supervision {
   SupervisorInfo supervisor_info_;
   Signals signals_;
   Terminal terminal_{signals_, STDERR_FILENO};
-  Terminal standard_output_{signals_, STDOUT_FILENO};  ///< for what comes through the launcher
   TemporaryFolders folders_;
   FailureCounts failures_;
-  JobHosts hosts_;
+  LostHosts lost_;     ///< hosts that the next start leaves out
+  Hosts named_nodes_;  ///< drained nodes that a warning has named
   ReportedRun run_;
   JobTime time_;
-  std::set<pid_t> processes_;  ///< the launchers of all starts
 };
 
 }  // namespace

@@ -33,9 +33,10 @@ std::string in_seconds(std::chrono::milliseconds time) {
 
 }  // namespace
 
-JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& terminal, Terminal& standard_output,
-             const SuperviseOptions& options, const std::function<bool(const LauncherReport&)>& should_grow) {
+JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& terminal, const SuperviseOptions& options,
+             const std::function<bool(const LauncherReport&)>& should_grow) {
   LauncherOutput output, of_standard_output(output.report());
+  Terminal standard_output(signals, STDOUT_FILENO);  // for what comes through the launcher
   bool told = false;
   std::optional<Clock::time_point> stop_time, start_limit, end_of_work;
   std::optional<std::chrono::seconds> patience;
@@ -157,7 +158,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   terminal.flush();
   standard_output.flush();
   end.report = output.report();
-  if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && !launcher.uses_daemons)
+  if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && !launcher.uses_daemons())
     end.report.failed_host = host_name();
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
@@ -167,8 +168,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
   if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
     end.report.lost_host = end.report.silent;
-    if (end.report.launcher_error.empty())
-      end.report.launcher_error = "the node " + *end.report.silent + " does not answer";
+    end.report.keep_error("the node " + *end.report.silent + " does not answer");
   }
   return end;
 }

@@ -1,7 +1,5 @@
 // flux run, which starts the ranks of a job by the brokers of a Flux instance. By flux-run(1), flux-job(1) and
 // flux-shell-options(7).
-#include "base/program.hpp"
-#include "muster/error.hpp"
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
 
@@ -20,7 +18,7 @@ namespace {
 //   flux-job: task(s) Killed                    or: flux-job: task(s) exited with exit code 3
 constexpr std::string_view of_attach = "flux-job: ", job_end = "flux-job: task(s) ",
                            one_more = "flux-job: one more ctrl-C";
-constexpr std::string_view failed_phrase = " failed and exit-on-error is set", start_failed = "start failed: ";
+constexpr std::string_view start_failed = "start failed: ";
 
 /// Reads a line behind its time; false for one that says something else.
 bool read_event(const std::string& text, LauncherReport& report) {
@@ -32,16 +30,15 @@ bool read_event(const std::string& text, LauncherReport& report) {
        {"node failure on ", "lost contact with job shell on broker ", "lost contact with job shell on "})
     if (const auto at = text.find(before); at != std::string::npos) {
       const auto name = at + before.size();
-      report.lost_host = text.substr(name, text.find(' ', name) - name);
-      if (report.launcher_error.empty()) report.launcher_error = "Flux has lost the node " + *report.lost_host;
+      report.lose_host(text.substr(name, text.find(' ', name) - name), "Flux has lost the node ");
       return true;
     }
-  if (const auto at = text.find("task rank ");
-      at != std::string::npos && text.find(failed_phrase) != std::string::npos) {
-    if (std::sscanf(text.c_str() + at, "task rank %d on host %255s", &rank, host.data()) != 2) return false;
-    if (report.failed_rank) return true;
-    report.failed_rank = rank;
-    report.failed_host = host.data();
+  const char* const task = text.c_str() + std::min(text.find("task rank "), text.size());
+  int end = 0;
+  std::sscanf(task, "task rank %d on host %255s failed and exit-on-error is set%n", &rank, host.data(), &end);
+  if (end > 0) {
+    if (!report.failed_rank) report.failed_host = host.data();
+    report.failed_rank = report.failed_rank.value_or(rank);
     return true;
   }
   if (const auto at = text.find(start_failed); at != std::string::npos) {
@@ -49,24 +46,22 @@ bool read_event(const std::string& text, LauncherReport& report) {
     report.launcher_error = "starting " + text.substr(at + start_failed.size());
     return true;
   }
-  if (severity == 0 && !report.loaded && report.launcher_error.empty())
-    report.launcher_error = "Flux cannot start the ranks: " + text.substr(static_cast<std::size_t>(note));
+  if (severity == 0 && !report.loaded)
+    report.keep_error("Flux cannot start the ranks: " + text.substr(static_cast<std::size_t>(note)));
   return severity == 0;
 }
 
 class Flux : public Launcher {
  public:
-  Flux() : Launcher({.uses_daemons = true, .signals_early = true}) {}
+  Flux() {
+    batch_system = "Flux";
+    program = "flux";
+    signals_early = true;
+  }
 
   bool fits(const SuperviseOptions& options, const Environment& environment, const std::string&) const override {
     // A task of a Flux job cannot have more ranks from Flux than it has itself.
     return options.hosts.empty() && environment("FLUX_URI") != nullptr && environment("FLUX_TASK_RANK") == nullptr;
-  }
-
-  std::filesystem::path find(const std::string&) const override {
-    if (auto path = find_program("flux"); !path.empty()) return path;
-    throw Error(ExitCode::missing_package, "starting the ranks", "this is a job of Flux and there is no flux in PATH",
-                "Load its module, or give --hosts");
   }
 
   std::vector<std::string> words(const Start& start) const override {
@@ -75,8 +70,6 @@ class Flux : public Launcher {
     if (!start.lost.empty()) words.push_back("--requires=-host:" + joined({start.lost.begin(), start.lost.end()}));
     return words;
   }
-
-  Variables settings(const Start&) const override { return {}; }
 
   bool may_begin(std::string_view begun) const override {
     return may_become(begun, of_attach) || (begun.front() >= '0' && begun.front() <= '9');

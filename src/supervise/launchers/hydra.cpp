@@ -39,13 +39,13 @@ bool read_part(const std::string& line, LauncherReport& report) {
   const auto program = line.find(cannot_execute);
   if (program == std::string::npos) return false;
   report.no_program = true;
-  if (report.launcher_error.empty()) report.launcher_error = "starting " + line.substr(program + cannot_execute.size());
+  report.keep_error("starting " + line.substr(program + cannot_execute.size()));
   return true;
 }
 
 class Hydra : public Launcher {
  public:
-  Hydra() : Launcher({.uses_proxies = true, .signals_early = true, .waits_for_hosts = true, .loses_codes = true}) {}
+  Hydra() { uses_proxies = signals_early = waits_for_hosts = loses_codes = true; }
 
   bool fits(const SuperviseOptions&, const Environment&, const std::string& mpi) const override {
     return launch::launcher_of(mpi) == "mpiexec.hydra";

@@ -6,8 +6,6 @@
 #include "muster/error.hpp"
 #include "supervise/launcher_output.hpp"
 
-#include <signal.h>
-
 #include <cstring>
 
 namespace muster::detail::supervise {
@@ -15,6 +13,12 @@ namespace muster::detail::supervise {
 namespace fs = std::filesystem;
 
 fs::path Launcher::find(const std::string& mpi) const {
+  if (uses_daemons()) {
+    if (auto path = find_program(program); !path.empty()) return path;
+    throw Error(ExitCode::missing_package, "starting the ranks",
+                "this is a job of " + batch_system + " and there is no " + program + " in PATH",
+                "Load its module, or give --hosts");
+  }
   const auto name = launch::launcher_of(mpi);
   std::vector<std::string> candidates{MUSTER_MPIEXEC, name, "mpiexec"};
   if (name != "mpirun") std::swap(candidates[0], candidates[1]);  // its name says what it is
@@ -30,10 +34,9 @@ fs::path Launcher::find(const std::string& mpi) const {
 }
 
 const Launcher& launcher_for(const SuperviseOptions& options, const Environment& environment, const std::string& mpi) {
-  const Launcher* last = nullptr;
-  for (const auto* launcher : launchers())
-    if (launcher->fits(options, environment, mpi)) last = launcher;
-  return *last;
+  const auto all = launchers();
+  return **std::find_if(all.rbegin(), all.rend(),
+                        [&](const auto* one) { return one->fits(options, environment, mpi); });
 }
 
 FoundLauncher find_launcher(const SuperviseOptions& options) {
@@ -43,12 +46,11 @@ FoundLauncher find_launcher(const SuperviseOptions& options) {
 }
 
 std::optional<std::chrono::seconds> Launcher::patience(const LauncherReport& report) const {
+  // The others cannot go on either, but may have more to say.
+  if (report.failed_rank && leaves_ranks) return std::chrono::seconds(1);
   if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
   return {};
 }
-
-void Launcher::ask_to_stop(pid_t process) const { ::kill(process, SIGUSR1); }
-void Launcher::end(pid_t process) const { ::kill(process, SIGTERM); }
 
 std::string joined(const std::vector<std::string>& words) {
   std::string text;

@@ -2,15 +2,15 @@
 // hosts are lost. A file for each. A rank's place by the launcher's variables is in launch/launcher.cpp.
 #pragma once
 
+#include "base/host.hpp"
 #include "muster/supervise.hpp"
 
-#include <sys/types.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,7 +23,6 @@ namespace muster::detail::supervise {
 struct LauncherReport;
 
 using Hosts = std::set<std::string>;
-using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 /// Folders for files that the launcher leaves behind when it is killed; on one node only, so that they can be removed.
@@ -44,32 +43,29 @@ struct Start {
   Folders folders = {};
 };
 
-/// How a launcher treats its ranks.
-struct LauncherTraits {
-  /// Daemons of a batch system run the ranks, on this host too. They know which nodes the job has.
-  bool uses_daemons = false;
+/// A program that starts the ranks. One object of each kind, which does not change.
+class Launcher {
+ public:
+  /// The batch system whose daemons run the ranks, on this host too, and know which nodes the job has; empty: none.
+  std::string batch_system = {};
+  std::string program = {};  ///< its name; empty: that of the MPI
   /// The ranks are children of its proxies, on this host too, and their stdout comes through its own.
   bool uses_proxies = false;
   bool signals_early = false;    ///< it passes signals on to ranks that have not loaded muster's library yet
   bool waits_for_hosts = false;  ///< for ever, although ssh has said that it cannot reach one
   bool loses_codes = false;      ///< it may end with 0 once it has passed on a signal, whatever the ranks' codes
-};
+  bool leaves_ranks = false;     ///< it lets the others go on when one has failed
 
-/// A program that starts the ranks. One object of each kind, without state.
-class Launcher : public LauncherTraits {
- public:
-  explicit Launcher(LauncherTraits traits) : LauncherTraits(traits) {}
   virtual ~Launcher() = default;
-
   /// True if it can start the ranks of this job with that MPI. Of all that can, the last one in launchers() does.
   virtual bool fits(const SuperviseOptions& options, const Environment& environment, const std::string& mpi) const = 0;
-  /// Its program, by default the one that belongs to the MPI. Throws an Error (ExitCode::missing_package) if there is
-  /// none.
-  virtual std::filesystem::path find(const std::string& mpi) const;
+  bool uses_daemons() const noexcept { return !batch_system.empty(); }
+  /// Its program. Throws an Error (ExitCode::missing_package) if there is none.
+  std::filesystem::path find(const std::string& mpi) const;
   /// The words of the command line behind its own name.
   virtual std::vector<std::string> words(const Start& start) const = 0;
   /// Variables that are set unless the user has set them; arguments of ssh ("-l root") come to the user's.
-  virtual Variables settings(const Start& start) const = 0;
+  virtual Variables settings(const Start&) const { return {}; }
 
   // A launcher's text is read whatever launcher is used: mpirun may start its daemons by srun, and ranks print some of
   // their MPI's.
@@ -86,11 +82,9 @@ class Launcher : public LauncherTraits {
 
   /// How long it may take to end once a rank has ended the job or has failed; empty without such a limit. It may wait
   /// for a daemon on a node that does not answer. After training the program may go on for as long as it likes.
-  virtual std::optional<std::chrono::seconds> patience(const LauncherReport& report) const;
-  /// Makes it ask the ranks to save and stop.
-  virtual void ask_to_stop(pid_t process) const;
+  std::optional<std::chrono::seconds> patience(const LauncherReport& report) const;
   /// Makes it end ranks that are not processes of this host, or not below it, at once.
-  virtual void end(pid_t process) const;
+  virtual void end(pid_t process) const { ::kill(process, SIGTERM); }
   /// Ends what earlier starts by these processes, on `host`, may have left. Returns variables for the next start.
   virtual Variables end_earlier(const std::set<pid_t>& /*processes*/, const std::string& /*host*/) const { return {}; }
   /// The nodes of the job that new starts should not use.

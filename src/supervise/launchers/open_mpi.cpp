@@ -64,7 +64,7 @@ std::string remote_node_in(const std::string& text) {
 }
 
 /// The value in "  Application name:  ./fit".
-std::string value_of(const std::string& text, std::string_view name) {
+std::string entry_of(const std::string& text, std::string_view name) {
   const auto at = text.find(name);
   if (at == std::string::npos) return {};
   const auto begin = std::min(text.size(), text.find_first_not_of(' ', at + name.size()));
@@ -73,7 +73,7 @@ std::string value_of(const std::string& text, std::string_view name) {
 
 /// The rank in "Process name: [[35,1],2]", in version 5 "[prterun-n1-4711@1,2]".
 std::optional<int> failed_rank_in(const std::string& text) {
-  const auto name = value_of(text, "Process name: ");
+  const auto name = entry_of(text, "Process name: ");
   const auto comma = name.rfind(',');
   int rank = 0;
   if (comma == std::string::npos || std::sscanf(name.c_str() + comma, ",%d", &rank) != 1) return {};
@@ -82,8 +82,6 @@ std::optional<int> failed_rank_in(const std::string& text) {
 
 class Mpirun : public Launcher {
  public:
-  Mpirun() : Launcher({}) {}
-
   bool fits(const SuperviseOptions&, const Environment&, const std::string&) const override { return true; }
 
   std::vector<std::string> words(const Start& start) const override {
@@ -147,7 +145,7 @@ class Mpirun : public Launcher {
     if (!report.launcher_error.empty()) return;
     if (std::ranges::any_of(fork_failures, [&](auto begin) { return text.starts_with(begin); })) {
       report.no_program = true;
-      report.launcher_error = "starting " + value_of(text, "Application name:") + ": " + value_of(text, "Error:");
+      report.launcher_error = "starting " + entry_of(text, "Application name:") + ": " + entry_of(text, "Error:");
       report.launcher_error.erase(report.launcher_error.find_last_not_of(" .") + 1);
       return;
     }

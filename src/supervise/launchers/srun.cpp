@@ -1,7 +1,5 @@
 // srun, which starts the ranks of a Slurm job by Slurm's daemons.
-#include "base/program.hpp"
 #include "launch/launcher.hpp"
-#include "muster/error.hpp"
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
 #include "supervise/slurm.hpp"
@@ -19,9 +17,7 @@ namespace {
 /// Slurm's lines begin with these.
 constexpr std::array<std::string_view, 2> prefixes{"srun: ", "slurmstepd"};
 /// What they say about the end of a step, which we report ourselves.
-constexpr std::array<std::string_view, 13> step_end_phrases{": *** STEP ",
-                                                            ": *** JOB ",
-                                                            "Job step aborted: ",
+constexpr std::array<std::string_view, 11> step_end_phrases{"Job step aborted: ",
                                                             "forcing job termination",
                                                             "Terminating StepId=",
                                                             "Force Terminated Step",
@@ -136,18 +132,16 @@ std::vector<Part> in_parts(const Start& start) {
 
 class Srun : public Launcher {
  public:
-  Srun() : Launcher({.uses_daemons = true}) {}
+  Srun() {
+    batch_system = "Slurm";
+    program = "srun";
+    leaves_ranks = true;
+  }
 
   bool fits(const SuperviseOptions& options, const Environment& environment, const std::string& mpi) const override {
     // Cray MPICH has no mpiexec of its own.
     return options.hosts.empty() && environment("SLURM_JOB_ID") != nullptr &&
            (nodes_of_job(environment) > 1 || mpi.find("CRAY") != std::string::npos);
-  }
-
-  std::filesystem::path find(const std::string&) const override {
-    if (auto path = find_program("srun"); !path.empty()) return path;
-    throw Error(ExitCode::missing_package, "starting the ranks", "this is a job of Slurm and there is no srun in PATH",
-                "Load its module, or give --hosts");
   }
 
   std::vector<std::string> words(const Start& start) const override {
@@ -191,40 +185,29 @@ class Srun : public Launcher {
     int rank = 0, end = 0;
     if (read_task(text, report)) return true;
     if (std::sscanf(text.c_str(), "srun: error: Node failure on %255s", host.data()) == 1) {
-      report.lost_host = host.data();
-      if (report.launcher_error.empty()) report.launcher_error = "Slurm has lost the node " + *report.lost_host;
+      report.lose_host(host.data(), "Slurm has lost the node ");
     } else if (std::sscanf(text.c_str(), "srun: error: Task launch for %*s failed on node %255[^:]", host.data()) ==
                1) {
       // Slurm has not yet noticed that the node is lost. It then kills the ranks of the other nodes.
-      report.lost_host = host.data();
-      if (report.launcher_error.empty())
-        report.launcher_error = "Slurm cannot start a rank on the node " + *report.lost_host;
+      report.lose_host(host.data(), "Slurm cannot start a rank on the node ");
     } else if (std::sscanf(text.c_str(), "srun: error: task %d launch failed: %n", &rank, &end) == 1 && end > 0) {
       // Slurm then kills the others. Another start may succeed with as many ranks.
       report.failed_rank = rank;
       report.lost_rank.reset();
-      if (report.launcher_error.empty())
-        report.launcher_error =
-            "Slurm cannot start rank " + std::to_string(rank) + ": " + text.substr(static_cast<std::size_t>(end));
+      report.keep_error("Slurm cannot start rank " + std::to_string(rank) + ": " +
+                        text.substr(static_cast<std::size_t>(end)));
     } else if (text.starts_with(unable) && text.find(no_controller) != std::string::npos) {
       report.slurm_away = true;
       report.launcher_error = "Slurm's controller does not answer";
     } else if (report.slurm_away && text.starts_with("srun: Check SLURM_JOB_ID environment variable")) {
       // It takes the job for one that has ended.
     } else if (text.starts_with(no_step)) {
-      if (report.launcher_error.empty())
-        report.launcher_error = "Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size()));
-    } else if (!contains_any(line, step_end_phrases)) {
+      report.keep_error("Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size())));
+    } else if (!contains_any(line, cancel_phrases) && !contains_any(line, step_end_phrases)) {
       report.slurm = text;
       return !report.shown_of_slurm.insert(text).second;
     }
     return true;
-  }
-
-  std::optional<std::chrono::seconds> patience(const LauncherReport& report) const override {
-    // srun lets the other ranks go on. They cannot, but may have more to say.
-    if (report.failed_rank) return std::chrono::seconds(1);
-    return Launcher::patience(report);
   }
 
   Variables end_earlier(const std::set<pid_t>& processes, const std::string& host) const override {
