@@ -1,6 +1,7 @@
 #include "base/cpus.hpp"
 
 #include "base/control_groups.hpp"
+#include "base/host.hpp"
 
 #include <sched.h>
 
@@ -39,12 +40,7 @@ int number_in(const fs::path& file) {
   return number;
 }
 
-std::vector<int> list_in(const fs::path& file) {
-  std::string line;
-  std::ifstream in(file);
-  std::getline(in, line);
-  return parse_cpu_list(line);
-}
+std::vector<int> list_in(const fs::path& file) { return parse_cpu_list(first_line(file)); }
 
 /// The CPUs that a control group grants; infinity if it does not say. Version 2: "max 100000" or "150000 100000".
 double quota_of_group(const fs::path& folder) {
@@ -148,6 +144,14 @@ std::vector<Core> cores_in(const std::string& mask, const std::vector<Core>& cor
   for (int cpu = 0; cpu < static_cast<int>(mask.size()); ++cpu)
     if (has(cpu) && !known.contains(cpu)) found.push_back({cpu, {cpu}});
   return found;
+}
+
+std::string cpu_model(const fs::path& root) {
+  std::ifstream file(root / "proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name"))
+      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  return {};
 }
 
 double cpu_quota(const fs::path& root) {

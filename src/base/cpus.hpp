@@ -34,6 +34,9 @@ MUSTER_INTERNAL_API std::vector<Core> cores_of_machine(const std::filesystem::pa
 /// The cores that have CPUs in `mask`, with these CPUs. A CPU of `mask` that is in none of `cores` is a core.
 std::vector<Core> cores_in(const std::string& mask, const std::vector<Core>& cores);
 
+/// What the processor calls itself; empty if the kernel does not tell.
+MUSTER_INTERNAL_API std::string cpu_model(const std::filesystem::path& root = "/");
+
 /// The CPUs that the control group of this process and those around it grant; infinity if they set no limit.
 MUSTER_INTERNAL_API double cpu_quota(const std::filesystem::path& root = "/");
 

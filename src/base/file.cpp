@@ -1,6 +1,7 @@
 #include "base/file.hpp"
 
 #include "base/direct.hpp"
+#include "base/host.hpp"
 #include "base/printable.hpp"
 #include "muster/error.hpp"
 
@@ -11,7 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -78,11 +78,7 @@ std::string temporary_prefix(const std::filesystem::path& path) {
 }
 
 /// A number for this host's name.
-std::uint32_t host_number() noexcept {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return static_cast<std::uint32_t>(std::hash<std::string_view>()(name.data()));
-}
+std::uint32_t host_number() noexcept { return static_cast<std::uint32_t>(std::hash<std::string>()(host_name())); }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");

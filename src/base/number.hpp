@@ -1,15 +1,26 @@
-// Checked conversion of numbers from files and flags, which may be too large for their type.
+// Numbers from files, flags and variables, which may be none, or too large for their type.
 #pragma once
 
 #include "muster/error.hpp"
 
+#include <charconv>
 #include <concepts>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 namespace muster::detail {
+
+/// The number that the whole text is; none if it is something else, or does not fit.
+template <class Number>
+std::optional<Number> parse_number(std::string_view text) {
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
 
 /// Converts `value` to To. Throws an Error if it does not fit: "DOING: WHAT is 9223372036854775808, more than
 /// 9223372036854775807".

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <ctime>
+#include <string>
 #include <string_view>
 
 namespace muster::detail::run_names {
@@ -20,6 +22,16 @@ inline constexpr const char* sweep_table = "sweep.csv";
 inline constexpr const char* stop = "stop";
 inline constexpr const char* logs = "logs";
 inline constexpr const char* trial_prefix = "trial_";  ///< of the trials' folders
+
+/// Now, as part of a name: "2026-11-27_14-05-59".
+inline std::string time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d_%H-%M-%S", &local);
+  return text.data();
+}
 
 /// True if muster has a file or folder of this name, or may have one.
 constexpr bool are_own(std::string_view name) {

@@ -2,6 +2,7 @@
 // null. check_…() judges facts and touches nothing. `root` is the folder in which proc, sys and dev are.
 #pragma once
 
+#include "base/host.hpp"
 #include "muster/doctor.hpp"
 #include "muster/json.hpp"
 
@@ -14,7 +15,6 @@
 namespace muster::detail::doctor {
 
 using Findings = std::vector<Finding>;
-using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
 /// Runs a program and returns its output; none (null) if it is not there, fails or takes too long.
 using Run = std::function<Json(const std::vector<std::string>&)>;
 

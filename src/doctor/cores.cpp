@@ -9,19 +9,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 
 namespace muster::detail::doctor {
 namespace {
-
-std::string cpu_model(const std::filesystem::path& root) {
-  std::ifstream file(root / "proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name"))
-      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-  return {};
-}
 
 std::string text_of(double cpus) {
   char text[32];

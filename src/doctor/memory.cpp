@@ -21,12 +21,6 @@ constexpr double mpi_bytes_per_rank = 4.2 * mb;
 /// That, the buffers of muster's collectives, and some small gradients.
 constexpr double wanted_bytes_per_rank = 32 * mb;
 
-std::string first_line(const std::filesystem::path& file) {
-  std::string line;
-  std::getline(std::ifstream(file), line);
-  return line;
-}
-
 /// The choice in brackets: "madvise" of "always [madvise] never"; null if the kernel has none.
 Json chosen_in(const std::filesystem::path& file) {
   const auto line = first_line(file);

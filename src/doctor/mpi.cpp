@@ -16,12 +16,6 @@ std::string family_of(const std::string& text) {
   return {};
 }
 
-/// What starts the ranks of that MPI. A machine may have another MPI's mpirun and mpiexec beside Hydra.
-std::string launcher_of(const std::string& library) {
-  const auto family = family_of(library);
-  return family == "MPICH" || family == "Intel MPI" ? "mpiexec.hydra" : "mpirun";
-}
-
 /// "4.1.4"; empty if there is none.
 std::string version_in(const std::string& text) {
   std::smatch found;
@@ -38,9 +32,10 @@ Findings check_launcher(const Json& facts, const std::string& library) {
   using enum Finding::Severity;
   const auto& mpirun = facts.at("mpirun");
   if (mpirun.is_null()) {
-    const auto fact = "there is no " + launcher_of(library) + " in PATH, which starts ranks of " + library;
+    const auto fact = "there is no " + launch::launcher_of(library) + " in PATH, which starts ranks of " + library;
     if (facts.at("srun") == true)
-      return {{warning, "mpirun", fact, "Start ranks with " + launch::srun_for(library) + ", or load its module"}};
+      return {{warning, "mpirun", fact,
+               "Start ranks with srun --mpi=" + launch::srun_plugin(library) + ", or load its module"}};
     return {{to_mend, "mpirun", fact, "Install it (Debian: openmpi-bin or mpich), or load its module"}};
   }
   const auto path = mpirun.at("path").get<std::string>();
@@ -62,7 +57,7 @@ Findings check_launcher(const Json& facts, const std::string& library) {
 
 Json look_at_mpi(const std::string& library, const Environment& environment, const Run& run) {
   Json facts{{"library", library}, {"mpirun", nullptr}, {"srun", !find_program("srun", environment("PATH")).empty()}};
-  for (const auto& name : {launcher_of(library), std::string("mpiexec")}) {
+  for (const auto& name : {launch::launcher_of(library), std::string("mpiexec")}) {
     const auto found = find_program(name, environment("PATH"));
     if (found.empty()) continue;
     auto version = run({found.string(), "--version"});

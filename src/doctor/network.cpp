@@ -3,7 +3,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
-#include <unistd.h>
 
 #include <array>
 #include <future>
@@ -50,9 +49,8 @@ Json interfaces() {
 }  // namespace
 
 Json look_at_network() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return {{"host", name.data()}, {"resolves", resolves(name.data())}, {"interfaces", interfaces()}};
+  const auto name = host_name();
+  return {{"host", name}, {"resolves", resolves(name)}, {"interfaces", interfaces()}};
 }
 
 Findings check_network(const Json& facts, int nodes) {

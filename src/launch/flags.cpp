@@ -1,7 +1,9 @@
 #include "launch/flags.hpp"
 
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/number.hpp"
 #include "comm/on_ranks.hpp"
 #include "launch/openmp.hpp"
 #include "launch/settings.hpp"
@@ -49,10 +51,7 @@ bool is_shared(const CLI::Option& option) {
 }
 
 /// The option's environment variable; empty if it is not set.
-std::string variable(const CLI::Option& option) {
-  const char* const value = std::getenv(option.get_envname().c_str());
-  return value == nullptr ? "" : value;
-}
+std::string variable(const CLI::Option& option) { return value_of(option.get_envname()); }
 
 /// The MUSTER_… variables of `app`'s options that are set on this rank.
 Values environment_of(const CLI::App& app) {
@@ -147,20 +146,17 @@ CLI::Validator yes_or_no() {
 
 CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
   const auto is_good = [=](std::string& text) {
-    std::uint64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) return false;
-    text = std::to_string(value);  // CLI11 would read 010 as octal 8
+    const auto value = parse_number<std::uint64_t>(text);
+    if (!value || *value < least || *value > most) return false;
+    text = std::to_string(*value);  // CLI11 would read 010 as octal 8
     return true;
   };
   return check_value(is_good, "no whole number from " + std::to_string(least) + " to " + std::to_string(most));
 }
 
 std::optional<double> parse_seconds(std::string_view text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value >= 0.001 && value <= 1e9)) return {};
-  return value;
+  const auto value = parse_number<double>(text);
+  return value && *value >= 0.001 && *value <= 1e9 ? value : std::nullopt;
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -237,17 +233,12 @@ void warn_of_unknown_variables(const CLI::App& app) {
   std::vector<std::string> known;
   for (const auto* option : app.get_options())
     if (has_variable(*option)) known.push_back(option->get_envname().substr(variable_prefix.size()));
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const auto name = text.substr(0, text.find('='));
-    if (!name.starts_with(variable_prefix)) continue;
+  for (const auto& name : variable_names(variable_prefix)) {
     const auto word = name.substr(variable_prefix.size());
-    if (word == "SET")
-      log::warn("nothing reads the variable " + std::string(name) + "; give --set on the command line");
+    if (word == "SET") log::warn("nothing reads the variable " + name + "; give --set on the command line");
     const auto close = nearest_match(word, known);
     if (!close.empty() && close != word)
-      log::warn("nothing reads the variable " + std::string(name) + "; did you mean " + std::string(variable_prefix) +
-                close + "?");
+      log::warn("nothing reads the variable " + name + "; did you mean " + std::string(variable_prefix) + close + "?");
   }
 }
 

@@ -1,12 +1,11 @@
 #include "launch/job_end.hpp"
 
+#include "base/number.hpp"
 #include "base/program.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
 #include <array>
-#include <charconv>
-#include <cstdint>
 #include <ctime>
 #include <sstream>
 
@@ -18,11 +17,6 @@ using std::chrono::seconds, std::chrono::system_clock;
 /// The programs of a batch system wait for minutes for a server that does not answer.
 constexpr seconds answer_limit{3};
 constexpr seconds longest{1'000'000'000};  ///< an end later than this is no limit
-
-std::string value_of(const Environment& environment, const char* name) {
-  const char* const value = environment(name);
-  return value == nullptr ? "" : value;
-}
 
 /// Parses a local time; `format` as for strptime, for the whole text.
 JobEndTime local_time(const std::string& text, const char* format) {
@@ -54,13 +48,6 @@ std::string trimmed(const std::string& text) {
   return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
 }
 
-std::optional<seconds> seconds_since_1970(const std::string& text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return {};
-  return seconds(value);
-}
-
 JobEndTime within_reach(JobEndTime end, system_clock::time_point now) {
   return end && *end > now && *end < now + longest ? end : std::nullopt;
 }
@@ -69,33 +56,33 @@ JobEndTime within_reach(JobEndTime end, system_clock::time_point now) {
 
 JobEndTime end_of_allocation(const Environment& environment, system_clock::time_point now) {
   for (const char* const name : {"SLURM_JOB_END_TIME", variable::job_end})
-    if (const auto end = seconds_since_1970(value_of(environment, name));
-        end && *end > std::chrono::floor<seconds>(now.time_since_epoch()) && *end < seconds(1'000'000'000'000))
-      if (const auto known = within_reach(system_clock::time_point(*end), now)) return known;
+    if (const auto end = parse_number<std::time_t>(value_of(name, environment));
+        end && *end > system_clock::to_time_t(now) && *end < 1'000'000'000'000)
+      if (const auto known = within_reach(system_clock::from_time_t(*end), now)) return known;
   return {};
 }
 
 std::string job_end_warning(const Environment& environment, system_clock::time_point now) {
-  const auto text = value_of(environment, variable::job_end);
+  const auto text = value_of(variable::job_end, environment);
   if (text.empty()) return {};
-  const auto end = seconds_since_1970(text);
+  const auto end = parse_number<std::time_t>(text);
   if (!end)
     throw Error(ExitCode::usage, "reading the environment", "MUSTER_JOB_END_TIME=" + text + " is no number of seconds",
                 "Set it to the seconds since 1970, as date +%s -d '12 hours' prints them, or unset it");
-  if (*end > std::chrono::floor<seconds>(now.time_since_epoch())) return {};
+  if (*end > system_clock::to_time_t(now)) return {};
   return "MUSTER_JOB_END_TIME is in the past; the end of this job is not known";
 }
 
 std::vector<std::string> job_end_question(const Environment& environment) {
-  if (auto job = value_of(environment, "SLURM_JOB_ID"); !job.empty()) {
+  if (auto job = value_of("SLURM_JOB_ID", environment); !job.empty()) {
     // The number of an array's last job is also that of the whole array.
-    const auto array = value_of(environment, "SLURM_ARRAY_JOB_ID"), task = value_of(environment, "SLURM_ARRAY_TASK_ID");
+    const auto array = value_of("SLURM_ARRAY_JOB_ID", environment), task = value_of("SLURM_ARRAY_TASK_ID", environment);
     if (!array.empty() && !task.empty()) job = array + "_" + task;
     return {"env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", job, "-o", "%e"};
   }
-  if (auto job = value_of(environment, "PBS_JOBID"); !job.empty()) return {"qstat", "-f", job};
-  if (auto job = value_of(environment, "LSB_JOBID"); !job.empty()) {
-    if (const auto index = value_of(environment, "LSB_JOBINDEX"); !index.empty() && index != "0")
+  if (auto job = value_of("PBS_JOBID", environment); !job.empty()) return {"qstat", "-f", job};
+  if (auto job = value_of("LSB_JOBID", environment); !job.empty()) {
+    if (const auto index = value_of("LSB_JOBINDEX", environment); !index.empty() && index != "0")
       job += "[" + index + "]";
     return {"bjobs", "-noheader", "-o", "time_left", job};
   }

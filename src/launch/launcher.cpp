@@ -1,6 +1,7 @@
 #include "launch/launcher.hpp"
 
 #include "base/cpus.hpp"
+#include "base/host.hpp"
 #include "launch/supervised.hpp"
 
 #include <arpa/inet.h>
@@ -15,7 +16,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -85,9 +85,7 @@ bool is_launcher(pid_t process) {
   constexpr std::array<std::string_view, 11> programs{"mpirun",          "mpiexec", "orterun",   "orted",
                                                       "prterun",         "prte",    "prted",     "slurmstepd",
                                                       "hydra_pmi_proxy", "palsd",   "flux-shell"};
-  std::string name;
-  std::getline(std::ifstream("/proc/" + std::to_string(process) + "/comm"), name);
-  return std::ranges::find(programs, name) != programs.end();
+  return std::ranges::find(programs, first_line("/proc/" + std::to_string(process) + "/comm")) != programs.end();
 }
 
 /// True if a launcher has started this process or one that it comes from, such as a script.
@@ -95,14 +93,6 @@ bool is_below_launcher() {
   for (auto process = parent_of(::getpid()); process > 1; process = parent_of(process))
     if (is_launcher(process)) return true;
   return false;
-}
-
-std::vector<std::string> variable_names() {
-  std::vector<std::string> names;
-  for (char** entry = environ; *entry != nullptr; ++entry)
-    if (const std::string_view text = *entry; text.find('=') != text.npos)
-      names.emplace_back(text.substr(0, text.find('=')));
-  return names;
 }
 
 }  // namespace
@@ -159,9 +149,14 @@ void forget_other_launchers(const std::string& mpi_library, bool even_own) {
   for (const auto& name : found) ::unsetenv(name.c_str());
 }
 
-std::string srun_for(const std::string& mpi_library) {
+std::string launcher_of(const std::string& mpi_library) {
   const auto is = [&](std::string_view name) { return mpi_library.find(name) != std::string::npos; };
-  return is("CRAY") ? "srun --mpi=cray_shasta" : is("Open MPI") ? "srun --mpi=pmix" : "srun --mpi=pmi2";
+  return is("MPICH") || is("Intel") || is("MVAPICH") ? "mpiexec.hydra" : "mpirun";
+}
+
+std::string srun_plugin(const std::string& mpi_library) {
+  if (mpi_library.find("CRAY") != std::string::npos) return "cray_shasta";
+  return launcher_of(mpi_library) == "mpirun" ? "pmix" : "pmi2";
 }
 
 std::optional<StartedBy> started_by(const Environment& environment) {
@@ -182,10 +177,9 @@ bool is_first_process(const Environment& environment) {
 
 std::string process_for_launcher(const Environment& environment) {
   const char* const rank = environment("PMI_RANK");
-  if (rank == nullptr || environment("SLURM_PROCID") != nullptr) return {};
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) return {};
-  return std::string(rank) + " " + std::to_string(::getpid()) + " " + host.data();
+  const auto host = host_name();
+  if (rank == nullptr || environment("SLURM_PROCID") != nullptr || host.empty()) return {};
+  return std::string(rank) + " " + std::to_string(::getpid()) + " " + host;
 }
 
 std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library) {
@@ -203,13 +197,13 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
                                               const std::string& mpi_library) {
   const auto launcher = started_by(environment);
   if (world_size != 1 || !launcher || launcher->processes <= 1) return std::nullopt;
-  return SeparateWorlds{.is_said_here = launcher->number == 0 || !is_below_launcher(),
-                        .fact = "the launcher started " + std::to_string(launcher->processes) +
-                                " processes, but each of them is alone in its MPI world",
-                        .remedy = "This program uses " + mpi_library +
-                                  ": start it with the mpirun of that MPI, or with " + srun_for(mpi_library) +
-                                  ". If nothing was launched, unset " + launcher->variable +
-                                  ", which another job has left"};
+  return SeparateWorlds{
+      .is_said_here = launcher->number == 0 || !is_below_launcher(),
+      .fact = "the launcher started " + std::to_string(launcher->processes) +
+              " processes, but each of them is alone in its MPI world",
+      .remedy = "This program uses " + mpi_library +
+                ": start it with the mpirun of that MPI, or with srun --mpi=" + srun_plugin(mpi_library) +
+                ". If nothing was launched, unset " + launcher->variable + ", which another job has left"};
 }
 
 bool started_by_srun(const Environment& environment) {

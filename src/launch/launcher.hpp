@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "base/host.hpp"
 
 #include <functional>
 #include <limits>
@@ -11,8 +12,6 @@
 #include <vector>
 
 namespace muster::detail::launch {
-
-using Environment = std::function<const char*(const char*)>;  ///< like std::getenv
 
 /// The launcher that has started this process.
 struct StartedBy {
@@ -45,8 +44,11 @@ bool server_answers(const std::string& uri);
 /// launcher that has started it alone, too. To be called before threads are started.
 MUSTER_INTERNAL_API void forget_other_launchers(const std::string& mpi_library, bool even_own = false);
 
-/// How srun starts the tasks of a program that uses that MPI; see comm::mpi_library().
-MUSTER_INTERNAL_API std::string srun_for(const std::string& mpi_library);
+/// The program of that MPI that starts its ranks: "mpirun", or "mpiexec.hydra" of MPICH, Intel MPI and MVAPICH, since a
+/// machine may have another MPI's mpirun and mpiexec beside it. `mpi_library`: see comm::mpi_library().
+MUSTER_INTERNAL_API std::string launcher_of(const std::string& mpi_library);
+/// By which plugin the tasks of srun find each other with that MPI, as in srun --mpi=pmix.
+MUSTER_INTERNAL_API std::string srun_plugin(const std::string& mpi_library);
 
 /// The error that the launcher has started N worlds of one rank.
 struct SeparateWorlds {

@@ -2,6 +2,7 @@
 
 #include "base/json.hpp"
 #include "base/listed.hpp"
+#include "base/number.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -87,10 +88,8 @@ Json nested(std::string_view path, const Json& value) {
 
 /// The number that a text would be in a language other than JSON: 0.5 for ".5"; null if it is none.
 Json number_in(const std::string& text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool is_number = error == std::errc() && end == text.data() + text.size() && std::isfinite(number);
-  return is_number ? Json(number) : Json();
+  const auto number = parse_number<double>(text);
+  return number && std::isfinite(*number) ? Json(*number) : Json();
 }
 
 void lay_over(Json& target, const Json& value, ExitCode code, const std::string& doing, const std::string& key,

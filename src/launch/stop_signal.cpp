@@ -1,5 +1,6 @@
 #include "launch/stop_signal.hpp"
 
+#include "base/host.hpp"
 #include "base/supervisor_message.hpp"
 
 #include <signal.h>
@@ -59,9 +60,8 @@ void tell_exit(int code, void*) noexcept {
   if (own == nullptr || std::atoi(own) != ::getpid()) return;  // a program or a fork that the rank has started
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells it
-  char host[256] = "";
-  if (rank == nullptr || ::gethostname(host, sizeof host - 1) != 0) return;
-  tell(message_exit, std::string(rank) + " " + std::to_string(code) + " " + host);
+  if (const auto host = host_name(); rank != nullptr && !host.empty())
+    tell(message_exit, std::string(rank) + " " + std::to_string(code) + " " + host);
 }
 #endif
 

@@ -1,5 +1,7 @@
 #include "launch/supervised.hpp"
 
+#include "base/host.hpp"
+
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -20,11 +22,6 @@ namespace muster::detail::launch {
 namespace {
 
 UnsupervisedScope* unsupervised = nullptr;
-
-std::string value_of(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 void end() noexcept { ::kill(::getpid(), SIGKILL); }
 
@@ -49,9 +46,7 @@ bool is_supervised(pid_t process) {
 }  // namespace
 
 pid_t parent_of(pid_t process) {
-  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
-  std::string text;
-  std::getline(stat, text);
+  const auto text = first_line("/proc/" + std::to_string(process) + "/stat");
   pid_t parent = 0;
   if (const auto name = text.rfind(')'); name != std::string::npos)
     std::sscanf(text.c_str() + name, ") %*c %d", &parent);

@@ -1,6 +1,7 @@
 #include "observe/status_file.hpp"
 
 #include "base/file.hpp"
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/run_names.hpp"
@@ -9,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <ctime>
 #include <utility>
 
@@ -111,8 +111,6 @@ double StatusFile::samples_per_second() const {
 
 void StatusFile::write(const char* state, const std::string& error) noexcept try {
   if (is_broken_) return;
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
   const double rate = samples_per_second();
   const auto samples = static_cast<double>(position_.samples);
   const double left_in_epoch = std::max(0.0, samples - static_cast<double>(position_.consumed));
@@ -129,7 +127,7 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
               {"last_report", last_report_},
               {"ranks", last_window_.times.empty() ? Json() : summary_of(last_window_.times)},
               {"world_size", world_size_},
-              {"host", host.data()},
+              {"host", host_name()},
               {"pid", ::getpid()},
               {"started", started_},
               {"updated", static_cast<std::int64_t>(std::time(nullptr))}};

@@ -1,13 +1,15 @@
 #include "run/environment.hpp"
 
+#include "base/cpus.hpp"
+#include "base/host.hpp"
 #include "comm/mpi_scope.hpp"
+#include "launch/supervised.hpp"
 
 #include <torch/version.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -19,12 +21,6 @@ namespace muster::detail::run {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_line(const fs::path& file) {
-  std::string line;
-  std::getline(std::ifstream(file), line);
-  return line;
-}
 
 /// The folder with the repository's data: .git, or where the file .git points to; empty if there is none.
 fs::path git_folder(fs::path folder) {
@@ -55,23 +51,11 @@ std::vector<std::string> command_of(int process) {
   return words;
 }
 
-/// 0 if it is not known.
-int parent_of(int process) {
-  const auto stat = first_line(fs::path("/proc") / std::to_string(process) / "stat");
-  const auto name_end = stat.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  std::istringstream rest(stat.substr(name_end + 1));
-  std::string state;
-  int parent = 0;
-  rest >> state >> parent;
-  return parent;
-}
-
 /// The outermost launcher among the processes that have started this one.
 std::vector<std::string> launcher() {
   constexpr std::array names{"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "muster"};
   std::vector<std::string> found;
-  for (int process = ::getppid(); process > 1; process = parent_of(process)) {
+  for (int process = ::getppid(); process > 1; process = launch::parent_of(process)) {
     const auto words = command_of(process);
     if (words.empty()) continue;
     const auto name = fs::path(words.front()).filename().string();
@@ -80,17 +64,8 @@ std::vector<std::string> launcher() {
   return found;
 }
 
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.starts_with("model name"))
-      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-  return {};
-}
-
 std::vector<std::string> loaded_modules() {
-  const char* const list = std::getenv("LOADEDMODULES");
-  std::istringstream text(list == nullptr ? "" : list);
+  std::istringstream text(value_of("LOADEDMODULES"));
   std::vector<std::string> modules;
   for (std::string module; std::getline(text, module, ':');)
     if (!module.empty()) modules.push_back(module);

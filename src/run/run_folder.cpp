@@ -19,7 +19,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <map>
 #include <random>
 #include <set>
@@ -29,15 +28,6 @@
 
 namespace muster::detail::run {
 namespace {
-
-std::string now_as_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  ::localtime_r(&now, &local);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d_%H-%M-%S", &local);
-  return text;
-}
 
 /// Throws an Error if another program has written `params` in `folder`.
 void require_same_program(const Json& params, const std::string& program, const std::filesystem::path& folder) {
@@ -90,7 +80,10 @@ std::pair<std::string, std::string> default_name(const std::string& program, con
   if (own.empty()) {
     const char* const job = std::getenv("SLURM_JOB_ID");
     const auto supervisor = launch::supervisor();
-    const auto first = program + "_" + (job != nullptr ? job : supervisor ? supervisor->started : now_as_text());
+    const auto first = program + "_" +
+                       (job != nullptr ? job
+                        : supervisor   ? supervisor->started
+                                       : run_names::time_now());
     own = first;
     for (int start = 2; !take(storage / own); ++start) own = first + "." + std::to_string(start);
   }

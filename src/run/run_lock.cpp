@@ -1,7 +1,9 @@
 #include "run/run_lock.hpp"
 
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/number.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "comm/wait.hpp"
 #include "launch/supervised.hpp"
@@ -17,7 +19,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -80,16 +81,9 @@ class LockFiles {
   static inline std::array<std::atomic<int>, 64> slots{};
 };
 
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
-
 /// The start time of a process, in the kernel's clock ticks. Empty if the process does not exist or has ended.
 std::string start_of(const std::string& process) {
-  std::ifstream file("/proc/" + process + "/stat");
-  std::string text;
-  std::getline(file, text);
+  const auto text = first_line("/proc/" + process + "/stat");
   std::istringstream after_name(text.substr(std::min(text.size(), text.rfind(')') + 1)));
   std::vector<std::string> fields(20);  // the third field, the state, to the 22nd, the start time
   for (auto& field : fields) after_name >> field;
@@ -105,19 +99,17 @@ std::string this_pid_namespace() {
 }
 
 std::string this_job() {
-  char host[256] = "";
-  ::gethostname(host, sizeof host - 1);
-  auto text = std::string(host) + ", process " + std::to_string(::getpid()) + ", since " + checkpoint::time_now();
-  if (const auto job = environment("SLURM_JOB_ID"); !job.empty()) text += ", Slurm job " + job;
+  auto text = host_name() + ", process " + std::to_string(::getpid()) + ", since " + checkpoint::time_now();
+  if (const auto job = value_of("SLURM_JOB_ID"); !job.empty()) text += ", Slurm job " + job;
   return text;
 }
 
 Json record_of_this_job(const std::vector<std::string>& processes) {
   return {{"holder", this_job()},
           {"processes", processes},
-          {"supervisor", environment(launch::variable::id)},  // also set for the trials of a sweep
-          {"slurm_job", environment("SLURM_JOB_ID")},
-          {"slurm_restarts", std::atoi(environment("SLURM_RESTART_COUNT").c_str())}};
+          {"supervisor", value_of(launch::variable::id)},  // also set for the trials of a sweep
+          {"slurm_job", value_of("SLURM_JOB_ID")},
+          {"slurm_restarts", std::atoi(value_of("SLURM_RESTART_COUNT").c_str())}};
 }
 
 /// The record of a job in .lock or in a lease.
@@ -136,13 +128,13 @@ Record read_record(const std::filesystem::path& path) {
     const auto processes = json.at("processes").get<std::vector<std::string>>();
     if (!processes.empty()) record.holder = json.at("holder").get<std::string>();
     const auto job = json.value("slurm_job", ""), supervisor = json.value("supervisor", "");
-    if (!job.empty() && job == environment("SLURM_JOB_ID") &&
-        json.value("slurm_restarts", 0) < std::atoi(environment("SLURM_RESTART_COUNT").c_str())) {
+    if (!job.empty() && job == value_of("SLURM_JOB_ID") &&
+        json.value("slurm_restarts", 0) < std::atoi(value_of("SLURM_RESTART_COUNT").c_str())) {
       record.state = Record::State::ended;
       record.earlier_start = true;
       return record;
     }
-    record.earlier_start = !supervisor.empty() && supervisor == environment(launch::variable::id) &&
+    record.earlier_start = !supervisor.empty() && supervisor == value_of(launch::variable::id) &&
                            std::ranges::find(processes, RunLock::this_process()) == processes.end();
     const auto own_namespace = this_pid_namespace();
     bool known = true, running = false;
@@ -171,11 +163,7 @@ Record read_record(const std::filesystem::path& path) {
 
 /// The number in a lease's name; 0 for any other file.
 int number_of(const std::string& name) {
-  int number = 0;
-  if (!name.starts_with(lease_prefix)) return 0;
-  const auto* const end = name.data() + name.size();
-  const auto read = std::from_chars(name.data() + lease_prefix.size(), end, number);
-  return read.ec == std::errc{} && read.ptr == end ? number : 0;
+  return name.starts_with(lease_prefix) ? parse_number<int>(name.substr(lease_prefix.size())).value_or(0) : 0;
 }
 
 std::vector<int> leases_in(const std::filesystem::path& folder) {

@@ -39,13 +39,6 @@ bool ended_by_sigterm(const JobEnd& end) {
 
 }  // namespace
 
-std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, bool is_srun) {
-  // srun lets the other ranks go on. They cannot, but may have more to say.
-  if (report.failed_rank && is_srun) return std::chrono::seconds(1);
-  if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
-  return {};
-}
-
 int exit_code_of(const JobEnd& end) {
   if (end.report.no_program) return static_cast<int>(ExitCode::usage);
   if (end.report.returned_code == 0) return 0;

@@ -6,7 +6,6 @@
 #include "supervise/launcher_output.hpp"
 
 #include <chrono>
-#include <optional>
 #include <string>
 
 namespace muster::detail::supervise {
@@ -31,6 +30,7 @@ struct JobRequirements {
   int min_workers = 1;  ///< equals `ranks` if all are required
   int max_failures = 0;
   int max_preemptions = -1;
+  bool waits_for_ranks = false;  ///< for all of them, as the saved state requires
 };
 
 struct NextStart {
@@ -39,10 +39,6 @@ struct NextStart {
   std::chrono::seconds wait = {};  ///< the time before the next start
   int ranks = 0;                   ///< the number of ranks of the next start
 };
-
-/// How long the launcher may take to end once a rank has ended the job or has failed; empty without such a limit. It
-/// may wait for a daemon on a node that does not answer. After training the program may go on for as long as it likes.
-std::optional<std::chrono::seconds> patience_with(const LauncherReport& report, bool is_srun);
 
 /// The job's exit code. If Launch::run() had returned 0, it is 0, whatever happened afterwards to the ranks or to the
 /// launcher; another code that it had returned holds where a rank was lost. Otherwise that is ExitCode::retry.

@@ -121,27 +121,27 @@ void end_children() {
 
 }  // namespace
 
-Job::Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_ranks)
-    : kind_(kind), has_remote_ranks_(has_remote_ranks) {
+Job::Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote_ranks)
+    : launcher_(launcher), ranks_are_elsewhere_(launcher.uses_daemons() || has_remote_ranks) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   auto words = command.words;
   auto variables = environment_with(command.environment);
   const auto words_to = pointers(words), variables_to = pointers(variables);
   const int error_end = make_pipe(output_);
-  const int output_end = kind == Launcher::Kind::hydra ? make_pipe(standard_output_) : -1;
+  const int output_end = launcher.uses_proxies ? make_pipe(standard_output_) : -1;
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const pid_t self = ::getpid();
   sigset_t blocked;
   ::sigemptyset(&blocked);
   // A batch system sends SIGTERM to all processes of a job that it is about to end. The ranks save then, and mpirun
   // would kill them; it does not pass its mask on to them. srun does not end its ranks in a job that is ending.
-  if (kind != Launcher::Kind::srun && !has_remote_ranks && in_batch_job()) ::sigaddset(&blocked, SIGTERM);
-  launcher_ = ::vfork();  // copies no page tables; copying libtorch's takes milliseconds
-  if (launcher_ == 0) become(words_to.data(), variables_to.data(), self, blocked, nothing, output_end, error_end);
+  if (!ranks_are_elsewhere_ && in_batch_job()) ::sigaddset(&blocked, SIGTERM);
+  process_ = ::vfork();  // copies no page tables; copying libtorch's takes milliseconds
+  if (process_ == 0) become(words_to.data(), variables_to.data(), self, blocked, nothing, output_end, error_end);
   ::close(error_end);
   if (output_end >= 0) ::close(output_end);
   ::close(nothing);
-  if (launcher_ < 0) {
+  if (process_ < 0) {
     close(output_);
     close(standard_output_);
     fail("starting a process");
@@ -162,7 +162,7 @@ bool Job::ended() {
   int status = 0;
   // Also collects orphans of the job, which would otherwise stay zombies until its end.
   for (pid_t child = 0; (child = ::waitpid(-1, &status, WNOHANG)) > 0;)
-    if (child == launcher_ && !status_) status_ = status;
+    if (child == process_ && !status_) status_ = status;
   return status_.has_value();
 }
 
@@ -170,20 +170,19 @@ int Job::code() const noexcept { return status_ && WIFEXITED(*status_) ? WEXITST
 int Job::signal() const noexcept { return status_ && WIFSIGNALED(*status_) ? WTERMSIG(*status_) : 0; }
 
 void Job::end_left_behind() {
-  if (kind_ == Launcher::Kind::srun || has_remote_ranks_) return;
-  const auto children = children_of(launcher_);
+  if (ranks_are_elsewhere_) return;
+  const auto children = children_of(process_);
   if (!children) return;
-  // The ranks are children of Hydra's proxy.
-  const bool has_ranks = kind_ == Launcher::Kind::hydra
+  const bool has_ranks = launcher_.uses_proxies
                              ? std::ranges::any_of(*children, [](pid_t child) { return !children_of(child)->empty(); })
                              : !children->empty();
   const auto own = children_of(::getpid()).value_or(std::vector<pid_t>());
-  const bool has_orphans = std::ranges::any_of(own, [&](pid_t child) { return child != launcher_; });
+  const bool has_orphans = std::ranges::any_of(own, [&](pid_t child) { return child != process_; });
   had_ranks_ = had_ranks_ || has_ranks || has_orphans;  // a rank may have come and gone between two calls
   calls_without_ranks_ = has_ranks || !had_ranks_ ? 0 : calls_without_ranks_ + 1;
   if (calls_without_ranks_ < 2) return;  // the launcher may be about to end
   for (const auto child : own)
-    if (child != launcher_) ::kill(child, SIGKILL);
+    if (child != process_) ::kill(child, SIGKILL);
 }
 
 bool Job::sees_processes() noexcept {
@@ -192,34 +191,34 @@ bool Job::sees_processes() noexcept {
 }
 
 bool Job::ask_to_stop() {
-  const auto ranks = children_of(launcher_);
+  const auto ranks = children_of(process_);
   had_ranks_ = had_ranks_ || (ranks && !ranks->empty());
-  if (kind_ != Launcher::Kind::srun && ranks && ranks->empty()) return false;
-  ::kill(launcher_, SIGUSR1);
+  if (!launcher_.uses_daemons() && ranks && ranks->empty()) return false;
+  ::kill(process_, SIGUSR1);
   return true;
 }
 
 bool Job::suspend() const {
-  if (kind_ == Launcher::Kind::srun || has_remote_ranks_ || !sees_processes()) return false;
-  signal_all(launcher_, SIGSTOP);
+  if (ranks_are_elsewhere_ || !sees_processes()) return false;
+  signal_all(process_, SIGSTOP);
   return true;
 }
 
-void Job::resume() const { signal_all(launcher_, SIGCONT); }
+void Job::resume() const { signal_all(process_, SIGCONT); }
 
 void Job::end() {
   // The ranks of srun are children of Slurm's daemons, those of mpirun on other hosts of its daemons: SIGTERM makes the
   // launcher have these send SIGKILL to them. mpirun removes its files in /dev/shm, too.
-  if (!ended() && (kind_ == Launcher::Kind::srun || has_remote_ranks_)) {
-    ::kill(launcher_, SIGTERM);
+  if (!ended() && ranks_are_elsewhere_) {
+    launcher_.end(process_);
     for (const auto begin = std::chrono::steady_clock::now();
          !ended() && std::chrono::steady_clock::now() - begin < patience;)
       std::this_thread::sleep_for(10ms);
   }
   if (!ended()) {
-    ::kill(launcher_, SIGKILL);
+    ::kill(process_, SIGKILL);
     int status = 0;
-    if (::waitpid(launcher_, &status, 0) == launcher_) status_ = status;
+    if (::waitpid(process_, &status, 0) == process_) status_ = status;
   }
   end_children();
 }

@@ -16,7 +16,7 @@ namespace muster::detail::supervise {
 class Job {
  public:
   /// Starts the launcher. An Error (ExitCode::retry) where there can be no more processes.
-  Job(const LaunchCommand& command, Launcher::Kind kind, bool has_remote_ranks = false);
+  Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote_ranks = false);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
   /// Ends all processes that are left.
@@ -26,13 +26,12 @@ class Job {
     close(standard_output_);
   }
 
-  pid_t launcher() const noexcept { return launcher_; }
+  pid_t process() const noexcept { return process_; }
   /// The launcher's stderr, for poll(); -1 when no process writes to it any more.
   int output() const noexcept { return output_; }
   /// Reads what is available of it now.
   std::string read() { return read(output_); }
-  /// Hydra's stdout, which the ranks' output comes through, and what Hydra says of lost ranks; -1 for other launchers,
-  /// whose stdout is ours.
+  /// The launcher's stdout where the ranks' comes through it, with what it says of lost ranks; -1 where it is ours.
   int standard_output() const noexcept { return standard_output_; }
   std::string read_standard_output() { return read(standard_output_); }
   /// True if the launcher has ended by itself. SIGCHLD announces this.
@@ -63,9 +62,9 @@ class Job {
   static std::string read(int& source);
   static void close(int& file) noexcept;
 
-  pid_t launcher_ = -1;
-  Launcher::Kind kind_;
-  bool has_remote_ranks_;  ///< mpirun has daemons on other hosts
+  const Launcher& launcher_;
+  pid_t process_ = -1;        ///< the launcher's
+  bool ranks_are_elsewhere_;  ///< on other hosts, or below a batch system's daemons
   int output_ = -1;
   int standard_output_ = -1;
   std::optional<int> status_ = {};

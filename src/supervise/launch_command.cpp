@@ -1,31 +1,25 @@
 #include "supervise/launch_command.hpp"
 
 #include "base/listed.hpp"
+#include "base/number.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
+#include "supervise/slurm.hpp"
 
 #include <arpa/inet.h>
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <cstdio>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <numeric>
 #include <set>
 #include <sstream>
-#include <system_error>
 #include <utility>
 
 namespace muster::detail::supervise {
 namespace {
-
-int number_in(const Environment& environment, const char* name) {
-  const char* const value = environment(name);
-  return value == nullptr ? 0 : std::atoi(value);
-}
 
 /// "root@n2:4"
 struct Host {
@@ -46,11 +40,7 @@ std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
     const auto is_this = [&](const std::string& other) { return short_name(other) == short_name(name); };
     if (name.empty() || std::ranges::any_of(lost, is_this)) continue;
     int slots = 1;
-    if (colon != std::string::npos) {
-      const auto* const end = entry.data() + entry.size();
-      const auto parsed = std::from_chars(entry.data() + colon + 1, end, slots);
-      if (parsed.ec != std::errc() || parsed.ptr != end) slots = 0;
-    }
+    if (colon != std::string::npos) slots = parse_number<int>(entry.substr(colon + 1)).value_or(0);
     hosts.push_back({.name = name,
                      .user = has_user ? entry.substr(0, at) : "",
                      .entry = has_user ? entry.substr(at + 1) : entry,
@@ -63,119 +53,6 @@ int slots_of(const std::vector<Host>& hosts) {
   int slots = 0;
   for (const auto& host : hosts) slots += host.slots;
   return slots;
-}
-
-/// A variable of this Slurm job; of a heterogeneous job that of each component, as SLURM_NTASKS_HET_GROUP_1.
-std::vector<std::string> in_components(const Environment& environment, const std::string& name) {
-  std::vector<std::string> values;
-  const int components = number_in(environment, "SLURM_HET_SIZE");
-  for (int i = 0; i < std::max(components, 1); ++i) {
-    const char* const value = environment((components > 0 ? name + "_HET_GROUP_" + std::to_string(i) : name).c_str());
-    values.emplace_back(value == nullptr ? "" : value);
-  }
-  return values;
-}
-
-/// How many tasks of `size` CPUs there is room for on the nodes of "2(x3),4": with one CPU each 10.
-int tasks_on_nodes(const std::string& text, int size) {
-  int sum = 0;
-  std::istringstream list(text);
-  for (std::string entry; std::getline(list, entry, ',');) {
-    int count = 0, times = 1;
-    std::sscanf(entry.c_str(), "%d(x%d)", &count, &times);
-    sum += count / size * times;
-  }
-  return sum;
-}
-
-int nodes_of_job(const Environment& environment) {
-  int nodes = 0;
-  for (const auto& value : in_components(environment, "SLURM_JOB_NUM_NODES")) nodes += std::atoi(value.c_str());
-  return nodes;
-}
-
-/// The tasks of each component of the Slurm job, or else those that its CPUs are enough for where it has several nodes;
-/// 0 if they are not known.
-std::vector<int> tasks_of_job(const Environment& environment) {
-  const auto tasks = in_components(environment, "SLURM_NTASKS");
-  const auto cpus = in_components(environment, "SLURM_JOB_CPUS_PER_NODE");
-  const auto of_task = in_components(environment, "SLURM_CPUS_PER_TASK");
-  const bool is_spread = nodes_of_job(environment) > 1;
-  std::vector<int> all;
-  for (std::size_t i = 0; i < tasks.size(); ++i)
-    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str())
-                  : is_spread       ? tasks_on_nodes(cpus[i], std::max(1, std::atoi(of_task[i].c_str())))
-                                    : 0);
-  return all;
-}
-
-int all_tasks_of_job(const Environment& environment) {
-  const auto tasks = tasks_of_job(environment);
-  return std::accumulate(tasks.begin(), tasks.end(), 0);
-}
-
-/// The nodes of a Slurm job that so many ranks take, of those that are not lost.
-int nodes_for(int ranks, const Hosts& lost, const SuperviseOptions& options, const Environment& environment) {
-  const int all = nodes_of_job(environment), left = all - static_cast<int>(lost.size());
-  // Where the job has no number of tasks, the ranks that are asked for are spread over its nodes, however few they are.
-  const auto given = in_components(environment, "SLURM_NTASKS");
-  const bool has_tasks = std::ranges::any_of(given, [](const auto& text) { return !text.empty(); });
-  const int tasks = options.ranks && !has_tasks ? *options.ranks + options.spares : all_tasks_of_job(environment);
-  const int on_each = std::max(1, tasks / std::max(1, all));
-  return std::min(left, (ranks + on_each - 1) / on_each);
-}
-
-/// True if a name fits "n[1-3,08]"; the numbers are compared with their leading zeros.
-bool fits(const std::string& name, const std::string& pattern) {
-  const auto open = std::min(pattern.find('['), pattern.size()), close = pattern.find(']');
-  if (!name.starts_with(pattern.substr(0, open))) return false;
-  if (close == std::string::npos) return name == pattern;
-  const auto by_size = [](const std::string& number) { return std::pair(number.size(), number); };
-  const auto end = std::min(name.find_first_not_of("0123456789", open), name.size());
-  const auto number = by_size(name.substr(open, end - open));
-  std::istringstream ranges(pattern.substr(open + 1, close - open - 1));
-  for (std::string range; std::getline(ranges, range, ',');)
-    if (by_size(range.substr(0, range.find('-'))) <= number && number <= by_size(range.substr(range.find('-') + 1)))
-      return fits(name.substr(end), pattern.substr(close + 1));
-  return false;
-}
-
-/// True if Slurm's list of nodes, as "n[1-3,08],m5", has this one.
-bool has_node(const std::string& list, const std::string& node) {
-  std::string pattern;
-  bool in_brackets = false;
-  for (const char c : list + ",") {
-    if (c == '[' || c == ']') in_brackets = c == '[';
-    if (c != ',' || in_brackets)
-      pattern += c;
-    else if (fits(node, std::exchange(pattern, {})))
-      return true;
-  }
-  return false;
-}
-
-/// One start by srun for each component of a heterogeneous job that has ranks; otherwise `start` alone.
-std::vector<Start> in_parts(const Start& start, const Environment& environment) {
-  const auto tasks = tasks_of_job(environment);
-  if (tasks.size() < 2) return {start};
-  const auto nodes = in_components(environment, "SLURM_JOB_NUM_NODES");
-  const auto names = in_components(environment, "SLURM_JOB_NODELIST");
-  std::vector<Start> parts;
-  int left = start.ranks;
-  for (std::size_t i = 0; i < tasks.size(); ++i) {
-    auto part = start;
-    part.het_group = static_cast<int>(i);
-    // srun refuses to leave out nodes of another component.
-    std::erase_if(part.lost, [&](const auto& node) { return !has_node(names[i], node); });
-    const int all = std::max(1, std::atoi(nodes[i].c_str())), lost = static_cast<int>(part.lost.size());
-    part.ranks = std::min(left, tasks[i] * (all - lost) / all);
-    part.nodes = lost == 0 ? 0 : std::min(all - lost, part.ranks);
-    left -= part.ranks;
-    if (part.ranks > 0) parts.push_back(std::move(part));
-  }
-  if (parts.empty()) return {start};
-  parts.back().ranks += left;  // more are asked for than there are tasks
-  return parts;
 }
 
 /// How many hosts the job has.
@@ -193,12 +70,6 @@ std::string short_name(const std::string& host) {
   name.resize(std::min(name.find('.'), name.size()));
   for (auto& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return name;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ",") + word;
-  return text;
 }
 
 std::string hosts_of_slots(const std::string& text) {
@@ -228,14 +99,6 @@ SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& 
   return options;
 }
 
-Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment, const std::string& mpi) {
-  const auto is = [&](std::string_view name) { return mpi.find(name) != std::string::npos; };
-  // Cray MPICH has no mpiexec of its own.
-  const bool srun = number_of_hosts(options, environment) > 1 || is("CRAY");
-  if (environment("SLURM_JOB_ID") != nullptr && options.hosts.empty() && srun) return Launcher::Kind::srun;
-  return is("MPICH") || is("Intel") || is("MVAPICH") ? Launcher::Kind::hydra : Launcher::Kind::open_mpi;
-}
-
 int all_slots(const SuperviseOptions& options, const Environment& environment, int cores) {
   if (!options.hosts.empty()) return slots_of(hosts_in(options.hosts));
   const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : all_tasks_of_job(environment);
@@ -247,8 +110,8 @@ int wanted_ranks(const SuperviseOptions& options, const Environment& environment
 }
 
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
-                  Launcher::Kind launcher) {
-  if (launcher == Launcher::Kind::srun) {
+                  const Launcher& launcher) {
+  if (launcher.uses_daemons()) {
     const int nodes = nodes_of_job(environment), left = nodes - static_cast<int>(lost.size());
     const int slots = std::max(ranks, all_tasks_of_job(environment));
     return nodes > 0 ? std::min(ranks, static_cast<int>(std::int64_t{slots} * left / nodes)) : ranks;
@@ -287,7 +150,8 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
   };
   if (options.command.empty() || options.command.front().empty())
     refuse("no program is named", "Write it behind --, as in muster run -n 2 -- ./fit");
-  if (number_in(environment, "OMPI_COMM_WORLD_SIZE") > 1 || number_in(environment, "PMI_SIZE") > 1)
+  const auto is_several = [&](const char* size) { return std::atoi(value_of(size, environment).c_str()) > 1; };
+  if (is_several("OMPI_COMM_WORLD_SIZE") || is_several("PMI_SIZE"))
     refuse("a launcher has started this program", "Start it without a launcher; it starts the ranks itself");
   if (!options.hosts.empty() && hosts_in(options.hosts).empty())
     refuse("--hosts \"" + options.hosts + "\" names no host", "Name them with their slots, as in n1:4,n2:4");
@@ -323,8 +187,8 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
     refuse("--max-failures is " + std::to_string(*options.max_failures), "Give a number, or -1 for no limit");
 }
 
-LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& options, int ranks, const Hosts& lost,
-                             const SupervisorInfo& supervisor_info, const Folders& folders,
+LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptions& options, int ranks,
+                             const Hosts& lost, const SupervisorInfo& supervisor_info, const Folders& folders,
                              const Environment& environment, const std::vector<std::string>& flag_variables) {
   namespace variable = launch::variable;
   Variables told{
@@ -335,8 +199,12 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
   if (supervisor_info.full_worker_count > 0)
     told.emplace_back(variable::full_worker_count, std::to_string(supervisor_info.full_worker_count));
 
-  Start start{.ranks = ranks, .lost = lost, .folders = folders};
-  if (!lost.empty() || options.spares > 0) start.nodes = nodes_for(ranks, lost, options, environment);
+  Start start{.options = options,
+              .environment = environment,
+              .mpi = launcher.mpi,
+              .ranks = ranks,
+              .lost = lost,
+              .folders = folders};
   for (const auto& host : hosts_in(options.hosts, lost)) {
     start.hosts.push_back(host.entry);
     if (!host.user.empty()) start.user = host.user;
@@ -347,34 +215,10 @@ LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& o
     if (std::ranges::find(start.passed_variables, name) == start.passed_variables.end())
       start.passed_variables.push_back(name);
 
-  LaunchCommand command{.words = {launcher.path.string()}, .environment = {}};
-  Variables settings;
-  switch (launcher.kind) {
-    case Launcher::Kind::open_mpi:
-      open_mpi::add_words(command.words, launcher, start);
-      settings = open_mpi::settings(launcher, start);
-      break;
-    case Launcher::Kind::hydra:
-      hydra::add_words(command.words, launcher, start);
-      settings = hydra::settings(launcher, start);
-      break;
-    case Launcher::Kind::srun:
-      for (const auto& part : in_parts(start, environment)) {
-        if (command.words.size() > 1) {  // behind another part
-          command.words.insert(command.words.end(), options.command.begin(), options.command.end());
-          command.words.push_back(":");
-        }
-        srun::add_words(command.words, launcher, part);
-      }
-      settings = srun::settings(launcher, start);
-      // srun does not take it from the job by itself, and refuses ranks that it leaves no room for.
-      if (const char* const cpus = environment("SLURM_CPUS_PER_TASK");
-          cpus != nullptr && number_in(environment, "SLURM_HET_SIZE") < 2 && ranks <= all_tasks_of_job(environment))
-        settings.emplace_back("SRUN_CPUS_PER_TASK", cpus);
-      break;
-  }
+  LaunchCommand command{.words = launcher.kind.words(start), .environment = {}};
+  command.words.insert(command.words.begin(), launcher.path.string());
   command.words.insert(command.words.end(), options.command.begin(), options.command.end());
-  for (auto& [name, value] : settings) {
+  for (const auto& [name, value] : launcher.kind.settings(start)) {
     const char* const given = environment(name.c_str());
     if (given != nullptr && !value.starts_with("-l ")) continue;
     // The user that --hosts names comes before the arguments of ssh that are set.

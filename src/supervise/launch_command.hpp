@@ -16,8 +16,6 @@ namespace muster::detail::supervise {
 std::string hosts_of_slots(const std::string& text);
 /// Fills in the hosts of a PBS or LSF job of several hosts, or the slots of a job on this host, where none were given.
 SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment);
-/// Returns srun in a Slurm job of several nodes, otherwise the mpirun that fits the MPI library. `mpi`: see Launcher.
-Launcher::Kind launcher_kind(const SuperviseOptions& options, const Environment& environment, const std::string& mpi);
 /// How many ranks there is room for: the slots of --hosts, the tasks of the Slurm job or, if it has several nodes,
 /// those that its CPUs are enough for, or else `cores`; see count_usable_cores().
 int all_slots(const SuperviseOptions& options, const Environment& environment, int cores);
@@ -25,7 +23,7 @@ int all_slots(const SuperviseOptions& options, const Environment& environment, i
 int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores);
 /// How many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
-                  Launcher::Kind launcher);
+                  const Launcher& launcher);
 /// What launchers call a host: "n1" for root@N1.cluster. Addresses stay whole.
 std::string short_name(const std::string& host);
 /// The name that --hosts has for a host, which launchers name by its short_name(); the name itself if it has none.
@@ -38,6 +36,11 @@ bool leaves_this_host(const SuperviseOptions& options, const std::string& here, 
 void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
            const std::string& here = {});
 
+struct LaunchCommand {
+  std::vector<std::string> words;
+  Variables environment;  ///< added to this process's environment
+};
+
 /// What the ranks are told about their supervisor; see launch/supervised.hpp.
 struct SupervisorInfo {
   std::string id = {}, started = {};
@@ -47,8 +50,8 @@ struct SupervisorInfo {
 };
 
 /// `ranks` on all hosts but the lost ones. `flag_variables`: the names of variables that ranks on other hosts get.
-LaunchCommand launch_command(const Launcher& launcher, const SuperviseOptions& options, int ranks, const Hosts& lost,
-                             const SupervisorInfo& supervisor_info, const Folders& folders,
+LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptions& options, int ranks,
+                             const Hosts& lost, const SupervisorInfo& supervisor_info, const Folders& folders,
                              const Environment& environment, const std::vector<std::string>& flag_variables = {});
 
 }  // namespace muster::detail::supervise

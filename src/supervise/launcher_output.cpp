@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 namespace muster::detail::supervise {
@@ -35,16 +34,17 @@ bool may_be_ours(std::string_view begun) {
   const auto may_begin = [&](std::string_view beginning) { return may_become(begun, beginning); };
   return may_begin(launch::message_prefix) || may_begin(error_prefix) ||
          std::any_of(ssh_failures.begin(), ssh_failures.end(), may_begin) || may_be_rule(begun) ||
-         open_mpi::may_begin(begun) || hydra::may_begin(begun) || srun::may_begin(begun);
+         std::ranges::any_of(launchers(), [&](const auto* launcher) { return launcher->may_begin(begun); });
+}
+
+/// The launcher that begins a message so; none if it is not one of theirs.
+const Launcher* launcher_with_message(std::string_view first_line) {
+  for (const auto* launcher : launchers())
+    if (launcher->is_message(first_line)) return launcher;
+  return nullptr;
 }
 
 }  // namespace
-
-int signal_named(std::string_view text) {
-  for (int signal = 1; signal < 32; ++signal)
-    if (text.starts_with(::strsignal(signal))) return signal;
-  return 0;
-}
 
 std::string LauncherOutput::take(std::string_view bytes) {
   std::string shown;
@@ -89,7 +89,7 @@ std::string LauncherOutput::take_line(const std::string& line) {
 std::string LauncherOutput::take_block_line(const std::string& line) {
   const bool first = block_.empty();
   if (first && is_rule(line)) return {};  // the end of a message whose beginning was lost; it begins another one
-  if (first && !open_mpi::is_message(line) && !hydra::is_message(line)) {
+  if (first && launcher_with_message(line) == nullptr) {
     in_block_ = false;
     return std::exchange(opening_, {}) + shown_of(line);
   }
@@ -97,10 +97,7 @@ std::string LauncherOutput::take_block_line(const std::string& line) {
     block_ += line + "\n";
     return {};
   }
-  if (hydra::is_message(block_.substr(0, block_.find('\n'))))
-    hydra::read_message(block_, report_);
-  else
-    open_mpi::read_message(block_, report_);
+  launcher_with_message(block_.substr(0, block_.find('\n')))->read_message(block_, report_);
   opening_.clear();
   block_.clear();
   in_block_ = false;
@@ -145,7 +142,7 @@ bool LauncherOutput::keep(std::string_view line) {
     return true;
   }
   keep_unreachable(line);
-  return open_mpi::read_line(line, report_) || hydra::read_line(line, report_) || srun::read_line(line, report_);
+  return std::ranges::any_of(launchers(), [&](const auto* launcher) { return launcher->read_line(line, report_); });
 }
 
 void LauncherOutput::keep_process(const std::string& text) {

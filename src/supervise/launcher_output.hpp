@@ -56,6 +56,16 @@ struct LauncherReport {
   /// start.
   std::string unreachable = {}, unreachable_text = {};
   bool no_program = false;  ///< the system cannot execute the program, at any start
+
+  /// The first error counts.
+  void keep_error(const std::string& error) {
+    if (launcher_error.empty()) launcher_error = error;
+  }
+  /// `error` is followed by the host's name.
+  void lose_host(const std::string& host, const std::string& error) {
+    lost_host = host;
+    keep_error(error + host);
+  }
 };
 
 class LauncherOutput {

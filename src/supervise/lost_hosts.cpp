@@ -52,10 +52,8 @@ std::string ssh_failure_in(const std::string& text) {
 
 std::vector<std::string> login_program(const Environment& environment) {
   for (const auto* name : {"OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"}) {
-    const char* const value = environment(name);
-    if (value == nullptr) continue;
     std::vector<std::string> words;
-    std::istringstream text(value);
+    std::istringstream text(value_of(name, environment));
     for (std::string word; text >> word;) words.push_back(word);
     if (!words.empty()) return words;
   }

@@ -4,6 +4,7 @@
 #include "base/cpus.hpp"
 #include "base/duration.hpp"
 #include "base/file.hpp"
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
@@ -18,23 +19,22 @@
 #include "muster/error.hpp"
 #include "supervise/decision.hpp"
 #include "supervise/failure_counts.hpp"
-#include "supervise/host.hpp"
 #include "supervise/job.hpp"
 #include "supervise/lost_hosts.hpp"
 #include "supervise/signals.hpp"
-#include "supervise/slurm_steps.hpp"
+#include "supervise/slurm.hpp"
 #include "supervise/temporary_folders.hpp"
 #include "supervise/terminal.hpp"
 #include "supervise/watch.hpp"
 #include "sweep/progress.hpp"
 
 #include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <ctime>
 #include <random>
 #include <set>
 #include <utility>
@@ -48,15 +48,19 @@ using Clock = std::chrono::steady_clock;
 
 const char* environment(const char* name) { return std::getenv(name); }
 
+/// True if something waits to be read from standard input, where that is a file or a pipe.
+bool has_input() {
+  struct stat input {};
+  if (::fstat(STDIN_FILENO, &input) != 0) return false;
+  if (S_ISREG(input.st_mode)) return ::lseek(STDIN_FILENO, 0, SEEK_CUR) < input.st_size;
+  int bytes = 0;
+  return S_ISFIFO(input.st_mode) && ::ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
 SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) {
   std::random_device random;
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  ::localtime_r(&now, &local);
-  std::array<char, 32> started{};
-  std::strftime(started.data(), started.size(), "%Y-%m-%d_%H-%M-%S", &local);
   return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
-          .started = started.data(),
+          .started = run_names::time_now(),
           .full_worker_count = options.min_workers ? ranks : 0};
 }
 
@@ -87,7 +91,61 @@ bool wait(Signals& signals, std::chrono::seconds time) {
   return false;
 }
 
-/// The supervision of a job. Many members: what its starts have in common, and what the starts so far have shown.
+/// The run that the ranks have reported.
+struct ReportedRun {
+  fs::path folder = {};    ///< empty until a rank has reported it
+  fs::path finished = {};  ///< the same, if it was finished when the start before was lost
+  std::string cause = {};  ///< of a failure, still to be written to its error.txt
+
+  /// True if the run's folder is not there any more, so that a new start would begin a new run.
+  bool is_gone() const {
+    return !folder.empty() && !fs::exists(status_of(folder)) && fs::exists(status_of(folder.parent_path()));
+  }
+
+  /// True if training has ended well. In the folder of a sweep the run is another one, which follows.
+  bool is_finished() const try {
+    return !folder.empty() && !fs::exists(status_of(folder / run_names::sweep)) &&
+           read_json(folder / run_names::params).value("finished", false);
+  } catch (const std::exception&) {
+    return false;  // it has not been written yet, or is on the storage of another host
+  }
+
+  /// True if this start and the one before were both lost when the same run was finished, so that another start would
+  /// find nothing to do. After the first loss there may be: another run of the program, or more epochs of this one.
+  bool is_finished_again(const JobEnd& end) {
+    if (end.report.run.empty()) return false;  // it was lost before it came that far
+    const auto before = std::exchange(finished, is_finished() ? folder : fs::path());
+    return !before.empty() && before == finished;
+  }
+
+  void write_cause(Terminal& terminal) {
+    const auto text = std::exchange(cause, {});
+    if (folder.empty() || text.empty()) return;
+    try {
+      write_file(folder / run_names::error, text + "\n");
+    } catch (const Error& error) {
+      terminal.warn(std::string("the cause of the failure is not kept: ") + error.what());
+    }
+  }
+};
+
+/// The time of this process, and the end of its batch job.
+struct JobTime {
+  Clock::time_point begin = Clock::now();
+  launch::JobEndTime end = {};  ///< none if it is not known
+
+  /// True if the ranks were told that the job ends, or have stopped by themselves shortly before its end.
+  bool is_over(const Signals& signals) const {
+    if (signals.stop_requested() || !end) return signals.time_is_over();
+    const char* const variable = environment("SLURM_JOB_START_TIME");
+    const auto now = std::chrono::system_clock::now();
+    const auto job_begin = variable ? std::chrono::system_clock::from_time_t(std::atoll(variable))
+                                    : now - std::chrono::round<std::chrono::seconds>(Clock::now() - begin);
+    return *end - now < (*end - job_begin) / 10;
+  }
+};
+
+/// The supervision of a job: what its starts have in common, and what the starts so far have shown.
 class Supervision {
  public:
   explicit Supervision(const SuperviseOptions& given)
@@ -97,7 +155,7 @@ class Supervision {
         supervisor_info_(make_supervisor_info(options_, requirements_.ranks)),
         failures_(options_.max_failures, supervisor_info_.id, terminal_),
         // A node that a Slurm job has lost does not come back to it.
-        lost_(launcher_.kind == Launcher::Kind::srun ? std::vector<std::string>() : login_program(environment)) {
+        lost_(launcher_.kind.uses_daemons() ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
     check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment,
           host_name());
@@ -113,7 +171,7 @@ class Supervision {
       log::warn(
           "/proc does not show the processes of this machine: what a rank starts and leaves may go on when the job "
           "has ended. Mount it, as in mount -t proc proc /proc");
-    if (launcher_.kind != Launcher::Kind::srun && options.hosts.empty() && find_program(options.command[0]).empty()) {
+    if (!launcher_.kind.uses_daemons() && options.hosts.empty() && find_program(options.command[0]).empty()) {
       const auto& program = options.command[0];
       const bool there = program.find('/') != std::string::npos && fs::exists(status_of(program));
       throw Error(ExitCode::usage, "starting " + program,
@@ -124,17 +182,18 @@ class Supervision {
 
   int run() {
     const int code = run_job();
-    if (code == static_cast<int>(ExitCode::stopped) && time_is_over()) queue_again("the job's time is over");
+    if (code == static_cast<int>(ExitCode::stopped) && time_.is_over(signals_)) queue_again("the job's time is over");
     return code;
   }
 
  private:
   int run_job() {
     announce_first_start();
+    std::set<pid_t> processes;  // the launchers of all starts
     for (int ranks = requirements_.ranks;;) {
-      auto end = start(ranks);
+      auto end = start(ranks, processes);
       if (signals_.stop_immediately() && end.report.returned_code != 0) return interrupted();
-      if (!end.report.run.empty()) run_ = end.report.run;
+      if (!end.report.run.empty()) run_.folder = end.report.run;
       if (end.report.min_workers) set_min_workers(*end.report.min_workers);
       const int code = exit_code_of(end);
       if (end.stop_requested && !has_started(end) && !end.report.no_program)
@@ -146,25 +205,27 @@ class Supervision {
       }
       leave_out_lost_hosts(end);
       const auto cause = cause_of(end, read_kept_cause(end.report));
-      if (is_failure(end, signals_.stop_requested())) failures_.add(end, run_, requirements_);
+      if (is_failure(end, signals_.stop_requested())) failures_.add(end, run_.folder, requirements_);
       auto next = decide(end, failures_.like(end), requirements_, ranks, signals_.stop_requested());
       if (end.report.lost_host) next.ranks = requirements_.ranks;
       if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));
       // A failed node has left the job for good; queued again, the job gets all its nodes.
-      if (end.report.lost_host && !end.host_is_excused && launcher_.kind == Launcher::Kind::srun &&
+      if (end.report.lost_host && !end.host_is_excused && launcher_.kind.uses_daemons() &&
           queue_again(cause + ". Too few nodes of the job are left"))
         return static_cast<int>(ExitCode::retry);
       // A killed rank cannot write its cause itself.
-      if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) cause_to_keep_ = cause;
+      if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) run_.cause = cause;
       if (!next.again) return give_up(end, cause, next.code);
-      if (run_is_gone()) {
-        terminal_.error(cause + ". It is not started again: the run's folder " + run_.string() +
+      // The storage of other hosts need not be visible here.
+      const bool is_local = !launcher_.kind.uses_daemons() && options_.hosts.empty();
+      if (is_local && run_.is_gone()) {
+        terminal_.error(cause + ". It is not started again: the run's folder " + run_.folder.string() +
                         " was moved away or removed. Start again with the --storage and --name of the folder");
         return static_cast<int>(ExitCode::usage);
       }
-      if (is_finished_again(end)) {
+      if (run_.is_finished_again(end)) {
         terminal_.error(cause + ". It is not started again: two starts in a row were lost when the run " +
-                        run_.string() + " was finished, and began no other run");
+                        run_.folder.string() + " was finished, and began no other run");
         return next.code;
       }
       announce_next_start(end, cause, next);
@@ -174,43 +235,18 @@ class Supervision {
     }
   }
 
-  /// True if the run's folder is not there any more, so that a new start would begin a new run. Only where all ranks
-  /// are on this host: the storage of other hosts need not be visible here.
-  bool run_is_gone() const {
-    const bool is_local = launcher_.kind != Launcher::Kind::srun && options_.hosts.empty();
-    return is_local && !run_.empty() && !fs::exists(status_of(run_)) && fs::exists(status_of(run_.parent_path()));
-  }
-
-  /// True if this start and the one before were both lost when the same run was finished, so that another start would
-  /// find nothing to do. After the first loss there may be: another run of the program, or more epochs of this one.
-  bool is_finished_again(const JobEnd& end) {
-    if (end.report.run.empty()) return false;  // it was lost before it came that far
-    const auto before = std::exchange(finished_run_, run_is_finished() ? run_ : fs::path());
-    return !before.empty() && before == finished_run_;
-  }
-
-  /// True if training has ended well. In the folder of a sweep the run is another one, which follows.
-  bool run_is_finished() const {
-    try {
-      return !run_.empty() && !fs::exists(status_of(run_ / run_names::sweep)) &&
-             read_json(run_ / run_names::params).value("finished", false);
-    } catch (const std::exception&) {
-      return false;  // it has not been written yet, or is on the storage of another host
-    }
-  }
-
-  JobEnd start(int ranks) {
+  JobEnd start(int ranks, std::set<pid_t>& processes) {
     JobEnd end;
-    supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(Clock::now() - begin_);
+    supervisor_info_.used = std::chrono::floor<std::chrono::seconds>(Clock::now() - time_.begin);
     auto command = launch_command(launcher_, options_, ranks, lost_.hosts(), supervisor_info_, folders_.paths(),
-                                  environment, flag_variables());
-    // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
-    if (!sruns_.empty() && !end_steps(sruns_, host_name())) command.environment.emplace_back("SLURM_OVERLAP", "1");
+                                  environment, variable_names("MUSTER_"));
+    for (auto& variable : launcher_.kind.end_earlier(processes, host_name()))
+      command.environment.push_back(std::move(variable));
     {
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!other_hosts(options_, host_name()).empty());
-      if (launcher_.kind == Launcher::Kind::srun) sruns_.insert(job.launcher());
-      keep_cause();  // which the ranks need not wait for
-      end = watch(job, launcher_.kind, signals_, terminal_, standard_output_, options_,
+      processes.insert(job.process());
+      run_.write_cause(terminal_);  // which the ranks need not wait for
+      end = watch(job, launcher_.kind, signals_, terminal_, options_,
                   [&](const LauncherReport& report) { return should_grow(report, ranks); });
     }
     folders_.empty();
@@ -226,18 +262,8 @@ class Supervision {
 
   /// From now on, starts exactly as many ranks as the saved state requires.
   void wait_for_ranks(int ranks) {
-    waits_for_ranks_ = true;
+    requirements_.waits_for_ranks = true;
     requirements_.ranks = requirements_.min_workers = ranks;
-  }
-
-  void keep_cause() {
-    const auto cause = std::exchange(cause_to_keep_, {});
-    if (run_.empty() || cause.empty()) return;
-    try {
-      write_file(run_ / run_names::error, cause + "\n");
-    } catch (const Error& error) {
-      terminal_.warn(std::string("the cause of the failure is not kept: ") + error.what());
-    }
   }
 
   int ranks_on(const Hosts& lost) const {
@@ -279,19 +305,19 @@ class Supervision {
   void leave_out_lost_hosts(JobEnd& end) {
     if (end.report.lost_host)
       for (const auto& host : entries_of(*end.report.lost_host)) lost_.add(host);
-    else if (launcher_.kind != Launcher::Kind::srun)
+    else if (!launcher_.kind.uses_daemons())
       find_lost_hosts(end);
     else if (end.report.launcher_error.empty())
       lost_.replace({});  // Slurm could use them all; it says below which it has lost meanwhile
     const bool enough = are_enough_without(lost_.hosts());
-    if (end.report.lost_host) end.host_is_excused = enough || waits_for_ranks_;
+    if (end.report.lost_host) end.host_is_excused = enough || requirements_.waits_for_ranks;
     if (!enough) lost_.replace({});
-    if (launcher_.kind == Launcher::Kind::srun) leave_out_drained_nodes();
+    leave_out_drained_nodes();
   }
 
   /// Where a node is drained, Slurm lets the step that runs there go on, but wants no new one.
   void leave_out_drained_nodes() {
-    auto out = nodes_out_of_service();
+    auto out = launcher_.kind.nodes_out_of_service();
     out.insert(lost_.hosts().begin(), lost_.hosts().end());
     if (!are_enough_without(out)) return;
     for (const auto& node : out)
@@ -318,7 +344,7 @@ class Supervision {
   }
 
   int give_up(const JobEnd& end, const std::string& cause, int code) {
-    keep_cause();
+    run_.write_cause(terminal_);
     auto text = cause;
     if (is_failure(end, signals_.stop_requested())) {
       if (is_preemption(end))
@@ -338,24 +364,14 @@ class Supervision {
   void find_job_end() {
     const auto now = std::chrono::system_clock::now();
     launch::job_end_warning(environment, now);  // the ranks print it
-    job_end_ = launch::end_of_allocation(environment, now);
-    if (job_end_) return;
+    time_.end = launch::end_of_allocation(environment, now);
+    if (time_.end) return;
     auto asked = launch::ask_for_job_end(environment);
     if (asked.end) supervisor_info_.job_end = std::chrono::system_clock::to_time_t(*asked.end);
-    const char* const level = environment("MUSTER_LOG_LEVEL");
-    if (!asked.note.empty() && level != nullptr && (level == std::string("debug") || level == std::string("trace")))
+    const auto level = value_of("MUSTER_LOG_LEVEL");
+    if (!asked.note.empty() && (level == "debug" || level == "trace"))
       terminal_.add("muster: debug: " + asked.note + "\n");
-    job_end_ = asked.end;
-  }
-
-  /// True if the ranks were told that the job ends, or have stopped by themselves shortly before its end.
-  bool time_is_over() const {
-    if (signals_.stop_requested() || !job_end_) return signals_.time_is_over();
-    const char* const variable = environment("SLURM_JOB_START_TIME");
-    const auto now = std::chrono::system_clock::now();
-    const auto begin = variable ? std::chrono::system_clock::from_time_t(std::atoll(variable))
-                                : now - std::chrono::round<std::chrono::seconds>(Clock::now() - begin_);
-    return *job_end_ - now < (*job_end_ - begin) / 10;
+    time_.end = asked.end;
   }
 
   /// Queues this job of Slurm again, if that is asked for; returns whether Slurm does so.
@@ -412,34 +428,28 @@ class Supervision {
 
   /// `ran`: ranks that have not loaded muster's library were stopped.
   int stopped_between_starts(bool ran = false) {
-    keep_cause();
+    run_.write_cause(terminal_);
     if (signals_.stop_immediately()) return interrupted();
     const bool saved = failures_.had_checkpoint();
-    terminal_.error(saved          ? "stopped on request before the next start; the newest checkpoint has the state"
-                    : ran          ? "stopped on request; the ranks had not loaded muster, which saves their state"
-                    : run_.empty() ? "stopped on request before the ranks had started"
-                                   : "stopped on request before the next start, and there is no state saved");
+    terminal_.error(saved ? "stopped on request before the next start; the newest checkpoint has the state"
+                    : ran ? "stopped on request; the ranks had not loaded muster, which saves their state"
+                    : run_.folder.empty() ? "stopped on request before the ranks had started"
+                                          : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);
   }
 
   const SuperviseOptions options_;
-  Launcher launcher_;
+  const FoundLauncher launcher_;
   JobRequirements requirements_;
   SupervisorInfo supervisor_info_;
-  const Clock::time_point begin_ = Clock::now();
   Signals signals_;
   Terminal terminal_{signals_, STDERR_FILENO};
-  Terminal standard_output_{signals_, STDOUT_FILENO};  ///< for what comes through the launcher
   TemporaryFolders folders_;
   FailureCounts failures_;
-  LostHosts lost_;                ///< hosts that the next start leaves out
-  Hosts named_nodes_;             ///< drained nodes that a warning has named
-  std::set<pid_t> sruns_;         ///< of all starts
-  bool waits_for_ranks_ = false;  ///< true if the saved state requires all requested ranks
-  std::string cause_to_keep_;     ///< the cause still to be written to the run's error.txt
-  launch::JobEndTime job_end_;    ///< of the batch job; none if it is not known
-  fs::path run_;                  ///< the run's folder, once a rank has reported it
-  fs::path finished_run_;         ///< run_, if it was finished when the start before was lost
+  LostHosts lost_;     ///< hosts that the next start leaves out
+  Hosts named_nodes_;  ///< drained nodes that a warning has named
+  ReportedRun run_;
+  JobTime time_;
 };
 
 }  // namespace

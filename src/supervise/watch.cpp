@@ -1,7 +1,7 @@
 #include "supervise/watch.hpp"
 
+#include "base/host.hpp"
 #include "muster/error.hpp"
-#include "supervise/host.hpp"
 #include "supervise/launch_command.hpp"
 #include "supervise/launcher_output.hpp"
 
@@ -33,9 +33,10 @@ std::string in_seconds(std::chrono::milliseconds time) {
 
 }  // namespace
 
-JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, Terminal& standard_output,
-             const SuperviseOptions& options, const std::function<bool(const LauncherReport&)>& should_grow) {
+JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& terminal, const SuperviseOptions& options,
+             const std::function<bool(const LauncherReport&)>& should_grow) {
   LauncherOutput output, of_standard_output(output.report());
+  Terminal standard_output(signals, STDOUT_FILENO);  // for what comes through the launcher
   bool told = false;
   std::optional<Clock::time_point> stop_time, start_limit, end_of_work;
   std::optional<std::chrono::seconds> patience;
@@ -69,10 +70,9 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       stop_time = now;
       end.grows = true;
     }
-    // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. Hydra passes
-    // it on to ranks that have not loaded muster's library yet. If no rank has reported for some time, their messages
-    // may go elsewhere.
-    const bool asks_at_once = options.hosts.empty() && kind != Launcher::Kind::hydra && Job::sees_processes();
+    // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. If no rank
+    // has reported for some time, their messages may go elsewhere.
+    const bool asks_at_once = options.hosts.empty() && !launcher.signals_early && Job::sees_processes();
     const auto longest_wait = std::min(options.grace / 2, options.hosts.empty() ? load_time : daemons_start_time);
     const bool may_ask = asks_at_once || output.report().up || (stop_time && now >= *stop_time + longest_wait);
     if (stop_time && !told && may_ask) told = job.ask_to_stop();
@@ -93,9 +93,8 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
                                     : "the last that Slurm has said is \"" + report.slurm + "\""));
     }
     if (report.starting && !start_limit) start_limit = now + options.start_limit;
-    // Hydra waits for a host for ever, although ssh has said that it cannot reach it.
     const bool waits_in_vain =
-        kind == Launcher::Kind::hydra && other_hosts(options, "").contains(name_in_hosts(options, report.unreachable));
+        launcher.waits_for_hosts && other_hosts(options, "").contains(name_in_hosts(options, report.unreachable));
     if (!report.up && (waits_in_vain || (start_limit && now >= *start_limit))) {
       end.not_up = true;
       break;
@@ -105,7 +104,7 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
       warned_of_end = true;
       say("warning: ", "the ranks have finished their work and do not end; Ctrl-C ends them");
     }
-    if (const auto limit = patience_with(report, kind == Launcher::Kind::srun); limit && limit != patience) {
+    if (const auto limit = launcher.patience(report); limit && limit != patience) {
       patience = limit;
       end_of_patience = now + *patience;
     }
@@ -159,19 +158,17 @@ JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal
   terminal.flush();
   standard_output.flush();
   end.report = output.report();
-  if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && kind != Launcher::Kind::srun)
+  if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && !launcher.uses_daemons())
     end.report.failed_host = host_name();
   if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
   if (!ended_by_itself && end.report.returned_code) end.code = *end.report.returned_code;
-  // Hydra that has passed on a signal may end with 0, whatever the ranks' codes.
-  if (kind == Launcher::Kind::hydra && told && end.code == 0) end.code = end.report.returned_code.value_or(0);
+  if (launcher.loses_codes && told && end.code == 0) end.code = end.report.returned_code.value_or(0);
   if (!options.hosts.empty() && is_unfinished(end)) end.code = static_cast<int>(ExitCode::retry);
   // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
   if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
     end.report.lost_host = end.report.silent;
-    if (end.report.launcher_error.empty())
-      end.report.launcher_error = "the node " + *end.report.silent + " does not answer";
+    end.report.keep_error("the node " + *end.report.silent + " does not answer");
   }
   return end;
 }

@@ -13,7 +13,7 @@ namespace muster::detail::supervise {
 
 /// One start, to its end: nothing of it is left then. `should_grow`: asked often; when it returns true, the ranks save
 /// their state and stop, to be started again on more hosts.
-JobEnd watch(Job& job, Launcher::Kind kind, Signals& signals, Terminal& terminal, Terminal& standard_output,
-             const SuperviseOptions& options, const std::function<bool(const LauncherReport&)>& should_grow);
+JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& terminal, const SuperviseOptions& options,
+             const std::function<bool(const LauncherReport&)>& should_grow);
 
 }  // namespace muster::detail::supervise

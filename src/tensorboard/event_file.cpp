@@ -1,5 +1,6 @@
 #include "tensorboard/event_file.hpp"
 
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "muster/error.hpp"
 
@@ -73,11 +74,9 @@ std::string new_name(const fs::path& folder) {
     // A file of the far future, from a clock that was wrong, must not push all later ones there.
     if (other < second + 3600) second = std::max(second, other + 1);
   }
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
   std::array<char, 32> digits{};
   std::snprintf(digits.data(), digits.size(), "%010lld", static_cast<long long>(second));
-  return std::string(name_prefix) + digits.data() + "." + host.data() + "." + std::to_string(::getpid());
+  return std::string(name_prefix) + digits.data() + "." + host_name() + "." + std::to_string(::getpid());
 }
 
 /// Calls use(name, value) for each value in `config` that is not an object.

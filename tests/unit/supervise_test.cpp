@@ -3,7 +3,7 @@
 #include "supervise/decision.hpp"
 #include "supervise/launch_command.hpp"
 #include "supervise/lost_hosts.hpp"
-#include "supervise/slurm_steps.hpp"
+#include "supervise/slurm.hpp"
 #include "supervise/temporary_folders.hpp"
 
 #include <gtest/gtest.h>
@@ -143,14 +143,14 @@ TEST(LauncherOutput, KeepsTheFirstRankThatExits) {
 
 TEST(Patience, IsForRanksThatHaveFailedAndNotForWorkAfterTraining) {
   LauncherReport report;
-  EXPECT_FALSE(patience_with(report, false));
+  EXPECT_FALSE(open_mpi.patience(report));
   report.returned_code = 0;
-  EXPECT_FALSE(patience_with(report, false)) << "the program may go on";
+  EXPECT_FALSE(open_mpi.patience(report)) << "the program may go on";
   report.failed_rank = 1;
-  EXPECT_FALSE(patience_with(report, false));
-  EXPECT_EQ(patience_with(report, true), std::chrono::seconds(1));
+  EXPECT_FALSE(open_mpi.patience(report));
+  EXPECT_EQ(srun.patience(report), std::chrono::seconds(1));
   report = {.leaving = 75};
-  EXPECT_EQ(patience_with(report, false), std::chrono::seconds(10));
+  EXPECT_EQ(open_mpi.patience(report), std::chrono::seconds(10));
 }
 
 TEST(ExitCodes, AStopIsKnownByItsCodeWhereTheRanksAreNotHeard) {
@@ -437,6 +437,43 @@ TEST(LauncherOutput, KeepsTheWordsOfSrun) {
   EXPECT_EQ(exit_code_of({.code = 0, .report = cancelled.report()}), 0) << "the program has done its work before";
 }
 
+TEST(LauncherOutput, KeepsTheWordsOfFlux) {
+  const std::string fact = "./fit: task rank 3 on host n2 failed and exit-on-error is set\n";
+  LauncherOutput killed;
+  EXPECT_EQ(killed.take("2.134s: flux-shell[0]: FATAL: doom: " + fact + "2.250s: job.exception type=exec severity=0 " +
+                        fact + "flux-job: task(s) Killed\n12.5s: a step\n0.3s: flux-shell[1]:  WARN: affinity: none\n"),
+            "12.5s: a step\n0.3s: flux-shell[1]:  WARN: affinity: none\n");
+  ASSERT_TRUE(killed.report().lost_rank);
+  EXPECT_EQ(killed.report().lost_rank->rank, 3);
+  EXPECT_EQ(killed.report().lost_rank->host, "n2");
+  EXPECT_EQ(killed.report().lost_rank->signal, 9);
+  LauncherOutput exits;
+  exits.take("2.250s: job.exception type=exec severity=0 " + fact + "flux-job: task(s) exited with exit code 3\n");
+  EXPECT_FALSE(exits.report().lost_rank);
+  EXPECT_EQ(cause_of({.code = 3, .report = exits.report()}, ""),
+            "the program ended with exit code 3 on rank 3, host n2");
+  for (const char* const said : {"1.5s: job.exception type=node-failure severity=2 node failure on n2 (shell rank 1)\n",
+                                 "1.5s: job.exception type=exec severity=0 lost contact with job shell on broker n2 "
+                                 "(rank 1)\n"}) {
+    LauncherOutput node;
+    EXPECT_EQ(node.take(std::string("\x1emuster loaded \n") + said), "") << said;
+    EXPECT_EQ(node.report().lost_host, "n2") << said;
+    EXPECT_EQ(node.report().launcher_error, "Flux has lost the node n2") << said;
+  }
+  LauncherOutput too_many;
+  EXPECT_EQ(too_many.take("0.020s: job.exception type=alloc severity=0 unsatisfiable request\n"), "");
+  EXPECT_EQ(too_many.report().launcher_error, "Flux cannot start the ranks: unsatisfiable request");
+  LauncherOutput program;
+  EXPECT_EQ(program.take("0.1s: flux-shell[0]: FATAL: task 0 (host n1): start failed: ./fit: Permission denied\n"), "");
+  EXPECT_TRUE(program.report().no_program);
+  EXPECT_EQ(program.report().launcher_error, "starting ./fit: Permission denied");
+  LauncherOutput ended;
+  EXPECT_EQ(ended.take("\x1emuster loaded \nflux-job: one more ctrl-C within 2s to cancel or ctrl-Z to detach\n"
+                       "9.0s: job.exception type=cancel severity=0 interrupted by ctrl-C\n"),
+            "");
+  EXPECT_EQ(ended.report().launcher_error, "") << "we have ended it";
+}
+
 JobEnd lost_rank() { return {.code = 137, .report = {.lost_rank = LostRank{1, "n1", 9}}}; }
 
 TEST(Verdict, CodesComeThrough) {
@@ -645,8 +682,9 @@ class LaunchCommandTest : public testing::Test {
     return found == variables.end() ? nullptr : found->second.c_str();
   };
   static constexpr const char* open_mpi_4 = "Open MPI v4.1.4";
-  LaunchCommand command(Launcher::Kind kind, int ranks, const Hosts& lost = {}, const std::string& mpi = open_mpi_4) {
-    return launch_command({kind, "/bin/launcher", mpi}, options, ranks, lost,
+  LaunchCommand command(const Launcher& launcher, int ranks, const Hosts& lost = {},
+                        const std::string& mpi = open_mpi_4) {
+    return launch_command({launcher, "/bin/launcher", mpi}, options, ranks, lost,
                           {.id = "7", .started = "now", .full_worker_count = 4}, {"/tmp/t", "/dev/shm/s"}, environment);
   }
   static std::string value(const LaunchCommand& command, const std::string& name) {
@@ -661,7 +699,7 @@ class LaunchCommandTest : public testing::Test {
 
 TEST_F(LaunchCommandTest, HereByMpirun) {
   variables["OMPI_MCA_hwloc_base_binding_policy"] = "core";
-  const auto made = command(Launcher::Kind::open_mpi, 2);
+  const auto made = command(open_mpi, 2);
   EXPECT_EQ(made.words, (std::vector<std::string>{"/bin/launcher", "-n", "2", "./fit", "--epochs", "3"}));
   EXPECT_EQ(value(made, "MUSTER_SUPERVISED"), "1");
   EXPECT_EQ(value(made, "MUSTER_MAX_FAILURES"), "5");
@@ -673,23 +711,23 @@ TEST_F(LaunchCommandTest, HereByMpirun) {
 
 TEST_F(LaunchCommandTest, OnHosts) {
   options.hosts = "n1,n2:4";
-  const auto made = command(Launcher::Kind::open_mpi, 5);
+  const auto made = command(open_mpi, 5);
   const auto& words = made.words;
   EXPECT_NE(std::find(words.begin(), words.end(), "n1,n2:4"), words.end());
   EXPECT_NE(std::find(words.begin(), words.end(), "MUSTER_SUPERVISED"), words.end());
   EXPECT_EQ(value(made, "OMPI_MCA_btl_vader_backing_directory"), "missing");
   EXPECT_EQ(wanted_ranks(options, environment, 1), 5);
-  EXPECT_EQ(ranks_without({"n2"}, options, 5, environment, Launcher::Kind::open_mpi), 1);
-  EXPECT_EQ(ranks_without({"n1"}, options, 10, environment, Launcher::Kind::open_mpi), 8);
-  EXPECT_EQ(command(Launcher::Kind::open_mpi, 4, {"n1"}).words[4], "n2:4");
-  const auto passed = launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
-                                     {.id = "7"}, {}, environment, {"MUSTER_NAME", "MUSTER_SUPERVISOR"})
+  EXPECT_EQ(ranks_without({"n2"}, options, 5, environment, open_mpi), 1);
+  EXPECT_EQ(ranks_without({"n1"}, options, 10, environment, open_mpi), 8);
+  EXPECT_EQ(command(open_mpi, 4, {"n1"}).words[4], "n2:4");
+  const auto passed = launch_command({open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {}, {.id = "7"}, {},
+                                     environment, {"MUSTER_NAME", "MUSTER_SUPERVISOR"})
                           .words;
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_NAME"), 1) << "rank 0 may be elsewhere";
   EXPECT_EQ(std::ranges::count(passed, "MUSTER_SUPERVISOR"), 1) << "mpirun refuses a name twice";
   EXPECT_EQ(value(made, "MUSTER_JOB_END_TIME"), "missing");
   const auto in_job =
-      launch_command({Launcher::Kind::open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
+      launch_command({open_mpi, "/bin/launcher", open_mpi_4}, options, 5, {},
                      {.id = "7", .used = std::chrono::seconds(90), .job_end = 1'800'000'000}, {}, environment);
   EXPECT_EQ(value(in_job, "MUSTER_USED_SECONDS"), "90") << "not a time of this host's clock";
   EXPECT_EQ(value(in_job, "MUSTER_JOB_END_TIME"), "1800000000");
@@ -698,46 +736,45 @@ TEST_F(LaunchCommandTest, OnHosts) {
 
 TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
   options.hosts = "n1.cluster:2,n2.cluster:2";
-  EXPECT_EQ(ranks_without({"n1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
-  EXPECT_EQ(command(Launcher::Kind::open_mpi, 2, {"n1"}).words[4], "n2.cluster:2");
+  EXPECT_EQ(ranks_without({"n1"}, options, 4, environment, open_mpi), 2);
+  EXPECT_EQ(command(open_mpi, 2, {"n1"}).words[4], "n2.cluster:2");
   options.hosts = "n1:2,n2:2";
-  EXPECT_EQ(ranks_without({"n2.cluster"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
-  EXPECT_EQ(ranks_without({"n1"}, options, 2, environment, Launcher::Kind::open_mpi), 2)
-      << "the other host has the slots";
+  EXPECT_EQ(ranks_without({"n2.cluster"}, options, 4, environment, open_mpi), 2);
+  EXPECT_EQ(ranks_without({"n1"}, options, 2, environment, open_mpi), 2) << "the other host has the slots";
   options.hosts = "N1:2, n2:2 ,root@n3:2";
-  EXPECT_EQ(ranks_without({"n1"}, options, 6, environment, Launcher::Kind::open_mpi), 4);
+  EXPECT_EQ(ranks_without({"n1"}, options, 6, environment, open_mpi), 4);
   EXPECT_EQ(name_in_hosts(options, "n1"), "N1");
   EXPECT_EQ(name_in_hosts(options, "n3"), "root@n3") << "to log in to";
-  const auto all = command(Launcher::Kind::open_mpi, 6);
+  const auto all = command(open_mpi, 6);
   EXPECT_EQ(all.words[4], "N1:2,n2:2,n3:2");
   EXPECT_EQ(value(all, "OMPI_MCA_plm_rsh_args"), "-l root");
-  EXPECT_EQ(value(command(Launcher::Kind::hydra, 6), "HYDRA_LAUNCHER_EXTRA_ARGS"), "-l root");
+  EXPECT_EQ(value(command(hydra, 6), "HYDRA_LAUNCHER_EXTRA_ARGS"), "-l root");
   variables["OMPI_MCA_plm_rsh_args"] = "-p 2222";
-  EXPECT_EQ(value(command(Launcher::Kind::open_mpi, 6), "OMPI_MCA_plm_rsh_args"), "-l root -p 2222");
+  EXPECT_EQ(value(command(open_mpi, 6), "OMPI_MCA_plm_rsh_args"), "-l root -p 2222");
   options.hosts = "root@localhost:1,root@127.0.0.1";
   EXPECT_EQ(other_hosts(options, "n1"), Hosts());
   options.hosts = "10.0.0.1:2,10.0.0.2:2";
-  EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
-  EXPECT_EQ(ranks_without({"10"}, options, 4, environment, Launcher::Kind::open_mpi), 4);
+  EXPECT_EQ(ranks_without({"10.0.0.1"}, options, 4, environment, open_mpi), 2);
+  EXPECT_EQ(ranks_without({"10"}, options, 4, environment, open_mpi), 4);
 }
 
 TEST_F(LaunchCommandTest, InSlurm) {
-  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
   EXPECT_EQ(wanted_ranks(options, environment, 6), 6);
   variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "1"}, {"SLURM_NTASKS", "8"}};
-  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
   EXPECT_EQ(wanted_ranks(options, environment, 6), 8);
   variables["SLURM_JOB_NUM_NODES"] = "2";
-  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::srun);
-  const auto made = command(Launcher::Kind::srun, 8);
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &srun);
+  const auto made = command(srun, 8);
   EXPECT_EQ(made.words[1], "--mpi=pmix");
   EXPECT_EQ(made.words[2], "--kill-on-bad-exit=0") << "it asks the other ranks to save, and waits for KillWait";
-  const auto without = command(Launcher::Kind::srun, 4, {"n2"}).words;
+  const auto without = command(srun, 4, {"n2"}).words;
   EXPECT_EQ(without[3], "--exclude=n2");
   EXPECT_EQ(without[4], "--nodes=1") << "or srun asks for two, of which it has excluded one";
-  EXPECT_EQ(ranks_without({"n2"}, options, 8, environment, Launcher::Kind::srun), 4);
+  EXPECT_EQ(ranks_without({"n2"}, options, 8, environment, srun), 4);
   options.hosts = "n1";
-  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::open_mpi);
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
 }
 
 TEST_F(LaunchCommandTest, InSlurmWithoutTasks) {
@@ -749,14 +786,14 @@ TEST_F(LaunchCommandTest, InSlurmWithoutTasks) {
   variables["SLURM_JOB_CPUS_PER_NODE"] = "16(x3)";
   variables["SLURM_CPUS_PER_TASK"] = "10";
   EXPECT_EQ(wanted_ranks(options, environment, 6), 3) << "a rank does not take CPUs of two nodes";
-  EXPECT_EQ(value(command(Launcher::Kind::srun, 3), "SRUN_CPUS_PER_TASK"), "10");
-  EXPECT_EQ(value(command(Launcher::Kind::srun, 4), "SRUN_CPUS_PER_TASK"), "missing") << "there is no room for so many";
+  EXPECT_EQ(value(command(srun, 3), "SRUN_CPUS_PER_TASK"), "10");
+  EXPECT_EQ(value(command(srun, 4), "SRUN_CPUS_PER_TASK"), "missing") << "there is no room for so many";
   variables.erase("SLURM_CPUS_PER_TASK");
   options.ranks = 6;
-  EXPECT_EQ(command(Launcher::Kind::srun, 6, {"n2"}).words[4], "--nodes=2") << "not on one that has 16 CPUs";
+  EXPECT_EQ(command(srun, 6, {"n2"}).words[4], "--nodes=2") << "not on one that has 16 CPUs";
   options.ranks = 2;
   options.spares = 1;
-  EXPECT_EQ(command(Launcher::Kind::srun, 2).words[3], "--nodes=2");
+  EXPECT_EQ(command(srun, 2).words[3], "--nodes=2");
 }
 
 TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
@@ -766,27 +803,27 @@ TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
                {"SLURM_JOB_NUM_NODES_HET_GROUP_1", "2"},
                {"SLURM_NTASKS_HET_GROUP_0", "1"},
                {"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1", "2(x2)"}};
-  EXPECT_EQ(launcher_kind(options, environment, open_mpi_4), Launcher::Kind::srun) << "not mpirun on the first host";
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &srun) << "not mpirun on the first host";
   EXPECT_EQ(wanted_ranks(options, environment, 8), 5);
   options.command = {"./fit"};
-  EXPECT_EQ(command(Launcher::Kind::srun, 5).words,
+  EXPECT_EQ(command(srun, 5).words,
             (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=0", "-n", "1",
                                       "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
                                       "./fit"}));
-  EXPECT_EQ(std::ranges::count(command(Launcher::Kind::srun, 1).words, ":"), 0) << "a component without ranks";
+  EXPECT_EQ(std::ranges::count(command(srun, 1).words, ":"), 0) << "a component without ranks";
   variables["SLURM_JOB_NODELIST_HET_GROUP_0"] = "m1";
   variables["SLURM_JOB_NODELIST_HET_GROUP_1"] = "n7,n[1,08-10]";
-  EXPECT_EQ(command(Launcher::Kind::srun, 3, {"n09"}).words,
+  EXPECT_EQ(command(srun, 3, {"n09"}).words,
             (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=0", "-n", "1",
                                       "./fit", ":", "--mpi=pmix", "--kill-on-bad-exit=0", "--exclude=n09",
                                       "--het-group=1", "--nodes=1", "-n", "2", "./fit"}));
-  EXPECT_EQ(command(Launcher::Kind::srun, 4, {"m1"}).words,
+  EXPECT_EQ(command(srun, 4, {"m1"}).words,
             (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=1", "-n", "4",
                                       "./fit"}));
 }
 
 TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
-  const auto made = command(Launcher::Kind::open_mpi, 2, {}, "Open MPI v5.0.11");
+  const auto made = command(open_mpi, 2, {}, "Open MPI v5.0.11");
   EXPECT_EQ(value(made, "PRTE_MCA_rmaps_default_mapping_policy"), "slot:oversubscribe");
   EXPECT_EQ(value(made, "PRTE_MCA_hwloc_default_binding_policy"), "none");
   EXPECT_EQ(value(made, "OMPI_MCA_btl_sm_backing_directory"), "/dev/shm/s");
@@ -795,19 +832,19 @@ TEST_F(LaunchCommandTest, SettingsOfOpenMpi5) {
 }
 
 TEST_F(LaunchCommandTest, SettingsOfSpectrumMpi) {
-  const auto made = command(Launcher::Kind::open_mpi, 2, {}, "IBM Spectrum MPI 10.4");
+  const auto made = command(open_mpi, 2, {}, "IBM Spectrum MPI 10.4");
   EXPECT_EQ(value(made, "OMPI_MCA_rmaps_base_oversubscribe"), "1") << "it is made of an Open MPI before 5";
 }
 
 TEST_F(LaunchCommandTest, ByHydra) {
   for (const char* const mpi : {"MPICH Version:      4.0.2", "Intel(R) MPI Library 2021.7", "MVAPICH2 Version 2.3"})
-    EXPECT_EQ(launcher_kind(options, environment, mpi), Launcher::Kind::hydra) << mpi;
-  const auto here = command(Launcher::Kind::hydra, 2);
+    EXPECT_EQ(&launcher_for(options, environment, mpi), &hydra) << mpi;
+  const auto here = command(hydra, 2);
   EXPECT_EQ(here.words, (std::vector<std::string>{"/bin/launcher", "-n", "2", "./fit", "--epochs", "3"}));
   EXPECT_EQ(value(here, "HYDRA_LAUNCHER"), "fork") << "in a Slurm job it would use srun";
   EXPECT_EQ(value(here, "MUSTER_SUPERVISED"), "1");
   options.hosts = "n1:2,n2:2,n3:2";
-  const auto there = command(Launcher::Kind::hydra, 4, {"n2"});
+  const auto there = command(hydra, 4, {"n2"});
   EXPECT_EQ(there.words,
             (std::vector<std::string>{"/bin/launcher", "-n", "4", "-hosts", "n1:2,n3:2", "./fit", "--epochs", "3"}));
   EXPECT_EQ(value(there, "HYDRA_LAUNCHER"), "missing");
@@ -816,15 +853,29 @@ TEST_F(LaunchCommandTest, ByHydra) {
 TEST_F(LaunchCommandTest, HowTasksOfSrunFindEachOther) {
   variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "2"}};
   const auto way = [&](const char* mpi) {
-    EXPECT_EQ(launcher_kind(options, environment, mpi), Launcher::Kind::srun) << mpi;
-    return command(Launcher::Kind::srun, 4, {}, mpi).words[1];
+    EXPECT_EQ(&launcher_for(options, environment, mpi), &srun) << mpi;
+    return command(srun, 4, {}, mpi).words[1];
   };
   EXPECT_EQ(way("Open MPI v5.0.11"), "--mpi=pmix");
   EXPECT_EQ(way("MPICH Version:      4.0.2"), "--mpi=pmi2");
   EXPECT_EQ(way("Intel(R) MPI Library 2021.7"), "--mpi=pmi2");
   EXPECT_EQ(way("MPI VERSION    : CRAY MPICH version 8.1.25.17"), "--mpi=cray_shasta");
   variables["SLURM_JOB_NUM_NODES"] = "1";
-  EXPECT_EQ(launcher_kind(options, environment, "MPI VERSION    : CRAY MPICH version 8.1.25.17"), Launcher::Kind::srun);
+  EXPECT_EQ(&launcher_for(options, environment, "MPI VERSION    : CRAY MPICH version 8.1.25.17"), &srun);
+}
+
+TEST_F(LaunchCommandTest, InFlux) {
+  variables = {{"FLUX_URI", "local:///run/flux/local"}};
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &flux);
+  EXPECT_EQ(command(flux, 4, {"n2", "n3"}).words,
+            (std::vector<std::string>{"/bin/launcher", "run", "-n", "4", "-o", "exit-on-error",
+                                      "--requires=-host:n2,n3", "./fit", "--epochs", "3"}));
+  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, flux), 4) << "Flux knows what it has";
+  variables["FLUX_TASK_RANK"] = "0";
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi) << "in a task of a job";
+  variables.erase("FLUX_TASK_RANK");
+  options.hosts = "n1";
+  EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
 }
 
 TEST_F(LaunchCommandTest, InPbsAndLsf) {
@@ -856,8 +907,8 @@ TEST_F(LaunchCommandTest, KeepsSpares) {
   options.hosts = "n1:2,n2:2,n3:2";
   options.spares = 2;
   EXPECT_EQ(wanted_ranks(options, environment, 8), 4);
-  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, Launcher::Kind::open_mpi), 4) << "n3 takes its ranks";
-  EXPECT_EQ(ranks_without({"n2", "n3"}, options, 4, environment, Launcher::Kind::open_mpi), 2);
+  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, open_mpi), 4) << "n3 takes its ranks";
+  EXPECT_EQ(ranks_without({"n2", "n3"}, options, 4, environment, open_mpi), 2);
   EXPECT_NO_THROW(check(options, 4, 6, environment));
   try {
     check(options, 5, 6, environment);
@@ -879,12 +930,12 @@ TEST_F(LaunchCommandTest, KeepsSpares) {
   options = {.command = {"./fit"}, .spares = 2};
   variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "3"}, {"SLURM_NTASKS", "6"}};
   EXPECT_EQ(wanted_ranks(options, environment, 8), 4);
-  EXPECT_EQ(command(Launcher::Kind::srun, 4).words[3], "--nodes=2");
-  const auto without = command(Launcher::Kind::srun, 4, {"n2"}).words;
+  EXPECT_EQ(command(srun, 4).words[3], "--nodes=2");
+  const auto without = command(srun, 4, {"n2"}).words;
   EXPECT_EQ(without[3], "--exclude=n2");
   EXPECT_EQ(without[4], "--nodes=2");
-  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, Launcher::Kind::srun), 4);
-  EXPECT_EQ(ranks_without({"n2", "n3"}, options, 4, environment, Launcher::Kind::srun), 2);
+  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, srun), 4);
+  EXPECT_EQ(ranks_without({"n2", "n3"}, options, 4, environment, srun), 2);
 }
 
 TEST(Slurm, NodesOutOfService) {

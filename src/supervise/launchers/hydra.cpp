@@ -1,4 +1,5 @@
 // Hydra, the mpiexec of MPICH. Intel MPI and MVAPICH, which derive from MPICH, have it too.
+#include "launch/launcher.hpp"
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
 
@@ -7,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace muster::detail::supervise::hydra {
+namespace muster::detail::supervise {
 namespace {
 
 // Its message about a rank that was ended by a signal stands between two lines of equals signs. MPICH tells the process
@@ -38,56 +39,68 @@ bool read_part(const std::string& line, LauncherReport& report) {
   const auto program = line.find(cannot_execute);
   if (program == std::string::npos) return false;
   report.no_program = true;
-  if (report.launcher_error.empty()) report.launcher_error = "starting " + line.substr(program + cannot_execute.size());
+  report.keep_error("starting " + line.substr(program + cannot_execute.size()));
   return true;
 }
 
+class Hydra : public Launcher {
+ public:
+  Hydra() { uses_proxies = signals_early = waits_for_hosts = loses_codes = true; }
+
+  bool fits(const SuperviseOptions&, const Environment&, const std::string& mpi) const override {
+    return launch::launcher_of(mpi) == "mpiexec.hydra";
+  }
+
+  std::vector<std::string> words(const Start& start) const override {
+    // All variables are passed on by default, also to other hosts.
+    std::vector<std::string> words{"-n", std::to_string(start.ranks)};
+    if (!start.hosts.empty()) words.insert(words.end(), {"-hosts", joined(start.hosts)});
+    return words;
+  }
+
+  Variables settings(const Start& start) const override {
+    if (!start.user.empty()) return {{"HYDRA_LAUNCHER_EXTRA_ARGS", "-l " + start.user}};
+    if (!start.hosts.empty()) return {};
+    // In a Slurm job it would start the ranks of this host by srun.
+    return {{"HYDRA_LAUNCHER", "fork"}, {"HYDRA_RMK", "user"}, {"I_MPI_HYDRA_BOOTSTRAP", "fork"}};
+  }
+
+  bool may_begin(std::string_view begun) const override {
+    const auto may_be = [&](std::string_view beginning) { return may_become(begun, beginning); };
+    return may_be("Abort(") || std::ranges::any_of(advice, may_be) || std::ranges::any_of(parts, may_be);
+  }
+
+  bool read_line(std::string_view line, LauncherReport& report) const override {
+    if (std::ranges::any_of(parts, [&](auto part) { return line.starts_with(part); }))
+      return read_part(std::string(line), report);
+    // MPICH's own words about MPI_Abort; other fatal errors are shown.
+    if (line.starts_with("Abort(") && line.find("application called MPI_Abort") != std::string_view::npos) return true;
+    return std::ranges::any_of(advice, [&](auto begin) { return line.starts_with(begin); });
+  }
+
+  bool is_message(std::string_view first_line) const override {
+    return first_line.find("BAD TERMINATION OF ONE") != std::string_view::npos;
+  }
+
+  void read_message(const std::string& text, LauncherReport& report) const override {
+    if (report.lost_rank) return;
+    std::array<char, 256> host{};
+    int rank = -1, pid = 0, signal = 0;
+    const auto process = text.find(" RUNNING AT "), line = text.rfind('\n', process);
+    if (process == std::string::npos || line == std::string::npos) return;
+    const char* const begin = text.c_str() + line + 1;
+    if (std::sscanf(begin, "= RANK %d PID %d RUNNING AT %255s", &rank, &pid, host.data()) != 3 &&
+        std::sscanf(begin, "= PID %d RUNNING AT %255s", &pid, host.data()) != 2)
+      return;
+    for (const std::string_view name : {"EXIT CODE: ", "KILLED BY SIGNAL: "})
+      if (const auto at = text.find(name); at != std::string::npos && signal == 0)
+        signal = std::atoi(text.c_str() + at + name.size());
+    report.lost_rank = {rank >= 0 ? rank : rank_of(report, pid, host.data()).value_or(-1), host.data(), signal};
+  }
+};
+
 }  // namespace
 
-void add_words(std::vector<std::string>& words, const Launcher&, const Start& start) {
-  words.insert(words.end(), {"-n", std::to_string(start.ranks)});
-  // All variables are passed on by default, also to other hosts.
-  if (!start.hosts.empty()) words.insert(words.end(), {"-hosts", joined(start.hosts)});
-}
+const Launcher& hydra = Hydra();
 
-Variables settings(const Launcher&, const Start& start) {
-  if (!start.user.empty()) return {{"HYDRA_LAUNCHER_EXTRA_ARGS", "-l " + start.user}};
-  if (!start.hosts.empty()) return {};
-  // In a Slurm job it would start the ranks of this host by srun.
-  return {{"HYDRA_LAUNCHER", "fork"}, {"HYDRA_RMK", "user"}, {"I_MPI_HYDRA_BOOTSTRAP", "fork"}};
-}
-
-bool may_begin(std::string_view begun) {
-  const auto may_be = [&](std::string_view beginning) { return may_become(begun, beginning); };
-  return may_be("Abort(") || std::ranges::any_of(advice, may_be) || std::ranges::any_of(parts, may_be);
-}
-
-bool read_line(std::string_view line, LauncherReport& report) {
-  if (std::ranges::any_of(parts, [&](auto part) { return line.starts_with(part); }))
-    return read_part(std::string(line), report);
-  // MPICH's own words about MPI_Abort; other fatal errors are shown.
-  if (line.starts_with("Abort(") && line.find("application called MPI_Abort") != std::string_view::npos) return true;
-  return std::ranges::any_of(advice, [&](auto begin) { return line.starts_with(begin); });
-}
-
-bool is_message(std::string_view first_line) {
-  return first_line.find("BAD TERMINATION OF ONE") != std::string_view::npos;
-}
-
-void read_message(const std::string& text, LauncherReport& report) {
-  if (report.lost_rank) return;
-  std::array<char, 256> host{};
-  int rank = -1, pid = 0, signal = 0;
-  const auto process = text.find(" RUNNING AT "), line = text.rfind('\n', process);
-  if (process == std::string::npos || line == std::string::npos) return;
-  const char* const begin = text.c_str() + line + 1;
-  if (std::sscanf(begin, "= RANK %d PID %d RUNNING AT %255s", &rank, &pid, host.data()) != 3 &&
-      std::sscanf(begin, "= PID %d RUNNING AT %255s", &pid, host.data()) != 2)
-    return;
-  for (const std::string_view name : {"EXIT CODE: ", "KILLED BY SIGNAL: "})
-    if (const auto at = text.find(name); at != std::string::npos && signal == 0)
-      signal = std::atoi(text.c_str() + at + name.size());
-  report.lost_rank = {rank >= 0 ? rank : rank_of(report, pid, host.data()).value_or(-1), host.data(), signal};
-}
-
-}  // namespace muster::detail::supervise::hydra
+}  // namespace muster::detail::supervise

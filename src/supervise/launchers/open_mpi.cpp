@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdio>
 
-namespace muster::detail::supervise::open_mpi {
+namespace muster::detail::supervise {
 namespace {
 
 // A message stands between two lines of dashes. Its first line contains one of these if it is about the ranks' end.
@@ -64,7 +64,7 @@ std::string remote_node_in(const std::string& text) {
 }
 
 /// The value in "  Application name:  ./fit".
-std::string value_of(const std::string& text, std::string_view name) {
+std::string entry_of(const std::string& text, std::string_view name) {
   const auto at = text.find(name);
   if (at == std::string::npos) return {};
   const auto begin = std::min(text.size(), text.find_first_not_of(' ', at + name.size()));
@@ -73,88 +73,93 @@ std::string value_of(const std::string& text, std::string_view name) {
 
 /// The rank in "Process name: [[35,1],2]", in version 5 "[prterun-n1-4711@1,2]".
 std::optional<int> failed_rank_in(const std::string& text) {
-  const auto name = value_of(text, "Process name: ");
+  const auto name = entry_of(text, "Process name: ");
   const auto comma = name.rfind(',');
   int rank = 0;
   if (comma == std::string::npos || std::sscanf(name.c_str() + comma, ",%d", &rank) != 1) return {};
   return rank;
 }
 
-}  // namespace
+class Mpirun : public Launcher {
+ public:
+  bool fits(const SuperviseOptions&, const Environment&, const std::string&) const override { return true; }
 
-void add_words(std::vector<std::string>& words, const Launcher&, const Start& start) {
-  words.insert(words.end(), {"-n", std::to_string(start.ranks)});
-  if (start.hosts.empty()) return;
-  words.insert(words.end(), {"--host", joined(start.hosts)});
-  for (const auto& name : start.passed_variables) words.insert(words.end(), {"-x", name});
-}
+  std::vector<std::string> words(const Start& start) const override {
+    std::vector<std::string> words{"-n", std::to_string(start.ranks)};
+    if (start.hosts.empty()) return words;
+    words.insert(words.end(), {"--host", joined(start.hosts)});
+    for (const auto& name : start.passed_variables) words.insert(words.end(), {"-x", name});
+    return words;
+  }
 
-Variables settings(const Launcher& launcher, const Start& start) {
-  // Run as root too, allow more ranks than cores, do not bind, and when the first rank ends, end the others at once.
-  Variables settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
-  const auto& folders = start.folders;
-  const bool local = start.hosts.empty();
-  int version = 0;
-  if (std::sscanf(launcher.mpi.c_str(), "Open MPI v%d", &version) == 1 && version >= 5) {
-    settings.emplace_back("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe");
-    settings.emplace_back("PRTE_MCA_hwloc_default_binding_policy", "none");
-    settings.emplace_back("PRTE_MCA_odls_base_sigkill_timeout", "0");
-    if (!start.user.empty()) settings.emplace_back("PRTE_MCA_plm_ssh_args", "-l " + start.user);
-    if (local) settings.emplace_back("PRTE_MCA_prte_tmpdir_base", folders.temporary.string());
-    if (local && !folders.shared_memory.empty())
-      settings.emplace_back("OMPI_MCA_btl_sm_backing_directory", folders.shared_memory.string());
+  Variables settings(const Start& start) const override {
+    // Run as root too, allow more ranks than cores, do not bind, and when the first rank ends, end the others at once.
+    Variables settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+    int version = 0;
+    const bool is_5 = std::sscanf(start.mpi.c_str(), "Open MPI v%d", &version) == 1 && version >= 5;
+    const auto set = [&](const char* name, const char* since_5, const std::string& value) {
+      settings.emplace_back(is_5 ? since_5 : name, value);
+    };
+    set("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy",
+        is_5 ? "slot:oversubscribe" : "1");
+    set("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy", "none");
+    set("OMPI_MCA_odls_base_sigkill_timeout", "PRTE_MCA_odls_base_sigkill_timeout", "0");
+    if (!start.user.empty()) set("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args", "-l " + start.user);
+    if (!start.hosts.empty()) return settings;
+    const auto& [temporary, shared] = start.folders;
+    set("OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base", temporary.string());
+    if (!shared.empty())
+      set("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory", shared.string());
     return settings;
   }
-  settings.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
-  settings.emplace_back("OMPI_MCA_hwloc_base_binding_policy", "none");
-  settings.emplace_back("OMPI_MCA_odls_base_sigkill_timeout", "0");
-  if (!start.user.empty()) settings.emplace_back("OMPI_MCA_plm_rsh_args", "-l " + start.user);
-  if (local) settings.emplace_back("OMPI_MCA_orte_tmpdir_base", folders.temporary.string());
-  if (local && !folders.shared_memory.empty())
-    settings.emplace_back("OMPI_MCA_btl_vader_backing_directory", folders.shared_memory.string());
-  return settings;
-}
 
-bool may_begin(std::string_view begun) {
-  const auto may_be = [&](std::string_view beginning) { return may_become(begun, beginning); };
-  return may_be("mpirun: ") || may_be("mpiexec: ") || may_be("prterun: ") || begun.front() == '[' ||
-         (begun.front() >= '0' && begun.front() <= '9');
-}
-
-bool read_line(std::string_view line, LauncherReport&) { return contains_any(by_old_names(line), ignored_phrases); }
-
-bool is_message(std::string_view first_line) {
-  return contains_any(first_line, rank_end_messages) || is_trouble(first_line);
-}
-
-void read_message(const std::string& text, LauncherReport& report) {
-  std::array<char, 256> host{};
-  int rank = 0, pid = 0, signal = 0;
-  if (std::sscanf(text.c_str(), "%*s noticed that process rank %d with PID %d on node %255s exited on signal %d", &rank,
-                  &pid, host.data(), &signal) == 4) {
-    if (!report.lost_rank) report.lost_rank = {rank, host.data(), signal};
-    return;
+  bool may_begin(std::string_view begun) const override {
+    const auto may_be = [&](std::string_view beginning) { return may_become(begun, beginning); };
+    return may_be("mpirun: ") || may_be("mpiexec: ") || may_be("prterun: ") || begun.front() == '[' ||
+           (begun.front() >= '0' && begun.front() <= '9');
   }
-  if (std::sscanf(text.c_str(), "%*s has exited due to process rank %d with PID", &rank) == 1) {
-    report.exited_improperly = text.find("exiting improperly") != text.npos;
-    if (!report.failed_rank) report.failed_rank = rank;
-  }
-  if (!report.failed_rank) report.failed_rank = failed_rank_in(text);
-  if (!is_trouble(text.substr(0, text.find('\n')))) return;
-  if (const auto node = remote_node_in(text); !node.empty()) report.lost_host = node;
-  if (!report.launcher_error.empty()) return;
-  if (std::ranges::any_of(fork_failures, [&](auto begin) { return text.starts_with(begin); })) {
-    report.no_program = true;
-    report.launcher_error = "starting " + value_of(text, "Application name:") + ": " + value_of(text, "Error:");
-    report.launcher_error.erase(report.launcher_error.find_last_not_of(" .") + 1);
-    return;
-  }
-  if (!report.unreachable.empty() && !report.lost_host) {
-    report.lost_host = report.unreachable;
-    report.launcher_error = report.unreachable_text;
-    return;
-  }
-  report.launcher_error = first_sentences(text) + (report.lost_host ? ", on " + *report.lost_host : "");
-}
 
-}  // namespace muster::detail::supervise::open_mpi
+  bool read_line(std::string_view line, LauncherReport&) const override {
+    return contains_any(by_old_names(line), ignored_phrases);
+  }
+
+  bool is_message(std::string_view first_line) const override {
+    return contains_any(first_line, rank_end_messages) || is_trouble(first_line);
+  }
+
+  void read_message(const std::string& text, LauncherReport& report) const override {
+    std::array<char, 256> host{};
+    int rank = 0, pid = 0, signal = 0;
+    if (std::sscanf(text.c_str(), "%*s noticed that process rank %d with PID %d on node %255s exited on signal %d",
+                    &rank, &pid, host.data(), &signal) == 4) {
+      if (!report.lost_rank) report.lost_rank = {rank, host.data(), signal};
+      return;
+    }
+    if (std::sscanf(text.c_str(), "%*s has exited due to process rank %d with PID", &rank) == 1) {
+      report.exited_improperly = text.find("exiting improperly") != text.npos;
+      if (!report.failed_rank) report.failed_rank = rank;
+    }
+    if (!report.failed_rank) report.failed_rank = failed_rank_in(text);
+    if (!is_trouble(text.substr(0, text.find('\n')))) return;
+    if (const auto node = remote_node_in(text); !node.empty()) report.lost_host = node;
+    if (!report.launcher_error.empty()) return;
+    if (std::ranges::any_of(fork_failures, [&](auto begin) { return text.starts_with(begin); })) {
+      report.no_program = true;
+      report.launcher_error = "starting " + entry_of(text, "Application name:") + ": " + entry_of(text, "Error:");
+      report.launcher_error.erase(report.launcher_error.find_last_not_of(" .") + 1);
+      return;
+    }
+    if (!report.unreachable.empty() && !report.lost_host) {
+      report.lost_host = report.unreachable;
+      report.launcher_error = report.unreachable_text;
+      return;
+    }
+    report.launcher_error = first_sentences(text) + (report.lost_host ? ", on " + *report.lost_host : "");
+  }
+};
+
+}  // namespace
+
+const Launcher& open_mpi = Mpirun();
+
+}  // namespace muster::detail::supervise

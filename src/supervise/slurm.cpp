@@ -1,10 +1,12 @@
-#include "supervise/slurm_steps.hpp"
+#include "supervise/slurm.hpp"
 
 #include "base/program.hpp"
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -48,12 +50,56 @@ std::optional<std::vector<std::string>> steps_of(const std::set<pid_t>& sruns, c
   return steps;
 }
 
+/// How many tasks of `size` CPUs there is room for on the nodes of "2(x3),4": with one CPU each 10.
+int tasks_on_nodes(const std::string& text, int size) {
+  int sum = 0;
+  std::istringstream list(text);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    int count = 0, times = 1;
+    std::sscanf(entry.c_str(), "%d(x%d)", &count, &times);
+    sum += count / size * times;
+  }
+  return sum;
+}
+
 bool kill_all(std::vector<std::string> steps) {
   steps.insert(steps.begin(), {"scancel", "--quiet", "--signal=KILL"});
   return output_of(std::move(steps), tool_limit).has_value();
 }
 
 }  // namespace
+
+std::vector<std::string> in_components(const Environment& environment, const std::string& name) {
+  std::vector<std::string> values;
+  const int components = std::atoi(value_of("SLURM_HET_SIZE", environment).c_str());
+  for (int i = 0; i < std::max(components, 1); ++i)
+    values.push_back(value_of(components > 0 ? name + "_HET_GROUP_" + std::to_string(i) : name, environment));
+  return values;
+}
+
+int nodes_of_job(const Environment& environment) {
+  int nodes = 0;
+  for (const auto& value : in_components(environment, "SLURM_JOB_NUM_NODES")) nodes += std::atoi(value.c_str());
+  return nodes;
+}
+
+std::vector<int> tasks_of_job(const Environment& environment) {
+  const auto tasks = in_components(environment, "SLURM_NTASKS");
+  const auto cpus = in_components(environment, "SLURM_JOB_CPUS_PER_NODE");
+  const auto of_task = in_components(environment, "SLURM_CPUS_PER_TASK");
+  const bool is_spread = nodes_of_job(environment) > 1;
+  std::vector<int> all;
+  for (std::size_t i = 0; i < tasks.size(); ++i)
+    all.push_back(!tasks[i].empty() ? std::atoi(tasks[i].c_str())
+                  : is_spread       ? tasks_on_nodes(cpus[i], std::max(1, std::atoi(of_task[i].c_str())))
+                                    : 0);
+  return all;
+}
+
+int all_tasks_of_job(const Environment& environment) {
+  const auto tasks = tasks_of_job(environment);
+  return std::accumulate(tasks.begin(), tasks.end(), 0);
+}
 
 bool end_steps(const std::set<pid_t>& sruns, const std::string& host) {
   for (const auto until = Clock::now() + end_limit;;) {
