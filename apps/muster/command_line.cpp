@@ -114,10 +114,9 @@ std::string wrong_word(const CLI::App& app, int argc, char** argv) {
   return {};
 }
 
-/// What to say of a word that is no command.
-std::string no_command(const std::string& before, const std::string& word, const std::string& named) {
-  return "there is no " + (looks_like_option(word) ? "option " + word : "command \"" + before + word + "\"") + ". `" +
-         named + " --help` lists them";
+/// A word that is no command, and what it would be as one: `command "convert x"`, or `option --x`.
+std::string unknown(const std::string& word, const std::string& command) {
+  return looks_like_option(word) ? "option " + word : "command \"" + command + "\"";
 }
 
 /// The first word that is given in place of one of the command's own commands; empty if there is none.
@@ -141,11 +140,13 @@ int run(const std::string& name, const std::string& description, int argc, char*
   } catch (const CLI::ParseError& error) {
     const auto named = app.get_subcommands();
     if (const auto words = app.remaining(); !words.empty() && named.empty())
-      return fail(ExitCode::usage, no_command("", words.front(), name));
+      return fail(ExitCode::usage,
+                  "there is no " + unknown(words.front(), words.front()) + ". `" + name + " --help` lists them");
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     if (const auto wrong = wrong_word(app, argc, argv); !wrong.empty()) return fail(ExitCode::usage, wrong);
     if (const auto word = named.empty() ? "" : unknown_command(*named.front()); !word.empty())
-      return fail(ExitCode::usage, no_command(named.front()->get_name() + " ", word, named_command(app)));
+      return fail(ExitCode::usage, "there is no " + unknown(word, named.front()->get_name() + " " + word) + ". `" +
+                                       named_command(app) + " --help` lists them");
     if (!named.empty() && named.front()->get_name() == "run" &&
         dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
       return fail(ExitCode::usage, std::string(error.what()) + ". For a flag of the program put -- before the program");
