@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -18,17 +19,22 @@ thread_local std::stop_token stop_of_task;
 
 std::size_t ThreadPool::start() {
   const std::lock_guard lock(mutex_);
+  return start_locked();
+}
+
+std::size_t ThreadPool::start_locked() {
+  if (!most_) most_ = static_cast<std::size_t>(count_());
   try {
-    while (threads_.size() < most_) threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
+    while (threads_.size() < *most_) threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
   } catch (const std::system_error&) {  // the system has no more threads; those that are there will do
   }
   return threads_.size();
 }
 
 void ThreadPool::add(std::function<void()> task) {
-  if (start() == 0) return;
   {
     const std::lock_guard lock(mutex_);
+    if (start_locked() == 0) return;
     tasks_.push_back({std::move(task), stop_of_task});
   }
   changed_.notify_one();
@@ -83,8 +89,11 @@ void ThreadPool::run(std::size_t count, const std::function<void(std::size_t)>& 
     }
     if (job->running == 0) job->changed.notify_all();
   };
-  const auto others = count > 1 ? std::min(count - 1, start()) : 0;
-  for (std::size_t other = 0; other < others; ++other) add(make_calls);
+  try {
+    const auto others = count > 1 ? std::min(count - 1, start()) : 0;
+    for (std::size_t other = 0; other < others; ++other) add(make_calls);
+  } catch (const std::bad_alloc&) {  // this thread makes the calls that have no other
+  }
   make_calls();
   std::unique_lock lock(job->mutex);
   const bool is_unwanted = std::exchange(job->next, count) < count;

@@ -4,10 +4,13 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace muster::detail {
@@ -19,10 +22,13 @@ namespace muster::detail {
 class ThreadPool {
  public:
   /// Thrown by a task that is unwanted.
-  struct Unwanted {};
+  struct Unwanted : std::exception {
+    const char* what() const noexcept override { return "the pass for which this was done has been left"; }
+  };
 
-  /// `name`: of the threads in the system, at most 15 characters. `most`: threads.
-  ThreadPool(const char* name, int most) : name_(name), most_(static_cast<std::size_t>(most)) {}
+  /// `name`: of the threads in the system, at most 15 characters. `most`: threads; called when they are first started.
+  ThreadPool(const char* name, std::function<int()> most) : name_(name), count_(std::move(most)) {}
+  ThreadPool(const char* name, int most) : ThreadPool(name, [most] { return most; }) {}
   ~ThreadPool() { rest(); }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -47,9 +53,12 @@ class ThreadPool {
   };
 
   void work(const std::stop_token& stop);
+  /// start() under the lock.
+  std::size_t start_locked();
 
   const char* const name_;
-  const std::size_t most_;
+  const std::function<int()> count_;
+  std::optional<std::size_t> most_;
   std::mutex mutex_;
   std::condition_variable_any changed_;
   std::deque<Task> tasks_;

@@ -32,8 +32,13 @@ Prefetch::Prefetch(Produce produce, int ahead, int threads, std::optional<SlowRe
   const std::size_t workers = threads > 1 ? static_cast<std::size_t>(threads) : 0;
   if (workers_.start() < workers || reader_.start() == 0)  // the system has no more threads
     throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
-  for (std::size_t worker = 0; worker < workers; ++worker) workers_.add([this] { work_on_batches(); });
-  reader_.add([this] { read_batches(); });
+  try {
+    for (std::size_t worker = 0; worker < workers; ++worker) workers_.add([this] { work_on_batches(); });
+    reader_.add([this] { read_batches(); });
+  } catch (...) {
+    leave();
+    throw;
+  }
 }
 
 Prefetch::~Prefetch() {

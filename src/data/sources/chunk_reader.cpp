@@ -44,11 +44,8 @@ void map_pages(std::span<std::byte> memory) {
 #endif
 }
 
-/// As many as there are cores for this process beside the caller's, at most 4. They are counted once, which takes long.
-int decoding_threads() {
-  static const int threads = std::min(4, count_usable_cores() - 1);
-  return threads;
-}
+/// As many as there are cores for this process beside the caller's, at most 4.
+int decoding_threads() { return std::min(4, count_usable_cores() - 1); }
 
 /// Chunks that are only to be kept.
 class NoUse final : public ChunkUse {
@@ -61,7 +58,7 @@ class NoUse final : public ChunkUse {
 }  // namespace
 
 ChunkDecoding::ChunkDecoding(std::int64_t cache_bytes)
-    : cache(cache_bytes), threads("muster-decode", decoding_threads()) {}
+    : cache(cache_bytes), threads("muster-decode", decoding_threads) {}
 
 void ChunkDecoding::read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes) {
   // About a quarter of the lanes have a chunk requested at a time, and the cache holds two chunks of each lane.
