@@ -42,6 +42,10 @@ void copy_twice_where_once_is_forbidden() {
     ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
 }
 
+/// A process that no launcher has started would start a daemon of Open MPI's, for MPI_Comm_spawn() and
+/// MPI_Comm_connect(); that takes as long as the rest of MPI_Init(). Unless the user asks for it, there is none.
+void start_no_daemon() { ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0); }
+
 std::string library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
@@ -65,6 +69,7 @@ MpiScope::MpiScope(std::chrono::milliseconds limit) {
   if (!initialised) {
     start_quickly_on_one_node();
     copy_twice_where_once_is_forbidden();
+    start_no_daemon();
     tell(message_starting, "");
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
