@@ -67,7 +67,11 @@ void tell_exit(int code, void*) noexcept {
 
 bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable) != nullptr && in_batch_job(); }
 
-[[gnu::constructor]] void stand_by() noexcept {
+[[gnu::constructor]] void stand_by([[maybe_unused]] int argc, char**, [[maybe_unused]] char** variables) noexcept {
+#ifdef __GLIBC__
+  // glibc sets it only after the constructors of a library that is initialised first.
+  if (::environ == nullptr) ::environ = variables;
+#endif
   loaded = seconds();
   hangup_ignored_at_start = ignored(SIGHUP);
   for (const int signal : of_a_stop) install_over_default(signal);
