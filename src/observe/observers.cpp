@@ -26,6 +26,28 @@ Observers::Observers(bool first_worker, const ObservedRun& run, const RunConfig&
   add_callbacks(config.callbacks);
 }
 
+void require_libraries(const RunConfig& config) {
+  if (config.tensorboard) require_tensorboard();
+}
+
+std::function<void(std::int64_t, const Json&)> rows_after_training(const std::filesystem::path& folder,
+                                                                   const RunConfig& config, const Json& settings) {
+  const auto history = std::make_shared<History>(History::load(folder));
+  std::shared_ptr<Observer> tensorboard;
+  if (config.tensorboard) {
+    tensorboard = make_tensorboard(folder, settings);
+    AttemptStart after_all;
+    for (const auto& row : History::read(folder)) {
+      after_all.training_iteration = row.value("training_iteration", std::int64_t{0});
+      after_all.global_step = row.value("global_step", std::int64_t{0});
+    }
+    tensorboard->start(after_all);
+  }
+  return [history, tensorboard](std::int64_t iteration, const Json& fields) {
+    if (history->add_validation(iteration, fields) && tensorboard) tensorboard->validated(iteration, fields);
+  };
+}
+
 Observers::Observers(std::vector<std::unique_ptr<Observer>> observers) : observers_(std::move(observers)) {
   add_callbacks({});
 }

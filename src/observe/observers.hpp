@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -26,6 +27,14 @@ struct ObservedRun {
   Json settings = Json::object();  ///< the training function's configuration
   bool validates = false;          ///< rows may change after training has ended
 };
+
+/// Throws an Error (ExitCode::missing_package) if muster was built without a library that an option asks for.
+void require_libraries(const RunConfig& config);
+
+/// Returns what adds a validation's result to the row of its report when training has ended, and the run has no
+/// Observers any more. On one rank.
+std::function<void(std::int64_t training_iteration, const Json& fields)> rows_after_training(
+    const std::filesystem::path& folder, const RunConfig& config, const Json& settings);
 
 class Observers {
  public:

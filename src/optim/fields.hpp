@@ -12,9 +12,11 @@
 #include <torch/optim/sgd.h>
 
 #include <concepts>
+#include <cstdint>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 namespace muster::detail::optim {
 
@@ -128,6 +130,19 @@ template <class State>
 FieldShape shape_of_field(std::string_view field) {
   if (!std::same_as<State, torch::optim::LBFGSParamState>) return FieldShape::parameter;
   return field == "H_diag" || field == "ro" || field == "al" ? FieldShape::scalar : FieldShape::all_parameters;
+}
+
+/// The sizes that a field of a parameter's state has, with the given optimizer.
+template <class State>
+std::vector<std::int64_t> sizes_of_field(std::string_view field, const at::Tensor& parameter,
+                                         const torch::optim::Optimizer& optimizer) {
+  const auto shape = shape_of_field<State>(field);
+  if (shape == FieldShape::scalar) return {};
+  if (shape == FieldShape::parameter) return parameter.sizes().vec();
+  std::int64_t total = 0;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& each : group.params()) total += each.numel();
+  return {total};
 }
 
 }  // namespace muster::detail::optim

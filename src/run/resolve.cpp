@@ -7,7 +7,7 @@
 #include "comm/time_limit.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
-#include "observe/tensorboard.hpp"
+#include "observe/observers.hpp"
 
 #include <algorithm>
 #include <tuple>
@@ -68,15 +68,13 @@ void require_utf8(const std::string& text, const char* option) {
 /// and the fast tier may suit each host.
 Json comparable(const TrainerOptions& options) {
   Json same = options.scaling_config;
-  const auto& run = options.run_config;
-  for (const auto& part : {Json(options.dataset_config), Json(run.checkpoint_config), Json(run.failure_config)})
+  const Json run = options.run_config;
+  for (const auto& part : {Json(options.dataset_config), run, run.at("checkpoint_config"), run.at("failure_config")})
     same.update(part);
-  same.erase("threads_per_worker");
-  same.erase("fast_tier");
+  for (const auto* const own : {"threads_per_worker", "fast_tier", "name", "storage_path", "logging_config",
+                                "callbacks", "checkpoint_config", "failure_config"})
+    same.erase(own);
   same["torch_config"] = options.torch_config;
-  same["profile"] = run.profile;
-  same["tensorboard"] = run.tensorboard;
-  same["histogram_interval"] = run.histogram_interval;
   same["preprocessor"] = options.preprocessor ? "given" : "none";
   same["validation"] = options.validation.function ? "given" : "none";
   return same;
@@ -127,7 +125,7 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
   callbacks.insert(callbacks.end(), launch.callbacks().begin(), launch.callbacks().end());
   auto& run_config = resolved.options.run_config;
   run_config.tensorboard = run_config.tensorboard || flags.tensorboard;
-  if (run_config.tensorboard) observe::require_tensorboard();
+  observe::require_libraries(run_config);
   auto& profile = run_config.profile;
   if (flags.profile) {
     profile.enabled = true;

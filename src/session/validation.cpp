@@ -12,8 +12,7 @@
 #include "comm/rank_status.hpp"
 #include "comm/wait.hpp"
 #include "muster/validation.hpp"
-#include "observe/history.hpp"
-#include "observe/tensorboard.hpp"
+#include "observe/observers.hpp"
 #include "storage/tier.hpp"
 
 #include <algorithm>
@@ -229,7 +228,8 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
   // Results are exchanged, since a file that another node has just written may not be visible here yet.
   const auto known = share_results();
   return comm::run_on_root(validator_.resolved().world(), [&] {
-    update_row = rows_after_training();
+    const auto& options = validator_.resolved().options;
+    update_row = observe::rows_after_training(validator_.run().path(), options.run_config, options.train_loop_config);
     poll_results(update_row);
     for (const auto& text : known) accept(ValidationResult::from_text(text.get<std::string>()), update_row);
     Json left = pending(update_row);
@@ -237,25 +237,6 @@ Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, b
     if (left.empty() && prunes) prune();
     return left;
   });
-}
-
-UpdateRow Validation::rows_after_training() const {
-  const auto& folder = validator_.run().path();
-  const auto& options = validator_.resolved().options;
-  const auto history = std::make_shared<observe::History>(observe::History::load(folder));
-  std::shared_ptr<observe::Observer> tensorboard;
-  if (options.run_config.tensorboard) {
-    tensorboard = observe::make_tensorboard(folder, options.train_loop_config);
-    observe::AttemptStart after_all;
-    for (const auto& row : observe::History::read(folder)) {
-      after_all.training_iteration = row.value("training_iteration", std::int64_t{0});
-      after_all.global_step = row.value("global_step", std::int64_t{0});
-    }
-    tensorboard->start(after_all);
-  }
-  return [history, tensorboard](std::int64_t iteration, const Json& fields) {
-    if (history->add_validation(iteration, fields) && tensorboard) tensorboard->validated(iteration, fields);
-  };
 }
 
 Json Validation::pending(const UpdateRow& update_row) {

@@ -84,8 +84,6 @@ class Validation {
   /// Updates the rows and returns what is left to do: [index, training_iteration] of each. Sets `update_row` on rank 0.
   /// Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row);
-  /// Updates rows when no session has observers any more. On rank 0.
-  UpdateRow rows_after_training() const;
   /// What is left to do: [index, training_iteration] of each. Call on rank 0.
   Json pending(const UpdateRow& update_row);
   /// Validates what is `left` on all ranks that can. Collective over the world.

@@ -19,7 +19,8 @@ namespace muster {
 namespace {
 
 using namespace detail::state;
-using detail::optim::FieldShape, detail::optim::shape_of_field, detail::optim::visit_fields;
+using detail::optim::FieldShape, detail::optim::shape_of_field, detail::optim::sizes_of_field,
+    detail::optim::visit_fields;
 
 const Json& member(const Json& json, const char* key) {
   static const Json nothing;
@@ -135,7 +136,8 @@ class StatefulOptimizer : public Stateful {
       const auto& json = member(member(saved.values, "state"), path.c_str());
       if (!json.is_object()) return;
       const auto take = [&](const char* field, const std::string& at, const at::Tensor& tensor, const at::Tensor&) {
-        compare_tensor(at, tensor, expected_shape(field, parameter), parameter.scalar_type(), differences);
+        compare_tensor(at, tensor, sizes_of_field<ParamState>(field, parameter, *optimizer_), parameter.scalar_type(),
+                       differences);
         return tensor;
       };
       ParamState scratch;
@@ -257,16 +259,6 @@ class StatefulOptimizer : public Stateful {
   void each_parameter(const Paths& paths, auto&& apply) const {
     for (std::size_t g = 0; g < paths.size(); ++g)
       for (std::size_t p = 0; p < paths[g].size(); ++p) apply(optimizer_->param_groups()[g].params()[p], paths[g][p]);
-  }
-
-  std::vector<std::int64_t> expected_shape(const char* field, const at::Tensor& parameter) const {
-    const auto shape = shape_of_field<ParamState>(field);
-    if (shape == FieldShape::scalar) return {};
-    if (shape == FieldShape::parameter) return parameter.sizes().vec();
-    std::int64_t total = 0;
-    for (const auto& group : optimizer_->param_groups())
-      for (const auto& each : group.params()) total += each.numel();
-    return {total};
   }
 
   torch::optim::Optimizer* optimizer_;
