@@ -41,7 +41,7 @@ struct SuperviseOptions {
 /// Starts the program on its ranks with mpirun, with srun in a Slurm job of several nodes, or with flux run in a Flux
 /// instance. If it fails in a way that may not repeat, starts it again from its newest checkpoint. Returns the exit
 /// code for main: the program's own, or one of ExitCode. The ranks and all processes that they have started end with
-/// the launcher, and the launcher ends with this process.
+/// the launcher, and the launcher ends with this process; only under Flux ranks go on when this process is killed.
 ///
 /// The ranks are asked to save and stop by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGHUP unless it is ignored (nohup), and
 /// when the reader of standard output has gone. A second SIGINT ends everything at once with ExitCode::interrupted. A
