@@ -15,6 +15,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace muster::tool {
@@ -87,6 +88,14 @@ bool looks_like_option(const std::string& word) {
   return word.size() > 1 && word.front() == '-' && !std::isdigit(word[1]) && word[1] != '.';
 }
 
+/// An option as "--name=", for whose value CLI11 would take the next word; empty if there is none.
+std::string option_without_value(int argc, char** argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i)
+    if (const std::string_view word = argv[i]; word.starts_with("--") && word.find('=') == word.size() - 1)
+      return std::string(word);
+  return {};
+}
+
 /// What is wrong with the words before "--", behind which a program follows; empty if nothing is. CLI11 would name the
 /// program, or what follows the option.
 std::string wrong_word(const CLI::App& app, int argc, char** argv) {
@@ -94,11 +103,12 @@ std::string wrong_word(const CLI::App& app, int argc, char** argv) {
   const auto mark = std::ranges::find(words, "--");
   if (mark == words.end() || app.get_subcommands().empty()) return {};
   const CLI::App& command = *app.get_subcommands().front();
+  if (command.get_option_no_throw("command") == nullptr) return {};  // it starts no program
   const auto begin = std::ranges::find(words, command.get_name());
   const auto help = "`" + named_command(app) + " --help` lists the options";
   for (auto word = words.begin(); word != mark; ++word) {
     if (!looks_like_option(*word)) {
-      if (word <= begin || command.get_name() == "convert") continue;
+      if (word <= begin) continue;
       return "\"" + *word + "\" stands before --, and the program follows behind it. " + help;
     }
     const auto* const option = find_option(word < begin ? app : command, *word);
@@ -107,8 +117,8 @@ std::string wrong_word(const CLI::App& app, int argc, char** argv) {
     if (option == nullptr) return "there is no option " + *word + ". " + help;
     if (option->get_items_expected_min() == 0) continue;
     const bool has_value_in_next = word->starts_with("--") ? word->find('=') == std::string::npos : word->size() == 2;
-    if (word->ends_with('=') || (has_value_in_next && (word + 1 == mark || looks_like_option(word[1]))))
-      return "the option " + word->substr(0, word->find('=')) + " needs a value. " + help;
+    if (has_value_in_next && (word + 1 == mark || looks_like_option(word[1])))
+      return "the option " + *word + " needs a value. " + help;
     if (has_value_in_next) ++word;
   }
   return {};
@@ -133,6 +143,8 @@ int run(const std::string& name, const std::string& description, int argc, char*
   app.set_version_flag("--version", "muster " MUSTER_VERSION);
   app.require_subcommand(1);
   add(app);
+  if (const auto option = option_without_value(argc, argv); !option.empty())
+    return fail(ExitCode::usage, "the option " + option + " has no value. Give it one");
   try {
     app.parse(words_of(argc, argv));
   } catch (const CLI::RuntimeError& ended) {  // the error has been printed already
