@@ -1,4 +1,4 @@
-// What a process finds around it: the name of its host, its environment variables, and what files of the system say.
+// What a process asks the system: the name of its host, its environment variables, the first line of a file.
 #pragma once
 
 #include <unistd.h>

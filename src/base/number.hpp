@@ -1,4 +1,4 @@
-// Numbers from files, flags and variables, which may be none, or too large for their type.
+// Reads numbers from files, flags and environment variables, whose text may be no number or too large a one.
 #pragma once
 
 #include "muster/error.hpp"

@@ -26,7 +26,8 @@ class ThreadPool {
     const char* what() const noexcept override { return "the pass for which this was done has been left"; }
   };
 
-  /// `name`: of the threads in the system, at most 15 characters. `most`: threads; called when they are first started.
+  /// `name`: the system's name for the threads, at most 15 characters. `most`: how many threads; a function is called
+  /// once, when threads are first started.
   ThreadPool(const char* name, std::function<int()> most) : name_(name), count_(std::move(most)) {}
   ThreadPool(const char* name, int most) : ThreadPool(name, [most] { return most; }) {}
   ~ThreadPool() { rest(); }

@@ -42,8 +42,8 @@ void copy_twice_where_once_is_forbidden() {
     ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
 }
 
-/// A process that no launcher has started would start a daemon of Open MPI's, for MPI_Comm_spawn() and
-/// MPI_Comm_connect(); that takes as long as the rest of MPI_Init(). Unless the user asks for it, there is none.
+/// Without a launcher, Open MPI starts a daemon beside the process, which takes a third of MPI_Init()'s time. Only
+/// MPI_Comm_spawn() and MPI_Comm_connect() need it. This leaves it out, unless the user has set the variable.
 void start_no_daemon() { ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0); }
 
 std::string library_version() {

@@ -92,7 +92,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int64_t averaged_pass_count() const noexcept { return passes_; }
   /// Number of backward() that have begun on this rank, with averaging or without.
   std::int64_t begun_pass_count() const noexcept { return begun_passes_; }
-  /// True if no step is half done: with virtual workers it is, before its last micro-batch.
+  /// False within a step: with virtual workers, before the step's last micro-batch.
   bool is_step_complete() const noexcept { return steps_->is_step_complete(); }
   /// True if any rank had been asked to stop when the last averaged pass began. The same on all ranks.
   bool any_stop_requested() const noexcept { return any_stop_requested_; }

@@ -1,5 +1,5 @@
-// The validations of checkpoints that wait for one, on this rank: when one may begin, when it ends, and what it has
-// found.
+// Validates checkpoints on this rank: which of them wait for it, when a validation may begin, when it ends, and what it
+// has found.
 #pragma once
 
 #include "checkpoint/rollbacks.hpp"

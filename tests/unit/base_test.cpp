@@ -5,6 +5,7 @@
 #include "base/temporary.hpp"
 #include "base/thread_pool.hpp"
 #include "muster/error.hpp"
+#include "support/failing_memory.hpp"
 #include "support/folder.hpp"
 #include "support/io_errors.hpp"
 
@@ -23,6 +24,7 @@
 #include <functional>
 #include <iterator>
 #include <latch>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -366,6 +368,29 @@ TEST(ThreadPool, PassesOnAnError) {
     }
     EXPECT_GE(calls, 4);
   }
+}
+
+TEST(ThreadPool, MakesAllCallsOrNoneWhereMemoryDoesNotSuffice) {
+  int failures = 0;
+  for (int round = 0; round < 40; ++round)
+    for (int allocations = 0; allocations < 15; ++allocations) {
+      std::atomic<int> calls = 0;
+      bool has_failed = false;
+      {
+        detail::ThreadPool threads("muster-test", 3);
+        const std::function<void(std::size_t)> count = [&](std::size_t) { ++calls; };
+        test::fail_allocation_after(allocations);
+        try {
+          threads.run(8, count);
+        } catch (const std::bad_alloc&) {
+          has_failed = true;
+        }
+        test::fail_allocation_after(-1);
+      }
+      EXPECT_EQ(calls, has_failed ? 0 : 8) << allocations << " allocations";
+      failures += has_failed;
+    }
+  EXPECT_GT(failures, 0);
 }
 
 /// Waits until the task of this thread is unwanted.

@@ -8,6 +8,7 @@
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 #include "muster/preprocessor.hpp"
+#include "support/failing_memory.hpp"
 #include "support/hdf5_fixture.hpp"
 #include "support/io_errors.hpp"
 #include "unit/pass_world.hpp"
@@ -1099,6 +1100,23 @@ TEST(Prefetch, ReadsNoFurtherAheadThanAsked) {
     }
     EXPECT_EQ(counter->calls, 2 + ahead) << "two in hand, and those ahead";
   }
+}
+
+TEST(Prefetch, EndsItsThreadsWhereMemoryDoesNotSuffice) {
+  int failures = 0;
+  for (int allocations = 0; allocations < 40; ++allocations) {
+    Prefetch::Produce nothing = []() -> std::optional<Batch> { return {}; };
+    test::fail_allocation_after(allocations);
+    try {
+      Prefetch prefetch(std::move(nothing), 2, /*threads=*/3);
+      test::fail_allocation_after(-1);
+      EXPECT_FALSE(prefetch.next());
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    }
+    test::fail_allocation_after(-1);
+  }
+  EXPECT_GT(failures, 0);
 }
 
 TEST(Prefetch, NothingComesAfterAnError) {
