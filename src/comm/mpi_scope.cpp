@@ -42,10 +42,6 @@ void copy_twice_where_once_is_forbidden() {
     ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
 }
 
-/// Without a launcher, Open MPI starts a daemon beside the process, which takes a third of MPI_Init()'s time. Only
-/// MPI_Comm_spawn() and MPI_Comm_connect() need it. This leaves it out, unless the user has set the variable.
-void start_no_daemon() { ::setenv("OMPI_MCA_ess_singleton_isolated", "1", 0); }
-
 std::string library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
@@ -69,7 +65,6 @@ MpiScope::MpiScope(std::chrono::milliseconds limit) {
   if (!initialised) {
     start_quickly_on_one_node();
     copy_twice_where_once_is_forbidden();
-    start_no_daemon();
     tell(message_starting, "");
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");

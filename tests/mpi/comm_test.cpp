@@ -15,10 +15,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <numeric>
@@ -38,18 +36,6 @@ using test::world;
 
 /// Nothing is shared if each rank has its own node.
 bool shares() { return world().topology().num_nodes < world().size(); }
-
-TEST(MpiScope, AProcessThatNoLauncherHasStartedStartsNoDaemon) {
-  if (std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr)
-    GTEST_SKIP() << "started by a launcher";
-  std::string children, line;
-  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream file(thread.path() / "children");
-    if (!file) GTEST_SKIP() << "the kernel does not list children";
-    while (std::getline(file, line)) children += line;
-  }
-  EXPECT_EQ(children, "");
-}
 
 TEST(Communicator, GathersInTheOrderOfRanks) {
   const auto values = world().all_gather(std::string(static_cast<std::size_t>(world().rank()), 'x'));
