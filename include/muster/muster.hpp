@@ -1,6 +1,7 @@
 // All public headers, except those that not every program wants:
 //   mpi.hpp             needs MPI's header
 //   data_loader.hpp     needs all of torch/data
+//   exported.hpp        needs torch's modules
 //   script.hpp          needs torch's modules
 //   sync_batch_norm.hpp needs torch's modules
 //   reduce_op.hpp       comes with communicator.hpp

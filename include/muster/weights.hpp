@@ -51,6 +51,10 @@ MUSTER_API StateDict load_safetensors(const std::filesystem::path& file);
 /// (torch.serialization.set_crc32_options()).
 MUSTER_API StateDict load_torch(const std::filesystem::path& file);
 
+/// Returns the state of an object, usually a model: tensors by their names in it, which load_state_dict() takes. They
+/// share the object's memory.
+MUSTER_API StateDict state_dict(const StateEntry& entry);
+
 struct LoadOptions {
   /// Buffers that keep the model's own values if the state lacks them, such as those that are persistent=False in
   /// Python. An Error (ExitCode::usage) for any other name: parameters are never left out.

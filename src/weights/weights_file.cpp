@@ -135,6 +135,16 @@ void fit_to_module(Tensors& tensors, const detail::state::Stateful& object, cons
 
 }  // namespace
 
+StateDict state_dict(const StateEntry& entry) {
+  const std::string name = "model";
+  auto named = detail::state::collect({{name, entry}});
+  StateDict state;
+  if (named.values.contains(name) && !named.values[name].is_null()) state.values = named.values[name];
+  for (auto& [path, tensor] : named.tensors)
+    state.tensors.emplace(path == name ? "" : path.substr(name.size() + 1), std::move(tensor));
+  return state;
+}
+
 void load_state_dict(const StateEntry& entry, const StateDict& given, const LoadOptions& options) {
   const std::string name = "model";
   auto state = given;

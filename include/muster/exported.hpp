@@ -1,0 +1,93 @@
+// Models made in Python with torch.export, trained here.
+//
+//   # in Python        torch.export.save(torch.export.export(model.train(), (x,), dynamic_shapes=…), "net.pt2")
+//   auto net = session.prepare_model(muster::load_exported("net.pt2"));
+//   …
+//   auto loss = criterion(net->forward(x), y);         // like any other model
+//   …
+//   muster::save_torch(muster::state_dict(net), "trained.pt");
+//   # in Python        model.load_state_dict(torch.load("trained.pt", weights_only=True))
+//
+// Export in training mode, model.train(): the file has one mode, and only that of training has all that training needs.
+// train() and eval() switch the mode here.
+//
+// A file holds a graph of torch's operators, no code: nothing in it is executed but operators of `aten`, and arithmetic
+// of sizes. Files are not trusted; invalid contents are an Error (ExitCode::data) that names the file.
+//
+// This header needs torch's modules, so muster.hpp leaves it out.
+#pragma once
+
+#include <muster/detail/export.hpp>
+#include <muster/weights.hpp>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace muster {
+
+struct ExportedOptions {
+  /// Namespaces of operators that may run besides torch's own, as in {"torchvision"}. The library that registers them
+  /// must be linked in or loaded. Allow only operators that do no harm whatever their arguments are.
+  std::vector<std::string> namespaces = {};
+};
+
+/// An exported program as a torch module: optimizers, State, prepare_model and Evaluation accept it like any other.
+/// Parameters and buffers have the names of Python's state_dict(), in submodules of Python's names. Parameters that are
+/// tied in Python are one tensor under both names. Use it in one thread at a time.
+///
+/// An input whose shape is not one that was exported is an Error (ExitCode::usage) that names the input and the
+/// dimension. What an operator throws is passed on, with the line of the model's Python source.
+class MUSTER_API ExportedModuleImpl : public torch::nn::Module {
+ public:
+  struct Program;
+  explicit ExportedModuleImpl(std::shared_ptr<const Program> program);
+  ~ExportedModuleImpl() override;
+
+  /// Runs the program for one tensor, and returns its only tensor; an Error (ExitCode::usage) if it takes or returns
+  /// anything else.
+  at::Tensor forward(const at::Tensor& input);
+  /// Runs the program for any inputs, and returns what the model returns in Python: tensors, numbers, tuples, lists and
+  /// dicts of them. `inputs` are the positional arguments of Python's forward(), which may be tuples, lists and dicts
+  /// of tensors and numbers; `named` are its keyword arguments, as exported:
+  ///
+  ///   auto out = net->call({x, mask}).toTuple();
+  c10::IValue call(std::vector<c10::IValue> inputs, std::map<std::string, c10::IValue> named = {});
+
+  /// The names of the inputs in Python, in order. A tuple or dict among them has one name for each of its tensors.
+  const std::vector<std::string>& input_names() const noexcept;
+
+  /// Switches the operators that depend on the mode: batch-norm, instance-norm, dropouts, LSTM, GRU, RNN, attention and
+  /// rrelu. In evaluation the program does not count batches. An Error (ExitCode::usage) that names the operator, and
+  /// nothing is changed, if one depends on the mode and cannot be switched. A program that was exported in evaluation
+  /// mode cannot be trained: train() is an Error (ExitCode::usage).
+  void train(bool on = true) override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+TORCH_MODULE(ExportedModule);
+
+/// Returns the module in a file of torch.export.save(), on the CPU and in the mode in which it was exported. An Error
+/// (ExitCode::data) that names the file if it does not exist, is damaged, or has another version of the format; one
+/// that names the operator or the object if the program needs what cannot run here. Acts on the calling rank only.
+MUSTER_API ExportedModule load_exported(const std::filesystem::path& file, const ExportedOptions& options = {});
+
+/// Writes the program in the file `program` with the tensors of `state`, by Python's names, for torch.export.load() and
+/// load_exported(). `state` must have all parameters and persistent buffers of the program, with their shapes and
+/// types, and nothing else; otherwise it is an Error (ExitCode::data). The file appears only when it is complete and on
+/// the disk. Acts on the calling rank only.
+///
+///   muster::save_exported("net.pt2", muster::state_dict(net), "trained.pt2");
+MUSTER_API void save_exported(const std::filesystem::path& program, const StateDict& state,
+                              const std::filesystem::path& file, const ExportOptions& options = {});
+
+}  // namespace muster

@@ -1,0 +1,76 @@
+// A zip archive of torch, for reading: torch.save(), torch.jit.save() and torch.export.save() write such archives,
+// whose records are not compressed. libtorch's own reader trusts them; this one does not. The layout of a zip archive:
+// https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+#pragma once
+
+#include "base/file.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace muster::detail::weights {
+
+/// An archive with a checked directory: its records lie inside the file and do not overlap. So together they are no
+/// larger than the file. All functions throw an Error (ExitCode::data) that names the file if it is damaged.
+class Archive {
+ public:
+  /// A record of an archive. `stored`: its bytes are neither compressed nor encrypted.
+  struct Record {
+    std::uint64_t offset = 0, bytes = 0;
+    std::uint32_t crc32 = 0;
+    bool stored = true;
+  };
+
+  explicit Archive(const std::filesystem::path& path);
+
+  /// The records by name.
+  const std::map<std::string, Record>& records() const noexcept { return records_; }
+  bool contains(const std::string& name) const { return records_.contains(name); }
+  /// True if the record is neither compressed nor encrypted.
+  bool stored(const std::string& name) const { return find(name).stored; }
+
+  /// Returns the archive's own name, with a slash: the folder in which `name` lies. `remedy`: what to do if there is no
+  /// such record.
+  std::string folder_of(const std::string& name, const std::string& remedy) const;
+
+  /// Refuses an archive with compressed or encrypted records, which torch never writes.
+  void check_stored() const;
+  /// Verifies the checksums of the records that are neither compressed nor encrypted; all values are among them.
+  void check_sums() const;
+
+  std::uint64_t bytes_in(const std::string& name) const { return find(name).bytes; }
+
+  /// Returns a record of at most `most` bytes.
+  std::string text(const std::string& name, std::uint64_t most) const;
+  /// Returns the record as a one-dimensional tensor. The caller has checked that it holds `count` values.
+  at::Tensor values(const std::string& name, at::ScalarType type, std::int64_t count) const;
+
+  [[noreturn]] void refuse(const std::string& fact,
+                           const std::string& remedy = "Use another file, or make it anew") const;
+
+ private:
+  struct Directory {
+    std::uint64_t offset = 0, count = 0;
+    std::string bytes = {};
+  };
+
+  std::string read(std::uint64_t offset, std::uint64_t bytes) const;
+  Directory find_directory() const;
+  std::uint64_t take_record(const Directory& directory, std::uint64_t at);
+  void take_large(std::string_view extra, std::span<std::uint64_t> sizes) const;
+  void check_no_overlap(std::uint64_t end) const;
+  const Record& find(const std::string& name) const;
+  void check(const std::string& name, std::span<const std::byte> bytes) const;
+
+  File file_;
+  std::map<std::string, Record> records_;
+  bool has_sums_ = true;  ///< false after torch.serialization.set_crc32_options(False), which leaves 0 for each record
+};
+
+}  // namespace muster::detail::weights
