@@ -13,6 +13,7 @@ void add_ls(CLI::App& app);
 void add_report(CLI::App& app);
 void add_checkpoint(CLI::App& app);
 void add_export(CLI::App& checkpoint);
+void add_predict(CLI::App& app);
 /// Only for the list of commands and for completion: `muster bench` is a program of its own, see become_bench().
 void add_bench(CLI::App& app);
 void add_doctor(CLI::App& app);

@@ -7,6 +7,7 @@
 
 #include <muster/checkpoint.hpp>
 #include <muster/error.hpp>
+#include <muster/exported.hpp>
 #include <muster/weights.hpp>
 
 #include <filesystem>
@@ -19,7 +20,7 @@ namespace muster::tool {
 namespace {
 
 struct ExportArguments {
-  std::filesystem::path checkpoint, out;
+  std::filesystem::path checkpoint, out, program;
   std::string format, entry;
   bool force = false, json = false;
 };
@@ -60,6 +61,10 @@ void check_output(const ExportArguments& arguments) {
 }
 
 void export_weights(ExportArguments& arguments) {
+  if (const bool to_program = arguments.format == "pt2"; to_program == arguments.program.empty())
+    throw Error(ExitCode::usage, "exporting " + arguments.checkpoint.string(),
+                to_program ? "no program is named" : "only pt2 has a program",
+                to_program ? "Name the file that was trained with --program" : "Leave --program out, or use --to pt2");
   check_output(arguments);
   const auto state = take_entry(open_checkpoint(arguments.checkpoint).to_dict(), arguments.entry, arguments.checkpoint);
   const InterruptGuard interrupt;
@@ -69,7 +74,10 @@ void export_weights(ExportArguments& arguments) {
                                   interrupt.check();
                                   line.show("writing " + bytes_text(done) + " of " + bytes_text(total));
                                 }};
-    (arguments.format == "torch" ? save_torch : save_safetensors)(state, arguments.out, options);
+    if (arguments.format == "pt2")
+      save_exported(arguments.program, state, arguments.out, options);
+    else
+      (arguments.format == "torch" ? save_torch : save_safetensors)(state, arguments.out, options);
   }
   const auto bytes = std::filesystem::file_size(arguments.out);
   if (arguments.json)
@@ -92,16 +100,21 @@ void add_export(CLI::App& checkpoint) {
       ->option_text("CHECKPOINT")
       ->required();
   command->add_option("out", arguments->out, "The file to make")->option_text("OUT")->required();
-  command->add_option("--to", arguments->format, "safetensors, or torch: a state dict for torch.load")
+  command
+      ->add_option("--to", arguments->format,
+                   "safetensors; torch: a state dict for torch.load; pt2: a program for torch.export.load")
       ->option_text("FORMAT")
-      ->check(CLI::IsMember({"safetensors", "torch"}))
+      ->check(CLI::IsMember({"safetensors", "torch", "pt2"}))
       ->required();
+  command->add_option("--program", arguments->program, "For pt2: the program that the model was loaded from")
+      ->option_text("NET.pt2");
   command->add_option("--entry", arguments->entry, "The entry of the state; model unless given")->option_text("NAME");
   command->add_flag("--force", arguments->force, "Replace OUT if it is there");
   command->add_flag("--json", arguments->json, "Say what was written as JSON");
   command->footer(
       "Example:\n  muster checkpoint export runs/demo/checkpoint_000003 --to torch demo.pt\n"
-      "  python3 -c 'import torch; print(torch.load(\"demo.pt\", weights_only=True))'");
+      "  python3 -c 'import torch; print(torch.load(\"demo.pt\", weights_only=True))'\n"
+      "  muster checkpoint export runs/demo/checkpoint_000003 --to pt2 --program net.pt2 demo.pt2");
   command->callback([arguments] { export_weights(*arguments); });
 }
 

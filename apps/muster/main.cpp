@@ -17,6 +17,7 @@ void add_commands(CLI::App& app) {
   add_ls(app);
   add_report(app);
   add_checkpoint(app);
+  add_predict(app);
   add_bench(app);
   add_doctor(app);
   add_init(app);

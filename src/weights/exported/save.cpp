@@ -1,0 +1,199 @@
+// Writes a program of torch.export with other weights: a copy of its archive, with new records for the tensors.
+#include "base/listed.hpp"
+#include "muster/error.hpp"
+#include "muster/exported.hpp"
+#include "weights/archive.hpp"
+#include "weights/weights_file.hpp"
+
+#include <caffe2/serialize/inline_container.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace muster {
+namespace {
+
+using namespace detail::weights;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr std::uint64_t max_text_bytes = 256 << 20;
+
+/// The format's number of a type; 0 if it has none.
+int number_of(at::ScalarType type) {
+  using enum at::ScalarType;
+  if (type <= Bool) return static_cast<int>(type) + 1;
+  static const std::map<at::ScalarType, int> others{{BFloat16, 13},    {UInt16, 28},          {Float8_e4m3fn, 29},
+                                                    {Float8_e5m2, 30}, {Float8_e4m3fnuz, 31}, {Float8_e5m2fnuz, 32}};
+  const auto at = others.find(type);
+  return at == others.end() ? 0 : at->second;
+}
+
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() &&
+         (a.nbytes() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
+}
+
+OrderedJson numbers(at::IntArrayRef values) {
+  auto list = OrderedJson::array();
+  for (const auto value : values) list.push_back({{"as_int", value}});
+  return list;
+}
+
+/// How the state and the program differ.
+struct Differences {
+  std::vector<std::string> missing = {}, different = {}, not_tied = {};
+};
+
+/// A folder of the archive whose tensors are described by a record, `config`.
+struct Folder {
+  std::string path, config, prefix;  ///< `prefix`: that of the records' names
+  OrderedJson content;
+  std::map<std::string, at::Tensor> written = {};  ///< new records by path
+  std::set<std::string> unused = {};               ///< paths of old records that nothing refers to any more
+};
+
+/// Replaces the folder's tensors by those of `left`, and removes these from it. Tensors of one view of one record are
+/// tied, and share a record again.
+void replace(const Archive& archive, Folder& folder, bool needs_all, std::map<std::string, at::Tensor>& left,
+             Differences& differences) {
+  std::map<std::string, std::vector<std::string>> views;  // names of tied tensors
+  std::set<std::string> replaced, kept;                   // paths of old records
+  auto& entries = folder.content.at("config");
+  for (const auto& [name, entry] : entries.items()) {
+    const auto& meta = entry.at("tensor_meta");
+    const auto view =
+        entry.at("path_name").get<std::string>() +
+        (meta.is_null() ? "" : OrderedJson{meta.at("sizes"), meta.at("strides"), meta.at("storage_offset")}.dump());
+    views[view].push_back(name);
+  }
+  std::size_t number = 0;
+  for (const auto& [view, names] : views) {
+    const auto old = folder.path + entries.at(names.front()).at("path_name").get<std::string>();
+    at::Tensor value;
+    bool is_given = false;
+    for (const auto& name : names) {
+      const auto given = left.extract(name);
+      if (!given) continue;
+      is_given = true;
+      const auto& entry = entries.at(name);
+      const auto& meta = entry.at("tensor_meta");
+      if (entry.at("use_pickle") == true || meta.is_null())
+        archive.refuse("its " + name + " is pickled", "Export the model with plain tensors");
+      auto plain = given.mapped().detach().resolve_conj().resolve_neg().cpu().contiguous();
+      if (meta.at("sizes") != numbers(plain.sizes()) || meta.at("dtype") != number_of(plain.scalar_type()))
+        differences.different.push_back(name);
+      else if (value.defined() && !same_bytes(value, plain))
+        differences.not_tied.push_back(name);
+      else
+        value = std::move(plain);
+    }
+    if (!is_given && needs_all) differences.missing.push_back(names.front());
+    (value.defined() ? replaced : kept).insert(old);
+    if (!value.defined()) continue;
+    while (archive.contains(folder.path + folder.prefix + std::to_string(number))) ++number;
+    const auto record = folder.prefix + std::to_string(number++);
+    folder.written.emplace(folder.path + record, value);
+    for (const auto& name : names) {
+      entries[name]["path_name"] = record;
+      auto& meta = entries[name]["tensor_meta"];
+      meta["strides"] = numbers(value.strides());
+      meta["storage_offset"] = {{"as_int", 0}};
+    }
+  }
+  std::ranges::set_difference(replaced, kept, std::inserter(folder.unused, folder.unused.end()));
+}
+
+Folder read_folder(const Archive& archive, const std::string& path, const std::string& config,
+                   const std::string& prefix) {
+  return {.path = path,
+          .config = path + config,
+          .prefix = prefix,
+          .content = archive.contains(path + config) ? OrderedJson::parse(archive.text(path + config, max_text_bytes))
+                                                     : OrderedJson{{"config", OrderedJson::object()}}};
+}
+
+void require_fit(const std::filesystem::path& program, const std::filesystem::path& file,
+                 const std::map<std::string, at::Tensor>& left, const Differences& differences) {
+  std::vector<std::string> unknown;
+  for (const auto& [name, tensor] : left) unknown.push_back(name);
+  std::string fact;
+  const auto add = [&](const std::string& what, const std::vector<std::string>& names) {
+    if (!names.empty())
+      fact +=
+          (fact.empty() ? "" : "; ") + what + detail::listed(names, 5, [](auto& name) { return "\"" + name + "\""; });
+  };
+  add("the program needs ", differences.missing);
+  add("the program has no ", unknown);
+  add("of other shape or type in the program: ", differences.different);
+  add("tied in the program, and not equal: ", differences.not_tied);
+  if (!fact.empty())
+    throw Error(ExitCode::data, "writing " + file.string(), "the weights do not fit " + program.string() + ": " + fact,
+                "Give the weights of the model that was exported");
+}
+
+void write_program(const Archive& archive, const std::string& root, const std::vector<Folder>& folders,
+                   const ArchiveSink& sink) {
+  caffe2::serialize::PyTorchStreamWriter writer(sink);
+  const auto write = [&](const std::string& path, const void* data, std::size_t bytes) {
+    writer.writeRecord(path.substr(root.size()), data, bytes);
+  };
+  std::set<std::string> done;  // and those that are left out
+  for (const auto& folder : folders) {
+    for (const auto& [path, tensor] : folder.written) write(path, tensor.const_data_ptr(), tensor.nbytes());
+    done.insert(folder.unused.begin(), folder.unused.end());
+    if (!archive.contains(folder.config)) continue;
+    const auto config = folder.content.dump();
+    write(folder.config, config.data(), config.size());
+    done.insert(folder.config);
+  }
+  for (const auto& [path, record] : archive.records()) {
+    // The writer makes the records of .data/ itself.
+    if (!path.starts_with(root) || path.starts_with(root + ".data/") || done.contains(path)) continue;
+    const auto content = archive.values(path, at::kByte, static_cast<std::int64_t>(record.bytes));
+    write(path, content.const_data_ptr(), content.nbytes());
+  }
+  writer.writeEndOfFile();
+}
+
+}  // namespace
+
+void save_exported(const std::filesystem::path& program, const StateDict& state, const std::filesystem::path& file,
+                   const ExportOptions& options) {
+  check_exportable(state);
+  const Archive archive(program);
+  const std::string graph = "models/model.json", remedy = "Use a file that torch.export.save() wrote";
+  const auto root = archive.folder_of(graph, remedy);
+  archive.check_stored();
+  archive.check_sums();
+  std::vector<Folder> folders;
+  std::uint64_t total = 0;
+  try {
+    const auto version = OrderedJson::parse(archive.text(root + graph, max_text_bytes)).at("schema_version");
+    if (version.at("major") != 8)
+      archive.refuse("its schema has version " + version.at("major").dump() + "." + version.at("minor").dump() +
+                         ", and this muster writes 8.20",
+                     "Export the model with torch 2.11 to 2.13");
+    folders.push_back(read_folder(archive, root + "data/weights/", "model_weights_config.json", "weight_"));
+    folders.push_back(read_folder(archive, root + "data/constants/", "model_constants_config.json", "tensor_"));
+    auto left = state.tensors;
+    Differences differences;
+    for (auto& folder : folders) replace(archive, folder, &folder == folders.data(), left, differences);
+    require_fit(program, file, left, differences);
+  } catch (const nlohmann::json::exception& error) {
+    archive.refuse(std::string("its description of weights is damaged: ") + error.what(), remedy);
+  }
+  for (const auto& folder : folders)
+    for (const auto& [path, tensor] : folder.written) total += tensor.nbytes();
+  write_weights(file, options, total, [&](const ByteSink& sink) {
+    write_archive(sink, [&](const ArchiveSink& out) { write_program(archive, root, folders, out); });
+  });
+}
+
+}  // namespace muster
