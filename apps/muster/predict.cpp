@@ -78,6 +78,7 @@ TorchPredictor make_predictor(const PredictArguments& arguments, const Schema& s
   };
   if (std::ranges::all_of(names, is_column)) options.feature_columns = names;
   const auto predict = [net, names](Batch& batch) mutable -> Prediction {
+    if (batch.num_columns() > 0) net->to(batch.begin()->second.device());
     std::map<std::string, at::Tensor> columns;
     add_columns("predictions", true, net->call(inputs_of(batch, names)), columns);
     return columns;
@@ -85,12 +86,7 @@ TorchPredictor make_predictor(const PredictArguments& arguments, const Schema& s
   if (!arguments.checkpoint.empty())
     return TorchPredictor::from_checkpoint(Checkpoint::from_directory(arguments.checkpoint), net, predict, options);
   net->eval();
-  return TorchPredictor(
-      [net, predict](Batch& batch) mutable {
-        if (batch.num_columns() > 0) net->to(batch.begin()->second.device());
-        return predict(batch);
-      },
-      options);
+  return TorchPredictor(predict, options);
 }
 
 /// Computes as one of the ranks of a launcher, or as the only one.

@@ -2,7 +2,7 @@
 include(${CMAKE_CURRENT_LIST_DIR}/tool.cmake)
 
 foreach(command "" run convert "convert idx" "convert npy" "convert npz" "convert csv" "convert h5" inspect ls report checkpoint "checkpoint ls" "checkpoint verify"
-        "checkpoint export" doctor init completion bench "bench allreduce" "bench step" "bench data" "bench checkpoint" "bench start" "bench recovery")
+        "checkpoint export" predict doctor init completion bench "bench allreduce" "bench step" "bench data" "bench checkpoint" "bench start" "bench recovery")
   string(REPLACE " " ";" words "${command}")
   muster(0 ${words} --help)
   expect_match("${out}" "Example:\n  muster ")
