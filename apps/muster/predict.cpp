@@ -52,9 +52,9 @@ void add_columns(const std::string& name, bool is_root, const c10::IValue& value
 }
 
 /// The tensors for the inputs, by name; the only column for the only input.
-std::vector<c10::IValue> inputs_of(const Batch& batch, const std::vector<std::string>& names) {
-  if (names.size() == 1 && batch.num_columns() == 1) return {batch.begin()->second};
-  std::vector<c10::IValue> inputs;
+std::map<std::string, c10::IValue> inputs_of(const Batch& batch, const std::vector<std::string>& names) {
+  if (names.size() == 1 && batch.num_columns() == 1) return {{names.front(), batch.begin()->second}};
+  std::map<std::string, c10::IValue> inputs;
   for (const auto& name : names) {
     if (!batch.contains(name)) {
       std::string columns;
@@ -63,7 +63,7 @@ std::vector<c10::IValue> inputs_of(const Batch& batch, const std::vector<std::st
                   "the program takes \"" + name + "\", and the data has the columns " + columns,
                   "Name the columns as the inputs; those that are not for the model can be left out with --keep");
     }
-    inputs.emplace_back(batch[name]);
+    inputs.emplace(name, batch[name]);
   }
   return inputs;
 }
@@ -80,7 +80,7 @@ TorchPredictor make_predictor(const PredictArguments& arguments, const Schema& s
   const auto predict = [net, names](Batch& batch) mutable -> Prediction {
     if (batch.num_columns() > 0) net->to(batch.begin()->second.device());
     std::map<std::string, at::Tensor> columns;
-    add_columns("predictions", true, net->call(inputs_of(batch, names)), columns);
+    add_columns("predictions", true, net->call({}, inputs_of(batch, names)), columns);
     return columns;
   };
   if (!arguments.checkpoint.empty())
