@@ -99,8 +99,9 @@ MUSTER_API ExportedModule load_exported(const std::filesystem::path& file, const
 
 /// Writes the program in the file `program` with the tensors of `state`, by Python's names, for torch.export.load() and
 /// load_exported(). `state` must have all parameters and persistent buffers of the program, with their shapes and
-/// types, and nothing else; otherwise it is an Error (ExitCode::data). The file appears only when it is complete and on
-/// the disk. Acts on the calling rank only.
+/// types; of tied ones, one name is enough. Buffers that are not persistent may be there. Anything else is an Error
+/// (ExitCode::data) that lists the names. The written program has the mode of `program`. The file appears only when it
+/// is complete and on the disk. Acts on the calling rank only.
 ///
 ///   muster::save_exported("net.pt2", muster::state_dict(net), "trained.pt2");
 MUSTER_API void save_exported(const std::filesystem::path& program, const StateDict& state,
