@@ -18,6 +18,7 @@
 #pragma once
 
 #include <muster/detail/export.hpp>
+#include <muster/sync_batch_norm.hpp>
 #include <muster/weights.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,10 @@ struct ExportedOptions {
   /// Namespaces of operators that may run besides torch's own, as in {"torchvision"}. The library that registers them
   /// must be linked in or loaded. Allow only operators that do no harm whatever their arguments are.
   std::vector<std::string> namespaces = {};
+  /// Lets operators that draw random numbers, such as randn_like of a variational autoencoder, do so in evaluation too.
+  /// The file does not tell whether they are for training only, as in stochastic depth. So eval() is otherwise an Error
+  /// for a program that has one. Dropouts and torch's own modules need no such leave.
+  bool keep_random = false;
 };
 
 /// An exported program as a torch module: optimizers, State, prepare_model and Evaluation accept it like any other.
@@ -45,7 +51,7 @@ struct ExportedOptions {
 ///
 /// An input whose shape is not one that was exported is an Error (ExitCode::usage) that names the input and the
 /// dimension. What an operator throws is passed on, with the line of the model's Python source.
-class MUSTER_API ExportedModuleImpl : public torch::nn::Module {
+class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::gradients::BatchNormOperators {
  public:
   struct Program;
   explicit ExportedModuleImpl(std::shared_ptr<const Program> program);
@@ -70,8 +76,18 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module {
   /// mode cannot be trained: train() is an Error (ExitCode::usage).
   void train(bool on = true) override;
 
+  /// Devices in the graph, such as that of torch.zeros(3, device="cpu"), become the model's. Buffers that are not
+  /// persistent and constants move along.
+  void to(at::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(at::Device device, bool non_blocking = false) override;
+
  private:
   struct State;
+  void move_others(std::optional<at::Device> device, std::optional<torch::Dtype> dtype);
+  void synchronise_batch_norms() override;
+  std::vector<detail::gradients::SynchronisedOperator*> synchronised_operators() override;
+
   std::unique_ptr<State> state_;
 };
 TORCH_MODULE(ExportedModule);

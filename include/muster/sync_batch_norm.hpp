@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <iosfwd>
 #include <memory>
+#include <vector>
 
 namespace muster {
 
@@ -47,6 +48,27 @@ class MUSTER_API Synchronised {
  protected:
   std::weak_ptr<BatchNormRanks> ranks_;
   int layer_ = 0;  ///< number of this layer in the model
+};
+
+/// A batch-norm of a module that runs operators and not modules.
+class MUSTER_API SynchronisedOperator : public Synchronised {
+ public:
+  bool is_connected() const noexcept { return !ranks_.expired(); }
+  /// torch::batch_norm() in training, over the batches of all ranks. Weight and bias, and mean and variance, may be
+  /// undefined. Collective; only if is_connected().
+  at::Tensor operator()(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                        const at::Tensor& running_mean, const at::Tensor& running_var, double momentum,
+                        double eps) const;
+};
+
+/// A base class of modules with such batch-norms, by which prepare_model finds them.
+class MUSTER_API BatchNormOperators {
+ public:
+  virtual ~BatchNormOperators() = default;
+  /// ModelOptions::sync_batch_norm: makes all batch-norms synchronised ones, or throws an Error and changes nothing.
+  virtual void synchronise_batch_norms() = 0;
+  /// The synchronised ones in the order of the forward pass, owned by the module.
+  virtual std::vector<SynchronisedOperator*> synchronised_operators() = 0;
 };
 
 }  // namespace detail::gradients

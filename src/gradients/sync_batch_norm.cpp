@@ -81,6 +81,7 @@ double count_of_all(const at::Tensor& sums) {
 }
 
 Statistics statistics_of_all(const at::Tensor& input, BatchNormRanks& ranks, int layer) {
+  const at::NoGradGuard no_grad;
   const auto channels = input.size(1);
   const auto doubles = input.options().dtype(at::kDouble).requires_grad(false);
   const bool counts = ranks.weight() > 0;
@@ -177,6 +178,24 @@ class Normalise : public autograd::Function<Normalise> {
   }
 };
 
+void update(at::Tensor running_mean, at::Tensor running_var, const Statistics& all, double factor) {
+  const at::NoGradGuard no_grad;
+  const auto move_to = [&](at::Tensor& running, const at::Tensor& now) {
+    running.mul_(1 - factor).add_(now.to(running.scalar_type()), factor);
+  };
+  move_to(running_mean, all.mean);
+  move_to(running_var, all.variance * (all.count / (all.count - 1)));
+}
+
+/// `weight` and `bias` may be undefined.
+at::Tensor normalise(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const Statistics& all,
+                     double eps, const std::shared_ptr<BatchNormRanks>& ranks, int layer) {
+  const auto constants = input.options().dtype(type_of_statistics(input)).requires_grad(false);
+  return Normalise::apply(input, weight.defined() ? weight : at::ones({input.size(1)}, constants),
+                          bias.defined() ? bias : at::zeros({input.size(1)}, constants), all, eps, ranks,
+                          std::int64_t{layer});
+}
+
 /// A batch-norm of torch that can be replaced.
 struct ReplaceableNorm {
   nn::SequentialImpl* parent;
@@ -214,7 +233,9 @@ bool is_batch_norm(const nn::Module& module) {
 }
 
 /// Finds the replaceable batch-norms of the module and its parts. Throws an Error if there is another batch-norm.
-void find_norms(nn::Module& module, const std::string& path, std::vector<ReplaceableNorm>& norms) {
+void find_norms(nn::Module& module, const std::string& path, std::vector<ReplaceableNorm>& norms,
+                std::vector<BatchNormOperators*>& graphs) {
+  if (auto* const graph = dynamic_cast<BatchNormOperators*>(&module)) return graphs.push_back(graph);
   auto* const parent = module.as<nn::Sequential>();
   if (is_batch_norm(module))
     throw Error(ExitCode::usage, "exchanging batch-norms for synchronised ones",
@@ -227,7 +248,7 @@ void find_norms(nn::Module& module, const std::string& path, std::vector<Replace
     if (parent && is_torch_batch_norm(*child.value()))
       norms.push_back({parent, number, child.key(), child.value()});
     else
-      find_norms(*child.value(), of_child, norms);
+      find_norms(*child.value(), of_child, norms, graphs);
     ++number;
   }
 }
@@ -249,17 +270,30 @@ at::Tensor BatchNormRanks::sum(const at::Tensor& values, int layer) {
 
 void replace_batch_norms(nn::Module& module) {
   std::vector<ReplaceableNorm> norms;
-  find_norms(module, {}, norms);
+  std::vector<BatchNormOperators*> graphs;
+  find_norms(module, {}, norms, graphs);
+  for (auto* const graph : graphs) graph->synchronise_batch_norms();
   for (const auto& replaceable : norms)
     replace_norm<nn::BatchNorm1dImpl, SyncBatchNorm1dImpl>(replaceable) ||
         replace_norm<nn::BatchNorm2dImpl, SyncBatchNorm2dImpl>(replaceable) ||
         replace_norm<nn::BatchNorm3dImpl, SyncBatchNorm3dImpl>(replaceable);
 }
 
+at::Tensor SynchronisedOperator::operator()(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                                            const at::Tensor& running_mean, const at::Tensor& running_var,
+                                            double momentum, double eps) const {
+  const auto ranks = ranks_.lock();
+  const auto all = statistics_of_all(input, *ranks, layer_);
+  if (running_mean.defined() && all.count > 0) update(running_mean, running_var, all, momentum);
+  return normalise(input, weight, bias, all, eps, ranks, layer_);
+}
+
 std::shared_ptr<BatchNormRanks> connect_batch_norms(nn::Module& module, const ParallelContext& context) {
   std::vector<Synchronised*> layers;
   module.apply([&](nn::Module& part) {
     if (auto* const layer = dynamic_cast<Synchronised*>(&part)) layers.push_back(layer);
+    if (auto* const graph = dynamic_cast<BatchNormOperators*>(&part))
+      for (auto* const layer : graph->synchronised_operators()) layers.push_back(layer);
   });
   if (layers.empty()) return nullptr;
   if (context.share.fixed)
@@ -283,26 +317,16 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
   const auto ranks = ranks_.lock();
   if (!ranks || !this->is_training()) return torch::nn::BatchNormImplBase<D, Derived>::forward(input);
   _check_input_dim(input);
-  const auto all = [&] {
+  const auto& options = this->options;
+  const auto all = statistics_of_all(input, *ranks, layer_);
+  if (options.track_running_stats() && all.count > 0) {
     const at::NoGradGuard no_grad;
-    auto statistics = statistics_of_all(input, *ranks, layer_);
-    if (this->options.track_running_stats() && statistics.count > 0) {
-      this->num_batches_tracked += 1;
-      const auto momentum = this->options.momentum();
-      const double factor = momentum ? *momentum : 1.0 / this->num_batches_tracked.template item<double>();
-      const auto update = [&](at::Tensor& running, const at::Tensor& now) {
-        running.mul_(1 - factor).add_(now.to(running.scalar_type()), factor);
-      };
-      update(this->running_mean, statistics.mean);
-      update(this->running_var, statistics.variance * (statistics.count / (statistics.count - 1)));
-    }
-    return statistics;
-  }();
-  const bool affine = this->options.affine();
-  const auto constants = input.options().dtype(type_of_statistics(input)).requires_grad(false);
-  return Normalise::apply(input, affine ? this->weight : at::ones({input.size(1)}, constants),
-                          affine ? this->bias : at::zeros({input.size(1)}, constants), all, this->options.eps(), ranks,
-                          std::int64_t{layer_});
+    this->num_batches_tracked += 1;
+    const auto momentum = options.momentum();
+    update(this->running_mean, this->running_var, all,
+           momentum ? *momentum : 1.0 / this->num_batches_tracked.template item<double>());
+  }
+  return normalise(input, this->weight, this->bias, all, options.eps(), ranks, layer_);
 }
 
 template <std::size_t D, class Derived>

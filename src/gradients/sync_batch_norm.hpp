@@ -38,8 +38,9 @@ class BatchNormRanks {
   std::shared_ptr<const step::Steps> steps_;
 };
 
-/// Replaces the batch-norms that are in a Sequential of the module by SyncBatchNorms. If the module has another
-/// batch-norm, throws an Error (ExitCode::usage) that names it and changes nothing.
+/// Replaces the batch-norms that are in a Sequential of the module by SyncBatchNorms, and has those of
+/// BatchNormOperators synchronised. If the module has another batch-norm, throws an Error (ExitCode::usage) that names
+/// it and changes nothing.
 void replace_batch_norms(torch::nn::Module& module);
 
 /// Connects the module's SyncBatchNorms over the ranks; returns null if it has none. Throws an Error if the run has
