@@ -48,7 +48,8 @@ def trained(model, runs, seed):
         record = {"outputs": values(outputs), "arguments": values(arguments)}
         backward(outputs)
         record["gradients"] = {name: x.grad.clone() for name, x in named_parameters(model) if x.grad is not None}
-        record["buffers"] = {name: x.clone() for name, x in model.named_buffers()}
+        state = model.state_dict()  # without buffers that are not persistent
+        record["buffers"] = {name: x.clone() for name, x in model.named_buffers() if name in state}
         found.append(record)
     return found
 
@@ -63,7 +64,8 @@ def evaluated(model, runs, seed):
 
 
 class Adam(torch.optim.Optimizer):
-    """Adam in the order of operations of torch's C++ class. Python's class computes the first moment by lerp_()."""
+    """Adam in the order of operations of torch's C++ class. Python's class computes the first moment by lerp_(), and
+    takes complex numbers for pairs of real ones, while that of C++ squares them."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})
@@ -79,7 +81,7 @@ class Adam(torch.optim.Optimizer):
                     state.update(step=0, first=torch.zeros_like(x), second=torch.zeros_like(x))
                 state["step"] += 1
                 state["first"].mul_(0.9).add_(x.grad, alpha=1 - 0.9)
-                state["second"].mul_(0.999).addcmul_(x.grad, x.grad.conj(), value=1 - 0.999)
+                state["second"].mul_(0.999).addcmul_(x.grad, x.grad, value=1 - 0.999)
                 first, second = 1 - 0.9 ** state["step"], 1 - 0.999 ** state["step"]
                 denominator = (state["second"].sqrt() / second ** 0.5).add_(1e-8)
                 x.addcdiv_(state["first"], denominator, value=-group["lr"] / first)

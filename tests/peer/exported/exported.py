@@ -31,7 +31,7 @@ def refusals(program, folder):
     task = lambda name, case: compare.write_task(case, SEED, 0, f"{folder}/{name}.in")
     expected = {}
 
-    compare.export(net.eval(), case, f"{folder}/of_evaluation.pt2")
+    compare.export(torch.nn.Sequential(net, torch.nn.Dropout()).eval(), case, f"{folder}/of_evaluation.pt2")
     task("of_evaluation", case)
     expected["of_evaluation"] = "model.train()"
 
@@ -42,8 +42,8 @@ def refusals(program, folder):
     task("range", models.Case([([torch.randn(65, 3)], {})]))
     expected["range"] = "64"
     compare.export(net, case, f"{folder}/dtype.pt2")
-    task("dtype", models.Case([([torch.randn(4, 3, dtype=torch.float64)], {})]))
-    expected["dtype"] = "input"
+    task("dtype", models.Case([([torch.ones(4, 3, dtype=torch.int64)], {})]))
+    expected["dtype"] = "type"
 
     compare.export(Branches(), models.Case(case.runs), f"{folder}/branches.pt2")
     task("branches", case)

@@ -475,7 +475,8 @@ def buffers():
 
 
 class Blocks(nn.Module):
-    """Parts without gradients and in bfloat16, one in the other."""
+    """Parts without gradients and in bfloat16, one in the other. torch.export itself forgets a no_grad() inside of an
+    autocast()."""
 
     def __init__(self):
         super().__init__()
@@ -484,10 +485,10 @@ class Blocks(nn.Module):
     def forward(self, x):
         with torch.no_grad():
             target = self.teacher(x).softmax(-1)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                scale = self.student(x).abs().mean() + 1
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = self.student(x)
-            with torch.no_grad():
-                scale = y.abs().mean() + 1
             with torch.autocast("cpu", enabled=False):
                 z = self.student(x) * 0.5
             y = self.head(F.relu(y)) / scale
