@@ -147,8 +147,9 @@ void damage(nlohmann::json& document, std::mt19937& random) {
   std::vector<nlohmann::json*> all;
   collect(document, all);
   auto& victim = *all[below(random, all.size())];
-  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max(), numbers[] = {
-                                    0, 1, -1, 2, 3, 7, 100, std::int64_t{1} << 40, -(std::int64_t{1} << 40), most, -most - 1};
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max(),
+                         numbers[] = {0,    1,        -1, 2, 3, 7, 100, std::int64_t{1} << 40, -(std::int64_t{1} << 40),
+                                      most, -most - 1};
   switch (below(random, 4)) {
     case 0:
       victim = numbers[below(random, std::size(numbers))];

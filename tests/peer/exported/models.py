@@ -35,7 +35,7 @@ def numbers(*shape):
 def mlp():
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.3),
                         nn.Linear(16, 3))
-    return net, Case(batches(numbers(3, 4)), ({0: BATCH[0]},))
+    return net, Case(batches(numbers(3, 4), sizes=(4, 1, 7)), ({0: Dim("batch")},))
 
 
 class BasicBlock(nn.Module):

@@ -1,5 +1,6 @@
 """make_files.py FOLDER: writes torch-VERSION.pt2, a small exported model, and torch-VERSION.pt, what it computes in
-Python. exported_files_test.cpp reads them. Run it with each version of torch whose files are to be kept."""
+Python. exported_files_test.cpp reads them. Run it with each version of torch whose files are to be kept. line.pt2 is the
+model of tests/mpi/exported_test.cpp."""
 
 import pathlib
 import sys
@@ -46,3 +47,7 @@ net.eval()
 torch.save({"x": x, "training": training.detach(), "evaluation": net(x).detach(), **gradients,
             **{name: buffer for name, buffer in buffers.items() if "norm.r" in name or "calls" in name}},
            folder / f"torch-{version}.pt")
+
+line = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)).train()
+torch.export.save(torch.export.export(line, (torch.zeros(4, 1),), dynamic_shapes=({0: torch.export.Dim("batch")},)),
+                  folder / "line.pt2")
