@@ -42,7 +42,8 @@ std::string source_of(std::string_view trace) {
     const auto begin = lines[i].find("File \""), end = lines[i].find("\", line ");
     if (begin == std::string_view::npos || end == std::string_view::npos || end < begin + 6) continue;
     const auto path = lines[i].substr(begin + 6, end - begin - 6), number = split(lines[i].substr(end + 8), ',')[0];
-    const bool is_own = path.find("site-packages/torch/") == path.npos && !path.starts_with("torch/");
+    const bool is_own =
+        path.find("site-packages/torch/") == path.npos && !path.starts_with("torch/") && !path.starts_with('<');
     if (!is_own && !found.empty()) continue;
     found = std::string(path.substr(path.rfind('/') + 1)) + ":" + std::string(number);
     if (i + 1 < lines.size() && lines[i + 1].find_first_not_of(' ') != std::string_view::npos)
@@ -529,6 +530,9 @@ class Reader {
       }
     }
     if (!given.empty()) refuse_node(node, "which has no argument " + given.begin()->first);
+    // Export notes the type and device of each tensor that it converts. Here both follow the model and autocast.
+    if (node.name == "aten._assert_tensor_metadata.default")
+      for (std::size_t i = 3; i < node.operands.size(); ++i) node.operands[i] = {};
     node.mode = find_mode(node);
   }
 

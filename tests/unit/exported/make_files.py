@@ -1,53 +1,97 @@
-"""make_files.py FOLDER: writes torch-VERSION.pt2, a small exported model, and torch-VERSION.pt, what it computes in
-Python. exported_files_test.cpp reads them. Run it with each version of torch whose files are to be kept. line.pt2 is the
-model of tests/mpi/exported_test.cpp."""
-
+"""Writes the exported programs of exported_test.cpp, packed: python make_files.py [FOLDER]"""
+import gzip
+import io
 import pathlib
 import sys
+import warnings
 
 import torch
 from torch import nn
+from torch.export import Dim, export, save
+from torch.nn import functional as F
 
-BATCH = torch.export.Dim("batch", min=2, max=64)
+warnings.filterwarnings("ignore")
+folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent)
 
 
-class Net(nn.Module):
-    """A bit of all that a file has: parameters, tied ones, buffers of both kinds, constants, modes, a part without
-    gradients, and sizes that are computed."""
+def pack(name, program):
+    buffer = io.BytesIO()
+    save(program, buffer)
+    (folder / f"{name}.pt2.gz").write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
+
+
+def write(name, model_class, inputs, named=None, shapes=None, mode=True):
+    torch.manual_seed(0)  # the same weights in each file
+    pack(name, export(model_class().train(mode), inputs, named, dynamic_shapes=shapes))
+
+
+class Modes(nn.Module):
+    """Tied weights, a buffer that is not in the state, no_grad, autocast and what depends on the mode."""
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.drop = nn.Conv1d(2, 4, 3, padding=1), nn.BatchNorm1d(4), nn.Dropout(0.5)
-        self.encoder, self.decoder = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
-        self.decoder.weight = self.encoder.weight
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("scale", torch.linspace(1, 2, 4), persistent=False)
+        self.first = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.last = nn.Linear(4, 4)
+        self.last.weight = self.first[0].weight
+        self.register_buffer("scale", torch.full((4,), 2.0), persistent=False)
 
     def forward(self, x):
-        self.calls.add_(1)
-        y = torch.relu(self.norm(self.conv(x))).transpose(1, 2) * self.scale
         with torch.no_grad():
-            mean = y.mean((1, 2), keepdim=True)
-        y = self.encoder(y - mean) * torch.tensor([1.0, -1.0, 0.5])
-        return self.drop(torch.tanh(y @ self.decoder.weight).reshape(x.size(0) * x.size(2), 4))
+            mean = x.mean()
+        h = F.dropout(self.first(x) * self.scale, 0.25, self.training)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = h @ h.t()
+        return self.last(h) + mean + y.float().sum()
 
 
-folder, version = pathlib.Path(sys.argv[1]), ".".join(torch.__version__.split(".")[:2])
-torch.set_num_threads(1)
-torch.manual_seed(1)
-net = Net().train()
-x = torch.randn(5, 2, 6)
-torch.export.save(torch.export.export(net, (x[:4],), dynamic_shapes=({0: BATCH},)), folder / f"torch-{version}.pt2")
-torch.manual_seed(2)
-training = net(x)
-(training ** 2).sum().backward()
-gradients = {f"gradients.{name}": parameter.grad for name, parameter in net.named_parameters()}
-buffers = {f"buffers.{name}": buffer.clone() for name, buffer in net.state_dict().items() if "scale" not in name}
-net.eval()
-torch.save({"x": x, "training": training.detach(), "evaluation": net(x).detach(), **gradients,
-            **{name: buffer for name, buffer in buffers.items() if "norm.r" in name or "calls" in name}},
-           folder / f"torch-{version}.pt")
+class Norms(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh())
 
-line = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1)).train()
-torch.export.save(torch.export.export(line, (torch.zeros(4, 1),), dynamic_shapes=({0: torch.export.Dim("batch")},)),
-                  folder / "line.pt2")
+
+class Signature(nn.Module):
+    """A signature of dicts and tuples, sizes that are computed, and a number."""
+
+    def forward(self, pair, table, *, bias, flag=None):
+        a, b = pair
+        rows = a.shape[0]
+        sizes = a.new_zeros(rows // 2 + 1, max(rows * 3 - 1, 4))
+        return {"sum": a + b + table["k"] * bias, "more": (sizes, [a * 2, rows / 2])}
+
+
+class Random(nn.Module):
+    def forward(self, x):
+        return x + torch.bernoulli(x)
+
+
+class Depends(nn.Module):
+    def forward(self, x):
+        return x[x > 0] * 2
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        self.total.add_(x.detach().sum(0))
+        return x * self.total
+
+
+x = torch.rand(3, 4)
+batch = Dim("batch", min=2, max=64)
+write("modes", Modes, (x,), shapes={"x": {0: batch}})
+write("modes_eval", Modes, (x,), shapes={"x": {0: batch}}, mode=False)
+write("norms", Norms, (torch.rand(3, 3),), shapes={"input": {0: Dim("batch", min=1)}})
+write("signature", Signature, ((x, x + 1), {"k": x + 2}), {"bias": x + 3, "flag": None},
+      {"pair": ({0: batch}, {0: batch}), "table": {"k": {0: batch}}, "bias": {0: batch}, "flag": None})
+write("random", Random, (x,))
+write("depends", Depends, (x,))
+write("branches", Branches, (x,))
+pack("counter", export(Counter().train(), (x,)).run_decompositions({}))

@@ -1,0 +1,329 @@
+// Programs of torch.export: run, trained, switched between modes, and refused. exported/make_files.py has the models.
+#include "muster/exported.hpp"
+
+#include "muster/error.hpp"
+#include "support/exported_file.hpp"
+#include "support/folder.hpp"
+#include "weights/exported/interpreter.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace muster::exported_test {
+namespace {
+
+namespace exported = detail::weights::exported;
+using test::Folder;
+
+std::string error_of(const std::function<void()>& call, ExitCode code) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+/// Replaces the text in a program, by another of the same length, and switches its checksums off as torch can.
+std::string edited(std::string bytes, const std::string& from, const std::string& to) {
+  EXPECT_EQ(from.size(), to.size());
+  const auto at = bytes.find(from);
+  if (at == std::string::npos) throw std::runtime_error("there is no " + from);
+  bytes.replace(at, to.size(), to);
+  for (auto entry = bytes.find("PK\1\2"); entry != std::string::npos; entry = bytes.find("PK\1\2", entry + 4))
+    std::memset(bytes.data() + entry + 16, 0, 4);
+  return bytes;
+}
+
+class ExportedTest : public ::testing::Test {
+ protected:
+  ExportedModule load(const std::string& name, const ExportedOptions& options = {}) {
+    return load_bytes(test::exported_program(name), options);
+  }
+  ExportedModule load_bytes(const std::string& bytes, const ExportedOptions& options = {}) {
+    test::write_bytes(folder_ / "net.pt2", bytes);
+    return load_exported(folder_ / "net.pt2", options);
+  }
+  std::string refusal(const std::string& bytes) {
+    return error_of([&] { load_bytes(bytes); }, ExitCode::data);
+  }
+
+  Folder folder_;
+};
+
+at::Tensor numbers(std::int64_t rows) { return at::linspace(-1, 1, rows * 4).reshape({rows, 4}); }
+
+std::vector<std::string> names(const auto& tensors) {
+  std::vector<std::string> found;
+  for (const auto& tensor : tensors) found.push_back(tensor.key());
+  return found;
+}
+
+/// What the model of modes.pt2 computes in training, in C++.
+at::Tensor modes_by_hand(ExportedModule& net, const at::Tensor& x) {
+  auto parameters = net->named_parameters();
+  auto buffers = net->named_buffers();
+  auto mean = x.mean();
+  auto h = at::linear(x, parameters["first.0.weight"], parameters["first.0.bias"]);
+  buffers["first.1.num_batches_tracked"] += 1;
+  h = at::batch_norm(h, parameters["first.1.weight"], parameters["first.1.bias"], buffers["first.1.running_mean"],
+                     buffers["first.1.running_var"], true, 0.1, 1e-5, false);
+  h = at::dropout(at::dropout(h, 0.5, true) * at::full({4}, 2.0), 0.25, true);
+  // One statement each: the order of the nodes is that in which gradients are added.
+  const auto turned = h.t();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const auto y = at::matmul(h, turned);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  const auto last = at::linear(h, parameters["last.weight"], parameters["last.bias"]) + mean;
+  return last + y.to(at::kFloat).sum();
+}
+
+TEST_F(ExportedTest, NamesAreThoseOfPython) {
+  auto net = load("modes");
+  EXPECT_EQ(names(net->named_parameters()),
+            (std::vector<std::string>{"first.0.weight", "first.0.bias", "first.1.weight", "first.1.bias", "last.weight",
+                                      "last.bias"}));
+  EXPECT_EQ(names(net->named_buffers()),
+            (std::vector<std::string>{"first.1.running_mean", "first.1.running_var", "first.1.num_batches_tracked"}));
+  EXPECT_EQ(net->input_names(), std::vector<std::string>{"x"});
+  auto parameters = net->named_parameters();
+  EXPECT_TRUE(parameters["first.0.weight"].is_same(parameters["last.weight"]));
+  EXPECT_TRUE(net->is_training());
+}
+
+TEST_F(ExportedTest, TrainingEqualsTheSameModelInBits) {
+  auto net = load("modes"), twin = load("modes");
+  torch::optim::SGD optimizer(net->parameters(), 1e-6), twin_optimizer(twin->parameters(), 1e-6);
+  for (int step = 0; step < 3; ++step) {
+    const auto x = numbers(3 + step);
+    const auto train = [&](auto& model, auto& optimiser, const auto& forward) {
+      at::manual_seed(static_cast<std::uint64_t>(step));
+      optimiser.zero_grad();
+      forward(model, x).square().mean().backward();
+      optimiser.step();
+    };
+    train(net, optimizer, [](auto& model, const auto& input) { return model->forward(input); });
+    train(twin, twin_optimizer, modes_by_hand);
+  }
+  for (const auto& tensor : net->named_parameters())
+    EXPECT_TRUE(tensor.value().equal(twin->named_parameters()[tensor.key()])) << tensor.key();
+  for (const auto& tensor : net->named_buffers())
+    EXPECT_TRUE(tensor.value().equal(twin->named_buffers()[tensor.key()])) << tensor.key();
+}
+
+TEST_F(ExportedTest, EvaluationEqualsAProgramExportedInEvaluation) {
+  auto net = load("modes"), reference = load("modes_eval");
+  EXPECT_FALSE(reference->is_training());
+  net->eval();
+  EXPECT_TRUE(net->forward(numbers(5)).equal(reference->forward(numbers(5))));
+  EXPECT_EQ(net->named_buffers()["first.1.num_batches_tracked"].item<int>(), 0);
+  net->train();
+  EXPECT_FALSE(net->forward(numbers(5)).equal(reference->forward(numbers(5))));
+  EXPECT_SAYS(error_of([&] { reference->train(); }, ExitCode::usage), "Export model.train()");
+  EXPECT_FALSE(reference->is_training());
+}
+
+TEST_F(ExportedTest, RandomOperatorsNeedLeaveInEvaluation) {
+  EXPECT_SAYS(error_of([&] { load("random")->eval(); }, ExitCode::usage), "aten.bernoulli.default in make_files.py:");
+  auto net = load("random", {.keep_random = true});
+  net->eval();
+  EXPECT_TRUE(net->forward(at::ones({3, 4})).equal(at::full({3, 4}, 2.0)));
+}
+
+TEST_F(ExportedTest, TakesAndGivesTreesOfValues) {
+  auto net = load("signature");
+  EXPECT_EQ(net->input_names(), (std::vector<std::string>{"pair_0", "pair_1", "table_k", "bias"}));
+  const auto x = numbers(5);
+  c10::impl::GenericDict table(c10::StringType::get(), c10::TensorType::get());
+  table.insert("k", x);
+  const auto pair = c10::ivalue::Tuple::create({x, x * 3});
+  const auto output = net->call({pair, table}, {{"bias", x + 1}}).toGenericDict();
+  EXPECT_TRUE(output.at("sum").toTensor().equal(x + x * 3 + x * (x + 1)));
+  const auto& more = output.at("more").toTupleRef().elements();
+  EXPECT_EQ(more[0].toTensor().sizes(), (std::vector<std::int64_t>{3, 14}));
+  const auto list = more[1].toListRef();
+  EXPECT_TRUE(list[0].toTensor().equal(x * 2));
+  EXPECT_EQ(list[1].toDouble(), 2.5);
+
+  const auto call = [&](std::vector<c10::IValue> inputs, std::map<std::string, c10::IValue> named) {
+    return error_of([&] { net->call(std::move(inputs), std::move(named)); }, ExitCode::usage);
+  };
+  EXPECT_SAYS(call({pair, table}, {}), "the input bias is missing");
+  EXPECT_SAYS(call({pair, table}, {{"bias", x}, {"other", x}}), "the model takes others");
+  EXPECT_SAYS(call({x, table}, {{"bias", x}}), "the input pair is not the tuple");
+  EXPECT_SAYS(call({pair, table}, {{"bias", x}, {"flag", x}}), "the input flag is");
+  EXPECT_SAYS(call({pair, table}, {{"bias", numbers(4)}}),
+              "dimension 0 of the input bias is 4, and the program was exported for that of dimension 0 of the input "
+              "pair_0, 5");
+  EXPECT_SAYS(error_of([&] { net->forward(x); }, ExitCode::usage), "the input pair is not the tuple");
+}
+
+TEST_F(ExportedTest, RefusesShapesThatWereNotExported) {
+  auto net = load("modes");
+  const auto run = [&](const at::Tensor& x) { return error_of([&] { net->forward(x); }, ExitCode::usage); };
+  EXPECT_SAYS(run(numbers(1)), "dimension 0 of the input x is 1, and the program was exported for at least 2");
+  EXPECT_SAYS(run(numbers(65)), "at most 64");
+  EXPECT_SAYS(run(at::zeros({3, 5})), "dimension 1 of the input x is 5, and the program was exported for 4");
+  EXPECT_SAYS(run(at::zeros({3, 4, 1})), "has 3 dimensions");
+  EXPECT_SAYS(run(at::zeros({3, 4}, at::kLong)), "is of type Long");
+}
+
+TEST_F(ExportedTest, SizesMayDependOnData) {
+  const auto x = numbers(3);
+  EXPECT_TRUE(load("depends")->forward(x).equal(x.masked_select(x > 0) * 2));
+}
+
+TEST_F(ExportedTest, WritesChangedBuffersBack) {
+  auto net = load("counter");
+  const auto x = numbers(3);
+  net->forward(x);
+  EXPECT_TRUE(net->forward(x).equal(x * x.sum(0) * 2));
+  EXPECT_TRUE(net->named_buffers()["total"].equal(x.sum(0) * 2));
+}
+
+TEST_F(ExportedTest, MovesAllItsTensors) {
+  auto net = load("modes");
+  net->to(at::kDouble);
+  net->eval();
+  EXPECT_EQ(net->forward(numbers(3).to(at::kDouble)).scalar_type(), at::kDouble);
+}
+
+TEST_F(ExportedTest, ErrorsOfOperatorsNameTheLine) {
+  auto net = load("modes");
+  net->named_parameters()["last.bias"].set_data(at::zeros({5}));
+  try {
+    net->forward(numbers(3));
+    FAIL();
+  } catch (const c10::Error& error) {
+    EXPECT_SAYS(std::string(error.what()), "in aten.linear.default of last, make_files.py:");
+  }
+}
+
+TEST_F(ExportedTest, RunsASubmoduleAsABlock) {
+  test::write_bytes(folder_ / "net.pt2", test::exported_program("modes"));
+  const auto program = exported::read_program(folder_ / "net.pt2", {});
+  const auto blocks = exported::blocks_of(program, "first");
+  ASSERT_EQ(blocks.size(), 1U);
+  ASSERT_EQ(blocks[0].outputs.size(), 1U);
+  EXPECT_EQ(exported::blocks_of(program, "fir").size(), 0U);
+  std::vector<c10::IValue> values(program.slot_count);
+  at::Tensor weight, bias;
+  for (const auto& tensor : program.tensors) {
+    values[tensor.slot] = tensor.value;
+    if (tensor.name == "first.0.weight") weight = tensor.value;
+    if (tensor.name == "first.0.bias") bias = tensor.value;
+  }
+  values[program.inputs[0].slot] = numbers(3);
+  for (const auto slot : blocks[0].inputs) EXPECT_FALSE(values[slot].isNone()) << slot;
+  exported::run(program, blocks[0], values, {.in_training = false});
+  const auto expected = at::linear(numbers(3), weight, bias) / std::sqrt(1 + 1e-5);
+  EXPECT_TRUE(values[blocks[0].outputs[0]].toTensor().allclose(expected));
+}
+
+TEST_F(ExportedTest, RefusesWhatItDoesNotRun) {
+  EXPECT_SAYS(refusal(test::exported_program("branches")), "torch.ops.higher_order.cond in make_files.py:");
+  const auto bytes = test::exported_program("depends");
+  const auto refuse = [&](const std::string& from, const std::string& to) {
+    return refusal(edited(bytes, "\"" + from + "\"", "\"" + to + "\""));
+  };
+  EXPECT_SAYS(refuse("torch.ops.aten.gt.Scalar", "torch.ops.atem.gt.Scalar"), ".namespaces = {\"atem\"}");
+  EXPECT_SAYS(refuse("torch.ops.aten.gt.Scalar", "torch.ops.aten.gt.Scalat"), "which this libtorch does not have");
+  EXPECT_SAYS(refuse("torch.ops.aten.gt.Scalar", "torch.ops.aten._to_cpu.a"), "does not have");
+  EXPECT_SAYS(refuse("schema_version", "schema_versiom"), "damaged");
+  EXPECT_SAYS(refuse("torch_version", "torch_versiom"), "it has a field torch_versiom: the file has version 8.");
+  EXPECT_SAYS(refusal(edited(bytes, "\"major\": 8", "\"major\": 9")), "version 9.");
+  EXPECT_SAYS(refuse("as_int", "as_foo"), "as_foo");
+  EXPECT_SAYS(refusal("PK"), "not a torch archive");
+}
+
+TEST_F(ExportedTest, RefusesOperatorsThatReachMemory) {
+  const auto is_allowed = [](const char* name, const char* overload) {
+    return exported::is_allowed(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).schema());
+  };
+  EXPECT_TRUE(is_allowed("aten::linear", ""));
+  EXPECT_TRUE(is_allowed("aten::_to_copy", ""));
+  EXPECT_FALSE(is_allowed("aten::from_file", ""));
+  EXPECT_FALSE(is_allowed("aten::set_", "source_Storage"));
+  EXPECT_FALSE(is_allowed("aten::set_", "source_Tensor"));
+  EXPECT_FALSE(is_allowed("aten::resize_", ""));
+  EXPECT_FALSE(is_allowed("aten::_reshape_alias", ""));
+  EXPECT_FALSE(is_allowed("aten::record_stream", ""));
+}
+
+TEST_F(ExportedTest, ComputesSizesLikePython) {
+  const auto compute = [](const std::string& target, std::vector<c10::IValue> numbers) {
+    return exported::find_arithmetic(target, numbers.size())(numbers);
+  };
+  EXPECT_EQ(compute("_operator.floordiv", {-7, 2}).toInt(), -4);
+  EXPECT_EQ(compute("_operator.mod", {-7, 2}).toInt(), 1);
+  EXPECT_EQ(compute("_operator.truediv", {7, 2}).toDouble(), 3.5);
+  EXPECT_EQ(compute("_operator.pow", {3, 4}).toInt(), 81);
+  EXPECT_EQ(compute("_operator.neg", {3}).toInt(), -3);
+  EXPECT_EQ(compute("math.trunc", {-2.5}).toInt(), -2);
+  EXPECT_EQ(compute("torch.sym_max", {3, 4}).toInt(), 4);
+  EXPECT_EQ(compute("torch.sym_ite", {false, 3, 4}).toInt(), 4);
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  for (const auto& [target, a, b] :
+       std::vector<std::tuple<const char*, std::int64_t, std::int64_t>>{{"_operator.add", most, 1},
+                                                                        {"_operator.mul", most, 2},
+                                                                        {"_operator.floordiv", 1, 0},
+                                                                        {"_operator.mod", 1, 0},
+                                                                        {"_operator.pow", 10, 99},
+                                                                        {"_operator.lshift", 1, 64},
+                                                                        {"_operator.truediv", 1, 0}})
+    EXPECT_THROW(compute(target, {a, b}), c10::Error) << target;
+  EXPECT_EQ(exported::find_arithmetic("_operator.add", 1), nullptr);
+  EXPECT_EQ(exported::find_arithmetic("os.system", 1), nullptr);
+}
+
+/// Without checksums, so that the damage reaches the program. What loads also runs, or throws.
+TEST_F(ExportedTest, DamageNeverCrashes) {
+  std::mt19937 random(7);
+  const auto below = [&](std::size_t count) { return random() % count; };
+  int loaded = 0;
+  for (const auto& [name, count] : {std::pair<std::string, int>{"modes", 400}, {"signature", 1600}}) {
+    const auto intact = edited(test::exported_program(name), "\"major\": 8", "\"major\": 8");
+    const auto begin = intact.find("{\"graph_module\""), end = intact.rfind("\"torch_version\"");
+    for (int i = 0; i < count; ++i) {
+      auto bytes = intact;
+      for (auto times = 1 + below(3); times > 0; --times) {
+        const bool in_program = below(10) != 0;
+        const auto at = in_program ? begin + below(end - begin) : below(bytes.size());
+        bytes[at] = in_program ? "0123456789-.\"{}[]:,xst"[below(22)] : static_cast<char>(below(256));
+      }
+      if (below(20) == 0) bytes.resize(below(bytes.size()));
+      try {
+        auto net = load_bytes(bytes);
+        ++loaded;
+        const auto x = numbers(4);
+        if (name == "modes")
+          net->forward(x).sum().backward();
+        else
+          net->call({c10::ivalue::Tuple::create({x, x}), x}, {{"bias", x}});
+      } catch (const std::exception&) {
+      }
+    }
+  }
+  EXPECT_GT(loaded, 100);
+}
+
+}  // namespace
+}  // namespace muster::exported_test
