@@ -2,9 +2,12 @@
 #include "muster/sync_batch_norm.hpp"
 
 #include "muster/error.hpp"
+#include "muster/exported.hpp"
 #include "muster/mixed_precision.hpp"
 #include "muster/recompute.hpp"
 #include "muster/script.hpp"
+#include "support/exported_file.hpp"
+#include "support/folder.hpp"
 #include "support/job.hpp"
 #include "support/prepared.hpp"
 
@@ -452,6 +455,34 @@ TEST(SyncBatchNorm, TakesThePlaceOfThoseInASequential) {
   const auto want = whole->named_parameters(), want_buffers = whole->named_buffers();
   for (const auto& item : net->named_parameters()) expect_close(item.value(), want[item.key()], item.key());
   for (const auto& item : net->named_buffers()) expect_close(item.value(), want_buffers[item.key()], item.key());
+}
+
+TEST(SyncBatchNorm, TakesThePlaceOfOperatorsInAnExportedProgram) {
+  const test::Folder folder;
+  test::write_bytes(folder / "norms.pt2", test::exported_program("norms"));
+  auto net = load_exported(folder / "norms.pt2"), whole = load_exported(folder / "norms.pt2");
+  Prepared prepare;
+  prepare.options.sync_batch_norm = true;
+  const auto split = uneven();
+  prepare.weigh(split);
+  torch::optim::SGD optimizer(net->parameters(), 0.1), of_whole(whole->parameters(), 0.1);
+  const auto prepared = prepare(net.ptr());
+  for (int step = 0; step < 3; ++step) {
+    const auto all = values({sum_of(split), 3}, step, at::kFloat);
+    optimizer.zero_grad();
+    of_whole.zero_grad();
+    net->forward(own_part(all, split)).square().mean().backward();
+    whole->forward(all).square().mean().backward();
+    optimizer.step();
+    of_whole.step();
+  }
+  const auto want = whole->named_parameters(), want_buffers = whole->named_buffers();
+  for (const auto& item : net->named_parameters()) expect_close(item.value(), want[item.key()], item.key());
+  for (const auto& item : net->named_buffers()) expect_close(item.value(), want_buffers[item.key()], item.key());
+  net->eval();
+  whole->eval();
+  const auto x = values({2, 3}, 7, at::kFloat);
+  expect_close(net->forward(x), whole->forward(x), "evaluation");
 }
 
 TEST(SyncBatchNorm, WhatCannotBeExchangedIsNamed) {

@@ -1,31 +1,31 @@
 // Programs of torch.export: run, trained, switched between modes, and refused. exported/make_files.py has the models.
 #include "muster/exported.hpp"
 
-#include "base/file.hpp"
 #include "muster/error.hpp"
+#include "support/exported_file.hpp"
 #include "support/folder.hpp"
 #include "weights/exported/interpreter.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
-#include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
-#include <zlib.h>
 
+#include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
+#include <limits>
+#include <map>
 #include <random>
+#include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace muster::exported_test {
 namespace {
 
-namespace fs = std::filesystem;
 namespace exported = detail::weights::exported;
 using test::Folder;
 
@@ -41,19 +41,6 @@ std::string error_of(const std::function<void()>& call, ExitCode code) {
 
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
-std::string unpacked(const std::string& name) {
-  const auto path = fs::path(__FILE__).parent_path() / "exported" / (name + ".pt2.gz");
-  auto* const file = ::gzopen(path.c_str(), "rb");
-  if (file == nullptr) throw std::runtime_error("cannot open " + path.string());
-  std::string bytes, part(1 << 16, '\0');
-  for (int count = 0; (count = ::gzread(file, part.data(), static_cast<unsigned>(part.size()))) > 0;)
-    bytes.append(part, 0, static_cast<std::size_t>(count));
-  ::gzclose(file);
-  return bytes;
-}
-
-void write(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
-
 /// Replaces the text in a program, by another of the same length, and switches its checksums off as torch can.
 std::string edited(std::string bytes, const std::string& from, const std::string& to) {
   EXPECT_EQ(from.size(), to.size());
@@ -68,10 +55,10 @@ std::string edited(std::string bytes, const std::string& from, const std::string
 class ExportedTest : public ::testing::Test {
  protected:
   ExportedModule load(const std::string& name, const ExportedOptions& options = {}) {
-    return load_bytes(unpacked(name), options);
+    return load_bytes(test::exported_program(name), options);
   }
   ExportedModule load_bytes(const std::string& bytes, const ExportedOptions& options = {}) {
-    write(folder_ / "net.pt2", bytes);
+    test::write_bytes(folder_ / "net.pt2", bytes);
     return load_exported(folder_ / "net.pt2", options);
   }
   std::string refusal(const std::string& bytes) {
@@ -231,7 +218,7 @@ TEST_F(ExportedTest, ErrorsOfOperatorsNameTheLine) {
 }
 
 TEST_F(ExportedTest, RunsASubmoduleAsABlock) {
-  write(folder_ / "net.pt2", unpacked("modes"));
+  test::write_bytes(folder_ / "net.pt2", test::exported_program("modes"));
   const auto program = exported::read_program(folder_ / "net.pt2", {});
   const auto blocks = exported::blocks_of(program, "first");
   ASSERT_EQ(blocks.size(), 1U);
@@ -252,8 +239,8 @@ TEST_F(ExportedTest, RunsASubmoduleAsABlock) {
 }
 
 TEST_F(ExportedTest, RefusesWhatItDoesNotRun) {
-  EXPECT_SAYS(refusal(unpacked("branches")), "torch.ops.higher_order.cond in make_files.py:");
-  const auto bytes = unpacked("depends");
+  EXPECT_SAYS(refusal(test::exported_program("branches")), "torch.ops.higher_order.cond in make_files.py:");
+  const auto bytes = test::exported_program("depends");
   const auto refuse = [&](const std::string& from, const std::string& to) {
     return refusal(edited(bytes, "\"" + from + "\"", "\"" + to + "\""));
   };
@@ -313,7 +300,7 @@ TEST_F(ExportedTest, DamageNeverCrashes) {
   const auto below = [&](std::size_t count) { return random() % count; };
   int loaded = 0;
   for (const auto& [name, count] : {std::pair<std::string, int>{"modes", 400}, {"signature", 1600}}) {
-    const auto intact = edited(unpacked(name), "\"major\": 8", "\"major\": 8");
+    const auto intact = edited(test::exported_program(name), "\"major\": 8", "\"major\": 8");
     const auto begin = intact.find("{\"graph_module\""), end = intact.rfind("\"torch_version\"");
     for (int i = 0; i < count; ++i) {
       auto bytes = intact;

@@ -44,6 +44,11 @@ class Modes(nn.Module):
         return self.last(h) + mean + y.float().sum()
 
 
+class Norms(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh())
+
+
 class Signature(nn.Module):
     """A signature of dicts and tuples, sizes that are computed, and a number."""
 
@@ -83,6 +88,7 @@ x = torch.rand(3, 4)
 batch = Dim("batch", min=2, max=64)
 write("modes", Modes, (x,), shapes={"x": {0: batch}})
 write("modes_eval", Modes, (x,), shapes={"x": {0: batch}}, mode=False)
+write("norms", Norms, (torch.rand(3, 3),), shapes={"input": {0: Dim("batch", min=1)}})
 write("signature", Signature, ((x, x + 1), {"k": x + 2}), {"bias": x + 3, "flag": None},
       {"pair": ({0: batch}, {0: batch}), "table": {"k": {0: batch}}, "bias": {0: batch}, "flag": None})
 write("random", Random, (x,))
