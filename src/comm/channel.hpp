@@ -33,7 +33,7 @@ struct Transport {
 
 class Channel {
  public:
-  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a wait limit:
+  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a timeout:
   /// all ranks must have come (see wait_for_all_ranks()).
   Channel(std::vector<PooledCommunicator> communicators, std::shared_ptr<World> world, std::vector<int> world_ranks);
   Channel(const Channel&) = delete;
@@ -76,7 +76,7 @@ class Channel {
 
   /// See wait_on(). `recorded_call` is the call that waits.
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
-            const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> limit = {});
+            const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> timeout = {});
 
   /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs one.
   template <class Body>

@@ -115,19 +115,19 @@ bool Request::done() {
   return false;
 }
 
-void Request::wait(std::optional<std::chrono::milliseconds> limit) {
+void Request::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (!state_ || state_->test()) return;
   const auto doing = [&] {
     const char* const part_of = watch::ScopedCallName::name();
     return "waiting for " + (part_of == nullptr ? "" : part_of + std::string(": ")) + state_->call.text();
   };
-  state_->channel->wait([&] { return state_->test(); }, doing, state_->recorded_call, limit);
+  state_->channel->wait([&] { return state_->test(); }, doing, state_->recorded_call, timeout);
 }
 
 void Request::wait_until(const std::function<bool()>& ready, const std::string& doing,
-                         std::optional<std::chrono::milliseconds> limit) {
+                         std::optional<std::chrono::milliseconds> timeout) {
   state_->channel->wait(
-      ready, [&] { return doing; }, state_->recorded_call, limit);
+      ready, [&] { return doing; }, state_->recorded_call, timeout);
 }
 
 bool Request::pending() const noexcept { return state_ && !state_->finished; }

@@ -47,13 +47,13 @@ class Request {
   bool done();
   /// True if the operation is not known to have finished. Makes no progress.
   bool pending() const noexcept;
-  /// Waits until the operation has finished. Throws an Error (ExitCode::retry) past `limit`, by default the launch's
-  /// time limit.
-  void wait(std::optional<std::chrono::milliseconds> limit = {});
+  /// Waits until the operation has finished. Throws an Error (ExitCode::retry) past `timeout`, by default the launch's
+  /// timeout.
+  void wait(std::optional<std::chrono::milliseconds> timeout = {});
   /// Like wait(), but for a larger operation that this one belongs to: waits until ready() is true. This request must
   /// not have finished yet.
   void wait_until(const std::function<bool()>& ready, const std::string& doing,
-                  std::optional<std::chrono::milliseconds> limit = {});
+                  std::optional<std::chrono::milliseconds> timeout = {});
   /// The rank that a receive got its message from; -1 for receive_any() until it has finished.
   int source() const noexcept;
   /// Holds `memory` until the operation has finished.

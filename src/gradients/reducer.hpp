@@ -8,7 +8,7 @@
 // The contract:
 // - All ranks run the same backward passes over the module, in the same order. In each pass, each rank reaches at least
 //   one parameter; the ranks may reach different ones. A rank that reaches none never calls the reducer, and the others
-//   wait for it until the time limit. With several models, ranks may start them in different orders.
+//   wait for it until the timeout. With several models, ranks may start them in different orders.
 // - All ranks freeze and unfreeze the same parameters. A parameter that is frozen from the start costs nothing until it
 //   is unfrozen.
 // - After an exception in backward(), .grad holds a mixture of this rank's gradients and averages; call zero_grad() and

@@ -1,7 +1,7 @@
 // The implementation of an OperatorTrainer: one run, whose session is open from the constructor to shutdown().
 #pragma once
 
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "muster/operator.hpp"
 #include "operators/call_history.hpp"
 #include "operators/operator_ranks.hpp"
@@ -96,7 +96,7 @@ class OperatorRun {
   const run::ResolvedOptions resolved_;
   run::RunFolder run_;
   Json params_before_;  ///< params.json before this start; null in a new run
-  const comm::TimeLimit everywhere_;
+  const comm::ScopedTimeout everywhere_;
   at::Device device_;
   OperatorRanks ranks_;
   session::BadSteps bad_steps_;

@@ -6,7 +6,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "launch/part.hpp"
 #include "launch/supervised.hpp"
 #include "muster/callback.hpp"
@@ -206,8 +206,8 @@ class Group {
                                    .flags = flags_of(number),
                                    .asked_to_stop = [&] { return asked_to_stop() || comparison->cut_off(); },
                                    .callbacks = {comparison}});
-      const auto limit = comm::time_limit(ranks_);
-      error = comm::attempt_on_all(ranks_, {.done = limit, .failed = limit},
+      const auto timeout = comm::timeout(ranks_);
+      error = comm::attempt_on_all(ranks_, {.done = timeout, .failed = timeout},
                                    [&] { result = work_.trainable(launch, trial.config); });
       ended = error && error->code() == ExitCode::done;  // an operator's training that the comparison has ended
       if (ended) error.reset();
