@@ -96,7 +96,7 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds timeout) {
 }
 
 /// Waits until ready() is true, as every wait on a communicator does. Throws RemoteError if another rank has raised an
-/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `timeout`, by default that of the launch.
+/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `timeout`: if empty, the launch's.
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> timeout = {});
 

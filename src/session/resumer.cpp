@@ -180,7 +180,7 @@ void Resumer::resume() {
   const bool own = checkpoint_ && checkpoint_->path().parent_path() == run_.path();
   if (checkpoint_) {
     content_ = outputs_.store->read(*checkpoint_);
-    manifest_crc32_ = content_->manifest_crc32;
+    manifest_checksum_ = content_->manifest_checksum;
     preprocessor = content_->position.preprocessor;
     had_preprocessor = content_->position.has_preprocessor;
     outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
@@ -254,7 +254,7 @@ void Resumer::take_up() {
 checkpoint::RestoredCheckpoint Resumer::read_again() {
   auto content = outputs_.store->read(*checkpoint_);
   comm::run_on_all(workers_.control, [&] {
-    if (content.manifest_crc32 != manifest_crc32_)
+    if (content.manifest_checksum != manifest_checksum_)
       throw Error(ExitCode::retry, "restoring a state again", checkpoint_->path().string() + " has changed meanwhile",
                   "Start again, from a checkpoint that stays as it is");
   });

@@ -77,8 +77,8 @@ class Resumer {
   // Sixteen members: the eight above are what is restored, those below belong to the checkpoint.
   std::optional<Checkpoint> checkpoint_ = {};
   std::optional<checkpoint::RestoredCheckpoint> content_ = {};
-  std::uint32_t manifest_crc32_ = 0;  ///< of its manifest, when it was chosen
-  std::string name_ = {};             ///< the name that a report of this run gave it; may be empty
+  std::uint32_t manifest_checksum_ = 0;  ///< of its manifest, when it was chosen
+  std::string name_ = {};                ///< the name that a report of this run gave it; may be empty
   Json callback_states_ = {};
   bool taken_up_ = false;
   bool was_given_to_user_ = false;

@@ -64,7 +64,7 @@ struct FileEntry {
   std::string name;  ///< relative path, with "/" between its parts
   std::uint64_t bytes = 0;
   std::uint64_t piece_bytes = 0;
-  std::vector<std::uint32_t> crc32 = {};  ///< one for each piece
+  std::vector<std::uint32_t> piece_checksums = {};  ///< one for each piece
 };
 
 struct Manifest {
