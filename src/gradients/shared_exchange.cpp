@@ -178,7 +178,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   weight_ = weight;
   word_ = 0;
   write_notes();
-  published_ = 0;
+  announced_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
   round_over_ = false;
@@ -215,13 +215,13 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
   own.note = note_of(use, arrival_ == Arrival::in_backward ? ++arrived_ : 0);
   reduction_.write_word(index, own.note);
   --bucket.missing;
-  publish_complete();
+  announce_complete();
 }
 
-void SharedExchange::publish_complete() {
+void SharedExchange::announce_complete() {
   const auto& order = reduction_.order();
-  for (; published_ < buckets_.size() && buckets_[order[published_]].missing == 0; ++published_)
-    reduction_.publish(buckets_[order[published_]].data);
+  for (; announced_ < buckets_.size() && buckets_[order[announced_]].missing == 0; ++announced_)
+    reduction_.announce(buckets_[order[announced_]].data);
 }
 
 /// Fixes the order of buckets: that in which they were complete on the first rank, in the first complete backward().
@@ -250,7 +250,7 @@ std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
 }
 
 void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
-  publish_complete();
+  announce_complete();
   comm::wait_on(
       communicator_, [&] { return reduction_.advance(on_chunk); }, [] { return std::string("averaging gradients"); });
 }
@@ -266,7 +266,7 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
   if (round_over_) {
     // Begin another round over the same gradients.
     reduction_.begin();
-    published_ = 0;
+    announced_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
     write_notes();
   }

@@ -54,7 +54,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
                  comm::SharedRegion control, comm::SharedRegion region, bool progress_thread);
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
-  void publish_complete();
+  void announce_complete();
   void write_notes();
   void fix_order();
   void run(const node::BucketReduction::OnChunk& on_chunk);
@@ -65,13 +65,13 @@ class SharedExchange final : public Exchange, public FusableGradients {
   FlatLayout layout_;
   std::vector<Gradient> gradients_;  ///< [parameters]
   std::vector<Bucket> buckets_;      ///< [buckets of layout_]
-  std::size_t published_ = 0;
+  std::size_t announced_ = 0;
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;
   double weight_ = 0;
   std::uint32_t word_ = 0;
   std::uint32_t arrived_ = 0;  ///< number of gradients added in this pass
-  bool order_fixed_ = false;   ///< true if the order in which buckets are published is final
+  bool order_fixed_ = false;   ///< true if the order in which buckets are announced is final
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
   bool round_over_ = false;  ///< true if finish_with() has ended this pass's round; its next call begins another one

@@ -8,7 +8,7 @@ namespace muster::detail::node {
 namespace {
 
 /// The states of a slot; each is the value of an atomic byte. tests/fault/memory-model.pml has their memory orders.
-constexpr std::uint8_t empty = 0, claimed = 1, published = 2;
+constexpr std::uint8_t empty = 0, claimed = 1, filled = 2;
 
 static_assert(std::atomic<std::uint8_t>::is_always_lock_free);
 
@@ -51,7 +51,7 @@ std::span<std::byte> SharedSlots::memory(std::size_t group, std::size_t slot) co
 }
 
 const std::byte* SharedSlots::find(std::size_t group, std::size_t slot) const noexcept {
-  return state(group, slot).load(std::memory_order_acquire) == published ? memory(group, slot).data() : nullptr;
+  return state(group, slot).load(std::memory_order_acquire) == filled ? memory(group, slot).data() : nullptr;
 }
 
 std::optional<SharedSlots::Claim> SharedSlots::claim(std::size_t group, std::size_t slot) const noexcept {
@@ -76,8 +76,6 @@ SharedSlots::Claim::~Claim() {
   if (state_ != nullptr) state_->store(empty, std::memory_order_release);
 }
 
-void SharedSlots::Claim::publish() noexcept {
-  std::exchange(state_, nullptr)->store(published, std::memory_order_release);
-}
+void SharedSlots::Claim::finish() noexcept { std::exchange(state_, nullptr)->store(filled, std::memory_order_release); }
 
 }  // namespace muster::detail::node

@@ -22,7 +22,7 @@ struct SlotGroup {
   std::size_t bytes = 0;  ///< of each slot
 };
 
-/// Slots in a segment that all ranks of a node map. Any rank may claim an empty slot and fill it. Once it has published
+/// Slots in a segment that all ranks of a node map. Any rank may claim an empty slot and fill it. Once it has filled
 /// the slot, every rank reads it in place, and it never changes again. No rank waits for another: a slot that is
 /// claimed counts as not there, also if the rank that has claimed it was killed. Thread-safe.
 class SharedSlots {
@@ -37,7 +37,7 @@ class SharedSlots {
   /// `segment`: of memory_bytes(groups); its other users give the same groups.
   SharedSlots(std::shared_ptr<SharedSegment> segment, std::vector<SlotGroup> groups);
 
-  /// The content of a published slot, or null. Slots are numbered from 0 in each group.
+  /// The content of a filled slot, or null. Slots are numbered from 0 in each group.
   const std::byte* find(std::size_t group, std::size_t slot) const noexcept;
   /// Claims a slot if it is empty.
   std::optional<Claim> claim(std::size_t group, std::size_t slot) const noexcept;
@@ -58,7 +58,7 @@ class SharedSlots {
   pid_t process_;  ///< that has mapped the segment
 };
 
-/// The right to fill a slot. It gives the slot back, empty, if it is destroyed before publish(). The slots outlive it.
+/// The right to fill a slot. It gives the slot back, empty, if it is destroyed before finish(). The slots outlive it.
 class SharedSlots::Claim {
  public:
   Claim(Claim&& other) noexcept
@@ -71,7 +71,7 @@ class SharedSlots::Claim {
   bool reserve() const { return slots_->reserve(memory_); }
   std::span<std::byte> memory() const noexcept { return memory_; }
   /// Lets all ranks read the slot.
-  void publish() noexcept;
+  void finish() noexcept;
 
  private:
   friend class SharedSlots;
@@ -79,7 +79,7 @@ class SharedSlots::Claim {
       : slots_(slots), state_(state), memory_(memory) {}
 
   const SharedSlots* slots_;
-  std::atomic<std::uint8_t>* state_;  ///< null once it was published
+  std::atomic<std::uint8_t>* state_;  ///< null once it was filled
   std::span<std::byte> memory_;
 };
 

@@ -131,7 +131,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     }
     file.finish();
     world.barrier();
-    file.publish();
+    file.put_in_place();
   };
   if (const auto error = comm::attempt_on_all(world, {.done = timeout, .failed = timeout}, work)) throw *error;
 }

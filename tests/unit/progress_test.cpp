@@ -22,7 +22,7 @@ using muster::test::on_ranks;
 
 constexpr int rounds = 30;
 
-TEST(ProgressThread, AveragesBesideARankThatPublishes) {
+TEST(ProgressThread, AveragesBesideARankThatAnnounces) {
   const std::vector<BucketReduction::Bucket> buckets{{70'000, Dtype::f64}, {5, Dtype::f64}, {40'001, Dtype::f64}};
   constexpr std::size_t elements = 110'016;
   const auto value = [](int rank, std::size_t i, int round) {
@@ -44,7 +44,7 @@ TEST(ProgressThread, AveragesBesideARankThatPublishes) {
         for (const auto& bucket : buckets) {
           for (std::size_t i = 0; i < bucket.count; ++i) data[i] = value(local.rank(), i, round);
           at.push_back(data);
-          reduction.publish(data);
+          reduction.announce(data);
           data += bucket.count;
         }
         thread.stop();
