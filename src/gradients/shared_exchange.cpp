@@ -26,8 +26,8 @@ bool is_large(const at::Tensor& parameter) {
   return parameter.nbytes() >= GradientAllocator::smallest && parameter.is_non_overlapping_and_dense();
 }
 
-/// A bucket for each large gradient, from the last parameter to the first, the order expected in the first pass; then a
-/// bucket for all small ones of each type.
+/// A bucket for each large gradient, from the last parameter to the first, the order expected in the first round; then
+/// a bucket for all small ones of each type.
 std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::Tensor>& parameters) {
   std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t i = parameters.size(); i-- > 0;)
@@ -66,7 +66,7 @@ node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduct
 struct SharedExchange::Gradient {
   at::Tensor parameter;
   at::Tensor copy = {};    ///< in the shared memory; undefined if the gradient itself is reduced
-  std::uint32_t note = 0;  ///< for the current pass
+  std::uint32_t note = 0;  ///< for the current round
 };
 
 /// One large gradient, which is copied only if it does not lie in the region, or all small gradients of one type, which
@@ -75,7 +75,7 @@ struct SharedExchange::Bucket {
   bool large = false;
   std::size_t offset = 0;  ///< bytes, of the copies in this rank's part of the region
   bool reserved = false;   ///< true if memory is reserved for the copy of a large gradient
-  // The current pass.
+  // The current round.
   std::size_t missing = 0;         ///< number of gradients not added yet
   std::byte* data = nullptr;       ///< where the gradients lie
   std::byte* allocated = nullptr;  ///< block of the allocator that holds a copy; null if none does

@@ -18,7 +18,7 @@
 namespace muster::detail::gradients {
 
 /// For parameters on the CPU, and ranks on one node. Many members: the shared memory and the buckets in it, and the
-/// progress of the pass under way.
+/// progress of the round under way.
 class SharedExchange final : public Exchange, public FusableGradients {
  public:
   /// Returns null if it cannot be used: several nodes, a single rank, another device, no parameters, a type that node/
@@ -70,11 +70,11 @@ class SharedExchange final : public Exchange, public FusableGradients {
   Flags flags_ = 0;
   double weight_ = 0;
   std::uint32_t word_ = 0;
-  std::uint32_t arrived_ = 0;  ///< number of gradients added in this pass
+  std::uint32_t arrived_ = 0;  ///< number of gradients added in this round
   bool order_fixed_ = false;   ///< true if the order in which buckets are announced is final
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
-  bool round_over_ = false;  ///< true if finish_with() has ended this pass's round; its next call begins another one
+  bool round_over_ = false;  ///< true if finish_with() has ended the reduction's round; its next call begins another
   std::unique_ptr<GradientAllocator> allocator_;
   std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };

@@ -53,13 +53,13 @@ at::Tensor average_of_gradient(const at::Tensor& parameter, const Communicator& 
 
 std::int64_t PreparedModels::gradient_average_count() const {
   std::int64_t averaged = 0;
-  for_each_reducer(models_, [&](auto& reducer) { averaged += reducer.averaged_pass_count(); });
+  for_each_reducer(models_, [&](auto& reducer) { averaged += reducer.averaged_round_count(); });
   return averaged;
 }
 
 std::int64_t PreparedModels::gradient_count() const {
   auto count = gradient_average_count();
-  for_each_reducer(models_, [&](auto& reducer) { count += reducer.begun_pass_count(); });
+  for_each_reducer(models_, [&](auto& reducer) { count += reducer.begun_round_count(); });
   return count;
 }
 
@@ -90,8 +90,8 @@ bool PreparedModels::any_joined() const {
   return joined;
 }
 
-void PreparedModels::finish_abandoned_passes() const {
-  for_each_reducer(models_, [](auto& reducer) { reducer.finish_abandoned_passes(); });
+void PreparedModels::finish_abandoned_rounds() const {
+  for_each_reducer(models_, [](auto& reducer) { reducer.finish_abandoned_rounds(); });
 }
 
 bool PreparedModels::any_stop_requested() const {

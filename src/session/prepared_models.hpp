@@ -46,7 +46,7 @@ class PreparedModels {
                                                    const at::Tensor& gradient)>& visit) const;
   /// True inside join(), where the other workers may be at another boundary.
   bool any_joined() const;
-  void finish_abandoned_passes() const;
+  void finish_abandoned_rounds() const;
   /// True if an average of gradients has brought the news that a worker was asked to stop.
   bool any_stop_requested() const;
   /// True if no model has gradients that an optimizer has yet to step with.
