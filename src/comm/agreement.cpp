@@ -46,7 +46,7 @@ class OutcomeExchange {
     if (!finished_) world_.agreement->abandon({memory_->receive}, memory_->sends, memory_);
   }
 
-  /// Makes progress. True if the outcomes of all ranks are here and no rank needs anything from this one.
+  /// Advances. True if the outcomes of all ranks are here and no rank needs anything from this one.
   bool advance() {
     while (!has_all() && advance_round()) continue;
     const bool sent = test_all(memory_->sends);

@@ -85,7 +85,7 @@ class Channel {
     const UnderWayUpdate update{*this};
     return body();
   }
-  /// Makes progress with the operations of every channel of this process. Two ranks may wait for several operations in
+  /// Advances the operations of every channel of this process. Two ranks may wait for several operations in
   /// different orders, and each then needs the other's part in all of them. Local. An operation's error is not thrown
   /// here but where the operation is waited for.
   static void advance_all();

@@ -24,7 +24,7 @@ struct Expected {
   MPI_Datatype type = MPI_DATATYPE_NULL;
 };
 
-/// An operation in progress: either MPI requests (`pending`) or a ticket of the node's communicator (`local`).
+/// An operation under way: either MPI requests (`pending`) or a ticket of the node's communicator (`local`).
 struct Request::State {
   std::shared_ptr<Channel> channel;
   std::shared_ptr<Transport> transport;  ///< the channel's when the operation began

@@ -132,7 +132,7 @@ void MpiCommunicator::drop_messages(const char* doing, const AllMax& all_max) {
   all_max(std::span(&none, 1), [this] { receive_all(); });
 }
 
-/// Receives the messages that have come, and makes progress with what was abandoned.
+/// Receives the messages that have come, and advances what was abandoned.
 void MpiCommunicator::receive_all() {
   for (;;) {
     int flag = 0;

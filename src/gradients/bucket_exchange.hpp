@@ -25,7 +25,7 @@ namespace muster::detail::gradients {
 /// The process group has the communicator's ranks and serves this exchange only: in one backward(), the buckets of two
 /// models may start in different orders on different ranks.
 ///
-/// Many members: the buckets and their order, which the first round settles, and the progress of the round under way.
+/// Many members: the buckets and their order, which the first round settles, and what the round under way has added.
 class BucketExchange final : public Exchange {
  public:
   /// With `progress_thread`, a second thread makes the all-reduces advance while backward() computes, for process

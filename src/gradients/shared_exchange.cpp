@@ -167,7 +167,8 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
                                               }
                                             });
   if (progress_thread)
-    thread_ = std::make_unique<ProgressThread>([this, average = average_] { return reduction_.progress(average); });
+    thread_ =
+        std::make_unique<ProgressThread>([this, average = average_] { return reduction_.process_chunk(average); });
 }
 
 SharedExchange::~SharedExchange() = default;

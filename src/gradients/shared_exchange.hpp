@@ -17,8 +17,8 @@
 
 namespace muster::detail::gradients {
 
-/// For parameters on the CPU, and ranks on one node. Many members: the shared memory and the buckets in it, and the
-/// progress of the round under way.
+/// For parameters on the CPU, and ranks on one node. Many members: the shared memory and the buckets in it, and what
+/// this round has added.
 class SharedExchange final : public Exchange, public FusableGradients {
  public:
   /// Returns null if it cannot be used: several nodes, a single rank, another device, no parameters, a type that node/

@@ -21,7 +21,7 @@
 
 namespace muster::detail::node {
 
-/// Many members: the shared memory, the buckets and their order, and the progress of the round.
+/// Many members: the shared memory, the buckets and their order, and how far the round is.
 class BucketReduction {
  public:
   struct Bucket {
@@ -61,7 +61,7 @@ class BucketReduction {
   bool advance(const OnChunk& on_chunk);
   /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
   /// rank calls advance(). The thread needs a separate OnChunk object.
-  bool progress(const OnChunk& on_chunk) { return next_chunk(thread_, on_chunk) == Next::done; }
+  bool process_chunk(const OnChunk& on_chunk) { return next_chunk(thread_, on_chunk) == Next::done; }
 
   /// Sets the order in which buckets are announced and processed from the next round on: a permutation of their
   /// indices, at first 0, 1, …. Call it between two rounds, with the same order on all ranks.

@@ -108,7 +108,7 @@ class OperatorRun {
   CallHistory history_;
   bool changed_ = false;      ///< a call other than train() has changed the state since it was saved
   bool of_trial_ = false;     ///< a trial of a sweep: reports its steps instead of its calls
-  bool training_ = false;     ///< a call of train() is in progress
+  bool training_ = false;     ///< a call of train() is under way
   bool ended_ = false;        ///< a callback has ended training
   std::string random_state_;  ///< the checkpoint's, until restore_random_state()
   int exceptions_ = 0;        ///< std::uncaught_exceptions() in the constructor

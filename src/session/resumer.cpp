@@ -185,7 +185,7 @@ void Resumer::resume() {
     had_preprocessor = content_->position.has_preprocessor;
     outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
     // Another run's reports and training time do not count for this run.
-    if (own) moment = restore_progress(*content_);
+    if (own) moment = restore_position(*content_);
   }
   outputs_.observers.start(workers_.control, moment);
   if (outputs_.validation != nullptr) {
@@ -212,7 +212,7 @@ void Resumer::resume() {
   data_.prepare_preprocessor(preprocessor, own, workers_.control, had_preprocessor);
 }
 
-observe::AttemptStart Resumer::restore_progress(const checkpoint::RestoredCheckpoint& content) {
+observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckpoint& content) {
   const auto& path = checkpoint_->path();
   progress_.training_iteration = content.position.training_iteration;
   progress_.seconds_in_earlier_jobs = content.position.time_total_s;

@@ -59,7 +59,7 @@ class Resumer {
 
  private:
   /// Takes counters, last row and callbacks from this run's checkpoint. Collective.
-  observe::AttemptStart restore_progress(const checkpoint::RestoredCheckpoint& content);
+  observe::AttemptStart restore_position(const checkpoint::RestoredCheckpoint& content);
   /// True if the checkpoint was saved between two passes of its epoch, which the run has learned only afterwards.
   /// Collective.
   bool is_between_passes(const state::TrainingPosition& position);

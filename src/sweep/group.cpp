@@ -188,7 +188,7 @@ class Group {
     trial.error.reset();
     auto lost_starts = work_.lost_starts[static_cast<std::size_t>(number)];
     comm::run_on_root(ranks_, [&] {
-      lost_starts.furthest = progress_of(trial.path);
+      lost_starts.furthest = points_of(trial.path);
       lost_starts.alone = work_.one_at_a_time;
       save_row(trial, lost_starts);
     });

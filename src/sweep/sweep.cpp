@@ -318,7 +318,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::
       write_trial(trial);
     }
     if (trial.status != TrialStatus::running) continue;
-    lost_starts.count = run::is_progress(progress_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
+    lost_starts.count = run::is_progress(points_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
     trial.status = lost_starts.are_final() ? TrialStatus::failed : TrialStatus::waiting;
     read_run(trial, metric);
     if (lost_starts.are_final())

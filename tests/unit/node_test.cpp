@@ -527,7 +527,7 @@ TEST(BucketReduction, WithASecondThreadPerRankAndAnotherOrder) {
         reduction.begin();
         std::atomic<bool> computing{true};
         std::thread helper([&, work = count(sum)] {
-          while (computing) reduction.progress(work);
+          while (computing) reduction.process_chunk(work);
         });
         std::vector<std::byte*> at(buckets.size());
         std::byte* data = region.of(local.rank());

@@ -33,7 +33,7 @@ TEST(ProgressThread, AveragesBesideARankThatAnnounces) {
     on_ranks(ranks, elements * sizeof(double), [&](NodeCommunicator& local, const Region& region) {
       BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 1);
       const auto average = muster::detail::node::in_place_sum(buckets, 1.0 / ranks);
-      ProgressThread thread([&reduction, own = average] { return reduction.progress(own); });
+      ProgressThread thread([&reduction, own = average] { return reduction.process_chunk(own); });
       for (int round = 0; round < rounds; ++round) {
         // As an exchange does in backward().
         reduction.begin();
