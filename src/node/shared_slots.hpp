@@ -46,10 +46,10 @@ class SharedSlots {
   /// Where a group lies in the segment.
   struct Place {
     SlotGroup group;
-    std::size_t first_state = 0, first_byte = 0, stride = 0;
+    std::size_t first_flag = 0, first_byte = 0, stride = 0;
   };
   static std::vector<Place> places_of(std::span<const SlotGroup> groups);
-  std::atomic<std::uint8_t>& state(std::size_t group, std::size_t slot) const noexcept;
+  std::atomic<std::uint8_t>& flag(std::size_t group, std::size_t slot) const noexcept;
   std::span<std::byte> memory(std::size_t group, std::size_t slot) const noexcept;
   bool reserve(std::span<const std::byte> memory) const;
 
@@ -62,7 +62,7 @@ class SharedSlots {
 class SharedSlots::Claim {
  public:
   Claim(Claim&& other) noexcept
-      : slots_(other.slots_), state_(std::exchange(other.state_, nullptr)), memory_(other.memory_) {}
+      : slots_(other.slots_), flag_(std::exchange(other.flag_, nullptr)), memory_(other.memory_) {}
   Claim& operator=(Claim&&) = delete;
   ~Claim();
 
@@ -75,11 +75,11 @@ class SharedSlots::Claim {
 
  private:
   friend class SharedSlots;
-  Claim(const SharedSlots* slots, std::atomic<std::uint8_t>* state, std::span<std::byte> memory) noexcept
-      : slots_(slots), state_(state), memory_(memory) {}
+  Claim(const SharedSlots* slots, std::atomic<std::uint8_t>* flag, std::span<std::byte> memory) noexcept
+      : slots_(slots), flag_(flag), memory_(memory) {}
 
   const SharedSlots* slots_;
-  std::atomic<std::uint8_t>* state_;  ///< null once it was filled
+  std::atomic<std::uint8_t>* flag_;  ///< null once it was filled
   std::span<std::byte> memory_;
 };
 
