@@ -41,7 +41,8 @@ struct RestoredCheckpoint {
   std::uint32_t manifest_checksum = 0;        ///< of the manifest that was read; 0 if there is none
 };
 
-/// Unless they say otherwise, member functions are collective over the communicator and end the same way on every rank.
+/// Saves, finds and restores the checkpoints of a run. Unless they say otherwise, member functions are collective over
+/// the communicator and end the same way on every rank.
 class CheckpointStore {
  public:
   enum class Mode { sync, async };

@@ -31,6 +31,7 @@ struct Transport {
   std::shared_ptr<Hierarchy> hierarchy;
 };
 
+/// Starts the calls of one communicator and waits for them.
 class Channel {
  public:
   /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a timeout:

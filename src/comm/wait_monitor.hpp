@@ -33,6 +33,7 @@ struct WaitedFor {
   const std::vector<int>& ranks;
 };
 
+/// Decides how long a wait past its timeout goes on, and says why.
 class WaitMonitor {
  public:
   /// Collective; all ranks must have come.

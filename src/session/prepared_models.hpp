@@ -22,6 +22,7 @@
 
 namespace muster::detail::session {
 
+/// Keeps the models, and asks their reducers about averages and accumulated gradients.
 class PreparedModels {
  public:
   /// If the State was restored before, the model gets its saved gradients.
@@ -61,6 +62,7 @@ class PreparedModels {
   void restore_gradients(const StateEntries& entries, state::SavedGradients saved, int workers);
 
  private:
+  /// Gradients of a checkpoint for models that are not prepared yet.
   struct Restored {
     state::ParameterPaths paths;
     std::vector<WeakTensor> parameters;  ///< of `paths`: the addresses of those that have died name no others

@@ -20,7 +20,8 @@
 
 namespace muster::detail::session {
 
-/// Many members: the parts of the session that it fills, and what the checkpoint holds until they take it up.
+/// Chooses the checkpoint to go on from and restores the session from it. Many members: the parts of the session that
+/// it fills, and what the checkpoint holds until they take it up.
 class Resumer {
  public:
   Resumer(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,

@@ -21,6 +21,7 @@
 
 namespace muster::detail::session {
 
+/// What the workers know of a request to stop, exchanged at some of the boundaries.
 class StopRequest {
  public:
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.

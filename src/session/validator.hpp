@@ -40,6 +40,7 @@ struct PendingValidation {
   std::int64_t training_iteration = 0;  ///< of its report
 };
 
+/// What a validation has found.
 struct ValidationResult {
   PendingValidation of;
   Json fields = {};          ///< for validation.json; null if the validation is to be tried again
@@ -62,6 +63,7 @@ class Validator {
   /// Limit for waits that end with a validation or with training.
   static constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
+  /// How the validation function has ended.
   struct Outcome {
     Json metrics = Json::object();    ///< reduced over the ranks
     std::optional<Error> error = {};  ///< why there are no metrics; the same on all ranks
