@@ -8,7 +8,7 @@
 // thread at a time may use a communicator; threads that communicate at the same time use duplicates. Copies are cheap
 // and refer to the same communicator. Destroying the last copy is not collective: it may happen on one rank only.
 //
-// No call blocks forever: a wait ends with the result, at the launch's time limit (Error, ExitCode::retry, which names
+// No call blocks forever: a wait ends with the result, at the launch's timeout (Error, ExitCode::retry, which names
 // the late ranks), with another rank's error (RemoteError), or if ranks are in different calls (ExitCode::user_error).
 #pragma once
 

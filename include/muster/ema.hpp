@@ -78,7 +78,7 @@ class MUSTER_API EMA {
   /// scope. An update or another scope, also of another EMA of these weights, is an Error (ExitCode::user_error), and
   /// so is a report of a State with the model or the average: report after the scope. Loading either of them is refused
   /// (ExitCode::data). Checkpoint::from_dict and exports inside the scope contain the averages as the model's weights;
-  /// use this to publish an averaged model under the name "model".
+  /// use this to save an averaged model under the name "model".
   [[nodiscard]] EMAScope apply() const;
 
   /// An entry that refers to the average, and keeps it alive.

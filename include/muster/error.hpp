@@ -16,7 +16,7 @@ enum class ExitCode : int {
   usage = 64,            ///< flags, --set, --workers, the run's name, its directory in use
   data = 65,             ///< data, configuration file, checkpoint, model; a GPU that is wanted and missing
   missing_package = 69,  ///< a package is missing
-  retry = 75,            ///< a lost rank, a time-out, a disk that is full or not writable: trying again may help
+  retry = 75,            ///< a lost rank, a timeout, a disk that is full or not writable: trying again may help
   stopped = 85,          ///< stopped on request, state saved
   interrupted = 130,     ///< Ctrl-C
 };

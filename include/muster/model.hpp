@@ -93,10 +93,10 @@ class MUSTER_API Join {
   void finish();
 
  private:
-  std::int64_t ranks_with_a_pass(bool this_one);
+  std::int64_t ranks_with_a_round(bool this_one);
 
   std::shared_ptr<detail::gradients::DataParallel> model_;
-  std::int64_t passes_ = 0;  ///< passes that this rank has averaged
+  std::int64_t rounds_ = 0;  ///< averaging rounds of this rank
   int exceptions_;           ///< uncaught exceptions when the scope began
   bool finished_ = false;
 };

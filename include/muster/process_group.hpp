@@ -25,7 +25,7 @@ struct ProcessGroupOptions {
   /// The transport for tensors. "mpi" (muster's own) and "gloo" move GPU tensors by way of the CPU; "nccl" moves GPU
   /// tensors, and mpi all others. Or by device, as in "cpu:gloo,cuda:nccl". "auto" is mpi.
   std::string backend = "auto";
-  /// The time limit of every collective; empty: the launch's.
+  /// The timeout of every collective; empty: the launch's.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The largest number of elements in one MPI call; only for mpi.
   std::size_t chunk = std::size_t{1} << 30;

@@ -5,8 +5,8 @@
 // A StateEntry refers to its object, which must outlive it; a module is held by its shared_ptr.
 //
 // All ranks save one common state, so its parts must be the same on all of them. At each save, before anything is
-// written, they are compared by a checksum that every rank computes of every tensor (CRC-64; for a tensor on a GPU, on
-// the GPU). This takes about a twentieth of the save's time.
+// written, they are compared by a fingerprint that every rank computes of every tensor (CRC-64; for a tensor on a GPU,
+// on the GPU). This takes about a twentieth of the save's time.
 //
 // If your own values (tensors, JSON, numbers, strings, functions) differ in a single bit, this is an Error
 // (ExitCode::user_error) that names the value and the ranks; nothing is written, and the previous checkpoint stays. Use

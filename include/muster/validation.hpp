@@ -81,7 +81,7 @@ struct ValidationConfig {
   /// The longest time for one validation. After it, the validation is given up, and its ranks validate nothing more in
   /// this job. If no rank is left for the later ones, they are pending, and the job ends as above. If its function
   /// still does not end, it is left on its thread: when main returns there, the process ends without the destructors of
-  /// static objects. If only one thread may call MPI, there is no time limit.
+  /// static objects. If only one thread may call MPI, there is no timeout.
   std::chrono::milliseconds timeout = std::chrono::hours(1);
 };
 MUSTER_API void to_json(Json& json, const ValidationConfig& options);

@@ -1,4 +1,4 @@
-// Time limits that users give.
+// Timeouts that users give.
 #pragma once
 
 #include <algorithm>
@@ -6,10 +6,10 @@
 
 namespace muster::detail {
 
-/// The limit, or 100 years if it is longer: sums of such limits and of any clock's time fit into nanoseconds, which
+/// The timeout, or 100 years if it is longer: sums of such timeouts and of any clock's time fit into nanoseconds, which
 /// milliseconds::max() does not.
-constexpr std::chrono::milliseconds usable_limit(std::chrono::milliseconds limit) {
-  return std::min<std::chrono::milliseconds>(limit, std::chrono::years(100));
+constexpr std::chrono::milliseconds usable_timeout(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout, std::chrono::years(100));
 }
 
 }  // namespace muster::detail

@@ -69,14 +69,14 @@ pid_t start_program(std::vector<std::string> words, int output, bool errors) {
   return started ? process : -1;
 }
 
-ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds limit, bool errors) {
+ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds timeout, bool errors) {
   ProgramEnd end;
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return end;
   const pid_t process = start_program(std::move(words), ends[1], errors);
   ::close(ends[1]);
   if (process >= 0) {
-    const bool in_time = read_all(ends[0], end.output, Clock::now() + limit);
+    const bool in_time = read_all(ends[0], end.output, Clock::now() + timeout);
     if (!in_time) ::kill(-process, SIGKILL);
     int status = 0;
     pid_t ended = 0;
@@ -92,8 +92,8 @@ ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds
   return end;
 }
 
-std::optional<std::string> output_of(std::vector<std::string> words, std::chrono::milliseconds limit) {
-  auto end = run_program(std::move(words), limit);
+std::optional<std::string> output_of(std::vector<std::string> words, std::chrono::milliseconds timeout) {
+  auto end = run_program(std::move(words), timeout);
   return end.succeeded() ? std::optional(std::move(end.output)) : std::nullopt;
 }
 

@@ -1,4 +1,4 @@
-// Programs by their name, and the output of a short one, such as scontrol, with a limit for its time.
+// Programs by their name, and the output of a short one, such as scontrol, with a timeout.
 #pragma once
 
 #include "base/export.hpp"
@@ -30,11 +30,11 @@ struct ProgramEnd {
 MUSTER_INTERNAL_API pid_t start_program(std::vector<std::string> words, int output, bool errors = false);
 
 /// Runs the program, searched in PATH, without input, and waits for its end. Kills it, and what it has started, if its
-/// output does not end within `limit`. With `errors`, the output includes standard error.
-MUSTER_INTERNAL_API ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds limit,
+/// output does not end within `timeout`. With `errors`, the output includes standard error.
+MUSTER_INTERNAL_API ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds timeout,
                                            bool errors = false);
-/// What the program has written to standard output; none unless it has succeeded within `limit`.
+/// What the program has written to standard output; none unless it has succeeded within `timeout`.
 MUSTER_INTERNAL_API std::optional<std::string> output_of(std::vector<std::string> words,
-                                                         std::chrono::milliseconds limit);
+                                                         std::chrono::milliseconds timeout);
 
 }  // namespace muster::detail

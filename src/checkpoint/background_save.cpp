@@ -3,7 +3,7 @@
 #include "comm/make_world.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "watch/trace.hpp"
 
 #include <pthread.h>
@@ -32,8 +32,8 @@ void BackgroundSave::run(std::function<void(const Communicator&)> work) {
   const auto attempt = [this, communicator = *communicator_, work = std::move(work)] {
     const EndTime end_time{ended_};
     const watch::TraceSpan span("write checkpoint");
-    const auto limit = comm::time_limit(communicator);
-    return comm::attempt_on_all(communicator, {.done = limit, .failed = limit}, [&] { work(communicator); });
+    const auto timeout = comm::timeout(communicator);
+    return comm::attempt_on_all(communicator, {.done = timeout, .failed = timeout}, [&] { work(communicator); });
   };
   if (comm::threads_may_call_mpi()) {
     result_ = std::async(std::launch::async, [attempt] {

@@ -143,11 +143,12 @@ Checkpoint Checkpoint::from_dict(const CheckpointDict& dict) {
   const auto state_file = path / state_name;
   detail::storage::create_file(state_file, layout.bytes);
   const OpenFile open = [&](auto alignment) { return detail::storage::open_file(state_file, alignment); };
-  FileEntry file{.name = state_name,
-                 .bytes = layout.bytes,
-                 .piece_bytes = piece_bytes_for(layout.bytes),
-                 .crc32 = StateWriter().write(open, layout, state.tensors,
-                                              pieces_of(plan_writers(layout.bytes, piece_owners(layout, 1), {0}), 0))};
+  FileEntry file{
+      .name = state_name,
+      .bytes = layout.bytes,
+      .piece_bytes = piece_bytes_for(layout.bytes),
+      .piece_checksums = StateWriter().write(open, layout, state.tensors,
+                                             pieces_of(plan_writers(layout.bytes, piece_owners(layout, 1), {0}), 0))};
   write_manifest(path, {.time = time_now(),
                         .values = detail::state::gather_values(nullptr, state, replication),
                         .per_rank = detail::state::per_rank_entries(state.values, replication),
@@ -165,7 +166,7 @@ void Checkpoint::to_directory(const fs::path& path) const {
     if (!is_ours || name != manifest_name) copied.push_back(copy_file_unless_there(path_, name, path));
   for (const auto& file : wanted)
     if (const auto copy = std::ranges::find(copied, file.name, &FileEntry::name);
-        copy == copied.end() || copy->bytes != file.bytes || copy->crc32 != file.crc32)
+        copy == copied.end() || copy->bytes != file.bytes || copy->piece_checksums != file.piece_checksums)
       throw Error(ExitCode::data, "copying " + (path_ / file.name).string() + " to " + path.string(),
                   "its checksums are not those of the manifest", "Use another checkpoint");
   require_same_folder(path_, folder_);

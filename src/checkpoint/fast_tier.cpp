@@ -256,10 +256,10 @@ CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, stat
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
     const auto& file = manifest.files[i];
     if (file.name == state_name || !mine(i) || !fs::exists(status_of(checkpoint / file.name))) continue;
-    if (checksum_file(checkpoint, file.name).crc32 == file.crc32) part.files.push_back(file.name);
+    if (checksum_file(checkpoint, file.name).piece_checksums == file.piece_checksums) part.files.push_back(file.name);
   }
   std::vector<std::uint64_t> pieces;
-  for (std::size_t piece = 0; piece < manifest.state_file().crc32.size(); ++piece)
+  for (std::size_t piece = 0; piece < manifest.state_file().piece_checksums.size(); ++piece)
     if (mine(piece)) pieces.push_back(piece);
   part.pieces = intact_pieces(checkpoint, manifest.state_file(), pieces);
   return part;
@@ -303,7 +303,8 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
       mine[i].files = std::move(first.files);
     }
   }
-  const bool whole = pieces.size() == manifest.state_file().crc32.size() && files.size() == manifest.files.size();
+  const bool whole =
+      pieces.size() == manifest.state_file().piece_checksums.size() && files.size() == manifest.files.size();
   return whole ? std::optional(std::move(mine)) : std::nullopt;
 }
 
@@ -447,7 +448,7 @@ void copy_to_run_folder(const Communicator& communicator, const Manifest& manife
         }
         for (const auto& name : files) {
           const auto& file = *std::ranges::find(manifest.files, name, &FileEntry::name);
-          if (copy_file(checkpoint, name, run, index).crc32 != file.crc32)
+          if (copy_file(checkpoint, name, run, index).piece_checksums != file.piece_checksums)
             throw Error(ExitCode::data, "copying " + (checkpoint / name).string(), "its checksum is wrong");
         }
       }

@@ -4,8 +4,8 @@
 #include "base/log.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "comm/on_ranks.hpp"
-#include "state/checksum.hpp"
 #include "state/collect.hpp"
+#include "state/fingerprint.hpp"
 
 #include <ATen/ops/empty.h>
 
@@ -53,7 +53,7 @@ StateDict with_rows_of_all(const Communicator& communicator, const StateDict& mi
 
 std::string fingerprint(const StateDict& entry) {
   auto text = json_text(outline_of(entry));
-  for (const auto& [name, tensor] : entry.tensors) text += "/" + std::to_string(state::checksum(tensor));
+  for (const auto& [name, tensor] : entry.tensors) text += "/" + std::to_string(state::fingerprint(tensor));
   return text;
 }
 

@@ -11,6 +11,7 @@
 
 namespace muster::detail::checkpoint {
 
+/// A checkpoint and what decides whether it is kept.
 struct ScoredCheckpoint {
   int index = 0;
   std::optional<double> score;  ///< no score, and NaN, rank below every number

@@ -18,6 +18,7 @@
 
 namespace muster::detail::checkpoint {
 
+/// One entry of steps_back.json.
 struct Rollback {
   int to = 0;                           ///< index of the checkpoint that the run continues from
   int last_index = 0;                   ///< highest index that existed at the time

@@ -44,7 +44,7 @@ void Save::compare(const Communicator& communicator) {
            throw Error(ExitCode::usage, "saving the state", "an entry is named \"random\", which muster uses itself",
                        "Give it another name");
          return Json::array({mine.names, mine.metadata,
-                             state::structure_checksum(contents_.state, contents_.replication),
+                             state::structure_fingerprint(contents_.state, contents_.replication),
                              contents_.random_state.size()});
        })) {
     files_.push_back({.names = rank[0], .metadata = rank[1]});
@@ -205,8 +205,10 @@ Manifest Save::make_manifest() const {
 }
 
 std::vector<FileEntry> Save::entries() const {
-  FileEntry state{
-      .name = state_name, .bytes = layout_.bytes, .piece_bytes = piece_bytes_for(layout_.bytes), .crc32 = checksums_};
+  FileEntry state{.name = state_name,
+                  .bytes = layout_.bytes,
+                  .piece_bytes = piece_bytes_for(layout_.bytes),
+                  .piece_checksums = checksums_};
   auto files = merge_files(copied_files_);
   files.push_back(std::move(state));
   return files;

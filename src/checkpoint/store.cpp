@@ -361,8 +361,8 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
     if (!is_checkpoint(path) && !fs::exists(status_of(path / state_name))) return Json{"files"};
     const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
     const auto text = to_text(manifest);
-    restored.manifest_crc32 = crc32(std::as_bytes(std::span(text)));
-    return manifest.progress.empty() ? Json{"entries"} : Json{"run", restored.manifest_crc32};
+    restored.manifest_checksum = crc32(std::as_bytes(std::span(text)));
+    return manifest.progress.empty() ? Json{"entries"} : Json{"run", restored.manifest_checksum};
   });
   const auto kind_of = [](const Json& manifest) { return manifest[0].get<std::string>(); };
   const auto kind = kind_of(manifests.front());

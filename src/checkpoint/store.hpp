@@ -38,10 +38,11 @@ struct RestoredCheckpoint {
   Json metrics;
   std::map<std::string, bool> per_rank = {};  ///< as in the manifest
   int world_size = 1;                         ///< number of ranks that saved
-  std::uint32_t manifest_crc32 = 0;           ///< of the manifest that was read; 0 if there is none
+  std::uint32_t manifest_checksum = 0;        ///< of the manifest that was read; 0 if there is none
 };
 
-/// Unless they say otherwise, member functions are collective over the communicator and end the same way on every rank.
+/// Saves, finds and restores the checkpoints of a run. Unless they say otherwise, member functions are collective over
+/// the communicator and end the same way on every rank.
 class CheckpointStore {
  public:
   enum class Mode { sync, async };

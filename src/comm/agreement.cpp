@@ -46,7 +46,7 @@ class OutcomeExchange {
     if (!finished_) world_.agreement->abandon({memory_->receive}, memory_->sends, memory_);
   }
 
-  /// Makes progress. True if the outcomes of all ranks are here and no rank needs anything from this one.
+  /// Advances. True if the outcomes of all ranks are here and no rank needs anything from this one.
   bool advance() {
     while (!has_all() && advance_round()) continue;
     const bool sent = test_all(memory_->sends);
@@ -189,7 +189,7 @@ RanksMissing ranks_missing(const World& world, int rank, const std::vector<int>&
 
 /// Exchanges outcomes with all ranks. Throws RanksMissing as agree() does.
 Outcomes exchange_outcomes(const Communicator& communicator, World& world, const Outcome& mine,
-                           std::chrono::milliseconds limit) {
+                           std::chrono::milliseconds timeout) {
   OutcomeExchange exchange(world, communicator.rank(), mine);
   const auto number = static_cast<std::uint64_t>(world.agreements + 1);
   auto& calls = world.wait_monitor.own_record().calls;
@@ -210,17 +210,17 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
     world.presence.poll(world.agreements + 1);
     if (!given_up && world.alarm.stalled()) given_up = watch::now();
     // The outcome of a rank that has come may be held up by one that has not.
-    if (!has_asked && (given_up || watch::now() - begun > limit / 2)) {
+    if (!has_asked && (given_up || watch::now() - begun > timeout / 2)) {
       world.presence.ask(exchange.missing(), world.agreements + 1);
       has_asked = true;
     }
     return given_up && watch::now() > *given_up + stall_grace;
   };
   WaitMonitor::Decision decision;
-  for (auto more = std::max(limit, limit / 2 + stall_grace);
+  for (auto more = std::max(timeout, timeout / 2 + stall_grace);
        more.count() > 0 && !wait_until(received_or_given_up, more);) {
     const auto late = exchange.missing();
-    decision = world.wait_monitor.decide(end, begun, time.suspended(), limit, &late);
+    decision = world.wait_monitor.decide(end, begun, time.suspended(), timeout, &late);
     more = decision.more;
   }
   // If the last rank has come only now, its outcome is still on its way.
@@ -276,7 +276,7 @@ void stay_if_left_behind(const Communicator& communicator) {
 NestedAttempt::NestedAttempt(const Communicator& world) : depth_(Channel::of(world)->world->depth) { ++depth_; }
 NestedAttempt::~NestedAttempt() { --depth_; }
 
-std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine, std::chrono::milliseconds limit) {
+std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine, std::chrono::milliseconds timeout) {
   auto& world = *Channel::of(communicator)->world;
   require_in_use(world);
   if (world.outer) {
@@ -284,7 +284,7 @@ std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine
     world.has_outer = false;
     return std::exchange(world.outer, std::nullopt)->outcomes;
   }
-  auto all = exchange_outcomes(communicator, world, mine, limit);
+  auto all = exchange_outcomes(communicator, world, mine, timeout);
   auto outcomes = with_depth_mismatch(std::move(all.of_rank), all.depths);
   world.alarm.clear(all.raised);
   ++world.agreements;

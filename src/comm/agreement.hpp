@@ -3,7 +3,7 @@
 //
 //   Outcome mine;
 //   try { attempt(); } catch (...) { mine = current_outcome(); raise_alarm(world, mine); }
-//   auto outcomes = agree(world, mine, limit);         // collective over the world; the alarm is cleared
+//   auto outcomes = agree(world, mine, timeout);         // collective over the world; the alarm is cleared
 //
 // A failed attempt may leave collectives half done. The communicators that it used must not be used again, except the
 // world itself, which agree() renews.
@@ -74,8 +74,8 @@ class NestedAttempt {
 /// every later call, until its agree() at the outermost depth returns these same outcomes. If no rank has failed, the
 /// different depths are the error.
 ///
-/// Throws RanksMissing (ExitCode::retry), which names the missing ranks, past `limit` and the time that ranks have
+/// Throws RanksMissing (ExitCode::retry), which names the missing ranks, past `timeout` and the time that ranks have
 /// announced by keep_alive(), or past stall_grace after some rank has given up waiting.
-std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine, std::chrono::milliseconds limit);
+std::vector<Outcome> agree(const Communicator& communicator, const Outcome& mine, std::chrono::milliseconds timeout);
 
 }  // namespace muster::detail::comm

@@ -16,6 +16,7 @@
 
 namespace muster::detail::comm {
 
+/// Sends the error of this rank to all others, and receives theirs.
 class Alarm {
  public:
   explicit Alarm(PooledCommunicator comm);

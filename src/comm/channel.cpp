@@ -205,7 +205,7 @@ Channel::RecordedCall Channel::begin(const node::Call& call, const char* name) {
 }
 
 void Channel::wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
-                   const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> limit) {
+                   const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> timeout) {
   using namespace std::chrono_literals;
   if (ready()) return;
   const watch::ScopedActivity waiting(watch::Activity::wait);
@@ -217,7 +217,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   const WaitedFor call{id, call_number, world_ranks};
   std::vector<int> other;
   if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
-  const auto longest = usable_limit(limit.value_or(world->limits.wait));
+  const auto longest = usable_timeout(timeout.value_or(world->limits.timeout));
   struct WaitNote {  // records that the main thread waits here, once it has waited for long
     WaitMonitor& wait_monitor;
     bool is_set = false;
@@ -244,14 +244,14 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   };
   WaitMonitor::Decision decision;
   for (auto more = longest; !wait_until(ready, more, listen); more = decision.more) {
-    if (!limit)
+    if (!timeout)
       decision = world->wait_monitor.decide(call, since, time.suspended(), longest, other.empty() ? nullptr : &other);
     if (decision.more > 0ms) continue;
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
     const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
                       std::to_string(size);
-    if (limit)
+    if (timeout)
       throw Error(ExitCode::retry, doing(), fact,
                   "A rank is stuck, lost or in another collective; --timeout sets the limit");
     throw WaitTimeout(ExitCode::retry, doing(),
@@ -264,10 +264,10 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
 }
 
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
-             const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit) {
+             const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> timeout) {
   auto& channel = *Channel::of(communicator);
   const auto call = channel.begin({.kind = node::Call::Kind::average_gradients});
-  channel.wait(ready, doing, call, limit);
+  channel.wait(ready, doing, call, timeout);
   channel.end(call);
 }
 

@@ -31,9 +31,10 @@ struct Transport {
   std::shared_ptr<Hierarchy> hierarchy;
 };
 
+/// Starts the calls of one communicator and waits for them.
 class Channel {
  public:
-  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a wait limit:
+  /// Takes two `communicators`. Sets up the memory that the ranks of each node share. Collective, without a timeout:
   /// all ranks must have come (see wait_for_all_ranks()).
   Channel(std::vector<PooledCommunicator> communicators, std::shared_ptr<World> world, std::vector<int> world_ranks);
   Channel(const Channel&) = delete;
@@ -76,7 +77,7 @@ class Channel {
 
   /// See wait_on(). `recorded_call` is the call that waits.
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
-            const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> limit = {});
+            const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> timeout = {});
 
   /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs one.
   template <class Body>
@@ -85,7 +86,7 @@ class Channel {
     const UnderWayUpdate update{*this};
     return body();
   }
-  /// Makes progress with the operations of every channel of this process. Two ranks may wait for several operations in
+  /// Advances the operations of every channel of this process. Two ranks may wait for several operations in
   /// different orders, and each then needs the other's part in all of them. Local. An operation's error is not thrown
   /// here but where the operation is waited for.
   static void advance_all();

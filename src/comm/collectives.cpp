@@ -24,7 +24,7 @@ struct Expected {
   MPI_Datatype type = MPI_DATATYPE_NULL;
 };
 
-/// An operation in progress: either MPI requests (`pending`) or a ticket of the node's communicator (`local`).
+/// An operation under way: either MPI requests (`pending`) or a ticket of the node's communicator (`local`).
 struct Request::State {
   std::shared_ptr<Channel> channel;
   std::shared_ptr<Transport> transport;  ///< the channel's when the operation began
@@ -115,19 +115,19 @@ bool Request::done() {
   return false;
 }
 
-void Request::wait(std::optional<std::chrono::milliseconds> limit) {
+void Request::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (!state_ || state_->test()) return;
   const auto doing = [&] {
     const char* const part_of = watch::ScopedCallName::name();
     return "waiting for " + (part_of == nullptr ? "" : part_of + std::string(": ")) + state_->call.text();
   };
-  state_->channel->wait([&] { return state_->test(); }, doing, state_->recorded_call, limit);
+  state_->channel->wait([&] { return state_->test(); }, doing, state_->recorded_call, timeout);
 }
 
 void Request::wait_until(const std::function<bool()>& ready, const std::string& doing,
-                         std::optional<std::chrono::milliseconds> limit) {
+                         std::optional<std::chrono::milliseconds> timeout) {
   state_->channel->wait(
-      ready, [&] { return doing; }, state_->recorded_call, limit);
+      ready, [&] { return doing; }, state_->recorded_call, timeout);
 }
 
 bool Request::pending() const noexcept { return state_ && !state_->finished; }

@@ -26,7 +26,7 @@ namespace muster::detail::comm {
 using node::Dtype;
 using node::size_of;
 
-/// An operation that has been started. Move-only. It makes progress only inside done() and wait(), of this or any other
+/// An operation that has been started. Move-only. It advances only inside done() and wait(), of this or any other
 /// request of the process, on any communicator.
 ///
 /// Destroying an unfinished request does not stop the operation, since other ranks may need this rank's part. Memory
@@ -42,18 +42,18 @@ class Request {
   Request& operator=(Request&&) noexcept;
   ~Request();
 
-  /// True if the operation has finished. Makes progress and never blocks. Throws RemoteError if another rank has raised
+  /// True if the operation has finished. Advances it and never blocks. Throws RemoteError if another rank has raised
   /// an alarm.
   bool done();
-  /// True if the operation is not known to have finished. Makes no progress.
+  /// True if the operation is not known to have finished. Advances nothing.
   bool pending() const noexcept;
-  /// Waits until the operation has finished. Throws an Error (ExitCode::retry) past `limit`, by default the launch's
-  /// time limit.
-  void wait(std::optional<std::chrono::milliseconds> limit = {});
+  /// Waits until the operation has finished. Throws an Error (ExitCode::retry) past `timeout`, by default the launch's
+  /// timeout.
+  void wait(std::optional<std::chrono::milliseconds> timeout = {});
   /// Like wait(), but for a larger operation that this one belongs to: waits until ready() is true. This request must
   /// not have finished yet.
   void wait_until(const std::function<bool()>& ready, const std::string& doing,
-                  std::optional<std::chrono::milliseconds> limit = {});
+                  std::optional<std::chrono::milliseconds> timeout = {});
   /// The rank that a receive got its message from; -1 for receive_any() until it has finished.
   int source() const noexcept;
   /// Holds `memory` until the operation has finished.

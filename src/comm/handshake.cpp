@@ -55,9 +55,9 @@ void Handshake::finish(const std::function<void()>& meanwhile) {
     meanwhile();
     return test_all(pending);
   };
-  if (!wait_until(done, default_limit))
+  if (!wait_until(done, default_timeout))
     throw Error(ExitCode::retry, doing_,
-                "not all of its ranks came within " + std::to_string(default_limit.count() / 1000) + " s",
+                "not all of its ranks came within " + std::to_string(default_timeout.count() / 1000) + " s",
                 "A rank is stuck, lost or in another collective");
   pending.clear();
 }

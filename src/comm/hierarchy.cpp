@@ -18,7 +18,7 @@ constexpr unsigned tags = 8192;
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
 int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 
-/// Open MPI polls its sockets only in every eighth call that makes progress.
+/// Open MPI polls its sockets only in every eighth call that advances operations.
 constexpr int calls_per_poll = 8;
 
 /// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves. Since each leader gets
@@ -67,7 +67,7 @@ class SliceExchange {
   SliceExchange(const SliceExchange&) = delete;
   SliceExchange& operator=(const SliceExchange&) = delete;
 
-  /// Makes progress; true once the exchange has finished.
+  /// Advances; true once the exchange has finished.
   bool advance() {
     if (state_ == State::scattering && test()) {
       if (in_rounds_ && !next_round()) return false;

@@ -35,7 +35,7 @@ struct Hierarchy {
 node::NodeCommunicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
                                                      const node::Reduction& reduction);
 
-/// Makes progress with all unfinished all-reduces of the channel: if two ranks wait for different ones, each needs the
+/// Advances all unfinished all-reduces of the channel: if two ranks wait for different ones, each needs the
 /// other's part in both.
 void advance_over_nodes(Channel& channel);
 

@@ -9,8 +9,8 @@
 
 namespace muster::detail::comm {
 
-/// Uses a separate communicator without collectives, so failed attempts leave nothing half done and the mailbox stays
-/// usable. Only one thread of a rank uses it.
+/// Sends and receives small messages that no rank has to wait for. Uses a separate communicator without collectives, so
+/// failed attempts leave nothing half done and the mailbox stays usable. Only one thread of a rank uses it.
 class Mailbox {
  public:
   /// Collective.

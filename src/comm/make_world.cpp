@@ -5,7 +5,7 @@
 #include "comm/mpi_call.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/rendezvous.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "muster/error.hpp"
 #include "muster/mpi.hpp"
 
@@ -59,7 +59,7 @@ Communicator make_world(const Communicator& ranks, Placement placement) {
 Communicator make_separate_world(const Communicator& ranks) {
   wait_for_all_ranks(ranks, "making a separate world");
   const auto apart = make_world(ranks, {ranks.topology().node_of_rank, ranks.topology().hosts});
-  set_time_limit(apart, time_limit(ranks));
+  set_timeout(apart, timeout(ranks));
   set_final_grace(apart, final_grace(ranks));
   return apart;
 }

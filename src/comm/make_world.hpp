@@ -1,4 +1,4 @@
-// Makes worlds: groups of ranks with an alarm and time limits of their own.
+// Makes worlds: groups of ranks with an alarm and timeouts of their own.
 #pragma once
 
 #include "base/export.hpp"
@@ -11,8 +11,8 @@ namespace muster::detail::comm {
 /// different nodes communicate by MPI, even if they could share memory. Collective.
 Communicator make_world(const Communicator& ranks, Placement placement);
 
-/// Makes a separate world of the same ranks with the same limits, for another thread of each rank or for work that may
-/// fail alone: an alarm in one world does not reach the other. Collective.
+/// Makes a separate world of the same ranks with the same timeouts, for another thread of each rank or for work that
+/// may fail alone: an alarm in one world does not reach the other. Collective.
 MUSTER_INTERNAL_API Communicator make_separate_world(const Communicator& ranks);
 
 }  // namespace muster::detail::comm

@@ -20,9 +20,9 @@ constexpr int last_tag = 0;
 constexpr std::size_t most_missed_bytes = std::size_t{256} << 20;
 
 void wait_for_all_ranks(const char* doing, const std::function<bool()>& ready) {
-  if (!wait_until(ready, default_limit))
+  if (!wait_until(ready, default_timeout))
     throw Error(ExitCode::retry, doing,
-                "not all of its ranks came within " + std::to_string(default_limit.count() / 1000) + " s",
+                "not all of its ranks came within " + std::to_string(default_timeout.count() / 1000) + " s",
                 "A rank is stuck, lost or in another collective");
 }
 
@@ -132,7 +132,7 @@ void MpiCommunicator::drop_messages(const char* doing, const AllMax& all_max) {
   all_max(std::span(&none, 1), [this] { receive_all(); });
 }
 
-/// Receives the messages that have come, and makes progress with what was abandoned.
+/// Receives the messages that have come, and advances what was abandoned.
 void MpiCommunicator::receive_all() {
   for (;;) {
     int flag = 0;

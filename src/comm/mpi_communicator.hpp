@@ -27,6 +27,7 @@ namespace muster::detail::comm {
 /// of `comm`. Collective.
 std::uint64_t new_id(MPI_Comm comm, int first);
 
+/// Owns an MPI communicator, and cleans it before each use but the first.
 class MpiCommunicator {
  public:
   /// `members`: its ranks, as the pool numbers them. `id`: the same on all of them, and unique among the communicators

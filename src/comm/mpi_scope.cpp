@@ -59,7 +59,7 @@ bool may_hang_in_finalize() {
 
 }  // namespace
 
-MpiScope::MpiScope(std::chrono::milliseconds limit) {
+MpiScope::MpiScope(std::chrono::milliseconds timeout) {
   int initialised = 0;
   check(MPI_Initialized(&initialised), "MPI_Initialized");
   if (!initialised) {
@@ -71,7 +71,7 @@ MpiScope::MpiScope(std::chrono::milliseconds limit) {
     initialised_here_ = true;
     return_errors_of_tests();
   }
-  wait_for_world(limit);
+  wait_for_world(timeout);
   world_.emplace(from_mpi(MPI_COMM_WORLD));
 }
 

@@ -15,8 +15,8 @@ namespace muster::detail::comm {
 /// Initialises MPI (MPI_THREAD_MULTIPLE) unless that is done already, and then finalises it too. One per process.
 class MpiScope {
  public:
-  /// Waits for all ranks, up to `limit`: see wait_for_world().
-  MUSTER_INTERNAL_API explicit MpiScope(std::chrono::milliseconds limit = default_limit);
+  /// Waits for all ranks, up to `timeout`: see wait_for_world().
+  MUSTER_INTERNAL_API explicit MpiScope(std::chrono::milliseconds timeout = default_timeout);
   MpiScope(const MpiScope&) = delete;
   MpiScope& operator=(const MpiScope&) = delete;
   MUSTER_INTERNAL_API ~MpiScope();

@@ -20,11 +20,11 @@ std::string packed_outcome(const std::function<std::string()>& work) {
 }
 
 /// Agrees with all ranks on how the work has ended and returns the root cause. `errors` gets the error of each rank.
-std::optional<Error> conclude(const Communicator& world, const WaitLimits& limits, const Outcome& mine,
+std::optional<Error> conclude(const Communicator& world, const Timeouts& timeouts, const Outcome& mine,
                               std::map<int, std::string>* errors = nullptr) {
   const bool done = mine.kind == Outcome::Kind::done;
   try {
-    const auto outcomes = agree(world, mine, done ? limits.done : limits.failed);
+    const auto outcomes = agree(world, mine, done ? timeouts.done : timeouts.failed);
     for (std::size_t rank = 0; errors != nullptr && rank < outcomes.size(); ++rank)
       if (outcomes[rank].kind != Outcome::Kind::done) errors->emplace(static_cast<int>(rank), outcomes[rank].text);
     return root_cause(outcomes, world.topology().hosts);
@@ -68,11 +68,11 @@ void require_same_options(const Communicator& communicator, const std::string& w
   }
 }
 
-std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
+std::optional<Error> attempt_on_all(const Communicator& world, const Timeouts& timeouts,
                                     const std::function<void()>& work, std::map<int, std::string>* errors) {
   const NestedAttempt nested(world);
   // After this no rank is still in an earlier collective, which an alarm from this work would end.
-  agree(world, {}, limits.done);
+  agree(world, {}, timeouts.done);
   Outcome mine;
   try {
     work();
@@ -82,10 +82,10 @@ std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits&
     mine = current_outcome(world);
     raise_alarm(world, mine);
   }
-  return conclude(world, limits, mine, errors);
+  return conclude(world, timeouts, mine, errors);
 }
 
-void check_on_all(const Communicator& world, const WaitLimits& limits, const std::function<void()>& work) {
+void check_on_all(const Communicator& world, const Timeouts& timeouts, const std::function<void()>& work) {
   const NestedAttempt nested(world);
   Outcome mine;
   try {
@@ -93,7 +93,7 @@ void check_on_all(const Communicator& world, const WaitLimits& limits, const std
   } catch (...) {
     mine = current_outcome();
   }
-  if (const auto error = conclude(world, limits, mine)) throw *error;
+  if (const auto error = conclude(world, timeouts, mine)) throw *error;
 }
 
 }  // namespace muster::detail::comm

@@ -81,22 +81,22 @@ auto run_on_root(const Communicator& communicator, const Work& work) {
 }
 
 /// How long a rank waits for the others at the end of the work.
-struct WaitLimits {
+struct Timeouts {
   std::chrono::milliseconds done;    ///< if this rank's own work succeeded
   std::chrono::milliseconds failed;  ///< if it failed
 };
 
 /// Runs `work`, in which the ranks communicate, on every rank. If it fails on any, all ranks return the same root
 /// cause. A failure ends the waits of the other ranks at once. `errors` gets the error text of each rank that did not
-/// succeed, by rank. Throws RanksMissing past the limit. A nested attempt throws the error that has ended the outer
+/// succeed, by rank. Throws RanksMissing past the timeout. A nested attempt throws the error that has ended the outer
 /// attempt on a rank that never entered the nested one. Collective over the world.
-MUSTER_INTERNAL_API std::optional<Error> attempt_on_all(const Communicator& world, const WaitLimits& limits,
+MUSTER_INTERNAL_API std::optional<Error> attempt_on_all(const Communicator& world, const Timeouts& timeouts,
                                                         const std::function<void()>& work,
                                                         std::map<int, std::string>* errors = nullptr);
 
 /// Runs `work`, in which the ranks do not communicate, on every rank and throws the root cause if it fails on any.
 /// Collective over the world.
-MUSTER_INTERNAL_API void check_on_all(const Communicator& world, const WaitLimits& limits,
+MUSTER_INTERNAL_API void check_on_all(const Communicator& world, const Timeouts& timeouts,
                                       const std::function<void()>& work);
 
 }  // namespace muster::detail::comm

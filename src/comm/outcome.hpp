@@ -23,10 +23,10 @@ struct Outcome {
   ExitCode code = ExitCode::done;
   bool agreed = false;    ///< every rank has the same error
   std::string text = {};  ///< the error's text; for `done`, the rank's result
-  bool stalled = false;   ///< this rank waited for longer than the launch's time limit: others may be stuck
+  bool stalled = false;   ///< this rank waited for longer than the launch's timeout: others may be stuck
 };
 
-/// A wait took longer than the launch's time limit.
+/// A wait took longer than the launch's timeout.
 class WaitTimeout : public Error {
  public:
   using Error::Error;

@@ -14,7 +14,8 @@
 
 namespace muster::detail::comm {
 
-/// Thread-safe. Agreements have numbers, which grow from one to the next.
+/// Asks ranks whether they wait in an agreement, and answers for this one. Thread-safe. Agreements have numbers, which
+/// grow from one to the next.
 class Presence {
  public:
   /// Messages go over `comm`, with a tag of their own.
@@ -32,10 +33,12 @@ class Presence {
   bool has_answered(int rank, std::int64_t agreement) const;
 
  private:
+  /// A question or an answer.
   struct Note {
     std::int64_t agreement = 0;
     std::int64_t is_answer = 0;
   };
+  /// Messages that are still being sent.
   struct Sends {
     std::deque<Note> notes = {};  ///< a deque, so that they keep their addresses
     std::vector<MPI_Request> requests = {};

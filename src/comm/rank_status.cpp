@@ -28,7 +28,7 @@ void note_step(const Communicator& communicator, std::int64_t step, std::int64_t
 }
 
 void keep_alive(const Communicator& communicator, std::chrono::milliseconds time) {
-  const auto end = watch::now() + std::max(usable_limit(time), std::chrono::milliseconds(0));
+  const auto end = watch::now() + std::max(usable_timeout(time), std::chrono::milliseconds(0));
   Channel::of(communicator)->world->wait_monitor.own_record().busy_until = end.count();
 }
 

@@ -36,7 +36,7 @@ class WaitingForReader {
 /// Records the step, from 1, and the epoch that this rank is in. Local.
 void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch);
 
-/// Announces that this rank works for up to `time` from now. When another rank waits for it, the time limit of that
+/// Announces that this rank works for up to `time` from now. When another rank waits for it, the timeout of that
 /// wait does not begin before this time has ended. Local.
 void keep_alive(const Communicator& communicator, std::chrono::milliseconds time);
 

@@ -9,7 +9,7 @@ namespace muster::detail::comm {
 /// which the others see the barrier complete, and they would then wait for it in MPI for ever. So rank 0 decides. It
 /// lets the others go once all have told it that they are here. A rank that wants to leave after that must ask rank 0.
 ///
-/// Returns on all ranks of the communicator or throws on all: RemoteError, or, past the launch's time limit, an Error
+/// Returns on all ranks of the communicator or throws on all: RemoteError, or, past the launch's timeout, an Error
 /// (ExitCode::retry) whose text begins with `doing`. Collective.
 void wait_for_all_ranks(const Communicator& communicator, const char* doing);
 

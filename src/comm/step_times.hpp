@@ -19,6 +19,7 @@
 
 namespace muster::detail::comm {
 
+/// Notes the times of this worker's steps, and gives those of all workers on rank 0.
 class StepTimes {
  public:
   /// Construct it on the thread that trains. Collective over the workers.

@@ -20,7 +20,7 @@
 namespace muster::detail::comm {
 
 /// How long ranks wait for each other by default.
-constexpr std::chrono::milliseconds default_limit{1'800'000};
+constexpr std::chrono::milliseconds default_timeout{1'800'000};
 
 /// Tells the processor that this is a spin loop.
 inline void pause() noexcept {
@@ -52,7 +52,7 @@ bool spin_until(Ready&& ready) {
   return false;
 }
 
-/// How long a wait has lasted, for its limit. Gaps of a second or more in which its process did not run do not count,
+/// How long a wait has lasted, for its timeout. Gaps of a second or more in which its process did not run do not count,
 /// as when the job is suspended: the other ranks did not run either.
 class WaitTime {
  public:
@@ -73,17 +73,17 @@ class WaitTime {
   Clock::duration suspended_{};
 };
 
-/// Calls ready() until it is true; false past the limit. It spins each time before it gives up the core, since an
+/// Calls ready() until it is true; false past the timeout. It spins each time before it gives up the core, since an
 /// operation of many steps waits in each step. Calls between() each time before it gives up the core.
 template <class Ready, class Between>
-bool wait_until(Ready&& ready, std::chrono::milliseconds limit, Between&& between) {
+bool wait_until(Ready&& ready, std::chrono::milliseconds timeout, Between&& between) {
   using namespace std::chrono_literals;
   WaitTime time;
   for (auto waited = 0ns;; waited = time.until()) {
     const bool is_long = waited > 200ms;
     if (is_long ? ready() : spin_until(ready)) return true;
     between();
-    if (waited > limit) return false;
+    if (waited > timeout) return false;
     if (is_long)
       std::this_thread::sleep_for(50us);
     else
@@ -91,13 +91,13 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds limit, Between&& betwee
   }
 }
 template <class Ready>
-bool wait_until(Ready&& ready, std::chrono::milliseconds limit) {
-  return wait_until(ready, limit, [] {});
+bool wait_until(Ready&& ready, std::chrono::milliseconds timeout) {
+  return wait_until(ready, timeout, [] {});
 }
 
 /// Waits until ready() is true, as every wait on a communicator does. Throws RemoteError if another rank has raised an
-/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `limit`, by default the launch's limit.
+/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `timeout`: if empty, the launch's.
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
-             const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> limit = {});
+             const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> timeout = {});
 
 }  // namespace muster::detail::comm

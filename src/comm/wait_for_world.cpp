@@ -66,7 +66,7 @@ class RollCall {
           listen();
           return count() == std::ssize(has_come_);
         },
-        default_limit);
+        default_timeout);
   }
 
   std::ptrdiff_t count() const { return std::ranges::count(has_come_, true); }
@@ -121,7 +121,7 @@ bool mpirun_has_several_programs() noexcept {
   return programs != nullptr && std::atoi(programs) > 1;
 }
 
-void wait_for_world(std::chrono::milliseconds limit) {
+void wait_for_world(std::chrono::milliseconds timeout) {
   constexpr auto doing = "starting";
   RollCall roll_call;
   MPI_Request barrier = MPI_REQUEST_NULL;
@@ -134,7 +134,7 @@ void wait_for_world(std::chrono::milliseconds limit) {
     };
     return wait_until(completed, time, [&] { roll_call.listen(); });
   };
-  const auto first = std::min(before_roll_call, limit);
+  const auto first = std::min(before_roll_call, timeout);
   if (all_come_within(first)) return roll_call.finish();
   roll_call.ask();
   if (all_come_within(answers_to_roll_call)) return roll_call.finish();
@@ -143,7 +143,7 @@ void wait_for_world(std::chrono::milliseconds limit) {
         Error(ExitCode::usage, doing, come_within(first, roll_call) + ", and the launcher has started several programs",
               "Split MPI_COMM_WORLD in each of them, and give Launch the ranks of its program, by from_mpi()"),
         roll_call);
-  const auto rest = limit - first - answers_to_roll_call;
+  const auto rest = timeout - first - answers_to_roll_call;
   if (rest > 0ms) {
     if (roll_call.is_lowest())
       std::fprintf(stderr,
@@ -152,7 +152,7 @@ void wait_for_world(std::chrono::milliseconds limit) {
                    come_within(first, roll_call).c_str());
     if (all_come_within(rest)) return roll_call.finish();
   }
-  end_job(Error(ExitCode::retry, doing, come_within(limit, roll_call),
+  end_job(Error(ExitCode::retry, doing, come_within(timeout, roll_call),
                 "A rank is stuck, or runs another program: then split MPI_COMM_WORLD in each program, and give Launch "
                 "the ranks of its own, by from_mpi(); --timeout sets the limit"),
           roll_call);

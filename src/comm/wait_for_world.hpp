@@ -5,10 +5,11 @@
 
 namespace muster::detail::comm {
 
-/// Waits until all ranks of MPI_COMM_WORLD have made this call. After 10 s (or `limit`, if that is less) the ranks that
-/// have come ask who else has. If the launcher has started several programs, the job then ends with ExitCode::usage.
-/// Otherwise a warning says how many have come, and past `limit` the job ends with ExitCode::retry. Collective.
-void wait_for_world(std::chrono::milliseconds limit);
+/// Waits until all ranks of MPI_COMM_WORLD have made this call. After 10 s (or `timeout`, if that is less) the ranks
+/// that have come ask who else has. If the launcher has started several programs, the job then ends with
+/// ExitCode::usage. Otherwise a warning says how many have come, and past `timeout` the job ends with ExitCode::retry.
+/// Collective.
+void wait_for_world(std::chrono::milliseconds timeout);
 
 /// True if Open MPI's launcher says that it has started several programs as one job: `mpirun -n 1 a : -n 2 b`. Local;
 /// for use before MPI is initialised, too.

@@ -37,10 +37,11 @@ constexpr auto poll_interval = 50ms;
 /// Limits for the message on the terminal (ranks, frames) and for the log (calls).
 constexpr std::size_t shown_ranks = 3, shown_frames = 7, kept_calls = 16;
 
-void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::optional<std::chrono::milliseconds> limit) {
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen,
+                std::optional<std::chrono::milliseconds> timeout) {
   timespec time{};
-  if (limit) time = {limit->count() / 1000, limit->count() % 1000 * 1'000'000};
-  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, limit ? &time : nullptr, nullptr, 0);
+  if (timeout) time = {timeout->count() / 1000, timeout->count() % 1000 * 1'000'000};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, timeout ? &time : nullptr, nullptr, 0);
 }
 void futex_wake(std::atomic<std::uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -177,9 +178,9 @@ void WaitMonitor::run() {
       futex_wake(mine.stack_replies);
     }
     if (serves) answer_questions();
-    std::optional<std::chrono::milliseconds> limit;
-    if (serves) limit = poll_interval;
-    if (!ending_) futex_wait(mine.stack_requests, asked, limit);
+    std::optional<std::chrono::milliseconds> timeout;
+    if (serves) timeout = poll_interval;
+    if (!ending_) futex_wait(mine.stack_requests, asked, timeout);
   }
 }
 
@@ -337,7 +338,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
 }
 
 WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::nanoseconds begun,
-                                          std::chrono::nanoseconds suspended, std::chrono::milliseconds limit,
+                                          std::chrono::nanoseconds suspended, std::chrono::milliseconds timeout,
                                           const std::vector<int>* late) {
   auto findings = inspect_node(call, call.ranks, late);
   const auto more = [&](std::span<const Finding> of) {
@@ -346,7 +347,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
       if (finding.silent || (call.call_number > 0 && !finding.late)) continue;
       const std::chrono::milliseconds busy(finding.busy_ms);
       if (watch::now() + busy > begun)
-        longest = std::max(longest, std::chrono::ceil<std::chrono::milliseconds>(busy + suspended + limit));
+        longest = std::max(longest, std::chrono::ceil<std::chrono::milliseconds>(busy + suspended + timeout));
     }
     return longest;
   };

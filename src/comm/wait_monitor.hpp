@@ -33,6 +33,7 @@ struct WaitedFor {
   const std::vector<int>& ranks;
 };
 
+/// Decides how long a wait past its timeout goes on, and says why.
 class WaitMonitor {
  public:
   /// Collective; all ranks must have come.
@@ -53,21 +54,21 @@ class WaitMonitor {
   void start_answering();
   void end_answering();
 
-  /// How long a wait that has reached its limit goes on, and what keeps it waiting.
+  /// How long a wait that has reached its timeout goes on, and what keeps it waiting.
   struct Decision {
     std::chrono::milliseconds more{0};  ///< time that late ranks have announced by keep_alive(); 0: the wait is over
     std::string fact;                   ///< "rank 1 (node) has not come: it is stopped …"
     std::string details;                ///< lines that say where the late ranks are
   };
-  /// Called when a wait that began at `begun` has reached its limit. `suspended`: the time since then in which this
+  /// Called when a wait that began at `begun` has reached its timeout. `suspended`: the time since then in which this
   /// process did not run, by which announced work takes longer. Inspects all ranks that take part and writes what each
   /// is doing to this rank's log. `late`: the late ranks if they are known. Throws an Error (ExitCode::user_error) if
   /// another rank is in a different call.
   Decision decide(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::nanoseconds suspended,
-                  std::chrono::milliseconds limit, const std::vector<int>* late = nullptr);
+                  std::chrono::milliseconds timeout, const std::vector<int>* late = nullptr);
   /// Records the call that the main thread waits in; call number 0 if it waits in none. Ignored on other threads.
   void note_wait(std::uint64_t channel, std::uint64_t call_number) noexcept;
-  /// Throws an Error (ExitCode::user_error), before the limit of the wait, if another rank of the node has made a
+  /// Throws an Error (ExitCode::user_error), before the timeout of the wait, if another rank of the node has made a
   /// different call with that call number, has ended the attempt without this call, or waits for this rank in another
   /// call.
   void compare(const WaitedFor& call, std::int64_t attempt) const;

@@ -1,4 +1,4 @@
-// What the communicators of a launch share: the alarm, the count of agreements, the monitor of waits, the limits.
+// What the communicators of a launch share: the alarm, the count of agreements, the monitor of waits, the timeouts.
 #pragma once
 
 #include "comm/alarm.hpp"
@@ -55,7 +55,7 @@ struct World {
   WaitMonitor wait_monitor;
   const Placement placement;
   struct {
-    std::atomic<std::chrono::milliseconds> wait{default_limit};  // for every wait
+    std::atomic<std::chrono::milliseconds> timeout{default_timeout};  // for every wait
     std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
   } limits;
 };

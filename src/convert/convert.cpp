@@ -262,7 +262,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
   }
   std::vector<std::filesystem::path> written;
   for (auto& writer : writers) {
-    writer.publish();
+    writer.put_in_place();
     written.push_back(writer.output());
   }
   return written;

@@ -107,7 +107,7 @@ void DatasetWriter::finish() {
   written.close();
 }
 
-void DatasetWriter::publish() {
+void DatasetWriter::put_in_place() {
   if (::rename(temporary_.c_str(), output_.c_str()) != 0)
     throw Error(ExitCode::retry, doing(), std::strerror(errno), "Check the permissions there");
   temporary_.clear();

@@ -14,10 +14,10 @@
 
 namespace muster::detail::convert {
 
-/// Write the columns one after the other, each in the order of its samples; then call finish() and publish(). The
-/// destructor removes the file if it has not been published. If several files belong together, finish all of them
-/// before publishing the first. Errors have ExitCode::retry. Each write is checked, since HDF5 may close a file without
-/// an error after a write has failed.
+/// Write the columns one after the other, each in the order of its samples; then call finish() and put_in_place(). The
+/// destructor removes the file if that has not been done. If several files belong together, finish all of them
+/// before the first is put in place. Errors have ExitCode::retry. Each write is checked, since HDF5 may close a file
+/// without an error after a write has failed.
 class DatasetWriter {
  public:
   /// Makes a file with a temporary name beside `output`. `aligned`: columns start at page boundaries, for reading
@@ -44,7 +44,7 @@ class DatasetWriter {
   /// Makes the file durable, under its temporary name.
   void finish();
   /// Gives the file the name output(), replacing a file of that name.
-  void publish();
+  void put_in_place();
 
   const std::filesystem::path& output() const noexcept { return output_; }
 
@@ -53,7 +53,7 @@ class DatasetWriter {
   std::int64_t check(std::int64_t status) const { return hdf5::check(status, doing(), ExitCode::retry); }
 
   std::filesystem::path output_;
-  std::filesystem::path temporary_;  ///< the temporary name; empty once the file is published
+  std::filesystem::path temporary_;  ///< the temporary name; empty once the file is in place
   hdf5::Handle file_;
   hdf5::Handle column_;
   std::int64_t next_ = 0;  ///< index of the column's next sample

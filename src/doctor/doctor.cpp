@@ -7,7 +7,7 @@
 #include "base/program.hpp"
 #include "comm/mpi_scope.hpp"
 #include "comm/mpi_threads.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "doctor/checks.hpp"
 #include "doctor/shared_storage.hpp"
 #include "launch/launcher.hpp"
@@ -32,14 +32,14 @@ using Clock = std::chrono::steady_clock;
 using Print = std::function<void(const Examination&)>;
 using enum Finding::Severity;
 
-constexpr std::chrono::seconds program_limit{5}, mpi_limit{20}, step_limit{60};
+constexpr std::chrono::seconds program_timeout{5}, mpi_timeout{20}, step_timeout{60};
 /// How long a rank that has failed waits for rank 0 to print.
 constexpr std::chrono::seconds rank_0_prints{5};
 
 const char* environment(const char* name) { return std::getenv(name); }
 
 Json run(const std::vector<std::string>& words) {
-  auto end = detail::run_program(words, program_limit);
+  auto end = detail::run_program(words, program_timeout);
   return end.succeeded() ? Json(std::move(end.output)) : Json();
 }
 
@@ -91,7 +91,7 @@ class Watch {
     {
       const std::lock_guard lock(mutex_);
       step_ = std::move(step);
-      until_ = Clock::now() + step_limit + (prints_ ? std::chrono::seconds(0) : rank_0_prints);
+      until_ = Clock::now() + step_timeout + (prints_ ? std::chrono::seconds(0) : rank_0_prints);
     }
     changed_.notify_all();
   }
@@ -114,7 +114,7 @@ class Watch {
             examination_.findings.begin(),
             {may_pass,
              "time",
-             step_ + " has not ended within " + std::to_string(step_limit.count()) + " s",
+             step_ + " has not ended within " + std::to_string(step_timeout.count()) + " s",
              "Look at the network (OMPI_MCA_btl_tcp_if_include chooses it), the nodes and the file server",
              {examination_.host}});
         print_(examination_);
@@ -127,7 +127,7 @@ class Watch {
   Examination examination_;
   bool prints_, over_ = false;
   std::string step_ = "the start";
-  Clock::time_point until_ = Clock::now() + step_limit;
+  Clock::time_point until_ = Clock::now() + step_timeout;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::thread thread_{[this] { watch(); }};
@@ -149,11 +149,11 @@ std::string first_words(const std::string& text) {
 
 MpiStart try_mpi_alone(const std::vector<std::string>& command) {
   using Kind = detail::ProgramEnd::Kind;
-  const auto end = detail::run_program(command, mpi_limit, /*errors=*/true);
+  const auto end = detail::run_program(command, mpi_timeout, /*errors=*/true);
   MpiStart start{.calls_from_threads = end.output.find("multiple") != std::string::npos};
   if (end.succeeded()) return start;
   start.may_pass = end.kind == Kind::out_of_time;
-  start.problem = start.may_pass ? "it did not start here within " + std::to_string(mpi_limit.count()) + " s"
+  start.problem = start.may_pass ? "it did not start here within " + std::to_string(mpi_timeout.count()) + " s"
                                  : "it does not start here without a launcher: " + first_words(end.output);
   start.remedy =
       "Look from the nodes where you train: srun --mpi=pmix -n 2 muster doctor, or mpirun -n 2 muster doctor";
@@ -294,7 +294,7 @@ ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptio
   const auto& world = mpi.world();
   if (const auto worlds = separate_worlds(environment, world.size(), detail::comm::mpi_library()))
     return report_separate_worlds(*worlds, examination, print);
-  detail::comm::set_time_limit(world, step_limit);
+  detail::comm::set_timeout(world, step_timeout);
   examination.ranks = world.size();
   examination.nodes = world.topology().num_nodes;
   try {

@@ -12,11 +12,11 @@
 namespace muster::detail::doctor {
 namespace {
 
-constexpr std::chrono::seconds name_limit{5};
+constexpr std::chrono::seconds name_timeout{5};
 
 /// Null if the name service does not answer in time.
 Json resolves(const std::string& host) {
-  // A name server that is gone takes longer than the limit; the thread is left to itself then.
+  // A name server that is gone takes longer than the timeout; the thread is left to itself then.
   auto answer = std::make_shared<std::promise<bool>>();
   auto known = answer->get_future();
   std::thread([answer, host] {
@@ -25,7 +25,7 @@ Json resolves(const std::string& host) {
     if (found != nullptr) ::freeaddrinfo(found);
     answer->set_value(is_known);
   }).detach();
-  if (known.wait_for(name_limit) != std::future_status::ready) return nullptr;
+  if (known.wait_for(name_timeout) != std::future_status::ready) return nullptr;
   return known.get();
 }
 
@@ -60,7 +60,7 @@ Findings check_network(const Json& facts, int nodes) {
   const auto severity = nodes > 1 ? warning : ok;
   if (facts.at("resolves").is_null())
     findings.push_back({warning, "network",
-                        "the name service did not say within " + std::to_string(name_limit.count()) +
+                        "the name service did not say within " + std::to_string(name_timeout.count()) +
                             " s what address " + host + " has",
                         "Add it to /etc/hosts, or have the name service mended"});
   else if (facts.at("resolves") == false)

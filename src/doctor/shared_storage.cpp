@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds sight_limit{5};
+constexpr std::chrono::seconds sight_timeout{5};
 constexpr double slow_sight_s = 1;
 
 struct flock whole_file() {
@@ -70,7 +70,7 @@ Json look_for(const fs::path& path) {
       if (::fcntl(file, F_OFD_GETLK, &range) == 0) facts["sees_lock"] = range.l_type != F_UNLCK;
     }
     if (file >= 0) ::close(file);
-    if (seen || Clock::now() - begin > sight_limit) return facts;
+    if (seen || Clock::now() - begin > sight_timeout) return facts;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
@@ -92,9 +92,10 @@ Findings check_shared_storage(const Json& facts, const std::string& writer) {
   if (facts.is_null()) return {};
   const auto subject = "storage " + facts.at("path").get<std::string>();
   if (facts.at("seen") == false)
-    return {{to_mend, subject,
-             "a file that " + writer + " has written is not seen within " + std::to_string(sight_limit.count()) + " s",
-             "Choose a --storage on a file system that all nodes share"}};
+    return {
+        {to_mend, subject,
+         "a file that " + writer + " has written is not seen within " + std::to_string(sight_timeout.count()) + " s",
+         "Choose a --storage on a file system that all nodes share"}};
   Findings findings;
   if (facts.at("after_s") > slow_sight_s) {
     char text[32];

@@ -37,9 +37,9 @@ struct BucketExchange::Bucket {
   /// [note_count].
   at::Tensor used;
   std::vector<float> users;  ///< the same on the CPU
-  std::size_t missing = 0;   ///< number of gradients not added yet in this pass
+  std::size_t missing = 0;   ///< number of gradients not added yet in this round
   c10::intrusive_ptr<c10d::Work> work = {};
-  watch::TraceEvent event = {};  ///< its reduction, in this pass
+  watch::TraceEvent event = {};  ///< its reduction, in this round
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,

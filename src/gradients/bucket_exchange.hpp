@@ -25,7 +25,7 @@ namespace muster::detail::gradients {
 /// The process group has the communicator's ranks and serves this exchange only: in one backward(), the buckets of two
 /// models may start in different orders on different ranks.
 ///
-/// Many members: the buckets and their order, which the first pass settles, and the progress of the pass under way.
+/// Many members: the buckets and their order, which the first round settles, and what the round under way has added.
 class BucketExchange final : public Exchange {
  public:
   /// With `progress_thread`, a second thread makes the all-reduces advance while backward() computes, for process
@@ -67,7 +67,7 @@ class BucketExchange final : public Exchange {
   std::size_t ended_ = 0;           ///< number of them whose all-reduce is known to have ended
 
   Arrival arrival_ = Arrival::at_once;
-  std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this pass has added them
+  std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this round has added them
   bool order_fixed_ = false;           ///< true if order_ is final
   bool order_changed_ = false;         ///< true if order_ has changed since the buckets were filled
 

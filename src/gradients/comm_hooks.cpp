@@ -127,7 +127,7 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
   const auto type = type_of_factors(bucket);
   const auto seed = options.seed + static_cast<std::uint64_t>(memory.iteration);
 
-  // Uncompressed views travel with P. Matrices that no rank has used are skipped; their error stays for a later pass.
+  // Uncompressed views travel with P. Matrices that no rank has used are skipped; their error stays for a later round.
   std::vector<LowRank*> matrices;
   std::int64_t others = 0, elements_of_p = 0, elements_of_q = 0;
   for (const auto& other : memory.others) others += other.numel();
@@ -143,25 +143,25 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
   std::int64_t offset = 0;
   for (const auto& other : memory.others) part(first, offset, 1, other.numel()).copy_(other.reshape({1, -1}));
 
-  struct Pass {
+  struct Factors {
     at::Tensor input, p, q;
   };
-  std::vector<Pass> passes;
+  std::vector<Factors> factors;
   std::int64_t offset_of_q = 0;
   for (auto* const matrix : matrices) {
     auto& m = *matrix;
     auto input = bucket.views[m.view].reshape({m.rows, m.columns}).to(type);
     if (options.error_feedback) input = m.error.defined() ? input + m.error : input.clone();
-    passes.push_back({input, part(first, offset, m.rank, m.rows), part(second, offset_of_q, m.rank, m.columns)});
-    auto& pass = passes.back();
+    factors.push_back({input, part(first, offset, m.rank, m.rows), part(second, offset_of_q, m.rank, m.columns)});
+    auto& one = factors.back();
     orthonormalise(m.q, seed);
-    at::mm_out(pass.p, m.q, input.t());
+    at::mm_out(one.p, m.q, input.t());
   }
   bool finite = all_reduce_finite(group, first);
   if (finite) {
-    for (auto& pass : passes) {
-      orthonormalise(pass.p, seed);
-      at::mm_out(pass.q, pass.p, pass.input);
+    for (auto& one : factors) {
+      orthonormalise(one.p, seed);
+      at::mm_out(one.q, one.p, one.input);
     }
     finite = all_reduce_finite(group, second);
   }
@@ -170,8 +170,8 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
     return;
   }
 
-  for (std::size_t i = 0; i < passes.size(); ++i) {
-    const auto& [input, p, q] = passes[i];
+  for (std::size_t i = 0; i < factors.size(); ++i) {
+    const auto& [input, p, q] = factors[i];
     auto& m = *matrices[i];
     const auto& view = bucket.views[m.view];
     view.copy_(product(p, q).view(view.sizes()));

@@ -15,7 +15,7 @@ namespace muster::detail::gradients {
 struct LowRank {
   std::size_t view = 0;  ///< index of the view in the bucket
   std::int64_t rows = 0, columns = 0, rank = 0;
-  at::Tensor q = {};      ///< [rank, columns], result of the last pass, from which the next one starts
+  at::Tensor q = {};      ///< [rank, columns], result of the last round, from which the next one starts
   at::Tensor error = {};  ///< [rows, columns], left out by compression on this rank; undefined if there is none
 };
 

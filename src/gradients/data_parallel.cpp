@@ -248,7 +248,7 @@ void DataParallel::load_buffers_of(int micro_batch) {
 void DataParallel::synchronise_buffers() {
   if (!reducer_) return;
   reducer_->check_parameters();
-  reducer_->finish_abandoned_passes();  // passes that exceptions have cut off may still use the group
+  reducer_->finish_abandoned_rounds();  // rounds that exceptions have cut off may still use the group
   if (micro_batches_) return micro_batches_->synchronise();
   std::vector<at::Tensor> statistics, counts;
   for (const auto& buffer : module_->named_buffers()) {

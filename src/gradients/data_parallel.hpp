@@ -32,7 +32,7 @@ struct ParallelContext {
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
   std::shared_ptr<const step::Steps> steps;  ///< tells the current batch and its weight
   std::shared_ptr<const int> no_sync_depth;  ///< gradients are averaged if it is 0
-  /// True if this rank has been asked to stop. Called in every averaging pass, on the thread that runs backward(); see
+  /// True if this rank has been asked to stop. Called in every averaging round, on the thread that runs backward(); see
   /// Reducer::any_stop_requested(). Empty if the rank is never asked.
   std::function<bool()> stop_requested = {};
   c10::Device device = c10::kCPU;

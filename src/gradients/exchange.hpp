@@ -38,7 +38,7 @@ enum class Arrival {
   at_once,      ///< all one after the other, without computation between them
 };
 
-/// Bits that travel with a pass without a message of their own. Each rank sets some and gets the OR over all ranks.
+/// Bits that travel with a round without a message of their own. Each rank sets some and gets the OR over all ranks.
 using Flags = std::uint32_t;
 constexpr int flag_bits = 4;
 constexpr Flags stop_requested = 1;        ///< this rank is asked to stop
@@ -105,7 +105,7 @@ class FusableGradients {
   virtual at::IntArrayRef strides(std::size_t index) const = 0;
   /// Number of chunks of all buckets. In a round, each chunk is processed by one rank.
   virtual std::size_t chunk_count() const noexcept = 0;
-  /// Call it instead of Exchange::finish(), once or several times in a pass. It calls `on_chunk` for the chunks and
+  /// Call it instead of Exchange::finish(), once or several times in a round. It calls `on_chunk` for the chunks and
   /// does not average: the gradients stay as they are. Collective.
   virtual void finish_with(const node::BucketReduction::OnChunk& on_chunk) = 0;
   // In `on_chunk`, and after finish_with().
@@ -119,27 +119,27 @@ class FusableGradients {
   virtual bool all_words_equal() const = 0;
 };
 
-/// `index` is the index of a parameter in the list that the exchange was made for. In every pass all ranks add all
+/// `index` is the index of a parameter in the list that the exchange was made for. In every round all ranks add all
 /// gradients, in any order.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  /// Begins a pass; the previous one must be finished. `weight`: see mean_weight(); 0 if there is none.
+  /// Begins a round; the previous one must be finished. `weight`: see mean_weight(); 0 if there is none.
   virtual void begin(Arrival arrival, Flags flags, double weight) = 0;
   /// Adds a gradient, already weighted; an undefined one counts as zero. The exchange may keep its memory and reduce it
   /// in place, so nobody else may read or write it before finish() has returned.
   virtual void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) = 0;
   /// Waits until every rank has added every gradient. Collective.
   virtual void finish() = 0;
-  /// False if gradients are stored and this rank needs more passes before there is an average.
+  /// False if gradients are stored and this rank needs more rounds before there is an average.
   virtual bool is_step_complete() const { return true; }
-  /// True if an average may take several passes. Then the gradients of each pass are added without earlier ones in
+  /// True if an average may take several rounds. Then the gradients of each round are added without earlier ones in
   /// .grad.
-  virtual bool takes_several_passes() const noexcept { return false; }
+  virtual bool takes_several_rounds() const noexcept { return false; }
 
-  // After a pass that is finished and complete.
-  /// Returns on how many ranks the parameter was used; -1 if a rank has abandoned the pass.
+  // After a round that is finished and complete.
+  /// Returns on how many ranks the parameter was used; -1 if a rank has abandoned the round.
   virtual int user_count(std::size_t index) const = 0;
   /// Makes `gradient` hold the average, in place if it is defined.
   virtual void fetch(std::size_t index, at::Tensor& gradient) = 0;

@@ -42,13 +42,13 @@ void note_step(const std::vector<at::Tensor>& parameters, const std::weak_ptr<co
 /// The hooks pass `index` to the reducer.
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index);
 
-/// Inside a hook: true if this pass adds to the parameter's .grad. autograd::grad() runs the first hook too, but only
-/// returns the gradient.
+/// Inside a hook: true if this backward() adds to the parameter's .grad. autograd::grad() runs the first hook too, but
+/// only returns the gradient.
 bool accumulates(const at::Tensor& parameter);
 
-/// Inside the second hook: true if another tensor uses the memory of a .grad that this pass has made. autograd puts a
-/// gradient into .grad without a copy if nobody else has the tensor. But another branch of the graph, the caller of
-/// backward() or a hook may have another tensor with the same memory.
+/// Inside the second hook: true if another tensor uses the memory of a .grad that this backward() has made. autograd
+/// puts a gradient into .grad without a copy if nobody else has the tensor. But another branch of the graph, the caller
+/// of backward() or a hook may have another tensor with the same memory.
 bool others_have_memory_of(const at::Tensor& gradient);
 
 /// Inside a hook: calls `then` at the end of this backward(), after all functions that were queued before. If

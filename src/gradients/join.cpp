@@ -49,18 +49,18 @@ Join::Join(const std::vector<std::shared_ptr<DataParallel>>& models, const JoinO
   const double ranks = model_->channel().size();
   refuse_fused(reducer);
   const auto before = [this, &reducer, ranks, all = options.divide_by_initial_world_size](bool averages) {
-    reducer.finish_abandoned_passes();  // there is no other model
+    reducer.finish_abandoned_rounds();  // there is no other model
     if (reducer.has_new_trainable())
       throw Error(ExitCode::user_error, "averaging gradients", "a parameter was unfrozen inside join()",
                   "Unfreeze it before, when all ranks have batches");
     refuse_fused(reducer);
     if (!averages) return Reducer::Correction{};
-    const auto active = static_cast<double>(ranks_with_a_pass(true));
+    const auto active = static_cast<double>(ranks_with_a_round(true));
     // Only the active ranks contribute the earlier averages in their .grad; `earlier_factor` adds the others' share.
     return all ? Reducer::Correction{.earlier_factor = 1 - active / ranks}
                : Reducer::Correction{.scale = ranks / active};
   };
-  reducer.before_each_pass(before, options.divide_by_initial_world_size);
+  reducer.before_each_round(before, options.divide_by_initial_world_size);
 }
 
 Join::~Join() {
@@ -71,24 +71,24 @@ Join::~Join() {
       detail::log::error(std::string("At the end of join(): ") + error.what());
       reducer->fail_next_backward(std::current_exception());
     }
-  reducer->before_each_pass({});
+  reducer->before_each_round({});
 }
 
 void Join::finish() {
   if (std::exchange(finished_, true)) return;
   const auto reducer = model_->reducer();
-  for (reducer->finish_abandoned_passes(); ranks_with_a_pass(false) > 0;) reducer->pass_without_gradients();
-  reducer->before_each_pass({});
+  for (reducer->finish_abandoned_rounds(); ranks_with_a_round(false) > 0;) reducer->take_part_without_gradients();
+  reducer->before_each_round({});
   const auto& channel = model_->channel();
-  // Ranks may have ended between passes in no_sync(): all ranks average the gradients that are accumulated so far.
-  if (channel.all_reduce(std::int64_t{reducer->last_pass_was_no_sync()}, ReduceOp::max) != 0)
+  // Ranks may have ended between rounds in no_sync(): all ranks average the gradients that are accumulated so far.
+  if (channel.all_reduce(std::int64_t{reducer->last_round_was_no_sync()}, ReduceOp::max) != 0)
     reducer->average_accumulated_on_all();
-  const auto last = channel.all_reduce(passes_ * channel.size() + channel.rank(), ReduceOp::max);
+  const auto last = channel.all_reduce(rounds_ * channel.size() + channel.rank(), ReduceOp::max);
   model_->broadcast_from(static_cast<int>(last % channel.size()));
 }
 
-std::int64_t Join::ranks_with_a_pass(bool this_one) {
-  passes_ += this_one;
+std::int64_t Join::ranks_with_a_round(bool this_one) {
+  rounds_ += this_one;
   return model_->channel().all_reduce(std::int64_t{this_one});
 }
 

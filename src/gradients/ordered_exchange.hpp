@@ -25,7 +25,7 @@ namespace muster::detail::gradients {
 /// previous one sends, and the last rank broadcasts the result. Collective.
 at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches);
 
-/// A step has one pass for each of this rank's micro-batches; is_step_complete() is true after the last.
+/// A step has one round for each of this rank's micro-batches; is_step_complete() is true after the last.
 class OrderedExchange final : public Exchange {
  public:
   /// The process group must serve this exchange only.
@@ -36,7 +36,7 @@ class OrderedExchange final : public Exchange {
   void add(std::size_t index, const at::Tensor& gradient, ParameterUse use) override;
   void finish() override;
   bool is_step_complete() const override { return complete_; }
-  bool takes_several_passes() const noexcept override { return true; }
+  bool takes_several_rounds() const noexcept override { return true; }
   int user_count(std::size_t index) const override;
   void fetch(std::size_t index, at::Tensor& gradient) override;
   /// The flags of all the step's micro-batches, joined by OR.
@@ -52,10 +52,10 @@ class OrderedExchange final : public Exchange {
   /// [buckets][micro-batches of this rank]; one more bucket holds the use of each gradient, flags and weight.
   std::vector<std::vector<at::Tensor>> micro_batches_;
   std::vector<at::Tensor> sums_;  ///< [buckets] over all micro-batches of all ranks; for gradients the averages
-  std::size_t micro_batch_ = 0;   ///< of the current pass
+  std::size_t micro_batch_ = 0;   ///< of the current round
   std::size_t next_ = 0;          ///< the step's next micro-batch
-  std::int64_t batch_ = 0;        ///< number of the last batch that had a pass
-  bool abandoned_ = false;        ///< true if an exception has ended that pass
+  std::int64_t batch_ = 0;        ///< number of the last batch that had a round
+  bool abandoned_ = false;        ///< true if an exception has ended that round
   bool complete_ = true;
 };
 

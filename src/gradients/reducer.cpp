@@ -31,12 +31,12 @@ std::atomic<int> reducers_made{0};
 
 }  // namespace
 
-struct Reducer::Pass {
+struct Reducer::Round {
   std::weak_ptr<Reducer> reducer;
   bool averages = true;     ///< false in no_sync(): gradients are only accumulated
   std::size_t missing = 0;  ///< number of gradients that the exchanges have not been given yet
 
-  ~Pass() {
+  ~Round() {
     if (const auto alive = reducer.lock()) alive->copy_gradients();
   }
 };
@@ -129,8 +129,8 @@ std::vector<std::size_t> Reducer::unfrozen() const {
   return found;
 }
 
-/// `unfrozen`: the parameters that a pass found unfrozen when it began. Parameters may have been frozen or unfrozen
-/// again by the time this rank finishes that pass.
+/// `unfrozen`: the parameters that a round found unfrozen when it began. Parameters may have been frozen or unfrozen
+/// again by the time this rank finishes that round.
 void Reducer::extend_exchanges(const std::vector<std::size_t>& unfrozen) {
   bool extends = !dense_;
   for (const auto i : unfrozen) extends |= !parameters_[i].exchanged();
@@ -162,7 +162,7 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
   auto& p = parameters_[parameter];
   if (!accumulates(p.tensor)) return gradient;
   double weight = steps_->weight();
-  if (pass_.expired()) begin_pass();
+  if (round_.expired()) begin_round();
   note_manual_change(p);
   p.mark.reset();
   if (weights_.given) weight *= weights_.unit;
@@ -183,8 +183,8 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
 }
 
 void Reducer::after_accumulation(std::size_t parameter) {
-  auto pass = pass_.lock();
-  if (!pass) pass = begin_pass();  // a backward() inside this one has ended the outer pass
+  auto round = round_.lock();
+  if (!round) round = begin_round();  // a backward() inside this one has ended the outer round
   auto& p = parameters_[parameter];
   p.check_gradient();
   p.awaits_step = true;
@@ -199,21 +199,21 @@ void Reducer::after_accumulation(std::size_t parameter) {
   if (watches_numbers_ && p.tensor.numel() <= small_elements && p.tensor.is_cpu()) check_numbers(p);
   const bool counts = steps_->weight() > 0.0;
   if (counts) p.padding = false;
-  if (!pass->averages) {
+  if (!round->averages) {
     p.pending |= counts;
     return;
   }
   p.reached = true;
   p.use = counts || p.pending ? ParameterUse::used : ParameterUse::unused;
   // The last gradient is added after backward() has ended: until then, the other ranks can be told of an exception.
-  if (state_ == State::collecting && averages_in_backward(p) && --pass->missing > 0) add(p);
+  if (state_ == State::collecting && averages_in_backward(p) && --round->missing > 0) add(p);
 }
 
-/// The averages in .grad are not to be divided by the weights of the pass that begins.
+/// The averages in .grad are not to be divided by the weights of the round that begins.
 void Reducer::set_average_aside(Parameter& parameter) const {
   auto& gradient = parameter.tensor.mutable_grad();
   if (weights_.given && gradient.defined() && !parameter.pending && !parameter.padding &&
-      !dense_->takes_several_passes())
+      !dense_->takes_several_rounds())
     parameter.earlier = std::exchange(gradient, {});
 }
 
@@ -241,20 +241,20 @@ bool Reducer::averages(const at::Tensor& parameter) const {
 }
 
 /// Waits for no other rank, except inside join(): ranks may begin the models of one backward() in different orders.
-void Reducer::prepare_pass(bool averages) {
+void Reducer::prepare_round(bool averages) {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   check_parameters();
-  abandon_pass();
-  correction_ = before_pass_ ? before_pass_(averages) : Correction{};
+  abandon_round();
+  correction_ = before_round_ ? before_round_(averages) : Correction{};
   if (averages) unfrozen_ = unfrozen();
   if (averages && !unfrozen_.empty()) fused_ = nullptr;
   if (has_local_gradients_ && !fused_) average_local_gradients();
-  last_pass_was_no_sync_ = !averages;
+  last_round_was_no_sync_ = !averages;
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = ParameterUse::unused;
     // zero_grad() has discarded what was set aside with what was added since.
-    if (p.earlier.defined() && !dense_->takes_several_passes() && !holds_gradient(p)) p.earlier.reset();
+    if (p.earlier.defined() && !dense_->takes_several_rounds() && !holds_gradient(p)) p.earlier.reset();
   }
 }
 
@@ -264,12 +264,12 @@ bool Reducer::holds_gradient(const Parameter& parameter) const {
   return gradient.defined() && ((parameter.mark && GradientMark(gradient) == *parameter.mark) || any_nonzero(gradient));
 }
 
-/// Call it before anything of the pass is noted.
+/// Call it before anything of the round is noted.
 void Reducer::begin_weights() {
   const auto& batch = steps_->batch();
   if (!batch.given && !weights_.given) return;
   const auto holds_any = [&](const Parameter& p) { return holds_gradient(p); };
-  const bool goes_on = last_pass_was_no_sync_ &&
+  const bool goes_on = last_round_was_no_sync_ &&
                        std::ranges::any_of(parameters_, [&](const auto& p) { return p.pending && holds_any(p); });
   // A fused optimizer has yet to average what it was left, or has averaged it without writing the averages to .grad.
   const bool left = batch.given && !goes_on && has_local_gradients_ &&
@@ -288,7 +288,7 @@ void Reducer::begin_weights() {
   weights_.sum += *batch.given * weights_.unit;
 }
 
-/// Call it after a pass that every rank has finished.
+/// Call it after a round that every rank has finished.
 void Reducer::end_weights() {
   if (!weights_.given) return;
   const double mean = std::max(dense_->mean_weight(), sparse_ ? sparse_->mean_weight() : 0);
@@ -322,36 +322,36 @@ void Reducer::require_weights_alike(Flags flags) const {
                 "Give it a weight for every batch and on every rank, 0 where nothing counts");
 }
 
-std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
+std::shared_ptr<Reducer::Round> Reducer::begin_round() {
   const bool averages = *no_sync_depth_ == 0;
   begin_weights();
   note_addition();
-  prepare_pass(averages);
-  // All ranks do this alike, even if an exception has cut off the last pass: they compare what the optimizer notes
+  prepare_round(averages);
+  // All ranks do this alike, even if an exception has cut off the last round: they compare what the optimizer notes
   // here.
-  if (fused_ && begun_since_step_) fused_->on_second_pass();
+  if (fused_ && begun_since_step_) fused_->on_second_round();
   begun_since_step_ |= averages;
   if (any_left_) note_discarded();
 
-  const auto pass = std::make_shared<Pass>();
-  pass->reducer = weak_from_this();
-  pass->averages = averages;
-  pass_ = pass;
-  ++begun_passes_;
+  const auto round = std::make_shared<Round>();
+  round->reducer = weak_from_this();
+  round->averages = averages;
+  round_ = round;
+  ++begun_rounds_;
   if (!averages) {
-    at_end_of_backward([pass, weak = weak_from_this()] {  // keeps the pass alive until then
+    at_end_of_backward([round, weak = weak_from_this()] {  // keeps the round alive until then
       const auto self = weak.lock();
       if (!self) return;
       if (self->fused_ || self->weights_.given) self->mark_gradients();
       self->after_backward_ = self->sample_parameters();
     });
-    return pass;
+    return round;
   }
-  if (dense_->takes_several_passes()) set_earlier_gradients_aside();
+  if (dense_->takes_several_rounds()) set_earlier_gradients_aside();
   state_ = abandoned_.empty() && unfrozen_.empty() ? State::collecting : State::postponed;
   if (state_ == State::collecting) begin_exchanges(Arrival::in_backward);
-  for (const auto& p : parameters_) pass->missing += averages_in_backward(p);
-  at_end_of_backward([weak = weak_from_this(), pass, ready = ready_in_this_backward()] {
+  for (const auto& p : parameters_) round->missing += averages_in_backward(p);
+  at_end_of_backward([weak = weak_from_this(), round, ready = ready_in_this_backward()] {
     const auto self = weak.lock();
     if (!self) return;
     if (self->state_ == State::collecting) self->add_remaining();
@@ -359,10 +359,10 @@ std::shared_ptr<Reducer::Pass> Reducer::begin_pass() {
     // After the other models of this backward() have added their gradients, in an order that may differ by rank.
     at_end_of_backward([ready] { finish_all(*ready); });
   });
-  return pass;
+  return round;
 }
 
-/// The passes of a step accumulate in .grad, so the gradients of earlier steps are set aside until the end of the step.
+/// The rounds of a step accumulate in .grad, so the gradients of earlier steps are set aside until the end of the step.
 void Reducer::set_earlier_gradients_aside() {
   if (steps_->batch().micro_batch == 0) {
     bool left = false;
@@ -387,7 +387,7 @@ void Reducer::restore_earlier_gradients() noexcept {
 
 void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
   dense_in_backward_ = !fused_ || weights_.given;
-  // At the end of join() a rank may have had no pass at all.
+  // At the end of join() a rank may have had no round at all.
   const bool has_any =
       weights_.given || arrival != Arrival::at_once || std::ranges::any_of(parameters_, &Parameter::pending);
   const auto kind = !takes_part || !has_any ? Flags{0} : weights_.given ? gradients_weighted : gradients_unweighted;
@@ -408,7 +408,7 @@ void Reducer::add(Parameter& parameter) {
   exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
 }
 
-/// A parameter that this pass did not reach contributes its .grad from earlier passes. That is the same on all ranks,
+/// A parameter that this round did not reach contributes its .grad from earlier rounds. That is the same on all ranks,
 /// unless it is pending.
 void Reducer::add_remaining() {
   for (auto& p : parameters_) {
@@ -429,7 +429,7 @@ void Reducer::add_missing(ParameterUse use) {
     if (averages_in_backward(p) && !p.added) exchange_of(p).add(p.index, {}, use);
 }
 
-/// Returns the reducers that have a pass in this thread's backward() and have added all its gradients.
+/// Returns the reducers that have a round in this thread's backward() and have added all its gradients.
 std::shared_ptr<Reducer::Reducers> Reducer::ready_in_this_backward() {
   static thread_local std::weak_ptr<Reducers> current;
   auto ready = current.lock();
@@ -437,14 +437,14 @@ std::shared_ptr<Reducer::Reducers> Reducer::ready_in_this_backward() {
   return ready;
 }
 
-/// Finishes the passes in the same order on all ranks, since finishing may take several messages.
+/// Finishes the rounds in the same order on all ranks, since finishing may take several messages.
 void Reducer::finish_all(Reducers& ready) {
   auto all = std::exchange(ready, {});
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->order_ < b->order_; });
-  for (const auto& reducer : all) reducer->finish_pass();
+  for (const auto& reducer : all) reducer->finish_round();
 }
 
-void Reducer::finish_pass() {
+void Reducer::finish_round() {
   if (state_ == State::postponed) {
     finish_abandoned();
     extend_exchanges(unfrozen_);
@@ -459,12 +459,12 @@ void Reducer::finish_pass() {
     const bool complete = !dense_in_backward_ || dense_->is_step_complete();
     if (complete) require_weights_alike(flags_of_all());
     if (complete && (flags_of_all() & gradients_weighted) != 0) weights_.given = true;
-    if (complete && dense_in_backward_) count_pass(flags_of_all());
+    if (complete && dense_in_backward_) count_round(flags_of_all());
     for (auto& p : parameters_)
       if (averages_in_backward(p)) complete ? finish_gradient(p, true) : clear_gradient(p);
     if (complete) end_weights();
   } catch (...) {
-    if (dense_->takes_several_passes()) restore_earlier_gradients();
+    if (dense_->takes_several_rounds()) restore_earlier_gradients();
     throw;
   }
   after_backward_ = sample_parameters();
@@ -480,8 +480,8 @@ Flags Reducer::flags_of_all() const {
   return (dense_in_backward_ ? dense_->flags() : 0) | (sparse_ ? sparse_->flags() : 0);
 }
 
-void Reducer::count_pass(Flags flags) {
-  ++passes_;
+void Reducer::count_round(Flags flags) {
+  ++rounds_;
   any_stop_requested_ = (flags & stop_requested) != 0;
 }
 
@@ -509,7 +509,7 @@ void Reducer::finish_gradient(Parameter& parameter, bool fetch) {
   parameter.averaged_before.reset();
 }
 
-/// Returns on how many ranks this pass has used the parameter. Throws an Error if a rank has abandoned the pass.
+/// Returns on how many ranks this round has used the parameter. Throws an Error if a rank has abandoned the round.
 int Reducer::user_count(const Parameter& parameter) const {
   const int users = exchange_of(parameter).user_count(parameter.index);
   if (users < 0)
@@ -519,29 +519,29 @@ int Reducer::user_count(const Parameter& parameter) const {
   return users;
 }
 
-/// Clears .grad, which the exchange has copied: the next pass starts from nothing, and no optimizer can step with it.
+/// Clears .grad, which the exchange has copied: the next round starts from nothing, and no optimizer can step with it.
 void Reducer::clear_gradient(Parameter& parameter) {
   parameter.tensor.mutable_grad().reset();
   parameter.pending = parameter.padding = false;
 }
 
 void Reducer::average_accumulated_on_all() {
-  last_pass_was_no_sync_ = true;
+  last_round_was_no_sync_ = true;
   average_accumulated();
 }
 
 void Reducer::average_accumulated() {
-  if (!last_pass_was_no_sync_) return;
-  prepare_pass(true);
+  if (!last_round_was_no_sync_) return;
+  prepare_round(true);
   state_ = State::postponed;  // there is no backward(), so all gradients are added at once
-  finish_pass();
+  finish_round();
 }
 
-void Reducer::pass_without_gradients() {
+void Reducer::take_part_without_gradients() {
   begin_exchanges(Arrival::at_once, /*takes_part=*/false);
   add_missing(ParameterUse::unused);
   finish_exchanges();
-  count_pass(flags_of_all());
+  count_round(flags_of_all());
   for (const auto& p : parameters_)
     if (averages_in_backward(p)) user_count(p);
 }
@@ -550,7 +550,7 @@ void Reducer::pass_without_gradients() {
 /// given, so .grad gets copies, to which anything may be written.
 void Reducer::copy_gradients() noexcept {
   if (state_ != State::collecting && state_ != State::postponed) return;
-  if (dense_->takes_several_passes()) return restore_earlier_gradients();
+  if (dense_->takes_several_rounds()) return restore_earlier_gradients();
   if (state_ != State::collecting || !dense_in_backward_) return;
   for (auto& p : parameters_) {
     auto& gradient = p.tensor.mutable_grad();
@@ -564,19 +564,19 @@ void Reducer::copy_gradients() noexcept {
   }
 }
 
-/// If an exception has cut the last pass off, tells the other ranks; they learn of it when they finish that pass.
-void Reducer::abandon_pass() {
+/// If an exception has cut the last round off, tells the other ranks; they learn of it when they finish that round.
+void Reducer::abandon_round() {
   if (state_ != State::collecting && state_ != State::postponed) return;
   const bool begun = std::exchange(state_, State::idle) == State::collecting;
   abandoned_.push_back({std::move(unfrozen_), begun});
   if (begun) add_missing(ParameterUse::abandoned);
 }
 
-/// Collective if there are abandoned passes.
+/// Collective if there are abandoned rounds.
 void Reducer::finish_abandoned() {
-  for (const auto& pass : std::exchange(abandoned_, {})) {
-    if (!pass.begun) {
-      extend_exchanges(pass.unfrozen);
+  for (const auto& round : std::exchange(abandoned_, {})) {
+    if (!round.begun) {
+      extend_exchanges(round.unfrozen);
       begin_exchanges(Arrival::at_once, /*takes_part=*/false);
       add_missing(ParameterUse::abandoned);
     }
@@ -591,8 +591,8 @@ void Reducer::finish_abandoned() {
   }
 }
 
-void Reducer::finish_abandoned_passes() {
-  abandon_pass();
+void Reducer::finish_abandoned_rounds() {
+  abandon_round();
   finish_abandoned();
 }
 

@@ -2,22 +2,22 @@
 //
 // Hooks of the parameters call it. It weights each gradient by the rank's samples before autograd adds it to .grad, and
 // gives it to the exchange afterwards. At the end of backward() it fetches the averages into .grad. Everything in .grad
-// is weighted, so gradients may be accumulated over several passes, with or without averaging in between: the average
+// is weighted, so gradients may be accumulated over several rounds, with or without averaging in between: the average
 // of the sum is correct.
 //
 // The contract:
-// - All ranks run the same backward passes over the module, in the same order. In each pass, each rank reaches at least
-//   one parameter; the ranks may reach different ones. A rank that reaches none never calls the reducer, and the others
-//   wait for it until the time limit. With several models, ranks may start them in different orders.
+// - All ranks run the same rounds (backward passes over the module) in the same order. In each round, each rank reaches
+//   at least one parameter; the ranks may reach different ones. A rank that reaches none never calls the reducer, and
+//   the others wait for it until the timeout. With several models, ranks may start them in different orders.
 // - All ranks freeze and unfreeze the same parameters. A parameter that is frozen from the start costs nothing until it
 //   is unfrozen.
 // - After an exception in backward(), .grad holds a mixture of this rank's gradients and averages; call zero_grad() and
 //   go on, on all ranks alike. If a rank goes on although others had no exception, those others throw an Error.
 //   With virtual workers .grad is again what it was before the step.
 // - If the program gives weights (BatchWeight::given), gradients are multiplied by them, and what the exchange averages
-//   is divided by the mean of the ranks' weights, which travel with the gradients. Averages of earlier passes are set
-//   aside in the meantime. Such passes are averaged in backward() for a fused optimizer, too.
-// - Gradients that zero_grad() has removed are gone: no pass and no optimizer averages them.
+//   is divided by the mean of the ranks' weights, which travel with the gradients. Averages of earlier rounds are set
+//   aside in the meantime. Such rounds are averaged in backward() for a fused optimizer, too.
+// - Gradients that zero_grad() has removed are gone: no round and no optimizer averages them.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -51,14 +51,14 @@ class FusedOptimizer {
   /// Called when Reducer::set_fused() replaces this optimizer.
   virtual void on_unfused() noexcept = 0;
   /// Called when a backward() begins and no step has followed the previous one, which an exception may have ended.
-  virtual void on_second_pass() = 0;
+  virtual void on_second_round() = 0;
 
  protected:
   ~FusedOptimizer() = default;
 };
 
 /// Averages the gradients of one model. Many members, since autograd's hooks share them: the parameters, the exchanges,
-/// the pass under way, and what the step before it has left.
+/// the round under way, and what the step before it has left.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Makes the exchange for these parameters. Collective.
@@ -86,15 +86,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Called when a gradient has been added to the parameter's .grad.
   void after_accumulation(std::size_t parameter);
 
-  /// Number of passes that have been averaged. A pass is averaged at the end of backward(); with virtual workers, after
-  /// the step's last micro-batch; with a fused optimizer, in its step. The same on all ranks, except for passes without
-  /// gradients.
-  std::int64_t averaged_pass_count() const noexcept { return passes_; }
+  /// Number of averaging rounds. A round averages at the end of backward(); with virtual workers, after the step's last
+  /// micro-batch; with a fused optimizer, in its step. The same on all ranks, except for rounds without gradients.
+  std::int64_t averaged_round_count() const noexcept { return rounds_; }
   /// Number of backward() that have begun on this rank, with averaging or without.
-  std::int64_t begun_pass_count() const noexcept { return begun_passes_; }
+  std::int64_t begun_round_count() const noexcept { return begun_rounds_; }
   /// False within a step: with virtual workers, before the step's last micro-batch.
   bool is_step_complete() const noexcept { return steps_->is_step_complete(); }
-  /// True if any rank had been asked to stop when the last averaged pass began. The same on all ranks.
+  /// True if any rank had been asked to stop when the last averaging round began. The same on all ranks.
   bool any_stop_requested() const noexcept { return any_stop_requested_; }
 
   // For a fused optimizer: backward() then leaves this rank's own gradients in .grad, and the optimizer takes all
@@ -113,7 +112,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// optimizer finishes the exchange.
   void begin_step(std::uint32_t word);
   /// Called when the optimizer has finished the exchange and stepped with `scale` times the averages. Throws an Error,
-  /// the same on all ranks, if a rank had abandoned the pass or if .grad was changed by hand since backward(); in both
+  /// the same on all ranks, if a rank had abandoned the round or if .grad was changed by hand since backward(); in both
   /// cases the optimizer has written nothing.
   void end_step(double scale);
   /// True if backward() has left gradients to the optimizer.
@@ -121,12 +120,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// For all other readers of gradients: if .grad holds this rank's own gradients, replaces them by the averages.
   /// Throws as end_step() does. Collective.
   void fetch_averages();
-  /// If the last passes were in no_sync(), averages the gradients that they have accumulated; with a fused optimizer,
+  /// If the last rounds were in no_sync(), averages the gradients that they have accumulated; with a fused optimizer,
   /// dense gradients then wait for its step. Collective.
   void average_accumulated();
-  /// True if the last pass was in no_sync().
-  bool last_pass_was_no_sync() const noexcept { return last_pass_was_no_sync_; }
-  /// Does what average_accumulated() does even if this rank's last pass was not in no_sync(), since other ranks have
+  /// True if the last round was in no_sync().
+  bool last_round_was_no_sync() const noexcept { return last_round_was_no_sync_; }
+  /// Does what average_accumulated() does even if this rank's last round was not in no_sync(), since other ranks have
   /// gradients to average. Collective.
   void average_accumulated_on_all();
   /// Call before muster itself changes .grad, on all ranks alike. Notes which gradients were changed by hand until now.
@@ -147,32 +146,32 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Position among all reducers; the same on all ranks.
   int order() const noexcept { return order_; }
 
-  // For ranks with different numbers of passes (join.cpp).
-  /// Corrects the averages of a pass in which some ranks have no gradients: the averages are multiplied by `scale`;
-  /// then the averages that earlier passes left in .grad are added, times `earlier_factor`.
+  // For ranks with different numbers of rounds (join.cpp).
+  /// Corrects the averages of a round in which some ranks have no gradients: the averages are multiplied by `scale`;
+  /// then the averages that earlier rounds left in .grad are added, times `earlier_factor`.
   struct Correction {
     double scale = 1;
     double earlier_factor = 0;
   };
-  /// Calls `before` at the start of every backward() and tells it whether that pass averages; backward() throws what it
-  /// throws. An empty function ends this. `keeps_averages`: true if `earlier_factor` may be other than 0; averages in
-  /// .grad are then copied before gradients are added to them.
-  void before_each_pass(std::function<Correction(bool averages)> before, bool keeps_averages = false) {
-    before_pass_ = std::move(before);
+  /// Calls `before` at the start of every backward() and tells it whether that round averages; backward() throws what
+  /// it throws. An empty function ends this. `keeps_averages`: true if `earlier_factor` may be other than 0; averages
+  /// in .grad are then copied before gradients are added to them.
+  void before_each_round(std::function<Correction(bool averages)> before, bool keeps_averages = false) {
+    before_round_ = std::move(before);
     keeps_averages_ = keeps_averages;
-    if (!before_pass_) weights_.unit = 0;  // ranks that have had no pass do not know it
+    if (!before_round_) weights_.unit = 0;  // ranks that have had no round do not know it
   }
-  bool is_joined() const noexcept { return before_pass_ != nullptr; }
-  /// True if a parameter requires a gradient that no pass has trained before.
+  bool is_joined() const noexcept { return before_round_ != nullptr; }
+  /// True if a parameter requires a gradient that no round has trained before.
   bool has_new_trainable() const { return !unfrozen().empty(); }
-  /// Takes part in a pass of the other ranks, without gradients. Collective.
-  void pass_without_gradients();
+  /// Takes part in a round of the other ranks, without gradients. Collective.
+  void take_part_without_gradients();
   /// Makes the next backward() throw `failure`.
   void fail_next_backward(std::exception_ptr failure) noexcept { failure_ = std::move(failure); }
 
-  // For saving a session between two passes.
-  /// Finishes the passes that exceptions have cut off, since other ranks may wait in them. Collective if there are any.
-  void finish_abandoned_passes();
+  // For saving a session between two rounds.
+  /// Finishes the rounds that exceptions have cut off, since other ranks may wait in them. Collective if there are any.
+  void finish_abandoned_rounds();
   /// Returns the parameters whose .grad a save must hold: no optimizer has stepped with it since the last backward(),
   /// and the program does not discard it, as a GAN discards the discriminator's gradients of the generator's loss.
   /// Discarding is recognised from the second call on, unless a later batch has ever added to such gradients. Call it
@@ -182,7 +181,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// ignored. For other optimizers, a change of any parameter counts as a step of all parameters; a step that changes
   /// next to nothing is not noticed.
   std::vector<at::Tensor> with_gradient_to_save();
-  /// Where passes under no_sync() with weights have yet to be averaged: the weights that the gradients in .grad were
+  /// Where rounds under no_sync() with weights have yet to be averaged: the weights that the gradients in .grad were
   /// multiplied by.
   struct LocalWeights {
     double sum = 0;   ///< of the weights, times `unit`
@@ -190,8 +189,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   std::optional<LocalWeights> local_weights() const;
   /// True if local_weights() has a value; the same on all ranks.
-  bool accumulates_with_weights() const noexcept { return weights_.given && last_pass_was_no_sync_; }
-  /// True if averages are set aside while passes with weights add to .grad.
+  bool accumulates_with_weights() const noexcept { return weights_.given && last_round_was_no_sync_; }
+  /// True if averages are set aside while rounds with weights add to .grad.
   bool has_averages_aside() const noexcept;
   /// Sets .grad to what a save has held, the same on all ranks, and removes it where that is undefined. `saved`: by
   /// parameter; others are left alone. `weights`: those of the saved gradients, if they had any.
@@ -203,11 +202,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
  private:
   struct Parameter;
-  struct Pass;
+  struct Round;
 
-  /// The state of this rank's exchanges with the others. A pass is a backward() that averages.
+  /// The state of this rank's exchanges with the others. A round here averages.
   ///
-  ///   idle           a gradient of a new pass   -> collecting; postponed if abandoned passes must end first, or
+  ///   idle           a gradient of a new round  -> collecting; postponed if abandoned rounds must end first, or
   ///                                                new exchanges made for unfrozen parameters
   ///                  a gradient in no_sync()    -> idle: .grad only accumulates, until average_accumulated()
   ///                  a fused optimizer's step   -> idle: the step averages the contents of .grad
@@ -219,38 +218,38 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ///                                                weights: .grad holds this rank's own gradients, also after the
   ///                                                step, until fetch_averages()
   ///   postponed      more gradients             -> postponed: .grad only accumulates
-  ///                  the end of backward()      -> collecting, once abandoned passes are finished; all gradients are
+  ///                  the end of backward()      -> collecting, once abandoned rounds are finished; all gradients are
   ///                                                given at once
   ///   awaiting_step  the step                   -> idle
   ///                  fetch_averages()           -> idle: .grad holds the averages, and the step may average them again
-  ///                  a gradient of a new pass   -> collecting or postponed: the step averages the sum
+  ///                  a gradient of a new round  -> collecting or postponed: the step averages the sum
   ///                  a gradient in no_sync()    -> awaiting_step
   ///
-  /// The fusion ends when the fused optimizer is destroyed, or when a pass trains a parameter for the first time. The
-  /// next pass, or in the second case that pass, averages in backward(). If .grad still holds this rank's own gradients
-  /// when it begins, they count as pending.
+  /// The fusion ends when the fused optimizer is destroyed, or when a round trains a parameter for the first time. The
+  /// next round, or in the second case that round, averages in backward(). If .grad still holds this rank's own
+  /// gradients when it begins, they count as pending.
   ///
-  /// An exception, at whatever line of backward(), destroys the Pass and leaves the state at collecting or postponed.
-  /// The next event (a gradient, a step, the end of join() or finish_abandoned_passes()) abandons that pass: -> idle.
-  /// The other ranks learn of it at the end of that pass, which they finish without this rank's gradients. This rank
+  /// An exception, at whatever line of backward(), destroys the Round and leaves the state at collecting or postponed.
+  /// The next event (a gradient, a step, the end of join() or finish_abandoned_rounds()) abandons that round: -> idle.
+  /// The other ranks learn of it at the end of that round, which they finish without this rank's gradients. This rank
   /// finishes it the next time it waits for the others anyway. If that or an exchange throws, the state is already as
-  /// after the pass.
+  /// after the round.
   ///
   /// Each of several models in one backward() has its own state. All reducers give their gradients before the first one
   /// finishes, and they finish in the order of prepare_model, since ranks may begin them in different orders.
-  /// autograd::grad() adds to no .grad, so it is not a pass. A frozen parameter contributes what is in its .grad.
+  /// autograd::grad() adds to no .grad, so it is not a round. A frozen parameter contributes what is in its .grad.
   enum class State { idle, collecting, postponed, awaiting_step };
 
   /// Weights that the program gives to batches.
   struct Weights {
-    bool given = false;   ///< true if the last pass had one
+    bool given = false;   ///< true if the last round had one
     double unit = 0;      ///< power of two, the same on all ranks, that brings weights near 1, which 16 bits need
-    double sum = 0;       ///< of this rank's passes since the last average, times `unit`
+    double sum = 0;       ///< of this rank's rounds since the last average, times `unit`
     double relative = 1;  ///< of this rank in the last average; 1 is an even share
     bool warned = false;  ///< true if a warning has said that all were 0
   };
 
-  /// A pass that an exception has cut off and in which other ranks may wait.
+  /// A round that an exception has cut off and in which other ranks may wait.
   struct Abandoned {
     std::vector<std::size_t> unfrozen;
     bool begun;  ///< true if the exchanges have begun it
@@ -261,9 +260,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void extend_exchanges(const std::vector<std::size_t>& unfrozen);
   Exchange& exchange_of(const Parameter& parameter) const noexcept;
 
-  // A pass.
-  void prepare_pass(bool averages);
-  std::shared_ptr<Pass> begin_pass();
+  // A round: a backward() that adds to gradients of the module. An averaging round also averages them.
+  void prepare_round(bool averages);
+  std::shared_ptr<Round> begin_round();
   bool holds_gradient(const Parameter& parameter) const;
   void begin_weights();
   void end_weights();
@@ -284,10 +283,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   using Reducers = std::vector<std::shared_ptr<Reducer>>;
   static std::shared_ptr<Reducers> ready_in_this_backward();
   static void finish_all(Reducers& ready);
-  void finish_pass();
+  void finish_round();
   void finish_exchanges();
   Flags flags_of_all() const;
-  void count_pass(Flags flags);
+  void count_round(Flags flags);
   int user_count(const Parameter& parameter) const;
   void finish_gradient(Parameter& parameter, bool fetch);
   void clear_gradient(Parameter& parameter);
@@ -302,7 +301,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // After an exception.
   void copy_gradients() noexcept;
-  void abandon_pass();
+  void abandon_round();
   void finish_abandoned();
 
   // Whether gradients wait for an optimizer's step.
@@ -326,28 +325,28 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   FusedOptimizer* fused_ = nullptr;
   bool has_local_gradients_ =
       false;  ///< true if .grad of dense parameters holds this rank's own gradients, for a fused optimizer
-  bool last_pass_was_no_sync_ = false;  ///< true if the last pass was in no_sync(); the same on all ranks
-  /// True if an averaging pass has begun since the fused optimizer's last step or fetch_averages().
+  bool last_round_was_no_sync_ = false;  ///< true if the last round was in no_sync(); the same on all ranks
+  /// True if an averaging round has begun since the fused optimizer's last step or fetch_averages().
   bool begun_since_step_ = false;
   bool watches_numbers_ = false;
   std::string bad_gradient_;
-  std::int64_t passes_ = 0;        ///< that have been averaged
-  std::int64_t begun_passes_ = 0;  ///< with averaging or without
+  std::int64_t rounds_ = 0;        ///< that have been averaged
+  std::int64_t begun_rounds_ = 0;  ///< with averaging or without
   bool any_stop_requested_ = false;
-  std::function<Correction(bool averages)> before_pass_;
+  std::function<Correction(bool averages)> before_round_;
   bool keeps_averages_ = false;
   std::exception_ptr failure_;
   std::optional<ParameterSamples> after_backward_;  ///< of the parameters, at the end of the last backward()
   bool any_left_ = false;  ///< true if gradients waited for a step at the last call of with_gradient_to_save()
   bool adds_up_ = false;   ///< true if a batch has added to gradients that waited for a step
-  std::int64_t step_of_last_pass_ = -1;
+  std::int64_t step_of_last_round_ = -1;
 
   State state_ = State::idle;
   std::vector<Abandoned> abandoned_;  ///< only the first may be begun
 
-  // The current pass.
-  std::weak_ptr<Pass> pass_;           ///< owned by autograd; expires when backward() has returned or thrown
-  std::vector<std::size_t> unfrozen_;  ///< parameters that no earlier pass has trained
+  // The current round.
+  std::weak_ptr<Round> round_;         ///< owned by autograd; expires when backward() has returned or thrown
+  std::vector<std::size_t> unfrozen_;  ///< parameters that no earlier round has trained
   bool dense_in_backward_ = false;     ///< false if the dense exchange begins in the optimizer's step instead
   Correction correction_;
   Weights weights_;

@@ -16,7 +16,7 @@ void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
   if (before != nullptr && before != optimizer) before->on_unfused();
 }
 
-/// Called when the optimizer that was to average .grad is gone: the pass that begins averages it instead.
+/// Called when the optimizer that was to average .grad is gone: the round that begins averages it instead.
 void Reducer::average_local_gradients() {
   has_local_gradients_ = false;
   state_ = State::idle;
@@ -79,8 +79,8 @@ void Reducer::throw_changed() {
 
 void Reducer::begin_step(std::uint32_t word) {
   if (state_ != State::awaiting_step) {
-    // No pass has run since the last step: .grad holds what the user has put there.
-    finish_abandoned_passes();
+    // No round has run since the last step: .grad holds what the user has put there.
+    finish_abandoned_rounds();
     check_parameters();
     for (auto& p : parameters_) {
       note_manual_change(p);
@@ -120,10 +120,10 @@ void Reducer::end_step(double scale) {
 
 void Reducer::end_exchange(bool fetch) {
   state_ = State::idle;
-  count_pass(dense_->flags());
+  count_round(dense_->flags());
   for (const auto& p : parameters_)
     if (p.dense())
-      user_count(p);  // throws if a rank has abandoned the pass; that rank would not take part in what follows
+      user_count(p);  // throws if a rank has abandoned the round; that rank would not take part in what follows
   require_weights_alike(dense_->flags());
   if ((dense_->flags() & gradients_changed) != 0) throw_changed();
   begun_since_step_ = false;
@@ -134,7 +134,7 @@ void Reducer::end_exchange(bool fetch) {
 void Reducer::fetch_averages() {
   average_accumulated();
   if (!has_local_gradients_) return;
-  if (state_ != State::awaiting_step) finish_abandoned_passes();
+  if (state_ != State::awaiting_step) finish_abandoned_rounds();
   give_gradients(0);
   dense_->finish();
   has_local_gradients_ = false;

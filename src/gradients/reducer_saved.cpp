@@ -1,4 +1,4 @@
-// The part of the reducer for saves between two passes: which gradients wait for an optimizer's step, and how they come
+// The part of the reducer for saves between two rounds: which gradients wait for an optimizer's step, and how they come
 // back.
 #include "gradients/reducer_parameter.hpp"
 
@@ -11,7 +11,7 @@
 namespace muster::detail::gradients {
 namespace {
 
-constexpr std::size_t most_fingerprinted = 8;  ///< parameters in the fingerprint of every pass
+constexpr std::size_t most_fingerprinted = 8;  ///< parameters in the fingerprint of every round
 
 }  // namespace
 
@@ -34,7 +34,7 @@ void Reducer::note_change_of_parameters() {
   for (auto& p : parameters_) p.awaits_step = p.awaits_step && !p.optimizer.expired();
 }
 
-/// Called at the start of a pass: notes whether gradients that were left at the last boundary have been discarded.
+/// Called at the start of a round: notes whether gradients that were left at the last boundary have been discarded.
 void Reducer::note_discarded() {
   note_change_of_parameters();
   for (auto& p : parameters_)
@@ -42,10 +42,10 @@ void Reducer::note_discarded() {
       p.discarded = !p.tensor.grad().defined() || !any_nonzero(p.tensor.grad());
 }
 
-/// Called at the start of a pass: notes whether the first pass of a batch adds to gradients that wait for a step. A GAN
-/// adds up within a batch at most.
+/// Called at the start of a round: notes whether the first round of a batch adds to gradients that wait for a step. A
+/// GAN adds up within a batch at most.
 void Reducer::note_addition() {
-  if (adds_up_ || std::exchange(step_of_last_pass_, steps_->global_step) == steps_->global_step) return;
+  if (adds_up_ || std::exchange(step_of_last_round_, steps_->global_step) == steps_->global_step) return;
   const auto is_added_to = [](const Parameter& p) {
     const auto& gradient = p.earlier.defined() ? p.earlier : p.tensor.grad();
     const bool is_cheap = p.tensor.numel() <= small_elements && p.tensor.is_cpu();
@@ -106,7 +106,7 @@ void Reducer::restore_gradients(const std::map<const void*, at::Tensor>& saved,
   }
   if (weights) {
     weights_ = {.given = true, .unit = weights->unit, .sum = weights->sum};
-    last_pass_was_no_sync_ = true;
+    last_round_was_no_sync_ = true;
   }
   after_backward_ = sample_parameters();
 }

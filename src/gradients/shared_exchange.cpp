@@ -26,8 +26,8 @@ bool is_large(const at::Tensor& parameter) {
   return parameter.nbytes() >= GradientAllocator::smallest && parameter.is_non_overlapping_and_dense();
 }
 
-/// A bucket for each large gradient, from the last parameter to the first, the order expected in the first pass; then a
-/// bucket for all small ones of each type.
+/// A bucket for each large gradient, from the last parameter to the first, the order expected in the first round; then
+/// a bucket for all small ones of each type.
 std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::Tensor>& parameters) {
   std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t i = parameters.size(); i-- > 0;)
@@ -66,7 +66,7 @@ node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduct
 struct SharedExchange::Gradient {
   at::Tensor parameter;
   at::Tensor copy = {};    ///< in the shared memory; undefined if the gradient itself is reduced
-  std::uint32_t note = 0;  ///< for the current pass
+  std::uint32_t note = 0;  ///< for the current round
 };
 
 /// One large gradient, which is copied only if it does not lie in the region, or all small gradients of one type, which
@@ -75,7 +75,7 @@ struct SharedExchange::Bucket {
   bool large = false;
   std::size_t offset = 0;  ///< bytes, of the copies in this rank's part of the region
   bool reserved = false;   ///< true if memory is reserved for the copy of a large gradient
-  // The current pass.
+  // The current round.
   std::size_t missing = 0;         ///< number of gradients not added yet
   std::byte* data = nullptr;       ///< where the gradients lie
   std::byte* allocated = nullptr;  ///< block of the allocator that holds a copy; null if none does
@@ -167,7 +167,8 @@ SharedExchange::SharedExchange(const std::vector<at::Tensor>& parameters, Memory
                                               }
                                             });
   if (progress_thread)
-    thread_ = std::make_unique<ProgressThread>([this, average = average_] { return reduction_.progress(average); });
+    thread_ =
+        std::make_unique<ProgressThread>([this, average = average_] { return reduction_.process_chunk(average); });
 }
 
 SharedExchange::~SharedExchange() = default;
@@ -178,7 +179,7 @@ void SharedExchange::begin(Arrival arrival, Flags flags, double weight) {
   weight_ = weight;
   word_ = 0;
   write_notes();
-  published_ = 0;
+  announced_ = 0;
   arrival_ = arrival;
   arrived_ = 0;
   round_over_ = false;
@@ -215,13 +216,13 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
   own.note = note_of(use, arrival_ == Arrival::in_backward ? ++arrived_ : 0);
   reduction_.write_word(index, own.note);
   --bucket.missing;
-  publish_complete();
+  announce_complete();
 }
 
-void SharedExchange::publish_complete() {
+void SharedExchange::announce_complete() {
   const auto& order = reduction_.order();
-  for (; published_ < buckets_.size() && buckets_[order[published_]].missing == 0; ++published_)
-    reduction_.publish(buckets_[order[published_]].data);
+  for (; announced_ < buckets_.size() && buckets_[order[announced_]].missing == 0; ++announced_)
+    reduction_.announce(buckets_[order[announced_]].data);
 }
 
 /// Fixes the order of buckets: that in which they were complete on the first rank, in the first complete backward().
@@ -250,7 +251,7 @@ std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
 }
 
 void SharedExchange::run(const node::BucketReduction::OnChunk& on_chunk) {
-  publish_complete();
+  announce_complete();
   comm::wait_on(
       communicator_, [&] { return reduction_.advance(on_chunk); }, [] { return std::string("averaging gradients"); });
 }
@@ -266,7 +267,7 @@ void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk)
   if (round_over_) {
     // Begin another round over the same gradients.
     reduction_.begin();
-    published_ = 0;
+    announced_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
     write_notes();
   }

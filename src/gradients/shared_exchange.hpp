@@ -17,8 +17,8 @@
 
 namespace muster::detail::gradients {
 
-/// For parameters on the CPU, and ranks on one node. Many members: the shared memory and the buckets in it, and the
-/// progress of the pass under way.
+/// For parameters on the CPU, and ranks on one node. Many members: the shared memory and the buckets in it, and what
+/// this round has added.
 class SharedExchange final : public Exchange, public FusableGradients {
  public:
   /// Returns null if it cannot be used: several nodes, a single rank, another device, no parameters, a type that node/
@@ -54,7 +54,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
                  comm::SharedRegion control, comm::SharedRegion region, bool progress_thread);
   std::byte* room_for_copy(Bucket& bucket, std::size_t bytes);
   void drop_copy(std::size_t index);
-  void publish_complete();
+  void announce_complete();
   void write_notes();
   void fix_order();
   void run(const node::BucketReduction::OnChunk& on_chunk);
@@ -65,16 +65,16 @@ class SharedExchange final : public Exchange, public FusableGradients {
   FlatLayout layout_;
   std::vector<Gradient> gradients_;  ///< [parameters]
   std::vector<Bucket> buckets_;      ///< [buckets of layout_]
-  std::size_t published_ = 0;
+  std::size_t announced_ = 0;
   Arrival arrival_ = Arrival::at_once;
   Flags flags_ = 0;
   double weight_ = 0;
   std::uint32_t word_ = 0;
-  std::uint32_t arrived_ = 0;  ///< number of gradients added in this pass
-  bool order_fixed_ = false;   ///< true if the order in which buckets are published is final
+  std::uint32_t arrived_ = 0;  ///< number of gradients added in this round
+  bool order_fixed_ = false;   ///< true if the order in which buckets are announced is final
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
-  bool round_over_ = false;  ///< true if finish_with() has ended this pass's round; its next call begins another one
+  bool round_over_ = false;  ///< true if finish_with() has ended the reduction's round; its next call begins another
   std::unique_ptr<GradientAllocator> allocator_;
   std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };

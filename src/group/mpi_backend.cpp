@@ -103,10 +103,10 @@ MpiBackend::Started MpiBackend::start(Operation work) {
   return work;
 }
 
-MpiBackend::Operation MpiBackend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit) {
+MpiBackend::Operation MpiBackend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds timeout) {
   collectives_.set_name(title);
   auto own = timeout_;
-  if (limit > kNoTimeout) own = limit;
+  if (timeout > kNoTimeout) own = timeout;
   return c10::make_intrusive<Work>(rank_, type, title, own);
 }
 

@@ -78,7 +78,7 @@ class MpiBackend final : public c10d::Backend {
 
   /// Starts the parts that were added to `work`, and returns it.
   static Started start(Operation work);
-  Operation begin(c10d::OpType type, const char* title, std::chrono::milliseconds limit = c10d::kUnsetTimeout);
+  Operation begin(c10d::OpType type, const char* title, std::chrono::milliseconds timeout = c10d::kUnsetTimeout);
   void prepare(Buffer& buffer, const Reduction& reduction) const;
   void all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op);
   /// Reduces block r of `blocks` onto rank r; this rank's block goes to `output`.

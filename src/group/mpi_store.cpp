@@ -224,7 +224,7 @@ Bytes MpiStore::wait_for(const std::string& key, std::chrono::milliseconds timeo
           [&] {
             return (value = connection_->ask({StoreRequest::Kind::get, key})).has_value();
           },
-          [&] { return time.until() > usable_limit(timeout); }))
+          [&] { return time.until() > usable_timeout(timeout); }))
     throw Error(ExitCode::retry, "waiting for the other ranks' backend",
                 "no rank has set \"" + key + "\" within " + std::to_string(timeout.count() / 1000) + " s",
                 "A rank is stuck or lost; --timeout sets the limit");

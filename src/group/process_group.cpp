@@ -2,7 +2,7 @@
 
 #include "base/duration.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "group/backends.hpp"
 #include "group/mpi_backend.hpp"
 #include "group/mpi_store.hpp"
@@ -59,7 +59,7 @@ c10::intrusive_ptr<ProcessGroup> make_process_group(const Communicator& communic
     throw Error(ExitCode::usage, "starting the process group", "chunk is 0, so that no element would ever be sent",
                 "Give the number of elements that go in one MPI call, at least 1");
   const auto choice = detail::group::parse_backends(options.backend);
-  const auto timeout = detail::usable_limit(options.timeout.value_or(detail::comm::time_limit(communicator)));
+  const auto timeout = detail::usable_timeout(options.timeout.value_or(detail::comm::timeout(communicator)));
   c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<NoStore>();  // c10d needs one to construct a group
   if (choice.cpu != "mpi" || choice.cuda != "mpi")
     store = c10::make_intrusive<detail::group::MpiStore>(communicator.duplicate(), timeout);

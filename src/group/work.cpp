@@ -9,8 +9,11 @@
 
 namespace muster::detail::group {
 
-Work::Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> limit)
-    : c10d::Work(rank, type, title), title_(title), limit_(limit), buffers_(std::make_shared<std::deque<Buffer>>()) {}
+Work::Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> timeout)
+    : c10d::Work(rank, type, title),
+      title_(title),
+      timeout_(timeout),
+      buffers_(std::make_shared<std::deque<Buffer>>()) {}
 
 std::string Work::error_prefix() const { return std::string("starting ") + title_; }
 
@@ -40,7 +43,7 @@ bool Work::isCompleted() {
 
 bool Work::wait(std::chrono::milliseconds timeout) {
   while (!isCompleted()) try {
-      const auto own = timeout > kNoTimeout ? std::optional(timeout) : limit_;
+      const auto own = timeout > kNoTimeout ? std::optional(timeout) : timeout_;
       std::ranges::find_if(parts_, &comm::Request::pending)
           ->wait_until([this] { return isCompleted(); }, std::string("waiting for ") + title_, own);
     } catch (const RemoteError&) {

@@ -22,13 +22,13 @@ namespace muster::detail::group {
 /// back) runs, once. If the Work is dropped before that, the operation still ends: the tensors live until nobody writes
 /// to them any more, and their contents are undefined.
 ///
-/// An error on another rank ends the operation and becomes its exception(). A wait() that exceeds its limit throws, but
-/// does not end the operation: it may be waited for again.
+/// An error on another rank ends the operation and becomes its exception(). A wait() that exceeds its timeout throws,
+/// but does not end the operation: it may be waited for again.
 class Work final : public c10d::Work {
  public:
-  /// `title`: the operation's name in errors and in torch's profiler; must have static storage. `limit`: the limit of a
-  /// wait() without a timeout; if empty, the launch's.
-  Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> limit);
+  /// `title`: the operation's name in errors and in torch's profiler; must have static storage. `timeout`: that of a
+  /// wait() that names none; if empty, that of the launch.
+  Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> timeout);
 
   /// "starting " and the title: the beginning of errors about arguments.
   std::string error_prefix() const;
@@ -41,7 +41,7 @@ class Work final : public c10d::Work {
   void start();
 
   bool isCompleted() override;
-  /// Throws exception() if the operation ended with one. kNoTimeout means the limit of the operation.
+  /// Throws exception() if the operation ended with one. kNoTimeout means the timeout of the operation.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   /// Ends the operation with an exception, on this rank only.
@@ -56,7 +56,7 @@ class Work final : public c10d::Work {
 
  private:
   const char* title_;
-  std::optional<std::chrono::milliseconds> limit_;
+  std::optional<std::chrono::milliseconds> timeout_;
   std::vector<std::function<comm::Request()>> planned_;
   std::vector<comm::Request> parts_;
   std::shared_ptr<std::deque<Buffer>> buffers_;

@@ -31,18 +31,18 @@ std::string united(const std::vector<std::string>& masks) {
 }
 
 /// Ranks with the same mask.
-struct Group {
+struct CoreGroup {
   std::string mask;
   std::vector<std::size_t> ranks;
   std::vector<Core> free = {};  ///< cores of the mask that are not taken
   TakenCores taken = {};        ///< those that are
 };
 
-std::vector<Group> groups_of(const std::vector<Core>& cores, const std::vector<std::string>& masks,
-                             const TakenCores& taken) {
-  std::map<std::string, Group> groups;
+std::vector<CoreGroup> groups_of(const std::vector<Core>& cores, const std::vector<std::string>& masks,
+                                 const TakenCores& taken) {
+  std::map<std::string, CoreGroup> groups;
   for (std::size_t rank = 0; rank < masks.size(); ++rank) groups[masks[rank]].ranks.push_back(rank);
-  std::vector<Group> result;
+  std::vector<CoreGroup> result;
   for (auto& [mask, group] : groups) {
     group.mask = mask;
     for (auto& core : cores_in(mask, cores))
@@ -56,7 +56,7 @@ std::vector<Group> groups_of(const std::vector<Core>& cores, const std::vector<s
 }
 
 /// True if a CPU is in the masks of two groups.
-bool overlap(const std::vector<Group>& groups) {
+bool overlap(const std::vector<CoreGroup>& groups) {
   std::vector<std::string> masks;
   for (const auto& group : groups) masks.push_back(group.mask);
   return share_cpus(masks);

@@ -15,7 +15,7 @@ namespace {
 using std::chrono::seconds, std::chrono::system_clock;
 
 /// The programs of a batch system wait for minutes for a server that does not answer.
-constexpr seconds answer_limit{3};
+constexpr seconds answer_timeout{3};
 constexpr seconds longest{1'000'000'000};  ///< an end later than this is no limit
 
 /// Parses a local time; `format` as for strptime, for the whole text.
@@ -124,7 +124,7 @@ AskedJobEnd ask_for_job_end(const Environment& environment) {
   if (question.empty()) return {};
   const auto& program = question.front() == "env" ? question.at(2) : question.front();
   const auto unknown = "the end of this job is not known: " + program;
-  const auto answer = output_of(question, answer_limit);
+  const auto answer = output_of(question, answer_timeout);
   if (!answer) return {.note = unknown + " is missing, has failed or has not answered within 3 s"};
   const auto now = system_clock::now();
   const auto end = program == "squeue"  ? end_in_squeue(*answer)

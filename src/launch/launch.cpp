@@ -8,7 +8,7 @@
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "comm/wait.hpp"
 #include "launch/binding.hpp"
 #include "launch/flags.hpp"
@@ -226,10 +226,10 @@ Launch::Launch(int argc, char** argv, const std::string& version)
     state_->asked_job_end = detail::launch::ask_for_job_end(::getenv);
   if (const auto process = detail::launch::process_for_launcher(::getenv); !process.empty())
     detail::launch::tell_supervisor(detail::launch::message_process, process);
-  const auto timeout = detail::launch::timeout_at_start(argc, argv).value_or(detail::comm::default_limit);
+  const auto timeout = detail::launch::timeout_at_start(argc, argv).value_or(detail::comm::default_timeout);
   state_->environment.emplace(timeout);
   state_->join(state_->environment->world());
-  detail::comm::set_time_limit(communicator(), timeout);
+  detail::comm::set_timeout(communicator(), timeout);
   detail::log::configure(rank(), detail::log::Level::info);
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size(), detail::comm::mpi_library()));
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
@@ -241,7 +241,7 @@ Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::stri
   state_->log.emplace();
   state_->signals.emplace();
   const auto timeout = detail::launch::timeout_at_start(argc, argv);
-  const detail::comm::TimeLimit limit(ranks, timeout.value_or(detail::comm::time_limit(ranks)));
+  const detail::comm::ScopedTimeout while_joining(ranks, timeout.value_or(detail::comm::timeout(ranks)));
   state_->join(detail::comm::make_separate_world(ranks));
   detail::log::configure(rank(), detail::log::Level::info);
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
@@ -310,7 +310,7 @@ int Launch::run_body(const std::function<int()>& body) {
     if (!parser.parse(communicator(), state_->argc, state_->argv)) return state_->returned(0);
     detail::log::configure(rank(), detail::log::level_from_name(parser.log_level()));
     state_->flags = parser.resolve();
-    if (const auto& timeout = state_->flags.timeout) comm::set_time_limit(communicator(), *timeout);
+    if (const auto& timeout = state_->flags.timeout) comm::set_timeout(communicator(), *timeout);
     state_->choose_threads();
     state_->choose_end();
     status = body();
@@ -324,9 +324,9 @@ int Launch::run_body(const std::function<int()>& body) {
 
   try {
     const auto& world = communicator();
-    const auto limit = mine.kind == Outcome::Kind::done ? comm::time_limit(world) : comm::final_grace(world);
+    const auto timeout = mine.kind == Outcome::Kind::done ? comm::timeout(world) : comm::final_grace(world);
     if (mine.kind == Outcome::Kind::done) mine.text = std::to_string(status);
-    const auto outcomes = comm::agree(world, mine, limit);
+    const auto outcomes = comm::agree(world, mine, timeout);
     const auto cause = comm::root_cause(outcomes, world.topology().hosts);
     print(cause);
     const auto ended_badly = std::ranges::find_if(outcomes, [](const Outcome& one) { return one.text != "0"; });

@@ -13,8 +13,8 @@ namespace muster::detail::node {
 /// The beginning of the shared memory. All-zero memory is a valid initial state.
 struct BucketReduction::Shared {
   struct Rank {
-    /// The round in the upper half, the number of published buckets in the lower, so that nothing has to be reset.
-    alignas(cache_line) std::atomic<std::uint64_t> published;
+    /// The round in the upper half, the number of announced buckets in the lower, so that nothing has to be reset.
+    alignas(cache_line) std::atomic<std::uint64_t> announced;
     alignas(cache_line) std::atomic<std::uint64_t> finished;  ///< the last round that the rank has finished
   };
   alignas(cache_line) ChunkCounter claims;
@@ -68,21 +68,21 @@ void BucketReduction::begin() {
   finished_ = false;
 }
 
-void BucketReduction::publish(const void* data) {
+void BucketReduction::announce(const void* data) {
   written(rank_)[order_[mine_]] = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
   ++mine_;
-  shared_->ranks[rank_].published.store(round_ << 32 | mine_, std::memory_order_release);
+  shared_->ranks[rank_].announced.store(round_ << 32 | mine_, std::memory_order_release);
 }
 
 void BucketReduction::write_word(std::size_t index, std::uint32_t word) {
   written(rank_)[buckets_.size() + index] = word;
 }
 
-std::size_t BucketReduction::published() const {
+std::size_t BucketReduction::announced() const {
   std::size_t all = buckets_.size();
   for (int r = 0; r < size_; ++r) {
-    const auto word = shared_->ranks[r].published.load(std::memory_order_acquire);
-    // A rank that is a round ahead has published all buckets of this round.
+    const auto word = shared_->ranks[r].announced.load(std::memory_order_acquire);
+    // A rank that is a round ahead has announced all buckets of this round.
     const auto theirs = word >> 32;
     if (theirs < (round_ & 0xffffffff)) return 0;
     if (theirs == (round_ & 0xffffffff)) all = std::min<std::size_t>(all, word & 0xffffffff);
@@ -96,7 +96,7 @@ BucketReduction::Next BucketReduction::next_chunk(Seen& seen, const OnChunk& on_
     if (i >= chunks_.size()) {
       next = Next::none_left;
     } else if (position_[chunks_[i].bucket] >= seen.ready) {
-      seen.ready = published();
+      seen.ready = announced();
       next = position_[chunks_[i].bucket] >= seen.ready ? Next::not_ready : Next::done;
     }
     return next == Next::done;

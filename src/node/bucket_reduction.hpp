@@ -1,12 +1,12 @@
 // A reduction over a fixed list of buckets that is repeated in rounds, as for gradients.
 //
-// Every rank publishes the addresses of its buckets in registered memory, one after the other in an agreed order, each
-// as soon as it is complete. Once all ranks have published a bucket, any rank may claim and process its chunks. A rank
+// Every rank announces the addresses of its buckets in registered memory, one after the other in an agreed order, each
+// as soon as it is complete. Once all ranks have announced a bucket, any rank may claim and process its chunks. A rank
 // that is early does more work, and no rank waits for its turn. A round ends when all chunks are done and all ranks
 // know it.
 //
 //   reduction.begin();
-//   for (…) reduction.publish(address);             // every bucket, in order
+//   for (…) reduction.announce(address);             // every bucket, in order
 //   while (!reduction.advance(sum)) …;              // now every rank's buckets hold the result
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace muster::detail::node {
 
-/// Many members: the shared memory, the buckets and their order, and the progress of the round.
+/// Many members: the shared memory, the buckets and their order, and how far the round is.
 class BucketReduction {
  public:
   struct Bucket {
@@ -51,19 +51,19 @@ class BucketReduction {
 
   /// Begins a new round; the previous one must have ended.
   void begin();
-  /// Publishes the next bucket in the order. `data` is in this rank's part of the region and must stay in place until
+  /// Announces the next bucket in the order. `data` is in this rank's part of the region and must stay in place until
   /// the round has ended.
-  void publish(const void* data);
+  void announce(const void* data);
   /// Writes a word that all ranks can read once the round has ended. Write each word in every round, before the last
-  /// bucket is published. A word written before the first bucket is published can be read in OnChunk too.
+  /// bucket is announced. A word written before the first bucket is announced can be read in OnChunk too.
   void write_word(std::size_t index, std::uint32_t word);
   /// Processes one chunk if one is ready; true if the round has ended. All ranks must pass equivalent functions.
   bool advance(const OnChunk& on_chunk);
   /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
   /// rank calls advance(). The thread needs a separate OnChunk object.
-  bool progress(const OnChunk& on_chunk) { return next_chunk(thread_, on_chunk) == Next::done; }
+  bool process_chunk(const OnChunk& on_chunk) { return next_chunk(thread_, on_chunk) == Next::done; }
 
-  /// Sets the order in which buckets are published and processed from the next round on: a permutation of their
+  /// Sets the order in which buckets are announced and processed from the next round on: a permutation of their
   /// indices, at first 0, 1, …. Call it between two rounds, with the same order on all ranks.
   void reorder(const std::vector<std::size_t>& order);
   const std::vector<std::size_t>& order() const noexcept { return order_; }
@@ -75,7 +75,7 @@ class BucketReduction {
   struct Shared;
   /// One thread's knowledge of the current round.
   struct Seen {
-    std::size_t ready = 0;  ///< buckets that all ranks have published
+    std::size_t ready = 0;  ///< buckets that all ranks have announced
     std::vector<std::byte*> data = {};
   };
   /// The result of next_chunk().
@@ -84,8 +84,8 @@ class BucketReduction {
   Next next_chunk(Seen& seen, const OnChunk& on_chunk) const;
   /// What the rank writes in this round: the offsets of its buckets, then its words.
   std::uint64_t* written(int rank) const;
-  /// The number of buckets that all ranks have published.
-  std::size_t published() const;
+  /// The number of buckets that all ranks have announced.
+  std::size_t announced() const;
 
   Shared* shared_;
   Region region_;
@@ -98,7 +98,7 @@ class BucketReduction {
   std::vector<Chunk> chunks_;          ///< in the order of order_
   Seen own_, thread_;                  ///< what the rank's own thread and its progress thread have seen
   std::uint64_t round_ = 0;
-  std::size_t mine_ = 0;  ///< buckets that this rank has published
+  std::size_t mine_ = 0;  ///< buckets that this rank has announced
   bool finished_ = true;
 };
 

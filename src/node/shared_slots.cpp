@@ -7,8 +7,8 @@
 namespace muster::detail::node {
 namespace {
 
-/// The states of a slot; each is the value of an atomic byte. tests/fault/memory-model.pml has their memory orders.
-constexpr std::uint8_t empty = 0, claimed = 1, published = 2;
+/// The values of a slot's flag, which is an atomic byte. tests/fault/memory-model.pml has their memory orders.
+constexpr std::uint8_t empty = 0, claimed = 1, filled = 2;
 
 static_assert(std::atomic<std::uint8_t>::is_always_lock_free);
 
@@ -17,19 +17,19 @@ static_assert(std::atomic<std::uint8_t>::is_always_lock_free);
 std::vector<SharedSlots::Place> SharedSlots::places_of(std::span<const SlotGroup> groups) {
   std::vector<Place> places;
   auto next = reserved_bytes(groups);
-  std::size_t states = 0;
+  std::size_t flags = 0;
   for (const auto& group : groups) {
-    places.push_back({group, states, next, whole_lines(group.bytes)});
-    states += group.count;
+    places.push_back({group, flags, next, whole_lines(group.bytes)});
+    flags += group.count;
     next += group.count * places.back().stride;
   }
   return places;
 }
 
 std::size_t SharedSlots::reserved_bytes(std::span<const SlotGroup> groups) {
-  std::size_t states = 0;
-  for (const auto& group : groups) states += group.count;
-  return whole_pages(states);
+  std::size_t flags = 0;
+  for (const auto& group : groups) flags += group.count;
+  return whole_pages(flags);
 }
 
 std::size_t SharedSlots::memory_bytes(std::span<const SlotGroup> groups) {
@@ -41,8 +41,8 @@ std::size_t SharedSlots::memory_bytes(std::span<const SlotGroup> groups) {
 SharedSlots::SharedSlots(std::shared_ptr<SharedSegment> segment, std::vector<SlotGroup> groups)
     : segment_(std::move(segment)), places_(places_of(groups)), process_(::getpid()) {}
 
-std::atomic<std::uint8_t>& SharedSlots::state(std::size_t group, std::size_t slot) const noexcept {
-  return reinterpret_cast<std::atomic<std::uint8_t>*>(segment_->data())[places_[group].first_state + slot];
+std::atomic<std::uint8_t>& SharedSlots::flag(std::size_t group, std::size_t slot) const noexcept {
+  return reinterpret_cast<std::atomic<std::uint8_t>*>(segment_->data())[places_[group].first_flag + slot];
 }
 
 std::span<std::byte> SharedSlots::memory(std::size_t group, std::size_t slot) const noexcept {
@@ -51,11 +51,11 @@ std::span<std::byte> SharedSlots::memory(std::size_t group, std::size_t slot) co
 }
 
 const std::byte* SharedSlots::find(std::size_t group, std::size_t slot) const noexcept {
-  return state(group, slot).load(std::memory_order_acquire) == published ? memory(group, slot).data() : nullptr;
+  return flag(group, slot).load(std::memory_order_acquire) == filled ? memory(group, slot).data() : nullptr;
 }
 
 std::optional<SharedSlots::Claim> SharedSlots::claim(std::size_t group, std::size_t slot) const noexcept {
-  auto& own = state(group, slot);
+  auto& own = flag(group, slot);
   auto found = empty;
   // Acquires what an earlier claim, which was given back, has written.
   if (!own.compare_exchange_strong(found, claimed, std::memory_order_acquire, std::memory_order_relaxed)) return {};
@@ -73,11 +73,9 @@ bool SharedSlots::reserve(std::span<const std::byte> memory) const {
 }
 
 SharedSlots::Claim::~Claim() {
-  if (state_ != nullptr) state_->store(empty, std::memory_order_release);
+  if (flag_ != nullptr) flag_->store(empty, std::memory_order_release);
 }
 
-void SharedSlots::Claim::publish() noexcept {
-  std::exchange(state_, nullptr)->store(published, std::memory_order_release);
-}
+void SharedSlots::Claim::finish() noexcept { std::exchange(flag_, nullptr)->store(filled, std::memory_order_release); }
 
 }  // namespace muster::detail::node

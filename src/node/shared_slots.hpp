@@ -22,7 +22,7 @@ struct SlotGroup {
   std::size_t bytes = 0;  ///< of each slot
 };
 
-/// Slots in a segment that all ranks of a node map. Any rank may claim an empty slot and fill it. Once it has published
+/// Slots in a segment that all ranks of a node map. Any rank may claim an empty slot and fill it. Once it has filled
 /// the slot, every rank reads it in place, and it never changes again. No rank waits for another: a slot that is
 /// claimed counts as not there, also if the rank that has claimed it was killed. Thread-safe.
 class SharedSlots {
@@ -37,7 +37,7 @@ class SharedSlots {
   /// `segment`: of memory_bytes(groups); its other users give the same groups.
   SharedSlots(std::shared_ptr<SharedSegment> segment, std::vector<SlotGroup> groups);
 
-  /// The content of a published slot, or null. Slots are numbered from 0 in each group.
+  /// The content of a filled slot, or null. Slots are numbered from 0 in each group.
   const std::byte* find(std::size_t group, std::size_t slot) const noexcept;
   /// Claims a slot if it is empty.
   std::optional<Claim> claim(std::size_t group, std::size_t slot) const noexcept;
@@ -46,10 +46,10 @@ class SharedSlots {
   /// Where a group lies in the segment.
   struct Place {
     SlotGroup group;
-    std::size_t first_state = 0, first_byte = 0, stride = 0;
+    std::size_t first_flag = 0, first_byte = 0, stride = 0;
   };
   static std::vector<Place> places_of(std::span<const SlotGroup> groups);
-  std::atomic<std::uint8_t>& state(std::size_t group, std::size_t slot) const noexcept;
+  std::atomic<std::uint8_t>& flag(std::size_t group, std::size_t slot) const noexcept;
   std::span<std::byte> memory(std::size_t group, std::size_t slot) const noexcept;
   bool reserve(std::span<const std::byte> memory) const;
 
@@ -58,11 +58,11 @@ class SharedSlots {
   pid_t process_;  ///< that has mapped the segment
 };
 
-/// The right to fill a slot. It gives the slot back, empty, if it is destroyed before publish(). The slots outlive it.
+/// The right to fill a slot. It gives the slot back, empty, if it is destroyed before finish(). The slots outlive it.
 class SharedSlots::Claim {
  public:
   Claim(Claim&& other) noexcept
-      : slots_(other.slots_), state_(std::exchange(other.state_, nullptr)), memory_(other.memory_) {}
+      : slots_(other.slots_), flag_(std::exchange(other.flag_, nullptr)), memory_(other.memory_) {}
   Claim& operator=(Claim&&) = delete;
   ~Claim();
 
@@ -71,15 +71,15 @@ class SharedSlots::Claim {
   bool reserve() const { return slots_->reserve(memory_); }
   std::span<std::byte> memory() const noexcept { return memory_; }
   /// Lets all ranks read the slot.
-  void publish() noexcept;
+  void finish() noexcept;
 
  private:
   friend class SharedSlots;
-  Claim(const SharedSlots* slots, std::atomic<std::uint8_t>* state, std::span<std::byte> memory) noexcept
-      : slots_(slots), state_(state), memory_(memory) {}
+  Claim(const SharedSlots* slots, std::atomic<std::uint8_t>* flag, std::span<std::byte> memory) noexcept
+      : slots_(slots), flag_(flag), memory_(memory) {}
 
   const SharedSlots* slots_;
-  std::atomic<std::uint8_t>* state_;  ///< null once it was published
+  std::atomic<std::uint8_t>* flag_;  ///< null once it was filled
   std::span<std::byte> memory_;
 };
 

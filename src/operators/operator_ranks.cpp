@@ -1,7 +1,7 @@
 #include "operators/operator_ranks.hpp"
 
 #include "comm/rank_status.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "muster/error.hpp"
 
 #include <chrono>
@@ -10,7 +10,7 @@ namespace muster::detail::operators {
 namespace {
 
 /// Ranks that do not train wait without a limit.
-constexpr std::chrono::hours no_limit{24 * 365};
+constexpr std::chrono::hours no_timeout{24 * 365};
 
 }  // namespace
 
@@ -20,8 +20,8 @@ void OperatorRanks::require_open() const {
               "Make a new one");
 }
 
-comm::WaitLimits OperatorRanks::limits() const {
-  return {.done = resolved_.is_worker() ? resolved_.wait_limit : no_limit,
+comm::Timeouts OperatorRanks::timeouts() const {
+  return {.done = resolved_.is_worker() ? resolved_.timeout : no_timeout,
           .failed = comm::final_grace(resolved_.world())};
 }
 
@@ -29,7 +29,7 @@ void OperatorRanks::require(const std::function<void()>& check) {
   require_open();
   const auto& world = resolved_.world();
   try {
-    const auto error = comm::attempt_on_all(world, limits(), [&] {
+    const auto error = comm::attempt_on_all(world, timeouts(), [&] {
       if (resolved_.is_worker()) check();
     });
     if (error) throw *error;
@@ -45,7 +45,7 @@ std::string OperatorRanks::run(const std::function<std::string()>& work, session
   const auto& world = resolved_.world();
   std::string result;
   try {
-    const auto error = comm::attempt_on_all(world, limits(), [&] {
+    const auto error = comm::attempt_on_all(world, timeouts(), [&] {
       if (resolved_.is_worker()) try {
           const auto call = [&] { result = work(); };
           session != nullptr ? session->run(call) : call();

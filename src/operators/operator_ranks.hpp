@@ -28,7 +28,7 @@ class OperatorRanks {
   void require(const std::function<void()>& check);
 
  private:
-  comm::WaitLimits limits() const;
+  comm::Timeouts timeouts() const;
 
   const run::ResolvedOptions& resolved_;
   run::RunFolder& run_;

@@ -8,7 +8,7 @@
 #include "comm/agreement.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
@@ -95,7 +95,7 @@ std::string to_line(const Json& json) { return json_text_lossy(json); }
 run::ResolvedOptions OperatorRun::resolve_options() {
   const auto& world = launch_.communicator();
   if (options_.initialization_hook)
-    comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)},
+    comm::check_on_all(world, {.done = comm::timeout(world), .failed = comm::final_grace(world)},
                        options_.initialization_hook);
   const auto frequency = options_.scheduler_step_freq;
   comm::require_same_options(world, "the operator's trainer",
@@ -131,7 +131,7 @@ OperatorRun::OperatorRun(Launch& launch, const Make& make, OperatorTrainerOption
       options_(std::move(options)),
       resolved_(resolve_options()),
       run_(launch.communicator(), launch, resolved_.options.run_config, launch.next_trainer_number()),
-      everywhere_(launch.communicator(), resolved_.wait_limit),
+      everywhere_(launch.communicator(), resolved_.timeout),
       device_(trainer::check_device_and_data(resolved_)),
       ranks_(resolved_, run_),
       exceptions_(std::uncaught_exceptions()) {

@@ -1,7 +1,7 @@
 // The implementation of an OperatorTrainer: one run, whose session is open from the constructor to shutdown().
 #pragma once
 
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "muster/operator.hpp"
 #include "operators/call_history.hpp"
 #include "operators/operator_ranks.hpp"
@@ -96,7 +96,7 @@ class OperatorRun {
   const run::ResolvedOptions resolved_;
   run::RunFolder run_;
   Json params_before_;  ///< params.json before this start; null in a new run
-  const comm::TimeLimit everywhere_;
+  const comm::ScopedTimeout everywhere_;
   at::Device device_;
   OperatorRanks ranks_;
   session::BadSteps bad_steps_;
@@ -108,7 +108,7 @@ class OperatorRun {
   CallHistory history_;
   bool changed_ = false;      ///< a call other than train() has changed the state since it was saved
   bool of_trial_ = false;     ///< a trial of a sweep: reports its steps instead of its calls
-  bool training_ = false;     ///< a call of train() is in progress
+  bool training_ = false;     ///< a call of train() is under way
   bool ended_ = false;        ///< a callback has ended training
   std::string random_state_;  ///< the checkpoint's, until restore_random_state()
   int exceptions_ = 0;        ///< std::uncaught_exceptions() in the constructor

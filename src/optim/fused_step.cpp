@@ -331,7 +331,7 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
     stepped.ranks_differ = differs();
     if (scales) stepped.norm = std::sqrt(sum);
     stepped.has_bad_number = check != NumberCheck::none && !std::isfinite(sum);
-    // A rank that has abandoned the pass takes part only in the first round.
+    // A rank that has abandoned the averaging takes part only in the first round of the reduction.
     if (abandoned() || stepped.ranks_differ || stepped.has_bad_number || check == NumberCheck::without_step)
       return stepped;
   }
@@ -345,8 +345,8 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
                                                : step_chunk<double>(chunk, gradients, scale, checks);
     if (checks) chunk_results()[chunk.number] = result_of(finite);
   });
-  // A rank that has abandoned the pass does not copy values that were changed by hand in the chunks that it processes.
-  // So if the pass is abandoned, these values stay in the view until the next step.
+  // A rank that has abandoned the averaging does not copy values that were changed by hand in the chunks that it
+  // processes. So if it is abandoned, these values stay in the view until the next step.
   stepped.ranks_differ = differs();
   if (abandoned() || stepped.ranks_differ) return stepped;
   stepped.has_bad_number =

@@ -114,7 +114,7 @@ class FusedStep {
   double check_averages(bool squares);
   /// [chunks], numbers shared by the ranks, after the parameters and state. The rank that processes a chunk writes its.
   std::span<double> chunk_results() const;
-  /// True if an exception has made another rank abandon the pass.
+  /// True if an exception has made another rank abandon the averaging.
   bool abandoned() const;
   bool differs() const;
   /// True if the bucket holds floats, false if doubles.

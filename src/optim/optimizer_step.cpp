@@ -310,7 +310,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
 
   // The optimizer's state stays in the view; no other rank writes to its memory any more.
   void on_unfused() noexcept override { fused_.reset(); }
-  void on_second_pass() override {
+  void on_second_round() override {
     if (fused_ && !gradients_.expired()) fused_->note_written();
   }
 
@@ -344,7 +344,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     const auto reducer = reducer_.lock();
     if (fused_ && reducer) {
       reducer->check_shapes();                                          // the fused step relies on them
-      if (!reducer->awaits_step()) reducer->finish_abandoned_passes();  // may make a new exchange
+      if (!reducer->awaits_step()) reducer->finish_abandoned_rounds();  // may make a new exchange
       reducer->average_accumulated();                                   // may make a new exchange
       if (gradients_.expired() || !reducer->is_fused_with(this) || !serves(optimizer)) {
         reducer->fetch_averages();

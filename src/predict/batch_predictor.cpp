@@ -1,6 +1,6 @@
 #include "base/file.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "data/passes/batches.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
@@ -65,7 +65,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
                              const BatchPredictorOptions& options) const {
   const watch::ScopedCallName call("predicting");
   const auto& world = launch.communicator();
-  const auto limit = comm::time_limit(world);
+  const auto timeout = comm::timeout(world);
   const auto work = [&] {
     auto same = predictor_.options_to_compare();
     same.update({{"batch_size", options.batch_size}, {"keep_columns", options.keep_columns}});
@@ -131,9 +131,9 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     }
     file.finish();
     world.barrier();
-    file.publish();
+    file.put_in_place();
   };
-  if (const auto error = comm::attempt_on_all(world, {.done = limit, .failed = limit}, work)) throw *error;
+  if (const auto error = comm::attempt_on_all(world, {.done = timeout, .failed = timeout}, work)) throw *error;
 }
 
 }  // namespace muster

@@ -77,7 +77,7 @@ void PredictionFile::finish() {
   file_->close();
 }
 
-void PredictionFile::publish() {
+void PredictionFile::put_in_place() {
   comm::run_on_root(ranks_, [&] {
     if (::rename(temporary_.path.c_str(), output_.c_str()) != 0)
       throw Error(ExitCode::retry, "writing " + output_.string(), std::strerror(errno), "Check the permissions there");

@@ -16,7 +16,7 @@ namespace muster::detail::predict {
 class PredictionFile {
  public:
   /// Makes a file of `rows` rows under a temporary name beside `output`. The destructor removes it unless it has been
-  /// published. `columns` is used on rank 0 only. Collective; an Error is the same on all ranks.
+  /// put in place. `columns` is used on rank 0 only. Collective; an Error is the same on all ranks.
   PredictionFile(const Communicator& ranks, std::filesystem::path output, const Schema& columns, std::int64_t rows);
   /// Writes rows to the file, from row `first` on.
   void write(const Batch& rows, std::int64_t first);
@@ -24,7 +24,7 @@ class PredictionFile {
   void finish();
   /// Gives the file the name `output`, replacing a file of that name. Call it after all ranks have finished.
   /// Collective; an Error is the same on all ranks.
-  void publish();
+  void put_in_place();
 
  private:
   /// Removes its file on destruction, also if the constructor of PredictionFile fails after it has made the file.
@@ -33,7 +33,7 @@ class PredictionFile {
     Temporary(const Temporary&) = delete;
     Temporary& operator=(const Temporary&) = delete;
     ~Temporary();
-    std::filesystem::path path = {};  ///< empty on all ranks but 0, and once the file is published
+    std::filesystem::path path = {};  ///< empty on all ranks but 0, and once the file is in place
   };
 
   const Communicator ranks_;

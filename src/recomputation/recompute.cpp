@@ -44,12 +44,12 @@ namespace autograd = torch::autograd;
 
 constexpr const char* recomputing = "computing a block again";
 
-/// The state besides tensors that a block's results depend on: the default generators, autocast with whether it caches,
+/// What a block's results depend on besides tensors: the default generators, autocast with whether it caches,
 /// and the training mode of each part of a module.
-class ComputeState {
+class ComputeContext {
  public:
   /// Takes the current state of this thread. `module` may be null.
-  explicit ComputeState(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
+  explicit ComputeContext(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
     if (module_)
       for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());  // parents first
     take(at::kCPU);
@@ -96,21 +96,21 @@ class ComputeState {
   bool caches_casts_ = true;
 };
 
-/// Restores a ComputeState for its own lifetime, and afterwards the state before. Casts that autocast has cached stay
-/// outside, and those of inside do not leave, since they belong to other graphs.
-class ScopedComputeState {
+/// Restores a ComputeContext for its own lifetime, and afterwards the context before. Casts that autocast has cached
+/// stay outside, and those of inside do not leave, since they belong to other graphs.
+class ScopedComputeContext {
  public:
-  explicit ScopedComputeState(const ComputeState& there) : before_(there.module()) {
+  explicit ScopedComputeContext(const ComputeContext& there) : before_(there.module()) {
     at::autocast::clear_cache();
     there.restore();
   }
-  ~ScopedComputeState() {
+  ~ScopedComputeContext() {
     at::autocast::clear_cache();
     before_.restore();
   }
 
  private:
-  ComputeState before_;
+  ComputeContext before_;
 };
 
 /// If the node accumulates the gradient of a leaf, returns how often that leaf has been written to; else 0.
@@ -276,11 +276,11 @@ class BufferGuard {
 class Recompute final : public autograd::Node {
  public:
   Recompute(Block block, std::vector<autograd::SavedVariable> inputs, std::vector<bool> trained,
-            ComputeState compute_state)
+            ComputeContext compute_context)
       : block_(std::move(block)),
         inputs_(std::move(inputs)),
         trained_(std::move(trained)),
-        compute_state_(std::move(compute_state)) {}
+        compute_context_(std::move(compute_context)) {}
 
   /// Takes over the exits of `run`, and returns its outputs without their history. The caller sets this node as theirs.
   Tensors replace_graph(Run& run, const Tensors& inputs) {
@@ -313,7 +313,7 @@ class Recompute final : public autograd::Node {
       if (writes_to_leaf(exits_[i].node) != writes_[i])
         throw Error(ExitCode::user_error, recomputing, "a parameter of it has been written to since the forward pass",
                     "Call backward() before the optimizer's step, and outside of EMA::apply()");
-    const BufferGuard buffer_guard(compute_state_.module());
+    const BufferGuard buffer_guard(compute_context_.module());
     auto run = run_again(inputs);
     check(run);
 
@@ -351,7 +351,7 @@ class Recompute final : public autograd::Node {
     std::set<const autograd::Node*> casts;
     for (const auto& exit : exits_)
       if (exit.is_cast) casts.insert(exit.node);
-    const ScopedComputeState inside(compute_state_);
+    const ScopedComputeContext inside(compute_context_);
     return {block_, inputs, trained_, std::move(casts)};
   }
 
@@ -384,7 +384,7 @@ class Recompute final : public autograd::Node {
   Block block_;
   std::vector<autograd::SavedVariable> inputs_;
   std::vector<bool> trained_;  ///< [inputs], true if the input gets a gradient
-  ComputeState compute_state_;
+  ComputeContext compute_context_;
   std::vector<Exit> exits_;                        ///< in the order of this node's edges
   std::vector<std::uint32_t> writes_;              ///< [exits], counts of writes to the leaf in the forward pass
   std::vector<std::vector<std::int64_t>> shapes_;  ///< [outputs]
@@ -400,11 +400,11 @@ Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module
     trained.push_back(input.defined() && input.requires_grad());
     saved.emplace_back(input.defined() && !input.is_leaf() ? input.detach() : input, false);
   }
-  ComputeState compute_state(std::move(module));
+  ComputeContext compute_context(std::move(module));
   Run run(block, inputs, trained);
   if (std::ranges::none_of(run.roots, [](const auto& root) { return root.is_valid(); })) return std::move(run.outputs);
-  const auto node =
-      c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained), std::move(compute_state));
+  const auto node = c10::make_intrusive<Recompute>(std::move(block), std::move(saved), std::move(trained),
+                                                   std::move(compute_context));
   auto outputs = node->replace_graph(run, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (run.roots[i].is_valid()) autograd::set_history(outputs[i], node);

@@ -102,16 +102,16 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
   return {};
 }
 
-RunPoints progress_of(const std::filesystem::path& run) {
-  RunPoints progress;
-  if (const auto point = point_of(run)) progress.emplace("", *point);
-  return progress;
+RunPoints points_of(const std::filesystem::path& run) {
+  RunPoints points;
+  if (const auto point = point_of(run)) points.emplace("", *point);
+  return points;
 }
 
 Failures add_failure(const Failures& before, const std::filesystem::path& run,
-                     RunPoints (*progress)(const std::filesystem::path&)) {
+                     RunPoints (*points)(const std::filesystem::path&)) {
   try {
-    return before.with_one_more(progress(run));
+    return before.with_one_more(points(run));
   } catch (const std::exception&) {  // ignored, so that the failure itself is reported
     return before.with_one_more({});
   }

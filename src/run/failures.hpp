@@ -62,13 +62,13 @@ int newest_checkpoint_index(const std::filesystem::path& run);
 /// Returns the point of the newest checkpoint in the run's folder that can be read and is not rolled back; none if
 /// there is none.
 MUSTER_INTERNAL_API std::optional<RunPoint> point_of(const std::filesystem::path& run);
-/// Returns point_of() the run under the empty name.
-MUSTER_INTERNAL_API RunPoints progress_of(const std::filesystem::path& run);
+/// Returns point_of() the run, under the empty name.
+MUSTER_INTERNAL_API RunPoints points_of(const std::filesystem::path& run);
 
 /// Counts one more failure than `before`, by the progress in the run's folder. If the folder cannot be read, there was
 /// no progress.
 MUSTER_INTERNAL_API Failures add_failure(const Failures& before, const std::filesystem::path& run,
-                                         RunPoints (*progress)(const std::filesystem::path&) = progress_of);
+                                         RunPoints (*points)(const std::filesystem::path&) = points_of);
 
 /// The failures in `.failures.json` of the run's folder; none if the `muster run` with the id `supervisor` did not
 /// write it.

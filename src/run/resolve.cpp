@@ -4,7 +4,7 @@
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "observe/observers.hpp"
@@ -48,13 +48,13 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full_
   return workers;
 }
 
-std::chrono::milliseconds choose_wait_limit(const Launch& launch, const BackendConfig* backend) {
+std::chrono::milliseconds choose_timeout(const Launch& launch, const BackendConfig* backend) {
   const auto own = backend == nullptr ? std::nullopt : backend->timeout();
   if (own && own->count() <= 0)
     throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
                 std::to_string(own->count()) + " ms is not a time limit",
                 "Give TorchConfig::timeout more than 0, or leave it out");
-  return usable_limit(launch.flags().timeout.value_or(own.value_or(comm::time_limit(launch.communicator()))));
+  return usable_timeout(launch.flags().timeout.value_or(own.value_or(comm::timeout(launch.communicator()))));
 }
 
 /// Throws an Error unless params.json can hold the text.
@@ -142,9 +142,9 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
     throw Error(ExitCode::usage, "choosing the reports with histograms",
                 "histogram_interval is " + std::to_string(run_config.histogram_interval),
                 "Give 1 or more, or 0 for none");
-  resolved.wait_limit = choose_wait_limit(launch, resolved.backend.get());
+  resolved.timeout = choose_timeout(launch, resolved.backend.get());
   auto& longest_validation = resolved.options.validation.timeout;
-  longest_validation = usable_limit(longest_validation);
+  longest_validation = usable_timeout(longest_validation);
   if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
     throw Error(ExitCode::usage, "choosing how long a validation may take",
                 std::to_string(validation.timeout.count()) + " ms is not a time limit",

@@ -19,7 +19,7 @@ struct ResolvedOptions {
   int worker_count = 1;                          ///< they are the lowest ranks of the launch; the others do not train
   int full_worker_count = 0;                     ///< of a complete launch, with muster run --min-workers; otherwise 0
   int threads_per_worker = 1;                    ///< torch threads of each worker
-  std::chrono::milliseconds wait_limit{};        ///< how long ranks wait for each other
+  std::chrono::milliseconds timeout{};           ///< how long ranks wait for each other
   Progress progress = Progress::automatic;       ///< kind of progress output
   std::int64_t first_epoch = 0;                  ///< the `epoch` of the run's first report
 

@@ -21,9 +21,10 @@
 
 namespace muster::detail::session {
 
-/// A prepared model's reducer knows its own. Models that are not prepared are those of the State; of these it compares
-/// each batch's end with its begin: if gradients have been written to and parameters have not changed, a backward() has
-/// added to gradients that are still unused.
+/// Finds the gradients that an optimizer has yet to step with, for a save. A prepared model's reducer knows its own.
+/// Models that are not prepared are those of the State; of these it compares each batch's end with its begin: if
+/// gradients have been written to and parameters have not changed, a backward() has added to gradients that are still
+/// unused.
 class AccumulatedGradients {
  public:
   explicit AccumulatedGradients(const PreparedModels& models) : prepared_(models) {}
@@ -44,6 +45,7 @@ class AccumulatedGradients {
 
  private:
   static constexpr int longest_accumulation = 64;
+  /// A model that is not prepared.
   struct Model {
     std::vector<at::Tensor> parameters = {};
     bool accumulates = false;  ///< gradients were added to after the last step

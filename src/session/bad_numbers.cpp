@@ -100,7 +100,7 @@ void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradient
   for (; required_ < models.size(); ++required_) {
     const auto reducer = models[required_]->reducer();
     if (!reducer) continue;
-    if (reducer->averaged_pass_count() == 0) return;
+    if (reducer->averaged_round_count() == 0) return;
     if (std::ranges::none_of(models[required_]->module()->parameters(), [&](const at::Tensor& parameter) {
           return watched_.contains(WeakTensor(parameter.getIntrusivePtr()));
         }))

@@ -15,6 +15,7 @@ class TrainingEndedByCallback final : public Error {
   TrainingEndedByCallback() : Error(ExitCode::done, "training ends here, as a callback has asked") {}
 };
 
+/// Notes that a callback has asked for the end, and ends training on all workers at the same report.
 class CallbackEnd {
  public:
   CallbackEnd(const WorkerContext& workers, const TrainingProgress& progress, const Outputs& outputs,

@@ -12,9 +12,10 @@
 
 namespace muster::detail::session {
 
-/// muster knows the position in data that it reads itself. Of other data it knows only how often gradients have been
-/// averaged: the first report in an epoch counts as the epoch's end, since most programs report there. Once a program
-/// has trained between two reports of one epoch, this is not assumed any more.
+/// Tells whether a save now is at the end of an epoch. muster knows the position in data that it reads itself. Of other
+/// data it knows only how often gradients have been averaged: the first report in an epoch counts as the epoch's end,
+/// since most programs report there. Once a program has trained between two reports of one epoch, this is not assumed
+/// any more.
 class EpochEnd {
  public:
   EpochEnd(const WorkerContext& workers, const TrainingProgress& progress, const SessionData& data,
@@ -33,6 +34,7 @@ class EpochEnd {
   void restore(bool has_several_reports) noexcept { trained_between_reports_[1] = has_several_reports; }
 
  private:
+  /// Where the last report was.
   struct LastReport {
     std::int64_t epoch = -1;
     std::int64_t averaged = 0;  ///< averages of gradients until the report

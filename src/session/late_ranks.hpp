@@ -13,6 +13,7 @@
 
 namespace muster::detail::session {
 
+/// Compares the times of the workers now and then, and tells the observers of late ones.
 class LateRanks {
  public:
   /// Collective over the workers.

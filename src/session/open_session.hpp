@@ -15,6 +15,7 @@
 
 namespace muster::detail::session {
 
+/// Owns a session, runs work of the program in it, and ends it well or with an error.
 class MUSTER_INTERNAL_API OpenSession {
  public:
   /// `workers` is for the training function's use; `control` has the same ranks over another channel.

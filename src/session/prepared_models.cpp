@@ -3,8 +3,8 @@
 #include "base/log.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/reducer.hpp"
-#include "state/checksum.hpp"
 #include "state/collect.hpp"
+#include "state/fingerprint.hpp"
 #include "state/stateful.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -36,8 +36,8 @@ void for_each_reducer(const Models& models, const Visit& visit) {
 at::Tensor average_of_gradient(const at::Tensor& parameter, const Communicator& control) {
   auto gradient = parameter.grad().defined() ? parameter.grad().detach() : at::zeros_like(parameter);
   if (gradient.is_sparse()) gradient = gradient.to_dense();
-  const auto checksum = static_cast<std::int64_t>(state::checksum(gradient));
-  std::array<std::int64_t, 2> least{checksum, ~checksum};
+  const auto fingerprint = static_cast<std::int64_t>(state::fingerprint(gradient));
+  std::array<std::int64_t, 2> least{fingerprint, ~fingerprint};
   control.all_reduce(std::span(least), ReduceOp::min);
   if (least[0] == ~least[1]) return gradient;
   const auto numbers = gradient.is_complex() ? at::view_as_real(gradient.resolve_conj()) : gradient;
@@ -53,13 +53,13 @@ at::Tensor average_of_gradient(const at::Tensor& parameter, const Communicator& 
 
 std::int64_t PreparedModels::gradient_average_count() const {
   std::int64_t averaged = 0;
-  for_each_reducer(models_, [&](auto& reducer) { averaged += reducer.averaged_pass_count(); });
+  for_each_reducer(models_, [&](auto& reducer) { averaged += reducer.averaged_round_count(); });
   return averaged;
 }
 
 std::int64_t PreparedModels::gradient_count() const {
   auto count = gradient_average_count();
-  for_each_reducer(models_, [&](auto& reducer) { count += reducer.begun_pass_count(); });
+  for_each_reducer(models_, [&](auto& reducer) { count += reducer.begun_round_count(); });
   return count;
 }
 
@@ -90,8 +90,8 @@ bool PreparedModels::any_joined() const {
   return joined;
 }
 
-void PreparedModels::finish_abandoned_passes() const {
-  for_each_reducer(models_, [](auto& reducer) { reducer.finish_abandoned_passes(); });
+void PreparedModels::finish_abandoned_rounds() const {
+  for_each_reducer(models_, [](auto& reducer) { reducer.finish_abandoned_rounds(); });
 }
 
 bool PreparedModels::any_stop_requested() const {

@@ -22,6 +22,7 @@
 
 namespace muster::detail::session {
 
+/// Keeps the models, and asks their reducers about averages and accumulated gradients.
 class PreparedModels {
  public:
   /// If the State was restored before, the model gets its saved gradients.
@@ -46,7 +47,7 @@ class PreparedModels {
                                                    const at::Tensor& gradient)>& visit) const;
   /// True inside join(), where the other workers may be at another boundary.
   bool any_joined() const;
-  void finish_abandoned_passes() const;
+  void finish_abandoned_rounds() const;
   /// True if an average of gradients has brought the news that a worker was asked to stop.
   bool any_stop_requested() const;
   /// True if no model has gradients that an optimizer has yet to step with.
@@ -61,6 +62,7 @@ class PreparedModels {
   void restore_gradients(const StateEntries& entries, state::SavedGradients saved, int workers);
 
  private:
+  /// Gradients of a checkpoint for models that are not prepared yet.
   struct Restored {
     state::ParameterPaths paths;
     std::vector<WeakTensor> parameters;  ///< of `paths`: the addresses of those that have died name no others

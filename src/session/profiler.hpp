@@ -13,6 +13,7 @@
 
 namespace muster::detail::session {
 
+/// Begins and ends the recording, and gathers the events of all ranks at the next report.
 class Profiler {
  public:
   /// Collective over the workers.

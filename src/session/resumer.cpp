@@ -180,12 +180,12 @@ void Resumer::resume() {
   const bool own = checkpoint_ && checkpoint_->path().parent_path() == run_.path();
   if (checkpoint_) {
     content_ = outputs_.store->read(*checkpoint_);
-    manifest_crc32_ = content_->manifest_crc32;
+    manifest_checksum_ = content_->manifest_checksum;
     preprocessor = content_->position.preprocessor;
     had_preprocessor = content_->position.has_preprocessor;
     outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
     // Another run's reports and training time do not count for this run.
-    if (own) moment = restore_progress(*content_);
+    if (own) moment = restore_position(*content_);
   }
   outputs_.observers.start(workers_.control, moment);
   if (outputs_.validation != nullptr) {
@@ -212,7 +212,7 @@ void Resumer::resume() {
   data_.prepare_preprocessor(preprocessor, own, workers_.control, had_preprocessor);
 }
 
-observe::AttemptStart Resumer::restore_progress(const checkpoint::RestoredCheckpoint& content) {
+observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckpoint& content) {
   const auto& path = checkpoint_->path();
   progress_.training_iteration = content.position.training_iteration;
   progress_.seconds_in_earlier_jobs = content.position.time_total_s;
@@ -254,7 +254,7 @@ void Resumer::take_up() {
 checkpoint::RestoredCheckpoint Resumer::read_again() {
   auto content = outputs_.store->read(*checkpoint_);
   comm::run_on_all(workers_.control, [&] {
-    if (content.manifest_crc32 != manifest_crc32_)
+    if (content.manifest_checksum != manifest_checksum_)
       throw Error(ExitCode::retry, "restoring a state again", checkpoint_->path().string() + " has changed meanwhile",
                   "Start again, from a checkpoint that stays as it is");
   });

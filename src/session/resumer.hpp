@@ -20,7 +20,8 @@
 
 namespace muster::detail::session {
 
-/// Many members: the parts of the session that it fills, and what the checkpoint holds until they take it up.
+/// Chooses the checkpoint to go on from and restores the session from it. Many members: the parts of the session that
+/// it fills, and what the checkpoint holds until they take it up.
 class Resumer {
  public:
   Resumer(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
@@ -59,7 +60,7 @@ class Resumer {
 
  private:
   /// Takes counters, last row and callbacks from this run's checkpoint. Collective.
-  observe::AttemptStart restore_progress(const checkpoint::RestoredCheckpoint& content);
+  observe::AttemptStart restore_position(const checkpoint::RestoredCheckpoint& content);
   /// True if the checkpoint was saved between two passes of its epoch, which the run has learned only afterwards.
   /// Collective.
   bool is_between_passes(const state::TrainingPosition& position);
@@ -77,8 +78,8 @@ class Resumer {
   // Sixteen members: the eight above are what is restored, those below belong to the checkpoint.
   std::optional<Checkpoint> checkpoint_ = {};
   std::optional<checkpoint::RestoredCheckpoint> content_ = {};
-  std::uint32_t manifest_crc32_ = 0;  ///< of its manifest, when it was chosen
-  std::string name_ = {};             ///< the name that a report of this run gave it; may be empty
+  std::uint32_t manifest_checksum_ = 0;  ///< of its manifest, when it was chosen
+  std::string name_ = {};                ///< the name that a report of this run gave it; may be empty
   Json callback_states_ = {};
   bool taken_up_ = false;
   bool was_given_to_user_ = false;

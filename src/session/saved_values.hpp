@@ -11,8 +11,9 @@
 
 namespace muster::detail::session {
 
-/// Compares until the next batch begins, since much changes by itself after that. What a program changes between the
-/// begin of an epoch and its first batch, a resumed run changes again.
+/// Notices values of a State that change after the report that saved them. Compares until the next batch begins, since
+/// much changes by itself after that. What a program changes between the begin of an epoch and its first batch, a
+/// resumed run changes again.
 class SavedValues {
  public:
   /// Call when a report has saved the State. It is compared for as long as it lives.

@@ -23,6 +23,7 @@
 
 namespace muster::detail::session {
 
+/// Gathers what a checkpoint holds and gives it to the store.
 class Saver {
  public:
   Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,

@@ -95,7 +95,7 @@ std::chrono::nanoseconds ShutdownBudget::least_budget(std::optional<Clock::durat
   return longest_interval_ + saves_take(1, under_way);
 }
 
-/// How long `count` saves take, after the one that is in progress.
+/// How long `count` saves take, after the one that is under way.
 std::chrono::nanoseconds ShutdownBudget::saves_take(int count,
                                                     std::optional<Clock::duration> under_way) const noexcept {
   const auto save = std::max(slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)),

@@ -21,6 +21,7 @@
 
 namespace muster::detail::session {
 
+/// What the workers know of a request to stop, exchanged at some of the boundaries.
 class StopRequest {
  public:
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
@@ -81,7 +82,7 @@ class LivingStates {
 };
 
 /// The time that a run needs for an orderly end. It is the sum of: the longest time between two boundaries at which the
-/// workers exchanged stop requests, twice the slowest save of this job, once more that save if one is in progress, and
+/// workers exchanged stop requests, twice the slowest save of this job, once more that save if one is under way, and
 /// one second.
 class ShutdownBudget {
  public:
@@ -93,7 +94,7 @@ class ShutdownBudget {
   /// Sets the estimate that is used until the first save: `bytes` at 100 MB/s.
   void expect_save_bytes(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
   void note_save_duration(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
-  /// The whole time. `under_way`: how long an asynchronous save has been in progress.
+  /// The whole time. `under_way`: how long an asynchronous save has been under way.
   std::chrono::nanoseconds full_budget(std::optional<Clock::duration> under_way) const noexcept;
   /// The minimum, shorter than full_budget(): enough to reach the next boundary and save there.
   std::chrono::nanoseconds least_budget(std::optional<Clock::duration> under_way) const noexcept;

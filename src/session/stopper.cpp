@@ -83,7 +83,7 @@ std::string Stopper::cause_of_stop(std::optional<std::chrono::duration<double>> 
 bool Stopper::stop_if_asked() {
   // Inside join() the other workers may be at another boundary.
   if (models_.any_joined()) return false;
-  models_.finish_abandoned_passes();
+  models_.finish_abandoned_rounds();
   const auto averaged = models_.gradient_average_count();
   const bool has_averaged = std::exchange(average_count_, averaged) != averaged;
   bool has_asked = false;

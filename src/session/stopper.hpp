@@ -22,6 +22,7 @@
 
 namespace muster::detail::session {
 
+/// Asks at each boundary whether the run is to stop; then saves it and leaves the training function.
 class Stopper {
  public:
   Stopper(const Launch& launch, const run::RunFolder& run, const WorkerContext& workers,

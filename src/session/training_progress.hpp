@@ -10,7 +10,7 @@
 
 namespace muster::detail::session {
 
-/// Progress and speed of training.
+/// How far training has come, and how fast it is.
 struct TrainingProgress {
   using Clock = std::chrono::steady_clock;
 

@@ -150,14 +150,14 @@ void Validation::handle(const Json& message) {
     else if (!current_ || current_->index != index)
       queue_[index] = {index, iteration};
   } else if (message.contains("begin")) {
-    // Without this rank the others end by the time-out.
+    // Without this rank the others end by the timeout.
     if (!validator_.is_stuck()) validator_.begin(context_, message.at("begin"));
   } else if (message.contains("leave")) {
     validator_.leave();
     validator_.set_stuck(validator_.is_stuck() || message.at("leave").get<bool>());
   } else if (message.at("end") == attempt_) {
     is_ending_ = true;
-    // The workers have ended the attempt and now wait for this validation, maybe for longer than the time limit.
+    // The workers have ended the attempt and now wait for this validation, maybe for longer than the timeout.
     if (validator_.is_running()) validator_.keep_others_waiting();
   }
 }

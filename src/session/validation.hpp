@@ -22,6 +22,7 @@
 
 namespace muster::detail::session {
 
+/// This rank's part in the validations: it sends requests, or serves them.
 class Validation {
  public:
   /// Collective over the world.

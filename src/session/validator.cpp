@@ -11,7 +11,7 @@
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "muster/trainer.hpp"
 #include "observe/metrics.hpp"
 #include "session/session_state.hpp"
@@ -34,7 +34,7 @@ namespace {
 using namespace std::chrono_literals;
 using storage::tier_of;
 
-/// Added to a validation's time-out: time to notice that it was given up, and to write the result.
+/// Added to a validation's timeout: time to notice that it was given up, and to write the result.
 constexpr auto end_allowance = 30s;
 /// Time that is kept for the run's end after the last validation.
 constexpr auto time_reserve = 1s;
@@ -91,9 +91,9 @@ Json measure(const ValidationContext& context, const std::filesystem::path& path
 Validator::Outcome validate(const ValidationContext& context, const std::filesystem::path& checkpoint) {
   Validator::Outcome outcome;
   try {
-    const auto limit = comm::time_limit(context.ranks);
+    const auto timeout = comm::timeout(context.ranks);
     // If one rank has failed, the others go on until their next collective.
-    outcome.error = comm::attempt_on_all(context.ranks, {.done = limit, .failed = limit},
+    outcome.error = comm::attempt_on_all(context.ranks, {.done = timeout, .failed = timeout},
                                          [&] { outcome.metrics = measure(context, checkpoint); });
   } catch (...) {
     const auto lost = comm::current_outcome();
@@ -132,7 +132,7 @@ ValidationResult ValidationResult::from_text(const std::string& text) {
 
 std::shared_ptr<const ValidationContext> Validator::make_context(const Communicator& ranks) const {
   const auto own_world = comm::make_separate_world(ranks);
-  if (comm::threads_may_call_mpi()) comm::set_time_limit(own_world, resolved_->options.validation.timeout);
+  if (comm::threads_may_call_mpi()) comm::set_timeout(own_world, resolved_->options.validation.timeout);
   return std::make_shared<ValidationContext>(ValidationContext{resolved_, run_, device_, own_world});
 }
 

@@ -31,7 +31,7 @@ struct ValidationContext {
   std::shared_ptr<const run::ResolvedOptions> resolved;
   std::shared_ptr<const run::RunFolder> run;
   at::Device device;
-  Communicator ranks;  ///< those that validate, in a world of their own whose time limit is the validation's time-out
+  Communicator ranks;  ///< those that validate, in a world of their own whose timeout is the validation's
 };
 
 /// A checkpoint that waits for its validation: its manifest asks for one, and it has no validation.json.
@@ -40,6 +40,7 @@ struct PendingValidation {
   std::int64_t training_iteration = 0;  ///< of its report
 };
 
+/// What a validation has found.
 struct ValidationResult {
   PendingValidation of;
   Json fields = {};          ///< for validation.json; null if the validation is to be tried again
@@ -62,6 +63,7 @@ class Validator {
   /// Limit for waits that end with a validation or with training.
   static constexpr std::chrono::hours as_long_as_it_takes{24 * 365};
 
+  /// How the validation function has ended.
   struct Outcome {
     Json metrics = Json::object();    ///< reduced over the ranks
     std::optional<Error> error = {};  ///< why there are no metrics; the same on all ranks
@@ -93,7 +95,7 @@ class Validator {
   /// True if the validation is over and not all ranks have reached its end.
   bool is_out_of_step() const { return is_over() && !outcome_.get().is_in_step; }
 
-  /// Tells the other ranks to wait for this validation, up to its time-out.
+  /// Tells the other ranks to wait for this validation, up to its timeout.
   void keep_others_waiting() const;
   /// True if there is time for another validation.
   bool may_begin(bool asked_to_stop) const;

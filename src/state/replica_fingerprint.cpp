@@ -17,7 +17,7 @@ bool ReplicaFingerprint::advance() {
     sums_.push_back(0);
   }
   const auto part = current_->all().substr(done_, block_bytes);
-  sums_.back() = checksum(part, sums_.back());
+  sums_.back() = fingerprint(part, sums_.back());
   done_ += part.size();
   if (done_ == current_->all().size()) current_.reset();
   return true;
@@ -25,9 +25,9 @@ bool ReplicaFingerprint::advance() {
 
 std::uint64_t ReplicaFingerprint::value() {
   while (advance()) continue;
-  auto sums = checksums_on_devices(on_devices_);
+  auto sums = fingerprints_on_devices(on_devices_);
   sums.insert(sums.end(), sums_.begin(), sums_.end());
-  return checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
+  return fingerprint({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
 }
 
 }  // namespace muster::detail::state

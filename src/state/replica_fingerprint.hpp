@@ -1,7 +1,7 @@
-// A checksum over replicated tensors, computed in small steps while the caller waits for something else.
+// The fingerprint of replicated tensors, computed in small steps while the caller waits for something else.
 #pragma once
 
-#include "state/checksum.hpp"
+#include "state/fingerprint.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -16,7 +16,7 @@ class ReplicaFingerprint {
 
   /// Reads the next block; returns false if there is none left.
   bool advance();
-  /// Reads all remaining blocks and returns the checksum.
+  /// Reads all remaining blocks and returns the fingerprint.
   std::uint64_t value();
 
  private:

@@ -5,8 +5,8 @@
 #include "base/log.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
-#include "state/checksum.hpp"
 #include "state/collect.hpp"
+#include "state/fingerprint.hpp"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/item.h>
@@ -54,7 +54,7 @@ std::vector<std::size_t> ranks_of(const std::vector<Disagreement>& differences) 
   return {ranks.begin(), ranks.end()};
 }
 
-/// Describes this rank's state: for tensors their form (type and shape) and checksum, for values the values, and for
+/// Describes this rank's state: for tensors their form (type and shape) and fingerprint, for values the values, and for
 /// per-rank data only the form.
 Json describe(const StateDict& state, const EntryReplication& replication) {
   Json tensors = Json::object(), values = Json::object(), per_rank = Json::object();
@@ -64,7 +64,7 @@ Json describe(const StateDict& state, const EntryReplication& replication) {
     if (is_per_rank(replication, name))
       per_rank[name] = form_of(tensor);
     else
-      tensors[name] = {form_of(tensor), checksum(tensor)};
+      tensors[name] = {form_of(tensor), fingerprint(tensor)};
   return {{"tensors", std::move(tensors)}, {"values", std::move(values)}, {"per_rank", std::move(per_rank)}};
 }
 
@@ -175,7 +175,7 @@ EntryReplication replication_of(const StateEntries& entries) {
   return replication;
 }
 
-std::uint64_t structure_checksum(const StateDict& state, const EntryReplication& replication) {
+std::uint64_t structure_fingerprint(const StateDict& state, const EntryReplication& replication) {
   std::string text;
   const auto add = [&](const std::string& part) { text.append(part).push_back('\0'); };
   for (const auto& [name, tensor] : state.tensors) {
@@ -187,7 +187,7 @@ std::uint64_t structure_checksum(const StateDict& state, const EntryReplication&
     add(entry);
     add(is_per_rank(replication, entry) ? "each rank's own" : text_of(value));
   }
-  return checksum(text);
+  return fingerprint(text);
 }
 
 std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryReplication& replication) {

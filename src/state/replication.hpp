@@ -18,14 +18,14 @@ using EntryReplication = std::map<std::string, Replication>;
 
 EntryReplication replication_of(const StateEntries& entries);
 
-/// Returns a checksum over names, shapes and types, over which entries are per-rank, and over the values of all others.
-/// Not collective.
-std::uint64_t structure_checksum(const StateDict& state, const EntryReplication& replication);
+/// Returns a fingerprint of the names, shapes and types, of which entries are per-rank, and of the values of all
+/// others. Not collective.
+std::uint64_t structure_fingerprint(const StateDict& state, const EntryReplication& replication);
 /// Returns the replicated tensors, whose ReplicaFingerprint should be the same on all ranks.
 std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryReplication& replication);
 
-/// Finds the differences between ranks, after structure_checksum() or the fingerprints differed. A difference in one of
-/// the user's own entries is an Error (ExitCode::user_error), the same on all ranks, that names entry and ranks. A
+/// Finds the differences between ranks, after their fingerprints of structure or tensors differed. A difference in one
+/// of the user's own entries is an Error (ExitCode::user_error), the same on all ranks, that names entry and ranks. A
 /// difference in an averaged entry only logs a warning. Returns the names of the averaged tensors that differ: rank 0's
 /// copy of them is to be stored. Collective.
 std::set<std::string> find_drift(const Communicator& communicator, const StateDict& state,

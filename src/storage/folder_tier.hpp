@@ -3,8 +3,8 @@
 //   checkpoint_000003             published: intact unless the disk has damaged it
 //   checkpoint_000003.damaged     set aside for inspection (.damaged.1 … if that name is taken); gets its name back if
 //                                 it is found intact later
-//   .checkpoint_000003.saving     a save in progress, or interrupted
-//   .checkpoint_000003.pruning    a removal in progress, or interrupted
+//   .checkpoint_000003.saving     a save under way, or interrupted
+//   .checkpoint_000003.pruning    a removal under way, or interrupted
 //   best → checkpoint_000003      a name that a report gave it; not part of the protocol
 #pragma once
 

@@ -85,12 +85,12 @@ Hosts LostHosts::answering() {
   return answering;
 }
 
-std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others, std::chrono::seconds limit) {
+std::map<std::string, std::string> LostHosts::ask_all(const Hosts& others, std::chrono::seconds timeout) {
   std::map<std::string, std::string> unreached;
   if (login_.empty()) return unreached;
   for (const auto& host : hosts_) ask(host);
   for (const auto& host : others) ask(host);
-  for (const auto until = Clock::now() + limit; !asked_.empty() && Clock::now() < until;) {
+  for (const auto until = Clock::now() + timeout; !asked_.empty() && Clock::now() < until;) {
     for (const auto& one : read_answers()) {
       if (const auto name = answered_name(one.text)) {
         hosts_.erase(one.host);

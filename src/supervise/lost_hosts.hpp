@@ -39,10 +39,10 @@ class LostHosts {
   /// Asks the hosts whose time has come, and reads the answers; to be called often, and does not wait. Returns the
   /// hosts that have answered.
   Hosts answering();
-  static constexpr std::chrono::seconds answer_limit{6};  ///< ssh waits for 5 s
+  static constexpr std::chrono::seconds answer_timeout{6};  ///< ssh waits for 5 s
   /// Asks all of them and `others`, and waits for their answers for a few seconds. Removes those that answer. Returns
   /// those of `others` that cannot be reached, with what ssh says, and those that do not answer, with an empty text.
-  std::map<std::string, std::string> ask_all(const Hosts& others, std::chrono::seconds limit = answer_limit);
+  std::map<std::string, std::string> ask_all(const Hosts& others, std::chrono::seconds timeout = answer_timeout);
   /// The host that has answered that this is its name; empty if none has. `name`: see short_name().
   std::string host_called(const std::string& name) const;
 

@@ -460,8 +460,8 @@ int supervise(const SuperviseOptions& options) {
   detail::require_home();
   detail::launch::forget_other_launchers(detail::comm::mpi_library(), /*even_own=*/true);
   auto limited = options;
-  limited.grace = detail::usable_limit(options.grace);
-  limited.start_limit = detail::usable_limit(options.start_limit);
+  limited.grace = detail::usable_timeout(options.grace);
+  limited.start_limit = detail::usable_timeout(options.start_limit);
   return detail::supervise::Supervision(limited).run();
 }
 

@@ -76,8 +76,8 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
   throw Error(ExitCode::data, doing, error.what(), "Remove it: the trial goes on from its newest checkpoint");
 }
 
-run::RunPoints progress_of(const std::filesystem::path& trial) {
-  return std::filesystem::exists(status_of(trial)) ? run::progress_of(trial) : run::RunPoints();
+run::RunPoints points_of(const std::filesystem::path& trial) {
+  return std::filesystem::exists(status_of(trial)) ? run::points_of(trial) : run::RunPoints();
 }
 
 void write_trial(const Trial& trial, const LostStarts& lost_starts) {

@@ -43,7 +43,7 @@ struct LostStarts {
 };
 
 /// Returns how far the trial has come; nothing if it has no folder.
-run::RunPoints progress_of(const std::filesystem::path& trial);
+run::RunPoints points_of(const std::filesystem::path& trial);
 
 /// Replaces trial.json in the trial's folder, which is created if necessary. Called by one rank.
 void write_trial(const Trial& trial, const LostStarts& lost_starts = {});

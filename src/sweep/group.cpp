@@ -6,7 +6,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "launch/part.hpp"
 #include "launch/supervised.hpp"
 #include "muster/callback.hpp"
@@ -188,7 +188,7 @@ class Group {
     trial.error.reset();
     auto lost_starts = work_.lost_starts[static_cast<std::size_t>(number)];
     comm::run_on_root(ranks_, [&] {
-      lost_starts.furthest = progress_of(trial.path);
+      lost_starts.furthest = points_of(trial.path);
       lost_starts.alone = work_.one_at_a_time;
       save_row(trial, lost_starts);
     });
@@ -206,8 +206,8 @@ class Group {
                                    .flags = flags_of(number),
                                    .asked_to_stop = [&] { return asked_to_stop() || comparison->cut_off(); },
                                    .callbacks = {comparison}});
-      const auto limit = comm::time_limit(ranks_);
-      error = comm::attempt_on_all(ranks_, {.done = limit, .failed = limit},
+      const auto timeout = comm::timeout(ranks_);
+      error = comm::attempt_on_all(ranks_, {.done = timeout, .failed = timeout},
                                    [&] { result = work_.trainable(launch, trial.config); });
       ended = error && error->code() == ExitCode::done;  // an operator's training that the comparison has ended
       if (ended) error.reset();

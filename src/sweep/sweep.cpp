@@ -7,7 +7,7 @@
 #include "comm/make_world.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "launch/part.hpp"
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
@@ -35,8 +35,8 @@ namespace muster {
 namespace detail::sweep {
 namespace {
 
-/// Groups that have no trial left wait for the others without a limit.
-constexpr std::chrono::hours no_limit{24 * 365};
+/// Groups that have no trial left wait for the others without a timeout.
+constexpr std::chrono::hours no_timeout{24 * 365};
 
 void check(const SweepOptions& options, const Launch& launch) {
   const auto require = [](bool holds, const std::string& fact, const char* remedy) {
@@ -318,7 +318,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::
       write_trial(trial);
     }
     if (trial.status != TrialStatus::running) continue;
-    lost_starts.count = run::is_progress(progress_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
+    lost_starts.count = run::is_progress(points_of(trial.path), lost_starts.furthest) ? 0 : lost_starts.count + 1;
     trial.status = lost_starts.are_final() ? TrialStatus::failed : TrialStatus::waiting;
     read_run(trial, metric);
     if (lost_starts.are_final())
@@ -406,10 +406,10 @@ void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
 /// Runs the trials of to_do on `groups` groups. Collective over the launch.
 void run_on_groups(const SweepWork& work, const Communicator& world, int groups) {
   const int group = world.rank() / work.options.ranks_per_trial;
-  const auto limit = comm::time_limit(world);
-  TrialQueue queue(world, work.scores, limit);
+  const auto timeout = comm::timeout(world);
+  TrialQueue queue(world, work.scores, timeout);
   const auto ranks = comm::make_separate_world(world.split(std::min(group, groups)));
-  comm::set_final_grace(ranks, limit);  // a failed trial must not end the others
+  comm::set_final_grace(ranks, timeout);  // a failed trial must not end the others
   // A rank that is left over waits below for the others, and tells them meanwhile of a signal that it gets.
   std::optional<std::jthread> listener;
   if (group >= groups)
@@ -417,7 +417,7 @@ void run_on_groups(const SweepWork& work, const Communicator& world, int groups)
       for (; !over.stop_requested(); std::this_thread::sleep_for(std::chrono::milliseconds(50)))
         if (work.launch.stop_requested()) return ask_others_to_stop(work.folder);
     });
-  const auto error = comm::attempt_on_all(world, {.done = no_limit, .failed = limit}, [&] {
+  const auto error = comm::attempt_on_all(world, {.done = no_timeout, .failed = timeout}, [&] {
     if (group >= groups) return;  // ranks that are left over
     try {
       run_trials(work, queue, ranks);
@@ -516,7 +516,7 @@ SweepResult Sweep::fit() {
   const auto& world = launch_.communicator();
   const auto& flags = launch_.flags();
   SweepWork work{.launch = launch_, .trainable = trainable_, .options = options_};
-  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)}, [&] {
+  comm::check_on_all(world, {.done = comm::timeout(world), .failed = comm::final_grace(world)}, [&] {
     check(options_, launch_);
     work.trial_settings = sample_space(options_.space, options_.num_samples, flags.seed);
   });

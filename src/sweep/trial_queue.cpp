@@ -35,8 +35,8 @@ Scores scores_in(const group::Bytes& bytes) {
 
 }  // namespace
 
-TrialQueue::TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds limit)
-    : store_(world.duplicate(), limit) {
+TrialQueue::TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds timeout)
+    : store_(world.duplicate(), timeout) {
   comm::run_on_root(world, [&] {
     for (std::size_t rung = 0; rung < rungs.size(); ++rung) store_.set(key_of(rung), bytes_of(rungs[rung]));
   });

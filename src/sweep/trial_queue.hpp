@@ -18,7 +18,7 @@ using Scores = std::map<int, double>;
 class TrialQueue {
  public:
   /// `rungs`: the scores from earlier starts, the same on all ranks. Collective.
-  TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds limit);
+  TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds timeout);
 
   /// Returns 0, 1, …: another number at each call of any rank.
   std::size_t next_index();

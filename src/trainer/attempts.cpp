@@ -2,7 +2,7 @@
 #include "base/log.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "launch/supervised.hpp"
 #include "node/call.hpp"
 #include "run/failures.hpp"
@@ -168,9 +168,9 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
   session::BadSteps bad_steps;
   for (FailureCount count(world, run);;) {
     const bool last = !count.failures().with_one_more({}).may_retry(max_failures);
-    comm::WaitLimits limits{.done = resolved.wait_limit, .failed = resolved.wait_limit};
-    if (!resolved.is_worker()) limits.done = session::Validator::as_long_as_it_takes;
-    if (last) limits.failed = comm::final_grace(world);
+    comm::Timeouts timeouts{.done = resolved.timeout, .failed = resolved.timeout};
+    if (!resolved.is_worker()) timeouts.done = session::Validator::as_long_as_it_takes;
+    if (last) timeouts.failed = comm::final_grace(world);
     // A failed attempt leaves collectives unfinished, so each attempt has channels of its own.
     const auto workers = world.split(resolved.is_worker() ? 0 : 1);
     const auto control = workers.duplicate();
@@ -178,7 +178,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     std::map<int, std::string> errors;
     validation.begin_attempt();
     auto error = comm::attempt_on_all(
-        world, limits,
+        world, timeouts,
         [&] {
           if (resolved.is_worker())
             attempt(resolved, run, workers, control, device, train_loop, bad_steps, validation, end);

@@ -5,7 +5,7 @@
 #include "checkpoint/rollbacks.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "group/backends.hpp"
 #include "launch/settings.hpp"
 #include "muster/process_group.hpp"
@@ -176,7 +176,7 @@ Result DataParallelTrainer::fit() {
   namespace comm = detail::comm;
   const auto& world = launch().communicator();
   std::shared_ptr<const BackendConfig> backend;
-  comm::check_on_all(world, {.done = comm::time_limit(world), .failed = comm::final_grace(world)}, [&] {
+  comm::check_on_all(world, {.done = comm::timeout(world), .failed = comm::final_grace(world)}, [&] {
     setup();
     backend = backend_config();
   });
@@ -189,7 +189,7 @@ Result DataParallelTrainer::fit() {
   const auto run = std::make_shared<detail::run::RunFolder>(world, launch(), resolved->options.run_config, number_);
   const auto release = c10::make_scope_exit([&] { run->release(); });
   try {
-    const comm::TimeLimit everywhere(world, resolved->wait_limit);
+    const comm::ScopedTimeout everywhere(world, resolved->timeout);
     const auto device = check_device_and_data(*resolved);
     detail::session::Validation validation(resolved, run, device);
     const auto before = run->params();

@@ -4,7 +4,7 @@
 // written here have wider types first and a header that ends at a multiple of eight, so every tensor is aligned.
 #include "base/file.hpp"
 #include "muster/weights.hpp"
-#include "state/checksum.hpp"
+#include "state/fingerprint.hpp"
 #include "state/tensor_bytes.hpp"
 #include "weights/pickle.hpp"
 #include "weights/weights_file.hpp"

@@ -24,8 +24,8 @@
 #define one_buffer 5        /* a phase writes to the buffer of the phase before */
 #define no_wait_to_arrive 6 /* a rank arrives although others have not arrived in the phase before */
 #define no_wait_at_the_end 7
-#define published_stored_relaxed 8
-#define published_loaded_relaxed 9
+#define ready_stored_relaxed 8
+#define ready_loaded_relaxed 9
 #define given_back_relaxed 10
 #define claimed_relaxed 11
 #define claimed_without_looking 12 /* a store in place of a compare-and-swap */
@@ -55,7 +55,7 @@ typedef Flag {
 Flag flags[3 * RANKS];
 #define arrived 0
 #define finished 1
-#define published 2
+#define announced 2
 #define flag_of(kind, rank) flags[(kind) * RANKS + (rank)]
 
 inline store(kind, number, is_release) {
@@ -132,7 +132,7 @@ inline write_memory(memory, new) {
 
 #define is_empty 0
 #define is_claimed 1
-#define is_published 2
+#define is_filled 2
 Memory slot;
 byte state;
 byte what[RANKS]; /* the clock of the state's last release */
@@ -162,8 +162,8 @@ proctype Rank(byte me) {
   for (look : 1 .. PHASES) {
     if
     :: atomic { /* find() */
-         state == is_published ->
-         acquire_state(MUTATION != published_loaded_relaxed);
+         state == is_filled ->
+         acquire_state(MUTATION != ready_loaded_relaxed);
          read_memory(slot, 1)
        }
     :: atomic { /* claim() */
@@ -173,7 +173,7 @@ proctype Rank(byte me) {
        }
        atomic { write_memory(slot, 2) } /* begins to decode */
        if
-       :: atomic { write_memory(slot, 1); set_state(is_published, MUTATION != published_stored_relaxed) }
+       :: atomic { write_memory(slot, 1); set_state(is_filled, MUTATION != ready_stored_relaxed) }
        :: atomic { set_state(is_empty, MUTATION != given_back_relaxed) } /* an error */
        :: atomic { killed < RANKS - 1 -> killed++; break }
        fi
@@ -366,7 +366,7 @@ byte claimed, claims_of;
 #define bucket_of(rank, bucket) data[(rank) * BUCKET_COUNT + (bucket)]
 #define summed (round + 100)
 #define next_of_round (claims_of == round -> claimed : 0)
-#define after(count) ((round - 1) * BUCKET_COUNT + (count)) /* what `published` is then */
+#define after(count) ((round - 1) * BUCKET_COUNT + (count)) /* what `announced` is then */
 
 proctype Rank(byte me) {
   byte round, mine, other, x, seen, bucket;
@@ -374,18 +374,18 @@ proctype Rank(byte me) {
     atomic { write_memory(word_of(me), round) }
     mine = 0;
     do
-    :: atomic { /* publish(), after backward() has written the gradients */
+    :: atomic { /* announce(), after backward() has written the gradients */
          mine < BUCKET_COUNT ->
          write_memory(bucket_of(me, mine), round);
          write_memory(written_by(me, mine), round);
          mine++;
-         store(published, after(mine), MUTATION != published_stored_relaxed)
+         store(announced, after(mine), MUTATION != ready_stored_relaxed)
        }
     :: atomic { /* next_chunk() */
-         next_of_round < BUCKET_COUNT && all_are(published, after(next_of_round + 1)) ->
+         next_of_round < BUCKET_COUNT && all_are(announced, after(next_of_round + 1)) ->
          claimed = next_of_round;
          claims_of = round;
-         each(other) { load(published, other, after(claimed + 1), MUTATION != published_loaded_relaxed) }
+         each(other) { load(announced, other, after(claimed + 1), MUTATION != ready_loaded_relaxed) }
          each(other) {
            read_memory(written_by(other, claimed), round);
            read_memory(bucket_of(other, claimed), round);

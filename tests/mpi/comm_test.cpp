@@ -2,7 +2,7 @@
 #include "comm/channel.hpp"
 #include "comm/collectives.hpp"
 #include "comm/on_ranks.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "comm/wait.hpp"
 #include "node/shared_segment.hpp"
 #include "support/world.hpp"
@@ -234,7 +234,7 @@ TEST(Communicator, ASumThatTimesOutLeavesTheCallersMemory) {
   const auto channel = world().duplicate(), aside = world().duplicate();
   std::vector<double> values(1000, 1.0);
   if (world().rank() == 0) {
-    const TimeLimit brief(world(), 50ms);
+    const ScopedTimeout brief(world(), 50ms);
     EXPECT_THROW(channel.all_reduce(std::span(values)), Error);
   }
   aside.barrier();
@@ -357,7 +357,7 @@ TEST(Agreement, AllRanksMayFailAtOnce) {
   EXPECT_NO_THROW(world().duplicate().barrier());
 }
 
-const WaitLimits half_a_minute{.done = 30s, .failed = 30s};
+const Timeouts half_a_minute{.done = 30s, .failed = 30s};
 
 // The exception of a rank between two calls reaches the ranks in the second call, whatever they do there.
 TEST(Agreement, OneMayFailWhileOthersAreFurtherIn) {
@@ -501,7 +501,7 @@ TEST(Agreement, WhereCommunicatorsAreMadeNobodyWaitsForGood) {
       const auto channel = world().duplicate(), alone = world().split(world().rank());
       Outcome mine;
       if (world().rank() != absent) try {
-          const TimeLimit brief(world(), 100ms);
+          const ScopedTimeout brief(world(), 100ms);
           make(channel);
           ADD_FAILURE() << "rank " << absent << " has not come";
         } catch (const Error& error) {
@@ -523,7 +523,7 @@ TEST(Agreement, WhereCommunicatorsAreMadeItIsSeenWhoHasReturned) {
       const auto channel = world().duplicate();
       Outcome mine;
       if (world().rank() != absent) try {
-          const TimeLimit brief(world(), 10s);
+          const ScopedTimeout brief(world(), 10s);
           make(channel);
           ADD_FAILURE() << "rank " << absent << " has not come";
         } catch (const Error& error) {

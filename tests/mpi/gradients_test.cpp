@@ -357,7 +357,7 @@ TEST_F(Gradients, NoSyncAddsUpHereAndTheNextPassAverages) {
 
 TEST_F(Gradients, APassWithoutAveragingBeginsOnce) {
   int begun = 0;
-  prepared_->reducer()->before_each_pass([&](bool averages) {
+  prepared_->reducer()->before_each_round([&](bool averages) {
     EXPECT_FALSE(averages);
     ++begun;
     return Reducer::Correction{};

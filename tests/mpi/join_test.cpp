@@ -317,7 +317,7 @@ TEST_F(Joining, AnErrorAtItsEndIsRaisedByTheNextBackward) {
         {
           const Join join({prepared_}, {});
           EXPECT_THROW(loss_of(net_, 0, 0).backward(), std::domain_error);
-          prepared_->reducer()->finish_abandoned_passes();
+          prepared_->reducer()->finish_abandoned_rounds();
           throw std::domain_error("out of the scope");
         },
         std::domain_error);

@@ -171,7 +171,7 @@ TEST(Run, TheEndOfTheJobIsThatOfTheFirstRankThatKnowsIt) {
 
 TEST(Run, OneRankThrowsBetweenTwoCalls) {
   namespace comm = detail::comm;
-  const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
+  const comm::Timeouts limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
   for (const bool another_call : {true, false}) {
     const int bad = world().size() - 1;
     const auto ended = start({}, [&](Launch& launch) {
@@ -197,7 +197,7 @@ TEST(Run, ALongCauseIsCutAtTheEndOfASentence) {
 TEST(Run, OneRankMakesACallLess) {
   if (world().size() == 1) GTEST_SKIP() << "needs another rank";
   namespace comm = detail::comm;
-  const comm::WaitLimits limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
+  const comm::Timeouts limits{.done = std::chrono::hours(1), .failed = std::chrono::hours(1)};
   const auto ended = start({}, [&](Launch& launch) {
     if (launch.rank() > 0) comm::check_on_all(launch.communicator(), limits, [] {});
   });

@@ -6,7 +6,7 @@
 #include "comm/rank_status.hpp"
 #include "comm/shared_memory.hpp"
 #include "comm/step_times.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
@@ -244,7 +244,7 @@ TEST(Watch, SaysWhoIsLateOnWhicheverNode) {
     note_step(ranks, 41, 2);
     world().barrier();
     if (world().rank() != 3) try {
-        const TimeLimit brief(ranks, 300ms);
+        const ScopedTimeout brief(ranks, 300ms);
         ranks.barrier();
         ADD_FAILURE() << "rank 3 has not come";
       } catch (const Error& error) {
@@ -308,7 +308,7 @@ TEST(Watch, OneSpeaksWhereSeveralHaveWaitedTooLong) {
     if (world().rank() != 3) {
       Outcome mine;
       try {
-        const TimeLimit brief(ranks, 200ms);
+        const ScopedTimeout brief(ranks, 200ms);
         ranks.barrier();
       } catch (const Error&) {
         mine = current_outcome();
@@ -330,7 +330,7 @@ TEST(Watch, WaitsForAnnouncedWork) {
   for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 0}, std::vector{0, 0, 1, 1}}) {
     const auto ranks = on_nodes(nodes);
     const AnsweringThread answering(ranks);
-    const TimeLimit brief(ranks, 200ms);
+    const ScopedTimeout brief(ranks, 200ms);
     if (world().rank() == 3) keep_alive(ranks, 30s);
     world().barrier();
     if (world().rank() == 3) std::this_thread::sleep_for(1s);  // the work
@@ -371,7 +371,7 @@ TEST(Watch, SaysAtTheLimitThatRanksOfOtherNodesAreInDifferentCalls) {
     world().barrier();
     Outcome mine;
     try {
-      const TimeLimit brief(ranks, 500ms);
+      const ScopedTimeout brief(ranks, 500ms);
       double values[3] = {};
       if (nodes[static_cast<std::size_t>(world().rank())] == 0)
         one.barrier();

@@ -340,13 +340,13 @@ TEST(CaughtException, MayBeRecoveredFromBeforeTheNextPass) {
   const auto throws = std::make_shared<bool>(true);
   throw_at(a.net->in->weight, throws);
   for (int times = 0; times < 2; ++times) EXPECT_THROW(a.net->loss(times, rank()).backward(), std::domain_error);
-  for (int times = 0; times < 2; ++times) a.model->reducer()->finish_abandoned_passes();
+  for (int times = 0; times < 2; ++times) a.model->reducer()->finish_abandoned_rounds();
   *throws = false;
   a.net->zero_grad();
   const auto want = mean_of(a.net->loss(2, rank()), a.net->parameters());
   a.net->loss(2, rank()).backward();
   expect_gradients(a.net, want, "");
-  EXPECT_EQ(a.model->reducer()->averaged_pass_count(), 1);
+  EXPECT_EQ(a.model->reducer()->averaged_round_count(), 1);
 }
 
 TEST(CaughtException, OfABackwardInsideBackwardNamesTheParameter) {
@@ -683,10 +683,10 @@ TEST(AStopRequest, RidesWithEveryPass) {
   for (; step < 5; ++step) {
     a.net->loss(step, rank(), step != 3).backward();
     EXPECT_EQ(reducer.any_stop_requested(), step >= 1 && step <= 3) << step;
-    EXPECT_EQ(reducer.averaged_pass_count(), step + 1);
+    EXPECT_EQ(reducer.averaged_round_count(), step + 1);
     const NoSync scope(prepare.no_sync_depth);
     a.net->loss(step, rank()).backward();
-    EXPECT_EQ(reducer.averaged_pass_count(), step + 1) << "nothing was averaged";
+    EXPECT_EQ(reducer.averaged_round_count(), step + 1) << "nothing was averaged";
   }
 }
 
@@ -704,7 +704,7 @@ TEST(AStopRequest, RidesWithAPreparedOptimizersStep) {
       a.net->loss(step, rank()).backward();
       optimizer.step();
       EXPECT_EQ(a.model->reducer()->any_stop_requested(), step >= 1 && step <= 3) << step;
-      EXPECT_EQ(a.model->reducer()->averaged_pass_count(), step + 1);
+      EXPECT_EQ(a.model->reducer()->averaged_round_count(), step + 1);
     }
   }
 }
@@ -737,7 +737,7 @@ TEST(AStopRequest, RidesWithTheShardsOfVirtualWorkers) {
   for (; step < 5; ++step)
     for (weight.micro_batch = 0; weight.micro_batch < shards; ++weight.micro_batch) {
       ++weight.number;
-      EXPECT_EQ(a.model->reducer()->averaged_pass_count(), step);
+      EXPECT_EQ(a.model->reducer()->averaged_round_count(), step);
       a.net->loss(step, rank()).backward();
       if (weight.completes_step()) {
         EXPECT_EQ(a.model->reducer()->any_stop_requested(), step >= 1 && step <= 3) << step;

@@ -36,7 +36,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::world;
 
-const WaitLimits half_a_minute{.done = 30s, .failed = 30s};
+const Timeouts half_a_minute{.done = 30s, .failed = 30s};
 
 /// Calls body(round) again and again, and expects that no MPI communicator is made after the first rounds.
 template <class Body>

@@ -488,7 +488,7 @@ TEST(Recompute, GradientsAreAveragedOnce) {
     }
     expect_equal_gradients(*net, *plain);
   }
-  EXPECT_EQ(prepared->reducer()->averaged_pass_count(), 3);
+  EXPECT_EQ(prepared->reducer()->averaged_round_count(), 3);
   // An exception in the second run leaves the reducer as any other in backward().
   bool ill = false;
   const auto block = [&](const at::Tensor& x) {

@@ -1,7 +1,7 @@
 #include "soak/driver.hpp"
 
 #include "comm/mpi_scope.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "support/folder.hpp"
 
 #include <c10/util/Exception.h>
@@ -54,7 +54,7 @@ int drive(int argc, char** argv, const std::string& name, const std::function<Pl
   const detail::comm::MpiScope environment;
   const auto& world = environment.world();
   const bool first_rank = world.rank() == 0;
-  detail::comm::set_time_limit(world, patience);
+  detail::comm::set_timeout(world, patience);
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard silent(&silence);
   ::signal(SIGALRM, end_by_alarm);

@@ -1,6 +1,6 @@
 // Sweeps with ranks: which ranks run which trial, how trials end, the files, and a second start.
 #include "comm/make_world.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "launch/part.hpp"
 #include "muster/muster.hpp"
 #include "support/world.hpp"

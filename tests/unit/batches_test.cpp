@@ -353,7 +353,7 @@ TEST(Batches, AWholeDatasetIsWholeOnEachRank) {
       EXPECT_EQ(world.weight(rank).global, 0);
       EXPECT_FALSE(state->unfinished());
     }
-    EXPECT_EQ(all_of(DatasetShard(state).iter_batches({.batch_size = 4})), indices(10));
+    EXPECT_EQ(samples_in(DatasetShard(state).iter_batches({.batch_size = 4})), indices(10));
     EXPECT_EQ(DatasetShard(state).iter_batches({.global_batch_size = 10}).num_batches(), 3) << "4 to each worker";
     EXPECT_TRUE(state->position().is_null());
     state->restore(nullptr);
@@ -366,13 +366,13 @@ TEST(Batches, OrdersDifferByEpochPassAndSeed) {
     const World world(20, 1, true, seed);
     for (const int epoch : {0, 1}) {
       world.shard().set_epoch(epoch);
-      for (int pass = 0; pass < 2; ++pass) orders.insert(all_of(world.shard().iter_batches({.shuffle = true})));
+      for (int pass = 0; pass < 2; ++pass) orders.insert(samples_in(world.shard().iter_batches({.shuffle = true})));
     }
   }
   EXPECT_EQ(orders.size(), 8u);
   const World one(20, 1), other(20, 1);
   const auto local = [](const World& world, std::uint64_t seed) {
-    return all_of(world.shard().iter_batches({.local_shuffle_buffer_size = 20, .local_shuffle_seed = seed}));
+    return samples_in(world.shard().iter_batches({.local_shuffle_buffer_size = 20, .local_shuffle_seed = seed}));
   };
   EXPECT_EQ(local(one, 3), local(other, 3));
   EXPECT_NE(local(World(20, 1), 3), local(World(20, 1), 4));
@@ -380,7 +380,7 @@ TEST(Batches, OrdersDifferByEpochPassAndSeed) {
 
 TEST(Batches, LocalShuffleStaysInItsWindow) {
   const World world(40, 2);
-  const auto samples = all_of(world.shard().iter_batches({.batch_size = 5, .local_shuffle_buffer_size = 5}));
+  const auto samples = samples_in(world.shard().iter_batches({.batch_size = 5, .local_shuffle_buffer_size = 5}));
   for (std::size_t i = 0; i < samples.size(); ++i)
     EXPECT_EQ(samples[i] / 10, static_cast<std::int64_t>(i / 5)) << "a step of 2 × 5 is a window";
 }
@@ -450,8 +450,8 @@ TEST(Position, GoesOnAtAnotherWorld) {
 
 TEST(Position, AnotherSeedIsForTheNextPass) {
   const auto two_passes = [](const World& world, const BatchOptions& options) {
-    const auto first = all_of(world.shard().iter_batches(options));
-    return std::pair(first, all_of(world.shard().iter_batches(options)));
+    const auto first = samples_in(world.shard().iter_batches(options));
+    return std::pair(first, samples_in(world.shard().iter_batches(options)));
   };
   for (const auto& options : {BatchOptions{.batch_size = 3, .shuffle = true},
                               BatchOptions{.batch_size = 3, .local_shuffle_buffer_size = 6}}) {
@@ -488,13 +488,13 @@ TEST(Position, FinishedPassesComeBackEmpty) {
   const World world(10, 1);
   const BatchOptions options{.batch_size = 3, .shuffle = true};
   world.shard().set_epoch(4);
-  all_of(world.shard().iter_batches(options));
-  all_of(world.shard().iter_batches(options));
+  samples_in(world.shard().iter_batches(options));
+  samples_in(world.shard().iter_batches(options));
   const auto undisturbed = [&] {
     const World other(10, 1);
     other.shard().set_epoch(4);
-    for (int pass = 0; pass < 2; ++pass) all_of(other.shard().iter_batches(options));
-    return all_of(other.shard().iter_batches(options));
+    for (int pass = 0; pass < 2; ++pass) samples_in(other.shard().iter_batches(options));
+    return samples_in(other.shard().iter_batches(options));
   }();
   Samples samples;
   Json position;
@@ -512,7 +512,7 @@ TEST(Position, FinishedPassesComeBackEmpty) {
   EXPECT_EQ(state.position(), position) << "the epoch that was restored is not begun anew";
   for (int pass = 0; pass < 2; ++pass) {
     EXPECT_EQ(later.shard().iter_batches(options).num_batches(), 0);
-    EXPECT_EQ(all_of(later.shard().iter_batches(options)), Samples{});
+    EXPECT_EQ(samples_in(later.shard().iter_batches(options)), Samples{});
   }
   EXPECT_EQ(state.position(), position) << "nothing has moved yet";
   auto range = later.shard().iter_batches(options);
@@ -520,11 +520,11 @@ TEST(Position, FinishedPassesComeBackEmpty) {
   for (const auto& batch : range) append(samples, batch);
   EXPECT_EQ(samples, undisturbed);
   EXPECT_FALSE(state.unfinished());
-  EXPECT_EQ(all_of(later.shard().iter_batches(options)).size(), 10u) << "and after it a whole one";
+  EXPECT_EQ(samples_in(later.shard().iter_batches(options)).size(), 10u) << "and after it a whole one";
   state.restore(position);
   state.begin_epoch(5);
   EXPECT_FALSE(state.unfinished());
-  EXPECT_EQ(all_of(later.shard().iter_batches(options)).size(), 10u);
+  EXPECT_EQ(samples_in(later.shard().iter_batches(options)).size(), 10u);
 }
 
 TEST(Batches, AnIteratorThatIsAtItsEndIsAnError) {
@@ -547,7 +547,7 @@ TEST(Batches, AnIteratorThatIsAtItsEndIsAnError) {
   // A pass that the epoch had finished before the run was resumed.
   auto& state = *world.states[0];
   state.begin_epoch(0);
-  const auto complete = all_of(world.shard().iter_batches({.batch_size = 4}));
+  const auto complete = samples_in(world.shard().iter_batches({.batch_size = 4}));
   ASSERT_EQ(complete.size(), 4u);
   auto half = world.shard().iter_batches({.batch_size = 2});
   half.begin();
@@ -568,7 +568,7 @@ TEST(Position, TheLastBatchInHandCountsAsTaken) {
   EXPECT_EQ(position.at("consumed"), 4);
   const World later(4, 1);
   later.states[0]->restore(position);
-  EXPECT_EQ(all_of(later.shard().iter_batches({.batch_size = 2})), Samples{});
+  EXPECT_EQ(samples_in(later.shard().iter_batches({.batch_size = 2})), Samples{});
   EXPECT_FALSE(later.states[0]->unfinished());
 }
 
@@ -878,14 +878,14 @@ TEST(Position, ValidationCompletesNoEpoch) {
                 pass == 1 ? PassPositions::EpochProgress::over : PassPositions::EpochProgress::none);
     }
     EXPECT_EQ(other->position().at("passes"), 0);
-    all_of(world.shard().iter_batches());
+    samples_in(world.shard().iter_batches());
   }
 }
 
-/// Counts batches, and throws at the one that is told.
-class Poison : public Preprocessor {
+/// Counts batches, and throws at batch `bad`.
+class FailingPreprocessor : public Preprocessor {
  public:
-  explicit Poison(int bad = -1) : bad_(bad) {}
+  explicit FailingPreprocessor(int bad = -1) : bad_(bad) {}
   void fit(const Dataset&, const Communicator&) override {}
   using Preprocessor::transform;
   void transform(Batch& batch, at::Generator&) const override {
@@ -923,7 +923,7 @@ TEST(Batches, KeepTheirValuesWhileTheyAreHeld) {
 }
 
 TEST(Batches, GoThroughThePreprocessor) {
-  const auto dataset = numbers(4).transform(std::make_shared<Poison>());
+  const auto dataset = numbers(4).transform(std::make_shared<FailingPreprocessor>());
   EXPECT_EQ(dataset.schema().back(), (Column{"y2", at::kLong, {}}));
   EXPECT_EQ(dataset.read(Samples{3})["y2"].item<int>(), 6);
 }
@@ -933,7 +933,7 @@ TEST(Batches, AnErrorOfTheReadingThreadSurfacesInItsPlace) {
     for (const int bad : {0, 2}) {
       World world(100, 1);
       auto& state = *world.states[0];
-      state.dataset = state.dataset.transform(std::make_shared<Poison>(bad));
+      state.dataset = state.dataset.transform(std::make_shared<FailingPreprocessor>(bad));
       int seen = 0;
       try {
         for (auto& batch : world.shard().iter_torch_batches({.batch_size = 5, .prefetch_batches = ahead})) {
@@ -952,7 +952,7 @@ TEST(Batches, AnErrorOfTheReadingThreadSurfacesInItsPlace) {
 TEST(Batches, AnErrorIsRaisedAgain) {
   for (const int ahead : {0, 2}) {
     World world(20, 1);
-    world.states[0]->dataset = world.states[0]->dataset.transform(std::make_shared<Poison>(2));
+    world.states[0]->dataset = world.states[0]->dataset.transform(std::make_shared<FailingPreprocessor>(2));
     auto range = world.shard().iter_torch_batches({.batch_size = 5, .prefetch_batches = ahead});
     auto batch = range.begin();
     ++batch;
@@ -1077,7 +1077,7 @@ TEST(Prefetch, AGeneratorIsNotPassedToAPreprocessorThatTakesNone) {
   World world(8, 1);
   world.states[0]->dataset = world.states[0]->dataset.transform(std::make_shared<Passing>());
   try {
-    all_of(world.shard().iter_torch_batches({.batch_size = 4, .prefetch_batches = 1}));
+    samples_in(world.shard().iter_torch_batches({.batch_size = 4, .prefetch_batches = 1}));
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::usage);
@@ -1090,7 +1090,7 @@ TEST(Prefetch, AGeneratorIsNotPassedToAPreprocessorThatTakesNone) {
 TEST(Prefetch, ReadsNoFurtherAheadThanAsked) {
   for (const int ahead : {0, 1, 3}) {
     World world(100, 1);
-    const auto counter = std::make_shared<Poison>();
+    const auto counter = std::make_shared<FailingPreprocessor>();
     world.states[0]->dataset = world.states[0]->dataset.transform(counter);
     {
       auto range = world.shard().iter_torch_batches({.batch_size = 1, .prefetch_batches = ahead});

@@ -1,8 +1,8 @@
 #include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
 #include "muster/metrics.hpp"
-#include "state/checksum.hpp"
 #include "state/collect.hpp"
+#include "state/fingerprint.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -511,7 +511,7 @@ TEST(Components, AMeanCountsOnceAtAnyNumberOfRanks) {
   EXPECT_EQ(mean.value(), 5);
 }
 
-TEST(Checksums, OfADeviceSeeEveryBitAndEveryPlace) {
+TEST(Fingerprints, OfADeviceSeeEveryBitAndEveryPlace) {
   for (const auto type : {at::kByte, at::kBool, at::kShort, at::kBFloat16, at::kHalf, at::kInt, at::kFloat, at::kLong,
                           at::kDouble, at::kComplexFloat, at::kComplexDouble}) {
     const auto values = at::arange(1, 1001, at::kInt).remainder(97).to(type);

@@ -93,7 +93,7 @@ void save(storage::Tier& tier, const Tensors& tensors, int parts) {
   FileEntry state{.name = state_name, .bytes = layout.bytes, .piece_bytes = piece_bytes_for(layout.bytes)};
   for (int part = 0; part < parts; ++part)
     for (const auto checksum : StateWriter().write(open, layout, tensors, pieces_of(writers, part)))
-      state.crc32.push_back(checksum);
+      state.piece_checksums.push_back(checksum);
   const Folder user;
   write_file(user / "notes.txt", "the user's own");
   const auto notes = copy_file(user.path(), "notes.txt", tier, 4);

@@ -150,7 +150,7 @@ TEST(MapBatches, BatchesComeInOrderAndOnce) {
       const auto dataset =
           numbers(50).map_batches([](Batch& batch) { batch.set("z", batch["y"] * 1); }, {.threads = threads});
       const World world(dataset, 1);
-      EXPECT_EQ(all_of(world.shard().iter_batches({.batch_size = 3, .prefetch_batches = ahead})), indices(50));
+      EXPECT_EQ(samples_in(world.shard().iter_batches({.batch_size = 3, .prefetch_batches = ahead})), indices(50));
     }
 }
 
@@ -265,7 +265,7 @@ TEST(MapBatches, WorkOnAsManyBatchesAtOnceAsAsked) {
                                  },
                                  {.threads = threads});
     const World world(dataset, 1);
-    EXPECT_EQ(all_of(world.shard().iter_batches({.batch_size = 1})), indices(4 * threads));
+    EXPECT_EQ(samples_in(world.shard().iter_batches({.batch_size = 1})), indices(4 * threads));
     EXPECT_EQ(most, threads);
   }
 }
@@ -294,7 +294,7 @@ TEST(MapBatches, OneThreadMeansOneCallAtATimeInOrder) {
                              .map_batches(alone)
                              .map_batches([](Batch& batch) { batch["y"].sum(); }, {.threads = 3});
     const World world(dataset, 1);
-    EXPECT_EQ(all_of(world.shard().iter_batches({.batch_size = 1, .prefetch_batches = ahead})), indices(60));
+    EXPECT_EQ(samples_in(world.shard().iter_batches({.batch_size = 1, .prefetch_batches = ahead})), indices(60));
     EXPECT_EQ(seen, indices(60));
   }
 }
@@ -394,7 +394,7 @@ TEST(MapBatches, AFunctionThatChangesTheNumberOfRowsIsRefused) {
     const auto pass = [&](const Dataset& dataset) {
       return [&dataset, ahead] {
         const World world(dataset, 1);
-        all_of(world.shard().iter_batches({.batch_size = 4, .prefetch_batches = ahead}));
+        samples_in(world.shard().iter_batches({.batch_size = 4, .prefetch_batches = ahead}));
       };
     };
     const auto dropped = numbers(8).map_batches(drops), added = numbers(8).map_batches(other);

@@ -490,7 +490,7 @@ TEST(BucketReduction, SumsEveryRoundAndCarriesTheWords) {
           at.push_back(data);
           reduction.write_word(
               b, static_cast<std::uint32_t>(1000 * round + 10 * local.rank()) + static_cast<std::uint32_t>(b));
-          reduction.publish(data);
+          reduction.announce(data);
           data += (buckets[b].count * size_of(buckets[b].type) + 63) / 64 * 64;
           reduction.advance(sum);
         }
@@ -527,14 +527,14 @@ TEST(BucketReduction, WithASecondThreadPerRankAndAnotherOrder) {
         reduction.begin();
         std::atomic<bool> computing{true};
         std::thread helper([&, work = count(sum)] {
-          while (computing) reduction.progress(work);
+          while (computing) reduction.process_chunk(work);
         });
         std::vector<std::byte*> at(buckets.size());
         std::byte* data = region.of(local.rank());
         for (const auto b : reduction.order()) {
           fill(data, buckets[b].count, buckets[b].type, ReduceOp::sum, local.rank());
           at[b] = data;
-          reduction.publish(data);
+          reduction.announce(data);
           data += (buckets[b].count * size_of(buckets[b].type) + 63) / 64 * 64;
         }
         computing = false;
@@ -564,7 +564,7 @@ TEST(BucketReduction, EveryChunkIsWorkedOnOnce) {
     };
     for (int round = 0; round < 2; ++round) {
       reduction.begin();
-      for (std::size_t b = 0; b < buckets.size(); ++b) reduction.publish(region.of(local.rank()));
+      for (std::size_t b = 0; b < buckets.size(); ++b) reduction.announce(region.of(local.rank()));
       muster::test::wait_for([&] { return reduction.advance(touch); });
     }
   });

@@ -52,7 +52,7 @@ inline void append(Samples& samples, const Batch& batch) {
   for (std::int64_t i = 0; i < batch.size(); ++i) samples.push_back(batch["y"][i].item<std::int64_t>());
 }
 
-inline Samples all_of(BatchRange range) {
+inline Samples samples_in(BatchRange range) {
   Samples samples;
   for (const auto& batch : range) append(samples, batch);
   return samples;

@@ -22,7 +22,7 @@ using muster::test::on_ranks;
 
 constexpr int rounds = 30;
 
-TEST(ProgressThread, AveragesBesideARankThatPublishes) {
+TEST(ProgressThread, AveragesBesideARankThatAnnounces) {
   const std::vector<BucketReduction::Bucket> buckets{{70'000, Dtype::f64}, {5, Dtype::f64}, {40'001, Dtype::f64}};
   constexpr std::size_t elements = 110'016;
   const auto value = [](int rank, std::size_t i, int round) {
@@ -33,7 +33,7 @@ TEST(ProgressThread, AveragesBesideARankThatPublishes) {
     on_ranks(ranks, elements * sizeof(double), [&](NodeCommunicator& local, const Region& region) {
       BucketReduction reduction(control.get(), region, local.rank(), ranks, buckets, 1);
       const auto average = muster::detail::node::in_place_sum(buckets, 1.0 / ranks);
-      ProgressThread thread([&reduction, own = average] { return reduction.progress(own); });
+      ProgressThread thread([&reduction, own = average] { return reduction.process_chunk(own); });
       for (int round = 0; round < rounds; ++round) {
         // As an exchange does in backward().
         reduction.begin();
@@ -44,7 +44,7 @@ TEST(ProgressThread, AveragesBesideARankThatPublishes) {
         for (const auto& bucket : buckets) {
           for (std::size_t i = 0; i < bucket.count; ++i) data[i] = value(local.rank(), i, round);
           at.push_back(data);
-          reduction.publish(data);
+          reduction.announce(data);
           data += bucket.count;
         }
         thread.stop();

@@ -45,7 +45,7 @@ bool fill(const SharedSlots& slots, std::size_t group, std::size_t slot) {
   auto claim = slots.claim(group, slot);
   if (!claim || !claim->reserve()) return false;
   std::memset(claim->memory().data(), static_cast<int>(content_of(group, slot)), claim->memory().size());
-  claim->publish();
+  claim->finish();
   return true;
 }
 
@@ -137,7 +137,7 @@ TEST(SharedSlots, OfAKilledRankAreLostAndNoOthers) {
             }),
             SIGKILL);
   segment->unlink();
-  EXPECT_TRUE(holds(here.find(0, 0), groups[0], 0, 0)) << "it was published";
+  EXPECT_TRUE(holds(here.find(0, 0), groups[0], 0, 0)) << "it was filled";
   EXPECT_EQ(here.find(0, 1), nullptr);
   EXPECT_FALSE(here.claim(0, 1)) << "whoever wants it has it to itself";
   EXPECT_TRUE(fill(here, 0, 2));
@@ -161,7 +161,7 @@ TEST(SharedSlots, AreOnlyReadInAChildOfFork) {
               if (!holds(ranks.slots[0].find(0, 0), groups[0], 0, 0)) return 1;
               for (std::size_t s = 1; s < 200; s += 2)
                 if (fill(ranks.slots[0], 0, s) || ranks.slots[0].find(0, s) != nullptr) return 2;
-              // What others publish meanwhile is whole, or not there: slots share pages.
+              // What others fill meanwhile is whole, or not there: slots share pages.
               if (::write(to_parent[1], "x", 1) != 1 || ::read(to_child[0], &byte, 1) != 1) return 3;
               for (std::size_t s = 0; s < 200; ++s)
                 if (const auto* found = ranks.slots[0].find(0, s); found != nullptr && !holds(found, groups[0], 0, s))

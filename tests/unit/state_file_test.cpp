@@ -143,7 +143,7 @@ Manifest write(const fs::path& folder, const Tensors& tensors, int parts) {
   StateWriter writer;  // one for all: what it holds is used again
   for (int part = 0; part < parts; ++part)
     for (const auto checksum : writer.write(open, layout, tensors, pieces_of(writers, part)))
-      entry.crc32.push_back(checksum);
+      entry.piece_checksums.push_back(checksum);
   return {.tensors = layout.tensors, .files = {entry}};
 }
 

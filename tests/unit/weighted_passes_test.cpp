@@ -40,9 +40,9 @@ TEST(WeightedPasses, DrawAsOftenAsTheWeightsSay) {
   const std::vector<double> weights{0, 1, 2, 0.5, 0, 4};
   constexpr std::int64_t draws = 30'000;
   const auto samples =
-      all_of(World(6, 1, true, 5)
-                 .shard()
-                 .iter_batches({.batch_size = 1000, .weights = weights_of(weights), .num_samples = draws}));
+      samples_in(World(6, 1, true, 5)
+                     .shard()
+                     .iter_batches({.batch_size = 1000, .weights = weights_of(weights), .num_samples = draws}));
   ASSERT_EQ(std::ssize(samples), draws);
   std::map<std::int64_t, std::int64_t> hits;
   for (const auto sample : samples) ++hits[sample];
@@ -59,8 +59,8 @@ TEST(WeightedPasses, DrawAsOftenAsTheWeightsSay) {
 
 TEST(WeightedPasses, DrawIndependently) {
   // Of two samples with the same weight: how often two draws that follow each other are the same.
-  const auto samples =
-      all_of(World(2, 1).shard().iter_batches({.batch_size = 1000, .weights = at::ones({2}), .num_samples = 10'000}));
+  const auto samples = samples_in(
+      World(2, 1).shard().iter_batches({.batch_size = 1000, .weights = at::ones({2}), .num_samples = 10'000}));
   int same = 0;
   for (std::size_t i = 0; i + 1 < samples.size(); ++i) same += samples[i] == samples[i + 1] ? 1 : 0;
   EXPECT_NEAR(same, 5000, 6 * 50);
@@ -69,7 +69,7 @@ TEST(WeightedPasses, DrawIndependently) {
 // Pins the numbers: a run is continued on another machine by another build.
 TEST(WeightedPasses, AreTheSameOnEveryMachine) {
   const auto samples =
-      all_of(World(1000, 1, true, 42).shard().iter_batches({.weights = rising(1000), .num_samples = 5}));
+      samples_in(World(1000, 1, true, 42).shard().iter_batches({.weights = rising(1000), .num_samples = 5}));
   EXPECT_EQ(samples, (Samples{590, 899, 537, 613, 772}));
 }
 
@@ -78,7 +78,7 @@ TEST(WeightedPasses, AreTheSameAtAnyWorldAndDifferByEpochPassAndSeed) {
   const auto alone = in_order(World(40, 1, true, 3), options);
   ASSERT_EQ(alone.size(), 100u);
   for (int ranks = 2; ranks <= 5; ++ranks) EXPECT_EQ(in_order(World(40, ranks, true, 3), options), alone) << ranks;
-  EXPECT_EQ(all_of(World(40, 1, false, 3).shard().iter_batches(options)).size(), 100u) << "whole on each rank";
+  EXPECT_EQ(samples_in(World(40, 1, false, 3).shard().iter_batches(options)).size(), 100u) << "whole on each rank";
   std::set<Samples> orders{in_order(World(40, 1, true, 4), options)};
   const World world(40, 1, true, 3);
   for (const std::int64_t epoch : {0, 1}) {
@@ -96,7 +96,7 @@ TEST(WeightedPasses, TakeCountSamplesUnlessTold) {
                 .iter_batches({.batch_size = 3, .drop_last = true, .weights = rising(10), .num_samples = 25})
                 .num_batches(),
             8);
-  EXPECT_EQ(all_of(world.shard().iter_batches({.batch_size = 3, .weights = at::ones({10}, at::kInt)})).size(), 10u);
+  EXPECT_EQ(samples_in(world.shard().iter_batches({.batch_size = 3, .weights = at::ones({10}, at::kInt)})).size(), 10u);
 }
 
 TEST(WeightedPasses, ResumeAtAnyWorld) {
@@ -198,7 +198,7 @@ TEST(WeightedPasses, WeightsThatChangeLaterDoNotCount) {
   weights[2] = 1;
   auto range = world.shard().iter_batches({.batch_size = 2, .weights = weights});
   weights[1] = 100;
-  EXPECT_EQ(all_of(std::move(range)), (Samples{2, 2, 2, 2}));
+  EXPECT_EQ(samples_in(std::move(range)), (Samples{2, 2, 2, 2}));
 }
 
 TEST(BalancedWeights, DrawEachClassEquallyOften) {

@@ -43,7 +43,7 @@ std::uint32_t read_with_checksum(const File& file, std::uint64_t offset, std::sp
   while (!into.empty()) {
     const auto block = into.first(std::min(into.size(), read_block_bytes));
     file.read_at(block, offset);
-    checksum = crc32(block, checksum);
+    checksum = piece_checksum(block, checksum);
     offset += block.size();
     into = into.subspan(block.size());
   }
@@ -58,7 +58,7 @@ FileEntry take_checksums(const File& file, std::uint64_t size, const std::string
   for (std::uint64_t piece = 0; piece < piece_count(entry.bytes, entry.piece_bytes); ++piece) {
     const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
     const auto bytes = std::span(buffer).first(range.end - range.begin);
-    entry.crc32.push_back(read_with_checksum(file, range.begin, bytes));
+    entry.piece_checksums.push_back(read_with_checksum(file, range.begin, bytes));
     if (use) use(bytes, range.begin);
   }
   return entry;
@@ -126,7 +126,7 @@ FileEntry copy_file_unless_there(const fs::path& directory, const std::string& n
     if (!fs::exists(status_of(target))) return false;
     copied = checksum_file(directory, name);
     const auto there = checksum_file(to, name);
-    if (there.bytes != copied.bytes || there.crc32 != copied.crc32)
+    if (there.bytes != copied.bytes || there.piece_checksums != copied.piece_checksums)
       throw Error(ExitCode::usage, "copying " + source.string() + " to " + target.string(),
                   "another file of that name is there", "Give an empty folder, or a new one");
     return true;
@@ -178,7 +178,8 @@ void read_pieces(const fs::path& directory, const FileEntry& entry, std::span<co
       const auto range = piece_range(entry.bytes, entry.piece_bytes, piece);
       auto* const there = place ? place(range) : nullptr;
       const std::span bytes(there != nullptr ? there : buffer.data(), range.end - range.begin);
-      if (read_with_checksum(file, range.begin, bytes) != entry.crc32[piece]) refuse_piece(file.path(), range);
+      if (read_with_checksum(file, range.begin, bytes) != entry.piece_checksums[piece])
+        refuse_piece(file.path(), range);
       if (use) use(range, bytes);
     }
   });
@@ -194,7 +195,7 @@ std::vector<std::uint64_t> intact_pieces(const fs::path& directory, const FileEn
     for (auto i = mine.begin; i < mine.end; ++i) {
       const auto range = piece_range(entry.bytes, entry.piece_bytes, pieces[i]);
       const auto bytes = std::span(buffer).first(range.end - range.begin);
-      is_whole[i] = read_with_checksum(file, range.begin, bytes) == entry.crc32[pieces[i]];
+      is_whole[i] = read_with_checksum(file, range.begin, bytes) == entry.piece_checksums[pieces[i]];
     }
   });
   std::vector<std::uint64_t> whole;
@@ -225,7 +226,7 @@ void verify(const fs::path& directory, const Manifest& manifest, state::RankInGr
   };
   std::vector<std::pair<const FileEntry*, std::uint64_t>> of_node, of_world;
   for (const auto& entry : manifest.files)
-    for (std::uint64_t piece = 0; piece < entry.crc32.size(); ++piece)
+    for (std::uint64_t piece = 0; piece < entry.piece_checksums.size(); ++piece)
       (needed_on_every_node(entry, piece) ? of_node : of_world).emplace_back(&entry, piece);
   std::map<const FileEntry*, std::vector<std::uint64_t>> mine;
   for (const auto& [all, here] : {std::pair(&of_node, in_node), std::pair(&of_world, in_world)}) {

@@ -128,7 +128,7 @@ void check_files(const Manifest& manifest) {
     if (!names.insert(file.name).second) throw Invalid{file.name + " is there twice"};
     if (!std::has_single_bit(file.piece_bytes) || file.piece_bytes != piece_bytes_for(file.bytes))
       throw Invalid{"the pieces of " + file.name + " have an odd size"};
-    if (file.crc32.size() != piece_count(file.bytes, file.piece_bytes))
+    if (file.piece_checksums.size() != piece_count(file.bytes, file.piece_bytes))
       throw Invalid{file.name + " has more or fewer checksums than pieces"};
   }
   if (!names.contains(state_name)) throw Invalid{"it does not list state.h5"};
@@ -231,7 +231,8 @@ void from_json(const Json& json, TensorEntry& tensor) {
 }
 
 void to_json(Json& json, const FileEntry& file) {
-  json = {{"name", file.name}, {"bytes", file.bytes}, {"piece_bytes", file.piece_bytes}, {"crc32", file.crc32}};
+  json = {
+      {"name", file.name}, {"bytes", file.bytes}, {"piece_bytes", file.piece_bytes}, {"crc32", file.piece_checksums}};
 }
 
 void from_json(const Json& json, FileEntry& file) {
@@ -241,7 +242,7 @@ void from_json(const Json& json, FileEntry& file) {
   const auto& checksums = array_at(json, "crc32");
   if (!std::ranges::all_of(checksums, fits<std::uint32_t>))
     throw Invalid{"a checksum of " + file.name + " is not a number of 32 bits"};
-  checksums.get_to(file.crc32);
+  checksums.get_to(file.piece_checksums);
 }
 
 std::string to_text(const Manifest& manifest) {

@@ -50,6 +50,7 @@ inline constexpr const char* manifest_name = "manifest.json";
 inline constexpr const char* state_name = "state.h5";
 inline constexpr const char* random_name = "random";
 
+/// A tensor of the state file.
 struct TensorEntry {
   std::string name;
   at::ScalarType type{};
@@ -60,13 +61,15 @@ struct TensorEntry {
   bool per_rank = false;     ///< each rank has its own tensor; the first dimension is the rank
 };
 
+/// A file of the checkpoint and the checksums of its pieces.
 struct FileEntry {
   std::string name;  ///< relative path, with "/" between its parts
   std::uint64_t bytes = 0;
   std::uint64_t piece_bytes = 0;
-  std::vector<std::uint32_t> crc32 = {};  ///< one for each piece
+  std::vector<std::uint32_t> piece_checksums = {};  ///< one for each piece
 };
 
+/// The content of manifest.json.
 struct Manifest {
   int index = 0;
   std::string time = {};

@@ -44,4 +44,9 @@ inline Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, st
 /// Returns zlib's CRC-32, continued from `before`.
 MUSTER_INTERNAL_API std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
+/// Returns the checksum that the manifest stores for a piece, continued from `before`.
+inline std::uint32_t piece_checksum(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept {
+  return crc32(bytes, before);
+}
+
 }  // namespace muster::detail::checkpoint

@@ -2,7 +2,7 @@
 
 #include "checkpoint/files/checked_files.hpp"
 #include "node/stream.hpp"
-#include "state/checksum.hpp"
+#include "state/fingerprint.hpp"
 
 #include <ATen/ops/from_blob.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Block size in bytes: small enough to be in the processor's cache when its checksum is computed after copying.
+/// Block size in bytes: small enough to be in the processor's cache when its fingerprint is computed after copying.
 constexpr std::size_t snapshot_block_bytes = 128 << 10;
 
 /// Reserves address space. Pages take memory once they are touched.
@@ -52,13 +52,13 @@ struct TensorSlice {
   std::uint64_t sum = 0;
 };
 
-/// Copies the slice, and computes its checksum if it is compared.
+/// Copies the slice, and computes its fingerprint if it is compared.
 void copy_and_sum(TensorSlice& slice) {
   for (std::size_t done = 0; done < slice.from.size(); done += snapshot_block_bytes) {
     const auto block = slice.from.subspan(done, std::min(snapshot_block_bytes, slice.from.size() - done));
     if (slice.to != nullptr) node::stream_copy(slice.to + done, block.data(), block.size());
     if (slice.compared)
-      slice.sum = state::checksum({reinterpret_cast<const char*>(block.data()), block.size()}, slice.sum);
+      slice.sum = state::fingerprint({reinterpret_cast<const char*>(block.data()), block.size()}, slice.sum);
   }
 }
 
@@ -78,7 +78,7 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
   Result taken;
   std::vector<TensorSlice> slices;
   std::vector<state::Bytes> whole;     // owns the memory that slices point to
-  std::vector<at::Tensor> on_devices;  // their checksums are computed on the device
+  std::vector<at::Tensor> on_devices;  // their fingerprints are computed on the device
   for (const auto& entry : layout.tensors) {
     const auto& tensor = tensors.at(entry.name);
     if (!entry.same_as.empty()) {
@@ -111,10 +111,10 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
     for (auto i = mine.begin; i < mine.end; ++i) copy_and_sum(slices[i]);
     node::stream_fence();
   });
-  auto sums = state::checksums_on_devices(on_devices);
+  auto sums = state::fingerprints_on_devices(on_devices);
   for (const auto& slice : slices)
     if (slice.compared) sums.push_back(slice.sum);
-  taken.fingerprint = state::checksum({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
+  taken.fingerprint = state::fingerprint({reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof sums[0]});
   return taken;
 }
 

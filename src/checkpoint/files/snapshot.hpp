@@ -15,6 +15,7 @@ namespace muster::detail::checkpoint {
 /// Owns the memory of the copies and uses it again for the next snapshot.
 class Snapshot {
  public:
+  /// What one snapshot has copied.
   struct Result {
     Tensors tensors;                ///< only their bytes in `pieces` may be read, until the next snapshot
     std::uint64_t fingerprint = 0;  ///< over all replicated tensors, except frozen ones

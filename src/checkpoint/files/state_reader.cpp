@@ -110,7 +110,8 @@ void MappedState::verify(std::span<const std::uint64_t> pieces) const {
     for (const auto piece : pieces.subspan(mine.begin, mine.end - mine.begin)) {
       const auto range = piece_range(entry_.bytes, entry_.piece_bytes, piece);
       load(range);
-      if (crc32({data_ + range.begin, range.end - range.begin}) != entry_.crc32[piece]) refuse_piece(path_, range);
+      if (piece_checksum({data_ + range.begin, range.end - range.begin}) != entry_.piece_checksums[piece])
+        refuse_piece(path_, range);
     }
   });
 }

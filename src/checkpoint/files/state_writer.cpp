@@ -3,7 +3,7 @@
 #include "base/direct.hpp"
 #include "base/page_size.hpp"
 #include "comm/collectives.hpp"
-#include "state/checksum.hpp"
+#include "state/fingerprint.hpp"
 
 #include <sys/mman.h>
 
@@ -68,7 +68,7 @@ std::uint32_t copy_out(Source& source, Range range, std::byte* to) {
     for (std::size_t done = 0; done < size;) {
       const auto block = std::min(size - done, copy_block_bytes);
       copy(done, block);
-      checksum = crc32({to, block}, checksum);
+      checksum = piece_checksum({to, block}, checksum);
       to += block;
       done += block;
     }

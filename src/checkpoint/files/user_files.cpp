@@ -65,7 +65,7 @@ std::vector<FileEntry> merge_files(const std::vector<std::vector<FileEntry>>& ra
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
     for (const auto& file : ranks[rank]) {
       const auto& [owner, first] = kept.try_emplace(file.name, rank, file).first->second;
-      if (first.bytes != file.bytes || first.crc32 != file.crc32)
+      if (first.bytes != file.bytes || first.piece_checksums != file.piece_checksums)
         log::warn("saving " + file.name + ": rank " + std::to_string(rank) + " gives other contents than rank " +
                   std::to_string(owner) + "; those of rank " + std::to_string(owner) + " are kept");
     }

@@ -24,6 +24,7 @@
 
 namespace muster::detail::checkpoint {
 
+/// How many ranks may write at once.
 struct WriteLimits {
   int max_writers_per_node = 4;                ///< maximum; more do not write faster through one network card
   std::uint64_t min_share_bytes = 8ull << 20;  ///< minimum bytes per writer, unless there is only one

@@ -189,7 +189,7 @@ std::shared_ptr<LoaderSampler> follow_sampler(const Worker& worker, std::int64_t
 
 torch::data::DataLoaderOptions torch_options(const DataLoaderOptions& options, bool own_sampler) {
   torch::data::DataLoaderOptions given(options.batch_size);
-  if (options.timeout) given.timeout(usable_limit(*options.timeout));
+  if (options.timeout) given.timeout(usable_timeout(*options.timeout));
   return given.workers(options.workers).drop_last(own_sampler && options.drop_last);
 }
 

@@ -1,7 +1,7 @@
 #include "comm/agreement.hpp"
 #include "comm/mpi_scope.hpp"
 #include "comm/rank_status.hpp"
-#include "comm/time_limit.hpp"
+#include "comm/timeout.hpp"
 #include "data/passes/batches.hpp"
 #include "data/preprocess/batch_work.hpp"
 #include "muster/error.hpp"
@@ -56,15 +56,15 @@ void Prefetch::leave() {
 }
 
 /// Waits until the thread has ended. It cannot be left running, since it may use objects that the program destroys
-/// next; after the time limit the job ends.
+/// next; after the timeout the job ends.
 void Prefetch::leave_slow_reader() {
-  const auto limit = comm::time_limit(*slow_->communicator);
+  const auto timeout = comm::timeout(*slow_->communicator);
   Lock lock(mutex_);
   const auto ended = [this] { return ended_; };
-  if (changed_.wait_for(lock, std::min(limit, poll_interval), ended)) return;
+  if (changed_.wait_for(lock, std::min(timeout, poll_interval), ended)) return;
   const comm::WaitingForReader waiting(*slow_->communicator);
-  if (changed_.wait_for(lock, limit, ended)) return;
-  const auto seconds = std::to_string(std::chrono::duration<double>(limit).count());
+  if (changed_.wait_for(lock, timeout, ended)) return;
+  const auto seconds = std::to_string(std::chrono::duration<double>(timeout).count());
   comm::give_up(
       *slow_->communicator,
       Error(ExitCode::retry, "leaving a pass over the stream \"" + slow_->dataset + "\"",

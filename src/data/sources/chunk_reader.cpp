@@ -191,7 +191,7 @@ bool ChunkReader::decode_for_node(const File& bytes, const ChunkToDecode& chunk,
   if (claim->reserve()) {
     map_pages(claim->memory());
     decode(bytes, chunk, claim->memory());
-    claim->publish();
+    claim->finish();
     use.copy(chunk.i, claim->memory().data());
   } else {
     claim.reset();

@@ -36,7 +36,7 @@ bool NodeChunks::give_to_node(const ChunkCache::Kept& kept) const {
   if (!claim) return true;
   if (!claim->reserve()) return false;
   std::copy_n(kept.chunk.get(), kept.bytes, claim->memory().begin());
-  claim->publish();
+  claim->finish();
   return true;
 }
 

@@ -31,14 +31,14 @@ The program ends with the code in the second column:
 | 64 | wrong usage: flags, options, the run's name, its folder in use | no |
 | 65 | wrong data: a dataset, a configuration file, a checkpoint, a model; a GPU that is wanted and missing | no |
 | 69 | a package is missing | no |
-| 75 | a rank was lost, a time limit has passed, a disk is full or cannot be written to | yes |
+| 75 | a rank was lost, a timeout has passed, a disk is full or cannot be written to | yes |
 | 85 | stopped on request; the state is saved, or only validations are left | no; start it again to go on |
 | 130 | interrupted by a second Ctrl-C | no |
 
 More about a failed run is in its folder, `STORAGE/NAME`:
 
 - `error.txt` has the cause of the last failure: rank, host, message and place.
-- `logs/rank_00000.log` and so on have what each rank has logged. After a time limit they have its last calls, too.
+- `logs/rank_00000.log` and so on have what each rank has logged. After a timeout they have its last calls, too.
 - `muster inspect STORAGE/NAME` shows how far the run has come and whether its checkpoints are whole.
 
 Exceptions of libtorch and of your own code are passed on with their own texts; they are not on this page.

@@ -1,4 +1,4 @@
-#include "state/checksum.hpp"
+#include "state/fingerprint.hpp"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/stack.h>
@@ -31,11 +31,11 @@ at::Tensor& scramble(at::Tensor& x) {
 
 }  // namespace
 
-std::uint64_t checksum(std::string_view bytes, std::uint64_t before) noexcept {
+std::uint64_t fingerprint(std::string_view bytes, std::uint64_t before) noexcept {
   return ::crc64_ecma_refl(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
-std::uint64_t checksum(const at::Tensor& tensor) { return checksum(Bytes(tensor).all()); }
+std::uint64_t fingerprint(const at::Tensor& tensor) { return fingerprint(Bytes(tensor).all()); }
 
 at::Tensor mixed_sum(const at::Tensor& tensor) {
   const auto words = as_words(tensor);
@@ -50,7 +50,7 @@ at::Tensor mixed_sum(const at::Tensor& tensor) {
   return sum;
 }
 
-std::vector<std::uint64_t> checksums_on_devices(const std::vector<at::Tensor>& tensors) {
+std::vector<std::uint64_t> fingerprints_on_devices(const std::vector<at::Tensor>& tensors) {
   std::vector<std::uint64_t> sums(tensors.size());
   std::map<std::string, std::vector<std::pair<std::size_t, at::Tensor>>> by_device;
   for (std::size_t i = 0; i < tensors.size(); ++i)

@@ -1,5 +1,5 @@
-// The bytes of tensors, and checksums of them. Ranks compare these checksums to find out whether their tensors are the
-// same. They are never stored.
+// The bytes of tensors, and fingerprints of them. Ranks compare these to find out whether their tensors are the same.
+// They are never stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,14 +30,14 @@ class Bytes {
 };
 
 /// Returns the CRC-64, continued from `before`.
-std::uint64_t checksum(std::string_view bytes, std::uint64_t before = 0) noexcept;
-std::uint64_t checksum(const at::Tensor& tensor);
+std::uint64_t fingerprint(std::string_view bytes, std::uint64_t before = 0) noexcept;
+std::uint64_t fingerprint(const at::Tensor& tensor);
 
 /// Returns the mixed_sum() of each tensor. The results of each device come to the CPU in one small copy.
-std::vector<std::uint64_t> checksums_on_devices(const std::vector<at::Tensor>& tensors);
+std::vector<std::uint64_t> fingerprints_on_devices(const std::vector<at::Tensor>& tensors);
 
-/// Returns a checksum that is computed, and stays, on the tensor's device: the sum modulo 2^64 of the tensor's words,
-/// each mixed with its index.
+/// Returns a fingerprint that is computed, and stays, on the tensor's device: the sum modulo 2^64 of the tensor's
+/// words, each mixed with its index.
 at::Tensor mixed_sum(const at::Tensor& tensor);
 
 }  // namespace muster::detail::state

@@ -1,0 +1,36 @@
+// The timeouts of a world, which every communicator over its ranks has.
+#pragma once
+
+#include "base/export.hpp"
+#include "muster/communicator.hpp"
+
+#include <chrono>
+
+namespace muster::detail::comm {
+
+/// The timeout for every later wait on communicators of this world.
+MUSTER_INTERNAL_API void set_timeout(const Communicator& communicator, std::chrono::milliseconds timeout);
+MUSTER_INTERNAL_API std::chrono::milliseconds timeout(const Communicator& communicator);
+
+/// How long a rank that has failed waits for the other ranks to agree on the error if nothing will be retried; then it
+/// ends the job. 30 s by default, so that a failed job ends soon. Set it higher if other work would end with the job.
+MUSTER_INTERNAL_API void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace);
+MUSTER_INTERNAL_API std::chrono::milliseconds final_grace(const Communicator& communicator);
+
+/// Sets the timeout while it lives.
+class ScopedTimeout {
+ public:
+  ScopedTimeout(const Communicator& communicator, std::chrono::milliseconds own)
+      : communicator_(communicator), before_(timeout(communicator)) {
+    set_timeout(communicator_, own);
+  }
+  ScopedTimeout(const ScopedTimeout&) = delete;
+  ScopedTimeout& operator=(const ScopedTimeout&) = delete;
+  ~ScopedTimeout() { set_timeout(communicator_, before_); }
+
+ private:
+  Communicator communicator_;
+  std::chrono::milliseconds before_;
+};
+
+}  // namespace muster::detail::comm
