@@ -17,7 +17,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <regex>
@@ -232,16 +231,6 @@ nlohmann::ordered_json result_of(const std::string& doing, const Finished& finis
   throw Error(ExitCode::retry, doing,
               "it ended with exit code " + std::to_string(finished.code) +
                   (cause.empty() ? " and said nothing" : ": " + cause));
-}
-
-std::string find_in_path(const std::string& name) {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const auto file = std::filesystem::path(folder) / name;
-    if (!folder.empty() && ::access(file.c_str(), X_OK) == 0) return file.string();
-  }
-  return {};
 }
 
 }  // namespace muster::bench
