@@ -1,5 +1,6 @@
 #include "observe/progress_line.hpp"
 
+#include "base/host.hpp"
 #include "base/json.hpp"
 #include "base/readable.hpp"
 #include "base/row_fields.hpp"
@@ -16,7 +17,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 namespace muster::detail::observe {
 namespace {
@@ -28,8 +28,7 @@ constexpr int max_bar_width = 40;
 int open_terminal() {
   if (::isatty(STDERR_FILENO) != 0) return ::dup(STDERR_FILENO);
   const auto parent = std::filesystem::path("/proc") / std::to_string(::getppid());
-  std::string name;
-  std::getline(std::ifstream(parent / "comm"), name);
+  const auto name = first_line(parent / "comm");
   if (name != "mpirun" && name != "mpiexec" && name != "orterun" && name != "prterun") return -1;
   const int descriptor = ::open((parent / "fd" / "2").c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
   if (descriptor >= 0 && ::isatty(descriptor) == 0) return ::close(descriptor), -1;

@@ -1,6 +1,7 @@
 #include "process.hpp"
 
 #include "../interrupt.hpp"
+#include "base/program.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -18,7 +19,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <map>
 #include <regex>
 #include <sstream>
 #include <thread>
@@ -103,29 +103,9 @@ class Child {
   int code_ = 0;
 };
 
-std::vector<std::string> with_own_environment(const Command& command) {
-  std::map<std::string, std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    const auto equals = text.find('=');
-    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  for (const auto& [name, value] : command.environment) variables[name] = value;
-  std::vector<std::string> entries;
-  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
-  return entries;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (auto& string : strings) result.push_back(string.data());
-  result.push_back(nullptr);
-  return result;
-}
-
 Child::Child(const Command& command, int out, int err) {
   auto words = command.words;
-  auto variables = with_own_environment(command);
+  auto variables = detail::environment_with(command.environment);
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -136,8 +116,8 @@ Child::Child(const Command& command, int out, int err) {
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   ::posix_spawnattr_setpgroup(&attributes, 0);
-  const int error =
-      ::posix_spawnp(&pid_, words[0].c_str(), &files, &attributes, pointers(words).data(), pointers(variables).data());
+  const int error = ::posix_spawnp(&pid_, words[0].c_str(), &files, &attributes, detail::pointers_to(words).data(),
+                                   detail::pointers_to(variables).data());
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&files);
   if (error != 0) fail(command.words[0], "it does not start", error);
