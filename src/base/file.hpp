@@ -93,7 +93,7 @@ MUSTER_INTERNAL_API void remove_unfinished(const std::filesystem::path& path, bo
 /// not writable.
 MUSTER_INTERNAL_API void require_output(const std::filesystem::path& path);
 /// Writes the folder's entries to the disk (after a create, rename or unlink in it).
-MUSTER_INTERNAL_API void sync_directory(const std::filesystem::path& path);
+void sync_directory(const std::filesystem::path& path);
 /// Creates the folder and its parents, durably, with mode 0777 less the umask. The Error has ExitCode::usage if a file
 /// or a loop of links is in the way, or if a name is too long.
 MUSTER_INTERNAL_API void make_directories(const std::filesystem::path& path);
