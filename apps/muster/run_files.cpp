@@ -1,5 +1,8 @@
 #include "run_files.hpp"
 
+#include "base/readable.hpp"
+#include "base/row_fields.hpp"
+
 #include <muster/error.hpp>
 
 #include <sys/stat.h>
@@ -14,7 +17,6 @@
 #include <ctime>
 #include <fstream>
 #include <optional>
-#include <set>
 #include <utility>
 
 namespace muster::tool {
@@ -48,14 +50,8 @@ std::ifstream open(const fs::path& path) {
   return file;
 }
 
-std::string number(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.4g", value);
-  return text.data();
-}
-
 std::string value_text(const Json& value) {
-  return value.is_number_float() ? number(value.get<double>())
+  return value.is_number_float() ? detail::number_text(value.get<double>())
          : value.is_string()     ? value.get<std::string>()
                                  : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -64,15 +60,6 @@ std::string value_text(const Json& value) {
 double number_at(const Json& object, const std::string& key) {
   const auto found = object.is_object() ? object.find(key) : object.end();
   return object.is_object() && found != object.end() && found->is_number() ? found->get<double>() : std::nan("");
-}
-
-/// True for the fields of a row that muster adds to the user's metrics.
-bool is_own(const std::string& name) {
-  static const std::set<std::string> names{
-      "epoch",       "training_iteration", "global_step", "timestamp",       "time_this_iter_s",  "time_total_s",
-      "num_samples", "samples_per_s",      "world_size",  "checkpoint_name", "checkpoint_status", "checkpoint_dir_name",
-      "rank_times",  "memory_bytes",       "late_ranks"};
-  return names.contains(name);
 }
 
 std::string seconds_text(double seconds) {
@@ -140,12 +127,12 @@ std::string best_of(const Json& params, const std::vector<Json>& reports) {
       if (const double value = number_at(row, score);
           !std::isnan(value) && (std::isnan(best) || (is_max ? value > best : value < best)))
         best = value;
-    return std::isnan(best) ? "" : score.substr(0, max_metric_name) + " " + number(best);
+    return std::isnan(best) ? "" : score.substr(0, max_metric_name) + " " + detail::number_text(best);
   }
   for (auto row = reports.rbegin(); row != reports.rend(); ++row)
     for (const auto& [name, value] : row->items())
-      if (!is_own(name) && value.is_number())
-        return name.substr(0, max_metric_name) + " " + number(value.get<double>());
+      if (!detail::is_row_field(name) && value.is_number())
+        return name.substr(0, max_metric_name) + " " + detail::number_text(value.get<double>());
   return {};
 }
 
@@ -247,7 +234,7 @@ std::string progress_text(const Json& status) {
         "  " + std::to_string(std::clamp<std::int64_t>(count_at(status, "consumed"), 0, samples) * 100 / samples) + "%";
   text += "  step " + std::to_string(count_at(status, "global_step"));
   if (const double rate = number_at(status, "samples_per_s"); !std::isnan(rate))
-    text += "  " + number(rate) + " samples/s";
+    text += "  " + detail::number_text(rate) + " samples/s";
   if (const double left = number_at(status, "run_s_left"); !std::isnan(left))
     text += "  " + seconds_text(left) + " left";
   else if (const double in_epoch = number_at(status, "epoch_s_left"); !std::isnan(in_epoch))
@@ -295,14 +282,14 @@ std::string time_text(const Json& status) {
 std::string metrics_text(const Json& row) {
   std::string text;
   for (const auto& [name, value] : row.items())
-    if (!is_own(name)) text += (text.empty() ? "" : ", ") + name + " " + value_text(value);
+    if (!detail::is_row_field(name)) text += (text.empty() ? "" : ", ") + name + " " + value_text(value);
   return text;
 }
 
 std::string report_text(const Json& row) {
   std::string text = "report " + std::to_string(count_at(row, "training_iteration")) + ":";
   for (const auto& [name, value] : row.items())
-    if (!is_own(name) || name == "checkpoint_dir_name")
+    if (!detail::is_row_field(name) || name == "checkpoint_dir_name")
       text += " " + (name == "checkpoint_dir_name" ? "" : name + " ") + value_text(value);
   return text;
 }

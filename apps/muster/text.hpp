@@ -1,9 +1,11 @@
 // The tool's output: tables that fit a terminal, readable sizes.
 #pragma once
 
+#include "base/printable.hpp"
+#include "base/readable.hpp"
+
 #include <nlohmann/json.hpp>
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,9 +29,9 @@ struct Table {
   std::vector<std::vector<std::string>> rows;
 };
 
-/// `text` with control characters and bytes that are not UTF-8 as "\x1b", so that names from files and the command line
-/// are safe on a terminal.
-std::string printable(std::string_view text);
+using detail::bytes_text;
+/// In one line, so that names from files and the command line are safe on a terminal.
+inline std::string printable(std::string_view text) { return detail::printable_in_line(text); }
 /// Prints to stdout; bytes that are not UTF-8 are replaced.
 void print_json(const nlohmann::json& value);
 
@@ -38,8 +40,6 @@ void print_json(const nlohmann::json& value);
 std::string to_text(const Table& table, bool with_headings = true);
 /// "- TEXT" in lines of at most 80 characters, as wrapped() breaks them.
 std::string bullet(const std::string& text);
-/// A size as "47.0 MB", in powers of 1000.
-std::string bytes_text(std::uint64_t bytes);
 /// A table with a row "path.to.value" and its value for everything in a JSON object.
 Table flattened(const nlohmann::json& object);
 

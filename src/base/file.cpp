@@ -310,10 +310,8 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
     write(file);
     file.sync();
     file.close();
-    if (!replace)
-      rename_new(temporary, path);
-    else if (::rename(temporary.c_str(), path.c_str()) != 0)
-      fail(ExitCode::retry, "writing", path, errno);
+    if (replace) return replace_file(path, temporary);
+    rename_new(temporary, path);
   } catch (const Error& error) {
     ::unlink(temporary.c_str());
     fail_for(path, temporary, error);
@@ -322,6 +320,21 @@ void write_file(const std::filesystem::path& path, const std::function<void(File
     throw;
   }
   sync_directory(folder_of(path));
+}
+
+void replace_file(const std::filesystem::path& path, const std::filesystem::path& by) {
+  if (::rename(by.c_str(), path.c_str()) != 0) fail(ExitCode::retry, "writing", path, errno);
+  sync_directory(folder_of(path));
+}
+
+void write_file_unsynced(const std::filesystem::path& path, std::string_view content) {
+  const auto name = path.filename().string();
+  const auto unfinished = path.parent_path() / ((name.starts_with('.') ? "" : ".") + name + ".new");
+  std::filesystem::remove(unfinished);
+  File file(unfinished, File::Mode::create);
+  file.append(content);
+  file.close();
+  std::filesystem::rename(unfinished, path);
 }
 
 void remove_unfinished(const std::filesystem::path& path, bool none_writes) noexcept {

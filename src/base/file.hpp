@@ -77,6 +77,11 @@ MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, std::stri
 /// the file exists.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write,
                                     bool replace = true);
+/// The same by a file that was written beside it, synced and closed.
+MUSTER_INTERNAL_API void replace_file(const std::filesystem::path& path, const std::filesystem::path& by);
+/// Like write_file(), but does not wait for the disk: after a crash of the machine the file may be empty. For one
+/// writer at a time.
+void write_file_unsynced(const std::filesystem::path& path, std::string_view content);
 /// A name for a temporary file beside `path`, which remove_unfinished() knows.
 MUSTER_INTERNAL_API std::filesystem::path temporary_beside(std::filesystem::path path);
 /// Removes the temporary files that killed processes have left beside `path`. `none_writes`: no process is writing
@@ -88,7 +93,7 @@ MUSTER_INTERNAL_API void remove_unfinished(const std::filesystem::path& path, bo
 /// not writable.
 MUSTER_INTERNAL_API void require_output(const std::filesystem::path& path);
 /// Writes the folder's entries to the disk (after a create, rename or unlink in it).
-MUSTER_INTERNAL_API void sync_directory(const std::filesystem::path& path);
+void sync_directory(const std::filesystem::path& path);
 /// Creates the folder and its parents, durably, with mode 0777 less the umask. The Error has ExitCode::usage if a file
 /// or a loop of links is in the way, or if a name is too long.
 MUSTER_INTERNAL_API void make_directories(const std::filesystem::path& path);

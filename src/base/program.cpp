@@ -1,5 +1,7 @@
 #include "base/program.hpp"
 
+#include "base/host.hpp"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -9,8 +11,8 @@
 
 #include <array>
 #include <cerrno>
+#include <map>
 #include <sstream>
-#include <utility>
 
 namespace muster::detail {
 namespace {
@@ -46,10 +48,24 @@ std::filesystem::path find_program(const std::string& name, const char* path) {
   return {};
 }
 
-pid_t start_program(std::vector<std::string> words, int output, bool errors) {
+std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& more) {
+  std::map<std::string, std::string> variables;
+  for (const auto& name : variable_names()) variables[name] = value_of(name);
+  for (const auto& [name, value] : more) variables[name] = value;
+  std::vector<std::string> entries;
+  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
+  return entries;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
-  for (auto& word : words) pointers.push_back(word.data());
+  for (auto& string : strings) pointers.push_back(string.data());
   pointers.push_back(nullptr);
+  return pointers;
+}
+
+pid_t start_program(std::vector<std::string> words, int output, bool errors) {
+  const auto pointers = pointers_to(words);
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);

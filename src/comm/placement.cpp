@@ -1,5 +1,6 @@
 #include "comm/placement.hpp"
 
+#include "base/host.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/mpi_communicator.hpp"
@@ -12,7 +13,6 @@
 
 #include <array>
 #include <cstddef>
-#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -31,8 +31,7 @@ std::string host_name() {
 /// Returns a text that is equal for two processes exactly if they can share memory: the kernel's boot id, which differs
 /// between machines, and the device number of /dev/shm, which may differ between containers.
 std::string memory_name() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  const auto boot = first_line("/proc/sys/kernel/random/boot_id");
   struct stat memory {};
   return ::stat("/dev/shm", &memory) == 0 ? boot + ' ' + std::to_string(memory.st_dev) : boot;
 }

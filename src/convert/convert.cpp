@@ -1,6 +1,7 @@
 #include "convert/convert.hpp"
 
 #include "base/file.hpp"
+#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "convert/dataset_writer.hpp"
 
@@ -24,10 +25,6 @@ constexpr std::int64_t largest_chunk_bytes = (std::int64_t{4} << 30) - 1;  ///< 
 
 [[noreturn]] void refuse(const std::string& doing, const std::string& fact, const std::string& remedy = {}) {
   throw Error(ExitCode::usage, doing, fact, remedy);
-}
-
-std::string counted(std::size_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
 void check_names(const std::vector<std::string>& names, const std::string& doing) {

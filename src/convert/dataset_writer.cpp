@@ -8,24 +8,10 @@
 
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
-#include <cstring>
-
 namespace muster::detail::convert {
-namespace {
-
-std::filesystem::path temporary_name(const std::filesystem::path& output) {
-  static std::atomic<int> count{0};
-  auto name = output;
-  name += ".tmp." + std::to_string(::getpid()) + "." + std::to_string(count++);
-  return name;
-}
-
-}  // namespace
 
 DatasetWriter::DatasetWriter(std::filesystem::path output, bool aligned)
-    : output_(std::move(output)), temporary_(temporary_name(output_)) {
+    : output_(std::move(output)), temporary_(temporary_beside(output_)) {
   remove_unfinished(output_, /*none_writes=*/false);
   try {
     file_ = hdf5::create_file(temporary_, aligned ? 4096 : 1);
@@ -108,10 +94,8 @@ void DatasetWriter::finish() {
 }
 
 void DatasetWriter::put_in_place() {
-  if (::rename(temporary_.c_str(), output_.c_str()) != 0)
-    throw Error(ExitCode::retry, doing(), std::strerror(errno), "Check the permissions there");
+  replace_file(output_, temporary_);
   temporary_.clear();
-  sync_directory(output_.has_parent_path() ? output_.parent_path() : std::filesystem::path("."));
 }
 
 }  // namespace muster::detail::convert

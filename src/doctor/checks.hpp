@@ -77,7 +77,5 @@ Findings merged(Findings findings);
 
 /// to_mend or may_pass for the errno of a failed call.
 Finding::Severity severity_of(int error);
-/// A size as "47.0 MB", in powers of 1000.
-std::string bytes_text(double bytes);
 
 }  // namespace muster::detail::doctor

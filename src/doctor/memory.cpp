@@ -1,4 +1,5 @@
 #include "base/listed.hpp"
+#include "base/readable.hpp"
 #include "doctor/checks.hpp"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+#include "base/readable.hpp"
 #include "doctor/checks.hpp"
 
 #include <fcntl.h>
@@ -14,7 +15,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <map>
 #include <memory>
 
@@ -133,8 +133,6 @@ void try_speed(const fs::path& folder, Json& facts, Tries& tries) {
   facts["write_bytes_per_s"] = std::llround(static_cast<double>(written) / std::max(1e-9, took.count()));
 }
 
-std::string mb_per_s(double bytes) { return bytes_text(bytes) + "/s"; }
-
 }  // namespace
 
 Finding::Severity severity_of(int error) {
@@ -155,15 +153,6 @@ Finding::Severity severity_of(int error) {
     default:
       return Finding::Severity::to_mend;
   }
-}
-
-std::string bytes_text(double bytes) {
-  constexpr const char* units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
-  std::size_t unit = 0;
-  for (; bytes >= 999.95 && unit + 1 < std::size(units); ++unit) bytes /= 1000;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
-  return text;
 }
 
 fs::path existing_parent(const fs::path& path) {
@@ -258,12 +247,12 @@ Findings check_storage(const Json& facts) {
          "Have the clocks set by NTP"});
   }
   if (speed < slow)
-    findings.push_back({warning, subject, "it takes " + mb_per_s(speed),
+    findings.push_back({warning, subject, "it takes " + bytes_text(speed) + "/s",
                         "Choose a faster --storage, or save behind training (async_save)"});
   if (findings.empty())
     findings.push_back({ok, subject,
                         (place == wanted ? "" : "made in " + place + ", ") + (type.empty() ? "" : type + ", ") +
-                            bytes_text(free) + " free, takes " + mb_per_s(speed) +
+                            bytes_text(free) + " free, takes " + bytes_text(speed) + "/s" +
                             (facts.at("direct") == true ? " past the cache" : "")});
   return findings;
 }

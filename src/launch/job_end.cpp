@@ -1,11 +1,12 @@
 #include "launch/job_end.hpp"
 
+#include "base/duration.hpp"
 #include "base/number.hpp"
 #include "base/program.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
-#include <array>
+#include <algorithm>
 #include <ctime>
 #include <sstream>
 
@@ -16,7 +17,6 @@ using std::chrono::seconds, std::chrono::system_clock;
 
 /// The programs of a batch system wait for minutes for a server that does not answer.
 constexpr seconds answer_timeout{3};
-constexpr seconds longest{1'000'000'000};  ///< an end later than this is no limit
 
 /// Parses a local time; `format` as for strptime, for the whole text.
 JobEndTime local_time(const std::string& text, const char* format) {
@@ -29,18 +29,10 @@ JobEndTime local_time(const std::string& text, const char* format) {
 }
 
 /// "HH:MM:SS" or "D:HH:MM:SS" as PBS writes them, or a number of seconds.
-std::optional<seconds> duration_of(const std::string& text) {
-  constexpr std::array<long long, 4> units{1, 60, 3600, 86400};
-  std::vector<long long> numbers;
-  std::istringstream parts(text);
-  for (std::string part; std::getline(parts, part, ':');) {
-    if (part.empty() || part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos) return {};
-    numbers.push_back(std::stoll(part));
-  }
-  if (numbers.empty() || numbers.size() > units.size()) return {};
-  long long total = 0;
-  for (std::size_t i = 0; i < numbers.size(); ++i) total += numbers[numbers.size() - 1 - i] * units[i];
-  return seconds(total);
+std::optional<seconds> duration_of(std::string text) {
+  if (text.find('-') != text.npos) return {};
+  if (std::ranges::count(text, ':') == 3) text[text.find(':')] = '-';
+  return parse_clock(text, seconds(1));
 }
 
 std::string trimmed(const std::string& text) {
@@ -49,7 +41,7 @@ std::string trimmed(const std::string& text) {
 }
 
 JobEndTime within_reach(JobEndTime end, system_clock::time_point now) {
-  return end && *end > now && *end < now + longest ? end : std::nullopt;
+  return end && *end > now && *end < now + longest_time ? end : std::nullopt;
 }
 
 }  // namespace

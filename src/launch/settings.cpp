@@ -1,14 +1,13 @@
 #include "launch/settings.hpp"
 
+#include "base/duration.hpp"
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/number.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <iterator>
 #include <utility>
 
 namespace muster::detail::launch {
@@ -197,53 +196,22 @@ std::string nearest_match(std::string_view word, const std::vector<std::string>&
 }
 
 std::chrono::seconds parse_duration(std::string_view text) {
-  constexpr std::uint64_t most = 1'000'000'000;  // seconds that can be added to any time: 30 years
-  constexpr std::uint64_t units[] = {3600, 60, 1};
-  const auto refuse = [&] {
-    throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not a duration",
-                "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
-  };
-  std::string_view rest = text;
-  const auto take_number = [&] {
-    std::uint64_t value = 0;
-    const auto [stop, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-    if (error != std::errc() || value > most) refuse();
-    rest.remove_prefix(static_cast<std::size_t>(stop - rest.data()));
-    return value;
-  };
-
-  auto value = take_number();
-  std::uint64_t seconds = 0;
-  if (rest.empty()) {
-    seconds = value;
-  } else if (rest.front() == '-' || rest.front() == ':') {
-    const bool has_days = rest.front() == '-';
-    if (has_days) {
-      seconds = value * 86400;
-      rest.remove_prefix(1);
-      value = take_number();
-    }
-    std::vector<std::uint64_t> clock{value};
-    while (!rest.empty() && rest.front() == ':' && clock.size() < 3) {
-      rest.remove_prefix(1);
-      clock.push_back(take_number());
-    }
-    if (!rest.empty()) refuse();
-    // After days the clock begins with hours; without days it ends with seconds.
-    const auto first = has_days ? 0 : 3 - clock.size();
-    for (std::size_t i = 0; i < clock.size(); ++i) seconds += clock[i] * units[first + i];
-  } else {
-    for (std::string_view names = "hms";; value = take_number()) {
-      const auto unit = rest.empty() ? names.npos : names.find(rest.front());
-      if (unit == names.npos) refuse();
-      seconds += value * units[std::size(units) - names.size() + unit];
-      names.remove_prefix(unit + 1);
-      rest.remove_prefix(1);
-      if (rest.empty()) break;
-    }
-  }
-  if (seconds > most) refuse();
-  return std::chrono::seconds(seconds);
+  if (const auto clock = parse_clock(text, std::chrono::seconds(1))) return *clock;
+  constexpr std::int64_t units[] = {3600, 60, 1};
+  std::chrono::seconds total{0};
+  std::string_view rest = text, names = "hms";
+  do {
+    const auto digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+    const auto number = parse_number<std::uint32_t>(rest.substr(0, digits));
+    const auto unit = digits == rest.size() ? names.npos : names.find(rest[digits]);
+    if (number && unit != names.npos) total += std::chrono::seconds(*number * units[3 - names.size() + unit]);
+    if (!number || unit == names.npos || total > longest_time)
+      throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not a duration",
+                  "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
+    names.remove_prefix(unit + 1);
+    rest.remove_prefix(digits + 1);
+  } while (!rest.empty());
+  return total;
 }
 
 }  // namespace muster::detail::launch

@@ -1,6 +1,7 @@
 #include "observe/metrics.hpp"
 
 #include "base/json.hpp"
+#include "base/row_fields.hpp"
 #include "muster/error.hpp"
 #include "observe/metric_accumulator.hpp"
 
@@ -9,7 +10,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 
@@ -33,11 +33,6 @@ Metric::Metric(const at::Tensor& value) {
 
 namespace muster::detail::observe {
 namespace {
-
-constexpr std::array<std::string_view, 14> reserved{
-    "training_iteration", "global_step",   "timestamp",    "time_this_iter_s",    "time_total_s",
-    "num_samples",        "samples_per_s", "world_size",   "checkpoint_dir_name", "checkpoint_name",
-    "checkpoint_status",  "rank_times",    "memory_bytes", "late_ranks"};
 
 Json finite(Json value) {
   if (value.is_array())
@@ -83,8 +78,6 @@ Json mean_of(const std::string& key, const std::vector<Json>& values) {
 }
 
 }  // namespace
-
-bool is_reserved(std::string_view name) { return std::ranges::find(reserved, name) != reserved.end(); }
 
 void require_value(const std::string& name, const Metric& metric) {
   if (!metric.error().empty())

@@ -5,13 +5,9 @@
 #include "muster/metrics.hpp"
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace muster::detail::observe {
-
-/// True if `name` is a field of every row, so that no metric may have it. (A metric may replace "epoch".)
-MUSTER_INTERNAL_API bool is_reserved(std::string_view name);
 
 /// A rank's metrics as JSON, with their weights and accumulators. Throws an Error (ExitCode::user_error) for a reserved
 /// name.

@@ -1,6 +1,9 @@
 #include "observe/progress_line.hpp"
 
+#include "base/host.hpp"
 #include "base/json.hpp"
+#include "base/readable.hpp"
+#include "base/row_fields.hpp"
 #include "observe/metrics.hpp"
 
 #include <fcntl.h>
@@ -14,7 +17,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 namespace muster::detail::observe {
 namespace {
@@ -26,8 +28,7 @@ constexpr int max_bar_width = 40;
 int open_terminal() {
   if (::isatty(STDERR_FILENO) != 0) return ::dup(STDERR_FILENO);
   const auto parent = std::filesystem::path("/proc") / std::to_string(::getppid());
-  std::string name;
-  std::getline(std::ifstream(parent / "comm"), name);
+  const auto name = first_line(parent / "comm");
   if (name != "mpirun" && name != "mpiexec" && name != "orterun" && name != "prterun") return -1;
   const int descriptor = ::open((parent / "fd" / "2").c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
   if (descriptor >= 0 && ::isatty(descriptor) == 0) return ::close(descriptor), -1;
@@ -44,18 +45,12 @@ bool can_redraw() {
   return kind != nullptr && std::strcmp(kind, "dumb") != 0;
 }
 
-std::string number(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.4g", value);
-  return text.data();
-}
-
 std::string epoch_of(std::int64_t epoch, std::int64_t epochs) {
   return "epoch " + std::to_string(epoch + 1) + (epochs > 0 ? "/" + std::to_string(epochs) : "");
 }
 
 std::string speed(double samples_per_second) {
-  if (samples_per_second >= 10'000) return number(samples_per_second / 1000) + "k samples/s";
+  if (samples_per_second >= 10'000) return number_text(samples_per_second / 1000) + "k samples/s";
   return std::to_string(std::llround(samples_per_second)) + " samples/s";
 }
 
@@ -68,13 +63,7 @@ std::string time_left(const EpochPosition& position, double samples_per_second) 
   const double epochs_after = knows_run ? static_cast<double>(position.epochs - position.epoch) - 1 : 0;
   const double seconds = (std::max(samples - consumed, 0.0) + samples * epochs_after) / samples_per_second;
   if (seconds > 1e8) return {};
-  const auto whole = std::llround(seconds);
-  std::array<char, 48> text{};
-  if (whole >= 3600)
-    std::snprintf(text.data(), text.size(), "  %lld:%02lld:%02lld left", whole / 3600, whole / 60 % 60, whole % 60);
-  else
-    std::snprintf(text.data(), text.size(), "  %lld:%02lld left", whole / 60, whole % 60);
-  return std::string(text.data()) + (knows_run ? "" : " in the epoch");
+  return "  " + clock_text(std::llround(seconds)) + (knows_run ? " left" : " left in the epoch");
 }
 
 }  // namespace
@@ -114,15 +103,15 @@ std::string ranks_text(const StepWindow& window) {
     text = "  slowest " + std::to_string(slowest - window.times.begin()) + " (" + std::ranges::max(parts).second + ")";
   }
   const auto most = window.memory_bytes.empty() ? 0 : std::ranges::max(window.memory_bytes);
-  if (most > 0) text += "  " + number(static_cast<double>(most) / 1e9) + " GB";
+  if (most > 0) text += "  " + number_text(static_cast<double>(most) / 1e9) + " GB";
   return text;
 }
 
 std::string metrics_text(const Json& row) {
   std::string text;
   for (const auto& [key, value] : row.items()) {
-    if (key == "epoch" || is_reserved(key)) continue;
-    text += "  " + key + " " + (value.is_number_float() ? number(value.get<double>()) : json_text(value));
+    if (is_row_field(key)) continue;
+    text += "  " + key + " " + (value.is_number_float() ? number_text(value.get<double>()) : json_text(value));
   }
   return text;
 }

@@ -145,12 +145,7 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
   account_.add_to(status, state, error);
   written_at_ = Clock::now();
   written_position_ = position_;
-  const auto unfinished = run_ / ".status.json.new";
-  std::filesystem::remove(unfinished);
-  File file(unfinished, File::Mode::create);
-  file.append(json_text_lossy(status, 2) + "\n");
-  file.close();
-  std::filesystem::rename(unfinished, run_ / run_names::status);
+  write_file_unsynced(run_ / run_names::status, json_text_lossy(status, 2) + "\n");
 } catch (const std::exception& failed) {
   is_broken_ = true;
   log::warn(std::string("status.json is not written any more: ") + failed.what());

@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
+#include "base/row_fields.hpp"
 #include "checkpoint/files/manifest.hpp"
 #include "checkpoint/merge.hpp"
 #include "comm/agreement.hpp"
@@ -12,7 +13,6 @@
 #include "launch/settings.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
-#include "observe/metrics.hpp"
 #include "operators/results.hpp"
 #include "run/failures.hpp"
 #include "session/random.hpp"
@@ -275,8 +275,7 @@ Json OperatorRun::run_or_replay(Call call, const std::function<void()>& check, c
 Metrics OperatorRun::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
-    if (name != "num_samples" && (!value.is_object() || observe::is_reserved(name)))
-      metrics.emplace(name, Metric(value));
+    if (name != "num_samples" && (!value.is_object() || is_reserved(name))) metrics.emplace(name, Metric(value));
   metrics.emplace("epoch", parts_->train.epoch_count());  // the user's own wins
   return metrics;
 }

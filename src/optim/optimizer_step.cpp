@@ -15,11 +15,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <cmath>
@@ -27,7 +23,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <typeindex>
 #include <utility>
 
 namespace muster::detail::optim {
@@ -478,13 +473,9 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative or not a number",
                 "Give a norm, or 0 for none");
   drop_repeated(optimizer);
-  namespace o = torch::optim;
-  // Classes derived from these may step in another way.
-  const std::type_index type = typeid(optimizer);
-  const bool fusable = type == typeid(o::SGD) || type == typeid(o::Adam) || type == typeid(o::AdamW);
-  const bool evaluates = !fusable && type != typeid(o::RMSprop) && type != typeid(o::Adagrad);
+  const auto [has_rule, evaluates] = step_kind(optimizer);
   auto its = options;
-  if (!fusable) its.fuse = Fuse::never;
+  if (!has_rule) its.fuse = Fuse::never;
   const auto model = model_of(optimizer, models);
   if (model && evaluates) model->channel();  // made here, since it is collective
   auto step =

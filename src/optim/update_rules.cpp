@@ -10,6 +10,7 @@
 #include <memory>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 
 namespace muster::detail::optim {
 namespace {
@@ -96,6 +97,18 @@ int state_tensor_count(o::Optimizer& optimizer) {
     }
   });
   return most;
+}
+
+StepKind step_kind(const o::Optimizer& optimizer) {
+  StepKind kind;
+  const auto look = [&]<class K>(const K&) {
+    using Options = typename K::Options;
+    if (typeid(optimizer) != typeid(typename K::Optimizer)) return;
+    kind.has_rule = requires(const Options& options, const typename K::State* saved) { rule_of(options, saved); };
+    kind.may_evaluate = std::same_as<typename K::Optimizer, o::LBFGS>;
+  };
+  std::apply([&](const auto&... each) { (look(each), ...); }, optimizer_kinds);
+  return kind;
 }
 
 std::vector<Rule> next_rules(o::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {

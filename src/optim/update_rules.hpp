@@ -35,6 +35,13 @@ std::size_t state_tensor_count(const Rule& rule);
 /// fused.
 int state_tensor_count(torch::optim::Optimizer& optimizer);
 
+/// How an optimizer steps. Classes derived from torch's may step in another way than these.
+struct StepKind {
+  bool has_rule = false;     ///< next_rules() knows its rule, so that its step can be fused
+  bool may_evaluate = true;  ///< step() may call its closure more than once
+};
+StepKind step_kind(const torch::optim::Optimizer& optimizer);
+
 /// Returns the rule of each parameter's next step, in the order of `parameters`, which must all be the optimizer's.
 std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 

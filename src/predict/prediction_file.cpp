@@ -10,8 +10,6 @@
 #include <ATen/ops/empty.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <span>
 #include <utility>
 
@@ -79,10 +77,8 @@ void PredictionFile::finish() {
 
 void PredictionFile::put_in_place() {
   comm::run_on_root(ranks_, [&] {
-    if (::rename(temporary_.path.c_str(), output_.c_str()) != 0)
-      throw Error(ExitCode::retry, "writing " + output_.string(), std::strerror(errno), "Check the permissions there");
+    replace_file(output_, temporary_.path);
     temporary_.path.clear();
-    sync_directory(output_.has_parent_path() ? output_.parent_path() : std::filesystem::path("."));
   });
 }
 

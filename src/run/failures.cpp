@@ -128,14 +128,10 @@ std::optional<Failures> read_failures(const std::filesystem::path& run, const st
 }
 
 void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures) {
-  const auto file = file_of(run), unfinished = std::filesystem::path(file.string() + ".new");
-  // Not synced: only processes of the same `muster run` read it, and none of them survives a power loss.
-  std::filesystem::remove(unfinished);
-  File out(unfinished, File::Mode::create);
-  out.append(json_text(
-      Json{{"supervisor", supervisor}, {"failures", failures.count}, {"furthest", to_json(failures.furthest)}}));
-  out.close();
-  std::filesystem::rename(unfinished, file);
+  // Only processes of the same `muster run` read it, and none of them survives a power loss.
+  write_file_unsynced(file_of(run), json_text(Json{{"supervisor", supervisor},
+                                                   {"failures", failures.count},
+                                                   {"furthest", to_json(failures.furthest)}}));
 }
 
 }  // namespace muster::detail::run

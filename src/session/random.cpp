@@ -1,5 +1,6 @@
 #include "session/random.hpp"
 
+#include "base/hash.hpp"
 #include "muster/reproducibility.hpp"
 
 #include <ATen/Context.h>
@@ -21,17 +22,9 @@ std::vector<at::Generator> generators(at::Device device) {
   return all;
 }
 
-/// One round of SplitMix64 (Steele, Lea and Flood, 2014).
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 /// Seeds torch with stream number `stream` of this seed.
 void seed_stream(std::uint64_t seed, int stream) {
-  at::manual_seed(mix(mix(seed) + static_cast<std::uint64_t>(stream)));
+  at::manual_seed(scrambled(scrambled(seed) + static_cast<std::uint64_t>(stream)));
 }
 
 /// The seed that was given to enable_reproducibility().
@@ -44,7 +37,7 @@ void seed_generators(std::uint64_t seed, int rank, std::int64_t reports) {
   if (!seed_of_all)
     seed_stream(seed + later, rank);
   else
-    at::manual_seed(reports == 0 ? *seed_of_all : mix(*seed_of_all + later));
+    at::manual_seed(reports == 0 ? *seed_of_all : scrambled(*seed_of_all + later));
 }
 
 std::string generator_state(at::Device device) {
@@ -60,7 +53,7 @@ std::string generator_state(at::Device device) {
 MicroBatchGenerators::MicroBatchGenerators(std::uint64_t seed, const step::MicroBatchShare& share, at::Device device)
     : share_(share), device_(device), rank_state_(generator_state(device)) {
   for (int s = 0; s < share.count; ++s) {
-    seed_stream(mix(seed), share.first + s);
+    seed_stream(scrambled(seed), share.first + s);
     micro_batch_states_.push_back(generator_state(device));
   }
   set_generator_state(rank_state_, device);

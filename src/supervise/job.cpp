@@ -1,6 +1,7 @@
 #include "supervise/job.hpp"
 
 #include "base/log.hpp"
+#include "base/program.hpp"
 #include "base/supervisor_message.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
@@ -17,7 +18,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <thread>
 
 namespace muster::detail::supervise {
@@ -32,26 +32,6 @@ constexpr auto patience = 3s;
 [[noreturn]] void fail(const char* what) {
   throw Error(ExitCode::retry, "starting the ranks", std::string(what) + ": " + std::strerror(errno),
               "Look at the limits of this machine (ulimit -a)");
-}
-
-std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& more) {
-  std::map<std::string, std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    variables[text.substr(0, text.find('='))] = text;
-  }
-  variables.erase(rank_process_variable);  // where a rank of another job has started this one
-  for (const auto& [name, value] : more) variables[name] = name + "=" + value;
-  std::vector<std::string> entries;
-  for (auto& [name, text] : variables) entries.push_back(std::move(text));
-  return entries;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (auto& string : strings) result.push_back(string.data());
-  result.push_back(nullptr);
-  return result;
 }
 
 /// Makes a pipe, whose reading end never blocks; returns the end to write to.
@@ -126,7 +106,9 @@ Job::Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   auto words = command.words;
   auto variables = environment_with(command.environment);
-  const auto words_to = pointers(words), variables_to = pointers(variables);
+  // Where a rank of another job has started this one.
+  std::erase_if(variables, [](const auto& text) { return text.starts_with(rank_process_variable + std::string("=")); });
+  const auto words_to = pointers_to(words), variables_to = pointers_to(variables);
   const int error_end = make_pipe(output_);
   const int output_end = launcher.uses_proxies ? make_pipe(standard_output_) : -1;
   const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);

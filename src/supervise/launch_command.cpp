@@ -4,7 +4,7 @@
 #include "base/number.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
-#include "supervise/slurm.hpp"
+#include "supervise/lost_hosts.hpp"
 
 #include <arpa/inet.h>
 
@@ -55,12 +55,6 @@ int slots_of(const std::vector<Host>& hosts) {
   return slots;
 }
 
-/// How many hosts the job has.
-int number_of_hosts(const SuperviseOptions& options, const Environment& environment) {
-  if (!options.hosts.empty()) return static_cast<int>(hosts_in(options.hosts).size());
-  return environment("SLURM_JOB_ID") == nullptr ? 1 : nodes_of_job(environment);
-}
-
 }  // namespace
 
 std::string short_name(const std::string& host) {
@@ -99,21 +93,21 @@ SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& 
   return options;
 }
 
-int all_slots(const SuperviseOptions& options, const Environment& environment, int cores) {
+int all_slots(const SuperviseOptions& options, const Environment& environment, int cores, const Launcher& launcher) {
   if (!options.hosts.empty()) return slots_of(hosts_in(options.hosts));
-  const int tasks = environment("SLURM_JOB_ID") == nullptr ? 0 : all_tasks_of_job(environment);
+  const int tasks = launcher.tasks(environment);
   return tasks > 0 ? tasks : cores;
 }
 
-int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores) {
-  return options.ranks ? *options.ranks : all_slots(options, environment, cores) - options.spares;
+int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores, const Launcher& launcher) {
+  return options.ranks ? *options.ranks : all_slots(options, environment, cores, launcher) - options.spares;
 }
 
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   const Launcher& launcher) {
   if (launcher.uses_daemons()) {
-    const int nodes = nodes_of_job(environment), left = nodes - static_cast<int>(lost.size());
-    const int slots = std::max(ranks, all_tasks_of_job(environment));
+    const int nodes = launcher.nodes(environment), left = nodes - static_cast<int>(lost.size());
+    const int slots = std::max(ranks, launcher.tasks(environment));
     return nodes > 0 ? std::min(ranks, static_cast<int>(std::int64_t{slots} * left / nodes)) : ranks;
   }
   const int all = slots_of(hosts_in(options.hosts)), left = slots_of(hosts_in(options.hosts, lost));
@@ -138,13 +132,13 @@ Hosts other_hosts(const SuperviseOptions& options, const std::string& here) {
 
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment) {
   // In a Slurm job, mpirun starts its daemons through Slurm. The user may have set another program than ssh.
-  for (const auto* name : {"SLURM_JOB_ID", "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"})
-    if (environment(name) != nullptr) return false;
-  return !other_hosts(options, here).empty();
+  const auto is_set = [&](const char* name) { return environment(name) != nullptr; };
+  return !is_set("SLURM_JOB_ID") && std::ranges::none_of(login_variables, is_set) &&
+         !other_hosts(options, here).empty();
 }
 
 void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
-           const std::string& here) {
+           const Launcher& launcher, const std::string& here) {
   const auto refuse = [](const std::string& fact, const std::string& remedy) {
     throw Error(ExitCode::usage, "starting the ranks", fact, remedy);
   };
@@ -176,7 +170,8 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
     refuse(counted(ranks, "rank") + " and " + counted(options.spares, "spare") +
                " are asked for, and there is room for " + std::to_string(slots),
            "Name more hosts, or ask for fewer");
-  if (options.spares > 0 && number_of_hosts(options, environment) < 2)
+  const auto hosts = hosts_in(options.hosts).size();
+  if (options.spares > 0 && (options.hosts.empty() ? launcher.nodes(environment) : static_cast<int>(hosts)) < 2)
     refuse("--spares is " + std::to_string(options.spares) + " on a single host, whose loss they cannot make good",
            "Name several in --hosts, or leave it away");
   const int least = options.min_workers.value_or(1);

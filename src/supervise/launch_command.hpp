@@ -16,11 +16,11 @@ namespace muster::detail::supervise {
 std::string hosts_of_slots(const std::string& text);
 /// Fills in the hosts of a PBS or LSF job of several hosts, or the slots of a job on this host, where none were given.
 SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment);
-/// How many ranks there is room for: the slots of --hosts, the tasks of the Slurm job or, if it has several nodes,
-/// those that its CPUs are enough for, or else `cores`; see count_usable_cores().
-int all_slots(const SuperviseOptions& options, const Environment& environment, int cores);
+/// How many ranks there is room for: the slots of --hosts, the tasks of the job, or else `cores`; see
+/// count_usable_cores().
+int all_slots(const SuperviseOptions& options, const Environment& environment, int cores, const Launcher& launcher);
 /// The requested number of ranks: all slots but the spares, unless it is given.
-int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores);
+int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores, const Launcher& launcher);
 /// How many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   const Launcher& launcher);
@@ -34,7 +34,7 @@ Hosts other_hosts(const SuperviseOptions& options, const std::string& here);
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment);
 /// Throws an Error (ExitCode::usage) for invalid options. `here`: the name of this host.
 void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
-           const std::string& here = {});
+           const Launcher& launcher, const std::string& here = {});
 
 struct LaunchCommand {
   std::vector<std::string> words;

@@ -51,7 +51,7 @@ std::string ssh_failure_in(const std::string& text) {
 }  // namespace
 
 std::vector<std::string> login_program(const Environment& environment) {
-  for (const auto* name : {"OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"}) {
+  for (const auto* const name : login_variables) {
     std::vector<std::string> words;
     std::istringstream text(value_of(name, environment));
     for (std::string word; text >> word;) words.push_back(word);

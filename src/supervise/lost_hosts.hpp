@@ -12,7 +12,9 @@
 
 namespace muster::detail::supervise {
 
-/// The program, with its arguments, by which the launcher logs in to other hosts: that of its variables, or ssh.
+/// The variables in which a launcher is told the program by which it logs in to other hosts.
+inline constexpr std::array login_variables{"OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"};
+/// That program with its arguments, or ssh.
 std::vector<std::string> login_program(const Environment& environment);
 
 /// What ssh says of a host that it cannot reach begins with one of these; the host's name follows.

@@ -151,14 +151,15 @@ class Supervision {
   explicit Supervision(const SuperviseOptions& given)
       : options_(with_hosts_of_job(given, environment)),
         launcher_(find_launcher(options_)),
-        requirements_{.ranks = wanted_ranks(options_, environment, count_usable_cores()), .max_failures = 0},
+        requirements_{.ranks = wanted_ranks(options_, environment, count_usable_cores(), launcher_.kind),
+                      .max_failures = 0},
         supervisor_info_(make_supervisor_info(options_, requirements_.ranks)),
         failures_(options_.max_failures, supervisor_info_.id, terminal_),
         // A node that a Slurm job has lost does not come back to it.
         lost_(launcher_.kind.uses_daemons() ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
-    check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores()), environment,
-          host_name());
+    check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores(), launcher_.kind),
+          environment, launcher_.kind, host_name());
     requirements_.min_workers = options.min_workers.value_or(requirements_.ranks);
     find_job_end();
     if (leaves_this_host(options, host_name(), environment) && find_program("ssh").empty() &&

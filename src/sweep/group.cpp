@@ -4,6 +4,7 @@
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/row_fields.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/timeout.hpp"
@@ -11,7 +12,6 @@
 #include "launch/supervised.hpp"
 #include "muster/callback.hpp"
 #include "observe/history.hpp"
-#include "observe/metrics.hpp"
 #include "session/stop.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
@@ -32,7 +32,7 @@ std::string metrics_in(const std::vector<Json>& rows) {
   std::set<std::string> names;
   for (const auto& row : rows)
     for (const auto& [name, value] : row.items())
-      if (value.is_number() && name != "epoch" && !observe::is_reserved(name)) names.insert(name);
+      if (value.is_number() && !is_row_field(name)) names.insert(name);
   return listed(std::vector(names.begin(), names.end()), 8, std::identity());
 }
 

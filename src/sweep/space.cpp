@@ -1,5 +1,6 @@
 #include "sweep/space.hpp"
 
+#include "base/hash.hpp"
 #include "base/json.hpp"
 
 #include <algorithm>
@@ -11,21 +12,6 @@
 namespace muster {
 namespace detail::sweep {
 namespace {
-
-/// A round of SplitMix64 (Steele, Lea and Flood, 2014).
-std::uint64_t mixed(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-/// FNV-1a, which is the same on every machine.
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3u;
-  return hash;
-}
 
 /// A number below `count`, all equally likely (Lemire, 2019, without the rejection of less than count / 2^64).
 std::uint64_t below(std::uint64_t count, std::uint64_t random) {
@@ -118,7 +104,8 @@ std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std
           set(point.config, name, domain.values()[left / of_grids]);
           left %= of_grids;
         } else {
-          set(point.config, name, drawn(domain, mixed(mixed(mixed(seed) + points.size()) ^ hash_of(name))));
+          set(point.config, name,
+              drawn(domain, scrambled(scrambled(scrambled(seed) + points.size()) ^ hash_of_text(name))));
         }
       }
       points.push_back(std::move(point));

@@ -2,12 +2,11 @@
 
 #include "base/json.hpp"
 #include "base/printable.hpp"
+#include "base/readable.hpp"
 #include "sweep/asha.hpp"
 #include "sweep/folder.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -18,9 +17,7 @@ namespace {
 std::string text_of_value(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (!value.is_number_float()) return json_text_lossy(value);
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.4g", value.get<double>());
-  return text.data();
+  return number_text(value.get<double>());
 }
 
 std::string metric_of(const Trial& trial, const std::string& name) {

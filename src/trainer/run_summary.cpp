@@ -1,10 +1,12 @@
 #include "trainer/run_summary.hpp"
 
 #include "base/json.hpp"
+#include "base/listed.hpp"
 #include "base/printable.hpp"
+#include "base/readable.hpp"
+#include "base/row_fields.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
-#include "observe/metrics.hpp"
 
 #include <algorithm>
 #include <array>
@@ -29,16 +31,10 @@ std::string formatted(const char* format, const Values&... values) {
   return text.data();
 }
 
-std::string counted(std::int64_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 /// "2:05", "1:00:05"; "0.4 s" below ten seconds.
 std::string duration(double seconds) {
   if (seconds < 9.95) return formatted("%.1f s", seconds);
-  const auto whole = std::llround(seconds);
-  return whole >= 3600 ? formatted("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60)
-                       : formatted("%lld:%02lld", whole / 60, whole % 60);
+  return clock_text(std::llround(seconds));
 }
 
 /// The values of a metric over the reports.
@@ -62,7 +58,7 @@ std::map<std::string, Values> values_of(const std::vector<Json>& rows) {
     ++number;
     const auto report = static_cast<std::int64_t>(number_at(row, "training_iteration"));
     for (const auto& [name, value] : row.items())
-      if (name != "epoch" && !observe::is_reserved(name) && (value.is_number() || value.is_null()))
+      if (!is_row_field(name) && (value.is_number() || value.is_null()))
         values[name].add(value, report > 0 ? report : number);
   }
   std::erase_if(values, [](const auto& entry) { return !entry.second.has_numbers(); });
@@ -89,7 +85,7 @@ std::string metric_lines(const std::vector<Json>& rows) {
   std::string text = formatted("  %-*s %10s %18s %18s\n", static_cast<int>(name_width), "metric", "last",
                                "lowest (report)", "highest (report)");
   const auto with_report = [](double value, std::int64_t report) {
-    return formatted("%.4g", value) + " (" + std::to_string(report) + ")";
+    return number_text(value) + " (" + std::to_string(report) + ")";
   };
   std::size_t shown = 0;
   for (const auto& [name, of] : values) {
@@ -98,8 +94,7 @@ std::string metric_lines(const std::vector<Json>& rows) {
             formatted("%10.4g %18s %18s\n", of.last, with_report(of.lowest, of.lowest_at).c_str(),
                       with_report(of.highest, of.highest_at).c_str());
   }
-  if (values.size() > most_metrics)
-    text += "  and " + counted(static_cast<std::int64_t>(values.size() - most_metrics), "more metric") + "\n";
+  if (values.size() > most_metrics) text += "  and " + counted(values.size() - most_metrics, "more metric") + "\n";
   return text;
 }
 
@@ -135,14 +130,14 @@ double samples_per_second(const std::vector<Json>& rows) {
 std::string checkpoint_line(const Result& result, const CheckpointConfig& config) {
   if (result.best_checkpoints.empty() || !result.checkpoint) return {};
   const auto name_of = [](const Checkpoint& checkpoint) { return checkpoint.path().filename().string(); };
-  auto text = "  " + counted(static_cast<std::int64_t>(result.best_checkpoints.size()), "checkpoint") +
-              ": the newest is " + name_of(*result.checkpoint);
+  auto text =
+      "  " + counted(result.best_checkpoints.size(), "checkpoint") + ": the newest is " + name_of(*result.checkpoint);
   const auto& [best, metrics] = result.best_checkpoints.front();
   const auto& score = config.checkpoint_score_attribute;
   if (score.empty() || !metrics.is_object() || !metrics.contains(score) || !metrics.at(score).is_number())
     return text + "\n";
-  return text + ",\n  the best " + name_of(best) + " (" + shortened(printable_line(score), name_width) +
-         formatted(" %.4g)\n", metrics.at(score).get<double>());
+  return text + ",\n  the best " + name_of(best) + " (" + shortened(printable_line(score), name_width) + " " +
+         number_text(metrics.at(score).get<double>()) + ")\n";
 }
 
 }  // namespace
@@ -157,13 +152,13 @@ std::string run_summary(const Result& result, const CheckpointConfig& config, co
   std::string text = !result.error                               ? "finished: "
                      : result.error->code() == ExitCode::stopped ? "stopped: "
                                                                  : "failed: ";
-  text += counted(static_cast<std::int64_t>(rows.size()), "report");
+  text += counted(rows.size(), "report");
   if (steps > 0) text += ", " + counted(steps, "step");
   if (const auto ranks = static_cast<std::int64_t>(number_at(last, "world_size")); ranks > 0)
     text += ", " + counted(ranks, "rank");
   if (seconds > 0) text += ", " + duration(seconds);
   text += "\n" + metric_lines(rows);
-  if (const double speed = samples_per_second(rows); speed > 0) text += formatted("  %.4g samples/s\n", speed);
+  if (const double speed = samples_per_second(rows); speed > 0) text += "  " + number_text(speed) + " samples/s\n";
   text += time_line(time) + checkpoint_line(result, config);
   return text + "  " + printable(result.path.string()) + "\n";
 }

@@ -1,5 +1,6 @@
 // The checks of `muster doctor`, on facts that stand in for those of a machine.
 #include "base/program.hpp"
+#include "base/readable.hpp"
 #include "doctor/checks.hpp"
 #include "doctor/shared_storage.hpp"
 #include "support/folder.hpp"

@@ -716,7 +716,7 @@ TEST_F(LaunchCommandTest, OnHosts) {
   EXPECT_NE(std::find(words.begin(), words.end(), "n1,n2:4"), words.end());
   EXPECT_NE(std::find(words.begin(), words.end(), "MUSTER_SUPERVISED"), words.end());
   EXPECT_EQ(value(made, "OMPI_MCA_btl_vader_backing_directory"), "missing");
-  EXPECT_EQ(wanted_ranks(options, environment, 1), 5);
+  EXPECT_EQ(wanted_ranks(options, environment, 1, open_mpi), 5);
   EXPECT_EQ(ranks_without({"n2"}, options, 5, environment, open_mpi), 1);
   EXPECT_EQ(ranks_without({"n1"}, options, 10, environment, open_mpi), 8);
   EXPECT_EQ(command(open_mpi, 4, {"n1"}).words[4], "n2:4");
@@ -760,10 +760,10 @@ TEST_F(LaunchCommandTest, KnowsAHostByItsFirstLabel) {
 
 TEST_F(LaunchCommandTest, InSlurm) {
   EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
-  EXPECT_EQ(wanted_ranks(options, environment, 6), 6);
+  EXPECT_EQ(wanted_ranks(options, environment, 6, open_mpi), 6);
   variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "1"}, {"SLURM_NTASKS", "8"}};
   EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
-  EXPECT_EQ(wanted_ranks(options, environment, 6), 8);
+  EXPECT_EQ(wanted_ranks(options, environment, 6, open_mpi), 8);
   variables["SLURM_JOB_NUM_NODES"] = "2";
   EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &srun);
   const auto made = command(srun, 8);
@@ -779,13 +779,13 @@ TEST_F(LaunchCommandTest, InSlurm) {
 
 TEST_F(LaunchCommandTest, InSlurmWithoutTasks) {
   variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "4"}, {"SLURM_JOB_CPUS_PER_NODE", "4(x3),2"}};
-  EXPECT_EQ(wanted_ranks(options, environment, 6), 14) << "the CPUs of all nodes";
+  EXPECT_EQ(wanted_ranks(options, environment, 6, open_mpi), 14) << "the CPUs of all nodes";
   variables["SLURM_JOB_NUM_NODES"] = "1";
-  EXPECT_EQ(wanted_ranks(options, environment, 6), 6) << "the cores of this one";
+  EXPECT_EQ(wanted_ranks(options, environment, 6, open_mpi), 6) << "the cores of this one";
   variables["SLURM_JOB_NUM_NODES"] = "3";
   variables["SLURM_JOB_CPUS_PER_NODE"] = "16(x3)";
   variables["SLURM_CPUS_PER_TASK"] = "10";
-  EXPECT_EQ(wanted_ranks(options, environment, 6), 3) << "a rank does not take CPUs of two nodes";
+  EXPECT_EQ(wanted_ranks(options, environment, 6, open_mpi), 3) << "a rank does not take CPUs of two nodes";
   EXPECT_EQ(value(command(srun, 3), "SRUN_CPUS_PER_TASK"), "10");
   EXPECT_EQ(value(command(srun, 4), "SRUN_CPUS_PER_TASK"), "missing") << "there is no room for so many";
   variables.erase("SLURM_CPUS_PER_TASK");
@@ -804,7 +804,7 @@ TEST_F(LaunchCommandTest, InAHeterogeneousSlurmJob) {
                {"SLURM_NTASKS_HET_GROUP_0", "1"},
                {"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_1", "2(x2)"}};
   EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &srun) << "not mpirun on the first host";
-  EXPECT_EQ(wanted_ranks(options, environment, 8), 5);
+  EXPECT_EQ(wanted_ranks(options, environment, 8, open_mpi), 5);
   options.command = {"./fit"};
   EXPECT_EQ(command(srun, 5).words,
             (std::vector<std::string>{"/bin/launcher", "--mpi=pmix", "--kill-on-bad-exit=0", "--het-group=0", "-n", "1",
@@ -874,6 +874,9 @@ TEST_F(LaunchCommandTest, InFlux) {
   variables["FLUX_TASK_RANK"] = "0";
   EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi) << "in a task of a job";
   variables.erase("FLUX_TASK_RANK");
+  variables.insert({{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "3"}, {"SLURM_NTASKS", "24"}});
+  EXPECT_EQ(wanted_ranks(options, environment, 6, flux), 6) << "the instance may be a part of the Slurm job";
+  EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, flux), 4);
   options.hosts = "n1";
   EXPECT_EQ(&launcher_for(options, environment, open_mpi_4), &open_mpi);
 }
@@ -906,12 +909,12 @@ TEST_F(LaunchCommandTest, InPbsAndLsf) {
 TEST_F(LaunchCommandTest, KeepsSpares) {
   options.hosts = "n1:2,n2:2,n3:2";
   options.spares = 2;
-  EXPECT_EQ(wanted_ranks(options, environment, 8), 4);
+  EXPECT_EQ(wanted_ranks(options, environment, 8, open_mpi), 4);
   EXPECT_EQ(ranks_without({"n2"}, options, 4, environment, open_mpi), 4) << "n3 takes its ranks";
   EXPECT_EQ(ranks_without({"n2", "n3"}, options, 4, environment, open_mpi), 2);
-  EXPECT_NO_THROW(check(options, 4, 6, environment));
+  EXPECT_NO_THROW(check(options, 4, 6, environment, open_mpi));
   try {
-    check(options, 5, 6, environment);
+    check(options, 5, 6, environment, open_mpi);
     ADD_FAILURE() << "there is no room";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("5 ranks and 2 spares are asked for, and there is room for 6"),
@@ -920,16 +923,16 @@ TEST_F(LaunchCommandTest, KeepsSpares) {
   }
   options.hosts = "n1:6";
   try {
-    check(options, 4, 6, environment);
+    check(options, 4, 6, environment, open_mpi);
     ADD_FAILURE() << "no host is left when this one is lost";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("--spares is 2 on a single host"), std::string::npos) << error.what();
   }
   options.spares = -1;
-  EXPECT_THROW(check(options, 4, 6, environment), Error);
+  EXPECT_THROW(check(options, 4, 6, environment, open_mpi), Error);
   options = {.command = {"./fit"}, .spares = 2};
   variables = {{"SLURM_JOB_ID", "12"}, {"SLURM_JOB_NUM_NODES", "3"}, {"SLURM_NTASKS", "6"}};
-  EXPECT_EQ(wanted_ranks(options, environment, 8), 4);
+  EXPECT_EQ(wanted_ranks(options, environment, 8, open_mpi), 4);
   EXPECT_EQ(command(srun, 4).words[3], "--nodes=2");
   const auto without = command(srun, 4, {"n2"}).words;
   EXPECT_EQ(without[3], "--exclude=n2");
@@ -997,23 +1000,23 @@ TEST_F(LaunchCommandTest, LogsInToHosts) {
 }
 
 TEST_F(LaunchCommandTest, RefusesWhatCannotBe) {
-  EXPECT_NO_THROW(check(options, 2, 2, environment));
+  EXPECT_NO_THROW(check(options, 2, 2, environment, open_mpi));
   variables["OMPI_COMM_WORLD_SIZE"] = "2";
-  EXPECT_THROW(check(options, 2, 2, environment), Error);
+  EXPECT_THROW(check(options, 2, 2, environment, open_mpi), Error);
   variables.clear();
-  EXPECT_THROW(check(options, 0, 2, environment), Error);
+  EXPECT_THROW(check(options, 0, 2, environment, open_mpi), Error);
   options.min_workers = 3;
-  EXPECT_THROW(check(options, 2, 2, environment), Error);
+  EXPECT_THROW(check(options, 2, 2, environment, open_mpi), Error);
   options = {.command = {"./fit"}, .hosts = ",,"};
-  EXPECT_THROW(check(options, wanted_ranks(options, environment, 2), 2, environment), Error);
+  EXPECT_THROW(check(options, wanted_ranks(options, environment, 2, open_mpi), 2, environment, open_mpi), Error);
   for (const char* const hosts : {"n1:x", "n1:0", "n1:4,n2:", "n1:2x", "./hosts", "n1 n2", "-n1", "root@:2", ":2",
                                   "root@n1,ann@n2", "root@n0,n1", "n1,root@n2"}) {
     options.hosts = hosts;
-    EXPECT_THROW(check(options, 2, 2, environment), Error) << hosts;
+    EXPECT_THROW(check(options, 2, 2, environment, open_mpi), Error) << hosts;
   }
-  EXPECT_NO_THROW(check(options, 2, 2, environment, "n1")) << "nobody logs in to this host";
+  EXPECT_NO_THROW(check(options, 2, 2, environment, open_mpi, "n1")) << "nobody logs in to this host";
   options = {};
-  EXPECT_THROW(check(options, 2, 2, environment), Error);
+  EXPECT_THROW(check(options, 2, 2, environment, open_mpi), Error);
 }
 
 }  // namespace

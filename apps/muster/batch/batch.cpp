@@ -4,17 +4,16 @@
 #include "../replace_file.hpp"
 #include "../run_files.hpp"
 #include "../text.hpp"
+#include "base/program.hpp"
 #include "script.hpp"
 
 #include <muster/error.hpp>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string_view>
 #include <system_error>
 
@@ -27,12 +26,8 @@ namespace fs = std::filesystem;
 std::string own_name() {
   std::error_code error;
   const auto self = fs::canonical("/proc/self/exe", error);
-  const char* const path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (const auto found = fs::path(folder) / "muster"; !folder.empty() && fs::is_regular_file(found, error))
-      return fs::equivalent(found, self, error) ? "muster" : self.string();
-  return self.string();
+  const auto found = detail::find_program("muster");
+  return !found.empty() && fs::equivalent(found, self, error) ? "muster" : self.string();
 }
 
 /// The longest save of a run, rounded up; none if it is not known. With asynchronous saves, or through a fast tier, the

@@ -1,10 +1,10 @@
 #include "script.hpp"
 
+#include "base/duration.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
-#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 
@@ -82,33 +82,8 @@ std::string reason_of_lead(const BatchOptions& options) {
 }  // namespace
 
 std::optional<seconds> parse_time(const std::string& text) {
-  const auto dash = text.find('-');
-  const bool has_days = dash != std::string::npos;
-  std::vector<std::int64_t> numbers;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  for (std::size_t colons = 0;; ++colons) {
-    std::int64_t number = 0;
-    const auto [next, error] = std::from_chars(at, end, number);
-    if (error != std::errc() || number < 0 || number > 1'000'000 || *at == '-') return {};
-    numbers.push_back(number);
-    at = next;
-    if (at == end) break;
-    if (*at != (has_days && colons == 0 ? '-' : ':')) return {};
-    ++at;
-  }
-  // What the first number counts depends on how many there are.
-  static constexpr std::array<std::int64_t, 4> with_days{86400, 3600, 60, 1};
-  static constexpr std::array<std::int64_t, 3> one{60}, two{60, 1}, three{3600, 60, 1};
-  const auto count = numbers.size();
-  if (count > (has_days ? 4U : 3U) || (has_days && count < 2)) return {};
-  const auto* const units = has_days     ? with_days.data()
-                            : count == 1 ? one.data()
-                            : count == 2 ? two.data()
-                                         : three.data();
-  std::int64_t total = 0;
-  for (std::size_t i = 0; i < count; ++i) total += numbers[i] * units[i];
-  return total > 0 ? std::optional(seconds(total)) : std::nullopt;
+  const auto time = detail::parse_clock(text, std::chrono::minutes(1));
+  return time > seconds(0) ? time : std::nullopt;
 }
 
 std::string shell_word(const std::string& text) {

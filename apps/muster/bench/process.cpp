@@ -1,6 +1,7 @@
 #include "process.hpp"
 
 #include "../interrupt.hpp"
+#include "base/program.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,9 +18,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <map>
 #include <regex>
 #include <sstream>
 #include <thread>
@@ -104,29 +103,9 @@ class Child {
   int code_ = 0;
 };
 
-std::vector<std::string> with_own_environment(const Command& command) {
-  std::map<std::string, std::string> variables;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    const auto equals = text.find('=');
-    if (equals != std::string::npos) variables[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  for (const auto& [name, value] : command.environment) variables[name] = value;
-  std::vector<std::string> entries;
-  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
-  return entries;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (auto& string : strings) result.push_back(string.data());
-  result.push_back(nullptr);
-  return result;
-}
-
 Child::Child(const Command& command, int out, int err) {
   auto words = command.words;
-  auto variables = with_own_environment(command);
+  auto variables = detail::environment_with(command.environment);
   posix_spawn_file_actions_t files;
   ::posix_spawn_file_actions_init(&files);
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -137,8 +116,8 @@ Child::Child(const Command& command, int out, int err) {
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   ::posix_spawnattr_setpgroup(&attributes, 0);
-  const int error =
-      ::posix_spawnp(&pid_, words[0].c_str(), &files, &attributes, pointers(words).data(), pointers(variables).data());
+  const int error = ::posix_spawnp(&pid_, words[0].c_str(), &files, &attributes, detail::pointers_to(words).data(),
+                                   detail::pointers_to(variables).data());
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&files);
   if (error != 0) fail(command.words[0], "it does not start", error);
@@ -232,16 +211,6 @@ nlohmann::ordered_json result_of(const std::string& doing, const Finished& finis
   throw Error(ExitCode::retry, doing,
               "it ended with exit code " + std::to_string(finished.code) +
                   (cause.empty() ? " and said nothing" : ": " + cause));
-}
-
-std::string find_in_path(const std::string& name) {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "" : path);
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const auto file = std::filesystem::path(folder) / name;
-    if (!folder.empty() && ::access(file.c_str(), X_OK) == 0) return file.string();
-  }
-  return {};
 }
 
 }  // namespace muster::bench

@@ -43,7 +43,4 @@ Finished run(const Command& command);
 /// cause if the program failed or did not end in time.
 nlohmann::ordered_json result_of(const std::string& doing, const Finished& finished);
 
-/// The path of a program in PATH; empty if it is not found.
-std::string find_in_path(const std::string& name);
-
 }  // namespace muster::bench

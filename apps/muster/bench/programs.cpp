@@ -1,5 +1,7 @@
 #include "programs.hpp"
 
+#include "base/program.hpp"
+
 #include <muster/error.hpp>
 
 #include <unistd.h>
@@ -18,7 +20,7 @@ std::filesystem::path this_program() { return std::filesystem::read_symlink("/pr
 std::string find_mpirun(int ranks) {
   if (::access(MUSTER_MPIEXEC, X_OK) == 0) return MUSTER_MPIEXEC;
   for (const auto* name : {"mpirun", "mpiexec"})
-    if (auto found = find_in_path(name); !found.empty()) return found;
+    if (auto found = detail::find_program(name); !found.empty()) return found;
   throw Error(ExitCode::missing_package, "starting " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"),
               "there is no mpirun, neither " MUSTER_MPIEXEC " nor in PATH",
               "Install Open MPI's programs (Debian: openmpi-bin) or load its module, or start the ranks yourself, as "
@@ -68,7 +70,7 @@ std::optional<std::string> python_with(const std::vector<std::string>& modules) 
     places.push_back(std::filesystem::path(environment) / "bin/python3");
   // The path of this program is build/PRESET/bin/muster-bench.
   places.push_back(this_program().parent_path().parent_path().parent_path() / "venv/bin/python3");
-  places.emplace_back(find_in_path("python3"));
+  places.emplace_back(detail::find_program("python3"));
   const auto probe = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))";
   for (const auto& python : places) {
     if (::access(python.c_str(), X_OK) != 0) continue;

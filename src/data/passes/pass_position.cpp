@@ -1,3 +1,4 @@
+#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
@@ -14,13 +15,6 @@ namespace {
 std::int64_t times(std::int64_t a, std::int64_t b) {
   std::int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
-}
-
-/// FNV-1a: the same on every machine.
-std::uint64_t hash_of(const std::string& name) noexcept {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const unsigned char c : name) hash = (hash ^ c) * 0x100000001b3u;
-  return hash;
 }
 
 [[noreturn]] void refuse_position(const std::string& name, const char* fact) {
@@ -202,7 +196,7 @@ Pass PassPosition::plan(const BatchOptions& options, const PassData& data) const
     return pass;
   }
   auto order = chosen.options_for(data);
-  order.seed = chosen.seed.value_or(options_.seed) ^ (chosen.uses_name ? hash_of(options_.name) : 0);
+  order.seed = chosen.seed.value_or(options_.seed) ^ (chosen.uses_name ? hash_of_text(options_.name) : 0);
   order.epoch = epoch.number + (in_next_epoch ? 1 : 0);
   if (pass.training) {
     order.pass = epoch.passes + (last.under_way ? 1 : 0);

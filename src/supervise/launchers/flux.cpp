@@ -95,6 +95,10 @@ class Flux : public Launcher {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     ::kill(process, SIGINT);
   }
+
+  // Its instance may be a part of a Slurm job, and knows its own nodes.
+  int nodes(const Environment&) const override { return 0; }
+  int tasks(const Environment&) const override { return 0; }
 };
 
 }  // namespace

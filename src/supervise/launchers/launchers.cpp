@@ -5,6 +5,7 @@
 #include "launch/launcher.hpp"
 #include "muster/error.hpp"
 #include "supervise/launcher_output.hpp"
+#include "supervise/slurm.hpp"
 
 #include <cstring>
 
@@ -50,6 +51,14 @@ std::optional<std::chrono::seconds> Launcher::patience(const LauncherReport& rep
   if (report.failed_rank && leaves_ranks) return std::chrono::seconds(1);
   if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
   return {};
+}
+
+int Launcher::nodes(const Environment& environment) const {
+  return environment("SLURM_JOB_ID") == nullptr ? 0 : nodes_of_job(environment);
+}
+
+int Launcher::tasks(const Environment& environment) const {
+  return environment("SLURM_JOB_ID") == nullptr ? 0 : all_tasks_of_job(environment);
 }
 
 std::string joined(const std::vector<std::string>& words) {

@@ -87,6 +87,10 @@ class Launcher {
   virtual void end(pid_t process) const { ::kill(process, SIGTERM); }
   /// Ends what earlier starts by these processes, on `host`, may have left. Returns variables for the next start.
   virtual Variables end_earlier(const std::set<pid_t>& /*processes*/, const std::string& /*host*/) const { return {}; }
+  /// How many nodes the job has, and how many tasks there is room for on them; 0 if it is not known. By Slurm's
+  /// variables, where this is a job of Slurm.
+  virtual int nodes(const Environment& environment) const;
+  virtual int tasks(const Environment& environment) const;
   /// The nodes of the job that new starts should not use.
   virtual Hosts nodes_out_of_service() const { return {}; }
 };
