@@ -1,526 +1,82 @@
 #include "checkpoint/fast_tier.hpp"
 
-#include "base/file.hpp"
-#include "base/json.hpp"
 #include "base/log.hpp"
-#include "checkpoint/files/checked_files.hpp"
-#include "checkpoint/inspect.hpp"
-#include "checkpoint/rollbacks.hpp"
+#include "checkpoint/copy_from_tiers.hpp"
+#include "checkpoint/fast_tier_note.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "storage/folder_tier.hpp"
 
-#include <fcntl.h>
-#include <pwd.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <random>
-#include <ranges>
-#include <set>
+#include <exception>
+#include <utility>
 
 namespace muster::detail::checkpoint {
 
 using comm::run_on_all;
 using comm::run_on_root;
+namespace fs = std::filesystem;
 namespace {
 
-namespace fs = std::filesystem;
-
-fs::path note_of(const storage::Tier& run) { return run.folder() / "fast_tier.json"; }
-
-/// An entry of the note.
-struct NotedTier {
-  std::string folder, id;
-  std::vector<std::string> hosts = {};  ///< one for each node
-  bool used = false;
-  int first = 0;         ///< index of the oldest checkpoint in the tier
-  std::string run = {};  ///< identity_of() the run's folder: tells it from its copies
-
-  /// The prefix of the names of its folders.
-  std::string prefix() const { return "muster-" + id + "-"; }
-  std::string shown() const { return (fs::path(folder) / prefix()).string() + "*"; }
-};
-
-std::string new_id() {
-  std::random_device random;
-  std::string id;
-  for (int word = 0; word < 4; ++word) {
-    char digits[9];
-    std::snprintf(digits, sizeof digits, "%08x", static_cast<unsigned>(random()));
-    id += digits;
-  }
-  return id;
+/// Sets "used" and "first" of this job's tier in the note.
+void note_first(const storage::Tier& run, int index) {
+  auto note = read_note(run);
+  if (note.empty())
+    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "the file is gone",
+                "Start the run again");
+  note.back().used = true;
+  note.back().first = index;
+  write_note(run, note);
 }
 
-bool is_id(const std::string& id) {
-  return id.size() == 32 && id.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
-struct stat status_at(const fs::path& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0)
-    throw Error(ExitCode::retry, "looking at " + path.string(), std::strerror(errno), "Check the path");
-  return status;
-}
-
-/// Identifies the run's folder, to tell it from its copies: inode, and birth time if the file system has it. The device
-/// number is left out because it may differ between hosts.
-std::string identity_of(const storage::Tier& run) {
-  struct statx status {};
-  const auto path = run.folder();
-  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_BTIME, &status) != 0)
-    throw Error(ExitCode::retry, "looking at " + path.string(), std::strerror(errno), "Check the path");
-  auto identity = std::to_string(status.stx_ino);
-  if ((status.stx_mask & STATX_BTIME) != 0)
-    identity += " " + std::to_string(status.stx_btime.tv_sec) + "." + std::to_string(status.stx_btime.tv_nsec);
-  return identity;
-}
-
-/// True if this entry came with a copy of another run's folder, so that the tier belongs to that run. Also true if the
-/// run's folder was moved to another file system.
-bool is_of_another_run(const NotedTier& tier, const storage::Tier& run) {
-  // Clients of one file server may differ in whether they give the birth time.
-  const auto here = identity_of(run);
-  const auto inode_of = [](const std::string& identity) { return identity.substr(0, identity.find(' ')); };
-  const bool have_birth = here.find(' ') != std::string::npos && tier.run.find(' ') != std::string::npos;
-  return have_birth ? tier.run != here : inode_of(tier.run) != inode_of(here);
-}
-
-std::string user_name(uid_t id) {
-  const passwd* const user = ::getpwuid(id);
-  return user != nullptr ? user->pw_name : "user " + std::to_string(id);
-}
-
-/// Returns the owner of the note if that is another user; empty if there is no note or it is this user's. The user to
-/// whom the file system maps this one (root squash) counts as this user.
-std::string other_owner(const storage::Tier& run) {
-  const auto path = note_of(run);
-  if (!fs::exists(status_of(path))) return {};
-  const auto owner = status_at(path).st_uid;
-  if (owner == ::geteuid()) return {};
-  try {
-    const auto probe = run.folder() / ".owner";
-    write_file(probe, "");
-    const auto own = status_at(probe).st_uid;
-    fs::remove(probe);
-    if (own == owner) return {};
-  } catch (const std::exception&) {
-    // This user may not write to the folder.
-  }
-  return user_name(owner);
-}
-
-std::vector<NotedTier> read_note(const storage::Tier& run) {
-  const auto path = note_of(run);
-  if (!fs::exists(status_of(path)) || !other_owner(run).empty()) return {};
-  const auto json = read_json(path);
-  try {
-    std::vector<NotedTier> note;
-    for (const auto& tier : json) {
-      note.push_back(
-          {tier.at("folder"), tier.at("id"), tier.at("hosts"), tier.at("used"), tier.at("first"), tier.at("run")});
-      if (!is_id(note.back().id))
-        throw Error(ExitCode::data, "reading " + path.string(), "\"" + note.back().id + "\" is not an ID");
-    }
-    return note;
-  } catch (const std::exception&) {
-    throw Error(ExitCode::data, "reading " + path.string(), "it does not name fast tiers",
-                "Remove it: the run then goes on from its own folder");
-  }
-}
-
-void write_note(const storage::Tier& run, const std::vector<NotedTier>& note) {
-  if (note.empty()) {
-    fs::remove(note_of(run));
-    return sync_directory(run.folder());
-  }
-  auto json = Json::array();
-  for (const auto& tier : note)
-    json.push_back({{"folder", tier.folder},
-                    {"id", tier.id},
-                    {"hosts", tier.hosts},
-                    {"used", tier.used},
-                    {"first", tier.first},
-                    {"run", tier.run}});
-  write_file(note_of(run), [&](File& file) {
-    if (::fchmod(file.descriptor(), 0600) != 0)
-      throw Error(ExitCode::retry, "setting the mode of " + file.path().string(), std::strerror(errno),
-                  "Check the permissions there");
-    file.append(json_text(json, 2) + "\n");
-  });
-}
-
-/// Returns why this user must not trust the content of the folder; empty if it can be trusted.
-std::string distrust(const fs::path& folder) {
-  const auto status = status_at(folder);
-  if (!S_ISDIR(status.st_mode)) return "it is not a folder";
-  if (status.st_uid != ::geteuid()) return "it belongs to " + user_name(status.st_uid);
-  return (status.st_mode & 077) != 0 ? "other users may read or write it" : "";
-}
-
-/// A folder of a tier, and the rank of the node that reads and removes it.
-struct NodeFolder {
-  fs::path path;
-  int node = 0;
-};
-
-/// Returns the folders of the tier that this rank sees, as [names, warnings].
-Json folders_here(const NotedTier& tier) {
-  std::set<std::string> names, warnings;
-  std::error_code error;
-  for (fs::directory_iterator at(tier.folder, error), end; !error && at != end; at.increment(error)) {
-    const auto name = at->path().filename().string();
-    if (!name.starts_with(tier.prefix())) continue;
-    try {
-      const auto problem = distrust(at->path());
-      if (problem.empty()) {
-        names.insert(name);
-        continue;
-      }
-      std::error_code unreadable;
-      std::string held;
-      for (fs::directory_iterator in(at->path(), unreadable), last; !unreadable && in != last; in.increment(unreadable))
-        if (storage::Tier::index_of(in->path().filename())) held += " " + in->path().filename().string();
-      warnings.insert(at->path().string() + " is left alone, with" + (held.empty() ? " what it holds" : held) + ": " +
-                      problem);
-    } catch (const Error& unseen) {
-      warnings.insert(unseen.what());
-    }
-  }
-  if (error && error != std::errc::no_such_file_or_directory)
-    warnings.insert("looking for a fast tier in " + tier.folder + ": " + error.message());
-  return Json::array({names, warnings});
-}
-
-/// Returns the folders of the tier that any node sees. If several nodes share a folder, the first of them gets it. With
-/// `warn`, rank 0 logs a warning for each folder that is not trusted. Collective.
-std::vector<NodeFolder> find_folders(const Communicator& communicator, const NotedTier& tier, bool warn) {
-  const auto& topology = communicator.topology();
-  std::vector<NodeFolder> folders;
-  std::set<std::string> seen;
-  const auto of_ranks = run_on_all(communicator, [&] {
-    return topology.local_rank == 0 ? folders_here(tier) : Json::array({Json::array(), Json::array()});
-  });
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    const auto& here = of_ranks[rank];
-    for (const std::string name : here[0])
-      if (seen.insert(name).second) folders.push_back({fs::path(tier.folder) / name, topology.node_of_rank[rank]});
-    for (const std::string warning : here[1])
-      if (warn && communicator.rank() == 0) log::warn(topology.hosts[rank] + ": " + warning);
-  }
-  return folders;
-}
-
-/// A checkpoint in one folder, as read by the first rank of its node.
-struct Found {
-  std::string manifest = {};  ///< text of the manifest; empty if it cannot be read
-  std::string problem = {};
-};
-
-/// Returns the checkpoints of each folder by their index. Collective.
-std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communicator,
-                                                   const std::vector<NodeFolder>& folders) {
-  const auto& topology = communicator.topology();
-  std::vector<std::map<int, Found>> found(folders.size());
-  for (const auto& of_rank : run_on_all(communicator, [&] {
-         auto all = Json::array();
-         for (std::size_t i = 0; i < folders.size(); ++i) {
-           if (topology.local_rank != 0 || folders[i].node != topology.node_rank) continue;
-           for (const auto& [index, path] : storage::NodeTier(folders[i].path).list().published) {
-             Found one;
-             try {
-               one.manifest = to_text(read_manifest(path));
-             } catch (const Error& error) {
-               one.problem = error.what();
-             }
-             all.push_back({i, index, one.manifest, one.problem});
-           }
-         }
-         return all;
-       }))
-    for (const auto& one : of_rank) found[one[0].get<std::size_t>()][one[1]] = {one[2], one[3]};
-  return found;
-}
-
-/// Verifies this rank's share of a checkpoint and returns the pieces and files of it that are present and intact.
-CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, state::RankInGroup in_node) {
-  CopySource part{.checkpoint = checkpoint};
-  const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
-  for (std::size_t i = 0; i < manifest.files.size(); ++i) {
-    const auto& file = manifest.files[i];
-    if (file.name == state_name || !mine(i) || !fs::exists(status_of(checkpoint / file.name))) continue;
-    if (checksum_file(checkpoint, file.name).piece_checksums == file.piece_checksums) part.files.push_back(file.name);
-  }
-  std::vector<std::uint64_t> pieces;
-  for (std::size_t piece = 0; piece < manifest.state_file().piece_checksums.size(); ++piece)
-    if (mine(piece)) pieces.push_back(piece);
-  part.pieces = intact_pieces(checkpoint, manifest.state_file(), pieces);
-  return part;
-}
-
-/// Returns the parts of the checkpoint that this rank copies: the first rank that found a piece or file intact copies
-/// it. Returns none, on all ranks, if a piece or file is intact nowhere; then `problem` is the reason, if known.
-/// Collective.
-std::optional<std::vector<CopySource>> choose_parts(const Communicator& communicator, const Manifest& manifest,
-                                                    const std::vector<fs::path>& checkpoints_here,
-                                                    std::string& problem) {
-  const auto& topology = communicator.topology();
-  std::vector<CopySource> mine;
-  const auto of_ranks = run_on_all(communicator, [&] {
-    auto parts = Json::array();
-    for (const auto& checkpoint : checkpoints_here) {
-      mine.push_back({.checkpoint = checkpoint});
-      std::string unreadable;
-      try {
-        mine.back() = whole_part(checkpoint, manifest, {topology.local_rank, topology.local_size});
-      } catch (const Error& error) {
-        unreadable = error.what();
-      }
-      parts.push_back({mine.back().pieces, mine.back().files, unreadable});
-    }
-    return parts;
-  });
-  std::set<std::uint64_t> pieces;
-  std::set<std::string> files{state_name};
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    const auto& parts = of_ranks[rank];
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      CopySource first;
-      for (const std::uint64_t piece : parts[i][0])
-        if (pieces.insert(piece).second) first.pieces.push_back(piece);
-      for (const std::string file : parts[i][1])
-        if (files.insert(file).second) first.files.push_back(file);
-      if (problem.empty()) problem = parts[i][2];
-      if (static_cast<int>(rank) != communicator.rank()) continue;
-      mine[i].pieces = std::move(first.pieces);
-      mine[i].files = std::move(first.files);
-    }
-  }
-  const bool whole =
-      pieces.size() == manifest.state_file().piece_checksums.size() && files.size() == manifest.files.size();
-  return whole ? std::optional(std::move(mine)) : std::nullopt;
-}
-
-/// True if the run's folder has an intact checkpoint with this index or a higher one. A damaged checkpoint with this
-/// index is moved out of the way: a failed copy followed by a power loss may have left it incomplete.
-bool has_as_new(const storage::Tier& run, int index) {
-  const auto published = run.list().published;
-  for (const auto& [there, path] : published | std::views::reverse) {
-    if (there < index) break;
-    const auto problem = data_problem([&] { verify(path, read_manifest(path)); });
-    const auto copied = copied_index(there, path);
-    if (copied && there > index) continue;
-    if (problem.empty() && !copied) return true;
-    if (there == index) {
-      const auto new_path = run.quarantine(index);
-      const auto cause = copied ? " is a copy of the checkpoint " + std::to_string(*copied) : " is damaged";
-      log::warn(path.filename().string() + cause + " and now named " + new_path.filename().string() +
-                (problem.empty() ? "" : ": " + problem));
-    }
-  }
+/// Does `work`. If it fails, logs a warning, which begins with `doing`, and returns false.
+template <class Work>
+bool or_warn(const char* doing, const Work& work) noexcept try {
+  work();
+  return true;
+} catch (const std::exception& error) {
+  log::warn(std::string(doing) + ": " + error.what());
   return false;
-}
-
-/// Copies one checkpoint of the tier to the run's folder. Returns why it cannot be copied now, the same on all ranks;
-/// empty if it was copied. Collective.
-std::string take_checkpoint(const Communicator& communicator, const std::vector<NodeFolder>& folders,
-                            const std::vector<std::map<int, Found>>& found, int index, storage::Tier& run) {
-  std::string text, problem;
-  std::vector<fs::path> here;
-  for (std::size_t i = 0; i < folders.size(); ++i) {
-    const auto one = found[i].find(index);
-    if (one == found[i].end()) continue;
-    if (problem.empty()) problem = one->second.problem;
-    if (text.empty()) text = one->second.manifest;
-    if (!text.empty() && text == one->second.manifest && folders[i].node == communicator.topology().node_rank)
-      here.push_back(storage::NodeTier(folders[i].path).published(index));
-  }
-  if (text.empty()) return problem;
-  const auto manifest = from_text(text, "the manifest of " + run.published(index).filename().string());
-  const auto parts = choose_parts(communicator, manifest, here, problem);
-  if (!parts) return problem.empty() ? "some of it is missing or damaged" : problem;
-  try {
-    copy_to_run_folder(communicator, manifest, *parts, run);
-  } catch (const Error& error) {
-    if (!error.agreed() || error.code() != ExitCode::data) throw;
-    return error.what();
-  }
-  return {};
-}
-
-/// Returns the hosts whose folders are not among `folders`.
-std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<NodeFolder>& folders) {
-  std::vector<std::string> hosts;
-  for (std::size_t node = 0; node < tier.hosts.size(); ++node) {
-    const auto begin = tier.prefix() + std::to_string(node) + "-";
-    if (std::ranges::none_of(folders,
-                             [&](const auto& folder) { return folder.path.filename().string().starts_with(begin); }))
-      hosts.push_back(tier.hosts[node]);
-  }
-  return hosts;
-}
-
-/// Copies the newest checkpoint of the tier, if the run's folder has none as new. Returns true if nothing newer is left
-/// in the tier. `is_own`: false for another run's tier, of which only the checkpoint tier.first may be copied, since
-/// later ones may have been made after this run was copied. Collective.
-bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool is_own, storage::Tier& run) {
-  const int only_index = is_own ? -1 : tier.first;
-  const auto folders = find_folders(communicator, tier, /*warn=*/true);
-  const auto found = find_checkpoints(communicator, folders);
-  std::string missing;
-  for (const auto& host : missing_hosts(tier, folders)) missing += (missing.empty() ? "" : ", ") + host;
-  const auto warn_left = [&](const std::string& what) {
-    if (communicator.rank() == 0)
-      log::warn(what + (missing.empty() ? "" : " (there is no folder of the hosts " + missing + ")") +
-                ". The run goes on without it. A later start that finds it there takes it, unless the run's folder has "
-                "a newer checkpoint by then");
-  };
-  if (folders.empty()) {
-    warn_left("the newest checkpoint may be in the fast tier " + tier.shown() + ", which is not on these nodes");
-    return false;
-  }
-  std::set<int, std::greater<>> indices;
-  for (const auto& folder : found)
-    for (const auto& [index, one] : folder)
-      if (only_index < 0 || index == only_index) indices.insert(index);
-  const auto has = [&](int index) { return run_on_root(communicator, [&] { return has_as_new(run, index); }); };
-  if (only_index >= 0 && indices.empty() && !has(only_index)) {
-    std::set<int> newer;
-    for (const auto& folder : found)
-      for (const auto& [index, one] : folder) newer.insert(index);
-    const auto wanted = run.published(only_index).filename().string() + " is not in the fast tier " + tier.shown();
-    if (newer.empty()) {
-      warn_left(wanted + " any more");
-    } else if (communicator.rank() == 0) {
-      const auto newest = run.published(*newer.rbegin()).filename().string();
-      log::warn(wanted + " any more, which holds " + newest +
-                ". The run goes on without it: the run from which this folder was copied may have made it later. If "
-                "this folder was moved and that run is gone, move the folder " +
-                newest + " from there to here before the next save, and start again");
-    }
-    return false;
-  }
-  bool is_current = true;
-  if (is_own && (indices.empty() || *indices.begin() < tier.first) && !has(tier.first)) {
-    // The note names it before it is there: a job that was killed in between looks the same.
-    warn_left(run.published(tier.first).filename().string() + " may have been in the fast tier " + tier.shown() +
-              ", and is not there now");
-    is_current = missing.empty();
-  }
-  for (const int index : indices) {
-    if (has(index)) break;
-    const auto name = run.published(index).filename().string();
-    const auto problem = take_checkpoint(communicator, folders, found, index, run);
-    if (problem.empty()) {
-      if (communicator.rank() == 0) log::info(name + " was taken from the fast tier " + tier.folder);
-      break;
-    }
-    warn_left(name + " of the fast tier " + tier.shown() + " cannot be taken: " + problem);
-    is_current = false;
-  }
-  return is_current;
 }
 
 }  // namespace
 
-void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
-                        storage::Tier& run) {
-  const int index = manifest.index;
-  try {
-    run_on_root(communicator, [&] {
-      run.begin(index);
-      run.create(index, state_name, manifest.state_file().bytes);
-    });
-    run_on_all(communicator, [&] {
-      for (const auto& [checkpoint, pieces, files] : mine) {
-        if (!pieces.empty()) {
-          const auto file = run.open(index, state_name, storage::Alignment::any);
-          read_pieces(checkpoint, manifest.state_file(), pieces, {},
-                      [&](Range range, std::span<const std::byte> bytes) { file->write_at(bytes, range.begin); });
-          file->finish();
-        }
-        for (const auto& name : files) {
-          const auto& file = *std::ranges::find(manifest.files, name, &FileEntry::name);
-          if (copy_file(checkpoint, name, run, index).piece_checksums != file.piece_checksums)
-            throw Error(ExitCode::data, "copying " + (checkpoint / name).string(), "its checksum is wrong");
-        }
-      }
-    });
-    run_on_root(communicator, [&] {
-      write_manifest(run, manifest);
-      run.publish(index);
-    });
-  } catch (...) {
-    if (communicator.rank() == 0) run.abandon(index);
-    throw;
-  }
+FastTiers::FastTiers(const Communicator& communicator, std::shared_ptr<storage::Tier> run)
+    : run_(std::move(run)), has_earlier_(finish_copying(communicator, *run_)), is_root_(communicator.rank() == 0) {}
+
+FastTiers::~FastTiers() {
+  if (!own_ || used_) return;  // the next start copies what is left
+  const auto folder = own_->tier->folder();
+  std::error_code ignored;
+  if (own_->is_leader) fs::remove(folder, ignored);
+  if (!is_root_ || fs::exists(folder, ignored)) return;
+  or_warn("removing the fast tier from the run's fast_tier.json", [&] {
+    auto note = read_note(*run_);
+    const auto own_name = folder.filename().string();
+    if (std::erase_if(note, [&](const auto& tier) { return own_name.starts_with(tier.prefix()); }) > 0)
+      write_note(*run_, note);
+  });
 }
 
-bool finish_copying(const Communicator& communicator, storage::Tier& run) {
-  const auto tiers = run_on_root(communicator, [&] {
-    remove_unfinished(note_of(run));
-    if (const auto owner = other_owner(run); !owner.empty()) {
-      const auto there = run.list().published;
-      log::warn(note_of(run).string() + " belongs to " + owner +
-                ": the fast tier of that job is not read, though it may hold a newer checkpoint. The run goes on "
-                "from " +
-                (there.empty() ? "its beginning" : there.rbegin()->second.filename().string()) +
-                ", without a fast tier until that file is gone");
-    }
-    std::set<std::string> rolled_back;  // IDs; a job may have been killed before it removed them
-    for (const auto& rollback : read_rollbacks(run.folder()))
-      rolled_back.insert(rollback.tiers.begin(), rollback.tiers.end());
-    auto noted = Json::array();
-    for (const auto& tier : read_note(run))
-      noted.push_back({tier.folder, tier.id, tier.hosts, tier.used && !rolled_back.contains(tier.id), tier.first,
-                       !is_of_another_run(tier, run)});
-    return noted;
-  });
-  if (tiers.empty()) return false;
-  std::set<std::string> kept;
-  for (const auto& tier : tiers | std::views::reverse)
-    if (tier[3] && !copy_newest(communicator, {.folder = tier[0], .id = tier[1], .hosts = tier[2], .first = tier[4]},
-                                tier[5], run))
-      kept.insert(tier[1].get<std::string>());
-  run_on_root(communicator, [&] {
-    // A killed job may have published a checkpoint here without making its name durable.
-    sync_directory(run.folder());
-    auto note = read_note(run);
-    for (auto& tier : note) tier.used = kept.contains(tier.id);
-    for (const auto& tier : note)
-      if (!tier.used && is_of_another_run(tier, run))
-        log::warn(run.folder().string() + " is a copy of another run's folder: the fast tier " + tier.shown() +
-                  " belongs to that run and is left as it is. Remove it by hand if that run is gone");
-    std::erase_if(note, [&](const auto& tier) { return !tier.used && is_of_another_run(tier, run); });
-    write_note(run, note);
-  });
-  remove_unused_tiers(communicator, run, {});
-  return !kept.empty();
-}
-
-std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, const storage::Tier& run,
-                                           const fs::path& place) {
+void FastTiers::create_own(const Communicator& communicator, const fs::path& place) {
   const auto folder = fs::absolute(place);
   const auto& topology = communicator.topology();
   const auto id = run_on_root(communicator, [&] {
-    if (!other_owner(run).empty()) return std::string();
-    NotedTier made{.folder = folder.string(), .id = new_id(), .run = identity_of(run)};
+    if (!other_owner(*run_).empty()) return std::string();
+    NotedTier made{.folder = folder.string(), .id = new_id(), .run = identity_of(*run_)};
     made.hosts.resize(static_cast<std::size_t>(topology.num_nodes));
     for (std::size_t rank = 0; rank < topology.hosts.size(); ++rank)
       made.hosts[static_cast<std::size_t>(topology.node_of_rank[rank])] = topology.hosts[rank];
-    auto note = read_note(run);
+    auto note = read_note(*run_);
     note.push_back(made);
-    write_note(run, note);
+    write_note(*run_, note);
     return made.id;
   });
-  if (id.empty()) return {};
+  if (id.empty()) return;
   const auto own = folder / (NotedTier{folder.string(), id}.prefix() + std::to_string(topology.node_rank) + "-" +
                              topology.hosts[static_cast<std::size_t>(communicator.rank())]);
   const bool is_leader = topology.local_rank == 0;
@@ -531,7 +87,68 @@ std::optional<SaveTarget> create_fast_tier(const Communicator& communicator, con
     if (::mkdir(own.c_str(), 0700) != 0) throw Error(ExitCode::usage, doing, std::strerror(errno), remedy);
     if (const auto problem = distrust(own); !problem.empty()) throw Error(ExitCode::usage, doing, problem, remedy);
   });
-  return SaveTarget{.tier = std::make_shared<storage::NodeTier>(own), .is_leader = is_leader, .is_per_node = true};
+  own_ = SaveTarget{.tier = std::make_shared<storage::NodeTier>(own), .is_leader = is_leader, .is_per_node = true};
+}
+
+void FastTiers::begin_use(const Communicator& communicator, int index) {
+  if (used_) return;
+  run_on_root(communicator, [&] { note_first(*run_, index); });
+  used_ = true;
+  first_ = index;
+}
+
+void FastTiers::settle(const Communicator& communicator, const Save& save) {
+  const int index = save.index();
+  if (own_) {
+    if (first_ != index && run_on_root(communicator, [&] {
+          return or_warn("noting the oldest checkpoint in the fast tier", [&] { note_first(*run_, index); });
+        }))
+      first_ = index;  // otherwise the checkpoint `first_` must stay
+    clear(index, /*after=*/false);
+    copy(communicator, save);
+  }
+  if (own_ || has_earlier_) release(communicator);
+  if (own_) clear(index, /*after=*/true);
+}
+
+void FastTiers::release_earlier(const Communicator& communicator) {
+  if (has_earlier_) release(communicator);
+}
+
+void FastTiers::copy(const Communicator& communicator, const Save& save) {
+  try {
+    const int rank = communicator.rank();
+    copy_to_run_folder(communicator, save.manifest(),
+                       {{own_->tier->published(save.index()), save.pieces_of(rank), save.files_of(rank)}}, *run_);
+  } catch (const Error& error) {
+    if (!error.agreed() || error.code() != ExitCode::data) throw;
+    // The checkpoint was intact a moment ago, so somebody else has changed the tier. The run's folder has an earlier
+    // checkpoint, so a retry makes sense.
+    throw Error(ExitCode::retry, error.what());
+  }
+}
+
+void FastTiers::release(const Communicator& communicator) {
+  // The run's folder has a checkpoint at least as new as those of all tiers.
+  const bool noted = run_on_root(communicator, [&] {
+    return or_warn("noting what has been copied from the fast tier", [&] {
+      auto note = read_note(*run_);
+      for (auto& tier : note) tier.used = false;
+      if (!note.empty()) write_note(*run_, note);
+    });
+  });
+  // Also after a failure: the note may say either then, so the next save marks the tier as used again.
+  used_ = false;
+  if (noted && std::exchange(has_earlier_, false))
+    remove_unused_tiers(communicator, *run_, own_ ? own_->tier->folder() : fs::path());
+}
+
+void FastTiers::clear(int index, bool after) const noexcept {
+  if (!own_->is_leader) return;
+  or_warn("removing what has been copied from the fast tier", [&] {
+    for (const auto& [there, path] : own_->tier->list().published)
+      if (after || (there < index && there != first_)) own_->tier->remove(there);
+  });
 }
 
 std::vector<std::string> used_tiers(const storage::Tier& run) {
@@ -539,82 +156,6 @@ std::vector<std::string> used_tiers(const storage::Tier& run) {
   for (const auto& tier : read_note(run))
     if (tier.used) ids.push_back(tier.id);
   return ids;
-}
-
-void mark_used(const storage::Tier& run, int index) {
-  auto note = read_note(run);
-  if (note.empty())
-    throw Error(ExitCode::retry, "noting the use of the fast tier in " + note_of(run).string(), "the file is gone",
-                "Start the run again");
-  note.back().used = true;
-  note.back().first = index;
-  write_note(run, note);
-}
-
-bool note_first(const storage::Tier& run, int index) noexcept try {
-  mark_used(run, index);
-  return true;
-} catch (const std::exception& error) {
-  log::warn(std::string("noting the oldest checkpoint in the fast tier: ") + error.what());
-  return false;
-}
-
-bool mark_copied(const storage::Tier& run) noexcept try {
-  auto note = read_note(run);
-  for (auto& tier : note) tier.used = false;
-  if (!note.empty()) write_note(run, note);
-  return true;
-} catch (const std::exception& error) {
-  log::warn(std::string("noting what has been copied from the fast tier: ") + error.what());
-  return false;
-}
-
-void remove_unused_tiers(const Communicator& communicator, const storage::Tier& run,
-                         const std::optional<SaveTarget>& own) {
-  const auto is_own = [&](const NotedTier& tier) {
-    return own && own->tier->folder().filename().string().starts_with(tier.prefix());
-  };
-  const auto unused = run_on_root(communicator, [&] {
-    auto tiers = Json::array();
-    for (const auto& tier : read_note(run))
-      if (!tier.used && !is_own(tier) && !is_of_another_run(tier, run))
-        tiers.push_back({tier.folder, tier.id, tier.hosts});
-    return tiers;
-  });
-  if (unused.empty()) return;
-  std::set<std::string> left;  // IDs of tiers with folders that could not be reached or removed; later starts try again
-  for (const auto& tier : unused) {
-    const NotedTier noted{tier[0], tier[1], tier[2]};
-    const auto folders = find_folders(communicator, noted, /*warn=*/false);
-    const auto& present = communicator.topology().hosts;
-    if (std::ranges::any_of(missing_hosts(noted, folders),
-                            [&](const auto& host) { return std::ranges::find(present, host) == present.end(); }))
-      left.insert(noted.id);
-    const auto removed_on_ranks = run_on_all(communicator, [&] {
-      bool removed = true;
-      for (const auto& folder : folders) {
-        if (communicator.topology().local_rank != 0 || folder.node != communicator.topology().node_rank) continue;
-        storage::remove_folder(folder.path);
-        removed = removed && !fs::exists(status_of(folder.path));
-      }
-      return removed;
-    });
-    if (std::ranges::find(removed_on_ranks, false) != removed_on_ranks.end()) left.insert(noted.id);
-  }
-  run_on_root(communicator, [&] {
-    auto note = read_note(run);
-    std::erase_if(note, [&](const auto& tier) { return !tier.used && !is_own(tier) && !left.contains(tier.id); });
-    write_note(run, note);
-  });
-}
-
-void remove_from_note(const storage::Tier& run, const SaveTarget& own) noexcept try {
-  auto note = read_note(run);
-  const auto own_name = own.tier->folder().filename().string();
-  if (std::erase_if(note, [&](const auto& tier) { return own_name.starts_with(tier.prefix()); }) > 0)
-    write_note(run, note);
-} catch (const std::exception& error) {
-  log::warn(std::string("removing the fast tier from the run's fast_tier.json: ") + error.what());
 }
 
 bool may_hold_newer(const storage::Tier& run) { return std::ranges::any_of(read_note(run), &NotedTier::used); }

@@ -1,10 +1,9 @@
-// The steps of one save: compare the state of all ranks, write it, publish it.
+// The protocol of one save: compare the contents of all ranks, write them, publish the checkpoint.
 //
-//   Synchronous:                                      Asynchronous:
+//   At once:                                          In the background:
 //   save.prepare(communicator);                       save.prepare(communicator);
-//   save.copy_files(communicator, target);            save.copy_files(communicator, target);
-//   save.write(communicator, target);                 save.take_snapshot(communicator, snapshot);
-//   save.publish(communicator, target);                … then write() and publish() on another thread, over another
+//   save.write(communicator);                         save.take_snapshot(communicator);
+//   save.publish(communicator);                       … then write() and publish() on another thread, over another
 //                                                     communicator
 #pragma once
 
@@ -12,6 +11,7 @@
 #include "checkpoint/files/snapshot.hpp"
 #include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/files/user_files.hpp"
+#include "checkpoint/state_save.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
 #include "optim/memory_snapshot.hpp"
@@ -19,10 +19,10 @@
 #include "storage/tier.hpp"
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -48,68 +48,64 @@ struct SaveTarget {
   std::shared_ptr<storage::Tier> tier;
   bool is_leader = false;    ///< this rank creates the folder and publishes it: rank 0, or the first rank of each node
   bool is_per_node = false;  ///< each node has its own folder, which its ranks write to
-
-  /// Removes what this rank is responsible for of the checkpoint, which will not be published.
-  void abandon(int index) const noexcept {
-    if (is_leader) tier->abandon(index);
-  }
 };
 
-/// One save. All member functions are collective, except the getters. Many members, since they hold what the calls find
-/// out about all ranks for the calls after them.
+/// What the next save may use again.
+struct LastSave {
+  Layout layout = {};
+  StateWriter writer;
+  Snapshot snapshot;
+};
+
+/// One save. All member functions are collective, except the getters and or_abandon().
 class Save {
  public:
-  Save(CheckpointContents contents, int index, const Communicator& ranks, StateWriter& writer);
+  /// `last` must outlive this.
+  Save(CheckpointContents contents, int index, SaveTarget target, LastSave& last);
+  Save(const Save&) = delete;
+  Save& operator=(const Save&) = delete;
 
-  /// Compares names, shapes and JSON values between ranks, but not the values of tensors; lays the file out; and sends
-  /// per-rank tensors to the ranks that write them. `last`: the layout of the previous save, the same on all ranks, or
-  /// an empty one; it is replaced by this save's layout.
-  void prepare(const Communicator& communicator, Layout& last);
-  /// Copies the user's files.
-  void copy_files(const Communicator& communicator, SaveTarget& target);
+  /// Compares what is to be saved, except for the values of tensors, and copies the user's files.
+  void prepare(const Communicator& communicator);
   /// Compares the values of tensors and takes a snapshot. The state may change afterwards.
-  void take_snapshot(const Communicator& communicator, Snapshot& snapshot);
-  /// Writes state.h5, each piece by the rank that the plan names. Without a snapshot it also compares the values of
-  /// tensors, while it waits for the disk. Of a tensor that has drifted, rank 0's copy is stored.
-  void write(const Communicator& communicator, SaveTarget& target);
+  void take_snapshot(const Communicator& communicator) { state_.take_snapshot(communicator, last_.snapshot); }
+  /// Writes state.h5. Without a snapshot it also compares the values of tensors.
+  void write(const Communicator& communicator);
   /// Writes the manifest and gives the checkpoint its published name. Called after write() has ended on all ranks.
-  void publish(const Communicator& communicator, SaveTarget& target);
+  void publish(const Communicator& communicator);
+  /// Does some of these steps. If they fail, removes what this rank is responsible for of the checkpoint.
+  template <class Work>
+  void or_abandon(const Work& steps) const {
+    try {
+      steps();
+    } catch (...) {
+      if (target_.is_leader) target_.tier->abandon(index_);
+      throw;
+    }
+  }
 
   int index() const noexcept { return index_; }
   /// Returns the published manifest.
   const Manifest& manifest() const noexcept { return manifest_; }
-  /// Return the pieces of state.h5 and the user's files that this rank has written.
-  std::vector<std::uint64_t> pieces() const { return pieces_of(writers_, rank_); }
-  std::vector<std::string> files() const;
+  /// Return the pieces of state.h5 and the user's files that `rank` has written.
+  std::vector<std::uint64_t> pieces_of(int rank) const { return state_.pieces_of(rank); }
+  std::vector<std::string> files_of(int rank) const;
 
  private:
-  void open(const Communicator& communicator, SaveTarget& target);
-  void compare(const Communicator& communicator);
-  /// Finds the tensors that have drifted, once; see checkpoint::find_drift().
-  void find_drift(const Communicator& communicator);
-  void write_drifted(const Communicator& communicator, const OpenFile& open);
-  std::vector<std::uint64_t> drifted_pieces() const;
-  void give_drifted_to_rank_0(const Communicator& communicator);
+  /// Creates the checkpoint's hidden folder, once.
+  void open(const Communicator& communicator);
+  void copy_files(const Communicator& communicator);
   Manifest make_manifest() const;
-  /// Returns the entries of all files, with the checksums that their writers computed.
-  std::vector<FileEntry> entries() const;
 
   CheckpointContents contents_;
   const int index_;
-  const int rank_, ranks_;
-  StateWriter& writer_;
-  Tensors tensors_;                               // includes the random state
-  std::set<std::string> per_rank_;                // names of the per-rank tensors
-  Json values_;                                   // as stored, gathered from all ranks
-  std::vector<UserFiles> files_;                  // one element per rank
-  std::optional<std::set<std::string>> drifted_;  // names of tensors; set once ranks were found to differ
-  bool opened_ = false, copied_ = false;
-  Layout layout_;
-  std::vector<int> writers_;                          // for each piece of state.h5, the rank that writes it
-  std::vector<FileBytes> rows_;                       // bytes of per-rank tensors that this rank writes
-  std::vector<std::vector<FileEntry>> copied_files_;  // one element per rank
-  std::vector<std::uint32_t> checksums_;              // one per piece; only rank 0's are stored
-  Manifest manifest_;
+  const SaveTarget target_;
+  LastSave& last_;
+  StateSave state_;
+  std::vector<UserFiles> files_;                           // one element per rank
+  std::vector<std::vector<FileEntry>> copied_files_ = {};  // one element per rank
+  bool opened_ = false;
+  Manifest manifest_ = {};
 };
 
 }  // namespace muster::detail::checkpoint

@@ -26,15 +26,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Does `work`. If it fails, removes what it has left of the checkpoint in `target`.
-template <class Work>
-void or_abandon(const SaveTarget& target, int index, const Work& work) {
-  try {
-    work();
-  } catch (...) {
-    target.abandon(index);
-    throw;
-  }
+CheckpointConfig checked(CheckpointConfig config) {
+  if (config.num_to_keep.value_or(1) < 1)
+    throw Error(ExitCode::usage, "keeping checkpoints",
+                "num_to_keep is " + std::to_string(*config.num_to_keep) + ", and the newest always stays",
+                "Give 1 or more, or leave it out to keep all");
+  return config;
 }
 
 }  // namespace
@@ -42,12 +39,10 @@ void or_abandon(const SaveTarget& target, int index, const Work& work) {
 // Saving: synchronously or in the background, and pruning.
 
 CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::path run, CheckpointConfig config)
-    : communicator_(std::move(communicator)), tier_(storage::tier_of(run)), config_(std::move(config)) {
-  if (config_.num_to_keep.value_or(1) < 1)
-    throw Error(ExitCode::usage, "keeping checkpoints",
-                "num_to_keep is " + std::to_string(*config_.num_to_keep) + ", and the newest always stays",
-                "Give 1 or more, or leave it out to keep all");
-  has_earlier_tier_ = finish_copying(communicator_, *tier_);
+    : communicator_(std::move(communicator)),
+      tier_(storage::tier_of(run)),
+      config_(checked(std::move(config))),
+      fast_tiers_(communicator_, tier_) {
   const auto indices = run_on_root(communicator_, [&] {
     const auto there = tier_->list();  // listed before remove_unfinished(), whose indices are not used again
     for (const auto& path : there.others)
@@ -59,18 +54,8 @@ CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::pat
     return Json{next, std::set(there.indices.lower_bound(next), there.indices.end())};
   });
   indices_ = {indices[0], indices[1].get<std::set<int>>()};
-  if (!config_.fast_tier.empty())
-    if (auto target = create_fast_tier(communicator_, *tier_, config_.fast_tier)) fast_ = {std::move(*target)};
-  if (fast_ || config_.async_save) background_.enable(communicator_);
-}
-
-CheckpointStore::~CheckpointStore() {
-  background_.wait();
-  if (!fast_ || fast_->used) return;  // the next start copies what is left
-  const auto& folder = fast_->target.tier->folder();
-  std::error_code ignored;
-  if (fast_->target.is_leader) std::filesystem::remove(folder, ignored);
-  if (here().rank == 0 && !std::filesystem::exists(folder, ignored)) remove_from_note(*tier_, fast_->target);
+  if (!config_.fast_tier.empty()) fast_tiers_.create_own(communicator_, config_.fast_tier);
+  if (fast_tiers_.own() || config_.async_save) background_.enable(communicator_);
 }
 
 Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
@@ -78,23 +63,20 @@ Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
   const int index = indices_.next_free();
   background_.begin(contents.began_at);
   const bool is_async = mode == Mode::async && background_.is_enabled();
-  auto target = fast_ ? fast_->target : SaveTarget{.tier = tier_, .is_leader = here().rank == 0};
-  const auto save = std::make_shared<Save>(std::move(contents), index, communicator_, last_save_.writer);
-  or_abandon(target, index, [&] {
-    save->prepare(communicator_, last_save_.layout);
-    save->copy_files(communicator_, target);
-    if (is_async)
-      save->take_snapshot(communicator_, last_save_.snapshot);
-    else
-      publish(communicator_, *save, target);
+  const auto save = std::make_shared<Save>(
+      std::move(contents), index, fast_tiers_.own().value_or(SaveTarget{.tier = tier_, .is_leader = here().rank == 0}),
+      last_save_);
+  save->or_abandon([&] {
+    save->prepare(communicator_);
+    is_async ? save->take_snapshot(communicator_) : publish(communicator_, *save);
   });
   indices_.next = index + 1;
   if (is_async) {
-    background_.run([this, save, index, target](const Communicator& communicator) mutable {
-      or_abandon(target, index, [&] { publish(communicator, *save, target); });
+    background_.run([this, save](const Communicator& communicator) {
+      save->or_abandon([&] { publish(communicator, *save); });
       settle(communicator, *save);
     });
-  } else if (fast_) {
+  } else if (fast_tiers_.own()) {
     background_.run([this, save](const Communicator& communicator) { settle(communicator, *save); });
   } else {
     settle(communicator_, *save);
@@ -103,62 +85,20 @@ Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
   return as_this_rank(Checkpoint(tier_->published(index)));
 }
 
-void CheckpointStore::publish(const Communicator& communicator, Save& save, SaveTarget& target) {
-  const int index = save.index();
-  save.write(communicator, target);
-  if (fast_ && !fast_->used) {
-    run_on_root(communicator, [&] { mark_used(*tier_, index); });
-    fast_->used = true;
-    fast_->first = index;
+void CheckpointStore::publish(const Communicator& communicator, Save& save) {
+  save.write(communicator);
+  if (fast_tiers_.own()) {
+    fast_tiers_.begin_use(communicator, save.index());
+    indices_.next = save.index() + 1;  // if another node fails, this node may be left with that published name
   }
-  if (fast_) indices_.next = index + 1;  // if another node fails, this node may be left with that published name
-  save.publish(communicator, target);
+  save.publish(communicator);
 }
 
 void CheckpointStore::settle(const Communicator& communicator, const Save& save) {
-  const int index = save.index();
-  if (fast_) {
-    if (fast_->first != index && run_on_root(communicator, [&] { return note_first(*tier_, index); }))
-      fast_->first = index;
-    clear_fast_tier(index, /*after=*/false);
-    copy_from_fast_tier(communicator, save);
-  }
-  if (fast_ || has_earlier_tier_) release_fast_tiers(communicator);
-  if (fast_) clear_fast_tier(index, /*after=*/true);
+  fast_tiers_.settle(communicator, save);
   // Without a validation function, nobody waits for the validations that an earlier start has left.
   const bool validates = static_cast<bool>(is_needed_);
   if (config_.num_to_keep) run_on_root(communicator, [&] { prune(*tier_, config_, validates, is_needed_); });
-}
-
-void CheckpointStore::copy_from_fast_tier(const Communicator& communicator, const Save& save) {
-  try {
-    copy_to_run_folder(communicator, save.manifest(),
-                       {{fast_->target.tier->published(save.index()), save.pieces(), save.files()}}, *tier_);
-  } catch (const Error& error) {
-    if (!error.agreed() || error.code() != ExitCode::data) throw;
-    // The checkpoint was intact a moment ago, so somebody else has changed the tier. The run's folder has an earlier
-    // checkpoint, so a retry makes sense.
-    throw Error(ExitCode::retry, error.what());
-  }
-}
-
-void CheckpointStore::release_fast_tiers(const Communicator& communicator) {
-  const bool noted = run_on_root(communicator, [&] { return mark_copied(*tier_); });
-  // Also after a failure: the note may say either then, so the next save marks the tier as used again.
-  if (fast_) fast_->used = false;
-  if (!noted) return;
-  if (std::exchange(has_earlier_tier_, false))
-    remove_unused_tiers(communicator, *tier_, fast_ ? std::optional(fast_->target) : std::nullopt);
-}
-
-void CheckpointStore::clear_fast_tier(int index, bool after) const noexcept {
-  if (!fast_->target.is_leader) return;
-  try {
-    for (const auto& [there, path] : fast_->target.tier->list().published)
-      if (after || (there < index && there != fast_->first)) fast_->target.tier->remove(there);
-  } catch (const std::exception& error) {
-    log::warn("removing what has been copied from the fast tier: " + std::string(error.what()));
-  }
 }
 
 // Restoring: the newest intact checkpoint, or the one to which the run rolls back.
@@ -323,7 +263,7 @@ void CheckpointStore::confirm_rollback() {
     move_names();
   });
   rollback_.reset();
-  if (has_earlier_tier_) release_fast_tiers(communicator_);  // newer checkpoints there are rolled back too
+  fast_tiers_.release_earlier(communicator_);  // newer checkpoints there are rolled back too
 }
 
 std::vector<Rollback> CheckpointStore::rollbacks() const {

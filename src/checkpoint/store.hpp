@@ -3,8 +3,8 @@
 #pragma once
 
 #include "checkpoint/background_save.hpp"
+#include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/state_reader.hpp"
-#include "checkpoint/files/state_writer.hpp"
 #include "checkpoint/rollbacks.hpp"
 #include "checkpoint/save.hpp"
 #include "muster/checkpoint.hpp"
@@ -52,8 +52,6 @@ class CheckpointStore {
   CheckpointStore(Communicator communicator, std::filesystem::path run, CheckpointConfig config);
   CheckpointStore(const CheckpointStore&) = delete;
   CheckpointStore& operator=(const CheckpointStore&) = delete;
-  /// Waits until the save in the background has ended.
-  ~CheckpointStore();
 
   /// Compares the state of all ranks, writes it, publishes the checkpoint, and prunes older ones. If any rank fails,
   /// nothing is published and nothing is lost. With Mode::async and async_save it returns once `contents` are copied;
@@ -61,11 +59,6 @@ class CheckpointStore {
   /// background. Returns the checkpoint that is, or will be, published. While a save is in the background, call
   /// finish() first.
   Checkpoint commit(CheckpointContents contents, Mode mode = Mode::sync);
-  /// True if a save is still in the background on this rank. Not collective.
-  bool is_saving() const { return background_.is_running(); }
-  /// Waits for the save in the background. True if it succeeded, the same on all ranks. finish() can still be called
-  /// for the error. Not collective.
-  bool wait_for_success() const { return background_.wait(); }
   /// Waits for the save in the background. Returns its error, if it failed: then nothing was published or lost, but its
   /// index is not used again.
   std::optional<Error> finish() { return background_.finish(); }
@@ -74,10 +67,8 @@ class CheckpointStore {
   void set_keep_predicate(std::function<bool(std::int64_t training_iteration)> needed) {
     is_needed_ = std::move(needed);
   }
-  /// Returns how long the last save took; for one in the background, known after finish(). Not collective.
-  std::optional<Clock::duration> last_save_duration() const noexcept { return background_.last_duration(); }
-  /// Returns how long the save in the background has taken so far, or took in all; none after finish(). Not collective.
-  std::optional<Clock::duration> current_save_duration() const { return background_.current_duration(); }
+  /// What has come of the save in the background, and how long saves take. Not collective.
+  const BackgroundSave& background() const noexcept { return background_; }
 
   /// Returns the newest intact checkpoint; none if there is no checkpoint. Throws an Error (ExitCode::data) if all are
   /// damaged. Damaged checkpoints are renamed to ….damaged, with a warning. Before that, ….damaged ones that are intact
@@ -124,24 +115,11 @@ class CheckpointStore {
   void move_names(std::optional<int> quarantined = {}) const;
   void log_rolled_back(int index) const;
   // The steps of commit().
-  /// Writes the checkpoint to `target` and publishes it there.
-  void publish(const Communicator& communicator, Save& save, SaveTarget& target);
-  /// What follows: copies the checkpoint from the fast tier to the run's folder, and removes what is not needed any
-  /// more.
+  /// Writes and publishes the checkpoint: in the fast tier if there is one, otherwise in the run's folder.
+  void publish(const Communicator& communicator, Save& save);
+  /// What follows: the checkpoint comes to the run's folder, and what is not needed any more is removed.
   void settle(const Communicator& communicator, const Save& save);
-  void copy_from_fast_tier(const Communicator& communicator, const Save& save);
-  /// Records that no fast tier is needed any more, and removes the tiers of earlier jobs.
-  void release_fast_tiers(const Communicator& communicator);
-  /// Removes from the fast tier all checkpoints older than `index` except FastTier::first, or all of them if `after`.
-  /// Not collective.
-  void clear_fast_tier(int index, bool after) const noexcept;
 
-  /// This job's fast tier.
-  struct FastTier {
-    SaveTarget target;
-    bool used = false;  ///< "used" is set for it in the run's folder
-    int first = 0;      ///< "first" of it in the run's folder
-  };
   /// The indices of checkpoints.
   struct Indices {
     int next = 0;
@@ -152,12 +130,6 @@ class CheckpointStore {
       return next;
     }
   };
-  /// What the next save may use again.
-  struct LastSave {
-    Layout layout = {};
-    StateWriter writer;
-    Snapshot snapshot;
-  };
   /// The checkpoint that was verified last, so that read() need not verify it again.
   struct Verified {
     std::filesystem::path path = {};
@@ -167,10 +139,9 @@ class CheckpointStore {
 
   Communicator communicator_;
   std::shared_ptr<storage::Tier> tier_;  // the run's folder
-  std::optional<FastTier> fast_ = {};
-  bool has_earlier_tier_ = false;  // an earlier job's tier may hold a checkpoint that could not be copied
-  LastSave last_save_;
   CheckpointConfig config_;
+  FastTiers fast_tiers_;
+  LastSave last_save_;
   std::function<bool(std::int64_t)> is_needed_ = {};
   Indices indices_;
   std::optional<Rollback> rollback_ = {};  // not confirmed yet

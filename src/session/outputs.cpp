@@ -68,7 +68,7 @@ void Outputs::wait_for_save() {
 }
 
 std::optional<Checkpoint> Outputs::wait_for_newest() const {
-  return async_checkpoint && store->wait_for_success() ? async_checkpoint : newest;
+  return async_checkpoint && store->background().wait() ? async_checkpoint : newest;
 }
 
 void Outputs::wait_for_save_and_warn() noexcept {

@@ -251,7 +251,7 @@ Combined Report::exchange() {
                              .has_state = input_.entries != nullptr,
                              .has_checkpoint = input_.checkpoint.has_value(),
                              .asked_to_stop = session_.stopper.is_asked_here(),
-                             .writing = session_.outputs.store->is_saving(),
+                             .writing = session_.outputs.store->background().is_running(),
                              .has_callbacks = !session_.outputs.observers.callbacks().empty(),
                              .validation = options.validation,
                              .name = name,

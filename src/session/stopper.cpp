@@ -63,8 +63,8 @@ void Stopper::note_restored_state(const std::shared_ptr<const StateEntries>& ent
 bool Stopper::is_asked_here() {
   const auto left = launch_.time_left();
   const bool is_late =
-      left &&
-      (left->count() <= 0 || (outputs_.store && *left < budget_.full_budget(outputs_.store->current_save_duration())));
+      left && (left->count() <= 0 ||
+               (outputs_.store && *left < budget_.full_budget(outputs_.store->background().current_duration())));
   if (!launch_.stop_requested() && !file_.exists() && !is_late) return false;
   if (cause_.empty()) cause_ = cause_of_stop(is_late ? left : std::nullopt);
   return true;
@@ -101,7 +101,7 @@ bool Stopper::stop_if_asked() {
 
 void Stopper::stop_if_asked_after_report(ReportedNow report) {
   has_reported_checkpoint_ = has_reported_checkpoint_ || report.had_checkpoint;
-  if (const auto cost = outputs_.store->last_save_duration())
+  if (const auto cost = outputs_.store->background().last_duration())
     budget_.note_save_duration(saver_.last_collect_duration() + *cost);
   if (!is_known()) return;
   // A checkpoint of files alone is not what state.restore() needs.
@@ -174,7 +174,7 @@ bool Stopper::must_wait_for_a_step() {
 bool Stopper::may_wait_for_a_step() const {
   if (accumulated_.last_too_long()) return false;
   const auto left = launch_.time_left();
-  return !left || !outputs_.store || *left > budget_.least_budget(outputs_.store->current_save_duration());
+  return !left || !outputs_.store || *left > budget_.least_budget(outputs_.store->background().current_duration());
 }
 
 void Stopper::throw_stopped(bool saved) {

@@ -277,7 +277,7 @@ inline lose_fast_tier() {
 }
 
 #ifdef AWAY
-/* mark_copied() and remove_unused_tiers() for an earlier job's tier. */
+/* FastTiers::release() for an earlier job's tier. */
 inline lose_earlier_tier() {
   d_step {
     for (i : 0 .. folders - 1) {
@@ -524,14 +524,14 @@ inline give_answer(with) {
 }
 
 #ifdef FAST
-/* Tier::remove() of the fast tier, in CheckpointStore::clear_fast_tier(). */
+/* Tier::remove() of the fast tier, in FastTiers::clear(). */
 inline remove_fast(x) {
   rename_new(x, pruning);
   if :: !bad -> remove_folder(x) :: else fi;
   bad = false
 }
 
-/* copy_to_run_folder(), and the steps after it in CheckpointStore::commit(). */
+/* copy_to_run_folder(), and the steps after it in FastTiers::settle() and CheckpointStore::settle(). */
 inline copy_to_run_folder() {
   if
   :: me == 0 ->

@@ -57,7 +57,7 @@ TOPICS = (
     ("Optimizers, mixed precision and averages of weights", ("src/optim/", "src/session/bad_numbers.cpp")),
     ("The training function and its reports", ("src/session/",)),
     ("Metrics, callbacks and TensorBoard", ("src/observe/", "src/tensorboard/")),
-    ("Saving and restoring the state", ("src/state/", "src/session/saver.cpp", "src/checkpoint/save.cpp", "src/checkpoint/files/state_file.cpp", "src/checkpoint/files/user_files.cpp")),
+    ("Saving and restoring the state", ("src/state/", "src/session/saver.cpp", "src/checkpoint/state_save.cpp", "src/checkpoint/files/state_file.cpp", "src/checkpoint/files/user_files.cpp")),
     ("Checkpoints and resuming", ("src/checkpoint/", "src/storage/", "src/session/resumer.cpp")),
     ("Validation beside training", ("src/session/validation",)),
     ("Files and folders", ("src/base/",)),
