@@ -130,14 +130,13 @@ Json OperatorRun::replay(Call call, const CallRecord& before) {
 Json OperatorRun::run_or_replay(Call call, const Check& check, const Work& work) {
   require_open();
   if (const auto* const before = history_.next()) return replay(call, *before);
-  try {
-    require(check);
-  } catch (const Error& refused) {
-    if (is_open_) {
-      history_.add({.call = call, .refusal = Error(refused.code(), refused.what())});
-      history_.step();
-    }
-    throw;
+  const auto refusal = attempt([&] {
+    if (check) check(*worker_);
+  });
+  if (refusal) {
+    history_.add({.call = call, .refusal = refusal});
+    history_.step();
+    throw *refusal;
   }
   // Workers save the result before their state is saved; ranks that do not train save it afterwards.
   const auto text = run_on_all([&](OperatorWorker& worker) { return worker.make_call(call, work); });
@@ -157,18 +156,16 @@ void OperatorRun::require_open() const {
               "Make a new one");
 }
 
-comm::WaitLimits OperatorRun::limits() const {
-  return {.done = resolved_.is_worker() ? resolved_.wait_limit : no_limit,
-          .failed = comm::final_grace(resolved_.world())};
-}
-
-void OperatorRun::require(const Check& check) {
+std::optional<Error> OperatorRun::attempt(const std::function<void()>& work, std::string* result) {
   const auto& world = resolved_.world();
   try {
-    const auto error = comm::attempt_on_all(world, limits(), [&] {
-      if (check && worker_) check(*worker_);
+    const comm::WaitLimits limits{.done = resolved_.is_worker() ? resolved_.wait_limit : no_limit,
+                                  .failed = comm::final_grace(world)};
+    auto error = comm::attempt_on_all(world, limits, [&] {
+      if (resolved_.is_worker()) work();
     });
-    if (error) throw *error;
+    if (!error && result != nullptr && resolved_.worker_count < world.size()) *result = world.broadcast(*result);
+    return error;
   } catch (const comm::RanksMissing& lost) {
     is_open_ = false;
     run_.write_error(world, lost);
@@ -181,10 +178,10 @@ std::string OperatorRun::run(const std::function<std::string()>& work) {
   const auto& world = resolved_.world();
   auto* const session = worker_ ? &worker_->session() : nullptr;
   std::string result;
-  try {
-    const auto error = comm::attempt_on_all(world, limits(), [&] {
-      if (resolved_.is_worker()) try {
-          const auto call = [&] { result = work(); };
+  const auto call = [&] { result = work(); };
+  const auto error = attempt(
+      [&] {
+        try {
           session != nullptr ? session->run(call) : call();
         } catch (...) {
           // Before the session closes connections on which other ranks may be waiting.
@@ -193,18 +190,12 @@ std::string OperatorRun::run(const std::function<std::string()>& work) {
           if (session != nullptr) session->fail(cause);
           throw;
         }
-    });
-    if (error) {
-      is_open_ = false;
-      if (world.rank() == 0 && error->code() != ExitCode::stopped) run_.write_error(error->what());
-      throw *error;
-    }
-    return resolved_.worker_count < world.size() ? world.broadcast(result) : result;
-  } catch (const comm::RanksMissing& lost) {
-    is_open_ = false;
-    run_.write_error(world, lost);
-    throw;
-  }
+      },
+      &result);
+  if (!error) return result;
+  is_open_ = false;
+  if (world.rank() == 0 && error->code() != ExitCode::stopped) run_.write_error(error->what());
+  throw *error;
 }
 
 StateDict OperatorRun::state_dict() {
@@ -230,14 +221,6 @@ Result OperatorRun::run_trial(std::int64_t num_iterations, const std::function<J
   return trainer::read_result(resolved_, run_);
 }
 
-void OperatorRun::print_summary() const {
-  try {
-    trainer::print_summary(resolved_, Result::from_path(run_.path()));
-  } catch (const std::exception& error) {
-    log::warn(error.what());  // the run has ended well, and the other ranks go on
-  }
-}
-
 void OperatorRun::shutdown(bool force) {
   if (!is_open_) return;
   if (!force && history_.next() != nullptr)
@@ -251,7 +234,11 @@ void OperatorRun::shutdown(bool force) {
   }
   if ((!force || ended_) && resolved_.world().rank() == 0) {
     run_.mark_finished({});
-    if (keeps_folder() && !of_trial_) print_summary();
+    if (keeps_folder() && !of_trial_) try {
+        trainer::print_summary(resolved_, Result::from_path(run_.path()));
+      } catch (const std::exception& error) {
+        log::warn(error.what());  // the run has ended well, and the other ranks go on
+      }
   }
   is_open_ = false;
   if (!force && !keeps_folder()) run_.remove_if_unused(resolved_.world());

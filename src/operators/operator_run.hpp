@@ -11,6 +11,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace muster::detail::operators {
@@ -44,20 +45,18 @@ class OperatorRun {
   OperatorWorker& worker() const;
 
  private:
-  comm::WaitLimits limits() const;
   /// Throws an Error unless the trainer is open: until work throws, a rank is lost, or it is shut down.
   void require_open() const;
   std::string run(const std::function<std::string()>& work);
-  /// Runs `check` on the workers. If it throws on any, all ranks throw the same and the trainer stays open.
-  void require(const Check& check);
+  /// Runs `work` on the workers. Returns the error if it throws on any, the same on all ranks. Otherwise all ranks get
+  /// the workers' `result`, if it is given.
+  std::optional<Error> attempt(const std::function<void()>& work, std::string* result = nullptr);
   /// Returns or throws the saved result of main's next call. Throws an Error if that was another call.
   Json replay(Call call, const CallRecord& before);
   /// Throws an Error: main's calls are not those of the run. Leaves the cause in error.txt, and params.json as before.
   [[noreturn]] void refuse_calls(const std::string& fact);
   /// Writes params.json as it was before this start, on rank 0.
   void restore_params() noexcept;
-  /// Prints the summary of the run, on rank 0.
-  void print_summary() const;
   /// True if the run's folder stays even if nothing was saved in it.
   bool keeps_folder() const { return saves_checkpoints(resolved_.flags) || resolved_.flags.storage; }
 
