@@ -263,12 +263,13 @@ Json OperatorWorker::apply(const std::function<Json(TrainingOperator&)>& functio
 }
 
 void OperatorWorker::register_again(const std::function<Json(TrainingOperator&)>& function) {
-  const TrainBatches::KeepPosition keep(parts().train);
+  parts().train.keep_position(true);
   // Whatever else it changes is set back to the saved state.
   auto state = state::collect(entries_);
   for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();
   function(*operator_);
   restore(state);
+  parts().train.keep_position(false);  // after an error nothing is trained any more
 }
 
 void OperatorWorker::require_plateau_scheduler() const {
