@@ -185,6 +185,7 @@ class MUSTER_API Launch {
   /// Called if some rank does not answer: prints why and ends all processes.
   [[noreturn]] void give_up(const Error& error);
 
+  friend struct detail::launch::LaunchPart;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -24,9 +24,8 @@
 //     });
 //   }
 //
-// There is no driver: main runs on every rank, and all ranks make the same calls of the trainer and get the same
-// results. Ranks that do not train make the calls too, and wait. Put what must happen only once behind
-// `if (launch.rank() == 0)`.
+// There is no driver: main runs on every rank, and ranks that do not train make the calls too, and wait. Put what must
+// happen only once behind `if (launch.rank() == 0)`.
 //
 // The default train_batch() and validate_batch() take a batch as (features…, target). These are the columns that
 // BatchColumns names; by default all columns in the order in which they were given (Dataset::from_tensors,
@@ -152,7 +151,6 @@ struct BatchColumns {
 class MUSTER_API OperatorLoader {
  public:
   /// A dataset, split among the workers; without OperatorTrainerOptions::add_dist_sampler each worker takes all of it.
-  /// Without `columns`, a batch has all columns of the dataset.
   ///
   ///   register_data({muster::Dataset("train.h5"), {.batch_size = 64}, {.features = {"x"}, .target = "label"}});
   OperatorLoader(Dataset dataset, BatchOptions options = {}, BatchColumns columns = {});

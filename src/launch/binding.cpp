@@ -3,6 +3,7 @@
 #include "base/json.hpp"
 #include "base/listed.hpp"
 #include "base/log.hpp"
+#include "launch/launcher.hpp"
 #include "launch/openmp.hpp"
 #include "muster/json.hpp"
 
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <span>
 #include <utility>
 
@@ -191,6 +193,38 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
   auto& mask = ranks.masks[local_rank];
   if (const auto before = cpu_mask(); mask != before && !bind_threads(mask)) mask = before;
   return claims;
+}
+
+RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags, bool may_bind) {
+  const int local_rank = world.topology().local_rank;
+  auto node = find_node_ranks(world);
+  RankOnHost mine{.local_process_index = local_rank, .processes = node.processes};
+  const char* const variable = std::getenv("OMP_NUM_THREADS");
+  const auto of_variable = openmp_threads(::getenv);
+  if (variable != nullptr && *variable != '\0' && !of_variable)
+    log::warn("OMP_NUM_THREADS=" + std::string(variable) + " is no number of threads from 1 to " +
+              std::to_string(most_threads) + " and is ignored; unset it");
+  const int given = flags.threads.value_or(of_variable.value_or(0));
+  const auto binding = openmp_binding(::getenv);
+  const bool shares = share_cpus(node.masks);
+  if (const int of_node = launcher_cpus(); !flags.threads && bound_below_share(node.masks, local_rank, of_node))
+    log::warn("each rank is bound to " + std::to_string(threads_for(node.masks, local_rank)) + " of " +
+              std::to_string(of_node) + " CPUs; " +
+              (binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
+                               : "unset " + binding + ", or start with mpirun --bind-to none,") +
+              " to use them all");
+  // A rank that is bound to one core waits there for any other process that computes, and all ranks with it.
+  if (may_bind && flags.bind != Bind::none)
+    mine.claims = std::make_shared<const std::vector<Claim>>(
+        bind_to_cores(world, node, given, flags.bind == Bind::cores ? 1 : 2));
+  mine.cpus = threads_for(node.masks, local_rank, node.quota);
+  mine.threads = given > 0 ? given : mine.cpus;
+  // OpenMP binds the threads beside the main thread when it starts them, whatever this process is bound to.
+  if (!binding.empty() && shares && (mine.threads > 1 || !may_bind || flags.bind == Bind::none))
+    log::warn(binding +
+              " binds the threads of all ranks of a node to the same cores, so that they slow each "
+              "other; unset it: muster gives each rank cores of its own (--bind)");
+  return mine;
 }
 
 }  // namespace muster::detail::launch

@@ -6,10 +6,12 @@
 #include "base/cpus.hpp"
 #include "base/export.hpp"
 #include "muster/communicator.hpp"
+#include "muster/launch.hpp"
 
 #include <cstddef>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -52,5 +54,17 @@ NodeRanks find_node_ranks(const Communicator& world);
 /// share_out(). If another launch uses the cores, the ranks stay where they are, and rank 0 warns. Where a quota grants
 /// less than the cores, other processes share them, and nothing is claimed or shared out. Collective.
 std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, int threads, std::size_t least_cores);
+
+/// This rank among the launch's ranks on its host; see the functions of Launch.
+struct RankOnHost {
+  int local_process_index = 0;
+  std::set<pid_t> processes = {};
+  int cpus = 1;
+  int threads = 1;
+  std::shared_ptr<const std::vector<Claim>> claims = {};  ///< on cores, as long as a launch needs them
+};
+/// Finds them, after it has bound this rank to cores if it `may_bind` and the flags allow it. Warns if OpenMP's
+/// variables or the launcher leave the rank fewer CPUs than it could have. Collective.
+RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags, bool may_bind);
 
 }  // namespace muster::detail::launch

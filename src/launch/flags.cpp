@@ -18,6 +18,7 @@
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <limits>
@@ -257,9 +258,11 @@ std::optional<std::chrono::milliseconds> timeout_at_start(int argc, const char* 
   return seconds ? std::optional(milliseconds_of(*seconds)) : std::nullopt;
 }
 
-Flags::Flags(const std::string& program, const std::string& version) {
-  app.name(program);
-  app.set_version_flag("--version", program + " " + (version.empty() ? "" : version + ", ") + "muster " MUSTER_VERSION);
+Flags::Flags(int argc, char** argv, const std::string& version)
+    : argc_(argc), argv_(argv), program_(std::filesystem::path(argv[0]).filename()) {
+  app.name(program_);
+  app.set_version_flag("--version",
+                       program_ + " " + (version.empty() ? "" : version + ", ") + "muster " MUSTER_VERSION);
   const auto option = [this](const char* name, auto& value, const char* help) {
     std::string variable(variable_prefix);
     for (const char* c = name + 2; *c != '\0'; ++c)
@@ -311,11 +314,11 @@ Flags::Flags(const std::string& program, const std::string& version) {
   option("--log-level", log_level_, "trace, debug, info, warn, error or off [info]");
 }
 
-std::string Flags::read(int argc, char** argv) {
+std::string Flags::read() {
   const PlainNumbers plain;
-  refuse_missing_values(argc, argv);
+  refuse_missing_values(argc_, argv_);
   try {
-    app.parse(argc, argv);
+    app.parse(argc_, argv_);
     refuse_repeated_flags(app);
     return pack(shared_values(app));
   } catch (const CLI::ParseError& error) {
@@ -330,12 +333,12 @@ std::string Flags::read(int argc, char** argv) {
   }
 }
 
-bool Flags::parse(const Communicator& world, int argc, char** argv) {
+bool Flags::parse(const Communicator& world) {
   const auto here = environment_of(app);
   for (const auto& [name, of_rank_0] : unpack(world.broadcast(pack(here))))
     if (!here.contains(name)) ::setenv(name.c_str(), of_rank_0.front().c_str(), 1);
   std::vector<Values> values;
-  for (const auto& packed : comm::run_on_all(world, [&] { return read(argc, argv); })) values.push_back(unpack(packed));
+  for (const auto& packed : comm::run_on_all(world, [&] { return read(); })) values.push_back(unpack(packed));
   if (world.all_reduce(std::int64_t{help_.has_value()}, ReduceOp::max) != 0) {
     if (world.rank() == 0 && help_) std::cout << *help_ << std::flush;
     return false;

@@ -19,23 +19,28 @@ std::optional<std::chrono::milliseconds> timeout_at_start(int argc, const char* 
 class Flags {
  public:
   /// `version`: the program's version for --version; may be empty.
-  Flags(const std::string& program, const std::string& version);
+  Flags(int argc, char** argv, const std::string& version);
 
   /// The parser. Programs add their own options to it before parse().
   CLI::App app;
 
   /// Reads this rank's command line and environment, and makes sure that the shared flags are the same on all ranks.
   /// False if help or version was requested on a rank; rank 0 has then printed it. Collective.
-  bool parse(const Communicator& world, int argc, char** argv);
+  bool parse(const Communicator& world);
   /// Returns the flags, after parse(). Throws an Error (ExitCode::usage) for an invalid value.
   LaunchFlags resolve() const;
+  /// The program's name without its folder.
+  const std::string& program() const noexcept { return program_; }
   /// The lowest level of messages that are shown.
   const std::string& log_level() const noexcept { return log_level_; }
 
  private:
   /// Parses, and returns this rank's values of the shared flags, packed. Sets help_ if help or version is requested.
-  std::string read(int argc, char** argv);
+  std::string read();
 
+  const int argc_;
+  char** const argv_;
+  const std::string program_;
   std::optional<std::string> help_;
   std::vector<std::string> set_, config_;
   std::string resume_ = "auto", progress_ = "auto", log_level_ = "info", bind_ = "auto", time_limit_, backend_,

@@ -1,19 +1,22 @@
 #include "launch/job_end.hpp"
 
 #include "base/duration.hpp"
+#include "base/log.hpp"
 #include "base/number.hpp"
 #include "base/program.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <ctime>
 #include <sstream>
 
 namespace muster::detail::launch {
 namespace {
 
-using std::chrono::seconds, std::chrono::system_clock;
+using std::chrono::seconds, std::chrono::steady_clock, std::chrono::system_clock;
 
 /// The programs of a batch system wait for minutes for a server that does not answer.
 constexpr seconds answer_timeout{3};
@@ -124,6 +127,37 @@ AskedJobEnd ask_for_job_end(const Environment& environment) {
                                         : end_in_bjobs(*answer, now);
   if (const auto known = within_reach(end, now)) return {.end = known};
   return {.note = unknown + " names no time to come"};
+}
+
+void LaunchEnd::ask() {
+  if (!supervisor() && is_first_process(::getenv) && !end_of_allocation(::getenv, system_clock::now()))
+    asked_ = ask_for_job_end(::getenv);
+}
+
+void LaunchEnd::choose(const Communicator& ranks, const LaunchFlags& flags) {
+  const auto now = system_clock::now();
+  if (flags.time_limit) {
+    // The limit is that of all starts under one `muster run`.
+    const auto supervisor = launch::supervisor();
+    end_ = begin_ - (supervisor ? supervisor->used : std::nullopt).value_or(seconds(0)) + *flags.time_limit;
+    return;
+  }
+  if (!asked_.note.empty()) log::debug(asked_.note);
+  const auto warning = job_end_warning(::getenv, now);
+  auto job_end = end_of_allocation(::getenv, now);
+  if (!job_end) job_end = asked_.end;
+  if (!job_end && !warning.empty()) log::warn(warning);
+  // Ranks of other nodes may not have the variable, and only rank 0 has asked. The first that knows says how much time
+  // is left, since the clock of a node may be wrong.
+  const auto left = job_end ? std::to_string(std::chrono::ceil<seconds>(*job_end - now).count()) : "";
+  const auto all = ranks.all_gather(left);
+  const auto known = std::ranges::find_if(all, [](const auto& seconds) { return !seconds.empty(); });
+  if (known != all.end()) end_ = steady_clock::now() + seconds(std::stoll(*known));
+}
+
+std::optional<std::chrono::duration<double>> LaunchEnd::time_left() const noexcept {
+  if (!end_) return {};
+  return *end_ - steady_clock::now();
 }
 
 }  // namespace muster::detail::launch

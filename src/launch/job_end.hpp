@@ -1,9 +1,10 @@
-// When the batch job ends in which this process runs. Slurm tells it in a variable since version 22.05; other batch
-// systems, and an older Slurm, are asked by their own programs.
+// When the batch job ends in which this process runs, and with it the launch. Slurm tells it in a variable since
+// version 22.05; other batch systems, and an older Slurm, are asked by their own programs.
 #pragma once
 
 #include "base/export.hpp"
 #include "launch/launcher.hpp"
+#include "muster/launch.hpp"
 
 #include <chrono>
 #include <optional>
@@ -42,5 +43,22 @@ struct AskedJobEnd {
 };
 /// Asks the batch system, for a few seconds at most.
 MUSTER_INTERNAL_API AskedJobEnd ask_for_job_end(const Environment& environment);
+
+/// When a launch has to end: by its time limit, or with the batch job.
+class LaunchEnd {
+ public:
+  /// Asks the batch system, on the job's first process; `muster run` has asked already. Call it before MPI is
+  /// initialised: afterwards no other program should be started, since some MPIs do not allow it.
+  void ask();
+  /// Collective.
+  void choose(const Communicator& ranks, const LaunchFlags& flags);
+  /// See Launch::time_left().
+  std::optional<std::chrono::duration<double>> time_left() const noexcept;
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  AskedJobEnd asked_;  ///< on rank 0, where no variable tells the end of the job
+  std::optional<std::chrono::steady_clock::time_point> end_;
+};
 
 }  // namespace muster::detail::launch

@@ -14,7 +14,6 @@
 #include "launch/flags.hpp"
 #include "launch/job_end.hpp"
 #include "launch/launcher.hpp"
-#include "launch/openmp.hpp"
 #include "launch/part.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/supervised.hpp"
@@ -27,9 +26,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <map>
-#include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -62,28 +58,19 @@ void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>&
   std::exit(static_cast<int>(ExitCode::usage));
 }
 
-/// How many sweeps each launch has begun.
-struct Sweeps {
-  std::mutex mutex;
-  std::map<const LaunchFlags*, int> of_launches;
-} sweeps;
-
 }  // namespace
 
-/// All that a launch owns, a member for each thing; end_launch() ends them in reverse order.
+/// All that a launch owns; end_launch() ends them in reverse order.
 struct Launch::State {
-  State(int argc_, char** argv_, const std::string& version)
-      : argc(argc_), argv(argv_), program(std::filesystem::path(argv_[0]).filename()), parser(program, version) {}
+  explicit State(std::shared_ptr<detail::launch::Flags> parser_) : parser(std::move(parser_)) {}
   ~State() { end_launch(); }
 
-  /// Makes `all` the ranks of this launch, of which this process is one.
-  void join(Communicator all) {
-    local_process_index = all.topology().local_rank;
-    answering.emplace(all);
-    ranks.emplace(std::move(all));
+  /// Makes this process a rank of this launch.
+  void join(detail::launch::LaunchPart whole_or_part) {
+    on_host.local_process_index = whole_or_part.ranks.topology().local_rank;
+    answering.emplace(whole_or_part.ranks);
+    part.emplace(std::move(whole_or_part));
   }
-  void choose_threads();
-  void choose_end();
   bool owns_mpi() const noexcept { return environment && environment->owns_mpi(); }
   /// run() returns this code.
   int returned(int code);
@@ -94,26 +81,14 @@ struct Launch::State {
   /// quick_exit, or in memory that is never freed.
   static inline State* ends_with_process = nullptr;
 
-  int argc;
-  char** argv;
-  std::string program;
-  detail::launch::Flags parser;
-  LaunchFlags flags;
-  int threads = 1;
-  int cpus = 1;
-  int trainers = 0;
-  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
-  std::optional<std::chrono::steady_clock::time_point> end;
-  detail::launch::AskedJobEnd asked_job_end;  ///< on rank 0, where no variable tells the end of the job
-  int local_process_index = 0;
-  std::set<pid_t> processes;          ///< of this launch on this host
-  std::vector<detail::Claim> claims;  ///< on cores of this node
-  bool is_running = false;            ///< inside of run()
-  std::optional<int> status;          ///< of the last run()
-  std::function<bool()> asked_to_stop = [] { return false; };
-  std::vector<std::shared_ptr<Callback>> callbacks;
+  const std::shared_ptr<detail::launch::Flags> parser;
+  int trainers = 0, sweeps = 0;
+  detail::launch::LaunchEnd end;
+  detail::launch::RankOnHost on_host;
+  bool is_running = false;                            ///< inside of run()
+  std::optional<int> status;                          ///< of the last run()
   std::optional<detail::comm::MpiScope> environment;  ///< empty if the program itself initialises MPI
-  std::optional<Communicator> ranks;
+  std::optional<detail::launch::LaunchPart> part;     ///< all ranks, or those of a sweep's trial
   std::optional<detail::comm::AnsweringThread> answering;
   std::optional<detail::launch::stop_signal::ScopedHandlers> signals;
   std::optional<detail::log::Scope> log;
@@ -137,81 +112,22 @@ int Launch::State::returned(int code) {
 
 void Launch::State::end_launch() noexcept {
   if (ends_with_process == this) ends_with_process = nullptr;
-  if (!ranks) return;
-  {
-    const std::lock_guard lock(sweeps.mutex);
-    sweeps.of_launches.erase(&flags);
-  }
+  if (!part) return;
   detail::log::flush();
   // Once all ranks are here, nothing is left to do but MPI_Finalize: a crash there spoils no work.
   if (status && owns_mpi()) {
     environment->wait_for_all();
-    if (ranks->rank() == 0) detail::launch::tell_supervisor(detail::launch::message_ended, "");
+    if (part->ranks.rank() == 0) detail::launch::tell_supervisor(detail::launch::message_ended, "");
   }
   log.reset();
   signals.reset();
   answering.reset();
-  ranks.reset();
+  part.reset();
   environment.reset();
 }
 
-void Launch::State::choose_threads() {
-  const auto& world = *ranks;
-  const int local_rank = world.topology().local_rank;
-  auto node = detail::launch::find_node_ranks(world);
-  processes = node.processes;
-  const char* const variable = std::getenv("OMP_NUM_THREADS");
-  const auto of_variable = detail::launch::openmp_threads(::getenv);
-  if (variable != nullptr && *variable != '\0' && !of_variable)
-    detail::log::warn("OMP_NUM_THREADS=" + std::string(variable) + " is no number of threads from 1 to " +
-                      std::to_string(detail::launch::most_threads) + " and is ignored; unset it");
-  const int given = flags.threads.value_or(of_variable.value_or(0));
-  const auto binding = detail::launch::openmp_binding(::getenv);
-  const bool shares = detail::launch::share_cpus(node.masks);
-  if (const int of_node = detail::launch::launcher_cpus();
-      !flags.threads && detail::launch::bound_below_share(node.masks, local_rank, of_node))
-    detail::log::warn("each rank is bound to " + std::to_string(detail::launch::threads_for(node.masks, local_rank)) +
-                      " of " + std::to_string(of_node) + " CPUs; " +
-                      (binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
-                                       : "unset " + binding + ", or start with mpirun --bind-to none,") +
-                      " to use them all");
-  // The threads of a program that has brought its own ranks are that program's.
-  // A rank that is bound to one core waits there for any other process that computes, and all ranks with it.
-  if (environment && flags.bind != Bind::none)
-    claims = detail::launch::bind_to_cores(world, node, given, flags.bind == Bind::cores ? 1 : 2);
-  cpus = detail::launch::threads_for(node.masks, local_rank, node.quota);
-  threads = given > 0 ? given : cpus;
-  // OpenMP binds the threads beside the main thread when it starts them, whatever this process is bound to.
-  if (!binding.empty() && shares && (threads > 1 || !environment || flags.bind == Bind::none))
-    detail::log::warn(binding +
-                      " binds the threads of all ranks of a node to the same cores, so that they slow each "
-                      "other; unset it: muster gives each rank cores of its own (--bind)");
-}
-
-void Launch::State::choose_end() {
-  using std::chrono::steady_clock, std::chrono::system_clock;
-  const auto now = system_clock::now();
-  if (flags.time_limit) {
-    // The limit is that of all starts under one `muster run`.
-    const auto supervisor = detail::launch::supervisor();
-    end = begin - (supervisor ? supervisor->used : std::nullopt).value_or(std::chrono::seconds(0)) + *flags.time_limit;
-    return;
-  }
-  if (!asked_job_end.note.empty()) detail::log::debug(asked_job_end.note);
-  const auto warning = detail::launch::job_end_warning(::getenv, now);
-  auto job_end = detail::launch::end_of_allocation(::getenv, now);
-  if (!job_end) job_end = asked_job_end.end;
-  if (!job_end && !warning.empty()) detail::log::warn(warning);
-  // Ranks of other nodes may not have the variable, and only rank 0 has asked. The first that knows says how much time
-  // is left, since the clock of a node may be wrong.
-  const auto left = job_end ? std::to_string(std::chrono::ceil<std::chrono::seconds>(*job_end - now).count()) : "";
-  const auto all = ranks->all_gather(left);
-  const auto known = std::ranges::find_if(all, [](const auto& seconds) { return !seconds.empty(); });
-  if (known != all.end()) end = steady_clock::now() + std::chrono::seconds(std::stoll(*known));
-}
-
 Launch::Launch(int argc, char** argv, const std::string& version)
-    : state_(std::make_unique<State>(argc, argv, version)) {
+    : state_(std::make_unique<State>(std::make_shared<detail::launch::Flags>(argc, argv, version))) {
   detail::require_home();
   prepare_malloc();
   detail::launch::stop_signal::install_handlers(/*terminate=*/detail::launch::started_by_srun(::getenv));
@@ -220,15 +136,12 @@ Launch::Launch(int argc, char** argv, const std::string& version)
   if (detail::launch::supervisor()) detail::launch::end_with_launcher();
   detail::launch::forget_other_launchers(detail::comm::mpi_library());
   refuse_separate_worlds(detail::launch::srun_without_pmix(::getenv, detail::comm::mpi_library()));
-  // `muster run` has asked already. Afterwards no other program should be started: some MPIs do not allow it.
-  if (!detail::launch::supervisor() && detail::launch::is_first_process(::getenv) &&
-      !detail::launch::end_of_allocation(::getenv, std::chrono::system_clock::now()))
-    state_->asked_job_end = detail::launch::ask_for_job_end(::getenv);
+  state_->end.ask();
   if (const auto process = detail::launch::process_for_launcher(::getenv); !process.empty())
     detail::launch::tell_supervisor(detail::launch::message_process, process);
   const auto timeout = detail::launch::timeout_at_start(argc, argv).value_or(detail::comm::default_timeout);
   state_->environment.emplace(timeout);
-  state_->join(state_->environment->world());
+  state_->join({.ranks = state_->environment->world()});
   detail::comm::set_timeout(communicator(), timeout);
   detail::log::configure(rank(), detail::log::Level::info);
   refuse_separate_worlds(detail::launch::separate_worlds(::getenv, size(), detail::comm::mpi_library()));
@@ -236,30 +149,25 @@ Launch::Launch(int argc, char** argv, const std::string& version)
 }
 
 Launch::Launch(int argc, char** argv, const Communicator& ranks, const std::string& version)
-    : state_(std::make_unique<State>(argc, argv, version)) {
+    : state_(std::make_unique<State>(std::make_shared<detail::launch::Flags>(argc, argv, version))) {
   detail::comm::require_mpi("starting on the ranks of a communicator");
   state_->log.emplace();
   state_->signals.emplace();
   const auto timeout = detail::launch::timeout_at_start(argc, argv);
   const detail::comm::ScopedTimeout while_joining(ranks, timeout.value_or(detail::comm::timeout(ranks)));
-  state_->join(detail::comm::make_separate_world(ranks));
+  state_->join({.ranks = detail::comm::make_separate_world(ranks)});
   detail::log::configure(rank(), detail::log::Level::info);
   if (rank() == 0) detail::launch::tell_supervisor(detail::launch::message_up, std::to_string(size()));
 }
 
 Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
-    : state_(std::make_unique<State>(whole.state_->argc, whole.state_->argv, std::string())) {
-  state_->join(std::move(part.ranks));
-  state_->flags = std::move(part.flags);
-  state_->threads = whole.state_->threads;
-  state_->cpus = whole.state_->cpus;
-  state_->end = whole.state_->end;
-  state_->local_process_index = whole.state_->local_process_index;
-  state_->processes = whole.state_->processes;
-  state_->asked_to_stop = [&whole, asked = std::move(part.asked_to_stop)] {
+    : state_(std::make_unique<State>(whole.state_->parser)) {
+  part.asked_to_stop = [&whole, asked = std::move(part.asked_to_stop)] {
     return whole.stop_requested() || (asked && asked());
   };
-  state_->callbacks = std::move(part.callbacks);
+  state_->join(std::move(part));
+  state_->on_host = whole.state_->on_host;
+  state_->end = whole.state_->end;
 }
 
 Launch::~Launch() {
@@ -267,30 +175,24 @@ Launch::~Launch() {
   if (state_ && state_->is_running) static_cast<void>(state_.release());
 }
 
-CLI::App& Launch::app(detail::launch::ThisCli11) { return state_->parser.app; }
-const Communicator& Launch::communicator() const noexcept { return *state_->ranks; }
-const LaunchFlags& Launch::flags() const noexcept { return state_->flags; }
-const std::string& Launch::program() const noexcept { return state_->program; }
-int Launch::threads_per_rank() const noexcept { return state_->threads; }
-int Launch::cpus_per_rank() const noexcept { return state_->cpus; }
-int Launch::local_process_index() const noexcept { return state_->local_process_index; }
-const std::set<pid_t>& Launch::processes_of_host() const noexcept { return state_->processes; }
-int detail::launch::next_sweep_number(const LaunchFlags& of) {
-  const std::lock_guard lock(sweeps.mutex);
-  return ++sweeps.of_launches[&of];
-}
-
+CLI::App& Launch::app(detail::launch::ThisCli11) { return state_->parser->app; }
+const Communicator& Launch::communicator() const noexcept { return state_->part->ranks; }
+const LaunchFlags& Launch::flags() const noexcept { return state_->part->flags; }
+const std::string& Launch::program() const noexcept { return state_->parser->program(); }
+int Launch::threads_per_rank() const noexcept { return state_->on_host.threads; }
+int Launch::cpus_per_rank() const noexcept { return state_->on_host.cpus; }
+int Launch::local_process_index() const noexcept { return state_->on_host.local_process_index; }
+const std::set<pid_t>& Launch::processes_of_host() const noexcept { return state_->on_host.processes; }
+int detail::launch::LaunchPart::next_sweep_number(const Launch& launch) { return ++launch.state_->sweeps; }
 int Launch::next_trainer_number() noexcept { return ++state_->trainers; }
-const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->callbacks; }
+const std::vector<std::shared_ptr<Callback>>& Launch::callbacks() const noexcept { return state_->part->callbacks; }
 
-std::optional<std::chrono::duration<double>> Launch::time_left() const noexcept {
-  if (!state_->end) return {};
-  return *state_->end - std::chrono::steady_clock::now();
-}
+std::optional<std::chrono::duration<double>> Launch::time_left() const noexcept { return state_->end.time_left(); }
 
 bool Launch::stop_requested() const noexcept {
   const auto left = time_left();
-  return detail::launch::stop_signal::is_requested() || (left && left->count() <= 0) || state_->asked_to_stop();
+  return detail::launch::stop_signal::is_requested() || (left && left->count() <= 0) ||
+         (state_->part->asked_to_stop && state_->part->asked_to_stop());
 }
 
 void Launch::print(const std::optional<Error>& error) {
@@ -306,13 +208,15 @@ int Launch::run_body(const std::function<int()>& body) {
   Outcome mine;
   state_->is_running = true;
   try {
-    auto& parser = state_->parser;
-    if (!parser.parse(communicator(), state_->argc, state_->argv)) return state_->returned(0);
+    auto& parser = *state_->parser;
+    auto& flags = state_->part->flags;
+    if (!parser.parse(communicator())) return state_->returned(0);
     detail::log::configure(rank(), detail::log::level_from_name(parser.log_level()));
-    state_->flags = parser.resolve();
-    if (const auto& timeout = state_->flags.timeout) comm::set_timeout(communicator(), *timeout);
-    state_->choose_threads();
-    state_->choose_end();
+    flags = parser.resolve();
+    if (const auto& timeout = flags.timeout) comm::set_timeout(communicator(), *timeout);
+    // The threads of a program that has brought its own ranks are that program's.
+    state_->on_host = detail::launch::find_rank_on_host(communicator(), flags, state_->environment.has_value());
+    state_->end.choose(communicator(), flags);
     status = body();
   } catch (const comm::RanksMissing& error) {
     std::this_thread::sleep_for(error.report_delay());

@@ -1,4 +1,5 @@
-// The settings of a launch that is part of another launch: the ranks of a trial, and what its sweep decides for it.
+// What a launch goes by: its ranks and its flags. A sweep makes one for each trial, on a part of the ranks, with what
+// it decides for the trial.
 #pragma once
 
 #include "base/export.hpp"
@@ -13,14 +14,13 @@
 namespace muster::detail::launch {
 
 struct LaunchPart {
-  Communicator ranks;  ///< all ranks of a separate world
-  LaunchFlags flags;
+  Communicator ranks;  ///< all ranks of a world of its own
+  LaunchFlags flags = {};
   std::function<bool()> asked_to_stop = {};  ///< true to stop this part while the whole launch goes on; throws nothing
   std::vector<std::shared_ptr<Callback>> callbacks = {};
-};
 
-/// Returns the next sweep's number in the launch with these flags, from 1 on, as Launch::next_trainer_number() does for
-/// trainers.
-MUSTER_INTERNAL_API int next_sweep_number(const LaunchFlags& of);
+  /// Returns the next sweep's number in a launch, from 1 on, as Launch::next_trainer_number() does for trainers.
+  MUSTER_INTERNAL_API static int next_sweep_number(const Launch& launch);
+};
 
 }  // namespace muster::detail::launch

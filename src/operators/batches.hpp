@@ -27,18 +27,9 @@ class TrainBatches final : public BatchSource {
   /// inside a call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// While it lives, set_passes() and set_epoch_count() leave the restored position as it is: the position was saved
-  /// after the calls that a resumed run repeats.
-  class KeepPosition {
-   public:
-    explicit KeepPosition(TrainBatches& batches) : keeps_(batches.keeps_position_) { keeps_ = true; }
-    KeepPosition(const KeepPosition&) = delete;
-    KeepPosition& operator=(const KeepPosition&) = delete;
-    ~KeepPosition() { keeps_ = false; }
-
-   private:
-    bool& keeps_;
-  };
+  /// True: set_passes() and set_epoch_count() leave the restored position as it is, which was saved after the calls
+  /// that a resumed run repeats.
+  void keep_position(bool keeps) noexcept { keeps_position_ = keeps; }
   /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; used in
   /// the error for missing data.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;

@@ -109,8 +109,7 @@ OperatorRegistry::OperatorRegistry(session::SessionState& state_, Session& sessi
       session(session_),
       options(options_),
       config(std::move(config_)),
-      fp16(options.use_fp16),
-      scaler(new GradScaler(session.grad_scaler({.enabled = fp16 && session.get_device().is_cuda()}))),
+      scaler(new GradScaler(session.grad_scaler({.enabled = options.use_fp16 && session.get_device().is_cuda()}))),
       train(state) {}
 
 StateEntries OperatorRegistry::state_entries(TrainingOperator& its) {
@@ -343,7 +342,7 @@ const Config& TrainingOperator::config() const { return parts().config; }
 int TrainingOperator::world_rank() const { return session().world_rank(); }
 int TrainingOperator::local_rank() const { return session().local_rank(); }
 bool TrainingOperator::use_gpu() const { return device().is_cuda(); }
-bool TrainingOperator::use_fp16() const { return parts().fp16; }
+bool TrainingOperator::use_fp16() const { return parts().options.use_fp16; }
 bool TrainingOperator::use_tqdm() const { return parts().options.use_tqdm; }
 std::optional<SchedulerStepFreq> TrainingOperator::scheduler_step_freq() const {
   return parts().options.scheduler_step_freq;

@@ -19,9 +19,8 @@ struct OperatorRegistry {
 
   session::SessionState& state;
   Session& session;
-  const OperatorTrainerOptions& options;
+  const OperatorTrainerOptions options;
   const Config config;
-  const bool fp16;
   const std::unique_ptr<GradScaler> scaler;
 
   int data_registration_count = 0;  ///< number of register_data() calls

@@ -24,7 +24,8 @@ struct RankProcess {
   std::string host = {};
 };
 
-/// What was learned from the output of one start, a member for each fact.
+/// What was learned from the output of one start. Many members, since the ranks and the launchers tell these facts in
+/// any order, and each of them may be missing.
 struct LauncherReport {
   bool loaded = false;                        ///< a rank has loaded muster's library
   bool starting = false;                      ///< a rank initialises MPI, and waits for the others there

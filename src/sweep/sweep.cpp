@@ -525,7 +525,7 @@ SweepResult Sweep::fit() {
   if (options_.scheduler) work.rungs = rungs_of(*options_.scheduler);
 
   const detail::run::RunFolder run(world, launch_, {.name = options_.name, .storage_path = options_.storage_path},
-                                   detail::launch::next_sweep_number(flags));
+                                   detail::launch::LaunchPart::next_sweep_number(launch_));
   work.folder = run.path();
   take_seed(work, world);
   prepare(work, world, run.is_restart());
