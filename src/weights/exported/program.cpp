@@ -125,9 +125,9 @@ class Reader {
   }
 
   /// Returns the only entry of an object.
-  static std::pair<std::string, const Json&> variant(const Json& object) {
+  std::pair<std::string, const Json&> variant(const Json& object) const {
     if (!object.is_object() || object.size() != 1)
-      throw Json::type_error::create(302, "a variant is not one value", &object);
+      archive_.refuse("its program is damaged: a value in it has several types, or none");
     return {object.begin().key(), object.begin().value()};
   }
 

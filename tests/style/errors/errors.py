@@ -239,7 +239,7 @@ class Reader(Texts):
             if where.is_sign(after, "{", "->") or where.is_name(after, "const", "noexcept"):
                 continue  # a definition
             number = len(where.arguments(opening))
-            defaults = source.defaults(function.parameters_begin)
+            defaults = self.defaults_of(source, function)
             if not len(function.parameters) - len(defaults) <= number <= len(function.parameters):
                 continue
             if function.begin < at < function.end and where is source:

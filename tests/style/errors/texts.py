@@ -385,17 +385,32 @@ class Texts:
 
     def bind(self, where, function, call, opening):
         arguments = call.source.arguments(opening)
-        defaults = where.defaults(function.parameters_begin)
+        defaults = self.defaults_of(where, function)
         bound = list(call.bound)
         for number, parameter in enumerate(function.parameters):
             if number < len(arguments):
                 argument = Range(call.source, *arguments[number], call.bound)
             elif number in defaults:
-                argument = Range(where, *defaults[number], ())
+                argument = defaults[number]
             else:
                 argument = None
             bound.insert(0, ((where.path, function.begin), parameter, argument))
         return tuple(bound)
+
+    def defaults_of(self, source, function):
+        """The default arguments of a function by their numbers. Those of a definition stand in its declaration."""
+        found = {
+            number: Range(source, *default, ()) for number, default in source.defaults(function.parameters_begin).items()
+        }
+        header = self.sources.get(source.path.replace(".cpp", ".hpp"))
+        if header is None or header is source:
+            return found
+        for at in range(len(header.tokens) - 1):
+            if header.is_name(at, function.name) and header.is_sign(at + 1, "("):
+                if len(header.arguments(at + 1)) == len(function.parameters):
+                    for number, default in header.defaults(at + 1).items():
+                        found.setdefault(number, Range(header, *default, ()))
+        return found
 
     # Placeholders that say more than "…", by the name of the variable.
     NAMES = {
@@ -463,9 +478,9 @@ class Texts:
     def codes_of_parameter(self, source, function, name, level):
         number = function.parameters.index(name)
         found = []
-        default = source.defaults(function.parameters_begin).get(number)
+        default = self.defaults_of(source, function).get(number)
         if default:
-            found += self.codes(Range(source, *default), level + 1)
+            found += self.codes(default, level + 1)
         for where, _, opening in self.calls_of(source, function):
             arguments = where.arguments(opening)
             if number < len(arguments):
