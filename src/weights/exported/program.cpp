@@ -332,7 +332,7 @@ class Reader {
     program_.inputs.push_back(std::move(result));
   }
 
-  static Size read_size(const Json& json) {
+  Size read_size(const Json& json) const {
     const auto [form, value] = variant(json);
     if (form == "as_int") return {.constant = value.get<std::int64_t>()};
     const auto text = value.at("expr_str").get<std::string>();
@@ -492,7 +492,7 @@ class Reader {
         archive_.refuse("its program is damaged: two values are called " + results[i]);
   }
 
-  static std::string name_of(const Json& argument) {
+  std::string name_of(const Json& argument) const {
     const auto [form, value] = variant(argument);
     return value.at(form.starts_with("as_sym_") ? "as_name" : "name");
   }
