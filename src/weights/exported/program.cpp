@@ -687,9 +687,9 @@ class Reader {
       mode.counts_batches = std::ranges::any_of(program_.tensors, [&](const auto& tensor) {
         return tensor.slot == node.operands[0].slot && split(tensor.name, '.').back() == "num_batches_tracked";
       });
-    // Modules of torch that draw random numbers otherwise, such as fractional pooling, do so in both modes.
+    // Torch's fractional pooling is random in both modes.
     mode.random = mode.argument < 0 && node.op->hasTag(at::Tag::nondeterministic_seeded) &&
-                  !node.module_class.starts_with("torch.nn.modules.");
+                  !node.module_class.starts_with("torch.nn.modules.pooling.");
     return mode;
   }
 
