@@ -293,7 +293,7 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
   const auto& path = checkpoint.path();
   const auto doing = "reading " + path.string();
   RestoredCheckpoint restored;
-  // Of a run's checkpoint the manifest must be the same on all ranks; of others each rank may have its own.
+  // A run's checkpoint must have the same manifest on all ranks; other checkpoints may differ by rank.
   const auto manifests = run_on_all(communicator_, [&] {
     if (!fs::exists(status_of(path)))
       throw Error(ExitCode::retry, doing, "it is not there any more",

@@ -40,7 +40,7 @@ Findings check_network(const Json& facts, int nodes);
 Json look_at_libraries(const std::filesystem::path& root = "/");
 Findings check_libraries(const Json& facts);
 
-/// {"problem": why /dev/shm is of no use or "", "free_bytes", "size_bytes", "shm_huge_pages", "huge_pages": "madvise",
+/// {"problem": why /dev/shm is unusable, or "", "free_bytes", "size_bytes", "shm_huge_pages", "huge_pages": "madvise",
 /// "pagemap": bool, "single_copy": bool, "ptrace_scope": 1, "memory_bytes"}
 Json look_at_memory(const std::filesystem::path& root = "/");
 /// `ranks`: those of the node.

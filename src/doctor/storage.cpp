@@ -73,7 +73,7 @@ class Tries {
   Json& facts_;
 };
 
-bool has_locks(int file) {
+bool can_lock(int file) {
   struct flock range {};
   range.l_type = F_WRLCK;
   range.l_whence = SEEK_SET;
@@ -93,7 +93,7 @@ void try_small_files(const fs::path& folder, Json& facts, Tries& tries) {
   if (::fstat(file.number(), &status) == 0)
     facts["clock_ahead_s"] = static_cast<double>(status.st_mtim.tv_sec - now.tv_sec) +
                              1e-9 * static_cast<double>(status.st_mtim.tv_nsec - now.tv_nsec);
-  facts["locks"] = has_locks(file.number());
+  facts["locks"] = can_lock(file.number());
   const Descriptor other(::open(second.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!tries.worked("creating a file", other.number())) return;
   tries.worked("renaming a file over another one", ::rename(first.c_str(), second.c_str()));

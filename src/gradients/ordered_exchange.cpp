@@ -42,7 +42,7 @@ OrderedExchange::OrderedExchange(const std::vector<at::Tensor>& parameters,
       steps_(std::move(steps)),
       parameters_(parameters),
       layout_(parameters, by_type_and_device(parameters)),
-      sums_(layout_.buckets.size() + 1) {
+      reduced_(layout_.buckets.size() + 1) {
   const auto add_bucket = [&](std::size_t count, const at::TensorOptions& options) {
     auto& micro_batches = micro_batches_.emplace_back();
     for (int s = 0; s < share_.count; ++s)
@@ -89,23 +89,25 @@ void OrderedExchange::finish() {
   const at::NoGradGuard no_grad;
   complete_ = next_ == static_cast<std::size_t>(share_.count);
   if (!complete_) return;
-  for (std::size_t b = 0; b < micro_batches_.size(); ++b) sums_[b] = ordered_sum(*group_, micro_batches_[b]);
+  for (std::size_t b = 0; b < micro_batches_.size(); ++b) reduced_[b] = ordered_sum(*group_, micro_batches_[b]);
   for (std::size_t b = 0; b < layout_.buckets.size(); ++b)
-    sums_[b] = sums_[b].mul_(1.0 / share_.total).to(micro_batches_[b].front().scalar_type());
+    reduced_[b] = reduced_[b].mul_(1.0 / share_.total).to(micro_batches_[b].front().scalar_type());
 }
 
-int OrderedExchange::user_count(std::size_t index) const { return users_of(elements_of(sums_.back())[index]); }
+int OrderedExchange::user_count(std::size_t index) const { return users_of(elements_of(reduced_.back())[index]); }
 
-Flags OrderedExchange::flags() const { return flags_of(elements_of(sums_.back()).last(note_count).first(flag_bits)); }
+Flags OrderedExchange::flags() const {
+  return flags_of(elements_of(reduced_.back()).last(note_count).first(flag_bits));
+}
 
 double OrderedExchange::mean_weight() const {
-  return weight_of(elements_of(sums_.back()).last(weight_bits)) / share_.total;
+  return weight_of(elements_of(reduced_.back()).last(weight_bits)) / share_.total;
 }
 
 void OrderedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const auto& slice = layout_.slices[index];
-  copy_or_assign(view_like(parameters_[index], sums_[slice.bucket], slice.first_element), gradient);
+  copy_or_assign(view_like(parameters_[index], reduced_[slice.bucket], slice.first_element), gradient);
 }
 
 }  // namespace muster::detail::gradients

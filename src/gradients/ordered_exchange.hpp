@@ -51,11 +51,11 @@ class OrderedExchange final : public Exchange {
   FlatLayout layout_;  ///< one bucket for each type and device
   /// [buckets][micro-batches of this rank]; one more bucket holds the use of each gradient, flags and weight.
   std::vector<std::vector<at::Tensor>> micro_batches_;
-  std::vector<at::Tensor> sums_;  ///< [buckets] over all micro-batches of all ranks; for gradients the averages
-  std::size_t micro_batch_ = 0;   ///< of the current round
-  std::size_t next_ = 0;          ///< the step's next micro-batch
-  std::int64_t batch_ = 0;        ///< number of the last batch that had a round
-  bool abandoned_ = false;        ///< true if an exception has ended that round
+  std::vector<at::Tensor> reduced_;  ///< [buckets] over all micro-batches: gradients averaged, the rest summed
+  std::size_t micro_batch_ = 0;      ///< of the current round
+  std::size_t next_ = 0;             ///< the step's next micro-batch
+  std::int64_t batch_ = 0;           ///< number of the last batch that had a round
+  bool abandoned_ = false;           ///< true if an exception has ended that round
   bool complete_ = true;
 };
 

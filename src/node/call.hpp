@@ -43,7 +43,7 @@ struct Call {
   static Call decode(std::uint64_t word) noexcept;
   /// True if all ranks of a communicator make the call together; false for a message between two ranks.
   bool is_collective() const noexcept { return kind != Kind::none && kind < Kind::send; }
-  /// True if the call cannot end on this rank before all ranks have begun it.
+  /// True only if the call cannot end here before all ranks have begun it.
   bool needs_all() const noexcept {
     return kind == Kind::barrier || kind == Kind::all_reduce || kind == Kind::average_gradients ||
            kind == Kind::set_up || from_all;

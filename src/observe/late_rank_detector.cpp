@@ -137,7 +137,7 @@ std::vector<LateRank> LateRankDetector::add_save(const StepWindow& window) {
   std::vector<LateRank> found;
   for (std::size_t rank = 0; rank < hosts_.size(); ++rank) {
     const auto is_late_in = [&](const Save& save) {
-      return save.behind[rank] > std::max(least_behind * save.seconds, least_behind_in_save);
+      return save.behind[rank] > std::max(min_share_behind * save.seconds, min_seconds_behind_in_save);
     };
     const auto late = static_cast<std::size_t>(std::ranges::count_if(last_saves_, is_late_in));
     if (is_late_at_saves_[rank]) {
@@ -158,7 +158,7 @@ std::vector<LateRank> LateRankDetector::add_save(const StepWindow& window) {
 
 std::size_t LateRankDetector::late_count(std::size_t rank) const {
   return static_cast<std::size_t>(
-      std::ranges::count_if(last_, [&](const Window& window) { return window.behind[rank] > least_behind; }));
+      std::ranges::count_if(last_, [&](const Window& window) { return window.behind[rank] > min_share_behind; }));
 }
 
 /// By what the kernel has counted.
@@ -173,7 +173,7 @@ bool LateRankDetector::is_held_up(std::size_t rank) const {
                  });
     without_core += window.loads[rank].run_queue;
   }
-  if (behind <= least_behind * seconds) return false;
+  if (behind <= min_share_behind * seconds) return false;
   const auto late = late_count(rank);
   return (late >= late_windows_by_quota && throttled >= behind / 2) ||
          (late >= late_windows_without_core && without_core >= behind / 2);
@@ -186,7 +186,7 @@ LateRank LateRankDetector::describe(std::size_t rank) const {
   RankTimes own, others;
   RankLoad load, others_load;
   for (const auto& [window, behind_of] : last_) {
-    if (behind_of[rank] <= least_behind && !in_bursts) continue;
+    if (behind_of[rank] <= min_share_behind && !in_bursts) continue;
     const auto of_others = [&](auto&& value) { return median_of_others(hosts_.size(), rank, value); };
     seconds += window.seconds;
     behind += behind_of[rank] * window.seconds;

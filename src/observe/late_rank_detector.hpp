@@ -25,7 +25,7 @@ namespace muster::detail::observe {
 /// 0 always has a little more to do.
 class LateRankDetector {
  public:
-  static constexpr double least_behind = 0.10, least_behind_in_save = 0.02;  ///< a share; seconds
+  static constexpr double min_share_behind = 0.10, min_seconds_behind_in_save = 0.02;  ///< a share; seconds
   static constexpr std::size_t windows = 10, late_windows = 8, on_time_windows = 2, late_windows_without_core = 5,
                                late_windows_by_quota = 2;
 

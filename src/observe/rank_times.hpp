@@ -26,7 +26,7 @@ struct RankLoad {
   std::int64_t major_faults = 0, clock_throttles = 0;
 };
 
-/// The workers' times in the steps from one sample to the next.
+/// The workers' times and loads between two StepSamples.
 struct StepWindow {
   std::int64_t steps = 0;
   double seconds = 0;

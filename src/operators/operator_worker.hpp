@@ -57,7 +57,7 @@ class OperatorWorker {
   Json apply(const std::function<Json(TrainingOperator&)>& function);
   /// Calls a `function` that registered data once more, since no checkpoint holds data.
   void register_again(const std::function<Json(TrainingOperator&)>& function);
-  /// Copies on the CPU.
+  /// Makes copies on the CPU.
   StateDict state_dict();
   void check(const StateDict& saved);
   Json restore(const StateDict& saved);

@@ -57,7 +57,7 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
   file_.emplace(std::filesystem::path(made.at("path").get<std::string>()), File::Mode::write);
 }
 
-PredictionFile::Temporary::~Temporary() {
+PredictionFile::TemporaryFile::~TemporaryFile() {
   if (!path.empty()) ::unlink(path.c_str());
 }
 

@@ -28,17 +28,17 @@ class PredictionFile {
 
  private:
   /// Removes its file on destruction, also if the constructor of PredictionFile fails after it has made the file.
-  struct Temporary {
-    Temporary() = default;
-    Temporary(const Temporary&) = delete;
-    Temporary& operator=(const Temporary&) = delete;
-    ~Temporary();
+  struct TemporaryFile {
+    TemporaryFile() = default;
+    TemporaryFile(const TemporaryFile&) = delete;
+    TemporaryFile& operator=(const TemporaryFile&) = delete;
+    ~TemporaryFile();
     std::filesystem::path path = {};  ///< empty on all ranks but 0, and once the file is in place
   };
 
   const Communicator ranks_;
   const std::filesystem::path output_;
-  Temporary temporary_;
+  TemporaryFile temporary_;
   std::map<std::string, std::uint64_t> offsets_;  ///< file offset of each column in bytes
   std::optional<File> file_;
 };

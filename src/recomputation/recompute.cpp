@@ -138,11 +138,11 @@ bool is_cached(const autograd::Node& cast, const at::Tensor& leaf) {
 
 /// A place where gradients leave a block: a parameter, its shared cast, an earlier tensor, or one of the block's
 /// inputs.
-struct Exit {
+struct GradientExit {
   const autograd::Node* node = nullptr;  ///< null for an input; for a shared cast that of its parameter
   std::uint32_t number = 0;              ///< index of the node's gradient, or of the input
   bool is_cast = false;                  ///< a parameter's shared cast
-  auto operator<=>(const Exit&) const = default;
+  auto operator<=>(const GradientExit&) const = default;
 };
 
 /// One run of a block, with its graph.
@@ -169,7 +169,7 @@ class Run {
 
   /// An exit and the edges that lead to it.
   struct End {
-    Exit exit;
+    GradientExit exit;
     std::vector<autograd::Edge*> edges;
   };
 
@@ -202,7 +202,7 @@ class Run {
   }
 
   void find_ends() {
-    std::map<Exit, std::size_t> known;
+    std::map<GradientExit, std::size_t> known;
     std::unordered_set<const autograd::Node*> seen;
     std::vector<autograd::Node*> pending;
     const auto follow = [&](autograd::Edge& edge) {
@@ -214,9 +214,9 @@ class Run {
         return;
       }
       const auto input = input_of_.find(edge.function);
-      const auto exit = leaf != nullptr            ? Exit{leaf, 0, true}
-                        : input == input_of_.end() ? Exit{node, edge.input_nr}
-                                                   : Exit{nullptr, input->second};
+      const auto exit = leaf != nullptr            ? GradientExit{leaf, 0, true}
+                        : input == input_of_.end() ? GradientExit{node, edge.input_nr}
+                                                   : GradientExit{nullptr, input->second};
       const auto [at, is_new] = known.try_emplace(exit, ends.size());
       if (is_new) ends.push_back({exit, {}});
       ends[at->second].edges.push_back(&edge);
@@ -356,7 +356,7 @@ class Recompute final : public autograd::Node {
   }
 
   /// Returns the index of the exit among this node's gradients; their number if it is not one of them.
-  std::size_t index_of(const Exit& exit) const {
+  std::size_t index_of(const GradientExit& exit) const {
     return static_cast<std::size_t>(std::ranges::find(exits_, exit) - exits_.begin());
   }
 
@@ -385,7 +385,7 @@ class Recompute final : public autograd::Node {
   std::vector<autograd::SavedVariable> inputs_;
   std::vector<bool> trained_;  ///< [inputs], true if the input gets a gradient
   ComputeContext compute_context_;
-  std::vector<Exit> exits_;                        ///< in the order of this node's edges
+  std::vector<GradientExit> exits_;                ///< in the order of this node's edges
   std::vector<std::uint32_t> writes_;              ///< [exits], counts of writes to the leaf in the forward pass
   std::vector<std::vector<std::int64_t>> shapes_;  ///< [outputs]
 };

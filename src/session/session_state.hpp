@@ -48,7 +48,7 @@ struct MUSTER_INTERNAL_API SessionState {
                at::Device device, const Checkpoint& checkpoint);
   ~SessionState();
 
-  // One member for each part of a session, in the order in which they use each other.
+  // One member for each part of a session. Each part may use those above it.
   const run::ResolvedOptions& resolved;
   const run::RunFolder& run;
   WorkerContext workers;

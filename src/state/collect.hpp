@@ -60,7 +60,7 @@ std::string entry_name_of(const std::string& path);
 /// Returns the part of `state` that belongs to the entry with this name. Paths and keys keep the entry's name.
 StateDict select_entry(const StateDict& state, const std::string& name);
 
-/// Saved gradients and weights, by the paths of their parameters.
+/// Saved gradients and their batch weights, by parameter path.
 struct SavedGradients {
   std::map<std::string, at::Tensor> gradients = {}, weights = {};
   int workers = 1;  ///< that have saved them

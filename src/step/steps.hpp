@@ -138,7 +138,7 @@ class Steps {
   void mark_of_earlier_epoch(std::int64_t number) noexcept;
 
   bool is_current(const BatchOfPass& batch) const;
-  /// True if another pass of that kind is open, or would be if none over the same source had replaced it.
+  /// True if a pass other than `pass`, with this `in_loop`, is open or was replaced while it was open.
   bool has_other_open_pass(std::int64_t pass, bool in_loop) const;
   /// Returns an open pass whose position cannot be saved; null if there is none.
   const OpenPass* find_unresumable_pass() const;

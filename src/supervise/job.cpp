@@ -106,7 +106,7 @@ Job::Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   auto words = command.words;
   auto variables = environment_with(command.environment);
-  // Where a rank of another job has started this one.
+  // It is set if a rank of another job has started this one.
   std::erase_if(variables, [](const auto& text) { return text.starts_with(rank_process_variable + std::string("=")); });
   const auto words_to = pointers_to(words), variables_to = pointers_to(variables);
   const int error_end = make_pipe(output_);

@@ -24,8 +24,8 @@ namespace muster::detail::tensorboard {
 /// functions that write throw an Error (ExitCode::retry) if that fails.
 class EventFile {
  public:
-  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which readers take after the files that are there. What
-  /// those have at steps from `first_step` on is not shown any more: it comes again.
+  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which TensorBoard reads after the existing files. It hides
+  /// their values from `first_step` on: this file will have those steps again.
   EventFile(const std::filesystem::path& folder, std::int64_t first_step);
   /// Writes what is still in memory.
   ~EventFile();

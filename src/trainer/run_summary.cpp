@@ -38,7 +38,7 @@ std::string duration(double seconds) {
 }
 
 /// The values of a metric over the reports.
-struct Values {
+struct Stats {
   double last = std::numeric_limits<double>::quiet_NaN();
   double lowest = std::numeric_limits<double>::infinity(), highest = -lowest;
   std::int64_t lowest_at = 0, highest_at = 0;  ///< numbers of the reports
@@ -51,8 +51,8 @@ struct Values {
   bool has_numbers() const { return lowest_at > 0; }
 };
 
-std::map<std::string, Values> values_of(const std::vector<Json>& rows) {
-  std::map<std::string, Values> values;
+std::map<std::string, Stats> stats_of(const std::vector<Json>& rows) {
+  std::map<std::string, Stats> values;
   std::int64_t number = 0;
   for (const auto& row : rows) {
     ++number;
@@ -80,7 +80,7 @@ std::string column_of(const std::string& name) {
 }
 
 std::string metric_lines(const std::vector<Json>& rows) {
-  const auto values = values_of(rows);
+  const auto values = stats_of(rows);
   if (values.empty()) return {};
   std::string text = formatted("  %-*s %10s %18s %18s\n", static_cast<int>(name_width), "metric", "last",
                                "lowest (report)", "highest (report)");

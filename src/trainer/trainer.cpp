@@ -95,7 +95,7 @@ void restore_preprocessor(const detail::run::ResolvedOptions& resolved, const de
   }
 }
 
-/// After training: gives the ranks that did not train the state of the preprocessor of those that did. Collective.
+/// After training: gives rank 0's preprocessor state to the ranks that did not train. Collective.
 void share_preprocessor(const detail::run::ResolvedOptions& resolved) {
   if (resolved.worker_count == resolved.world().size()) return;
   const auto state = preprocessor_of_first_rank(resolved, [&] { return resolved.options.preprocessor->state(); });

@@ -11,8 +11,8 @@
 
 namespace muster::detail::watch {
 
-/// What a rank had spent its time on when a step began: totals since its thread began, so that two samples give the
-/// times of the steps between them. HostLoad is a few milliseconds old.
+/// A rank's totals when a step begins. The difference of two samples is what the steps between them took. `load` is at
+/// most 20 ms old, `memory_bytes`, which is no total, at most 1 s.
 struct StepSample {
   std::int64_t clock_ns = 0;                                             ///< the node's steady clock
   std::int64_t wait_ns = 0, data_ns = 0, save_ns = 0, save_wait_ns = 0;  ///< see TimeUse

@@ -27,7 +27,7 @@ std::shared_ptr<std::byte> reserve(std::uint64_t bytes) {
   return {static_cast<std::byte*>(address), [bytes](std::byte* memory) { ::munmap(memory, bytes); }};
 }
 
-/// Returns the tensor's bytes in frozen memory; null if they are not in it.
+/// Returns the tensor's bytes in the snapshots of memory; null if they are not in them.
 std::shared_ptr<const std::byte> find_in_snapshots(const at::Tensor& tensor,
                                                    std::span<const optim::MemorySnapshot> memory_snapshots) {
   if (!tensor.is_cpu() || !tensor.is_contiguous()) return nullptr;

@@ -18,11 +18,12 @@ class Snapshot {
   /// What one snapshot has copied.
   struct Result {
     Tensors tensors;                ///< only their bytes in `pieces` may be read, until the next snapshot
-    std::uint64_t fingerprint = 0;  ///< over all replicated tensors, except frozen ones
+    std::uint64_t fingerprint = 0;  ///< over all replicated tensors that are not in memory_snapshots
   };
 
-  /// Copies the bytes of these pieces of the file, past the processor's caches, on as many threads as torch has. Frozen
-  /// memory is used in place. With `compare` it also computes the fingerprint, over all bytes of replicated tensors.
+  /// Copies the bytes of these pieces of the file, past the processor's caches, on as many threads as torch has.
+  /// Tensors in `memory_snapshots` are not copied. With `compare` it also computes the fingerprint of all other
+  /// replicated tensors.
   Result take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
               std::span<const optim::MemorySnapshot> memory_snapshots, bool compare);
 

@@ -20,9 +20,9 @@ std::size_t offset_of(std::span<const std::int64_t> at, std::span<const std::siz
   return offset;
 }
 
-class ContiguousBoxes final : public BoxReader {
+class UnchunkedArrayReader final : public BoxReader {
  public:
-  explicit ContiguousBoxes(StoredArray array) : BoxReader(std::move(array)), strides_(array_.strides()) {}
+  explicit UnchunkedArrayReader(StoredArray array) : BoxReader(std::move(array)), strides_(array_.strides()) {}
 
   bool reads_directly(std::int64_t) const override { return true; }
 
@@ -42,9 +42,9 @@ class ContiguousBoxes final : public BoxReader {
   std::vector<std::size_t> strides_;
 };
 
-class ChunkedBoxes final : public BoxReader {
+class ChunkedArrayReader final : public BoxReader {
  public:
-  explicit ChunkedBoxes(StoredArray array)
+  explicit ChunkedArrayReader(StoredArray array)
       : BoxReader(std::move(array)),
         strides_(array_.chunk_strides()),
         chunk_bytes_(static_cast<std::size_t>(array_.chunk.front()) * strides_.front()) {
@@ -103,10 +103,10 @@ class ChunkedBoxes final : public BoxReader {
 };
 
 /// Brings the shared values of chunks and boxes to the boxes' memory.
-class ChunkedBoxes::Use final : public ChunkUse {
+class ChunkedArrayReader::Use final : public ChunkUse {
  public:
   /// `parts`: sorted by chunk.
-  Use(const ChunkedBoxes& reader, std::span<const Box> boxes, std::span<const std::size_t> strides,
+  Use(const ChunkedArrayReader& reader, std::span<const Box> boxes, std::span<const std::size_t> strides,
       std::span<const Part> parts)
       : reader_(reader), boxes_(boxes), strides_(strides) {
     while (!parts.empty()) {
@@ -168,21 +168,21 @@ class ChunkedBoxes::Use final : public ChunkUse {
     }
   }
 
-  const ChunkedBoxes& reader_;
+  const ChunkedArrayReader& reader_;
   std::span<const Box> boxes_;
   std::span<const std::size_t> strides_;
   std::vector<WantedChunk> chunks_;
   std::vector<std::span<const Part>> parts_;  ///< of each chunk
 };
 
-void ChunkedBoxes::read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) {
+void ChunkedArrayReader::read(const File& bytes, std::span<const Box> boxes, std::span<const std::size_t> strides) {
   in_groups(boxes, [&](const std::vector<Part>& parts) {
     const Use use(*this, boxes, strides, parts);
     array_.chunks->read(bytes, use.chunks(), use);
   });
 }
 
-void ChunkedBoxes::expect(const File& bytes, std::span<const Box> boxes, Ahead how) {
+void ChunkedArrayReader::expect(const File& bytes, std::span<const Box> boxes, Ahead how) {
   in_groups(boxes, [&](const std::vector<Part>& parts) {
     const Use use(*this, boxes, {}, parts);
     array_.chunks->expect(bytes, use.chunks(), how);
@@ -190,9 +190,9 @@ void ChunkedBoxes::expect(const File& bytes, std::span<const Box> boxes, Ahead h
 }
 
 /// For values that HDF5 must convert or decode.
-class LibraryBoxes final : public BoxReader {
+class LibraryArrayReader final : public BoxReader {
  public:
-  explicit LibraryBoxes(StoredArray array)
+  explicit LibraryArrayReader(StoredArray array)
       : BoxReader(std::move(array)), values_(array_.library()), strides_(array_.strides()) {}
 
   bool reads_directly(std::int64_t) const override { return false; }
@@ -234,9 +234,9 @@ class LibraryBoxes final : public BoxReader {
 }  // namespace
 
 std::unique_ptr<BoxReader> make_box_reader(StoredArray array) {
-  if (array.offset) return std::make_unique<ContiguousBoxes>(std::move(array));
-  if (array.chunks) return std::make_unique<ChunkedBoxes>(std::move(array));
-  return std::make_unique<LibraryBoxes>(std::move(array));
+  if (array.offset) return std::make_unique<UnchunkedArrayReader>(std::move(array));
+  if (array.chunks) return std::make_unique<ChunkedArrayReader>(std::move(array));
+  return std::make_unique<LibraryArrayReader>(std::move(array));
 }
 
 }  // namespace muster::detail::data

@@ -27,7 +27,7 @@ class OpenScopes {
     while (!open_.empty()) leave();
   }
 
-  /// Leaves and enters what lies between the present scope and this one.
+  /// Leaves and enters scopes until `scope` is the current one.
   void move_to(std::uint32_t scope) {
     while (!is_inside(scope, current())) leave();
     if (scope == current()) return;
