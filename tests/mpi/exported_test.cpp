@@ -126,6 +126,38 @@ TEST(Exported, HasTheModulesOfPythonsNames) {
   EXPECT_TRUE(at::equal(net->named_parameters()["4.bias"], at::full({1}, 0.5)));
 }
 
+TEST(Exported, TiedWeightsAreOneParameter) {
+  const auto storage = test::shared_folder();
+  const auto tied = fs::path(MUSTER_TEST_EXPORTED) / "torch-2.13.pt2";
+  const auto steps = [](ExportedModule& net, const auto& optimizer_step) {
+    at::manual_seed(1);  // all ranks have the same batches and dropouts
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      net->forward(at::sin(at::arange(60, at::kFloat) + step).view({5, 2, 6})).square().sum().backward();
+      optimizer_step();
+    }
+    return state_dict(net);
+  };
+  auto plain = load_exported(tied);
+  const auto want = steps(plain, [&] {
+    const at::NoGradGuard no_grad;
+    for (const auto& item : plain->named_parameters())
+      if (item.key() != "decoder.weight") item.value().sub_(item.value().grad(), 0.01);
+  });
+  for (const auto fuse : {Fuse::never, Fuse::always}) {
+    const std::string name = fuse == Fuse::always ? "fused" : "plain";
+    const auto loop = [&](Session& session) {
+      auto net = session.prepare_model(load_exported(tied));
+      auto sgd = session.prepare_optimizer(torch::optim::SGD(net->parameters(), 0.01), {.fuse = fuse});
+      const auto have = steps(net, [&] { sgd.step(); });
+      for (const auto& [key, tensor] : want.tensors)
+        EXPECT_TRUE(at::allclose(have.tensors.at(key), tensor, 1e-5, 1e-6)) << name << ", " << key;
+      EXPECT_TRUE(net->named_parameters()["encoder.weight"].is_same(net->named_parameters()["decoder.weight"]));
+    };
+    EXPECT_EQ(job("tied " + name, storage, loop), 0);
+  }
+}
+
 /// Trains on so many workers up to `epochs`, from where the run of that name is.
 StateDict on_workers(const fs::path& storage, const std::string& name, int workers, std::int64_t epochs) {
   const auto x = at::arange(48, at::kFloat).unsqueeze(1) / 48;

@@ -505,7 +505,8 @@ class Modes(nn.Module):
     def __init__(self):
         super().__init__()
         self.rnn, self.norm = nn.RNN(4, 4, 2, dropout=0.3), nn.InstanceNorm1d(4, track_running_stats=True)
-        self.layers = nn.Sequential(nn.AlphaDropout(0.2), nn.Linear(4, 4), nn.RReLU(0.1, 0.4), nn.FeatureAlphaDropout(0.2))
+        self.layers = nn.Sequential(nn.AlphaDropout(0.2), nn.Linear(4, 4), nn.RReLU(0.1, 0.4),
+                                    nn.FeatureAlphaDropout(0.2))
         self.free = nn.BatchNorm1d(4, track_running_stats=False)
 
     def forward(self, x):

@@ -1,6 +1,6 @@
 """make_files.py FOLDER: writes torch-VERSION.pt2, a small exported model, and torch-VERSION.pt, what it computes in
-Python. exported_files_test.cpp reads them. Run it with each version of torch whose files are to be kept. line.pt2 is the
-model of tests/mpi/exported_test.cpp."""
+Python. exported_files_test.cpp reads them. Run it with each version of torch whose files are to be kept.
+line.pt2 is the model of tests/mpi/exported_test.cpp."""
 
 import pathlib
 import sys
