@@ -9,7 +9,7 @@
 //   # in Python        model.load_state_dict(torch.load("trained.pt", weights_only=True))
 //
 // Export in training mode, model.train(): the file has one mode, and only that of training has all that training needs.
-// train() and eval() switch the mode here.
+// train() and eval() switch the mode here. Export without run_decompositions(), which makes programs for inference.
 //
 // A file holds a graph of torch's operators, no code: nothing in it is executed but operators of `aten`, and arithmetic
 // of sizes. Files are not trusted; invalid contents are an Error (ExitCode::data) that names the file.
@@ -41,7 +41,7 @@ struct ExportedOptions {
   std::vector<std::string> namespaces = {};
   /// Lets operators that draw random numbers, such as randn_like of a variational autoencoder, do so in evaluation too.
   /// The file does not tell whether they are for training only, as in stochastic depth. So eval() is otherwise an Error
-  /// for a program that has one. Dropouts and torch's own modules need no such leave.
+  /// for a program that has one. Dropouts need no such leave.
   bool keep_random = false;
 };
 
@@ -50,7 +50,8 @@ struct ExportedOptions {
 /// tied in Python are one tensor under both names. Use it in one thread at a time.
 ///
 /// An input whose shape is not one that was exported is an Error (ExitCode::usage) that names the input and the
-/// dimension. What an operator throws is passed on, with the line of the model's Python source.
+/// dimension; sizes that are expressions, such as 2 * batch, are not checked. What an operator throws is passed on,
+/// with the line of the model's Python source.
 class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::gradients::BatchNormOperators {
  public:
   struct Program;
@@ -61,19 +62,24 @@ class MUSTER_API ExportedModuleImpl : public torch::nn::Module, public detail::g
   /// anything else.
   at::Tensor forward(const at::Tensor& input);
   /// Runs the program for any inputs, and returns what the model returns in Python: tensors, numbers, tuples, lists and
-  /// dicts of them. `inputs` are the positional arguments of Python's forward(), which may be tuples, lists and dicts
-  /// of tensors and numbers; `named` are its keyword arguments, as exported:
+  /// dicts of them. `inputs` are the arguments of Python's forward() in order, which may be tuples, lists and dicts of
+  /// tensors and numbers; `named` are others by their names. Those that were constants at export, such as None, may be
+  /// left out:
   ///
-  ///   auto out = net->call({x, mask}).toTuple();
+  ///   auto out = net->call({x}, {{"mask", mask}}).toTuple();
   c10::IValue call(std::vector<c10::IValue> inputs, std::map<std::string, c10::IValue> named = {});
 
-  /// The names of the inputs in Python, in order. A tuple or dict among them has one name for each of its tensors.
+  /// The names of the inputs in Python, in order, without constants. A tuple or dict among them has one name for each
+  /// of its tensors.
   const std::vector<std::string>& input_names() const noexcept;
 
   /// Switches the operators that depend on the mode: batch-norm, instance-norm, dropouts, LSTM, GRU, RNN, attention and
-  /// rrelu. In evaluation the program does not count batches. An Error (ExitCode::usage) that names the operator, and
-  /// nothing is changed, if one depends on the mode and cannot be switched. A program that was exported in evaluation
-  /// mode cannot be trained: train() is an Error (ExitCode::usage).
+  /// rrelu. In evaluation the program does not count batches. The file does not tell whether F.dropout(x, 0.5) has a
+  /// mode of its own, so it follows this one; and of `if self.training:` it has one branch only.
+  ///
+  /// An Error (ExitCode::usage) that names the operator, and nothing is changed, if one may depend on the mode and
+  /// cannot be switched. A program that was exported in evaluation mode cannot be trained: train() is an Error
+  /// (ExitCode::usage).
   void train(bool on = true) override;
 
   /// Devices in the graph, such as that of torch.zeros(3, device="cpu"), become the model's. Buffers that are not

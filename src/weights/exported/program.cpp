@@ -320,7 +320,7 @@ class Reader {
     program_.inputs.push_back(std::move(result));
   }
 
-  static Size read_size(const Json& json) {
+  Size read_size(const Json& json) const {
     const auto [form, value] = variant(json);
     if (form == "as_int") return {.constant = value.get<std::int64_t>()};
     const auto text = value.at("expr_str").get<std::string>();
@@ -480,7 +480,7 @@ class Reader {
         archive_.refuse("its program is damaged: two values are called " + results[i]);
   }
 
-  static std::string name_of(const Json& argument) {
+  std::string name_of(const Json& argument) const {
     const auto [form, value] = variant(argument);
     return value.at(form.starts_with("as_sym_") ? "as_name" : "name");
   }
@@ -675,9 +675,9 @@ class Reader {
       mode.counts_batches = std::ranges::any_of(program_.tensors, [&](const auto& tensor) {
         return tensor.slot == node.operands[0].slot && split(tensor.name, '.').back() == "num_batches_tracked";
       });
-    // Modules of torch that draw random numbers otherwise, such as fractional pooling, do so in both modes.
+    // Torch's fractional pooling is random in both modes.
     mode.random = mode.argument < 0 && node.op->hasTag(at::Tag::nondeterministic_seeded) &&
-                  !node.module_class.starts_with("torch.nn.modules.");
+                  !node.module_class.starts_with("torch.nn.modules.pooling.");
     return mode;
   }
 
