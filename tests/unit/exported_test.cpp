@@ -84,7 +84,8 @@ const char *const graph_record = "models/model.json", *const weights_record = "d
 Change json_change(const std::string& changes) {
   return [changes](std::string& record) {
     auto document = json::parse(record);
-    for (const auto& [place, value] : json::parse(changes).items())
+    const auto places = json::parse(changes);
+    for (const auto& [place, value] : places.items())
       document[json::json_pointer((place.starts_with('/') ? "" : "/graph_module/graph/") + place)] = value;
     record = document.dump();
   };
