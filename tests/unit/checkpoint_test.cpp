@@ -242,7 +242,7 @@ TEST(Manifest, TrustsNothing) {
       {"absurd", [](Json& j) { j["tensors"][0]["shape"] = std::vector<int>(33, 1); }},
       {"absurd", [](Json& j) { j["tensors"][0]["offset"] = ~0ull; }},
       {"past the end", [](Json& j) { j["tensors"][0]["offset"] = 1ull << 60; }},
-      {"overlaps", [](Json& j) { j["tensors"][4]["offset"] = j["tensors"][0]["offset"]; }},
+      {"overlaps another tensor", [](Json& j) { j["tensors"][4]["offset"] = j["tensors"][0]["offset"]; }},
       {"is unknown", [](Json& j) { j["tensors"][0]["type"] = "pickle"; }},
       {"is there twice", [](Json& j) { j["tensors"].push_back(j["tensors"][0]); }},
       {"which is not there", [](Json& j) { j["tensors"][0]["same_as"] = "model/gone"; }},

@@ -8,8 +8,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <caffe2/serialize/inline_container.h>
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <cstring>
@@ -17,6 +19,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -27,6 +30,7 @@ namespace muster::exported_test {
 namespace {
 
 namespace exported = detail::weights::exported;
+using nlohmann::json;
 using test::Folder;
 
 std::string error_of(const std::function<void()>& call, ExitCode code) {
@@ -50,6 +54,41 @@ std::string edited(std::string bytes, const std::string& from, const std::string
   for (auto entry = bytes.find("PK\1\2"); entry != std::string::npos; entry = bytes.find("PK\1\2", entry + 4))
     std::memset(bytes.data() + entry + 16, 0, 4);
   return bytes;
+}
+
+using Change = std::function<void(std::string& record)>;
+
+/// The program with another record, and right checksums.
+std::string changed(const std::string& name, const std::string& record, const Change& change) {
+  std::istringstream from(test::exported_program(name));
+  std::string bytes;
+  caffe2::serialize::PyTorchStreamReader reader(&from);
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
+    bytes.append(static_cast<const char*>(data), size);
+    return size;
+  });
+  for (const auto& path : reader.getAllRecords()) {
+    if (path.starts_with(".data/") || path == "version") continue;
+    const auto [data, size] = reader.getRecord(path);
+    std::string content(static_cast<const char*>(data.get()), size);
+    if (path == record) change(content);
+    writer.writeRecord(path, content.data(), content.size());
+  }
+  writer.writeEndOfFile();
+  return bytes;
+}
+
+const char *const graph_record = "models/model.json", *const weights_record = "data/weights/model_weights_config.json";
+
+/// A change of JSON: {PLACE: VALUE}. Places of the graph record that begin without a slash are in the graph.
+Change json_change(const std::string& changes) {
+  return [changes](std::string& record) {
+    auto document = json::parse(record);
+    const auto places = json::parse(changes);
+    for (const auto& [place, value] : places.items())
+      document[json::json_pointer((place.starts_with('/') ? "" : "/graph_module/graph/") + place)] = value;
+    record = document.dump();
+  };
 }
 
 class ExportedTest : public ::testing::Test {
@@ -143,6 +182,8 @@ TEST_F(ExportedTest, EvaluationEqualsAProgramExportedInEvaluation) {
 
 TEST_F(ExportedTest, RandomOperatorsNeedLeaveInEvaluation) {
   EXPECT_SAYS(error_of([&] { load("random")->eval(); }, ExitCode::usage), "aten.bernoulli.default in make_files.py:");
+  EXPECT_SAYS(error_of([&] { load("random")->eval(); }, ExitCode::usage),
+              " may be for training only, and evaluation cannot leave it out");
   auto net = load("random", {.keep_random = true});
   net->eval();
   EXPECT_TRUE(net->forward(at::ones({3, 4})).equal(at::full({3, 4}, 2.0)));
@@ -166,10 +207,12 @@ TEST_F(ExportedTest, TakesAndGivesTreesOfValues) {
   const auto call = [&](std::vector<c10::IValue> inputs, std::map<std::string, c10::IValue> named) {
     return error_of([&] { net->call(std::move(inputs), std::move(named)); }, ExitCode::usage);
   };
-  EXPECT_SAYS(call({pair, table}, {}), "the input bias is missing");
+  EXPECT_SAYS(call({pair, table}, {}), "the input bias is missing. Give all inputs of the model");
   EXPECT_SAYS(call({pair, table}, {{"bias", x}, {"other", x}}), "the model takes others");
   EXPECT_SAYS(call({x, table}, {{"bias", x}}), "the input pair is not the tuple");
-  EXPECT_SAYS(call({pair, table}, {{"bias", x}, {"flag", x}}), "the input flag is");
+  EXPECT_SAYS(call({pair, table}, {{"bias", x}, {"flag", x}}), ", and the program was exported with None");
+  EXPECT_SAYS(call({pair, table}, {{"bias", 3}}), "the input bias is a Int and no tensor");
+  EXPECT_SAYS(call({pair, table}, {{"bias", x}, {"table", table}}), "it has two values for the input table");
   EXPECT_SAYS(call({pair, table}, {{"bias", numbers(4)}}),
               "dimension 0 of the input bias is 4, and the program was exported for that of dimension 0 of the input "
               "pair_0, 5");
@@ -180,9 +223,9 @@ TEST_F(ExportedTest, RefusesShapesThatWereNotExported) {
   auto net = load("modes");
   const auto run = [&](const at::Tensor& x) { return error_of([&] { net->forward(x); }, ExitCode::usage); };
   EXPECT_SAYS(run(numbers(1)), "dimension 0 of the input x is 1, and the program was exported for at least 2");
-  EXPECT_SAYS(run(numbers(65)), "at most 64");
+  EXPECT_SAYS(run(numbers(65)), "at most 64. Give another shape, or export the model with dynamic_shapes");
   EXPECT_SAYS(run(at::zeros({3, 5})), "dimension 1 of the input x is 5, and the program was exported for 4");
-  EXPECT_SAYS(run(at::zeros({3, 4, 1})), "has 3 dimensions");
+  EXPECT_SAYS(run(at::zeros({3, 4, 1})), "the input x has 3 dimensions, and the program was exported for 2");
   EXPECT_SAYS(run(at::zeros({3, 4}, at::kLong)), "is of type Long");
 }
 
@@ -239,7 +282,8 @@ TEST_F(ExportedTest, RunsASubmoduleAsABlock) {
 }
 
 TEST_F(ExportedTest, RefusesWhatItDoesNotRun) {
-  EXPECT_SAYS(refusal(test::exported_program("branches")), "torch.ops.higher_order.cond in make_files.py:");
+  EXPECT_SAYS(refusal(test::exported_program("branches")),
+              "the program uses torch.ops.higher_order.cond in make_files.py:");
   const auto bytes = test::exported_program("depends");
   const auto refuse = [&](const std::string& from, const std::string& to) {
     return refusal(edited(bytes, "\"" + from + "\"", "\"" + to + "\""));
@@ -250,8 +294,99 @@ TEST_F(ExportedTest, RefusesWhatItDoesNotRun) {
   EXPECT_SAYS(refuse("schema_version", "schema_versiom"), "damaged");
   EXPECT_SAYS(refuse("torch_version", "torch_versiom"), "it has a field torch_versiom: the file has version 8.");
   EXPECT_SAYS(refusal(edited(bytes, "\"major\": 8", "\"major\": 9")), "version 9.");
-  EXPECT_SAYS(refuse("as_int", "as_foo"), "as_foo");
+  EXPECT_SAYS(refuse("as_int", "as_foo"), "the program needs a constant of the kind as_foo, which muster does not run");
   EXPECT_SAYS(refusal("PK"), "not a torch archive");
+}
+
+TEST_F(ExportedTest, RefusesProgramsThatContradictThemselves) {
+  const struct {
+    const char *program, *changes, *fact;
+  } cases[] = {
+      {"modes", R"({"tensor_values/x/dtype": 99})", "it has a type with the unknown number 99"},
+      {"depends", R"({"nodes/3/inputs/1/arg": {"as_memory_format": 9}})", "its program has an unknown memory format"},
+      {"depends", R"({"nodes/3/inputs/1/arg": {"as_int": 1, "as_bool": true}})",
+       "a value in it has several types, or none"},
+      {"depends", R"({"nodes/3/outputs/-": {"as_sym_bool": {"as_name": "more"}}})",
+       "_operator.ge does not give so many values"},
+      {"depends", R"({"nodes/0/inputs/0/arg/as_tensor/name": "later"})", "it uses later before it is computed"},
+      {"depends", R"({"nodes/1/outputs/0/as_tensor/name": "gt"})", "two values are called gt"},
+      {"depends", R"({"outputs/0": {"as_ints": [1]}})", "an output is no value"},
+      {"modes", R"({"nodes/0/inputs/1/arg": {"as_int": 1}})", "grad_enabled has no graph"},
+      {"modes", R"({"nodes/0/inputs/-": {"arg": {"as_int": 1}}})", "grad_enabled has other inputs than its graph"},
+      {"modes", R"({"nodes/0/outputs/-": {"as_none": true}})", "grad_enabled has other outputs"},
+      {"modes", R"({"nodes/0/outputs/0/as_tensor/name": "x"})", "two values are called x"},
+      {"modes",
+       R"({"nodes/0/inputs/2": {"arg": {"as_tensor": {"name": "x"}}}, "nodes/0/inputs/3": {"arg": {"as_tensor": {"name": "x"}}},
+           "nodes/0/inputs/1/arg/as_graph/graph/inputs": [{"as_tensor": {"name": "y"}}, {"as_tensor": {"name": "y"}}]})",
+       "grad_enabled has two inputs of one name"},
+      {"modes", R"({"nodes/7/inputs/0/arg": {"as_string": "abacus"}})", "its program is damaged: "},
+      {"modes", R"({"/graph_module/signature/input_specs/0/parameter/parameter_name": "gone"})",
+       "there is no gone in it"},
+      {"modes", R"({"/graph_module/signature/input_specs/1/parameter/parameter_name": "first.0.weight"})",
+       "already defined"},
+      {"depends", R"({"/graph_module/signature/input_specs": []})", "its inputs are not those it lists"},
+      {"depends", R"({"/graph_module/signature/output_specs": []})", "its outputs are not those it lists"},
+      {"depends",
+       R"({"/graph_module/signature/output_specs/0": {"buffer_mutation": {"arg": {"name": "mul"}, "buffer_name": "gone"}}})",
+       "it changes a tensor that is not there"},
+      {"depends", R"({"/graph_module/module_call_graph/0/signature/in_spec": "[2, null]"})",
+       "its signature has another version"},
+      {"depends",
+       R"({"/graph_module/module_call_graph/0/signature/in_spec":
+           "[1, {\"type\": \"builtins.dict\", \"context\": \"[1]\", \"children_spec\": []}]"})",
+       "its signature has a dict without its keys"},
+      {"depends",
+       R"({"/graph_module/module_call_graph/0/signature/out_spec":
+           "[1, {\"type\": \"builtins.tuple\", \"context\": \"null\", \"children_spec\": []}]"})",
+       "its outputs do not fit its tree"},
+  };
+  for (const auto& [program, changes, fact] : cases)
+    EXPECT_SAYS(refusal(changed(program, graph_record, json_change(changes))), fact) << changes;
+  const auto outside = json_change(R"({"/config/last.bias/tensor_meta/storage_offset/as_int": 99})");
+  EXPECT_SAYS(refusal(changed("modes", weights_record, outside)),
+              "its last.bias is larger than its bytes, or lies outside of them");
+  const auto with = [&](const char* record, const std::string& content) {
+    return refusal(changed("depends", record, [&](std::string& old) { old = content; }));
+  };
+  EXPECT_SAYS(with("archive_format", "pt3"), "it is not of torch.export.save()");
+  EXPECT_SAYS(with("archive_format", std::string(100, 'x')), "archive_format is absurdly large");
+  EXPECT_SAYS(with("byteorder", "big"), "its byte order is not little-endian");
+}
+
+TEST_F(ExportedTest, RefusesUsesThatItsProgramDoesNotHave) {
+  const json leaf = {{"type", nullptr}, {"context", nullptr}, {"children_spec", json::array()}},
+             tuple = {1, {{"type", "builtins.tuple"}, {"context", "null"}, {"children_spec", {leaf}}}};
+  const json changes = {{"/graph_module/module_call_graph/0/signature/out_spec", tuple.dump()}};
+  auto net = load_bytes(changed("depends", graph_record, json_change(changes.dump())));
+  EXPECT_SAYS(error_of([&] { net->forward(numbers(3)); }, ExitCode::usage), "it gives a Tuple");
+  net = load_bytes(changed("signature", graph_record, json_change(R"({
+    "inputs/4": {"as_sym_int": {"as_name": "flag"}}, "sym_int_values/flag": {"as_int": 3},
+    "/graph_module/signature/input_specs/4": {"user_input": {}}})")));
+  const auto x = numbers(3);
+  const auto pair = c10::ivalue::Tuple::create({x, x});
+  c10::impl::GenericDict table(c10::StringType::get(), c10::TensorType::get());
+  table.insert("k", x);
+  EXPECT_SAYS(error_of(
+                  [&] {
+                    net->call({pair, table}, {{"bias", x}, {"flag", 2.5}});
+                  },
+                  ExitCode::usage),
+              "the input flag is no integer");
+  net = load_bytes(changed("modes", graph_record,
+                           json_change(R"({"nodes/3/target": "torch.ops.aten._batch_norm_impl_index.default"})")));
+  detail::gradients::BatchNormOperators& norms = *net;
+  EXPECT_SAYS(error_of([&] { norms.synchronise_batch_norms(); }, ExitCode::usage),
+              "the exported program has aten._batch_norm_impl_index.default, which cannot be synchronised");
+
+  const auto state = state_dict(load("modes"));
+  const auto save = [&](const std::string& program) {
+    test::write_bytes(folder_ / "net.pt2", program);
+    return error_of([&] { save_exported(folder_ / "net.pt2", state, folder_ / "other.pt2"); }, ExitCode::data);
+  };
+  EXPECT_SAYS(save(changed("modes", graph_record, json_change(R"({"/schema_version/major": 9})"))),
+              "its format is another: the file has version 9.");
+  EXPECT_SAYS(save(changed("modes", weights_record, json_change(R"({"/config/last.bias/use_pickle": true})"))),
+              "its last.bias is pickled");
 }
 
 TEST_F(ExportedTest, RefusesOperatorsThatReachMemory) {

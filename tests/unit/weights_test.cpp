@@ -417,10 +417,10 @@ TEST(HostileSafetensors, AreRefused) {
       {"claims a header of", std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + "{}"},
       {"claims a header of", std::string("\x03\0\0\0\0\0\0\0{}", 10)},
       {"not JSON", safetensors("{", "")},
-      {"not a JSON object", safetensors("[]", "")},
+      {"its header is not a JSON object", safetensors("[]", "")},
       {"nested deeper", safetensors(header("{\"dtype\":" + std::string(200'000, '[')), "")},
       {"nested deeper", safetensors(std::string(200'000, '['), "")},
-      {"twice",
+      {"its header names \"a\" twice",
        safetensors(
            R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
            values)},
@@ -448,11 +448,11 @@ TEST(HostileSafetensors, AreRefused) {
        safetensors(header(R"({"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]})"), values)},
       {"there are 8", safetensors(header(R"({"dtype":"U8","shape":[4],"data_offsets":[0,4]})"), values)},
       {"after a gap", safetensors(header(R"({"dtype":"U8","shape":[4],"data_offsets":[4,8]})"), values)},
-      {"overlaps",
+      {"the tensor b overlaps another",
        safetensors(
            R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
            values)},
-      {"metadata", safetensors(R"({"__metadata__":{"a":3}})", "")},
+      {"its metadata is not an object of strings", safetensors(R"({"__metadata__":{"a":3}})", "")},
       {"metadata", safetensors(R"({"__metadata__":["a"]})", "")},
   };
   for (const auto& [fact, bytes] : files) {
@@ -744,10 +744,11 @@ TEST(HostileArchive, DirectoriesAreRefused) {
        }},
       {"packed or encrypted", [&](auto& bytes) { put(bytes, entry + 8, "\1"); }},
       {"packed or encrypted", [&](auto& bytes) { put(bytes, entry + 24, "\xf0\xff\xff\x7f"); }},
-      {"overlap", [&](auto& bytes) { put(bytes, entry + 20, "\xf0\xff\xff\x7f\xf0\xff\xff\x7f"); }},
+      {"its records overlap, or lie outside the file",
+       [&](auto& bytes) { put(bytes, entry + 20, "\xf0\xff\xff\x7f\xf0\xff\xff\x7f"); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, entry + 20, "\xff\xff\xff\xff\xff\xff\xff\xff"); }},
       {"points outside", [&](auto& bytes) { put(bytes, entry + 42, "\xf0\xff\xff\x7f"); }},
-      {"there is no archive/data/0 where",
+      {"there is no archive/data/0 where its directory says",
        [&](auto& bytes) {
          put(bytes, entry + 42, std::string("\0\0\0\1", 1));
          bytes[entry + 42] = 1;
@@ -756,7 +757,8 @@ TEST(HostileArchive, DirectoriesAreRefused) {
       {"two records", [&](auto& bytes) { put(bytes, bytes.rfind("archive/data/1"), "archive/data/0"); }},
       {"there is no archive/data/0 in it",
        [&](auto& bytes) { put(bytes, bytes.rfind("archive/data/0"), "archive/data/7"); }},
-      {"without a data.pkl", [&](auto& bytes) { put(bytes, bytes.rfind("archive/data.pkl"), "archive/data.pkx"); }},
+      {"it is an archive without a data.pkl. Use a file that torch.save()",
+       [&](auto& bytes) { put(bytes, bytes.rfind("archive/data.pkl"), "archive/data.pkx"); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, entry, "PK\1\3"); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, entry + 30, "\xff\xff"); }},
       {"directory is damaged", [&](auto& bytes) { put(bytes, end64 + 32, "\xff"); }},
@@ -769,7 +771,7 @@ TEST(HostileArchive, DirectoriesAreRefused) {
        [&](auto& bytes) {
          bytes = archive("\x80\x02}.", {{"constants.pkl", "\x80\x02)."}});
        }},
-      {"little-endian",
+      {"its values are not little-endian",
        [&](auto& bytes) {
          bytes = archive("\x80\x02}.", {{"byteorder", "big"}});
        }},

@@ -52,14 +52,10 @@ std::string source_of(std::string_view trace) {
   return found;
 }
 
-std::optional<at::ScalarType> scalar_type(std::int64_t number) {
-  static const std::map<std::int64_t, at::ScalarType> others{
-      {13, at::kBFloat16},       {28, at::kUInt16},          {29, at::kFloat8_e4m3fn},
-      {30, at::kFloat8_e5m2},    {31, at::kFloat8_e4m3fnuz}, {32, at::kFloat8_e5m2fnuz},
-      {33, at::kFloat8_e8m0fnu}, {34, at::kUInt32},          {35, at::kUInt64}};
-  if (number >= 1 && number <= 12) return static_cast<at::ScalarType>(number - 1);  // the same order
-  const auto at = others.find(number);
-  return at == others.end() ? std::nullopt : std::optional(at->second);
+[[noreturn]] void refuse_version(const Archive& archive, const std::string& fact, const std::string& version) {
+  archive.refuse(fact + ": the file has version " + version + " of the format, and muster knows " +
+                     std::to_string(known_major) + "." + std::to_string(known_minor),
+                 "Export the model again with a version of torch that muster knows");
 }
 
 class Reader {
@@ -79,9 +75,7 @@ class Reader {
       const auto model = find_model();
       const auto json = parse(folder_ + "models/" + model + ".json");
       const auto& version = json.at("schema_version");
-      version_ = std::to_string(version.at("major").get<std::int64_t>()) + "." +
-                 std::to_string(version.at("minor").get<std::int64_t>());
-      if (version.at("major").get<std::int64_t>() != known_major) refuse_version("its format is another");
+      version_ = check_version(archive_, version.at("major"), version.at("minor"));
       check_fields(json, {"graph_module", "opset_version", "range_constraints", "schema_version", "verifiers",
                           "torch_version", "guards_code"});
       read_weights("data/constants/" + model + "_constants_config.json", "data/constants/");
@@ -106,18 +100,12 @@ class Reader {
     return parse_json(archive_.text(record, max_json_bytes), "reading " + record + " in " + program_.file.string());
   }
 
-  [[noreturn]] void refuse_version(const std::string& fact) const {
-    archive_.refuse(fact + ": the file has version " + version_ + " of the format, and muster knows " +
-                        std::to_string(known_major) + "." + std::to_string(known_minor),
-                    "Export the model again with a version of torch that muster knows");
-  }
-
   /// Refuses fields of a newer format, unless they are empty.
   void check_fields(const Json& object, std::initializer_list<std::string_view> known) const {
     for (const auto& [name, value] : object.items())
       if (std::ranges::find(known, name) == known.end() && !value.is_null() &&
           !(value.is_structured() && value.empty()))
-        refuse_version("it has a field " + name);
+        refuse_version(archive_, "it has a field " + name, version_);
   }
 
   [[noreturn]] void refuse_object(const std::string& what) const {
@@ -727,6 +715,22 @@ class Reader {
 };
 
 }  // namespace
+
+std::optional<at::ScalarType> scalar_type(std::int64_t number) {
+  static const std::map<std::int64_t, at::ScalarType> others{
+      {13, at::kBFloat16},       {28, at::kUInt16},          {29, at::kFloat8_e4m3fn},
+      {30, at::kFloat8_e5m2},    {31, at::kFloat8_e4m3fnuz}, {32, at::kFloat8_e5m2fnuz},
+      {33, at::kFloat8_e8m0fnu}, {34, at::kUInt32},          {35, at::kUInt64}};
+  if (number >= 1 && number <= 12) return static_cast<at::ScalarType>(number - 1);  // the same order
+  const auto at = others.find(number);
+  return at == others.end() ? std::nullopt : std::optional(at->second);
+}
+
+std::string check_version(const Archive& archive, std::int64_t major, std::int64_t minor) {
+  auto version = std::to_string(major) + "." + std::to_string(minor);
+  if (major != known_major) refuse_version(archive, "its format is another", version);
+  return version;
+}
 
 Program read_program(const std::filesystem::path& file, const std::vector<std::string>& namespaces) {
   return Reader(file, namespaces).read();

@@ -13,6 +13,10 @@
 #include <string>
 #include <vector>
 
+namespace muster::detail::weights {
+class Archive;
+}
+
 namespace muster::detail::weights::exported {
 
 /// The number of a value: an input, or what a node returns.
@@ -127,6 +131,12 @@ struct Program {
   bool keep_random = false;                 ///< ExportedOptions::keep_random
   std::vector<std::string> arguments = {};  ///< names of the positional inputs, then of the others
 };
+
+/// The type with this number in the format; none if there is no such type.
+std::optional<at::ScalarType> scalar_type(std::int64_t number);
+
+/// Refuses a file of another version of the format than muster knows. Returns the version's text.
+std::string check_version(const Archive& archive, std::int64_t major, std::int64_t minor);
 
 /// Reads and checks a file. Throws an Error (ExitCode::data) that names it.
 Program read_program(const std::filesystem::path& file, const std::vector<std::string>& namespaces);

@@ -3,6 +3,7 @@
 #include "muster/error.hpp"
 #include "muster/exported.hpp"
 #include "weights/archive.hpp"
+#include "weights/exported/program.hpp"
 #include "weights/weights_file.hpp"
 
 #include <caffe2/serialize/inline_container.h>
@@ -24,16 +25,6 @@ using namespace detail::weights;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::uint64_t max_text_bytes = 256 << 20;
-
-/// The format's number of a type; 0 if it has none.
-int number_of(at::ScalarType type) {
-  using enum at::ScalarType;
-  if (type <= Bool) return static_cast<int>(type) + 1;
-  static const std::map<at::ScalarType, int> others{{BFloat16, 13},    {UInt16, 28},          {Float8_e4m3fn, 29},
-                                                    {Float8_e5m2, 30}, {Float8_e4m3fnuz, 31}, {Float8_e5m2fnuz, 32}};
-  const auto at = others.find(type);
-  return at == others.end() ? 0 : at->second;
-}
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
@@ -87,7 +78,7 @@ void replace(const Archive& archive, Folder& folder, bool needs_all, std::map<st
       if (entry.at("use_pickle") == true || meta.is_null())
         archive.refuse("its " + name + " is pickled", "Export the model with plain tensors");
       auto plain = given.mapped().detach().resolve_conj().resolve_neg().cpu().contiguous();
-      if (meta.at("sizes") != numbers(plain.sizes()) || meta.at("dtype") != number_of(plain.scalar_type()))
+      if (meta.at("sizes") != numbers(plain.sizes()) || exported::scalar_type(meta.at("dtype")) != plain.scalar_type())
         differences.different.push_back(name);
       else if (value.defined() && !same_bytes(value, plain))
         differences.not_tied.push_back(name);
@@ -176,10 +167,7 @@ void save_exported(const std::filesystem::path& program, const StateDict& state,
   std::uint64_t total = 0;
   try {
     const auto version = OrderedJson::parse(archive.text(root + graph, max_text_bytes)).at("schema_version");
-    if (version.at("major") != 8)
-      archive.refuse("its schema has version " + version.at("major").dump() + "." + version.at("minor").dump() +
-                         ", and this muster writes 8.20",
-                     "Export the model with torch 2.11 to 2.13");
+    exported::check_version(archive, version.at("major"), version.at("minor"));
     folders.push_back(read_folder(archive, root + "data/weights/", "model_weights_config.json", "weight_"));
     folders.push_back(read_folder(archive, root + "data/constants/", "model_constants_config.json", "tensor_"));
     auto left = state.tensors;

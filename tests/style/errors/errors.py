@@ -179,7 +179,7 @@ class Reader(Texts):
             facts = self.texts(ranges[2])
             unbound = list(self.unbound)
             codes, doings = self.codes(ranges[0]), self.texts(ranges[1])
-            remedies = self.texts(ranges[3]) if len(ranges) == 4 else [""]
+            remedies = self.remedies(ranges[3]) if len(ranges) == 4 else [""]
             self.unbound = unbound
         elif len(ranges) in (1, 2):
             # A copy, or an error on which the ranks have agreed: its text was made elsewhere.
@@ -212,6 +212,19 @@ class Reader(Texts):
         )  # fmt: skip
         self.errors.setdefault((error.path, error.line, error.message), error)
 
+    def remedies(self, value):
+        """What a remedy can be; where it is a parameter of the function around, what the calls of that one give."""
+        self.unbound = []
+        found = self.texts(value)
+        if any(has_words(text) or not text for text in found) or not self.unbound:
+            return found
+        source, function = self.unbound[0]
+        given = []
+        for where, at, opening in self.calls_of(source, function):
+            bound = self.bind(source, function, Range(where, at, at, value.bound), opening)
+            given += self.texts(Range(value.source, value.begin, value.end, bound))
+        return [text for text in self.limited(given) if has_words(text)] or found
+
     def unreadable(self, source, at, what):
         self.problems.append(f"{source.path}:{source.tokens[at].line}: {what}")
 
@@ -224,11 +237,14 @@ class Reader(Texts):
         is_shared = source.path.endswith(".hpp") or any(
             self.is_declared(self.sources[path], function.name) for path in (header, public) if path in self.sources
         )
+        is_private = header in self.sources and self.is_private(self.sources[header], function)
         for where, at in self.calls.get(function.name, []):
             opening = at + 1
             if where is source and opening == function.parameters_begin:
                 continue
             if where is not source and (is_lambda or not is_shared):
+                continue
+            if is_private and where.path not in (source.path, header):
                 continue
             if is_lambda and not (outer and outer[0].begin < at < outer[0].end):
                 continue
@@ -261,6 +277,20 @@ class Reader(Texts):
             and (header.is_name(at - 1) or header.is_sign(at - 1, "&", "*", ">"))
             for at in range(1, len(header.tokens) - 1)
         )
+
+    @staticmethod
+    def is_private(header, function):
+        """True for a private function of a class in the header."""
+        for at in range(1, len(header.tokens) - 1):
+            if not header.is_name(at, function.name) or not header.is_sign(at + 1, "("):
+                continue
+            if header.parameters(at + 1) != function.parameters:
+                continue
+            while at > 0 and not header.is_sign(at, "{"):
+                if header.is_name(at, "private", "protected", "public") and header.is_sign(at + 1, ":"):
+                    return header.tokens[at].text == "private"
+                at = header.open.get(at, at) - 1
+        return False
 
     def check_throws(self):
         """Raises an error for a `throw` whose exception is not in the list."""

@@ -407,7 +407,7 @@ class Texts:
             return found
         for at in range(len(header.tokens) - 1):
             if header.is_name(at, function.name) and header.is_sign(at + 1, "("):
-                if len(header.arguments(at + 1)) == len(function.parameters):
+                if header.parameters(at + 1) == function.parameters:
                     for number, default in header.defaults(at + 1).items():
                         found.setdefault(number, Range(header, *default, ()))
         return found
