@@ -47,7 +47,8 @@ struct ExportedOptions {
 
 /// An exported program as a torch module: optimizers, State, prepare_model and Evaluation accept it like any other.
 /// Parameters and buffers have the names of Python's state_dict(), in submodules of Python's names. Parameters that are
-/// tied in Python are one tensor under both names. Use it in one thread at a time.
+/// tied in Python are one tensor under both names; parameters() lists it twice, so step it with an optimizer of
+/// session.prepare_optimizer(), which steps it once. Use it in one thread at a time.
 ///
 /// An input whose shape is not one that was exported is an Error (ExitCode::usage) that names the input and the
 /// dimension; sizes that are expressions, such as 2 * batch, are not checked. What an operator throws is passed on,
