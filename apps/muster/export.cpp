@@ -114,8 +114,7 @@ void add_export(CLI::App& checkpoint) {
   command->footer(
       "Example:\n  muster checkpoint export runs/demo/checkpoint_000003 --to torch demo.pt\n"
       "  python3 -c 'import torch; print(torch.load(\"demo.pt\", weights_only=True))'\n"
-      "  muster checkpoint export runs/demo/checkpoint_000003 --to pt2 \\\n"
-      "    --program net.pt2 demo.pt2");
+      "  muster checkpoint export CHECKPOINT --to pt2 --program net.pt2 demo.pt2");
   command->callback([arguments] { export_weights(*arguments); });
 }
 
