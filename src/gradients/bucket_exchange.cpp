@@ -20,7 +20,7 @@
 namespace muster::detail::gradients {
 namespace {
 
-/// Makes a tensor, in the backend's own memory if it has any, since it transfers that fastest. Collective.
+/// Returns a new tensor: in the backend's own memory if it offers any, since it transfers that fastest. Collective.
 at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at::TensorOptions& options) {
   const auto backend = group.getBackend(options.device().type());
   const auto device = options.device().has_index() ? options.device().index() : c10::DeviceIndex{0};
@@ -33,13 +33,13 @@ at::Tensor buffer_for(c10d::ProcessGroup& group, std::int64_t elements, const at
 struct BucketExchange::Bucket {
   GradBucket gradients;  ///< given to the communication hook
   at::Tensor flat;       ///< the gradients, then `used`
-  /// [gradients]: summed over the ranks, the number of ranks that have used each; in the first bucket also
-  /// [note_count].
+  /// One number for each gradient, then in the first bucket `note_count` numbers for flags and weight. Before the
+  /// all-reduce, this rank's numbers (summand_of(), put_notes()); afterwards their sums over the ranks.
   at::Tensor used;
-  std::vector<float> users;  ///< the same on the CPU
-  std::size_t missing = 0;   ///< number of gradients not added yet in this round
+  std::vector<float> users;  ///< the numbers of `used`, on the CPU
+  std::size_t missing = 0;   ///< number of gradients that add() has not been called with in this round
   c10::intrusive_ptr<c10d::Work> work = {};
-  watch::TraceEvent event = {};  ///< its reduction, in this round
+  watch::TraceEvent event = {};  ///< begins when the bucket's all-reduce starts, for a trace
 };
 
 BucketExchange::BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
@@ -87,7 +87,7 @@ void BucketExchange::fill_buckets() {
                         .flat = part(0, count + sums),
                         .used = part(count, sums),
                         .users = std::vector<float>(sums)});
-    taken[type] += node::whole_lines(count + sums);  // elements: whole cache lines even if an element is one byte
+    taken[type] += node::whole_lines(count + sums);  // in elements; whole cache lines even if an element is one byte
   }
 }
 
@@ -123,7 +123,7 @@ void BucketExchange::start_full_buckets() {
   for (; started_ < buckets_.size() && buckets_[started_].missing == 0; ++started_) {
     auto& full = buckets_[started_];
     full.used.copy_(at::from_blob(full.users.data(), {static_cast<std::int64_t>(full.users.size())}, at::kFloat));
-    // A hook does not transfer `used`, which must not be compressed.
+    // A hook averages the gradients in finish(), so only `used` is summed here: a hook could compress it.
     std::vector<at::Tensor> tensors{hook_ ? full.used : full.flat};
     full.event = {.name = "reduce bucket",
                   .track = watch::TraceTrack::buckets,
@@ -147,7 +147,7 @@ bool BucketExchange::advance() {
 void BucketExchange::finish() {
   const at::NoGradGuard no_grad;
   if (thread_) thread_->stop();
-  // With any backend, an error on another rank ends this wait.
+  // wait_on() also returns, by an Error, if another rank fails; work->wait() of some backends would not.
   comm::wait_on(
       communicator_,
       [&] {
@@ -171,7 +171,8 @@ void BucketExchange::finish() {
   fix_order();
 }
 
-/// Fixes the expected order of gradients: that in which the first rank has added them in the first complete backward().
+/// Sets the order in which gradients are expected to the order in which the first rank added them, once that rank has
+/// added all gradients during one backward().
 void BucketExchange::fix_order() {
   if (order_fixed_ || parameters_.empty()) return;
   auto order = at::full({static_cast<std::int64_t>(parameters_.size())}, -1, at::kLong);

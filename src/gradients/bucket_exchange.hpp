@@ -1,6 +1,6 @@
-// Copies gradients into flat buckets and averages each bucket by one all-reduce of a process group. The all-reduce
-// starts as soon as the bucket is full and those of all earlier buckets have started. A communication hook, which may
-// wait for other ranks, is called for each bucket in finish() instead.
+// Copies gradients into flat buckets and averages each bucket by one all-reduce of a process group. All ranks start the
+// all-reduces in the order of the buckets, each as soon as its bucket is full. With a communication hook, the hook
+// averages the gradients instead: finish() calls it for each bucket, since it may wait for other ranks.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -25,11 +25,12 @@ namespace muster::detail::gradients {
 /// The process group has the communicator's ranks and serves this exchange only: in one backward(), the buckets of two
 /// models may start in different orders on different ranks.
 ///
-/// Many members: the buckets and their order, which the first round settles, and what the round under way has added.
+/// Many members: the buckets and their order, which is final after the first complete round, and the progress of the
+/// current round.
 class BucketExchange final : public Exchange {
  public:
-  /// With `progress_thread`, a second thread makes the all-reduces advance while backward() computes, for process
-  /// groups that do not do so themselves. Their works must then allow calls from several threads (with MPI:
+  /// With `progress_thread`, a second thread advances the all-reduces while backward() computes. It is for process
+  /// groups that do not do so themselves; their works must allow calls from several threads (with MPI:
   /// MPI_THREAD_MULTIPLE). Collective.
   BucketExchange(const std::vector<at::Tensor>& parameters, Communicator communicator,
                  c10::intrusive_ptr<c10d::ProcessGroup> group, const ModelOptions& options, bool progress_thread);
@@ -48,23 +49,24 @@ class BucketExchange final : public Exchange {
 
   void fill_buckets();
   void start_full_buckets();
-  /// Makes the started all-reduces advance. True if the oldest one has ended.
+  /// Polls the all-reduces that have started. True if the oldest of them has ended.
   bool advance();
   void fix_order();
 
   Communicator communicator_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   CommHook hook_;
-  std::size_t first_bytes_, most_bytes_;  ///< limits for the first bucket of a type, and for the others
-  at::Tensor scale_;                      ///< 1 / world
+  std::size_t first_bytes_, most_bytes_;  ///< size limits: of the first bucket of each type, of all other buckets
+  at::Tensor scale_;                      ///< 1 / number of ranks
   std::vector<at::Tensor> parameters_;
-  FlatLayout types_;                ///< one bucket for each type and device
-  std::vector<at::Tensor> memory_;  ///< [buckets of types_]; holds the buckets of layout_
-  std::vector<std::size_t> order_;  ///< parameters, in the order in which their gradients are expected
-  FlatLayout layout_;               ///< one bucket for each of buckets_
+  FlatLayout types_;                ///< groups the parameters by type and device
+  std::vector<at::Tensor> memory_;  ///< for each type and device, the memory of all its buckets
+  /// indices of parameters, in the order in which backward() is expected to make their gradients
+  std::vector<std::size_t> order_;
+  FlatLayout layout_;               ///< the slices of the parameters in buckets_
   std::vector<Bucket> buckets_;     ///< in the order in which they start
   std::size_t started_ = 0;         ///< number of buckets whose all-reduce has started
-  std::size_t ended_ = 0;           ///< number of them whose all-reduce is known to have ended
+  std::size_t ended_ = 0;           ///< number of buckets whose all-reduce is known to have ended
 
   Arrival arrival_ = Arrival::at_once;
   std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this round has added them

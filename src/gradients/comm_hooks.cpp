@@ -74,7 +74,7 @@ void orthonormalise(const at::Tensor& rows, std::uint64_t seed) {
 
 namespace {
 
-/// The number type of everything that a bucket sends: the type of its gradients, or float for half types.
+/// The type of all numbers that a bucket sends: the type of its gradients, or float for half types.
 at::ScalarType type_of_factors(const GradBucket& bucket) { return at::toOpMathType(bucket.gradients.scalar_type()); }
 
 void all_reduce(c10d::ProcessGroup& group, const at::Tensor& tensor) {
@@ -108,7 +108,7 @@ PowerSgdMemory begin(const GradBucket& bucket, const PowerSgdOptions& options) {
   return memory;
 }
 
-/// Returns the part of `flat` from `offset` on as a matrix, and moves `offset` behind it.
+/// Returns the next rows · columns elements of `flat`, from `offset` on, as a matrix, and advances `offset`.
 at::Tensor part(const at::Tensor& flat, std::int64_t& offset, std::int64_t rows, std::int64_t columns) {
   const auto piece = flat.narrow(0, offset, rows * columns).view({rows, columns});
   offset += rows * columns;
@@ -127,7 +127,8 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
   const auto type = type_of_factors(bucket);
   const auto seed = options.seed + static_cast<std::uint64_t>(memory.iteration);
 
-  // Uncompressed views travel with P. Matrices that no rank has used are skipped; their error stays for a later round.
+  // Gradients that are not compressed are sent together with P. Matrices that no rank has used are skipped; their
+  // errors are kept for a later round.
   std::vector<LowRank*> matrices;
   std::int64_t others = 0, elements_of_p = 0, elements_of_q = 0;
   for (const auto& other : memory.others) others += other.numel();
@@ -176,7 +177,8 @@ void compress(GradBucket& bucket, c10d::ProcessGroup& group, const PowerSgdOptio
     const auto& view = bucket.views[m.view];
     view.copy_(product(p, q).view(view.sizes()));
     m.q.copy_(q);
-    // Every rank's error assumes that it has contributed an equal share of the result.
+    // The average holds 1 / ranks of the approximation for each rank; this rank keeps the rest of its own input as its
+    // error.
     if (options.error_feedback) m.error = input.sub_(view.reshape({m.rows, m.columns}), 1.0 / group.getSize());
   }
   offset = 0;

@@ -61,12 +61,13 @@ void require_equal_weights(const torch::nn::Module& module) {
 /// A started collective on the values of a tensor with any strides.
 struct Transfer {
   at::Tensor tensor;
-  at::Tensor contiguous;  ///< the tensor itself if it is contiguous and no conjugate or negative view, else a copy
+  /// shares the memory of `tensor` if that is contiguous and no conjugate or negative view; else a copy
+  at::Tensor contiguous;
   c10::intrusive_ptr<c10d::Work> work;
 };
 
-/// Starts a collective for each tensor, then finishes them in order. A tensor with two names is transferred once. A
-/// tensor whose elements share memory, as expand() makes it, gets separate memory for each.
+/// Calls `start` for each tensor to start a collective, then waits for the collectives in this order. A tensor that has
+/// two names is transferred once. If elements of a tensor share memory (expand()), they get separate memory first.
 template <class Start>
 void transfer(const std::vector<at::Tensor>& tensors, Start&& start) {
   const at::NoGradGuard no_grad;
@@ -103,19 +104,19 @@ void average_tensors(c10d::ProcessGroup& group, const std::vector<at::Tensor>& t
 
 std::string_view last_part(std::string_view name) { return name.substr(name.rfind('.') + 1); }  // npos + 1 is 0
 
-/// True for a running statistic of a batch-norm, which is averaged over the ranks.
+/// True for a batch-norm's running mean or variance.
 bool is_running_statistic(std::string_view name, const at::Tensor& buffer) {
   return (last_part(name) == "running_mean" || last_part(name) == "running_var") &&
          (buffer.is_floating_point() || buffer.is_complex());
 }
 
-/// True if the group's work on these parameters advances only when a thread waits for it, and any thread may do that.
+/// True if the group's collectives on these parameters advance only while some thread polls them, and any thread may.
 bool needs_progress_thread(c10d::ProcessGroup& group, const std::vector<at::Tensor>& parameters) {
   return std::all_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.is_cpu(); }) &&
          group.getBackend(c10::kCPU)->getBackendName() == "muster" && comm::threads_may_call_mpi();
 }
 
-/// Logs that bucket sizes have no effect, if the user has set any.
+/// Logs that the sizes of buckets have no effect, if the user has set one.
 void log_unused_bucket_sizes(const ModelOptions& options, const char* instead) {
   const ModelOptions defaults;
   if (options.bucket_bytes != defaults.bucket_bytes || options.first_bucket_bytes != defaults.first_bucket_bytes)
@@ -150,10 +151,10 @@ Reducer::MakeExchange exchange_maker(const ParallelContext& context,
 
 }  // namespace
 
-/// Separate values of a module's buffers for each micro-batch of this rank.
+/// The values of a module's buffers, separately for each micro-batch of this rank.
 class DataParallel::MicroBatchBuffers {
  public:
-  /// All micro-batches begin with the module's values.
+  /// Each micro-batch begins with the values that the module has now.
   MicroBatchBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
                     const step::MicroBatchShare& share)
       : group_(std::move(group)), share_(share), of_micro_batch_(static_cast<std::size_t>(share.count)) {
@@ -167,7 +168,8 @@ class DataParallel::MicroBatchBuffers {
   void load_buffers_of(int micro_batch) {
     const at::NoGradGuard no_grad;
     if (micro_batch == inside_) return;
-    // All micro-batches begin with the values that the module had outside of them, for example from a checkpoint.
+    // The module's values may have changed since synchronise(), for example by a checkpoint: each micro-batch begins
+    // with them.
     if (inside_ < 0)
       for (auto& each : of_micro_batch_) copy(buffers_, each);
     store_current();
@@ -204,8 +206,9 @@ class DataParallel::MicroBatchBuffers {
   step::MicroBatchShare share_;
   std::vector<at::Tensor> buffers_;
   std::vector<bool> is_statistic_;
-  std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [micro-batches of this rank][buffers]
-  int inside_ = -1;                                      ///< the micro-batch whose values the module has; -1 if none
+  std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [buffers][elements] for each micro-batch of this rank
+  /// the micro-batch whose values are in the module; -1 after synchronise() and before the first batch
+  int inside_ = -1;
 };
 
 std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module,
@@ -248,7 +251,7 @@ void DataParallel::load_buffers_of(int micro_batch) {
 void DataParallel::synchronise_buffers() {
   if (!reducer_) return;
   reducer_->check_parameters();
-  reducer_->finish_abandoned_rounds();  // rounds that exceptions have cut off may still use the group
+  reducer_->finish_abandoned_rounds();  // rounds that exceptions have ended may still use the process group
   if (micro_batches_) return micro_batches_->synchronise();
   std::vector<at::Tensor> statistics, counts;
   for (const auto& buffer : module_->named_buffers()) {

@@ -1,4 +1,4 @@
-// One prepared model: weights made equal once, gradients averaged in every backward().
+// One prepared model: all ranks start with equal weights, and every backward() averages the gradients.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -24,14 +24,14 @@ namespace muster::detail::gradients {
 class Reducer;
 class BatchNormRanks;
 
-/// Settings shared by all models that are prepared for the same ranks.
+/// What all models of a session have in common.
 struct ParallelContext {
   Communicator communicator;
   /// Makes a new process group over the ranks of `communicator`. Each model has its own, so that two models in one
   /// backward() cannot receive each other's messages. Collective.
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> new_group;
-  std::shared_ptr<const step::Steps> steps;  ///< tells the current batch and its weight
-  std::shared_ptr<const int> no_sync_depth;  ///< gradients are averaged if it is 0
+  std::shared_ptr<const step::Steps> steps;  ///< has the current batch and its weight
+  std::shared_ptr<const int> no_sync_depth;  ///< number of open no_sync() scopes; gradients are averaged if it is 0
   /// True if this rank has been asked to stop. Called in every averaging round, on the thread that runs backward(); see
   /// Reducer::any_stop_requested(). Empty if the rank is never asked.
   std::function<bool()> stop_requested = {};
@@ -40,30 +40,32 @@ struct ParallelContext {
   bool share_memory = true;
   /// True if this rank has a core that torch's threads do not use.
   bool spare_core = false;
-  /// This rank's part of each step; one micro-batch unless there are virtual workers.
+  /// This rank's micro-batches of each step: one, unless there are virtual workers.
   step::MicroBatchShare share = {};
 };
 
-/// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.
+/// The session owns this object. The hooks in the model's tensors only have a weak pointer to it, so the model may
+/// outlive it.
 class DataParallel {
  public:
   /// Moves the module to the device, compares names, shapes and types over the ranks, copies rank 0's weights and
   /// buffers to all ranks, in place, and installs the hooks. With Parallel::none, only moves the module. Throws an
-  /// Error (ExitCode::data), the same on all ranks, that names the tensor and the ranks if they differ; also if the
-  /// module, or another one with one of its parameters, is prepared already. Collective.
+  /// Error (ExitCode::data), the same on all ranks, if the ranks' modules differ (it names the tensor and the ranks),
+  /// or if the module or one of its parameters is prepared already. Collective.
   static std::shared_ptr<DataParallel> prepare(std::shared_ptr<torch::nn::Module> module,
                                                const ParallelContext& context, const ModelOptions& options);
   ~DataParallel();
 
-  /// With virtual workers, loads the buffers of that micro-batch (of this rank, from 0).
+  /// With virtual workers: puts the buffers of this rank's micro-batch number `micro_batch`, from 0, into the module.
   void load_buffers_of(int micro_batch);
   /// Sets the running statistics of batch-norms to their mean over the ranks, and num_batches_tracked to rank 0's;
   /// other buffers stay as they are on each rank. With virtual workers, the mean is over the micro-batches, and every
   /// other buffer is set to the first micro-batch's. Collective.
   void synchronise_buffers();
-  /// Copies parameters and buffers from that rank to all ranks. Collective.
+  /// Copies parameters and buffers from `rank` to all ranks. Collective.
   void broadcast_from(int rank);
-  /// Returns a communicator on which the ranks agree what they have left to do; made at the first call. Collective.
+  /// Returns a communicator for small collectives about this model, such as those of join(). The first call makes it.
+  /// Collective.
   const Communicator& channel();
   const torch::nn::Module* module() const noexcept { return module_.get(); }
   /// Null with Parallel::none.
@@ -80,10 +82,10 @@ class DataParallel {
   std::shared_ptr<torch::nn::Module> module_;
   Communicator communicator_;
   std::optional<Communicator> channel_;
-  // All null with Parallel::none.
+  // All of the following are null with Parallel::none.
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::shared_ptr<Reducer> reducer_;
-  std::shared_ptr<BatchNormRanks> statistics_;        ///< of the model's SyncBatchNorms; null if it has none
+  std::shared_ptr<BatchNormRanks> statistics_;        ///< connects the model's SyncBatchNorms; null if it has none
   std::unique_ptr<MicroBatchBuffers> micro_batches_;  ///< null without virtual workers
 };
 

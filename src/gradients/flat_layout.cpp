@@ -11,7 +11,7 @@ namespace {
 struct Filling {
   std::size_t limit = 0;
   std::size_t bytes = 0;
-  std::size_t last = 0;  ///< position in the order of its last gradient
+  std::size_t last = 0;  ///< position in `order` of the bucket's last gradient
   std::vector<std::size_t> indices = {};
 };
 
@@ -45,7 +45,7 @@ std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSiz
                                                      std::span<const std::size_t> order, std::size_t first_bytes,
                                                      std::size_t bytes) {
   std::vector<Filling> full;
-  std::map<int, Filling> filling;  // the bucket of each kind that is not full yet
+  std::map<int, Filling> filling;  // for each kind, the bucket that is being filled
   for (std::size_t position = 0; position < order.size(); ++position) {
     const auto& gradient = gradients[order[position]];
     auto& bucket = filling.try_emplace(gradient.kind, Filling{first_bytes}).first->second;
@@ -58,7 +58,7 @@ std::vector<std::vector<std::size_t>> assign_buckets(std::span<const GradientSiz
     bucket.last = position;
   }
   for (auto& [kind, bucket] : filling) full.push_back(std::move(bucket));
-  // A bucket is ready when its last gradient is made.
+  // backward() completes a bucket when it makes the bucket's last gradient.
   std::sort(full.begin(), full.end(), [](const auto& a, const auto& b) { return a.last < b.last; });
   std::vector<std::vector<std::size_t>> buckets;
   for (auto& bucket : full) buckets.push_back(std::move(bucket.indices));

@@ -22,11 +22,13 @@ struct GradientAllocator::Pool {
   std::byte* end;
   std::shared_ptr<void> lifetime;
   std::mutex mutex = {};
-  std::map<std::size_t, std::vector<std::byte*>> free = {};  ///< free blocks by size; the last one is taken first
+  /// free blocks by size; allocate() takes the last one of a list
+  std::map<std::size_t, std::vector<std::byte*>> free = {};
   std::map<std::byte*, std::size_t> sizes = {};              ///< bytes of each block
-  std::set<std::byte*> spare = {};  ///< spare blocks without memory yet, each the first of its size in `free`
+  /// spare blocks for which no memory is reserved yet; each is the first of its list in `free`
+  std::set<std::byte*> spare = {};
   std::function<bool(std::byte*, std::size_t)> reserve = {};
-  std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< bytes, by parameter
+  std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< bytes of its gradient, by parameter
   std::size_t taken = 0;                                               ///< number of blocks in use
   bool open = true;                                                    ///< true while its GradientAllocator lives
 
@@ -41,14 +43,14 @@ struct GradientAllocator::Pool {
     return block;
   }
 
-  /// True if the pool can be removed: it is closed, and no block is in use.
+  /// True if this was the last block in use and the pool is closed: the pool can then be removed.
   bool deallocate(std::byte* block) {
     const std::lock_guard lock(mutex);
     free[sizes.at(block)].push_back(block);
     return --taken == 0 && !open;
   }
 
-  /// True if the pool can be removed.
+  /// True if no block is in use: the pool can then be removed.
   bool close() {
     const std::lock_guard lock(mutex);
     open = false;
@@ -77,15 +79,16 @@ class Pools {
 
   bool empty() const noexcept { return number_.load(std::memory_order_relaxed) == 0; }
 
-  /// Returns a block for a tensor that the node makes, if that may be the gradient of a parameter; else null.
+  /// Returns a block for a tensor that autograd's `node` allocates, if the tensor may be a parameter's gradient; else
+  /// null.
   std::byte* allocate(std::size_t size, const torch::autograd::Node& node) {
     const std::shared_lock lock(mutex_);
     return allocate_towards(size, node, max_distance);
   }
 
-  /// False if it is not a block of any pool.
+  /// Returns false if the memory is no block of a pool.
   bool deallocate(std::byte* block) {
-    // Most frees need not search the list.
+    // Most tensors lie outside of all pools, so this test spares them the search.
     if (block < lowest_.load(std::memory_order_relaxed) || block >= highest_.load(std::memory_order_relaxed))
       return false;
     std::shared_ptr<GradientAllocator::Pool> from;
@@ -100,14 +103,14 @@ class Pools {
   }
 
  private:
-  /// Greatest number of edges from the node that makes a gradient to the one that accumulates it; a linear layer has a
-  /// transpose in between.
+  /// Greatest number of edges of autograd's graph from the node that makes a gradient to the node that accumulates it.
+  /// In a linear layer, a transpose is between them.
   static constexpr int max_distance = 3;
 
   std::byte* allocate_towards(std::size_t size, const torch::autograd::Node& node, int distance) {
     if (const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
       const void* const parameter = accumulates->variable.unsafeGetTensorImpl();
-      // A closed pool with blocks in use may list another parameter that had this address before.
+      // A closed pool may list a destroyed parameter that had the same address, so all pools are asked.
       for (const auto& pool : all_) {
         const auto found = pool->size_of_gradient.find(parameter);
         if (found != pool->size_of_gradient.end() && found->second == size)
@@ -146,7 +149,8 @@ class TorchAllocator final : public c10::Allocator {
     if (size >= GradientAllocator::smallest && !pools().empty())
       if (const auto node = torch::autograd::get_current_node())
         if (void* const block = pools().allocate(size, *node)) return {block, block, &release, c10::kCPU};
-    // One function frees all tensors; it tells by the address where a tensor came from.
+    // One function frees the tensors of both allocators; it tells them apart by their address. So the tensor of torch's
+    // allocator must be freed by its address alone.
     auto data = before_->allocate(size);
     void* const memory = data.release_context();
     return {memory, memory, &release, c10::kCPU};
@@ -160,7 +164,7 @@ class TorchAllocator final : public c10::Allocator {
   c10::Allocator* before_;
 };
 
-/// Installs the allocator at the first call. Returns null if torch's own allocator cannot free memory by address.
+/// Installs a TorchAllocator at the first call. Returns null if torch's own allocator cannot free memory by address.
 TorchAllocator* torch_allocator() {
   static auto* installed = []() -> TorchAllocator* {
     auto* before = c10::GetCPUAllocator();

@@ -1,8 +1,9 @@
-// Lets backward() make gradients in node-shared memory: torch's CPU allocator hands out blocks of it.
+// Makes backward() put gradients into node-shared memory: torch's CPU allocator hands out blocks of that memory.
 //
-// While a GradientAllocator lives, tensors that autograd allocates for the gradient of one of its parameters, and that
-// have the parameter's size, lie in one of its blocks if one is free. All other tensors come from the previous
-// allocator. Tensors may outlive the GradientAllocator: the memory stays until the last of them is freed.
+// The memory has a block for each parameter. While a GradientAllocator lives, a tensor lies in a block if autograd
+// allocates it for the gradient of one of the parameters, it has the parameter's size, and a block of this size is
+// free. All other tensors come from the previous allocator. Tensors may outlive the GradientAllocator: the memory stays
+// until the last of them is freed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,19 +17,20 @@ namespace muster::detail::gradients {
 
 class GradientAllocator {
  public:
-  /// Bytes; smaller tensors never lie in a block.
+  /// In bytes; smaller tensors never lie in a block.
   static constexpr std::size_t smallest = std::size_t{16} << 10;
 
   /// Makes a block for the gradient of each parameter, one after the other from `memory` on; `lifetime` keeps the
-  /// memory alive. After them comes one spare block of each size, since a convolution's backward() needs a second
-  /// tensor to assemble a gradient. `reserve` takes memory for a spare block at its first use; false if there is none.
+  /// memory alive. One spare block of each size follows, since a convolution's backward() needs a second tensor to
+  /// assemble a gradient. `reserve` is called at the first use of a spare block, to reserve its memory; it returns
+  /// false if there is none left.
   GradientAllocator(std::byte* memory, const std::vector<at::Tensor>& parameters, std::shared_ptr<void> lifetime,
                     std::function<bool(std::byte* first, std::size_t bytes)> reserve);
   ~GradientAllocator();
   GradientAllocator(const GradientAllocator&) = delete;
   GradientAllocator& operator=(const GradientAllocator&) = delete;
 
-  /// Return the bytes needed for the blocks of these parameters, and for the spare blocks.
+  /// Return the bytes needed for the blocks of these parameters, and for their spare blocks.
   static std::size_t bytes(const std::vector<at::Tensor>& parameters);
   static std::size_t spare_bytes(const std::vector<at::Tensor>& parameters);
 

@@ -43,7 +43,7 @@ class CountTensors : public autograd::PostAccumulateGradHook {
 };
 
 const autograd::PostAccumulateGradHook* post_hook_of(const at::Tensor& parameter) {
-  if (!autograd::impl::get_autograd_meta(parameter)) return nullptr;  // it was never trained
+  if (!autograd::impl::get_autograd_meta(parameter)) return nullptr;  // it has never required a gradient
   return autograd::impl::post_acc_grad_hooks(parameter).get();
 }
 
@@ -51,7 +51,7 @@ const AfterAccumulation* our_hook_of(const at::Tensor& parameter) {
   return dynamic_cast<const AfterAccumulation*>(post_hook_of(parameter));
 }
 
-/// Null if the parameter is not prepared.
+/// Returns null if the parameter is not prepared.
 std::shared_ptr<Reducer> reducer_of(const at::Tensor& parameter) {
   const auto* const ours = our_hook_of(parameter);
   return ours ? ours->reducer() : nullptr;
@@ -67,8 +67,8 @@ std::vector<std::shared_ptr<Reducer>> reducers_of(const std::vector<at::Tensor>&
   return reducers;
 }
 
-/// Returns how many tensors of a gradient's memory autograd itself has inside the second hook. It depends on the
-/// release of torch, so it is measured.
+/// Returns how many tensors autograd itself keeps on a gradient's memory while it calls the post-accumulate hook. The
+/// number depends on the release of torch, so it is measured.
 std::size_t tensors_of_autograd() {
   static const std::size_t tensors = [] {
     std::size_t count = 0;
@@ -119,7 +119,7 @@ bool is_step_complete(const at::Tensor& parameter) {
 }
 
 void install_hooks(const at::Tensor& parameter, const std::weak_ptr<Reducer>& reducer, std::size_t index) {
-  // The public function keeps the user's own hooks; it requires that the tensor requires a gradient.
+  // register_hook() keeps the user's own hooks, but works only on a tensor that requires a gradient.
   const bool trained = parameter.requires_grad();
   parameter.set_requires_grad(true);
   parameter.register_hook([reducer, index](const at::Tensor& gradient) {

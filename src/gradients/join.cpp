@@ -24,8 +24,8 @@ void refuse_fused(const Reducer& reducer) {
     refuse("an optimizer is fused with the averaging of gradients", "Prepare it with Fuse::never");
 }
 
-/// Returns the only model whose gradients are averaged. Throws an Error if there is none or several, or if it has a
-/// SyncBatchNorm or an open Join.
+/// Returns the only model whose gradients are averaged. Throws an Error if there is no such model or more than one, or
+/// if the model has a SyncBatchNorm or an open Join.
 std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParallel>>& models) {
   std::shared_ptr<DataParallel> found;
   for (const auto& each : models) {
@@ -49,14 +49,15 @@ Join::Join(const std::vector<std::shared_ptr<DataParallel>>& models, const JoinO
   const double ranks = model_->channel().size();
   refuse_fused(reducer);
   const auto before = [this, &reducer, ranks, all = options.divide_by_initial_world_size](bool averages) {
-    reducer.finish_abandoned_rounds();  // there is no other model
+    reducer.finish_abandoned_rounds();  // only this model can have any
     if (reducer.has_new_trainable())
       throw Error(ExitCode::user_error, "averaging gradients", "a parameter was unfrozen inside join()",
                   "Unfreeze it before, when all ranks have batches");
     refuse_fused(reducer);
     if (!averages) return Reducer::Correction{};
     const auto active = static_cast<double>(ranks_with_a_round(true));
-    // Only the active ranks contribute the earlier averages in their .grad; `earlier_factor` adds the others' share.
+    // Only the active ranks add the averages that earlier rounds have left in .grad; `earlier_factor` adds the part of
+    // the others.
     return all ? Reducer::Correction{.earlier_factor = 1 - active / ranks}
                : Reducer::Correction{.scale = ranks / active};
   };
@@ -80,7 +81,7 @@ void Join::finish() {
   for (reducer->finish_abandoned_rounds(); ranks_with_a_round(false) > 0;) reducer->take_part_without_gradients();
   reducer->before_each_round({});
   const auto& channel = model_->channel();
-  // Ranks may have ended between rounds in no_sync(): all ranks average the gradients that are accumulated so far.
+  // Some ranks may have ended after rounds in no_sync(). Then all ranks average the gradients accumulated so far.
   if (channel.all_reduce(std::int64_t{reducer->last_round_was_no_sync()}, ReduceOp::max) != 0)
     reducer->average_accumulated_on_all();
   const auto last = channel.all_reduce(rounds_ * channel.size() + channel.rank(), ReduceOp::max);

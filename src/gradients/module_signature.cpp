@@ -36,9 +36,10 @@ Entries parse(const std::string& signature) {
   return entries;
 }
 
-/// Says what the tensor of that name is on which ranks; returns nothing if all ranks agree.
+/// Returns a text with the tensor's type and shape on each rank; nothing if all ranks have the same.
 std::optional<std::string> disagreement(const std::vector<Entries>& of_rank, const std::string& name) {
-  std::vector<std::pair<std::string, std::vector<std::size_t>>> opinions;  // in the order of ranks
+  // each text with the ranks that have it, in the order of ranks
+  std::vector<std::pair<std::string, std::vector<std::size_t>>> opinions;
   for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
     const auto entry = std::ranges::find(of_rank[rank], name, &Entry::name);
     const std::string text = entry == of_rank[rank].end() ? "missing" : entry->text;
@@ -80,7 +81,7 @@ std::optional<std::string> first_difference(const std::vector<std::string>& sign
   for (const auto& entries : of_rank)
     for (const auto& entry : entries)
       if (auto fact = disagreement(of_rank, entry.name)) return fact;
-  // All ranks have the same tensors, so only their order differs.
+  // Here all ranks have the same tensors, so only their order can differ.
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank) {
     const auto [here, there] = std::mismatch(of_rank[0].begin(), of_rank[0].end(), of_rank[rank].begin());
     if (here != of_rank[0].end())

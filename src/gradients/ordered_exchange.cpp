@@ -63,7 +63,9 @@ void OrderedExchange::begin(Arrival, Flags flags, double weight) {
   const bool again = std::exchange(abandoned_, false) && batch.number == batch_;
   if (batch.number == batch_ && !again) refuse("backward() has already run for this batch");
   micro_batch_ = static_cast<std::size_t>(batch.micro_batch);
-  // The first micro-batch of a step discards an earlier step of which the rest was not taken from its round.
+  // Micro-batch 0 begins a new step. If the last step is incomplete and the program never requested its remaining
+  // batches, the new step discards it. If it did request them, their numbers lie between, and they had no backward():
+  // an error.
   const auto left_of_step = share_.count - static_cast<int>(next_);
   const bool follows = micro_batch_ == 0 ? next_ == 0 || left_of_step == 0 || batch.number != batch_ + left_of_step + 1
                                          : micro_batch_ == next_ && batch.number == batch_ + 1;

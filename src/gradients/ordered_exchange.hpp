@@ -1,5 +1,5 @@
-// Gradients of virtual workers: stores the gradients of each micro-batch, and at the end of a step sums them over all
-// micro-batches, in the order of micro-batches.
+// Averages gradients for virtual workers: stores the gradients of each micro-batch, and sums them at the end of a step
+// in the order of micro-batches, whichever rank has computed them.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -20,12 +20,12 @@ class ProcessGroup;
 namespace muster::detail::gradients {
 
 /// Returns ((s₀ + s₁) + s₂) + … on every rank, with the same bits at any number of ranks; half types are summed in
-/// float. `micro_batches`: one flat tensor for each micro-batch of this rank, which follow those of lower ranks; all of
-/// the same type and length on all ranks. The first rank sums its own, each next rank adds its own to the sum that the
-/// previous one sends, and the last rank broadcasts the result. Collective.
+/// float. `micro_batches`: the summands of this rank, one flat tensor per micro-batch. They follow the summands of
+/// lower ranks; all have the same type and length. The first rank sums its own tensors, each next rank adds its own to
+/// the sum that the previous rank sends, and the last rank broadcasts the result. Collective.
 at::Tensor ordered_sum(c10d::ProcessGroup& group, const std::vector<at::Tensor>& micro_batches);
 
-/// A step has one round for each of this rank's micro-batches; is_step_complete() is true after the last.
+/// A step has one round for each micro-batch of this rank. is_step_complete() is true after the last of these rounds.
 class OrderedExchange final : public Exchange {
  public:
   /// The process group must serve this exchange only.
@@ -49,13 +49,15 @@ class OrderedExchange final : public Exchange {
   std::shared_ptr<const step::Steps> steps_;
   std::vector<at::Tensor> parameters_;
   FlatLayout layout_;  ///< one bucket for each type and device
-  /// [buckets][micro-batches of this rank]; one more bucket holds the use of each gradient, flags and weight.
+  /// [buckets][micro-batches of this rank]. A last, additional bucket holds the use of each gradient, the flags and the
+  /// weight.
   std::vector<std::vector<at::Tensor>> micro_batches_;
-  std::vector<at::Tensor> reduced_;  ///< [buckets] over all micro-batches: gradients averaged, the rest summed
-  std::size_t micro_batch_ = 0;      ///< of the current round
-  std::size_t next_ = 0;             ///< the step's next micro-batch
-  std::int64_t batch_ = 0;           ///< number of the last batch that had a round
-  bool abandoned_ = false;           ///< true if an exception has ended that round
+  /// [buckets] results over all micro-batches: gradients are averaged; uses, flags and weights are summed
+  std::vector<at::Tensor> reduced_;
+  std::size_t micro_batch_ = 0;      ///< the micro-batch of the current round
+  std::size_t next_ = 0;             ///< the micro-batch that the next round should have
+  std::int64_t batch_ = 0;           ///< number of the batch that the last round was for
+  bool abandoned_ = false;           ///< true if an exception has ended the last round
   bool complete_ = true;
 };
 

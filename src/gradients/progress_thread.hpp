@@ -1,4 +1,4 @@
-// A thread that makes communication advance while backward() computes.
+// A thread that advances communication while backward() computes.
 #pragma once
 
 #include <atomic>
@@ -11,15 +11,15 @@ namespace muster::detail::gradients {
 
 class ProgressThread {
  public:
-  /// `advance` does a small piece of work and returns true if there was any; it neither waits nor throws.
+  /// `advance` does a small piece of work and returns true if there was any. It neither waits nor throws.
   explicit ProgressThread(std::function<bool()> advance);
   ~ProgressThread();
   ProgressThread(const ProgressThread&) = delete;
   ProgressThread& operator=(const ProgressThread&) = delete;
 
-  /// From now on the thread calls advance() again and again.
+  /// Makes the thread call advance() repeatedly.
   void start() { set_state(State::running); }
-  /// Returns when advance() has returned; it is not called again before the next start().
+  /// Returns when a running advance() has returned. The thread does not call it again before the next start().
   void stop() { set_state(State::idle); }
   /// Returns a lock; advance() is not called while it is held.
   std::unique_lock<std::mutex> pause();
@@ -33,7 +33,7 @@ class ProgressThread {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<State> state_{State::idle};  ///< written with the mutex locked
-  std::atomic<int> waiting_{0};            ///< number of callers that wait for the mutex; the thread then unlocks it
+  std::atomic<int> waiting_{0};  ///< number of callers that wait for the mutex; the thread unlocks it for them
   std::thread thread_;
 };
 

@@ -34,7 +34,7 @@ std::atomic<int> reducers_made{0};
 struct Reducer::Round {
   std::weak_ptr<Reducer> reducer;
   bool averages = true;     ///< false in no_sync(): gradients are only accumulated
-  std::size_t missing = 0;  ///< number of gradients that the exchanges have not been given yet
+  std::size_t missing = 0;  ///< number of gradients that add() has not yet given to an exchange
 
   ~Round() {
     if (const auto alive = reducer.lock()) alive->copy_gradients();
@@ -129,8 +129,8 @@ std::vector<std::size_t> Reducer::unfrozen() const {
   return found;
 }
 
-/// `unfrozen`: the parameters that a round found unfrozen when it began. Parameters may have been frozen or unfrozen
-/// again by the time this rank finishes that round.
+/// `unfrozen`: the parameters without an exchange that required a gradient when the round began. They are passed as an
+/// argument, since the program may freeze or unfreeze parameters before this rank finishes the round.
 void Reducer::extend_exchanges(const std::vector<std::size_t>& unfrozen) {
   bool extends = !dense_;
   for (const auto i : unfrozen) extends |= !parameters_[i].exchanged();
@@ -169,14 +169,14 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
   set_average_aside(p);
   p.fresh = !p.tensor.grad().defined();
   if (p.fresh) {
-    // Any earlier gradient has been discarded.
+    // There is no .grad, so the program has discarded any earlier gradient.
     p.pending = false;
     p.padding = weight <= 0.0;
     p.averaged_before.reset();
   } else {
     keep_average(p);
   }
-  // A view shares its memory with its base, so others_have_memory_of() would be true for it.
+  // If the gradient is a view, its base has the same memory, and others_have_memory_of() would return true.
   if (weight == 1.0) return gradient.is_view() && !at::GradMode::is_enabled() ? gradient.detach() : gradient;
   if (weight > 0.0) return gradient * weight;
   return at::zeros_like(gradient);  // the loss of padding may be NaN, and 0 * NaN is NaN
@@ -184,7 +184,7 @@ at::Tensor Reducer::before_accumulation(std::size_t parameter, const at::Tensor&
 
 void Reducer::after_accumulation(std::size_t parameter) {
   auto round = round_.lock();
-  if (!round) round = begin_round();  // a backward() inside this one has ended the outer round
+  if (!round) round = begin_round();  // a backward() that ran inside this one has ended the outer round
   auto& p = parameters_[parameter];
   p.check_gradient();
   p.awaits_step = true;
@@ -205,11 +205,13 @@ void Reducer::after_accumulation(std::size_t parameter) {
   }
   p.reached = true;
   p.use = counts || p.pending ? ParameterUse::used : ParameterUse::unused;
-  // The last gradient is added after backward() has ended: until then, the other ranks can be told of an exception.
+  // The last gradient is only added after backward() has returned. If backward() throws before that, this rank can
+  // still tell the others that it abandons the round.
   if (state_ == State::collecting && averages_in_backward(p) && --round->missing > 0) add(p);
 }
 
-/// The averages in .grad are not to be divided by the weights of the round that begins.
+/// With weights, the exchange's result is divided by the mean weight. Averages of earlier rounds must not be divided
+/// again, so they are moved out of .grad until the end of the round.
 void Reducer::set_average_aside(Parameter& parameter) const {
   auto& gradient = parameter.tensor.mutable_grad();
   if (weights_.given && gradient.defined() && !parameter.pending && !parameter.padding &&
@@ -240,7 +242,7 @@ bool Reducer::averages(const at::Tensor& parameter) const {
   return std::ranges::any_of(parameters_, [&](const Parameter& p) { return p.tensor.is_same(parameter); });
 }
 
-/// Waits for no other rank, except inside join(): ranks may begin the models of one backward() in different orders.
+/// Waits for no other rank, except inside join(): with several models, ranks may begin the rounds in different orders.
 void Reducer::prepare_round(bool averages) {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   check_parameters();
@@ -253,25 +255,28 @@ void Reducer::prepare_round(bool averages) {
   for (auto& p : parameters_) {
     p.reached = false;
     p.use = ParameterUse::unused;
-    // zero_grad() has discarded what was set aside with what was added since.
+    // The program has discarded .grad (zero_grad()), so it does not want the averages that were moved out of .grad
+    // either.
     if (p.earlier.defined() && !dense_->takes_several_rounds() && !holds_gradient(p)) p.earlier.reset();
   }
 }
 
-/// True if the program has not discarded .grad, which may be zero all the same.
+/// True if the program has not discarded .grad. A gradient whose elements all are zero counts as kept if it has its
+/// mark.
 bool Reducer::holds_gradient(const Parameter& parameter) const {
   const auto& gradient = parameter.tensor.grad();
   return gradient.defined() && ((parameter.mark && GradientMark(gradient) == *parameter.mark) || any_nonzero(gradient));
 }
 
-/// Call it before anything of the round is noted.
+/// Call it before the round changes any member: it throws if weights are mixed.
 void Reducer::begin_weights() {
   const auto& batch = steps_->batch();
   if (!batch.given && !weights_.given) return;
   const auto holds_any = [&](const Parameter& p) { return holds_gradient(p); };
   const bool goes_on = last_round_was_no_sync_ &&
                        std::ranges::any_of(parameters_, [&](const auto& p) { return p.pending && holds_any(p); });
-  // A fused optimizer has yet to average what it was left, or has averaged it without writing the averages to .grad.
+  // True if .grad still holds gradients without a weight that were left to a fused optimizer. Either the optimizer has
+  // yet to average them, or it has averaged them without writing the averages to .grad.
   const bool left = batch.given && !goes_on && has_local_gradients_ &&
                     std::ranges::any_of(parameters_, [&](const auto& p) { return p.dense() && holds_any(p); });
   if (left || (goes_on && weights_.given != batch.given.has_value()))
@@ -282,13 +287,13 @@ void Reducer::begin_weights() {
   weights_.given = batch.given.has_value();
   if (!goes_on) weights_.sum = 0;
   if (!batch.given) return;
-  // Until a mean of weights is known, the guess is that they count samples.
+  // Until the first mean of weights is known, assume that the weights are numbers of samples.
   if (weights_.unit == 0)
     weights_.unit = batch.global > 0 ? std::exp2(-std::ilogb(static_cast<double>(batch.global) / batch.total)) : 1;
   weights_.sum += *batch.given * weights_.unit;
 }
 
-/// Call it after a round that every rank has finished.
+/// Call it after a round that all ranks have finished.
 void Reducer::end_weights() {
   if (!weights_.given) return;
   const double mean = std::max(dense_->mean_weight(), sparse_ ? sparse_->mean_weight() : 0);
@@ -299,11 +304,11 @@ void Reducer::end_weights() {
     p.mark.reset();
     p.altered = false;
   }
-  // Ranks that are done inside join() do not learn of another unit.
+  // Inside join(), ranks without batches take no part here and would keep another unit.
   if (mean > 0 && !is_joined()) weights_.unit *= std::exp2(-std::ilogb(mean));
   if (mean > 0) return;
-  // An optimizer would step with the zeros of zero_grad(/*set_to_none=*/false).
-  // Only averaged gradients decide, since these are the same on all ranks.
+  // All weights are 0, and an optimizer would step with the zeros that zero_grad(/*set_to_none=*/false) leaves, so
+  // .grad is removed. Only averaged gradients are looked at, since these are the same on all ranks.
   const auto is_nonzero = [](const Parameter& p) {
     return p.exchanged() && p.tensor.grad().defined() && any_nonzero(p.tensor.grad());
   };
@@ -327,8 +332,8 @@ std::shared_ptr<Reducer::Round> Reducer::begin_round() {
   begin_weights();
   note_addition();
   prepare_round(averages);
-  // All ranks do this alike, even if an exception has cut off the last round: they compare what the optimizer notes
-  // here.
+  // Every rank does this, even a rank whose last round an exception has ended, since the ranks later compare what the
+  // optimizer records here.
   if (fused_ && begun_since_step_) fused_->on_second_round();
   begun_since_step_ |= averages;
   if (any_left_) note_discarded();
@@ -356,13 +361,15 @@ std::shared_ptr<Reducer::Round> Reducer::begin_round() {
     if (!self) return;
     if (self->state_ == State::collecting) self->add_remaining();
     ready->push_back(self);
-    // After the other models of this backward() have added their gradients, in an order that may differ by rank.
+    // Runs after the other models of this backward() have added their gradients. Ranks may differ in the order of
+    // models.
     at_end_of_backward([ready] { finish_all(*ready); });
   });
   return round;
 }
 
-/// The rounds of a step accumulate in .grad, so the gradients of earlier steps are set aside until the end of the step.
+/// With virtual workers, a step's rounds accumulate in .grad. Gradients of earlier steps are moved out of it until the
+/// step ends.
 void Reducer::set_earlier_gradients_aside() {
   if (steps_->batch().micro_batch == 0) {
     bool left = false;
@@ -379,7 +386,7 @@ void Reducer::set_earlier_gradients_aside() {
   }
 }
 
-/// After an exception: drops the step's gradients and puts those of earlier steps back into .grad.
+/// Called after an exception: drops the step's gradients and moves the gradients of earlier steps back into .grad.
 void Reducer::restore_earlier_gradients() noexcept {
   for (auto& p : parameters_)
     if (p.dense() || (!p.sparse && p.tensor.requires_grad())) p.tensor.mutable_grad() = std::move(p.earlier);
@@ -387,7 +394,7 @@ void Reducer::restore_earlier_gradients() noexcept {
 
 void Reducer::begin_exchanges(Arrival arrival, bool takes_part) {
   dense_in_backward_ = !fused_ || weights_.given;
-  // At the end of join() a rank may have had no round at all.
+  // At the end of join(), this rank may have had no round, and then its gradients are neither weighted nor unweighted.
   const bool has_any =
       weights_.given || arrival != Arrival::at_once || std::ranges::any_of(parameters_, &Parameter::pending);
   const auto kind = !takes_part || !has_any ? Flags{0} : weights_.given ? gradients_weighted : gradients_unweighted;
@@ -408,8 +415,8 @@ void Reducer::add(Parameter& parameter) {
   exchange_of(parameter).add(parameter.index, parameter.tensor.grad(), parameter.use);
 }
 
-/// A parameter that this round did not reach contributes its .grad from earlier rounds. That is the same on all ranks,
-/// unless it is pending.
+/// Adds the gradients that the exchanges have not been given. For a parameter that this round did not reach, that is
+/// its .grad from earlier rounds; all ranks have the same, unless it is pending.
 void Reducer::add_remaining() {
   for (auto& p : parameters_) {
     if (!averages_in_backward(p) || p.added) continue;
@@ -423,13 +430,13 @@ void Reducer::add_remaining() {
   }
 }
 
-/// Adds an undefined gradient for every gradient that the exchanges have not been given.
+/// Adds an undefined gradient in place of every gradient that the exchanges have not been given.
 void Reducer::add_missing(ParameterUse use) {
   for (const auto& p : parameters_)
     if (averages_in_backward(p) && !p.added) exchange_of(p).add(p.index, {}, use);
 }
 
-/// Returns the reducers that have a round in this thread's backward() and have added all its gradients.
+/// Returns the list of reducers that have added all gradients of their round in the backward() that this thread runs.
 std::shared_ptr<Reducer::Reducers> Reducer::ready_in_this_backward() {
   static thread_local std::weak_ptr<Reducers> current;
   auto ready = current.lock();
@@ -437,7 +444,7 @@ std::shared_ptr<Reducer::Reducers> Reducer::ready_in_this_backward() {
   return ready;
 }
 
-/// Finishes the rounds in the same order on all ranks, since finishing may take several messages.
+/// Finishes the rounds in the same order on all ranks, since finishing one may take several messages.
 void Reducer::finish_all(Reducers& ready) {
   auto all = std::exchange(ready, {});
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a->order_ < b->order_; });
@@ -470,7 +477,7 @@ void Reducer::finish_round() {
   after_backward_ = sample_parameters();
 }
 
-/// The dense exchange first: until it is finished, its thread may use the process group.
+/// Finishes the dense exchange first: until then, its progress thread may use the process group.
 void Reducer::finish_exchanges() {
   if (dense_in_backward_) dense_->finish();
   if (sparse_) sparse_->finish();
@@ -485,7 +492,8 @@ void Reducer::count_round(Flags flags) {
   any_stop_requested_ = (flags & stop_requested) != 0;
 }
 
-/// Updates .grad after the gradient has been averaged (`fetch`) or used by the optimizer.
+/// Updates .grad at the end of a round. `fetch`: true if .grad becomes the average; false if a fused optimizer has used
+/// the average already.
 void Reducer::finish_gradient(Parameter& parameter, bool fetch) {
   const int ranks = user_count(parameter);
   auto& gradient = parameter.tensor.mutable_grad();
@@ -509,7 +517,7 @@ void Reducer::finish_gradient(Parameter& parameter, bool fetch) {
   parameter.averaged_before.reset();
 }
 
-/// Returns on how many ranks this round has used the parameter. Throws an Error if a rank has abandoned the round.
+/// Returns how many ranks have used the parameter in this round. Throws an Error if a rank has abandoned the round.
 int Reducer::user_count(const Parameter& parameter) const {
   const int users = exchange_of(parameter).user_count(parameter.index);
   if (users < 0)
@@ -519,7 +527,8 @@ int Reducer::user_count(const Parameter& parameter) const {
   return users;
 }
 
-/// Clears .grad, which the exchange has copied: the next round starts from nothing, and no optimizer can step with it.
+/// Clears .grad after the exchange has copied it: the next round starts from zero, and no optimizer steps with a part
+/// of a step.
 void Reducer::clear_gradient(Parameter& parameter) {
   parameter.tensor.mutable_grad().reset();
   parameter.pending = parameter.padding = false;
@@ -546,8 +555,8 @@ void Reducer::take_part_without_gradients() {
     if (averages_in_backward(p)) user_count(p);
 }
 
-/// Called when an exception has cut backward() off. The exchange goes on with the memory of the gradients that it was
-/// given, so .grad gets copies, to which anything may be written.
+/// Called when an exception has ended backward(). The exchange keeps using the memory of the gradients that it was
+/// given. So .grad gets copies, which the program may change.
 void Reducer::copy_gradients() noexcept {
   if (state_ != State::collecting && state_ != State::postponed) return;
   if (dense_->takes_several_rounds()) return restore_earlier_gradients();
@@ -564,7 +573,8 @@ void Reducer::copy_gradients() noexcept {
   }
 }
 
-/// If an exception has cut the last round off, tells the other ranks; they learn of it when they finish that round.
+/// If an exception has ended the last round, marks its missing gradients as abandoned. The other ranks learn of it when
+/// they finish that round.
 void Reducer::abandon_round() {
   if (state_ != State::collecting && state_ != State::postponed) return;
   const bool begun = std::exchange(state_, State::idle) == State::collecting;
@@ -572,7 +582,7 @@ void Reducer::abandon_round() {
   if (begun) add_missing(ParameterUse::abandoned);
 }
 
-/// Collective if there are abandoned rounds.
+/// Finishes all abandoned rounds. Collective if there are any.
 void Reducer::finish_abandoned() {
   for (const auto& round : std::exchange(abandoned_, {})) {
     if (!round.begun) {
@@ -582,7 +592,7 @@ void Reducer::finish_abandoned() {
     }
     finish_exchanges();
     if (!dense_in_backward_) {
-      // Ranks that were not cut off begin the dense exchange in the optimizer's step.
+      // With a fused optimizer, the other ranks begin the dense exchange in the optimizer's step.
       dense_->begin(Arrival::at_once, flags(), 0);
       for (const auto& p : parameters_)
         if (p.dense()) dense_->add(p.index, {}, ParameterUse::abandoned);

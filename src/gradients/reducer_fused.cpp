@@ -1,5 +1,5 @@
-// The part of the reducer for fused optimizers: backward() leaves and marks this rank's own gradients; the optimizer's
-// step, or any other reader of the averages, gives them to the exchange.
+// The part of the reducer for fused optimizers. backward() leaves this rank's own gradients in .grad and marks them.
+// The optimizer's step, or another reader of the averages, gives them to the exchange later.
 #include "gradients/reducer_parameter.hpp"
 #include "muster/error.hpp"
 
@@ -16,7 +16,8 @@ void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
   if (before != nullptr && before != optimizer) before->on_unfused();
 }
 
-/// Called when the optimizer that was to average .grad is gone: the round that begins averages it instead.
+/// Called when the fused optimizer that would have averaged .grad is gone: the round that now begins averages it
+/// instead.
 void Reducer::average_local_gradients() {
   has_local_gradients_ = false;
   state_ = State::idle;
@@ -28,16 +29,16 @@ void Reducer::average_local_gradients() {
   }
 }
 
-/// Called when backward() has left this rank's own gradients in .grad. Those with a weight are not left to a fused
-/// optimizer; they are marked so that a sum of zeros is told from a gradient that was discarded.
+/// Called when backward() has left this rank's own gradients in .grad. Gradients with a weight are not for the fused
+/// optimizer, but they are marked, too: the mark tells a sum that is zero from a gradient that was discarded.
 void Reducer::mark_gradients() {
   has_local_gradients_ = has_local_gradients_ || !weights_.given;
   for (auto& p : parameters_)
     if ((p.dense() || weights_.given) && p.tensor.grad().defined() && !p.mark) p.mark = GradientMark(p.tensor.grad());
 }
 
-/// Call it before the parameter's .grad is added to or averaged: notes if .grad was changed by hand since it was
-/// marked. A gradient that any zero_grad() has discarded or zeroed does not count as changed.
+/// Call it before muster adds to the parameter's .grad or averages it. Records whether the program has changed .grad
+/// since it was marked. A gradient that zero_grad() has removed or set to zero does not count as changed.
 void Reducer::note_manual_change(Parameter& parameter) {
   auto gradient = parameter.tensor.grad();
   const double scale = std::exchange(parameter.scale, 1.0);
@@ -62,7 +63,7 @@ void Reducer::before_own_change() {
   }
 }
 
-/// Collective.
+/// Throws the Error that names the first changed gradient and its rank. Collective.
 void Reducer::throw_changed() {
   const auto& communicator = dense_->fusable()->communicator();
   const auto altered = std::ranges::find(parameters_, true, &Parameter::altered);
@@ -79,7 +80,7 @@ void Reducer::throw_changed() {
 
 void Reducer::begin_step(std::uint32_t word) {
   if (state_ != State::awaiting_step) {
-    // No round has run since the last step: .grad holds what the user has put there.
+    // No backward() has run since the last step, so .grad holds what the program has put there.
     finish_abandoned_rounds();
     check_parameters();
     for (auto& p : parameters_) {
@@ -100,7 +101,7 @@ void Reducer::give_gradients(std::uint32_t word) {
   }
   dense_->begin(Arrival::at_once, flags() | gradients_unweighted | (altered ? gradients_changed : 0), 0);
   if (auto* const fusable = dense_->fusable()) fusable->set_check_word(word);
-  // As with torch's optimizers, every defined gradient takes part in the step.
+  // As in torch's optimizers, every parameter with a defined gradient takes part in the step.
   for (const auto& p : parameters_)
     if (p.dense())
       dense_->add(p.index, p.tensor.grad(),
@@ -114,7 +115,7 @@ void Reducer::end_step(double scale) {
     if (p.dense() && p.tensor.grad().defined()) {
       p.scale = scale;
       p.mark = GradientMark(p.tensor.grad());
-      if (!has_local_gradients_) note_manual_change(p);  // applies the scale: averages may be read by anybody
+      if (!has_local_gradients_) note_manual_change(p);  // applies the scale now, since anybody may read averages
     }
 }
 

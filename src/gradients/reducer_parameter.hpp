@@ -1,4 +1,4 @@
-// The reducer's data about each parameter. Included by reducer*.cpp only.
+// What the reducer knows about each parameter. Included by reducer*.cpp only.
 #pragma once
 
 #include "gradients/reducer.hpp"
@@ -12,44 +12,48 @@ namespace muster::detail::gradients {
 
 inline constexpr const char* averaging = "averaging gradients";
 
-inline constexpr std::int64_t small_elements = 4096;  ///< gradients up to this size are checked for NaN in no time
+/// the most elements of a gradient that is checked for NaN at next to no cost
+inline constexpr std::int64_t small_elements = 4096;
 
-/// All that the reducer knows of one parameter, a member for each fact.
+/// All that the reducer knows about one parameter.
 struct Reducer::Parameter {
   std::string name;
   at::Tensor tensor;
-  // As in prepare_model.
+  // When prepare_model() was called.
   std::vector<std::int64_t> sizes;
   at::ScalarType type;
   c10::Device device;
 
   static constexpr std::size_t none = ~std::size_t{0};
-  std::size_t index = none;  ///< in its exchange; none until a round trains it
+  std::size_t index = none;  ///< position in its exchange; `none` until a round trains the parameter
   bool sparse = false;       ///< true if its gradient is sparse
   bool exchanged() const noexcept { return index != none; }
   bool dense() const noexcept { return exchanged() && !sparse; }
 
   bool reached = false;  ///< true if the current round has made its gradient
-  bool added = false;    ///< true if the exchange has its gradient for the last round that it has begun
+  bool added = false;    ///< true if add() of the exchange has been called for the round that it has begun last
   ParameterUse use = ParameterUse::unused;
-  bool fresh = false;          ///< true if the current round makes .grad
-  const void* hook = nullptr;  ///< calls after_accumulation()
-  bool pending = false;        ///< true if .grad holds accumulated gradients that are not averaged yet
-  bool padding = false;        ///< true if only rounds of weight 0 have made .grad
-  /// .grad before a step of several rounds, or the averages before a round with a weight; the average is added to it.
+  bool fresh = false;          ///< true if .grad was undefined before the current round's gradient
+  const void* hook = nullptr;  ///< address of the hook that calls after_accumulation()
+  bool pending = false;        ///< true if .grad holds accumulated gradients that have not been averaged yet
+  bool padding = false;        ///< true if all rounds that have added to .grad had weight 0
+  /// With virtual workers, .grad as it was before the step; with given weights, the averages of earlier rounds. The new
+  /// average is added to it.
   at::Tensor earlier = {};
-  /// Inside join(): the averages that earlier rounds have left in .grad.
+  /// Inside join(): the averages that earlier rounds had left in .grad.
   at::Tensor averaged_before = {};
   // For saving between two rounds (Reducer::with_gradient_to_save).
   std::weak_ptr<const void> optimizer = {};  ///< expires with the prepared optimizer that has the parameter
-  bool awaits_step = false;                  ///< true if a gradient was added to .grad and no step was seen since
+  /// true if a gradient was added to .grad and the optimizer has not stepped since, as far as is known
+  bool awaits_step = false;
   bool left =
       false;  ///< true if .grad awaited a step at the last with_gradient_to_save(), and no round has begun since
-  bool discarded = false;  ///< true if the gradient that was left the last time was then discarded
+  bool discarded = false;  ///< true if the program discarded the gradient that was left at that call
   // For a fused optimizer.
-  std::optional<GradientMark> mark = {};  ///< of .grad as backward() has left it
-  bool altered = false;                   ///< true if .grad was changed by hand since then
-  double scale = 1.0;  ///< factor still to be applied to .grad; the fused optimizer has applied it in its step
+  std::optional<GradientMark> mark = {};  ///< of .grad, as backward() has left it
+  bool altered = false;                   ///< true if .grad was changed by hand after backward()
+  /// factor that .grad has yet to be multiplied by; the fused optimizer has already used it in its step
+  double scale = 1.0;
 
   /// Throws an Error if the layout, type or shape of .grad differs from the parameter's in prepare_model.
   void check_gradient() const;

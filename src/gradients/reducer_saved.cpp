@@ -1,5 +1,5 @@
-// The part of the reducer for saves between two rounds: which gradients wait for an optimizer's step, and how they come
-// back.
+// The part of the reducer for saves between two rounds: it finds the gradients that wait for an optimizer's step, and
+// restores them.
 #include "gradients/reducer_parameter.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -11,12 +11,12 @@
 namespace muster::detail::gradients {
 namespace {
 
-constexpr std::size_t most_fingerprinted = 8;  ///< parameters in the fingerprint of every round
+constexpr std::size_t most_fingerprinted = 8;  ///< number of parameters that are sampled after every round
 
 }  // namespace
 
-/// Of a few parameters that have a gradient, spread from the first to the last; of all of them while gradients wait for
-/// a step.
+/// Samples a few of the parameters that have a gradient, spread from the first to the last; all of them while gradients
+/// wait for a step.
 ParameterSamples Reducer::sample_parameters() const {
   std::vector<const at::Tensor*> trained;
   for (const auto& p : parameters_)
@@ -28,13 +28,15 @@ ParameterSamples Reducer::sample_parameters() const {
   return ParameterSamples(std::move(some));
 }
 
-/// If parameters have changed, an optimizer that is not prepared has stepped.
+/// Called to detect steps of optimizers that are not prepared: such an optimizer has stepped if parameters have
+/// changed.
 void Reducer::note_change_of_parameters() {
   if (!after_backward_ || state_ == State::awaiting_step || !after_backward_->changed()) return;
   for (auto& p : parameters_) p.awaits_step = p.awaits_step && !p.optimizer.expired();
 }
 
-/// Called at the start of a round: notes whether gradients that were left at the last boundary have been discarded.
+/// Called at the start of a round: records whether the gradients that were left at the last with_gradient_to_save()
+/// were discarded.
 void Reducer::note_discarded() {
   note_change_of_parameters();
   for (auto& p : parameters_)
@@ -42,8 +44,8 @@ void Reducer::note_discarded() {
       p.discarded = !p.tensor.grad().defined() || !any_nonzero(p.tensor.grad());
 }
 
-/// Called at the start of a round: notes whether the first round of a batch adds to gradients that wait for a step. A
-/// GAN adds up within a batch at most.
+/// Called at the start of a round: records whether a new batch adds to gradients that wait for a step. In a GAN, only
+/// rounds of the same batch add to gradients that are then discarded.
 void Reducer::note_addition() {
   if (adds_up_ || std::exchange(step_of_last_round_, steps_->global_step) == steps_->global_step) return;
   const auto is_added_to = [](const Parameter& p) {

@@ -26,8 +26,8 @@ bool is_large(const at::Tensor& parameter) {
   return parameter.nbytes() >= GradientAllocator::smallest && parameter.is_non_overlapping_and_dense();
 }
 
-/// A bucket for each large gradient, from the last parameter to the first, the order expected in the first round; then
-/// a bucket for all small ones of each type.
+/// Returns a bucket for each large gradient, from the last parameter to the first, which is the order expected in the
+/// first round; then, for each type, a bucket for all small gradients.
 std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::Tensor>& parameters) {
   std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t i = parameters.size(); i-- > 0;)
@@ -40,12 +40,12 @@ std::vector<std::vector<std::size_t>> members_of_buckets(const std::vector<at::T
   return buckets;
 }
 
-// A rank's words after the notes of its gradients: its flags, the word of FusableGradients::set_check_word(), and the
-// two halves of its weight.
+// Each rank writes one word per gradient, and after them these words: its flags, the word of
+// FusableGradients::set_check_word(), and the two halves of its weight.
 constexpr std::size_t extra_words = 4;
 
-// A note about a gradient: its use, and its turn: the position at which it was added, from 1; 0 if all were added at
-// once.
+// The word of a gradient: its ParameterUse in the low bits, and above it the position, from 1, at which it was added in
+// backward(); 0 if all were added at once.
 constexpr int use_bits = 2;
 std::uint32_t note_of(ParameterUse use, std::uint32_t turn) {
   return static_cast<std::uint32_t>(use) | turn << use_bits;
@@ -53,7 +53,7 @@ std::uint32_t note_of(ParameterUse use, std::uint32_t turn) {
 ParameterUse use_in(std::uint32_t note) { return static_cast<ParameterUse>(note & ((1U << use_bits) - 1)); }
 std::uint32_t turn_in(std::uint32_t note) { return note >> use_bits; }
 
-/// The function with an event for each chunk in a trace.
+/// Returns `on_chunk`, extended so that each call is an event in a trace.
 node::BucketReduction::OnChunk traced(const char* name, const node::BucketReduction::OnChunk& on_chunk) {
   return [name, on_chunk](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> data) {
     const watch::TraceSpan span(name, static_cast<std::int64_t>(chunk.bucket));
@@ -69,21 +69,22 @@ struct SharedExchange::Gradient {
   std::uint32_t note = 0;  ///< for the current round
 };
 
-/// One large gradient, which is copied only if it does not lie in the region, or all small gradients of one type, which
-/// are always copied.
+/// A bucket holds one large gradient, which is copied only if it does not lie in the region, or all small gradients of
+/// one type, which are always copied.
 struct SharedExchange::Bucket {
   bool large = false;
-  std::size_t offset = 0;  ///< bytes, of the copies in this rank's part of the region
+  std::size_t offset = 0;  ///< of the copies, in bytes from the start of this rank's part of the region
   bool reserved = false;   ///< true if memory is reserved for the copy of a large gradient
-  // The current round.
+  // In the current round:
   std::size_t missing = 0;         ///< number of gradients not added yet
-  std::byte* data = nullptr;       ///< where the gradients lie
-  std::byte* allocated = nullptr;  ///< block of the allocator that holds a copy; null if none does
+  std::byte* data = nullptr;       ///< address of the gradients
+  std::byte* allocated = nullptr;  ///< the allocator's block that holds a copy; null if none does
   c10::Storage held = {};          ///< keeps the memory while it is reduced, whatever happens to .grad
 };
 
-/// A rank's part of the region, in this order: the small gradients, the allocator's memory, the allocator's spare
-/// blocks and room for copies of large gradients. Memory for the last two is reserved only when it is needed.
+/// Each rank's part of the region holds, in this order: copies of the small gradients, the allocator's blocks, the
+/// allocator's spare blocks, and room for copies of large gradients. Memory for the last two is reserved only when it
+/// is needed.
 struct SharedExchange::MemoryLayout {
   FlatLayout layout;
   std::vector<Bucket> buckets = {};
@@ -126,7 +127,7 @@ std::unique_ptr<SharedExchange> SharedExchange::make(const std::vector<at::Tenso
   MemoryLayout memory(parameters);
   const auto control_bytes = node::BucketReduction::memory_bytes(
       communicator.topology().local_size, memory.buckets.size(), parameters.size() + extra_words);
-  // All ranks use the first rank's part.
+  // Each rank computes sizes from its own parameters; allocate_shared() uses those of the first rank.
   auto control = comm::allocate_shared(communicator, control_bytes, control_bytes);
   if (!control) return nullptr;
   auto region = comm::allocate_shared(communicator, memory.bytes, memory.reserved);
@@ -196,7 +197,7 @@ void SharedExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
     auto* const data = gradient.defined() ? static_cast<std::byte*>(gradient.data_ptr()) : nullptr;
     const auto* const begin = region_.data();
     const bool here = data >= begin && data + own.parameter.nbytes() <= begin + region_.region.stride;
-    // A gradient that may be unused on all ranks must stay as it is.
+    // If no rank has used the parameter, its .grad must keep its value, so it must not be reduced in place.
     if (here && use == ParameterUse::used && same_order(gradient, own.parameter)) {
       bucket.data = data;
       if (arrival_ == Arrival::in_backward) bucket.held = gradient.storage();
@@ -225,7 +226,8 @@ void SharedExchange::announce_complete() {
     reduction_.announce(buckets_[order[announced_]].data);
 }
 
-/// Fixes the order of buckets: that in which they were complete on the first rank, in the first complete backward().
+/// Sets the order of buckets to the order in which they became complete on the first rank in the first complete
+/// backward().
 void SharedExchange::fix_order() {
   if (order_fixed_) return;
   std::vector<std::uint32_t> complete(buckets_.size());
@@ -241,7 +243,8 @@ void SharedExchange::fix_order() {
   order_fixed_ = true;
 }
 
-/// Takes a free block of the allocator if there is one, since the gradient does not occupy one; else the reserved room.
+/// Takes a free block of the allocator if there is one: the block meant for this gradient is unused. Else takes the
+/// room at the end of this rank's part.
 std::byte* SharedExchange::room_for_copy(Bucket& bucket, std::size_t bytes) {
   bucket.allocated = allocator_->allocate(bytes);
   if (bucket.allocated != nullptr) return bucket.allocated;
@@ -265,7 +268,7 @@ void SharedExchange::finish() {
 
 void SharedExchange::finish_with(const node::BucketReduction::OnChunk& on_chunk) {
   if (round_over_) {
-    // Begin another round over the same gradients.
+    // This is another call in the same round: begin another reduction of the same gradients.
     reduction_.begin();
     announced_ = 0;
     for (std::size_t i = 0; i < gradients_.size(); ++i) reduction_.write_word(i, gradients_[i].note);
@@ -331,7 +334,7 @@ void SharedExchange::fetch(std::size_t index, at::Tensor& gradient) {
   drop_copy(index);
 }
 
-/// Drops the copy of a large gradient; copies of small ones stay.
+/// Forgets the copy of a large gradient and frees its memory; copies of small gradients stay.
 void SharedExchange::drop_copy(std::size_t index) {
   auto& bucket = buckets_[layout_.slices[index].bucket];
   if (!bucket.large) return;

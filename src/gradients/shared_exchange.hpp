@@ -1,6 +1,6 @@
-// Averages gradients in place, in node-shared memory. backward() makes gradients there (gradient_allocator.hpp). Every
-// rank reads its share of all ranks' gradients and writes the average to all ranks. Only small gradients, and those
-// that backward() did not make there, are copied.
+// Averages gradients in place, in node-shared memory, where backward() makes them (gradient_allocator.hpp). Each rank
+// averages a part of the elements: it reads that part from all ranks and writes the average to all ranks. Small
+// gradients, and gradients that backward() did not make there, are copied first.
 #pragma once
 
 #include "comm/shared_memory.hpp"
@@ -17,13 +17,13 @@
 
 namespace muster::detail::gradients {
 
-/// For parameters on the CPU, and ranks on one node. Many members: the shared memory and the buckets in it, and what
-/// this round has added.
+/// For parameters on the CPU and ranks on one node. Many members: the shared memory and the buckets in it, and the
+/// progress of the current round.
 class SharedExchange final : public Exchange, public FusableGradients {
  public:
-  /// Returns null if it cannot be used: several nodes, a single rank, another device, no parameters, a type that node/
-  /// does not reduce, or no room in /dev/shm. `communicator` must serve this exchange only. With `progress_thread`,
-  /// averages are computed while backward() computes. Collective.
+  /// Returns null if it cannot be used: several nodes, a single rank, another device, no parameters, a type that the
+  /// code in node/ cannot reduce, or no room in /dev/shm. `communicator` must serve this exchange only. With
+  /// `progress_thread`, a second thread computes averages while backward() runs. Collective.
   static std::unique_ptr<SharedExchange> make(const std::vector<at::Tensor>& parameters,
                                               const Communicator& communicator, bool progress_thread);
   ~SharedExchange() override;
@@ -74,7 +74,7 @@ class SharedExchange final : public Exchange, public FusableGradients {
   bool order_fixed_ = false;   ///< true if the order in which buckets are announced is final
   node::BucketReduction reduction_;
   node::BucketReduction::OnChunk average_;
-  bool round_over_ = false;  ///< true if finish_with() has ended the reduction's round; its next call begins another
+  bool round_over_ = false;  ///< true if finish_with() has ended the reduction; its next call begins another one
   std::unique_ptr<GradientAllocator> allocator_;
   std::unique_ptr<ProgressThread> thread_;  ///< last member, so that it is destroyed first
 };

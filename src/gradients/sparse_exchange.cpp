@@ -32,7 +32,7 @@ std::set<const void*> sparse_parameters(const torch::nn::Module& module) {
 
 struct SparseExchange::Gradient {
   at::Tensor parameter;
-  // This rank's rows, each once, and their values; after finish(), those of the average.
+  // Indices and values of this rank's rows, each row once; after finish(), of the average's rows.
   at::Tensor rows = {};    ///< [n] int64
   at::Tensor values = {};  ///< [n, …]
   ParameterUse use = ParameterUse::unused;
@@ -61,7 +61,7 @@ void SparseExchange::add(std::size_t index, const at::Tensor& gradient, Paramete
   }
 }
 
-/// Returns the tensor of each rank; all have the same shape. Collective.
+/// Returns the tensors of all ranks, which must have the same shape. Collective.
 std::vector<at::Tensor> SparseExchange::gather(const at::Tensor& own) {
   std::vector<std::vector<at::Tensor>> all(1);
   for (int r = 0; r < group_->getSize(); ++r) all[0].push_back(at::empty_like(own));
@@ -74,7 +74,7 @@ void SparseExchange::finish() {
   const at::NoGradGuard no_grad;
   const auto world = static_cast<std::size_t>(group_->getSize());
 
-  // For each gradient, this rank's number of rows and its use of the parameter; in the last line, its flags and the
+  // Each rank sends two numbers per gradient: its number of rows and its use of the parameter; then its flags and the
   // bits of its weight.
   const auto last = gradients_.size();
   const auto mine = at::zeros({static_cast<std::int64_t>(last) + 1, 2}, at::kLong);
@@ -102,7 +102,7 @@ void SparseExchange::finish() {
       users_[i] = use == ParameterUse::abandoned || users_[i] < 0 ? -1 : users_[i] + (use == ParameterUse::used);
     }
     if (longest == 0) continue;
-    // Padded to the longest, since not every backend supports different lengths.
+    // Padded to the greatest number of rows, since not every backend can gather tensors of different lengths.
     auto shape = own.parameter.sizes().vec();
     shape[0] = longest;
     auto rows = at::zeros({longest}, own.rows.options());
@@ -117,7 +117,7 @@ void SparseExchange::finish() {
     own.rows = std::get<0>(at::_unique(at::cat(all_rows), /*sorted=*/true));
     shape[0] = own.rows.size(0);
     auto sum = at::zeros(shape, values.options().dtype(at::toOpMathType(values.scalar_type())));
-    // A rank has each row once, so on every rank the order of additions is the order of ranks.
+    // Each rank has a row at most once, so every rank adds the values of a row in the order of ranks.
     for (std::size_t r = 0; r < world; ++r)
       sum.index_add_(0, at::searchsorted(own.rows, all_rows[r]), all_values[r].to(sum.scalar_type()));
     own.values = sum.to(values.scalar_type());

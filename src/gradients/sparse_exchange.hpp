@@ -1,4 +1,5 @@
-// Sparse gradients of embeddings: each rank sends its rows to all ranks, which sum them in the order of ranks.
+// Averages sparse gradients of embeddings: each rank sends its rows to all ranks, and each rank sums them in the order
+// of ranks.
 #pragma once
 
 #include "gradients/exchange.hpp"
@@ -17,10 +18,10 @@ class Module;
 
 namespace muster::detail::gradients {
 
-/// Returns the weights of embeddings made with sparse(true); their gradients are sparse.
+/// Returns the addresses of the weights of embeddings made with sparse(true); their gradients are sparse.
 std::set<const void*> sparse_parameters(const torch::nn::Module& module);
 
-/// For gradients that are sparse in their first dimension. Nothing is sent before finish().
+/// For gradients that are sparse in their first dimension. Sends nothing before finish().
 class SparseExchange final : public Exchange {
  public:
   SparseExchange(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group);
@@ -44,8 +45,8 @@ class SparseExchange final : public Exchange {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::vector<Gradient> gradients_;  ///< [parameters]
   std::vector<int> users_;           ///< [parameters]
-  Flags flags_ = 0;                  ///< of this rank; after finish(), of all ranks
-  double weight_ = 0;                ///< of this rank; after finish(), the mean over the ranks
+  Flags flags_ = 0;                  ///< this rank's; after finish(), the OR over the ranks
+  double weight_ = 0;                ///< this rank's; after finish(), the mean over the ranks
 };
 
 }  // namespace muster::detail::gradients

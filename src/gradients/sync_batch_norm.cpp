@@ -11,7 +11,7 @@
 // Normalise::backward() returns this divided by w_r, since the reducer later multiplies all gradients computed from it
 // by w_r. The gradients of γ and β are sums over this rank's own samples, weighted and averaged like all others.
 //
-// Samples of weight 0 do not count in M. If no rank has others, μ is taken as 0 and σ² as 1, and ∂L/∂x is 0.
+// Samples of weight 0 do not count in M. If all samples have weight 0, μ is taken as 0 and σ² as 1, and ∂L/∂x is 0.
 #include "gradients/sync_batch_norm.hpp"
 
 #include "gradients/data_parallel.hpp"
@@ -47,14 +47,14 @@ namespace autograd = torch::autograd;
 
 constexpr const char* normalising = "normalising a batch over the ranks";
 
-/// The dimensions except the channels.
+/// Returns all dimensions except the channels (dimension 1).
 std::vector<std::int64_t> all_but_channels(const at::Tensor& input) {
   std::vector<std::int64_t> dimensions{0};
   for (std::int64_t d = 2; d < input.dim(); ++d) dimensions.push_back(d);
   return dimensions;
 }
 
-/// Returns a view of one value per channel that broadcasts along the batch.
+/// Returns a view of a tensor with one value per channel that broadcasts to the shape of `batch`.
 at::Tensor along(const at::Tensor& per_channel, const at::Tensor& batch) {
   std::vector<std::int64_t> shape(static_cast<std::size_t>(batch.dim()), 1);
   shape[1] = -1;
@@ -68,10 +68,11 @@ at::ScalarType type_of_statistics(const at::Tensor& input) {
 /// Statistics of the batches of all ranks.
 struct Statistics {
   at::Tensor mean, variance;
-  double count = 0;  ///< values per channel; 0 if no rank's batch counts
+  double count = 0;  ///< values per channel over all ranks; 0 if all batches have weight 0
 };
 
-/// The number of values per channel. `sums`: over all ranks, of their own numbers and of the ranks that count.
+/// Returns the number of values per channel over all ranks. `sums`: over the ranks, of [values per channel, 1], or [0,
+/// 0] from a rank whose batch has weight 0.
 double count_of_all(const at::Tensor& sums) {
   const auto count = sums[0].item<double>();
   if (count <= 1 && sums[1].item<double>() > 0)
@@ -95,7 +96,8 @@ Statistics statistics_of_all(const at::Tensor& input, BatchNormRanks& ranks, int
   }
   const auto count = at::full({1}, own, doubles), rank = at::full({1}, counts ? 1.0 : 0.0, doubles);
   Statistics all{.mean = at::zeros({channels}, doubles), .variance = at::ones({channels}, doubles)};
-  // Squares of doubles need more digits than a double has, so squared deviations are summed after the mean is known.
+  // For doubles, the squares would need more digits than a double has, so squared deviations are summed once the mean
+  // is known.
   if (input.scalar_type() == at::kDouble) {
     const auto sums = ranks.sum(at::cat({count, rank, mean * own}), 2 * layer);
     all.count = count_of_all(sums);
@@ -112,7 +114,7 @@ Statistics statistics_of_all(const at::Tensor& input, BatchNormRanks& ranks, int
   return all;
 }
 
-/// Holds the BatchNormRanks in autograd's saved data of a node.
+/// Lets an autograd node hold a weak pointer to the BatchNormRanks in its saved data.
 struct Ranks : torch::CustomClassHolder {
   explicit Ranks(const std::shared_ptr<BatchNormRanks>& ranks) : statistics(ranks) {}
   std::weak_ptr<BatchNormRanks> statistics;
@@ -128,7 +130,7 @@ class Normalise : public autograd::Function<Normalise> {
     context->saved_data["count"] = all.count;
     context->saved_data["layer"] = layer;
     context->saved_data["ranks"] = c10::IValue::make_capsule(c10::make_intrusive<Ranks>(ranks));
-    // As in evaluation, with given statistics.
+    // Normalises with the given statistics, as a batch-norm does in evaluation.
     const auto type = type_of_statistics(input);
     return std::get<0>(at::native_batch_norm(input, weight.to(type), bias.to(type), all.mean.to(type),
                                              all.variance.to(type), /*training=*/false, /*momentum=*/0.0, eps));
@@ -158,7 +160,7 @@ class Normalise : public autograd::Function<Normalise> {
       if (context->saved_data["counts"].toBool() != (own > 0))
         throw Error(ExitCode::usage, normalising, "only one of forward() and backward() had the batch's weight of 0",
                     "Open the scope of session.step(batch, weight) before forward()");
-      // The loss of a batch that does not count may be NaN.
+      // The loss of a batch of weight 0 may be NaN, and 0 * NaN is NaN, so zeros are sent instead.
       const auto sums = at::cat({sum, sum_of_products});
       const auto of_all = ranks
                               ->sum(own > 0 ? sums * own : at::zeros_like(sums),
@@ -199,7 +201,7 @@ at::Tensor normalise(const at::Tensor& input, const at::Tensor& weight, const at
 /// A batch-norm of torch that can be replaced.
 struct ReplaceableNorm {
   nn::SequentialImpl* parent;
-  std::ptrdiff_t number;  ///< index in the parent
+  std::ptrdiff_t number;  ///< its index in the parent
   std::string name;
   std::shared_ptr<nn::Module> norm;
 };
@@ -215,15 +217,15 @@ bool replace_norm(const ReplaceableNorm& replaceable) {
   return true;
 }
 
-/// True for exactly torch's own classes: a derived class may compute something else.
+/// True only for torch's own classes: a derived class may compute something else.
 bool is_torch_batch_norm(const nn::Module& module) {
   const auto& type = typeid(module);
   return type == typeid(nn::BatchNorm1dImpl) || type == typeid(nn::BatchNorm2dImpl) ||
          type == typeid(nn::BatchNorm3dImpl);
 }
 
-/// True for torch's batch-norms and classes derived from them, with or without running statistics, and for all other
-/// modules with running statistics, such as scripted batch-norms and those that a user has written.
+/// True for torch's batch-norms and classes derived from them, and for all other modules with a buffer `running_mean`,
+/// such as scripted batch-norms and those that a user has written. False for SyncBatchNorm and instance norms.
 bool is_batch_norm(const nn::Module& module) {
   if (dynamic_cast<const Synchronised*>(&module) || module.as<nn::InstanceNorm1d>() ||
       module.as<nn::InstanceNorm2d>() || module.as<nn::InstanceNorm3d>())
@@ -232,7 +234,8 @@ bool is_batch_norm(const nn::Module& module) {
          module.named_buffers(/*recurse=*/false).contains("running_mean");
 }
 
-/// Finds the replaceable batch-norms of the module and its parts. Throws an Error if there is another batch-norm.
+/// Finds the replaceable batch-norms in the module and its submodules. Throws an Error if there is a batch-norm that
+/// cannot be replaced.
 void find_norms(nn::Module& module, const std::string& path, std::vector<ReplaceableNorm>& norms,
                 std::vector<BatchNormOperators*>& graphs) {
   if (auto* const graph = dynamic_cast<BatchNormOperators*>(&module)) return graphs.push_back(graph);

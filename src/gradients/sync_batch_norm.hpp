@@ -1,4 +1,4 @@
-// Batch-norm over the ranks: the sums that the ranks exchange, and the search for batch-norms in a module.
+// Batch-norm over the ranks: connects a module's batch-norms, and sums their statistics over the ranks.
 #pragma once
 
 #include "step/steps.hpp"
@@ -19,10 +19,11 @@ namespace muster::detail::gradients {
 
 struct ParallelContext;
 
-/// The ranks of a prepared model, with a process group for its batch-norms only. The ranks call sum() in the order of
-/// the forward pass, and in backward() in reverse order: among the nodes that are ready, autograd runs the one made
-/// last first (on one thread), and a node waits only for nodes made after it. So ranks can be in different layers only
-/// if they run different programs, and that is an Error.
+/// Sums the statistics of a prepared model's batch-norms over the ranks, in a process group of their own. All ranks
+/// call sum() in the same order: in the order of the forward pass, and in backward() in reverse order, since autograd
+/// (on one thread) runs the nodes in the reverse of the order in which they were made, as far as their dependencies
+/// allow, and a node depends only on nodes made after it. Ranks are in different layers only if they run different
+/// programs, and then sum() throws an Error.
 class BatchNormRanks {
  public:
   BatchNormRanks(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const step::Steps> steps);
@@ -30,7 +31,8 @@ class BatchNormRanks {
 
   /// Weight of the current batch; 0 if it does not count. See step/batch_weight.hpp.
   double weight() const { return steps_->weight(); }
-  /// Returns the sums of `values` (doubles, flat) over the ranks. All ranks must be in that layer. Collective.
+  /// Returns the sums of `values` (doubles, one dimension) over the ranks. `layer`: which layer calls; throws an Error
+  /// unless it is the same on all ranks. Collective.
   at::Tensor sum(const at::Tensor& values, int layer);
 
  private:
@@ -38,13 +40,13 @@ class BatchNormRanks {
   std::shared_ptr<const step::Steps> steps_;
 };
 
-/// Replaces the batch-norms that are in a Sequential of the module by SyncBatchNorms, and has those of
-/// BatchNormOperators synchronised. If the module has another batch-norm, throws an Error (ExitCode::usage) that names
-/// it and changes nothing.
+/// Replaces the module's batch-norms by SyncBatchNorms, if they are in a Sequential, and makes those of
+/// BatchNormOperators synchronise. If the module has any other batch-norm, throws an Error (ExitCode::usage) that names
+/// it, and changes nothing.
 void replace_batch_norms(torch::nn::Module& module);
 
-/// Connects the module's SyncBatchNorms over the ranks; returns null if it has none. Throws an Error if the run has
-/// virtual workers too. Collective if the module has any, which must be the same on all ranks.
+/// Connects the module's SyncBatchNorms over the ranks; returns null if it has none. Throws an Error if the run also
+/// has virtual workers. Collective if the module has a SyncBatchNorm; it must have one on all ranks or on none.
 std::shared_ptr<BatchNormRanks> connect_batch_norms(torch::nn::Module& module, const ParallelContext& context);
 
 }  // namespace muster::detail::gradients

@@ -18,9 +18,10 @@
 namespace muster::detail::gradients {
 namespace {
 
-constexpr std::int64_t samples_per_tensor = 4;  ///< on the CPU, where they cost nothing; elsewhere one
+constexpr std::int64_t samples_per_tensor = 4;  ///< on the CPU, where reading them costs nothing; one on other devices
 constexpr std::size_t line_bytes = 64, least_lines = 64;
-constexpr std::size_t largest_piece = 4096;  ///< bytes; one line of each piece, so 1/64 of a large gradient, is read
+/// in bytes; one cache line of each piece is read, so 1/64 of a large gradient
+constexpr std::size_t largest_piece = 4096;
 
 std::uint64_t mix(std::uint64_t value) {
   value *= 0x9e3779b97f4a7c15;
@@ -35,14 +36,14 @@ std::int64_t offset_at(const at::Tensor& tensor, std::int64_t part) {
   return offset;
 }
 
-/// Hashes the first cache line, the last one, and one of each piece between. Its position differs from piece to piece,
-/// since lines at equal distances could be the same columns of all rows.
+/// Hashes the first cache line, the last one, and one of each piece between. The line's position in its piece varies,
+/// since lines at equal distances could all lie in the same columns of a matrix.
 std::uint64_t hash_of_samples(const char* bytes, std::size_t count) {
   constexpr std::size_t words = line_bytes / sizeof(std::uint64_t), ahead = 8;
-  const auto lines = std::min(count / least_lines, largest_piece) / line_bytes;  // of a piece
+  const auto lines = std::min(count / least_lines, largest_piece) / line_bytes;  // number of lines in a piece
   const auto piece = lines * line_bytes;
   const auto line_of = [&](std::size_t number) { return bytes + number * piece + mix(number) % lines * line_bytes; };
-  std::uint64_t hashes[words] = {};  // several, so that they are computed in parallel
+  std::uint64_t hashes[words] = {};  // several, so that the processor computes them in parallel
   const auto add = [&](const char* line) {
     std::uint64_t values[words];
     std::memcpy(values, line, line_bytes);

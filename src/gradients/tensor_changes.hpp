@@ -1,5 +1,5 @@
-// Detects changes of tensors from a few of their elements: changes of parameters by an optimizer's step, which changes
-// all elements, and changes of gradients, such as clipping.
+// Detects changes of tensors by reading only a few of their elements: changes of parameters by an optimizer, which
+// changes all elements, and changes of gradients by the program, such as clipping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,11 +12,11 @@
 
 namespace muster::detail::gradients {
 
-/// A few elements of each parameter. Cheap to take, since it does not wait for a GPU.
+/// A few elements of each parameter. Cheap to take: it does not wait for a GPU.
 class ParameterSamples {
  public:
   explicit ParameterSamples(std::vector<at::Tensor> parameters);
-  /// True if one of the elements has another value now.
+  /// True if one of these elements has another value now.
   bool changed() const;
 
  private:
@@ -25,10 +25,10 @@ class ParameterSamples {
   at::Tensor device_;
 };
 
-/// A record of a gradient on the CPU: its address, torch's count of writes to it, and a hash of some of its cache
-/// lines: of all lines up to 4 KB, of at least 64 lines above that, and of one line in every 4 KB of a large gradient.
-/// torch does not count writes through .data() or a pointer; only the hash shows them. It always shows a write of 8
-/// consecutive KB, and seldom a write of single elements. Of a sparse gradient: the tensor and torch's count.
+/// Identifies the contents of a gradient. On the CPU: its address, torch's count of writes to it, and a hash of some of
+/// its cache lines: of all lines up to 4 KB, of at least 64 lines above that, and of one line in every 4 KB of a large
+/// gradient. torch does not count writes through .data() or a pointer, which only the hash detects: always if 8
+/// consecutive KB are written, seldom if single elements are. Of a sparse gradient: the tensor and torch's count.
 class GradientMark {
  public:
   explicit GradientMark(const at::Tensor& gradient);
@@ -36,12 +36,13 @@ class GradientMark {
 
  private:
   const void* data_;
-  /// Count of writes; none if other tensors use the memory too, since a write through any view raises the same count.
+  /// torch's count of writes; none if other tensors use the memory, too, since a write to any of them raises the same
+  /// count.
   std::optional<std::uint32_t> version_;
   std::uint64_t hash_ = 0;
 };
 
-/// Returns a hash of `bytes` bytes of memory, starting from `seed`, 8 bytes at a time. For comparisons between ranks.
+/// Returns a hash of `bytes` bytes of memory, computed 8 bytes at a time from `seed`. For comparisons between ranks.
 std::uint64_t hash_of(const void* memory, std::size_t bytes, std::uint64_t seed = 0);
 
 /// True if a gradient, dense or sparse, has an element other than zero.

@@ -15,10 +15,10 @@
 namespace muster::detail::optim {
 namespace {
 
-// Bits of an entry in /proc/self/pagemap, which has one entry for each page of the address space.
+// Bits of an entry in /proc/self/pagemap, which has one entry for each page of the process's address space.
 constexpr std::uint64_t in_memory = std::uint64_t{1} << 63;
 constexpr std::uint64_t swapped_out = std::uint64_t{1} << 62;
-constexpr std::uint64_t of_a_file = std::uint64_t{1} << 61;  ///< or of shared memory
+constexpr std::uint64_t of_a_file = std::uint64_t{1} << 61;  ///< set if the page is part of a file or of shared memory
 
 }  // namespace
 
@@ -27,7 +27,7 @@ DirtyPages::DirtyPages(std::byte* view, const std::byte* shared, std::size_t byt
   if (method == Method::comparison || bytes < page_size()) return;
   pagemap_ = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pagemap_ < 0) return;
-  // Test it with a write, since sandboxes have a /proc of their own.
+  // Tests with a write whether the kernel reports written pages: in a sandbox, /proc may be an imitation.
   auto* const byte = static_cast<volatile std::byte*>(view_);
   const auto value = *byte;
   const bool untouched = ask_kernel(0, page_size()) == 0;

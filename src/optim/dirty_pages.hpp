@@ -5,27 +5,28 @@
 
 namespace muster::detail::optim {
 
-/// Asks the kernel: a page of a private view belongs to the segment until it is written to; then it is a private page
-/// of this process (bit 61 of its entry in /proc/self/pagemap). If that cannot be read, contents are compared instead;
-/// a write that changes no value is then not found.
+/// Asks the kernel. As long as nobody writes to a page of a private view, it is a page of the shared segment; the first
+/// write replaces it by a private page of this process, and bit 61 of its entry in /proc/self/pagemap is cleared. If
+/// that file cannot be used, contents are compared; then a write that changes no value is not found.
 class DirtyPages {
  public:
   enum class Method { kernel, comparison };
 
-  /// `view`: a private view of the `bytes` bytes at `shared`, not written to yet. The first page is used for a test.
+  /// `view`: a private view of the `bytes` bytes at `shared`, not written to yet. The constructor writes to its first
+  /// page, for a test, and drops the change.
   DirtyPages(std::byte* view, const std::byte* shared, std::size_t bytes, Method method = Method::kernel);
   DirtyPages(const DirtyPages&) = delete;
   DirtyPages& operator=(const DirtyPages&) = delete;
   ~DirtyPages();
 
-  /// True if all pages that were written to are found.
+  /// True if all written pages are found; false if a write that changes no value is not.
   bool finds_all() const noexcept { return pagemap_ >= 0; }
-  /// True if any of these whole pages was written to since they were dropped last. Nobody may write to the segment
-  /// during the call.
+  /// True if any page in this range was written to since it was last dropped. `first`, `bytes`: the range in bytes,
+  /// whole pages. Nobody may write to the segment during the call.
   bool any_written(std::size_t first, std::size_t bytes) const;
 
  private:
-  /// Returns 1 if there is such a page, 0 if not, -1 if the kernel does not say.
+  /// Returns 1 if a page in the range was written to, 0 if none was, -1 if the kernel does not say.
   int ask_kernel(std::size_t first, std::size_t bytes) const;
 
   std::byte* view_;

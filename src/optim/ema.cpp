@@ -19,7 +19,7 @@ namespace muster {
 namespace detail::optim {
 namespace {
 
-/// The parameters that hold averages in place of their own values.
+/// The parameters of all models whose values are currently replaced by averages.
 std::set<const c10::TensorImpl*>& with_averages() {
   static std::set<const c10::TensorImpl*> all;
   return all;
@@ -59,7 +59,8 @@ void WeightAverages::require_not_applied(const char* doing) const {
                 "End the scope of EMA::apply() before");
 }
 
-/// Before the first update, the averages equal the weights, which may have been loaded or broadcast meanwhile.
+/// Until the first update, the averages follow the weights, since these may be loaded or broadcast after the EMA was
+/// made.
 void WeightAverages::copy_first() {
   if (updates_ > 0 || is_applied()) return;
   const at::NoGradGuard no_grad;

@@ -1,7 +1,7 @@
-// The optimizers that muster knows, and the names of their fields: the options of a group and the state of a parameter.
-// Checkpoints save the fields listed here. Optimizers that can be fused have a rule in update_rules.cpp too.
+// The optimizers that muster knows, and the names of their fields: the options of a parameter group and the state of a
+// parameter. Checkpoints save exactly these fields. Optimizers that can be fused also have a rule in update_rules.cpp.
 //
-//   visit_fields(options, [](const char* name, auto& value) { … });   // `value` is const if `options` is
+//   visit_fields(options, [](const char* name, auto& value) { … });   // `value` is const if `options` is const
 #pragma once
 
 #include <torch/optim/adagrad.h>
@@ -35,7 +35,7 @@ inline constexpr std::tuple optimizer_kinds{
     OptimizerKind<torch::optim::RMSprop, torch::optim::RMSpropOptions, torch::optim::RMSpropParamState>{"RMSprop"},
     OptimizerKind<torch::optim::LBFGS, torch::optim::LBFGSOptions, torch::optim::LBFGSParamState>{"LBFGS"}};
 
-/// Calls use(kind) with the optimizer's kind; false if it has none of these.
+/// Calls use(kind) with the entry of optimizer_kinds that fits the optimizer; returns false if none does.
 bool with_optimizer_kind(torch::optim::Optimizer& optimizer, auto&& use) {
   const auto is = [&]<class K>(const K& kind) {
     return dynamic_cast<typename K::Optimizer*>(&optimizer) != nullptr && (use(kind), true);
@@ -43,7 +43,7 @@ bool with_optimizer_kind(torch::optim::Optimizer& optimizer, auto&& use) {
   return std::apply([&](const auto&... each) { return (is(each) || ...); }, optimizer_kinds);
 }
 
-/// True if T, without const, is one of the types `Of`.
+/// True if T, without const, is one of the types `Of...`.
 template <class T, class... Of>
 concept Either = (std::same_as<std::remove_const_t<T>, Of> || ...);
 
@@ -108,7 +108,8 @@ void visit_fields(Either<torch::optim::LBFGSOptions> auto& options, auto&& field
   field("history_size", options.history_size());
   field("line_search_fn", options.line_search_fn());
 }
-/// Stored with the first parameter, for all parameters: the vectors have the elements of all parameters.
+/// LBFGS has one state for all its parameters, stored with the first parameter: its vectors have the elements of all
+/// parameters.
 void visit_fields(Either<torch::optim::LBFGSParamState> auto& state, auto&& field) {
   field("func_evals", state.func_evals());
   field("n_iter", state.n_iter());
@@ -123,7 +124,7 @@ void visit_fields(Either<torch::optim::LBFGSParamState> auto& state, auto&& fiel
   field("al", state.al());
 }
 
-/// The shape of a state tensor: the parameter's, or in LBFGS also a single number or a vector over all parameters.
+/// The shape of a state tensor: the parameter's shape; in LBFGS, also a single number or a vector over all parameters.
 enum class FieldShape { parameter, scalar, all_parameters };
 
 template <class State>
@@ -132,7 +133,7 @@ FieldShape shape_of_field(std::string_view field) {
   return field == "H_diag" || field == "ro" || field == "al" ? FieldShape::scalar : FieldShape::all_parameters;
 }
 
-/// The sizes that a field of a parameter's state has, with the given optimizer.
+/// Returns the sizes of a field of the parameter's state in this optimizer.
 template <class State>
 std::vector<std::int64_t> sizes_of_field(std::string_view field, const at::Tensor& parameter,
                                          const torch::optim::Optimizer& optimizer) {

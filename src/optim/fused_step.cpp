@@ -25,7 +25,8 @@
 namespace muster::detail::optim {
 namespace {
 
-constexpr std::size_t tile_elements = 2048;  ///< elements whose averages stay in the first cache
+/// number of averages that are computed at a time, so that they stay in the L1 cache
+constexpr std::size_t tile_elements = 2048;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -36,7 +37,7 @@ class Averages {
   Averages(std::span<std::byte* const> gradients, double scale)
       : gradients_(gradients), sources_(gradients.size()), scale_(scale) {}
 
-  /// Returns the averages of at most one tile; valid until the next call.
+  /// Returns the averages of `count` elements from `first` on, at most one tile; valid until the next call.
   const T* of(std::size_t first, std::size_t count) {
     for (std::size_t r = 0; r < sources_.size(); ++r) sources_[r] = reinterpret_cast<const T*>(gradients_[r]) + first;
     void* const target = tile_;
@@ -52,10 +53,10 @@ class Averages {
   alignas(64) T tile_[tile_elements];
 };
 
-/// The result of a chunk whose numbers are only checked: 0 if all are finite, else NaN.
+/// Returns what chunk_results() holds of a chunk that is only checked: 0 if all averages are finite, else NaN.
 double result_of(bool finite) { return finite ? 0 : std::numeric_limits<double>::quiet_NaN(); }
 
-/// Returns the sum of the squares of a chunk's averages; if `squares` is false, 0 if all are finite, else NaN.
+/// Returns the sum of squares of a chunk's averages. If `squares` is false, returns 0 if all are finite, else NaN.
 template <class T>
 double check_chunk(std::span<std::byte* const> gradients, std::size_t count, double scale, bool squares) {
   Averages<T> averages(gradients, scale);
@@ -70,24 +71,25 @@ double check_chunk(std::span<std::byte* const> gradients, std::size_t count, dou
 
 }  // namespace
 
-/// The pages of one bucket and one kind of tensor, such as the parameters or the first moments. Private pages are
-/// dropped for all of them at once, since parameters may share a page.
+/// The pages of one bucket for one kind of tensor (the parameters, the first moments, ...). Parameters of a bucket may
+/// share a page, so private pages are dropped for all of them at once.
 struct FusedStep::Pages {
-  std::size_t first = 0, bytes = 0;  ///< in the shared memory
-  bool changed = false;              ///< true if this rank has written to them since the last step
+  std::size_t first = 0, bytes = 0;  ///< offset and size in the shared copy
+  bool changed = false;              ///< true if this rank has written to the pages of its view since the last step
 };
 
-/// A parameter and its state, in that order.
+/// A parameter and its state tensors. In each list, the parameter comes first.
 struct FusedStep::Target {
-  std::vector<std::byte*> shared[2] = {};  ///< in each shared copy
-  std::vector<at::Tensor> views[2] = {};   ///< in each view, for the module and the optimizer
-  // The current step.
-  std::vector<const std::byte*> from = {};  ///< where the step reads
+  std::vector<std::byte*> shared[2] = {};  ///< addresses in each shared copy
+  /// tensors in this rank's view of each copy, which the module and the optimizer use
+  std::vector<at::Tensor> views[2] = {};
+  // For the current step:
+  std::vector<const std::byte*> from = {};  ///< addresses from which the step reads
   Rule rule = {};
-  // Hashes of what was written by hand since the last step; 0 if nothing was.
+  // Hashes of values that the program has written since the last step; 0 if it has written none.
   std::uint64_t seen = 0;     ///< at the last call of note_written()
-  std::uint64_t noted = 0;    ///< at all calls of note_written()
-  std::uint64_t written = 0;  ///< `noted` and what prepare() has found
+  std::uint64_t noted = 0;    ///< of the values at all calls of note_written()
+  std::uint64_t written = 0;  ///< `noted`, combined with what prepare() has found
 };
 
 FusedStep::Copy::Copy(comm::SharedRegion shared, std::size_t bytes)
@@ -115,7 +117,8 @@ bool FusedStep::fits(const std::vector<at::Tensor>& parameters) {
 
 std::unique_ptr<FusedStep> FusedStep::make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                            int states, bool with_second_copy) {
-  // For each bucket, separate pages for the parameters and each kind of state; at the end, the chunk results.
+  // The layout: for each bucket, separate pages for the parameters and for each kind of state; at the end,
+  // chunk_results().
   std::vector<std::vector<Pages>> pages;
   std::size_t bytes = 0;
   for (const auto& [members, count] : gradients.layout().buckets) {
@@ -159,7 +162,7 @@ FusedStep::FusedStep(gradients::FusableGradients& gradients, std::vector<at::Ten
             view.get() + offset, parameter.sizes(), gradients.strides(i), [view](void*) {},
             parameter.options().requires_grad(false)));
       }
-    // All ranks have the same values, so one rank copies its own into the shared copy.
+    // All ranks have equal values, so the first rank of the node copies its values into the shared copy.
     if (current().region.local_rank == 0) {
       const auto& view = target.views[0][0];
       const auto values = parameter.strides() == view.strides() ? parameter.detach() : copy_like(view, parameter);
@@ -174,7 +177,7 @@ std::vector<FusedStep::Pages>& FusedStep::pages_of(std::size_t parameter) {
   return pages_[gradients_->layout().slices[parameter].bucket];
 }
 
-/// Drops the private pages that this rank has written in the current view: their values are in the shared copy now.
+/// Drops this rank's private pages in the current view, after a step has taken their values into the shared copy.
 void FusedStep::drop_changed() {
   for (auto& kinds : pages_)
     for (auto& pages : kinds)
@@ -182,7 +185,7 @@ void FusedStep::drop_changed() {
         node::SharedSegment::drop_private_pages(current().view.get() + pages.first, pages.bytes);
 }
 
-/// Makes the module see the current shared copy.
+/// Makes the module's parameters show the current shared copy.
 void FusedStep::show() {
   drop_changed();
   for (std::size_t i = 0; i < targets_.size(); ++i) {
@@ -193,8 +196,8 @@ void FusedStep::show() {
   }
 }
 
-/// True if a step may read the tensor's values in place: it has the strides of its view, is no negative view, and does
-/// not lie where the view has another tensor, which the same step overwrites.
+/// True if a step may read the tensor's values in place: it has the strides of `view` and no negative bit, and it does
+/// not lie in the part of a view that belongs to another tensor, which the same step overwrites.
 bool FusedStep::can_be_read_in_place(const at::Tensor& tensor, const at::Tensor& view) const {
   if (tensor.strides() != view.strides() || tensor.is_neg()) return false;
   const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
@@ -203,8 +206,7 @@ bool FusedStep::can_be_read_in_place(const at::Tensor& tensor, const at::Tensor&
          });
 }
 
-/// Finds what was changed since the last step, in any way: parameters that were given other memory, and pages of the
-/// view that were written to.
+/// Finds what the program has changed since the last step: parameters with other memory, and written pages of the view.
 void FusedStep::find_changes() {
   for (auto& kinds : pages_)
     for (auto& pages : kinds) pages.changed = current().dirty.any_written(pages.first, pages.bytes);
@@ -213,7 +215,7 @@ void FusedStep::find_changes() {
     auto& parameter = parameters_[i];
     const auto& view = target.views[current_][0];
     const auto& shared = target.shared[current_];
-    // With the strides of the shared copy, which the gradients in the exchange have too.
+    // The copy has the strides of the view, and so of the shared copy and of the gradients in the exchange.
     if (!can_be_read_in_place(parameter, view)) parameter.set_data(copy_like(view, parameter));
     target.from.assign(shared.begin(), shared.end());
     target.from[0] = static_cast<const std::byte*>(parameter.const_data_ptr());
@@ -238,7 +240,7 @@ void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
       views.emplace(target.views[current_][s].unsafeGetTensorImpl(), target.views[next()][s]);
   current_ = next();
   snapshot_held_ = false;
-  // The user may have kept a tensor from the time when this copy was current, and have written to it.
+  // The program may have kept a tensor since this copy was last the current one, and may have written to it meanwhile.
   if (!current().dirty.finds_all() || current().dirty.any_written(0, bytes_))
     node::SharedSegment::drop_private_pages(current().view.get(), bytes_);
   replace_state(optimizer, [&](const at::Tensor& state) {
@@ -247,8 +249,8 @@ void FusedStep::switch_copies(torch::optim::Optimizer& optimizer) {
   });
 }
 
-/// Hashes the pages of `values` that differ from the copy in shared memory, because somebody else has written to
-/// `values`. Returns 0 if none differs.
+/// Returns a hash of the 4 KB pieces of `values` that differ from the shared copy, because the program has written to
+/// `values`; 0 if none differs.
 std::uint64_t FusedStep::hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const {
   constexpr std::size_t piece = 4096;
   const auto bytes = parameters_[parameter].nbytes();
@@ -271,7 +273,7 @@ void FusedStep::note_written() {
     auto now = parameters_[i].detach();
     if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().slices[i].bucket]) continue;
     if (now.strides() != view.strides() || now.is_neg()) now = copy_like(view, now);
-    // Values unchanged since the last call are not counted again, since ranks may differ in their number of calls.
+    // The same values as at the last call are not hashed again, since ranks may differ in their number of calls.
     auto& target = targets_[i];
     const auto hash = hash_of_written(i, 0, now.const_data_ptr());
     if (hash != 0 && hash != target.seen) target.noted = gradients::hash_of(&hash, sizeof hash, target.noted);
@@ -331,7 +333,7 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
     stepped.ranks_differ = differs();
     if (scales) stepped.norm = std::sqrt(sum);
     stepped.has_bad_number = check != NumberCheck::none && !std::isfinite(sum);
-    // A rank that has abandoned the averaging takes part only in the first round of the reduction.
+    // If a rank has abandoned the averaging, it only takes part in this first reduction, so no second one may follow.
     if (abandoned() || stepped.ranks_differ || stepped.has_bad_number || check == NumberCheck::without_step)
       return stepped;
   }
@@ -345,8 +347,8 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
                                                : step_chunk<double>(chunk, gradients, scale, checks);
     if (checks) chunk_results()[chunk.number] = result_of(finite);
   });
-  // A rank that has abandoned the averaging does not copy values that were changed by hand in the chunks that it
-  // processes. So if it is abandoned, these values stay in the view until the next step.
+  // A rank that has abandoned the averaging averages its chunks but neither steps nor copies them. So the step is
+  // dropped: values that the program has written stay in the view until the next step.
   stepped.ranks_differ = differs();
   if (abandoned() || stepped.ranks_differ) return stepped;
   stepped.has_bad_number =
@@ -359,8 +361,8 @@ FusedStep::StepResult FusedStep::step(torch::optim::Optimizer& optimizer, double
   return stepped;
 }
 
-/// True if the ranks would not take the same step, if a gradient was changed after backward(), or if another rank's are
-/// weighted. Then no rank writes.
+/// True if the ranks would take different steps, if a gradient was changed by hand after backward(), or if some rank's
+/// gradients have given weights. Then no rank writes anything.
 bool FusedStep::differs() const {
   constexpr auto refused = gradients::gradients_changed | gradients::gradients_weighted;
   return !gradients_->all_words_equal() || (gradients_->flags() & refused) != 0;
@@ -384,8 +386,8 @@ std::span<double> FusedStep::chunk_results() const {
   return {reinterpret_cast<double*>(copies_[0]->region.region.base + bytes_), gradients_->chunk_count()};
 }
 
-/// Returns the sum of squares of all averages, added in the order of chunks, so with the same bits on every rank. If
-/// `squares` is false, returns 0 if all are finite, else NaN.
+/// Returns the sum of squares of all averages, added in the order of chunks, so that every rank gets the same bits. If
+/// `squares` is false, returns 0 if all averages are finite, else NaN.
 double FusedStep::check_averages(bool squares) {
   const double scale = 1.0 / gradients_->communicator().size();
   gradients_->finish_with([&](const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients) {
@@ -401,13 +403,13 @@ bool FusedStep::is_float(std::size_t bucket) const {
   return parameters_[gradients_->layout().buckets[bucket].members.front()].scalar_type() == at::kFloat;
 }
 
-/// Steps a chunk. With `check`, returns false if an average of a stepped parameter is not finite.
+/// Steps the parameters of a chunk. With `check`, returns false if an average of a stepped parameter is not finite.
 template <class T>
 bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<std::byte* const> gradients,
                            double scale, bool check) {
   bool finite = true;
   Averages<T> averages(gradients, scale);
-  alignas(64) T written[3][tile_elements];  // results, before they are streamed to the other copy
+  alignas(64) T written[3][tile_elements];  // results, before they are written to the other copy past the caches
   const auto& pages = pages_[chunk.bucket];
   for (const auto i : gradients_->layout().buckets[chunk.bucket].members) {
     const auto& slice = gradients_->layout().slices[i];
@@ -417,8 +419,8 @@ bool FusedStep::step_chunk(const node::BucketReduction::Chunk& chunk, std::span<
     const auto& target = targets_[i];
     const auto first = begin - slice.first_element, count = end - begin;
     const bool steps = gradients_->user_count(i) > 0;
-    // Copy what is not stepped: if it was changed, since its pages are dropped together with its neighbours'; and
-    // always if the step writes the other copy.
+    // Copy the tensors that the rule does not write. That is needed if they were changed, since their pages are dropped
+    // together with their neighbours' pages, and always if the step writes the other copy.
     for (std::size_t t = steps ? 1 + state_tensor_count(target.rule) : 0; t < pages.size(); ++t) {
       if (!pages[t].changed && !snapshot_held_) continue;
       const auto* const from =

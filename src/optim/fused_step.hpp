@@ -1,15 +1,15 @@
-// Averages gradients and steps an optimizer in one pass over memory. Each rank averages a part of the gradients and
-// updates that part of the parameters, in one copy that all ranks of the node share. There is no all-gather, and the
-// optimizer's state exists once per node.
+// Averages gradients and steps an optimizer in one go over memory. Each rank averages a part of the gradients and
+// updates the same part of the parameters, in one copy that all ranks of the node share. There is no all-gather, and
+// the optimizer's state exists once per node.
 //
-// The module's parameters and the optimizer's state are a private view (mmap's MAP_PRIVATE) of the shared copy. The
-// view shows what the ranks write to the copy. What a user writes to the view goes to private pages of this rank, as if
-// nothing were shared. The next step reads those pages through the view, which takes the changes, which must be the
-// same on all ranks, into the shared copy; then it drops the pages.
+// The module's parameters and the optimizer's state lie in a private view (mmap's MAP_PRIVATE) of the shared copy. A
+// rank sees in its view what the ranks write to the copy. If the program writes to the view, the kernel gives this rank
+// private pages. The next step reads the private pages, writes the results to the shared copy and drops the pages; so
+// all ranks must have written the same values.
 //
 // For saving in the background there may be two shared copies, each with a view. After take_snapshot(), the current
-// copy may be read until the next take_snapshot(): the next step reads it, writes the other copy and shows that one to
-// the module. It writes the other copy past the caches, so it moves as much memory as a step in place.
+// copy may be read until the next take_snapshot(): the next step reads it, writes the other copy and makes the module
+// use the other one. It writes past the caches, so it moves as much memory as a step in place.
 #pragma once
 
 #include "comm/shared_memory.hpp"
@@ -34,12 +34,12 @@ namespace muster::detail::optim {
 
 class FusedStep {
  public:
-  /// True if these parameters can be stepped in this way.
+  /// True if the types and layouts of these parameters allow a fused step.
   static bool fits(const std::vector<at::Tensor>& parameters);
 
-  /// Moves the parameters, which must be those of the exchange in its order, into the shared copy. Returns null if
-  /// there is no room for it. `states`: number of state tensors per parameter. `with_second_copy`: makes a second copy
-  /// too, if there is room. Collective.
+  /// Moves the parameters into the shared copy; they must be the exchange's parameters, in its order. Returns null if
+  /// there is no memory for the copy. `states`: number of state tensors per parameter. `with_second_copy`: makes a
+  /// second copy as well, if there is memory. Collective.
   static std::unique_ptr<FusedStep> make(gradients::FusableGradients& gradients, std::vector<at::Tensor> parameters,
                                          int states, bool with_second_copy);
 
@@ -49,51 +49,52 @@ class FusedStep {
   /// Number of state tensors for which each parameter has room.
   int max_state_tensors() const noexcept { return states_; }
 
-  /// Determines the optimizer's next step and what was written to parameters and state since the last step. Call it
-  /// before this rank gives its gradients to the exchange, since other ranks may write to the shared copy from then on.
-  /// Returns a word for FusableGradients::set_check_word(); if both results are the same on all ranks, so is the word.
+  /// Determines the optimizer's next step and finds what the program has written to parameters and state since the last
+  /// step. Call it before this rank gives its gradients to the exchange: from then on, other ranks may write to the
+  /// shared copy. Returns a word for FusableGradients::set_check_word(), a hash of both; equal on all ranks if both
+  /// are.
   std::uint32_t prepare(torch::optim::Optimizer& optimizer);
-  /// Call it before a backward() if the step will average several of them. If parameters were written to since the last
-  /// step, their present values become part of the word.
+  /// Call it before each backward() after the first if a step averages several. If the program has written to
+  /// parameters since the last step, their present values become part of the next word.
   void note_written();
-  /// Call it after a step that was taken. After a step that failed, the notes stay, since a rank that an exception has
-  /// kept from the step still has its own.
+  /// Forgets what note_written() has recorded. Call it after a step that was taken, not after a step that failed: a
+  /// rank that an exception kept from that step still has its records, and all ranks must have the same.
   void clear_notes() noexcept;
-  /// How the averages are checked for NaN and infinite numbers.
+  /// How a step checks the averages for NaN and infinite numbers.
   enum class NumberCheck {
     none,
-    during_step,   ///< in the same pass as the step, which may have written bad numbers
-    before_step,   ///< before the step, which writes nothing if there is a bad number
-    without_step,  ///< without a step: nothing is written
+    during_step,   ///< together with the step, which may then have written bad numbers
+    before_step,   ///< before the step, which is not taken if there is a bad number
+    without_step,  ///< checked, but no step is taken: nothing is written
   };
   struct StepResult {
-    double scale = 1;             ///< factor of the averages in the step, from max_norm
-    double norm = 0;              ///< norm of the averages before scaling; only with max_norm
+    double scale = 1;             ///< factor that max_norm has put on the averages of this step
+    double norm = 0;              ///< norm of the averages before that factor; only with max_norm
     bool has_bad_number = false;  ///< true if an average is NaN or infinite; the same on all ranks
     bool ranks_differ =
         false;  ///< true if the ranks' words differ or gradients were changed by hand: nothing was written
   };
-  /// Takes one step with the gradients that were given to the exchange. With max_norm > 0 they are scaled down to that
-  /// norm, and checking them costs nothing more, since the norm shows bad numbers. Collective.
+  /// Takes one step with the gradients that were given to the exchange. If max_norm > 0, scales the averages down to
+  /// that norm; the norm also shows bad numbers, so checking then costs nothing more. Collective.
   StepResult step(torch::optim::Optimizer& optimizer, double max_norm, NumberCheck check);
-  /// The first parameter for which the ranks' words differ.
+  /// The first parameter for which the ranks would take different steps.
   struct Difference {
     std::size_t parameter = 0;
     bool written = false;  ///< true if its values or state were written to; false if the options differ
   };
-  /// Collective.
+  /// Finds it after a step with `ranks_differ`. Collective.
   Difference difference() const;
-  /// Returns the current memory of parameters and state. It stays unchanged until take_snapshot() is called again; by
-  /// then nobody may read it any more. Returns nothing if there is only one copy, or if any rank has written to its
-  /// view since the last step. Collective.
+  /// Returns the current memory of parameters and state. It stays unchanged until take_snapshot() is called again;
+  /// nobody may read it after that. Returns nothing if there is only one copy, or if any rank has written to its view
+  /// since the last step. Collective.
   std::optional<MemorySnapshot> take_snapshot();
-  /// Gives the optimizer a private copy of its state, for steps that are not fused.
+  /// Gives the optimizer a copy of its state in memory of this process, for steps that are not fused.
   void release(torch::optim::Optimizer& optimizer) const;
 
  private:
   struct Pages;
   struct Target;
-  /// A copy that the ranks share, and this rank's view of it.
+  /// A copy that the ranks of the node share, and this rank's private view of it.
   struct Copy {
     Copy(comm::SharedRegion region, std::size_t bytes);
     comm::SharedRegion region;
@@ -109,10 +110,10 @@ class FusedStep {
   bool can_be_read_in_place(const at::Tensor& tensor, const at::Tensor& view) const;
   void find_changes();
   std::uint64_t hash_of_written(std::size_t parameter, std::size_t kind, const void* values) const;
-  /// Makes the other copy the current one, after a step has written it.
+  /// Makes the other copy the current copy, after a step has written it.
   void switch_copies(torch::optim::Optimizer& optimizer);
   double check_averages(bool squares);
-  /// [chunks], numbers shared by the ranks, after the parameters and state. The rank that processes a chunk writes its.
+  /// One number per chunk, in shared memory behind the parameters and state. The rank that processes a chunk writes it.
   std::span<double> chunk_results() const;
   /// True if an exception has made another rank abandon the averaging.
   bool abandoned() const;
@@ -129,12 +130,13 @@ class FusedStep {
   gradients::FusableGradients* gradients_;
   std::vector<at::Tensor> parameters_;
   int states_;
-  std::vector<std::unique_ptr<Copy>> copies_;  ///< one or two; the first ends with chunk_results()
-  std::size_t bytes_;                          ///< of parameters and state
-  std::size_t current_ = 0;                    ///< index of the copy that the module sees
+  std::vector<std::unique_ptr<Copy>> copies_;  ///< one or two copies; the first also has chunk_results() at its end
+  std::size_t bytes_;                          ///< bytes of parameters and state in each copy
+  std::size_t current_ = 0;                    ///< index of the copy that the module uses
   bool snapshot_held_ =
       false;  ///< true if take_snapshot() was called since the last step: the step must not write this copy
-  std::vector<std::vector<Pages>> pages_;  ///< [buckets of the exchange][their parameters, then each kind of state]
+  /// [buckets of the exchange][kinds of tensors: the parameters, then each state tensor]
+  std::vector<std::vector<Pages>> pages_;
   std::vector<Target> targets_;            ///< [parameters]
 };
 

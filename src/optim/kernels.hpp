@@ -1,11 +1,11 @@
-// The arithmetic of torch's optimizers on arrays, chosen for the present processor.
+// The arithmetic of torch's optimizers on arrays, by kernels for the processor that runs them.
 #pragma once
 
 #include <cstddef>
 
 namespace muster::detail::optim {
 
-// In each rule, state_tensor_count() is the number of state tensors that a step writes.
+// state_tensor_count() of a rule: how many state tensors a step by it writes.
 
 /// One step of SGD with momentum (torch.optim.SGD).
 struct SgdRule {
@@ -24,11 +24,11 @@ struct AdamRule {
   std::size_t state_tensor_count() const noexcept { return 2; }
 };
 
-/// The arrays of one tile of parameters. The memory that is read and that is written may be the same.
+/// The arrays of one tile of parameters. An array that is written may be the same memory as the array that is read.
 template <class T>
 struct Tile {
   const T* gradient = nullptr;
-  const T* from = nullptr;  ///< parameters
+  const T* from = nullptr;  ///< the parameters' values
   T* to = nullptr;
   const T* state_from[2] = {};  ///< the momentum, or the two moments; not read in the first step
   T* state_to[2] = {};

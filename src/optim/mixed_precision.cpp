@@ -32,7 +32,7 @@ constexpr const char* unscaling = "unscaling gradients";
   throw Error(ExitCode::user_error, doing, fact, remedy);
 }
 
-/// The scale is a float.
+/// True if the value is a valid scale. The scale is stored as a float.
 bool is_scale(double value) { return static_cast<float>(value) > 0 && std::isfinite(static_cast<float>(value)); }
 
 void check(const GradScalerOptions& options) {
@@ -65,7 +65,7 @@ void warn_if_slow(at::DeviceType device, const AutocastOptions& options) {
     });
 }
 
-/// Tensors of one kind can be passed to torch's kernel in one call.
+/// All tensors of one kind can be passed to torch's kernel in one call.
 using Kind = std::tuple<at::DeviceType, at::DeviceIndex, at::ScalarType>;
 
 }  // namespace
@@ -74,7 +74,7 @@ namespace autocast = at::autocast;
 
 namespace {
 
-/// Clears torch's cache of casts if the type changes, since the cache does not record types.
+/// Sets the type of autocast. Clears torch's cache of casts if the type changes, since the cache does not record types.
 void set_dtype(at::DeviceType device, at::ScalarType dtype) {
   if (dtype != autocast::get_autocast_dtype(device)) autocast::clear_cache();
   autocast::set_autocast_dtype(device, dtype);
@@ -96,8 +96,8 @@ Autocast::Autocast(at::DeviceType device, const AutocastOptions& options)
 }
 
 Autocast::~Autocast() {
-  // Casts of parameters stay cached until the outermost scope ends, since several operations use them. After it, the
-  // optimizer changes the parameters.
+  // Several operations may use the cast of a parameter, so casts stay cached until the outermost scope ends. They are
+  // cleared then, since the optimizer is about to change the parameters.
   if (autocast::decrement_nesting() == 0) autocast::clear_cache();
   autocast::set_autocast_enabled(device_, was_enabled_);
   set_dtype(device_, was_dtype_);
@@ -128,7 +128,7 @@ bool GradScaler::unscale_here(const torch::optim::Optimizer& optimizer) const {
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
       const auto& gradient = parameter.grad();
-      // A weight that is listed twice has one gradient, to be unscaled once.
+      // A weight that the optimizer lists twice has one gradient, which must be unscaled once.
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       if (gradient.scalar_type() == at::kHalf)
         refuse(unscaling, "one of them is in half precision",
@@ -175,7 +175,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (progress.stepped)
     refuse("stepping an optimizer", "step() was called for it since the last update()",
            "Call the scaler's update() after each step");
-  // A fused optimizer averages in its step; dividing by the scale before or after that gives the same result.
+  // A fused optimizer averages in its own step, so its gradients are unscaled before they are averaged; the result is
+  // the same.
   const auto* const prepared = dynamic_cast<const detail::optim::Prepared*>(&optimizer);
   if (!progress.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->fused());
   if (!progress.found_inf) optimizer.step();
@@ -192,7 +193,7 @@ void GradScaler::update(std::optional<double> new_scale) {
     return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
   };
   if (std::ranges::any_of(progress_, [](const auto& of) { return !of.second.is_step_complete; })) {
-    // Keep the scale: gradients with this scale are stored, to be summed with those of the step's other batches.
+    // Within a step of virtual workers: keep the scale, since stored gradients of the step's earlier batches have it.
   } else if (new_scale) {
     scale_.fill_(*new_scale);
   } else {

@@ -28,7 +28,7 @@
 namespace muster::detail::optim {
 namespace {
 
-/// Fusing gains nothing for fewer bytes of parameters than this, since they stay in the caches.
+/// With fewer bytes of parameters than this, fusing gains nothing, since they stay in the processor's caches.
 constexpr std::size_t least_bytes = std::size_t{16} << 20;
 
 std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -44,7 +44,7 @@ std::set<const void*> identities(const std::vector<at::Tensor>& tensors) {
   return identities;
 }
 
-/// Removes repeated parameters: parameters() lists a weight that a model uses in two places twice.
+/// Removes repeated parameters: if a model uses a weight in two places, parameters() lists it twice.
 void drop_repeated(torch::optim::Optimizer& optimizer) {
   std::set<const void*> known;
   for (auto& group : optimizer.param_groups())
@@ -54,7 +54,7 @@ void drop_repeated(torch::optim::Optimizer& optimizer) {
 
 using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
 
-/// An optimizer's checks for NaN and infinite numbers.
+/// Checks an optimizer's gradients for NaN and infinite numbers, and tells the session's BadNumberPolicy.
 class Numbers {
  public:
   Numbers(std::shared_ptr<BadNumberPolicy> watch, int optimizer, const Models& models)
@@ -82,7 +82,7 @@ class Numbers {
     const auto own = name_of_bad(parameters);
     tell(own, own, /*together=*/true);
   }
-  /// True if a step with the averages in .grad may be taken. `norm`: the norm of the averages, if it is known.
+  /// True if the step may be taken, by the averages in .grad. `norm`: the norm of the averages, if it is known.
   bool allow(const std::vector<at::Tensor>& parameters, std::optional<double> norm) {
     if (!watch_) return true;
     if (!watch_->begin_step(optimizer_)) return ++skipped_, false;
@@ -100,7 +100,7 @@ class Numbers {
       bad = watch_->any_rank(bad);
     }
     if (!bad) {
-      // With virtual workers there are no gradients before a step's last batch.
+      // With virtual workers, there are no averages before a step's last batch.
       if (std::ranges::any_of(parameters, [](const auto& p) { return p.grad().defined(); }))
         watch_->note_good_step(optimizer_);
       return true;
@@ -150,7 +150,8 @@ class Numbers {
   bool averages_all_ = true;
 };
 
-/// Returns the values of all gradients. Of a sparse one those of the summed rows, since the norm is theirs.
+/// Returns the values of all gradients; of a sparse gradient, the values of its summed rows, since the norm is defined
+/// by these.
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> values;
   for (const auto& parameter : parameters) {
@@ -162,7 +163,7 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
   return values;
 }
 
-/// The sum of the squares in pieces, so that its bits do not depend on the number of threads.
+/// Sums the squares piece by piece, so that the bits of the sum do not depend on the number of threads.
 template <class T>
 double squares_in_pieces(const at::Tensor& dense) {
   constexpr std::int64_t piece = 1 << 16;
@@ -185,7 +186,7 @@ double squares_of(const at::Tensor& values) {
   return std::pow(at::linalg_vector_norm(real, 2, {}, false, at::kDouble).item<double>(), 2);
 }
 
-/// The 2-norm of all gradients together, in double precision like that of a fused step: the squares of floats overflow
+/// Returns the 2-norm of all gradients together, in double precision as in a fused step: in floats, squares overflow
 /// from 1.8e19 on.
 double norm_of(const std::vector<at::Tensor>& gradients) {
   const at::NoGradGuard no_grad;
@@ -194,7 +195,7 @@ double norm_of(const std::vector<at::Tensor>& gradients) {
   return std::sqrt(squares);
 }
 
-/// Scales gradients of this norm down to `max_norm`, as torch's clip_grad_norm_() does.
+/// Scales gradients whose norm is `norm` down to `max_norm`, as torch's clip_grad_norm_() does.
 void scale_down(const std::vector<at::Tensor>& gradients, double norm, double max_norm) {
   const double scale = std::min(max_norm / (norm + 1e-6), 1.0);
   if (scale == 1) return;
@@ -202,15 +203,15 @@ void scale_down(const std::vector<at::Tensor>& gradients, double norm, double ma
   for (const auto& values : gradients) values.data().mul_(scale);
 }
 
-/// Counts the step as a write to the parameters that it has stepped. torch's own steps write through .data(), so
-/// backward() would not see that a graph is older than its weights.
+/// Makes autograd count the step as a write to the parameters. torch's own steps write through .data(), so backward()
+/// would not notice that the weights have changed since the graph was made.
 void count_writes(const torch::optim::Optimizer& optimizer) {
   for (const auto& parameter : parameters_of(optimizer))
     if (parameter.grad().defined() && !parameter.is_inference()) torch::autograd::impl::bump_version(parameter);
 }
 
-/// True if another tensor uses the parameter's memory, such as another parameter, a view or the result of detach(). If
-/// the parameter got other memory, the two would no longer share it.
+/// True if another tensor uses the parameter's memory, such as another parameter, a view or the result of detach().
+/// Fusing would give the parameter other memory, and the two tensors would no longer share their values.
 bool shares_memory(const at::Tensor& parameter) { return parameter.storage().use_count() > 1; }
 
 /// Returns the index of the first parameter whose bits are not the same on all ranks. Collective.
@@ -230,8 +231,8 @@ std::optional<std::size_t> first_unequal(const Communicator& communicator, const
 
 class Step final : public OptimizerStep, public SnapshotSource, public gradients::FusedOptimizer {
  public:
-  /// `model`: null if the optimizer steps no prepared model. `evaluates`: true if its step may call a closure more than
-  /// once.
+  /// `model`: the prepared model whose parameters the optimizer steps; null if there is none. `evaluates`: true if
+  /// step() of the optimizer may call its closure more than once.
   Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, bool evaluates,
        Numbers numbers, const SharedOptimizerData& shared)
       : model_(model),
@@ -251,7 +252,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     if (const auto reducer = reducer_.lock(); reducer && reducer->is_fused_with(this)) reducer->set_fused(nullptr);
   }
 
-  /// Fuses this optimizer, in place of any other, if its present options and the reducer's exchange allow that.
+  /// Fuses this optimizer, instead of any other, if its present options and the reducer's exchange allow it.
   /// Collective.
   void fuse(torch::optim::Optimizer& optimizer) {
     if (fused_) fused_->release(optimizer);
@@ -268,7 +269,8 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
       if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters)) {
-        reducer->set_fused(nullptr);  // the fused optimizer's views of the parameters go before shares_memory()
+        // a fused optimizer's views of the parameters must go before shares_memory() looks
+        reducer->set_fused(nullptr);
         const auto& communicator = gradients->communicator();
         const bool alone = std::ranges::none_of(parameters, shares_memory);
         if (communicator.all_reduce(std::int64_t{alone}, ReduceOp::min) != 0) {
@@ -303,7 +305,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     gradients::fetch_averages(parameters_of(optimizer));
   }
 
-  // The optimizer's state stays in the view; no other rank writes to its memory any more.
+  // The optimizer's state stays in this rank's view; no other rank writes to that memory any more.
   void on_unfused() noexcept override { fused_.reset(); }
   void on_second_round() override {
     if (fused_ && !gradients_.expired()) fused_->note_written();
@@ -323,7 +325,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     rates = {static_cast<double>(++steps_)};
     try {
       for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
-    } catch (const c10::Error&) {  // a type of the user's without a learning rate
+    } catch (const c10::Error&) {  // a user's type of options, without a learning rate
       rates.clear();
       last_rates_.reset();
     }
@@ -373,7 +375,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     numbers_.end_fused(check, stepped, fused_->parameters());
   }
 
-  /// Collective.
+  /// Throws the Error that names the parameter for which the ranks' steps differ. Collective.
   [[noreturn]] void throw_difference(const gradients::Reducer& reducer) const {
     const auto [parameter, written] = fused_->difference();
     const auto name = reducer.name_of(fused_->parameters()[parameter]);
@@ -390,7 +392,8 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
         "Prepare every optimizer that steps it, write the same values on all ranks, or prepare with Fuse::never");
   }
 
-  /// The optimizer may compare losses, so all ranks get the same loss: the mean over the ranks.
+  /// Steps with an optimizer that evaluates its closure itself. It may compare losses, so all ranks give it the mean of
+  /// their losses.
   at::Tensor step_by_evaluations(torch::optim::Optimizer& optimizer, const Closure& closure,
                                  const std::function<at::Tensor(Closure)>& plain) {
     constexpr const char* stepping = "stepping an optimizer that evaluates its closure itself";
@@ -408,7 +411,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
       throw Error(ExitCode::usage, stepping, "inside join() not all ranks take part in each of its evaluations",
                   "Give all ranks the same number of batches");
     const auto parameters = parameters_of(optimizer);
-    gradients::fetch_averages(parameters);  // the optimizer may read gradients before the first evaluation
+    gradients::fetch_averages(parameters);  // the optimizer may read .grad before its first evaluation
     return plain([&] {
       const auto loss = [&] {
         const at::AutoGradMode grad(true);
@@ -422,8 +425,8 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     });
   }
 
-  /// True if the optimizer steps these parameters and no others. Like torch's optimizers, it would also step a frozen
-  /// parameter that has a gradient.
+  /// True if the optimizer steps exactly these parameters. A frozen parameter counts if it has a gradient, since
+  /// torch's optimizers would step it.
   static bool owns(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters) {
     const auto stepped = parameters_of(optimizer);
     const auto known = identities(parameters), owned = identities(stepped);
@@ -433,28 +436,28 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
            });
   }
 
-  /// True if the fused step supports the optimizer's present options and groups.
+  /// True if the fused step can carry out the optimizer's present options and groups.
   bool serves(torch::optim::Optimizer& optimizer) const {
     const int states = state_tensor_count(optimizer);
     return states >= 0 && states <= fused_->max_state_tensors() && owns(optimizer, fused_->parameters());
   }
 
   std::weak_ptr<gradients::DataParallel> model_;  ///< the model whose parameters the optimizer steps
-  std::weak_ptr<gradients::Reducer> reducer_;     ///< of that model
+  std::weak_ptr<gradients::Reducer> reducer_;     ///< the reducer of model_
   OptimizerOptions options_;
   bool evaluates_;
   Numbers numbers_;
   std::shared_ptr<SnapshotSources> snapshot_sources_;
-  std::shared_ptr<LastRates> last_rates_;  ///< null if there are none to keep
-  std::size_t rates_number_;               ///< in last_rates_
+  std::shared_ptr<LastRates> last_rates_;  ///< null if learning rates are not recorded
+  std::size_t rates_number_;               ///< position of this optimizer in last_rates_
   std::int64_t steps_ = 0;
   std::unique_ptr<FusedStep> fused_;
-  std::weak_ptr<gradients::FusableGradients> gradients_;  ///< the gradients of fused_; expires with the exchange
+  std::weak_ptr<gradients::FusableGradients> gradients_;  ///< of fused_; expires when the exchange is replaced
   const std::shared_ptr<const void> lifetime_ = std::make_shared<char>();  ///< identifies this optimizer to reducers
   double grad_norm_ = 0;
 };
 
-/// Returns the first model whose gradients are averaged and of which the optimizer has a parameter.
+/// Returns the first model that has a parameter of the optimizer and whose gradients are averaged.
 std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optimizer, const Models& models) {
   const auto parameters = parameters_of(optimizer);
   for (const auto& model : models)
@@ -469,7 +472,7 @@ std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optim
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
                                                    const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
                                                    const OptimizerOptions& options, const SharedOptimizerData& shared) {
-  if (!(options.max_grad_norm >= 0))  // infinity only measures the norm
+  if (!(options.max_grad_norm >= 0))  // infinity is allowed: it scales nothing, but the norm is computed
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative or not a number",
                 "Give a norm, or 0 for none");
   drop_repeated(optimizer);
@@ -477,7 +480,7 @@ std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& opti
   auto its = options;
   if (!has_rule) its.fuse = Fuse::never;
   const auto model = model_of(optimizer, models);
-  if (model && evaluates) model->channel();  // made here, since it is collective
+  if (model && evaluates) model->channel();  // made now, on all ranks, since making it is collective
   auto step =
       std::make_unique<Step>(model, its, evaluates, Numbers(shared.numbers, shared.optimizer_number, models), shared);
   step->fuse(optimizer);

@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-/// Calls use(value) with the momentum of each group, or its first beta; false if the optimizer has neither.
+/// Calls use(value) with the momentum of each group, or with its first beta; returns false if the groups have neither.
 bool visit_momentum(torch::optim::Optimizer& optimizer, auto&& use) {
   bool found = false;
   const auto visit = [&](std::string_view name, auto& value) {
@@ -51,12 +51,12 @@ class Checks {
   std::string doing_;
 };
 
-/// Returns the factor of the learning rate at a step of the warm-up.
+/// Returns the factor of the learning rate at step `step` of a warm-up of `steps` steps that starts at factor `start`.
 double warmup_factor(double start, std::int64_t step, std::int64_t steps) {
   return step >= steps ? 1 : start + (1 - start) * static_cast<double>(step) / static_cast<double>(steps);
 }
 
-/// Returns the value at `part` (0 to 1) of the way from `from` to `to`.
+/// Returns a value between `from` (`part` = 0) and `to` (`part` = 1).
 double anneal(Anneal strategy, double from, double to, double part) {
   return strategy == Anneal::linear ? from + (to - from) * part
                                     : to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * part));
@@ -96,7 +96,7 @@ OneCycleOptions checked(const OneCycleOptions& options, torch::optim::Optimizer&
   return options;
 }
 
-/// One cycle of a value: two or three phases, each of which anneals it from one value to the next.
+/// The course of a value over one cycle: two or three phases, each from one value to the next.
 class Cycle {
  public:
   explicit Cycle(const OneCycleOptions& options) : anneal_(options.anneal_strategy) {
@@ -107,7 +107,7 @@ class Cycle {
     ends_.push_back(total - 1);
   }
 
-  /// `values`: the values at the beginning and at the end of each phase, so one more than there are phases.
+  /// `values`: the value at the start of the first phase, then the value at the end of each phase.
   double operator()(std::int64_t at, std::initializer_list<double> values) const {
     const auto step = static_cast<double>(std::min(at, last_));
     const auto* from = values.begin();
@@ -121,7 +121,7 @@ class Cycle {
  private:
   Anneal anneal_;
   std::int64_t last_ = 0;
-  std::vector<double> ends_;  ///< the steps at which the phases end
+  std::vector<double> ends_;  ///< for each phase, the step at which it ends
 };
 
 }  // namespace

@@ -1,11 +1,11 @@
-// The sum of squares behind the norm of gradients, the same for fused steps and for all others.
+// The sum of squares from which the norm of gradients is computed; fused and other steps use the same.
 #pragma once
 
 #include <cstddef>
 
 namespace muster::detail::optim {
 
-/// Sums in double precision and in a fixed order: eight partial sums, so that the additions run in parallel.
+/// Adds in double precision and in a fixed order: eight partial sums, which the processor computes in parallel.
 template <class T>
 double sum_of_squares(const T* values, std::size_t count) {
   double sums[8] = {};

@@ -17,9 +17,9 @@ namespace {
 
 namespace o = torch::optim;
 
-// For each optimizer that can be fused: state_tensor_count(), the number of state tensors that its options need (-1 if
-// they cannot be fused); rule_of(), the rule of a parameter's next step (`saved` is null before the first); and keep(),
-// which stores the state after the step.
+// For each optimizer that can be fused, there are three functions. state_tensor_count() returns the number of state
+// tensors that the options need, or -1 if they cannot be fused. rule_of() returns the rule of a parameter's next step;
+// `saved` is null before the first step. keep() stores the state after a step.
 
 int state_tensor_count(const o::OptimizerOptions&) { return -1; }
 

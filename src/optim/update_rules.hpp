@@ -1,4 +1,4 @@
-// The next step of torch's optimizers as plain numbers, and the tensors of their state.
+// The next step of torch's optimizers as plain numbers, and access to the tensors of their state.
 #pragma once
 
 #include "optim/kernels.hpp"
@@ -18,34 +18,37 @@ class Optimizer;
 
 namespace muster::detail::optim {
 
-/// The next step of one parameter.
+/// What the next step of one parameter computes.
 struct Rule {
   std::variant<SgdRule, AdamRule> rule;
   std::vector<at::Tensor>
       state_tensors;  ///< the momentum, or the two moments; empty before the first step or if not needed
 };
 
-/// Returns a hash of the rule's numbers. It is the same on all ranks if their optimizers have the same options.
+/// Returns a hash of the rule's numbers. It is equal on all ranks if the ranks' optimizers have the same options and
+/// the same number of steps.
 std::uint64_t hash_of(const Rule& rule);
 
-/// Returns the number of state tensors that a step by that rule writes.
+/// Returns the number of state tensors that a step by this rule writes.
 std::size_t state_tensor_count(const Rule& rule);
 
-/// Returns the greatest number of state tensors of a parameter, with the present options; -1 if the optimizer cannot be
+/// Returns the greatest number of state tensors of a parameter with the present options; -1 if the optimizer cannot be
 /// fused.
 int state_tensor_count(torch::optim::Optimizer& optimizer);
 
-/// How an optimizer steps. Classes derived from torch's may step in another way than these.
+/// Properties of an optimizer's type. For classes derived from torch's optimizers the defaults hold, since they may
+/// step differently.
 struct StepKind {
-  bool has_rule = false;     ///< next_rules() knows its rule, so that its step can be fused
-  bool may_evaluate = true;  ///< step() may call its closure more than once
+  bool has_rule = false;     ///< true if next_rules() knows how the optimizer steps, so that it can be fused
+  bool may_evaluate = true;  ///< true if step() may call its closure more than once
 };
 StepKind step_kind(const torch::optim::Optimizer& optimizer);
 
-/// Returns the rule of each parameter's next step, in the order of `parameters`, which must all be the optimizer's.
+/// Returns the rule of each parameter's next step, in the order of `parameters`. The optimizer must have all of them.
 std::vector<Rule> next_rules(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters);
 
-/// Records a step that was taken: counts it, and sets these tensors as the parameter's state in the optimizer.
+/// Records a step that was taken: increases the step count and stores `state` as the parameter's state in the
+/// optimizer.
 void record_step(torch::optim::Optimizer& optimizer, const at::Tensor& parameter, const Rule& rule,
                  std::span<const at::Tensor> state);
 
