@@ -1,4 +1,4 @@
-// The part of a save that a thread of each rank does while training goes on, and the time that saves take.
+// Runs the part of a save that a thread of each rank does while training continues, and measures how long saves take.
 #pragma once
 
 #include "checkpoint/save.hpp"
@@ -11,7 +11,7 @@
 
 namespace muster::detail::checkpoint {
 
-/// One save at a time. Not collective unless it says so.
+/// Runs one save at a time. Functions are not collective unless they say so.
 class BackgroundSave {
  public:
   BackgroundSave() = default;
@@ -20,26 +20,28 @@ class BackgroundSave {
   /// Waits until the work has ended.
   ~BackgroundSave();
 
-  /// Makes a communicator for the threads of all ranks. Before that, run() must not be called. Collective.
+  /// Makes a communicator for these threads of all ranks. run() may only be called after this. Collective.
   void enable(const Communicator& ranks);
   bool is_enabled() const noexcept { return communicator_.has_value(); }
 
-  /// Notes when a save began.
+  /// Records that a save began at this time.
   void begin(Clock::time_point at) noexcept { begun_ = at; }
-  /// Notes that the save has ended; it had no part in the background.
+  /// Records that the save has ended without a call of run().
   void end_without_work() noexcept { last_duration_ = Clock::now() - begun_; }
-  /// Runs `work` on the thread. If MPI may be called by one thread only, runs it here. Collective.
+  /// Runs `work` on this rank's thread and returns. If only one thread may call MPI, runs it here before returning.
+  /// Collective.
   void run(std::function<void(const Communicator&)> work);
 
   bool is_running() const;
-  /// Waits for the work. True if it succeeded, the same on all ranks.
+  /// Waits for the work. True if it succeeded or there is none; the same on all ranks.
   bool wait() const { return !result_.valid() || !result_.get(); }
-  /// Waits for the work and returns its error, the same on all ranks. After that there is no work.
+  /// Waits for the work and returns its error, the same on all ranks; none if it succeeded. Afterwards there is no
+  /// work.
   std::optional<Error> finish();
 
-  /// How long the last save took, once finish() has returned.
+  /// How long the last save took from begin() to its end; none before the first finish().
   std::optional<Clock::duration> last_duration() const noexcept { return last_duration_; }
-  /// How long the work has taken so far since begin(), or took in all; none after finish().
+  /// How long the present save has taken since begin(), to now or to its end; none after finish().
   std::optional<Clock::duration> current_duration() const;
 
  private:

@@ -38,8 +38,8 @@ constexpr const char* metadata_name = "metadata.json";
 
 bool has_manifest(const fs::path& path) { return fs::exists(detail::status_of(path / manifest_name)); }
 
-/// Opens and locks the folder. Returns the descriptor, or −1 on failure. The lock lasts until the descriptor is closed
-/// or the process ends.
+/// Opens the folder and locks it. Returns its file descriptor, or −1 on failure. The lock lasts until the descriptor is
+/// closed or the process ends.
 int open_locked(const fs::path& folder) noexcept {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (descriptor < 0 || ::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return descriptor;
@@ -47,8 +47,8 @@ int open_locked(const fs::path& folder) noexcept {
   return -1;
 }
 
-/// Returns the boot ID of the running system, or an empty string if it is not available. Only processes of one running
-/// system are sure to see each other's locks.
+/// Returns the boot ID of this machine; empty if there is none. The name of a temporary folder contains it, since
+/// processes see each other's locks reliably only on one running system.
 std::string boot_id() {
   try {
     std::string id(36, '\0');
@@ -60,7 +60,7 @@ std::string boot_id() {
   }
 }
 
-/// Removes temporary folders left behind by killed processes of this user.
+/// Removes the temporary folders of this user's processes that were killed.
 void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcept try {
   std::error_code error;
   for (fs::directory_iterator at(parent, error), end; !error && at != end; at.increment(error)) {
@@ -76,9 +76,9 @@ void remove_abandoned(const fs::path& parent, const std::string& prefix) noexcep
   // The next process tries again.
 }
 
-/// Creates a temporary folder that only this user can access. Returns its path and its owner. The folder is removed
-/// with the last copy of the owner. If this process is killed, the next process of this user that creates such a folder
-/// on this machine removes it.
+/// Creates a temporary folder that only this user can access. Returns its path and an owner: the folder is removed when
+/// the last copy of the owner is destroyed. If this process is killed, the folder is removed by the next process of
+/// this user that calls this function on this machine.
 std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
   const auto parent = detail::temporary_parent();
   const auto boot = boot_id(), prefix = "muster-checkpoint-" + boot + (boot.empty() ? "" : "-");
@@ -87,8 +87,8 @@ std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
   if (::mkdtemp(name.data()) == nullptr)
     throw Error(ExitCode::retry, "making the folder " + name, std::strerror(errno),
                 "Set TMPDIR to a folder with space");
-  // The folder is locked before it gets the name that remove_abandoned() looks for. If folders cannot be locked, other
-  // processes never remove it.
+  // The folder is locked before it is renamed to a name that remove_abandoned() looks for. If folders cannot be locked
+  // here, other processes never remove it.
   const int descriptor = open_locked(name);
   const auto path = parent / fs::path(name).filename().string().substr(1);
   std::shared_ptr<void> owner(nullptr, [path, descriptor](void*) {
@@ -104,7 +104,8 @@ std::pair<fs::path, std::shared_ptr<void>> make_temporary_folder() {
   return {path, std::move(owner)};
 }
 
-/// Throws an Error (ExitCode::usage) if the metadata cannot be written and read back.
+/// Calls `write_and_read`, which writes the metadata and reads it back. Turns its exceptions into an Error
+/// (ExitCode::usage).
 void check_metadata(const fs::path& path, const std::function<void()>& write_and_read) try {
   write_and_read();
 } catch (const std::exception& error) {

@@ -25,13 +25,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder of a tier, and the rank of the node that reads and removes it.
+/// A node's folder in a tier, and the node whose first rank reads and removes it.
 struct NodeFolder {
   fs::path path;
   int node = 0;
 };
 
-/// Returns the folders of the tier that this rank sees, as [names, warnings].
+/// Returns the tier's folders that this rank finds, as [names, warnings].
 Json folders_here(const NotedTier& tier) {
   std::set<std::string> names, warnings;
   std::error_code error;
@@ -59,8 +59,8 @@ Json folders_here(const NotedTier& tier) {
   return Json::array({names, warnings});
 }
 
-/// Returns the folders of the tier that any node sees. If several nodes share a folder, the first of them gets it. With
-/// `warn`, rank 0 logs a warning for each folder that is not trusted. Collective.
+/// Returns the tier's folders that the nodes find. If several nodes find the same folder (shared storage), the first of
+/// them is responsible for it. With `warn`, rank 0 logs a warning for each folder that is not trusted. Collective.
 std::vector<NodeFolder> find_folders(const Communicator& communicator, const NotedTier& tier, bool warn) {
   const auto& topology = communicator.topology();
   std::vector<NodeFolder> folders;
@@ -78,13 +78,13 @@ std::vector<NodeFolder> find_folders(const Communicator& communicator, const Not
   return folders;
 }
 
-/// A checkpoint in one folder, as read by the first rank of its node.
+/// What the first rank of a node has read of a checkpoint in one folder.
 struct Found {
   std::string manifest = {};  ///< text of the manifest; empty if it cannot be read
   std::string problem = {};
 };
 
-/// Returns the checkpoints of each folder by their index. Collective.
+/// Returns for each folder its checkpoints, by index. Collective.
 std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communicator,
                                                    const std::vector<NodeFolder>& folders) {
   const auto& topology = communicator.topology();
@@ -109,7 +109,7 @@ std::vector<std::map<int, Found>> find_checkpoints(const Communicator& communica
   return found;
 }
 
-/// Verifies this rank's share of a checkpoint and returns the pieces and files of it that are present and intact.
+/// Verifies this rank's share of a checkpoint. Returns the pieces and files of the share that are present and intact.
 CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, state::RankInGroup in_node) {
   CopySource part{.checkpoint = checkpoint};
   const auto mine = [&](std::size_t i) { return static_cast<int>(i) % in_node.size == in_node.rank; };
@@ -125,9 +125,9 @@ CopySource whole_part(const fs::path& checkpoint, const Manifest& manifest, stat
   return part;
 }
 
-/// Returns the parts of the checkpoint that this rank copies: the first rank that found a piece or file intact copies
-/// it. Returns none, on all ranks, if a piece or file is intact nowhere; then `problem` is the reason, if known.
-/// Collective.
+/// Divides a checkpoint among the ranks: the first rank that has found a piece or file intact copies it. Returns the
+/// parts of this rank. If no rank has found a piece or file intact, returns nothing on all ranks; then `problem` is the
+/// reason, if known. Collective.
 std::optional<std::vector<CopySource>> choose_parts(const Communicator& communicator, const Manifest& manifest,
                                                     const std::vector<fs::path>& checkpoints_here,
                                                     std::string& problem) {
@@ -168,8 +168,8 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
   return whole ? std::optional(std::move(mine)) : std::nullopt;
 }
 
-/// True if the run's folder has an intact checkpoint with this index or a higher one. A damaged checkpoint with this
-/// index is moved out of the way: a failed copy followed by a power loss may have left it incomplete.
+/// True if the run's folder has an intact checkpoint with this index or a higher one. Renames a damaged checkpoint with
+/// this index: a failed copy followed by a power loss may have left it incomplete.
 bool has_as_new(const storage::Tier& run, int index) {
   const auto published = run.list().published;
   for (const auto& [there, path] : published | std::views::reverse) {
@@ -188,8 +188,8 @@ bool has_as_new(const storage::Tier& run, int index) {
   return false;
 }
 
-/// Copies one checkpoint of the tier to the run's folder. Returns why it cannot be copied now, the same on all ranks;
-/// empty if it was copied. Collective.
+/// Copies one checkpoint of the tier to the run's folder. Returns an empty string, or the reason why it cannot be
+/// copied now; the same on all ranks. Collective.
 std::string take_checkpoint(const Communicator& communicator, const std::vector<NodeFolder>& folders,
                             const std::vector<std::map<int, Found>>& found, int index, storage::Tier& run) {
   std::string text, problem;
@@ -215,7 +215,7 @@ std::string take_checkpoint(const Communicator& communicator, const std::vector<
   return {};
 }
 
-/// Returns the hosts whose folders are not among `folders`.
+/// Returns the hosts of the tier whose folders were not found.
 std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<NodeFolder>& folders) {
   std::vector<std::string> hosts;
   for (std::size_t node = 0; node < tier.hosts.size(); ++node) {
@@ -227,9 +227,10 @@ std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<
   return hosts;
 }
 
-/// Copies the newest checkpoint of the tier, if the run's folder has none as new. Returns true if nothing newer is left
-/// in the tier. `is_own`: false for another run's tier, of which only the checkpoint tier.first may be copied, since
-/// later ones may have been made after this run was copied. Collective.
+/// Copies the newest checkpoint of the tier, if it is newer than all in the run's folder. Returns false if the tier may
+/// still hold a newer checkpoint. `is_own`: false if the tier belongs to the run from which this run's folder was
+/// copied. Then only the checkpoint tier.first may be copied, since that run may have made later ones after the copy.
+/// Collective.
 bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool is_own, storage::Tier& run) {
   const int only_index = is_own ? -1 : tier.first;
   const auto folders = find_folders(communicator, tier, /*warn=*/true);
@@ -269,7 +270,7 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool i
   }
   bool is_current = true;
   if (is_own && (indices.empty() || *indices.begin() < tier.first) && !has(tier.first)) {
-    // The note names it before it is there: a job that was killed in between looks the same.
+    // The note names a checkpoint before it is published, so a job that was killed in between leaves the same note.
     warn_left(run.published(tier.first).filename().string() + " may have been in the fast tier " + tier.shown() +
               ", and is not there now");
     is_current = missing.empty();
@@ -350,7 +351,7 @@ bool finish_copying(const Communicator& communicator, storage::Tier& run) {
                                 tier[5], run))
       kept.insert(tier[1].get<std::string>());
   run_on_root(communicator, [&] {
-    // A killed job may have published a checkpoint here without making its name durable.
+    // A killed job may have renamed a checkpoint here without making the new name durable.
     sync_directory(run.folder());
     auto note = read_note(run);
     for (auto& tier : note) tier.used = kept.contains(tier.id);
@@ -375,7 +376,8 @@ void remove_unused_tiers(const Communicator& communicator, const storage::Tier& 
     return tiers;
   });
   if (unused.empty()) return;
-  std::set<std::string> left;  // IDs of tiers with folders that could not be reached or removed; later starts try again
+  // IDs of tiers with folders that could not be reached or removed; a later start tries again
+  std::set<std::string> left;
   for (const auto& tier : unused) {
     const NotedTier noted{tier[0], tier[1], tier[2]};
     const auto folders = find_folders(communicator, noted, /*warn=*/false);

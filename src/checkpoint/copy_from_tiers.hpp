@@ -1,5 +1,5 @@
-// Copies checkpoints from fast tiers to the run's folder, and removes the tiers of earlier jobs. `run` is the tier of
-// the run's folder. All functions are collective.
+// Copies checkpoints from fast tiers to the run's folder, and removes the fast tiers of earlier jobs. `run` is always
+// the tier of the run's folder. All functions are collective.
 #pragma once
 
 #include "checkpoint/files/manifest.hpp"
@@ -13,25 +13,26 @@
 
 namespace muster::detail::checkpoint {
 
-/// What one rank copies from one folder of a tier.
+/// What one rank copies from one folder of a fast tier.
 struct CopySource {
   std::filesystem::path checkpoint;
   std::vector<std::uint64_t> pieces = {};  ///< indices of pieces of state.h5
   std::vector<std::string> files = {};     ///< names of the user's files
 };
 
-/// Copies the parts of all ranks to the run's folder, verifies them while copying, and publishes the checkpoint there.
-/// `mine`: the parts that this rank copies. Throws an Error (ExitCode::data) if they do not match the manifest.
+/// Each rank copies its parts of a checkpoint (`mine`) to the run's folder and verifies them meanwhile; then the
+/// checkpoint is published there. Throws an Error (ExitCode::data) if a part does not match the manifest.
 void copy_to_run_folder(const Communicator& communicator, const Manifest& manifest, const std::vector<CopySource>& mine,
                         storage::Tier& run);
 
-/// Finishes the copying of interrupted jobs. From each tier it copies the newest checkpoint that is complete on the
-/// present nodes, unless the run's folder has one at least as new. Then it removes the tier. If a tier may hold a newer
-/// checkpoint that cannot be copied now, that tier stays, with a warning. A tier that was rolled back is removed
-/// without being read. Returns true if a tier stays.
+/// Completes copies that earlier jobs have not finished. From each fast tier it copies the newest checkpoint that can
+/// be put together from the present nodes, unless the run's folder has one at least as new. Then it removes the tier.
+/// If a newer checkpoint may be in the tier but cannot be copied now, the tier stays, with a warning. A tier that was
+/// rolled back is removed without being read. Returns true if a tier stays.
 bool finish_copying(const Communicator& communicator, storage::Tier& run);
 
-/// Removes the tiers that are not in use, except this job's tier. `own`: this node's folder of it, if there is one.
+/// Removes all fast tiers that are not in use, except this job's own tier. `own`: this node's folder of that tier;
+/// empty if there is none.
 void remove_unused_tiers(const Communicator& communicator, const storage::Tier& run,
                          const std::filesystem::path& own = {});
 

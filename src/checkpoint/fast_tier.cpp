@@ -22,7 +22,7 @@ using comm::run_on_root;
 namespace fs = std::filesystem;
 namespace {
 
-/// Sets "used" and "first" of this job's tier in the note.
+/// Sets "used" and "first" in the entry of this job's tier.
 void note_first(const storage::Tier& run, int index) {
   auto note = read_note(run);
   if (note.empty())
@@ -33,7 +33,7 @@ void note_first(const storage::Tier& run, int index) {
   write_note(run, note);
 }
 
-/// Does `work`. If it fails, logs a warning, which begins with `doing`, and returns false.
+/// Calls `work`. If it throws, logs a warning that begins with `doing`, and returns false.
 template <class Work>
 bool or_warn(const char* doing, const Work& work) noexcept try {
   work();
@@ -103,7 +103,7 @@ void FastTiers::settle(const Communicator& communicator, const Save& save) {
     if (first_ != index && run_on_root(communicator, [&] {
           return or_warn("noting the oldest checkpoint in the fast tier", [&] { note_first(*run_, index); });
         }))
-      first_ = index;  // otherwise the checkpoint `first_` must stay
+      first_ = index;  // if the note could not be written, it names the old `first_`, which must stay
     clear(index, /*after=*/false);
     copy(communicator, save);
   }
@@ -122,14 +122,14 @@ void FastTiers::copy(const Communicator& communicator, const Save& save) {
                        {{own_->tier->published(save.index()), save.pieces_of(rank), save.files_of(rank)}}, *run_);
   } catch (const Error& error) {
     if (!error.agreed() || error.code() != ExitCode::data) throw;
-    // The checkpoint was intact a moment ago, so somebody else has changed the tier. The run's folder has an earlier
-    // checkpoint, so a retry makes sense.
+    // The ranks have just written this checkpoint, so somebody else has changed it. A retry makes sense, since the
+    // run's folder has an earlier checkpoint.
     throw Error(ExitCode::retry, error.what());
   }
 }
 
 void FastTiers::release(const Communicator& communicator) {
-  // The run's folder has a checkpoint at least as new as those of all tiers.
+  // Called when the run's folder has a checkpoint at least as new as those in all tiers.
   const bool noted = run_on_root(communicator, [&] {
     return or_warn("noting what has been copied from the fast tier", [&] {
       auto note = read_note(*run_);
@@ -137,7 +137,7 @@ void FastTiers::release(const Communicator& communicator) {
       if (!note.empty()) write_note(*run_, note);
     });
   });
-  // Also after a failure: the note may say either then, so the next save marks the tier as used again.
+  // Reset even if that failed: it is not known what the note says now, so the next save must set "used" again.
   used_ = false;
   if (noted && std::exchange(has_earlier_, false))
     remove_unused_tiers(communicator, *run_, own_ ? own_->tier->folder() : fs::path());

@@ -63,7 +63,7 @@ std::string identity_of(const storage::Tier& run) {
 }
 
 bool is_of_another_run(const NotedTier& tier, const storage::Tier& run) {
-  // Clients of one file server may differ in whether they give the birth time.
+  // Two clients of one file server may differ in whether they report the birth time.
   const auto here = identity_of(run);
   const auto inode_of = [](const std::string& identity) { return identity.substr(0, identity.find(' ')); };
   const bool have_birth = here.find(' ') != std::string::npos && tier.run.find(' ') != std::string::npos;
@@ -82,7 +82,7 @@ std::string other_owner(const storage::Tier& run) {
     fs::remove(probe);
     if (own == owner) return {};
   } catch (const std::exception&) {
-    // This user may not write to the folder.
+    // This user may not write to the folder, so the note is not this user's.
   }
   return user_name(owner);
 }

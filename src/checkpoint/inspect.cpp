@@ -23,7 +23,7 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
   CheckpointInfo info{.path = path};
   try {
     const auto manifest = read_manifest(path);
-    const auto position = detail::state::training_position_from_json(manifest.progress);
+    const auto position = detail::state::training_position_from_json(manifest.position_json);
     info.index = manifest.index;
     info.training_iteration = position.training_iteration;
     info.epoch = position.epoch;
@@ -41,7 +41,8 @@ CheckpointInfo look_at(const fs::path& path, bool checksums) {
   return info;
 }
 
-/// Looks at a checkpoint that a start has set aside. Its checksums may be what is wrong with it.
+/// Examines a checkpoint that was renamed to ….damaged. It has a problem even if the quick examination, without
+/// checksums, finds none.
 CheckpointInfo look_at_damaged(int index, const fs::path& path) {
   auto info = look_at(path, false);
   info.index = index;
@@ -66,7 +67,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   bool has_vanished = false;
   for (const auto& [index, path] : there.published) {
     auto info = look_at(path, false);
-    // The job that writes the run may prune it meanwhile.
+    // The run's job may just have pruned it.
     if (!info.problem.empty() && !fs::exists(detail::status_of(path))) {
       has_vanished = true;
       continue;
@@ -78,7 +79,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
     info.index = index;
     infos.push_back(std::move(info));
   }
-  // The only checkpoint was pruned, so a newer one is there by now.
+  // The only checkpoint was pruned meanwhile, so there must be a newer one: list again.
   if (has_vanished && infos.empty()) return list_checkpoints(run);
   for (const auto& [index, path] : there.damaged) infos.push_back(look_at_damaged(index, path));
   std::ranges::stable_sort(infos, {}, &CheckpointInfo::index);
@@ -169,7 +170,7 @@ std::optional<fs::path> detail::checkpoint::newest_intact(const fs::path& run) {
 }
 
 Json detail::checkpoint::preprocessor_state(const fs::path& checkpoint) {
-  return detail::state::training_position_from_json(read_manifest(checkpoint).progress).preprocessor;
+  return detail::state::training_position_from_json(read_manifest(checkpoint).position_json).preprocessor;
 }
 
 }  // namespace muster

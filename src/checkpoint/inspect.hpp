@@ -1,5 +1,5 @@
-// Read-only views of a run's checkpoints from one process, without communication. list_checkpoints() and
-// verify_checkpoint() (muster/checkpoint.hpp) are implemented here too.
+// Examines a run's checkpoints from one process, without communication and without changing them. Also implements
+// list_checkpoints() and verify_checkpoint() (muster/checkpoint.hpp).
 #pragma once
 
 #include "base/export.hpp"
@@ -16,33 +16,33 @@
 
 namespace muster::detail::checkpoint {
 
-/// Returns the index in the manifest of a folder in the run that is named checkpoint_`index`, if it is another one.
-/// Then somebody has copied a checkpoint under that name, and the folder is no checkpoint of the run. Returns none if
-/// the indices are equal, or if the manifest cannot be read.
+/// For the folder checkpoint_`index` of a run: returns the index in its manifest if that is another one. Then somebody
+/// has copied a checkpoint to that name, and the folder is no checkpoint of the run. Returns none if the indices are
+/// equal, or if the manifest cannot be read.
 std::optional<int> copied_index(int index, const std::filesystem::path& folder);
-/// Returns newest_not_rolled_back() the listing, and removes the copies from the listing that it passes over; see
-/// copied_index().
+/// Returns the newest published checkpoint that is neither rolled back nor a copy (copied_index()). Removes the copies
+/// that it passes over from `there`.
 std::optional<std::pair<int, std::filesystem::path>> newest_own(storage::Tier::Listing& there,
                                                                 const std::vector<Rollback>& rollbacks);
-/// Returns the index of the run's next checkpoint. No checkpoint, intact or damaged, no interrupted save and no
-/// rollback has this index or a higher one. Indices of copies do not count, nor do indices of unreadable folders that
-/// are more than a million higher than the others: no save has made these. Their names are taken all the same. Throws
-/// an Error (ExitCode::data) if there is no such index.
+/// Returns the index of the run's next checkpoint: higher than the index of every checkpoint, intact or damaged, every
+/// interrupted save and every rollback. It ignores copies, and unreadable folders whose index is more than a million
+/// higher than the others', since no save has made them; but a save cannot use the indices in their names. Throws an
+/// Error (ExitCode::data) if there is no such index.
 int next_index(const std::filesystem::path& run);
 
-/// Returns the newest checkpoint whose manifest and file sizes are intact. Skips rolled-back checkpoints silently and
-/// damaged ones with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read.
+/// Returns the newest checkpoint whose manifest and file sizes are intact. Skips rolled-back checkpoints, and damaged
+/// checkpoints with a warning. Throws an Error (ExitCode::retry) if a checkpoint cannot be read.
 std::optional<std::filesystem::path> newest_intact(const std::filesystem::path& run);
 
-/// Returns the checkpoints that are intact and that none of these rollbacks gives up, oldest first.
+/// Returns the checkpoints that are intact and not rolled back, oldest first.
 std::vector<CheckpointInfo> intact_checkpoints(const std::filesystem::path& run,
                                                const std::vector<Rollback>& rollbacks);
 
-/// Runs `look` and returns the message of its Error if that means damaged content (ExitCode::data); otherwise an empty
-/// string. Rethrows NewerFormat and all other errors, such as a failure to read.
+/// Calls `look`. If it throws an Error that means damaged content (ExitCode::data), returns the message; if it throws
+/// nothing, returns an empty string. Rethrows NewerFormat and all other errors, such as a failure to read.
 std::string data_problem(const std::function<void()>& look);
 
-/// Returns the preprocessor's state in a published checkpoint; null if it has none.
+/// Returns the preprocessor's state in a published checkpoint; null if the checkpoint has none.
 MUSTER_INTERNAL_API Json preprocessor_state(const std::filesystem::path& checkpoint);
 
 }  // namespace muster::detail::checkpoint

@@ -17,7 +17,7 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Returns names, types and shapes of an entry's tensors, and its JSON.
+/// Returns the names, types and shapes of an entry's tensors, and its JSON value.
 Json outline_of(const StateDict& entry) {
   auto tensors = Json::array();
   for (const auto& [name, tensor] : entry.tensors)
@@ -25,13 +25,13 @@ Json outline_of(const StateDict& entry) {
   return {{"values", entry.values}, {"tensors", std::move(tensors)}};
 }
 
-/// True if the rank has given its own row of the entry, through per_rank() in from_dict().
+/// True if from_dict() was given this rank's own row of the entry, by per_rank().
 bool is_own_row(const Manifest& manifest, const std::string& name) {
   const auto at = manifest.per_rank.find(name);
   return manifest.world_size == 1 && at != manifest.per_rank.end() && at->second;
 }
 
-/// Returns the entry with the rows of all ranks. Collective.
+/// Returns the entry with the rows of all ranks. `mine`: the entry with this rank's row. Collective.
 StateDict with_rows_of_all(const Communicator& communicator, const StateDict& mine) {
   StateDict all{.tensors = {}, .values = mine.values};
   for (auto& [name, list] : all.values.items()) {
@@ -84,7 +84,7 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
     auto fingerprints = Json::object();
     for (const auto& [name, value] : mine.values.items()) {
       const auto entry = state::select_entry(mine, name);
-      // Rows differ in their values, not in their form.
+      // All ranks' rows must have the same names, types and shapes, but not the same values.
       if (is_own_row(manifest, name))
         fingerprints[name] = {{"row of", outline_of(entry).at("tensors")}};
       else

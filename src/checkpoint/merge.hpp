@@ -1,4 +1,4 @@
-// Merges the entries of checkpoints that the user gives to a report, or to a run as its start.
+// Merges the entries of checkpoints that the ranks of a program pass to a report, or to a run as its start.
 #pragma once
 
 #include "base/export.hpp"
@@ -9,12 +9,12 @@
 
 namespace muster::detail::checkpoint {
 
-/// Returns on all ranks the entries of all ranks' checkpoints. Each rank gives its own checkpoint or none. If several
-/// ranks give an entry, the lowest rank's is used, with a warning if they differ; of an entry that from_dict() has
-/// taken through per_rank() on every rank, the rows of all ranks. Collective.
+/// Returns on all ranks the entries of all ranks' checkpoints. Each rank passes its own checkpoint or none. If several
+/// ranks have an entry, the lowest rank's is used, with a warning if they differ. If from_dict() was given an entry by
+/// per_rank() on every rank, the rows of all ranks are joined. Collective.
 StateDict merge_entries(const Communicator& communicator, const std::optional<Checkpoint>& given);
 
-/// Returns the root's tensors, on the CPU, and its values on every rank. Collective.
+/// Returns the root's tensors, on the CPU, and the root's values on every rank. Collective.
 MUSTER_INTERNAL_API StateDict broadcast(const Communicator& communicator, const StateDict& mine, int root = 0);
 
 }  // namespace muster::detail::checkpoint

@@ -45,14 +45,16 @@ std::optional<double> score_of(const Json& metrics, const std::string& attribute
 
 namespace {
 
-/// True if the report's validation is done and neither has the metric, not even as NaN, which is null.
+/// True if the report's validation has finished and neither it nor the report has the metric. NaN, which JSON stores as
+/// null, counts as having it.
 bool is_validated_without(const Json& metrics, const std::string& attribute) {
   if (attribute.empty() || status_from(metrics) != CheckpointStatus::validated) return false;
   const auto value = metrics.find(attribute);
   return value == metrics.end() || !(value->is_number() || value->is_null());
 }
 
-/// Moves the names that point to a checkpoint to the newest one of `names` that a report gave the same name.
+/// Moves the names that point to checkpoint `index`: each goes to the newest checkpoint in `names` whose report gave
+/// the same name.
 void move_links(const storage::Tier& tier, int index, const std::map<int, std::string>& names) {
   for (const auto& moved : tier.names(index))
     for (const auto& [kept, name] : names | std::views::reverse) {
@@ -71,10 +73,10 @@ void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_
     const auto rollbacks = read_rollbacks(tier.folder());
     std::vector<ScoredCheckpoint> checkpoints;
     std::map<int, std::string> names;  // by index, the names that reports gave
-    std::set<int> without_score;       // indices of those whose validation did not give it
+    std::set<int> without_score;       // indices of checkpoints whose finished validation lacks the score
     for (const auto& [index, path] : tier.list().published) try {
         const auto manifest = read_manifest(path);
-        if (manifest.index != index) continue;  // a copy that somebody made
+        if (manifest.index != index) continue;  // somebody has copied another checkpoint to this name
         const auto metrics = with_validation(path, manifest.metrics);
         const bool gone = is_rolled_back(rollbacks, index);
         const bool is_needed =
@@ -85,9 +87,10 @@ void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_
         if (!gone && is_validated_without(metrics, config.checkpoint_score_attribute)) without_score.insert(index);
         checkpoints.push_back({index, score_of(metrics, config.checkpoint_score_attribute), gone, !gone && is_needed});
       } catch (const Error&) {
-        // A damaged checkpoint is neither counted nor removed; the next resume handles it.
+        // A damaged checkpoint neither counts nor is removed; the next resume renames it.
       }
-    // If none has a score, the attribute may be misspelt, and the best of them are not known.
+    // If no checkpoint has a score, the attribute may be misspelt. Then it is not known which are the best, and these
+    // are kept.
     if (std::ranges::none_of(checkpoints, [](const auto& checkpoint) { return checkpoint.score.has_value(); }))
       for (auto& checkpoint : checkpoints) checkpoint.pinned |= without_score.contains(checkpoint.index);
     const auto removed = indices_to_prune(std::move(checkpoints), config);

@@ -58,8 +58,8 @@ void add_rollback(const fs::path& run, const Rollback& rollback) {
 }
 
 bool is_rolled_back(const std::vector<Rollback>& rollbacks, int index) noexcept {
-  // From the newest rollback backwards. A rollback only matters here if it was made before the checkpoint existed that
-  // the later rollback went to.
+  // Goes from the newest rollback backwards. An older rollback only matters if it was made before the checkpoint
+  // existed that the newer rollback went to.
   std::optional<int> target;
   for (const auto& rollback : rollbacks | std::views::reverse) {
     if (target && rollback.last_index >= *target) continue;

@@ -1,11 +1,11 @@
-// Rollbacks: `--resume RUN/checkpoint_000003` makes the run continue from checkpoint 3 and rolls back all later ones.
-// RUN/steps_back.json records each rollback. So it happens only once, and no start resumes from a rolled-back
-// checkpoint:
+// Rollbacks: `--resume RUN/checkpoint_000003` makes the run continue from checkpoint 3 and rolls back all later
+// checkpoints. RUN/steps_back.json records each rollback, so that each happens only once and no start resumes from a
+// rolled-back checkpoint:
 //   [{"to": 3, "over": 5, "name": "best", "tiers": [ID, …], "time": "2026-01-31T12:00:00Z"}, …]
-// Oldest first. In this example checkpoints 4 and 5 are rolled back. "name" is the name that the user gave for the
-// checkpoint; it is recorded because the name may refer to another checkpoint later. "tiers" are the fast tiers of
-// earlier jobs that may hold newer checkpoints. They are rolled back too; it is one write, so a kill cannot separate
-// the two.
+// The entries are sorted by age. In this example, checkpoints 4 and 5 are rolled back. "name" is the name that the user
+// gave for the checkpoint; it is recorded since the name may refer to another checkpoint later. "tiers" are the fast
+// tiers of earlier jobs that may hold newer checkpoints; these are rolled back, too. Both are in one file, so that a
+// killed job cannot record one without the other.
 #pragma once
 
 #include "storage/tier.hpp"
@@ -21,9 +21,9 @@ namespace muster::detail::checkpoint {
 /// One entry of steps_back.json.
 struct Rollback {
   int to = 0;                           ///< index of the checkpoint that the run continues from
-  int last_index = 0;                   ///< highest index that existed at the time
-  std::string name = {};                ///< the user's name for the checkpoint; empty if unknown
-  std::vector<std::string> tiers = {};  ///< IDs of the fast tiers that are rolled back
+  int last_index = 0;                   ///< highest index of a checkpoint at the time of the rollback
+  std::string name = {};                ///< the user's name for the checkpoint; empty if none is known
+  std::vector<std::string> tiers = {};  ///< IDs of the fast tiers that were rolled back with it
 };
 
 /// Returns a run's rollbacks; none if it has no such file. Throws an Error (ExitCode::data) if the file is damaged.

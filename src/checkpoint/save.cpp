@@ -57,13 +57,13 @@ void Save::write(const Communicator& communicator) {
                [&](storage::Alignment alignment) { return target_.tier->open(index_, state_name, alignment); });
 }
 
-void Save::publish(const Communicator& communicator) {
+void Save::complete(const Communicator& communicator) {
   if (!target_.is_per_node)
     return run_on_root(communicator, [&] {
       write_manifest(*target_.tier, manifest_ = make_manifest());
       target_.tier->publish(index_);
     });
-  // All nodes store rank 0's manifest.
+  // All nodes store the manifest of rank 0, since it contains the time.
   manifest_ = from_text(run_on_root(communicator, [&] { return to_text(make_manifest()); }), "the manifest");
   run_on_all(communicator, [&] {
     if (target_.is_leader) {
@@ -77,7 +77,7 @@ Manifest Save::make_manifest() const {
   Manifest manifest{.index = index_,
                     .time = time_now(),
                     .world_size = static_cast<int>(files_.size()),
-                    .progress = contents_.progress,
+                    .position_json = contents_.position_json,
                     .metrics = contents_.metrics,
                     .metadata = merge_metadata(contents_.metadata, files_),
                     .files = merge_files(copied_files_)};

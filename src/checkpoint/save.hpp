@@ -1,9 +1,9 @@
-// The protocol of one save: compare the contents of all ranks, write them, publish the checkpoint.
+// The steps of one save: the ranks compare what they save, write it, and publish the checkpoint.
 //
 //   At once:                                          In the background:
 //   save.prepare(communicator);                       save.prepare(communicator);
 //   save.write(communicator);                         save.take_snapshot(communicator);
-//   save.publish(communicator);                       … then write() and publish() on another thread, over another
+//   save.complete(communicator);                      … then write() and complete() on another thread, over another
 //                                                     communicator
 #pragma once
 
@@ -32,25 +32,28 @@ using Clock = std::chrono::steady_clock;
 
 /// The content of one checkpoint.
 struct CheckpointContents {
-  Clock::time_point began_at = Clock::now();            ///< when the save began
-  StateDict state = {};                                 ///< same names and shapes on all ranks
-  state::EntryReplication replication = {};             ///< which entries may differ between ranks
-  std::string random_state = {};                        ///< this rank's, as bytes; same length on every rank
-  std::optional<std::filesystem::path> directory = {};  ///< the user's files on this rank
-  Json progress = Json::object();  ///< training_iteration, epoch, position, seed …, set by the session
-  Json metrics = Json::object();   ///< metrics of the report, the score among them
-  Json metadata = Json::object();  ///< the trainer's; metadata that the user set in `directory` wins
-  std::vector<optim::MemorySnapshot> snapshots = {};  ///< snapshots of parts of the state, which need not be copied
+  Clock::time_point began_at = Clock::now();            ///< when the session began this save
+  StateDict state = {};                                 ///< has the same names and shapes on all ranks
+  state::EntryReplication replication = {};             ///< which entries each rank has its own value of
+  std::string random_state = {};                        ///< this rank's, as bytes; has the same length on every rank
+  std::optional<std::filesystem::path> directory = {};  ///< folder with the user's files of this rank
+  Json position_json = Json::object();                  ///< a state::TrainingPosition as JSON
+  Json metrics = Json::object();                        ///< metrics of the report, with the score
+  /// the trainer's metadata; metadata that the user has set in `directory` replaces it
+  Json metadata = Json::object();
+  /// unchanging copies of parts of the state, so that take_snapshot() need not copy these
+  std::vector<optim::MemorySnapshot> snapshots = {};
 };
 
-/// Where a checkpoint is written.
+/// The tier that a checkpoint is written to, and this rank's part in it.
 struct SaveTarget {
   std::shared_ptr<storage::Tier> tier;
-  bool is_leader = false;    ///< this rank creates the folder and publishes it: rank 0, or the first rank of each node
-  bool is_per_node = false;  ///< each node has its own folder, which its ranks write to
+  /// true if this rank creates and publishes the checkpoint: on rank 0, or on the first rank of each node
+  bool is_leader = false;
+  bool is_per_node = false;  ///< true if each node has a tier of its own, which the node's ranks write to
 };
 
-/// What the next save may use again.
+/// Memory and a layout that saves hand on to the next save.
 struct LastSave {
   Layout layout = {};
   StateWriter writer;
@@ -60,20 +63,21 @@ struct LastSave {
 /// One save. All member functions are collective, except the getters and or_abandon().
 class Save {
  public:
-  /// `last` must outlive this.
+  /// `last` must outlive this object.
   Save(CheckpointContents contents, int index, SaveTarget target, LastSave& last);
   Save(const Save&) = delete;
   Save& operator=(const Save&) = delete;
 
-  /// Compares what is to be saved, except for the values of tensors, and copies the user's files.
+  /// Compares what the ranks save, except for the values of tensors, and copies the user's files.
   void prepare(const Communicator& communicator);
-  /// Compares the values of tensors and takes a snapshot. The state may change afterwards.
+  /// Compares the values of tensors and copies this rank's part. Afterwards the program may change the state.
   void take_snapshot(const Communicator& communicator) { state_.take_snapshot(communicator, last_.snapshot); }
-  /// Writes state.h5. Without a snapshot it also compares the values of tensors.
+  /// Writes state.h5. If there is no snapshot, it also compares the values of tensors.
   void write(const Communicator& communicator);
   /// Writes the manifest and gives the checkpoint its published name. Called after write() has ended on all ranks.
-  void publish(const Communicator& communicator);
-  /// Does some of these steps. If they fail, removes what this rank is responsible for of the checkpoint.
+  void complete(const Communicator& communicator);
+  /// Calls `steps`, some of these functions. If it throws, removes the unfinished checkpoint if this rank is its
+  /// leader, and rethrows.
   template <class Work>
   void or_abandon(const Work& steps) const {
     try {
@@ -87,12 +91,12 @@ class Save {
   int index() const noexcept { return index_; }
   /// Returns the published manifest.
   const Manifest& manifest() const noexcept { return manifest_; }
-  /// Return the pieces of state.h5 and the user's files that `rank` has written.
+  /// Return the pieces of state.h5 and the names of the user's files that `rank` has written.
   std::vector<std::uint64_t> pieces_of(int rank) const { return state_.pieces_of(rank); }
   std::vector<std::string> files_of(int rank) const;
 
  private:
-  /// Creates the checkpoint's hidden folder, once.
+  /// Creates the checkpoint's hidden folder and state.h5 in it; does nothing if they exist already.
   void open(const Communicator& communicator);
   void copy_files(const Communicator& communicator);
   Manifest make_manifest() const;
@@ -102,8 +106,8 @@ class Save {
   const SaveTarget target_;
   LastSave& last_;
   StateSave state_;
-  std::vector<UserFiles> files_;                           // one element per rank
-  std::vector<std::vector<FileEntry>> copied_files_ = {};  // one element per rank
+  std::vector<UserFiles> files_;                           // [ranks]
+  std::vector<std::vector<FileEntry>> copied_files_ = {};  // [ranks], entries of the files that a rank has
   bool opened_ = false;
   Manifest manifest_ = {};
 };

@@ -57,7 +57,7 @@ void StateSave::prepare(const Communicator& communicator, const std::vector<Json
   tensors_.emplace(random_name, std::move(random));
   per_rank_.insert(random_name);
 
-  // Laying out with HDF5 is slow, and most saves have the same layout as the previous one.
+  // Laying out with HDF5 is slow, and most saves have the layout of the previous save.
   const int ranks = communicator.size();
   const auto new_layout = run_on_root(communicator, [&] {
     return layout_fits(last, tensors_, per_rank_, ranks) ? "" : pack(make_layout(tensors_, per_rank_, ranks));

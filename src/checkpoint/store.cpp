@@ -44,7 +44,8 @@ CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::pat
       config_(checked(std::move(config))),
       fast_tiers_(communicator_, tier_) {
   const auto indices = run_on_root(communicator_, [&] {
-    const auto there = tier_->list();  // listed before remove_unfinished(), whose indices are not used again
+    // listed before remove_unfinished(), since indices of interrupted saves are not used again
+    const auto there = tier_->list();
     for (const auto& path : there.others)
       log::warn(path.string() +
                 " is a link or a file, not a folder, so the run does not go on from it. Move the "
@@ -68,12 +69,12 @@ Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
       last_save_);
   save->or_abandon([&] {
     save->prepare(communicator_);
-    is_async ? save->take_snapshot(communicator_) : publish(communicator_, *save);
+    is_async ? save->take_snapshot(communicator_) : write(communicator_, *save);
   });
   indices_.next = index + 1;
   if (is_async) {
     background_.run([this, save](const Communicator& communicator) {
-      save->or_abandon([&] { publish(communicator, *save); });
+      save->or_abandon([&] { write(communicator, *save); });
       settle(communicator, *save);
     });
   } else if (fast_tiers_.own()) {
@@ -85,18 +86,19 @@ Checkpoint CheckpointStore::commit(CheckpointContents contents, Mode mode) {
   return as_this_rank(Checkpoint(tier_->published(index)));
 }
 
-void CheckpointStore::publish(const Communicator& communicator, Save& save) {
+void CheckpointStore::write(const Communicator& communicator, Save& save) {
   save.write(communicator);
   if (fast_tiers_.own()) {
     fast_tiers_.begin_use(communicator, save.index());
-    indices_.next = save.index() + 1;  // if another node fails, this node may be left with that published name
+    // if another node fails now, this node may still publish a checkpoint of this index
+    indices_.next = save.index() + 1;
   }
-  save.publish(communicator);
+  save.complete(communicator);
 }
 
 void CheckpointStore::settle(const Communicator& communicator, const Save& save) {
   fast_tiers_.settle(communicator, save);
-  // Without a validation function, nobody waits for the validations that an earlier start has left.
+  // If there is no validation function, nobody runs validations that an earlier start has left pending.
   const bool validates = static_cast<bool>(is_needed_);
   if (config_.num_to_keep) run_on_root(communicator, [&] { prune(*tier_, config_, validates, is_needed_); });
 }
@@ -132,7 +134,7 @@ std::string CheckpointStore::problem_of(const fs::path& checkpoint) const {
 }
 
 void CheckpointStore::restore_repaired() const {
-  // Only those newer than the newest published one. The run has already continued without the older ones.
+  // Only checkpoints newer than the newest published one: the run has already continued without older ones.
   const auto candidates = run_on_root(communicator_, [&] {
     auto there = tier_->list();
     const auto rollbacks = read_rollbacks(tier_->folder());
@@ -149,7 +151,7 @@ void CheckpointStore::restore_repaired() const {
     try {
       if (!problem_of(path).empty() || verified_.manifest.index != candidate[1]) continue;
     } catch (const Error& error) {
-      // An unreadable one is skipped if there is another checkpoint to resume from.
+      // If there is a checkpoint to resume from, a damaged one that cannot be read is skipped.
       if (needed || !error.agreed() || error.code() != ExitCode::retry) throw;
       if (here().rank == 0) log::warn(path.filename().string() + " is left alone: " + error.what());
       continue;
@@ -197,14 +199,14 @@ std::optional<Checkpoint> CheckpointStore::newest() {
 void CheckpointStore::move_names(std::optional<int> quarantined) const {
   const auto rollbacks = read_rollbacks(tier_->folder());
   const auto published = tier_->list().published;
-  std::map<std::string, int> checkpoints;  // index by the name that the report gave
+  std::map<std::string, int> checkpoints;  // the newest checkpoint, by the name that its report gave
   for (const auto& [index, path] : published) try {
       if (is_rolled_back(rollbacks, index)) continue;
       const auto manifest = read_manifest(path);
       const auto name = manifest.metrics.value("checkpoint_name", Json());
       if (manifest.index == index && name.is_string()) checkpoints[name] = index;
     } catch (const Error&) {
-      // A damaged checkpoint keeps its names.
+      // The names of a damaged checkpoint stay as they are.
     }
   const auto move_names_of = [&](int index) {
     for (const auto& name : tier_->names(index))
@@ -218,7 +220,8 @@ void CheckpointStore::move_names(std::optional<int> quarantined) const {
   if (quarantined) move_names_of(*quarantined);
 }
 
-/// Called if the last rollback went to this checkpoint. Moves the names again, since a killed job may not have done so.
+/// Called if this is the checkpoint of the last rollback. Moves the names again, since a killed job may not have done
+/// so.
 void CheckpointStore::log_rolled_back(int index) const {
   move_names();
   log::info("this run has gone back to " + tier_->published(index).filename().string() +
@@ -256,14 +259,14 @@ void CheckpointStore::roll_back(int index, const std::string& name) {
 
 void CheckpointStore::confirm_rollback() {
   if (!rollback_) return;
-  comm::wait_for_all(communicator_);  // all ranks have restored the checkpoint
+  comm::wait_for_all(communicator_);  // so that a killed job does not record a rollback that a rank could not carry out
   run_on_root(communicator_, [&] {
     rollback_->tiers = used_tiers(*tier_);
     add_rollback(tier_->folder(), *rollback_);
     move_names();
   });
   rollback_.reset();
-  fast_tiers_.release_earlier(communicator_);  // newer checkpoints there are rolled back too
+  fast_tiers_.release_earlier(communicator_);  // the newer checkpoints in these tiers are rolled back, too
 }
 
 std::vector<Rollback> CheckpointStore::rollbacks() const {
@@ -293,7 +296,7 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
   const auto& path = checkpoint.path();
   const auto doing = "reading " + path.string();
   RestoredCheckpoint restored;
-  // A run's checkpoint must have the same manifest on all ranks; other checkpoints may differ by rank.
+  // All ranks must see the same manifest of a run's checkpoint. Other checkpoints may differ by rank.
   const auto manifests = run_on_all(communicator_, [&] {
     if (!fs::exists(status_of(path)))
       throw Error(ExitCode::retry, doing, "it is not there any more",
@@ -302,7 +305,7 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
     const auto& manifest = path == verified_.path ? verified_.manifest : read_manifest(path);
     const auto text = to_text(manifest);
     restored.manifest_checksum = crc32(std::as_bytes(std::span(text)));
-    return manifest.progress.empty() ? Json{"entries"} : Json{"run", restored.manifest_checksum};
+    return manifest.position_json.empty() ? Json{"entries"} : Json{"run", restored.manifest_checksum};
   });
   const auto kind_of = [](const Json& manifest) { return manifest[0].get<std::string>(); };
   const auto kind = kind_of(manifests.front());
@@ -325,14 +328,14 @@ RestoredCheckpoint CheckpointStore::read(const Checkpoint& checkpoint) const {
     const auto [verified, manifest, state] = std::exchange(verified_, {});
     restored.state = {.tensors = state ? state->tensors(manifest) : read_tensors(path, manifest),
                       .values = manifest.values};
-    restored.progress = manifest.progress;
-    restored.position = state::training_position_from_json(manifest.progress);
+    restored.position_json = manifest.position_json;
+    restored.position = state::training_position_from_json(manifest.position_json);
     restored.metrics = manifest.metrics;
     restored.per_rank = manifest.per_rank;
     restored.world_size = manifest.world_size;
   });
   if (const auto random = restored.state.tensors.extract(random_name)) {
-    const auto& states = random.mapped();  // [world_size, bytes], as the manifest says
+    const auto& states = random.mapped();  // [world_size, bytes]; read_manifest() has checked this
     restored.random_states.assign(static_cast<const char*>(states.const_data_ptr()), states.nbytes());
     if (const auto bytes = static_cast<std::size_t>(states.size(1)); restored.world_size == here().size && bytes > 0)
       restored.random_state = restored.random_states.substr(bytes * static_cast<std::size_t>(here().rank), bytes);

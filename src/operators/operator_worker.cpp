@@ -67,7 +67,7 @@ void require_replaceable(const fs::path& path) {
       if (const auto name = entry.path().filename();
           name != checkpoint::manifest_name && name != checkpoint::state_name)
         fact = "the checkpoint there holds \"" + name.string() + "\" too";
-    if (state::training_position_from_json(checkpoint::read_manifest(path).progress).is_from_run)
+    if (state::training_position_from_json(checkpoint::read_manifest(path).position_json).is_from_run)
       fact = "the checkpoint there is a run's";
   }
   if (!fact.empty())

@@ -90,7 +90,7 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
   auto there = storage::tier_of(run)->list();
   while (const auto newest = checkpoint::newest_own(there, rollbacks)) try {
       const auto manifest = checkpoint::read_manifest(newest->second);
-      const auto position = state::training_position_from_json(manifest.progress);
+      const auto position = state::training_position_from_json(manifest.position_json);
       return RunPoint{.global_step = position.global_step,
                       .epoch = position.epoch_counted ? position.epoch : 0,  // otherwise it counts reports
                       .training_iteration = position.training_iteration,

@@ -21,7 +21,7 @@ void AccumulatedGradients::watch(const StateEntries& entries) {
 
 void AccumulatedGradients::look() {
   if (const auto count = prepared_.all().size(); std::exchange(prepared_count_, count) != count) {
-    const auto known = prepared_.averaged_parameters();  // some may be prepared after watch()
+    const auto known = prepared_.averaged_parameters();  // models may have been prepared after watch()
     for (auto& [name, model] : models_)
       if (std::erase_if(model.parameters, [&](const auto& p) { return known.contains(p.unsafeGetTensorImpl()); }) > 0)
         model = {.parameters = model.parameters};
@@ -49,7 +49,7 @@ std::string AccumulatedGradients::unprepared() {
 }
 
 bool AccumulatedGradients::none() {
-  // Not short-circuited: both must see this boundary.
+  // Both functions are called in any case, since both record this boundary.
   const bool none_prepared = prepared_.have_no_gradient_to_save(), none_else = unprepared().empty();
   const bool none = *prepared_.no_sync_depth() == 0 && none_prepared && none_else;
   boundaries_with_gradients_ = none ? 0 : boundaries_with_gradients_ + 1;

@@ -1,6 +1,5 @@
-// Accumulated gradients, that is, gradients that an optimizer has yet to step with: saves hold those of prepared
-// models, and a stop waits for the step where it can, since a program may count its batches from one step to the next
-// itself.
+// Accumulated gradients: gradients that an optimizer has yet to step with. Saves hold those of prepared models. A stop
+// waits for the step if it can, since the program may count the batches of a step itself and would begin to count anew.
 #pragma once
 
 #include "gradients/tensor_changes.hpp"
@@ -21,26 +20,26 @@
 
 namespace muster::detail::session {
 
-/// Finds the gradients that an optimizer has yet to step with, for a save. A prepared model's reducer knows its own.
-/// Models that are not prepared are those of the State; of these it compares each batch's end with its begin: if
-/// gradients have been written to and parameters have not changed, a backward() has added to gradients that are still
-/// unused.
+/// Finds accumulated gradients. Prepared models are asked through PreparedModels. Models that are not prepared are
+/// found in the State. At each batch, these are compared with the batch before: if gradients were written to and
+/// parameters have not changed, a backward() has added to gradients that no optimizer has used yet.
 class AccumulatedGradients {
  public:
   explicit AccumulatedGradients(const PreparedModels& models) : prepared_(models) {}
 
-  /// Call when a State was restored or reported: its models are those that are watched.
+  /// Call it when a State was restored or reported: from then on, its models are watched.
   void watch(const StateEntries& entries);
-  /// Call when a batch begins, after watch(), and before each look at the models that are not prepared.
+  /// Compares the models that are not prepared with the last call. Called when a batch begins, and before they are
+  /// asked about.
   void look();
-  /// True if there are none at this boundary. Call it when the run is asked to stop.
+  /// True if there are no accumulated gradients at this boundary. Call it when the run is asked to stop.
   bool none();
-  /// True if so many boundaries in a row had accumulated gradients that it is no use to wait for one without. A
-  /// learning rate of 0 looks like accumulation, too.
+  /// True if the last boundaries, too many in a row, all had accumulated gradients, so that waiting for one without is
+  /// no use. (With a learning rate of 0, each step looks like accumulation.)
   bool last_too_long() const noexcept { return boundaries_with_gradients_ > longest_accumulation; }
 
-  /// Adds the gradients to `state`, which is that of the entries, averaged over the workers. Warns once of those that
-  /// cannot be saved, since their model is not prepared. Collective.
+  /// Adds the accumulated gradients, averaged over the workers, to `state`, the state of the entries. Warns once if
+  /// there are some of a model that is not prepared, since these cannot be saved. Collective.
   void add_to(StateDict& state, const StateEntries& entries, const Communicator& control);
 
  private:
@@ -48,18 +47,19 @@ class AccumulatedGradients {
   /// A model that is not prepared.
   struct Model {
     std::vector<at::Tensor> parameters = {};
-    bool accumulates = false;  ///< gradients were added to after the last step
-    // At the last look:
+    bool accumulates = false;  ///< true if gradients were added to since the last step
+    // When look() was last called:
     std::optional<gradients::ParameterSamples> values = {};
     std::vector<std::pair<WeakTensor, std::int64_t>> writes = {};  ///< each .grad, and torch's count of writes to it
   };
-  /// The first State entry of an unprepared model that has accumulated gradients; empty if there is none.
+  /// Returns the name of the first State entry that is not prepared and has accumulated gradients; empty if there is
+  /// none.
   std::string unprepared();
 
   const PreparedModels& prepared_;
-  std::map<std::string, Model> models_ = {};  ///< not prepared, by the State's entry
-  std::size_t prepared_count_ = 0;            ///< of models, at the last look
-  int boundaries_with_gradients_ = 0;         ///< in a row
+  std::map<std::string, Model> models_ = {};  ///< models that are not prepared, by State entry
+  std::size_t prepared_count_ = 0;            ///< number of prepared models when look() was last called
+  int boundaries_with_gradients_ = 0;         ///< number of boundaries in a row that had accumulated gradients
   bool has_warned_ = false;
 };
 

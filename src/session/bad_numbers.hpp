@@ -1,4 +1,4 @@
-// Handles gradients with NaN or infinite numbers, as FailureConfig::bad_numbers says.
+// Handles gradients with NaN or infinite numbers, in the way that FailureConfig::bad_numbers sets.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -28,29 +28,31 @@ class DataParallel;
 
 namespace muster::detail::session {
 
-/// The optimizer steps with bad gradients, over all attempts of a job.
+/// The optimizer steps with bad gradients, recorded over all attempts of a job.
 struct BadSteps {
-  /// Identifies a step of an optimizer, so that training that has gone back recognises it: the global step, and the
-  /// number of the optimizer's calls in it since training began or the last checkpoint.
+  /// Identifies a step of an optimizer, so that it is recognised after a rollback: the global step, the optimizer's
+  /// number, and how often this optimizer has stepped within the global step (since training began or since the last
+  /// checkpoint).
   struct OptimizerStepId {
     std::int64_t global_step = 0;
     int optimizer = 0;
     std::int64_t step_in_global_step = 0;
     auto operator<=>(const OptimizerStepId&) const = default;
   };
-  std::set<OptimizerStepId> skipped = {};  ///< these steps are skipped
-  int rollback_count = 0;                  ///< how often training has gone back since the last checkpoint
+  std::set<OptimizerStepId> skipped = {};  ///< steps to skip
+  int rollback_count = 0;                  ///< number of rollbacks since the last checkpoint
 
-  /// Call when an attempt has ended. True if any rank goes back for a step; the step is then left out. `here` is this
-  /// rank's step, if it knows one: the alarm may have ended it before. Collective over the launch.
+  /// Call it when an attempt has ended. True if any rank wants to go back because of a bad step; that step is skipped
+  /// from then on. `here`: the step on this rank; none if another rank's error has ended the attempt here first.
+  /// Collective over the launch.
   bool agree_to_roll_back(const Communicator& world, const std::optional<OptimizerStepId>& here);
 };
 
 /// Watches the optimizers of one attempt on one worker. Many members: the policy, the optimizers, and the counts of
-/// steps that were left out.
+/// skipped steps.
 class BadNumbersWatch final : public optim::BadNumberPolicy {
  public:
-  /// `control` is the channel for reports and checkpoints; `record` lives over all attempts.
+  /// `control`: the communicator for reports and checkpoints. `record`: lives over all attempts.
   BadNumbersWatch(const FailureConfig& config, Communicator control, std::shared_ptr<const step::Steps> steps,
                   BadSteps& record, std::shared_ptr<AttemptEnd> attempt_end);
 
@@ -60,15 +62,16 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   void note_bad_gradient(int optimizer, const std::string& where, const std::string& own, bool together) override;
   void note_good_step(int optimizer) override { in_a_row_[optimizer] = 0; }
 
-  /// Call when an optimizer has been prepared. Returns its number.
+  /// Call it when an optimizer has been prepared. Returns the optimizer's number.
   int add_optimizer(const torch::optim::Optimizer& optimizer);
-  /// Throws an Error if one of the models has been trained and no prepared optimizer steps it.
+  /// Throws an Error if a prepared model has been trained but no prepared optimizer steps it.
   void require_watched(const std::vector<std::shared_ptr<gradients::DataParallel>>& models);
-  /// Call after a checkpoint: training never goes back to before it.
+  /// Call it after a checkpoint was committed: training never goes back further.
   void note_checkpoint();
-  /// Warns on the first worker of the steps that were left out since the last call.
+  /// If steps were skipped since the last call, logs a warning on the first worker.
   void warn_of_skipped_steps();
-  /// The step for which this attempt ends, so that training goes back to the newest checkpoint.
+  /// The step because of which this attempt ends and training goes back to the newest checkpoint; none if there is no
+  /// such step.
   const std::optional<BadSteps::OptimizerStepId>& rollback_step() const noexcept { return rollback_step_; }
 
  private:
@@ -80,10 +83,10 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   std::shared_ptr<AttemptEnd> attempt_end_;  ///< shared, since optimizers may outlive the session
   BadSteps::OptimizerStepId current_;
   std::int64_t global_step_ = -1;
-  std::map<int, std::int64_t> step_counts_;  ///< steps of each optimizer in this global step
-  std::map<int, int> in_a_row_;              ///< steps left out in a row, by optimizer
-  int skipped_ = 0;                          ///< steps since the last warning
-  std::string last_skipped_;                 ///< text for the warning
+  std::map<int, std::int64_t> step_counts_;  ///< steps of each optimizer within global_step_
+  std::map<int, int> in_a_row_;              ///< steps skipped in a row, by optimizer
+  int skipped_ = 0;                          ///< steps skipped since the last warning
+  std::string last_skipped_;                 ///< describes the last of them, for the warning
   std::optional<BadSteps::OptimizerStepId> rollback_step_;
   int optimizers_ = 0;
   std::set<WeakTensor> watched_;  ///< parameters of the prepared optimizers

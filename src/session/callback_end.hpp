@@ -1,4 +1,4 @@
-// The end of training that a callback asks for.
+// Training that ends because a callback wants it.
 #pragma once
 
 #include "muster/error.hpp"
@@ -15,18 +15,18 @@ class TrainingEndedByCallback final : public Error {
   TrainingEndedByCallback() : Error(ExitCode::done, "training ends here, as a callback has asked") {}
 };
 
-/// Notes that a callback has asked for the end, and ends training on all workers at the same report.
+/// Finds out whether a callback on any worker wants training to end, and ends it on all workers at the same report.
 class CallbackEnd {
  public:
   CallbackEnd(const WorkerContext& workers, const TrainingProgress& progress, const Outputs& outputs,
               AttemptEnd& attempt_end)
       : workers_(workers), progress_(progress), outputs_(outputs), attempt_end_(attempt_end) {}
 
-  /// Checks whether a callback on any worker wants training to end. If so, throws TrainingEndedByCallback, unless the
-  /// caller asks has_ended(). Collective.
+  /// Asks the callbacks of all workers. If one wants training to end, throws TrainingEndedByCallback; after
+  /// let_caller_ask() it does not throw, and the caller asks has_ended(). Collective.
   void check();
   bool has_ended() const noexcept { return has_ended_; }
-  /// An operator's call runs to its end, and the operator trainer then asks has_ended() itself.
+  /// Makes check() not throw: an operator's call must run to its end, and the operator trainer asks has_ended() itself.
   void let_caller_ask() noexcept { throws_ = false; }
 
  private:

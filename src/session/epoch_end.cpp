@@ -13,7 +13,8 @@ bool EpochEnd::trains_on_unknown_data() const {
   const auto passes = data_.pass_positions->epoch_progress();
   using EpochProgress = data::PassPositions::EpochProgress;
   if (passes != EpochProgress::none) return passes == EpochProgress::unknown;
-  // There are datasets, but none has a training pass in this epoch, so they may not be meant for training.
+  // If there are datasets but none has a training pass in this epoch, they may not be meant for training. Then the
+  // epoch trains on other data if gradients were averaged in it.
   return progress_.steps->epoch.is_in_loop() && models_.gradient_average_count() != averaged_before_;
 }
 

@@ -14,13 +14,13 @@ namespace muster::detail::session {
 namespace {
 
 constexpr double least_window_seconds = 0.02;
-/// The logs of the ranks hold twice as many steps.
+/// In steps. The records of the ranks keep twice as many steps.
 constexpr std::int64_t longest_interval = 32;
 
 double seconds(std::int64_t nanoseconds) { return 1e-9 * static_cast<double>(nanoseconds); }
 
-/// The threads among which torch divides an operation, without this one. torch's own code has to go over the elements:
-/// at::parallel_for is compiled here, where OpenMP is not enabled, and would stay on this thread.
+/// Returns the IDs of the other threads among which torch divides an operation. It needs an operation of torch itself:
+/// in this file, at::parallel_for would be compiled without OpenMP and run on one thread.
 std::vector<int> other_intraop_threads() {
   auto ids = at::full(at::get_num_threads(), ::gettid(), at::kInt);
   at::TensorIterator::nullary_op(ids).for_each(
@@ -53,7 +53,7 @@ void LateRanks::begin_step(std::int64_t step) {
 void LateRanks::end_window(std::int64_t step) {
   auto samples = times_.at(next_sample_);
   if (!samples) {
-    // The ranks do not go through the steps together, or a node is slow to send.
+    // Some rank has not reached that step yet, or its node is slow to send.
     if (step - next_sample_ < longest_interval) return;
     begin_.reset();
     next_sample_ = (step / interval_ + 1) * interval_;
@@ -64,7 +64,7 @@ void LateRanks::end_window(std::int64_t step) {
   if (begin_) {
     auto window = window_until(end);
     if (window.seconds < least_window_seconds) {
-      if (interval_ == longest_interval) return;  // the window goes on
+      if (interval_ == longest_interval) return;  // the window gets longer
       interval_ *= 2;
       times_.set_interval(interval_);
       next_sample_ = (step / interval_ + 1) * interval_;

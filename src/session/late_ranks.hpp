@@ -1,4 +1,4 @@
-// Finds the workers for which the others wait, while training goes on.
+// Finds the workers that the others wait for, while training runs.
 #pragma once
 
 #include "comm/step_times.hpp"
@@ -13,26 +13,26 @@
 
 namespace muster::detail::session {
 
-/// Compares the times of the workers now and then, and tells the observers of late ones.
+/// Compares the workers' times from time to time, and tells the observers which workers are late.
 class LateRanks {
  public:
   /// Collective over the workers.
   LateRanks(const WorkerContext& workers, Outputs& outputs);
 
-  /// Counts the time for which torch's threads for operations have no core. Call it once their number is set, on the
-  /// thread that trains.
+  /// From now on, counts the time in which torch's threads for operations wait for a core. Call it on the thread that
+  /// trains, after the number of threads is set.
   void watch_intraop_threads();
-  /// Call when this step begins. On the first worker, tells the observers the times of the workers from time to time,
-  /// and warns of a late one, now and then.
+  /// Call it when this step begins. On the first worker, compares the workers from time to time, gives their times to
+  /// the observers, and logs a warning about a late worker, but not too often.
   void begin_step(std::int64_t step);
-  /// The late workers that were found since forget_found(), for a report's row. Empty if there are none, and on other
+  /// The late workers found since forget_found(), for a report's row. Empty if there are none, and always on other
   /// workers than the first.
   const Json& found() const noexcept { return found_; }
-  /// Call when the report is made.
+  /// Call it when a report has used found().
   void forget_found() { found_ = Json::array(); }
 
  private:
-  /// What all workers had spent when they began a step.
+  /// The sums of times that all workers had when they began a step.
   struct Sampled {
     std::int64_t step = 0;
     std::vector<watch::StepSample> of_ranks;
@@ -47,7 +47,7 @@ class LateRanks {
   observe::LateRankDetector detector_;
   observe::LateRankWarnings warnings_;
   std::int64_t interval_ = 2;          ///< steps between two samples; a power of two
-  std::optional<Sampled> begin_ = {};  ///< of the window
+  std::optional<Sampled> begin_ = {};  ///< the sample at the beginning of the window
   std::int64_t next_sample_ = 0;
   Json found_ = Json::array();
 };

@@ -85,7 +85,7 @@ void Outputs::check_score(const Json& row, bool saves, bool epoch_complete) {
   const auto& attribute = config.checkpoint_score_attribute;
   if (attribute.empty()) return;
   const auto at = row.find(attribute);
-  const bool there = at != row.end() && (at->is_number() || at->is_null());  // NaN is null
+  const bool there = at != row.end() && (at->is_number() || at->is_null());  // JSON stores NaN as null
   score_reported = score_reported || there;
   if (!saves || there) return;
   const std::string doing = "keeping the best checkpoints by \"" + attribute + "\"";

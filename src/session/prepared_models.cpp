@@ -24,15 +24,15 @@ namespace {
 
 using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
 
-/// Calls `visit` with each model's reducer. A model without one has nothing to average.
+/// Calls `visit` with each model's reducer. A model without a reducer has nothing to average.
 template <class Visit>
 void for_each_reducer(const Models& models, const Visit& visit) {
   for (const auto& model : models)
     if (const auto reducer = model->reducer()) visit(*reducer);
 }
 
-/// The average of the parameter's .grad over the workers, where one without any has zeros: the gradient itself if it is
-/// the same on all of them. Collective.
+/// Returns the average of the parameter's .grad over the workers; a worker without a gradient counts as zeros. If all
+/// workers have the same gradient, returns it unchanged. Collective.
 at::Tensor average_of_gradient(const at::Tensor& parameter, const Communicator& control) {
   auto gradient = parameter.grad().defined() ? parameter.grad().detach() : at::zeros_like(parameter);
   if (gradient.is_sparse()) gradient = gradient.to_dense();
@@ -75,7 +75,7 @@ void PreparedModels::for_each_parameter(const std::function<void(const std::stri
                                                                  const at::Tensor& gradient)>& visit) const {
   for (std::size_t i = 0; i < models_.size(); ++i) {
     const auto* const module = models_[i]->module();
-    // Looking must not end the accumulation of a mean over several passes.
+    // Not with given weights: fetch_averages() would end the accumulation, and logging must not change training.
     const auto reducer = models_[i]->reducer();
     if (!reducer || !reducer->accumulates_with_weights()) gradients::fetch_averages(module->parameters());
     for (const auto& parameter : module->named_parameters())
@@ -102,7 +102,7 @@ bool PreparedModels::any_stop_requested() const {
 
 bool PreparedModels::have_no_gradient_to_save() const {
   bool none = true;
-  // Not short-circuited: each reducer must see this boundary.
+  // All reducers are asked in any case, since each records this boundary.
   for_each_reducer(models_, [&](auto& reducer) { none = reducer.with_gradient_to_save().empty() && none; });
   return none;
 }
@@ -145,7 +145,7 @@ void PreparedModels::add_gradients(StateDict& state, const StateEntries& entries
     if (sum > 0)
       state.tensors.emplace(state::weights_path(parameters.begin()->first), at::tensor({sum, unit}, at::kDouble));
     std::vector<std::int64_t> waits;
-    // A gradient of zero counts in the mean, too.
+    // With weights, a gradient of zero counts in the mean, too.
     for (const auto& [path, parameter] : parameters)
       waits.push_back(sum > 0 ? parameter.grad().defined() : waiting.contains(parameter.unsafeGetTensorImpl()));
     control.all_reduce(std::span(waits), ReduceOp::max);
@@ -167,7 +167,8 @@ void PreparedModels::restore_gradients(const StateEntries& entries, state::Saved
       restored_->parameters.emplace_back(parameter.getIntrusivePtr());
   for (const auto& model : models_) restore_gradients_of(*model);
   auto& left = restored_->saved.gradients;
-  for (auto& [path, gradient] : left) gradient = gradient.clone();  // they are views of a file that may be pruned
+  // the tensors are views of a file that may be pruned
+  for (auto& [path, gradient] : left) gradient = gradient.clone();
   if (left.empty()) restored_.reset();
 }
 
@@ -186,7 +187,7 @@ void PreparedModels::restore_gradients_of(const gradients::DataParallel& model) 
     if (const auto found = saved.weights.find(path->second); found != saved.weights.end())
       weights = {found->second[0].item<double>() / workers, found->second[1].item<double>()};
   }
-  // What the saved sum of the weights is to each worker now, its share of the sum of the gradients must be.
+  // Each worker gets an equal part of the saved sum of weights, so the gradients are scaled by the same factor.
   if (weights && workers != saved.workers)
     for (auto& [parameter, gradient] : of_parameters)
       if (gradient.defined()) gradient = gradient * (static_cast<double>(saved.workers) / workers);

@@ -1,4 +1,4 @@
-// The models that prepare_model() has prepared in a session, in the order of the calls.
+// The models that prepare_model() has prepared in a session, in the order of these calls.
 #pragma once
 
 #include "base/export.hpp"
@@ -22,51 +22,51 @@
 
 namespace muster::detail::session {
 
-/// Keeps the models, and asks their reducers about averages and accumulated gradients.
+/// Keeps the prepared models, and asks their reducers about averages and accumulated gradients.
 class PreparedModels {
  public:
-  /// If the State was restored before, the model gets its saved gradients.
+  /// Adds a model. If the State was restored before, sets the model's gradients to the saved gradients.
   void add(std::shared_ptr<gradients::DataParallel> model);
   const std::vector<std::shared_ptr<gradients::DataParallel>>& all() const noexcept { return models_; }
   bool empty() const noexcept { return models_.empty(); }
-  /// For the optimizers that step these models.
+  /// The learning rates of the optimizers that step these models.
   const std::shared_ptr<optim::LastRates>& last_rates() const noexcept { return last_rates_; }
   /// The number of no_sync() scopes that are open.
   const std::shared_ptr<int>& no_sync_depth() const noexcept { return no_sync_depth_; }
 
   /// How often gradients have been averaged, summed over the models.
   std::int64_t gradient_average_count() const;
-  /// Rises with every backward(), whether it averages or only accumulates, and with every average.
+  /// Increases with every backward(), whether it averages or only accumulates, and with every average.
   std::int64_t gradient_count() const;
   /// Makes the buffers the same on all workers. Collective.
   MUSTER_INTERNAL_API void synchronise_buffers() const;
   void load_buffers_of(int micro_batch) const;
-  /// Calls `visit` with the name of each parameter of each model, its values, and its gradient, averaged, which is
-  /// undefined if there is none. Of several models the names begin with "0/", "1/" … Collective.
+  /// Calls `visit` with the name of each parameter of each model, its values, and its averaged gradient, which is
+  /// undefined if there is none. If there are several models, their names begin with "0/", "1/" … Collective.
   void for_each_parameter(const std::function<void(const std::string& name, const at::Tensor& values,
                                                    const at::Tensor& gradient)>& visit) const;
-  /// True inside join(), where the other workers may be at another boundary.
+  /// True inside join(), where the other workers may be at other boundaries.
   bool any_joined() const;
   void finish_abandoned_rounds() const;
-  /// True if an average of gradients has brought the news that a worker was asked to stop.
+  /// True if a worker had been asked to stop, as the last average of gradients has told.
   bool any_stop_requested() const;
   /// True if no model has gradients that an optimizer has yet to step with.
   bool have_no_gradient_to_save() const;
-  /// The parameters whose gradients are averaged.
+  /// Returns the parameters of all models whose gradients are averaged.
   std::set<const void*> averaged_parameters() const;
-  /// Adds to `state` the gradients that an optimizer has yet to step with, averaged over the workers, and the weights
-  /// that they were multiplied by if the program gives any. Changes no .grad. Collective.
+  /// Adds to `state` the gradients that an optimizer has yet to step with, averaged over the workers, and their weights
+  /// if the program gives any. Changes no .grad. Collective.
   void add_gradients(StateDict& state, const StateEntries& entries, const Communicator& control) const;
-  /// Sets the .grad of the State's parameters to what was saved, and removes those that were not; of models that are
-  /// not prepared yet, when they are.
+  /// Sets the .grad of the State's parameters to the saved gradients, and removes .grad where none was saved. For
+  /// models that are prepared later, this happens when they are prepared.
   void restore_gradients(const StateEntries& entries, state::SavedGradients saved, int workers);
 
  private:
   /// Gradients of a checkpoint for models that are not prepared yet.
   struct Restored {
     state::ParameterPaths paths;
-    std::vector<WeakTensor> parameters;  ///< of `paths`: the addresses of those that have died name no others
-    state::SavedGradients saved;         ///< those that no model has got yet
+    std::vector<WeakTensor> parameters;  ///< the State's parameters; held so that no other tensor gets their addresses
+    state::SavedGradients saved;         ///< saved gradients that no model has received yet
     int workers;
   };
   void restore_gradients_of(const gradients::DataParallel& model);

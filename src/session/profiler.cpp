@@ -14,17 +14,18 @@
 namespace muster::detail::session {
 namespace {
 
-constexpr std::size_t most_events = std::size_t{1} << 16;  ///< of a rank
+constexpr std::size_t most_events = std::size_t{1} << 16;  ///< greatest number of events of one rank
 constexpr std::int64_t default_first = 11, default_count = 10;
 constexpr int tag = 1;
 
-/// Waits for the request, which keeps the memory: if the wait throws, MPI may still use it.
+/// Waits for the request. If the wait throws, the request keeps the memory, since MPI may still use it.
 void finish_request(comm::Request request, std::shared_ptr<void> memory) {
   request.keep(std::move(memory));
   request.wait();
 }
 
-/// Returns the texts of all ranks on rank 0, which receives one after the other, and nothing elsewhere. Collective.
+/// Returns the texts of all ranks on rank 0, which receives one after the other; returns nothing on the other ranks.
+/// Collective.
 std::vector<std::string> gather(const Communicator& ranks, std::string text) {
   using comm::Dtype;
   comm::Collectives collectives(ranks);
@@ -56,25 +57,25 @@ Profiler::Profiler(const ProfileConfig& config, std::filesystem::path run, const
       clocks_at_begin_(comm::measure_clock_offsets(workers_)) {}
 
 Profiler::~Profiler() {
-  if (state_ == State::recording || state_ == State::after) watch::take_trace();
+  if (stage_ == Stage::recording || stage_ == Stage::after) watch::take_trace();
 }
 
 void Profiler::begin_step(std::int64_t step) {
-  if (state_ == State::after || state_ == State::written) return;
+  if (stage_ == Stage::after || stage_ == Stage::written) return;
   if (last_ == 0) {
     first_ = config_.last_step == 0 ? step - 1 + default_first : config_.first_step;
     last_ = config_.last_step == 0 ? first_ - 1 + default_count : config_.last_step;
   }
-  if (state_ == State::recording)
+  if (stage_ == Stage::recording)
     watch::record_until_now({.name = "step", .begin_ns = step_begin_ns_, .number = step_});
-  if (step > last_ && state_ == State::recording) stop();
-  if (step > last_) state_ = State::after;
+  if (step > last_ && stage_ == Stage::recording) stop();
+  if (step > last_) stage_ = Stage::after;
   step_ = step;
   if (step < first_ || step > last_) return;
-  if (state_ == State::before) {
+  if (stage_ == Stage::before) {
     watch::start_trace(most_events);
     phases_.emplace(config_.operators);
-    state_ = State::recording;
+    stage_ = Stage::recording;
   }
   step_begin_ns_ = watch::trace_begin();
   phases_->begin_step();
@@ -83,21 +84,21 @@ void Profiler::begin_step(std::int64_t step) {
 void Profiler::stop() {
   watch::stop_trace();
   phases_.reset();
-  state_ = State::after;
+  stage_ = Stage::after;
 }
 
 void Profiler::write_if_over() {
-  if (state_ == State::written) return;
-  if (workers_.all_reduce(std::int64_t{state_ == State::after}, ReduceOp::max) != 0) write();
+  if (stage_ == Stage::written) return;
+  if (workers_.all_reduce(std::int64_t{stage_ == Stage::after}, ReduceOp::max) != 0) write();
 }
 
 void Profiler::finish() {
-  if (state_ != State::written) write();
+  if (stage_ != Stage::written) write();
 }
 
 void Profiler::write() {
-  if (state_ == State::recording) stop();
-  state_ = State::written;
+  if (stage_ == Stage::recording) stop();
+  stage_ = Stage::written;
   const auto clocks = comm::measure_clock_offsets(workers_);
   const auto texts = gather(workers_, observe::pack_trace(watch::take_trace()));
   if (workers_.rank() != 0) return;

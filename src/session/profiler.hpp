@@ -1,4 +1,4 @@
-// Records some steps of training, and writes their trace (RunConfig::profile).
+// Records some steps of training and writes a trace of them (RunConfig::profile).
 #pragma once
 
 #include "comm/clock_offset.hpp"
@@ -13,7 +13,7 @@
 
 namespace muster::detail::session {
 
-/// Begins and ends the recording, and gathers the events of all ranks at the next report.
+/// Starts and stops recording on this rank, and gathers the events of all ranks at the next report.
 class Profiler {
  public:
   /// Collective over the workers.
@@ -22,15 +22,15 @@ class Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  /// Call when this step begins, on the thread that trains.
+  /// Call it when this step begins, on the thread that trains.
   void begin_step(std::int64_t step);
-  /// Writes the trace when a worker has come to the step after the last one. Collective.
+  /// Writes the trace if any worker has passed the last step to record. Collective.
   void write_if_over();
-  /// Writes what was recorded; warns if that is nothing. Collective.
+  /// Writes the events recorded so far; logs a warning if there are none. Collective.
   void finish();
 
  private:
-  enum class State { before, recording, after, written };
+  enum class Stage { before, recording, after, written };
 
   void stop();
   void write();
@@ -39,10 +39,10 @@ class Profiler {
   const std::filesystem::path run_;
   const Communicator workers_;
   const std::vector<comm::ClockOffset> clocks_at_begin_;
-  State state_ = State::before;
-  std::int64_t first_ = 0, last_ = 0;          ///< steps
-  std::int64_t step_ = 0, step_begin_ns_ = 0;  ///< the step that has begun
-  std::optional<StepPhases> phases_ = {};      ///< while steps are recorded
+  Stage stage_ = Stage::before;
+  std::int64_t first_ = 0, last_ = 0;          ///< the steps to record; 0 until the first step
+  std::int64_t step_ = 0, step_begin_ns_ = 0;  ///< the current step, and when it began
+  std::optional<StepPhases> phases_ = {};      ///< set while steps are recorded
 };
 
 }  // namespace muster::detail::session

@@ -22,12 +22,12 @@ std::vector<at::Generator> generators(at::Device device) {
   return all;
 }
 
-/// Seeds torch with stream number `stream` of this seed.
+/// Seeds torch's generators; each stream of a seed gives other numbers.
 void seed_stream(std::uint64_t seed, int stream) {
   at::manual_seed(scrambled(scrambled(seed) + static_cast<std::uint64_t>(stream)));
 }
 
-/// The seed that was given to enable_reproducibility().
+/// The seed given to enable_reproducibility(); none if it was not called.
 std::optional<std::uint64_t> seed_of_all;
 
 }  // namespace
@@ -77,7 +77,7 @@ void MicroBatchGenerators::restore(const std::string& states, int saved_ranks, i
   switch_to(-1);
   const auto size = rank_state_.size();
   if (states.size() != static_cast<std::size_t>(share_.total + saved_ranks) * size) return;
-  const int of_rank = share_.total / saved_ranks;  // micro-batches of each rank that saved
+  const int of_rank = share_.total / saved_ranks;  // micro-batches of each rank that has saved
   const auto state_at = [&](int index) { return states.substr(static_cast<std::size_t>(index) * size, size); };
   for (int i = 0; i < share_.count; ++i) {
     const int micro_batch = share_.first + i, rank_states_before = micro_batch / of_rank;
@@ -93,7 +93,7 @@ void set_generator_state(const std::string& state, at::Device device) {
   for (auto& generator : generators(device)) {
     const std::lock_guard lock(generator.mutex());
     const auto size = static_cast<std::size_t>(generator.get_state().numel());
-    if (from + size > state.size()) return;  // saved without this device
+    if (from + size > state.size()) return;  // the state was saved without this device
     auto bytes = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
     std::memcpy(bytes.mutable_data_ptr(), state.data() + from, size);
     generator.set_state(bytes);

@@ -1,5 +1,5 @@
 // A report: reduces metrics over the workers, saves a checkpoint if there is something to save, gives the observers a
-// row, and stops the run if a worker was asked to.
+// row, and stops the run if a worker was asked to stop.
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "checkpoint/files/validation_file.hpp"
@@ -31,15 +31,15 @@ namespace {
 struct Contribution {
   Json metrics;
   bool has_state = false;
-  bool has_checkpoint = false;  ///< a Checkpoint of the user's own
+  bool has_checkpoint = false;  ///< true if the worker gives a Checkpoint of the program's own
   bool asked_to_stop = false;
-  bool writing = false;           ///< the last checkpoint is still being written
-  bool has_callbacks = false;     ///< which may want to end training
-  bool validation = false;        ///< a validation of the checkpoint is asked for
+  bool writing = false;           ///< true if the last checkpoint is still being written
+  bool has_callbacks = false;     ///< true if callbacks may end training
+  bool validation = false;        ///< true if the checkpoint is to be validated
   std::string name = {};          ///< the checkpoint's name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
-  Json passes = {};  ///< as of SamePasses::noted()
+  Json passes = {};  ///< SamePasses::noted()
   std::int64_t global_step = 0;
   Json rates = {};  ///< optim::LastRates
 
@@ -57,15 +57,16 @@ struct Contribution {
   }
 };
 
-/// The metrics of each rank without their weights.
+/// Removes the weights from the metrics of each rank.
 std::vector<Json> without_weights(std::vector<Json> of_ranks) {
   for (auto& metrics : of_ranks)
     for (auto& [name, value] : metrics.items()) value = Json(std::move(value[0]));
   return of_ranks;
 }
 
-/// Throws an Error if two ranks have stepped with other learning rates, so that their weights drift apart. A rank that
-/// has left its loop early has taken fewer steps, and fewer of its schedule. NaN on all ranks is no difference.
+/// Throws an Error if two ranks have stepped with different learning rates, since their weights would drift apart.
+/// Optimizers with different numbers of steps are not compared: a rank may have left its loop early. NaN on both ranks
+/// counts as equal.
 void require_same_rates(const std::vector<Contribution>& of_ranks) {
   const auto& first = of_ranks.front().rates;
   for (std::size_t rank = 1; rank < of_ranks.size(); ++rank)
@@ -84,7 +85,7 @@ void require_same_rates(const std::vector<Contribution>& of_ranks) {
     }
 }
 
-/// Takes this worker's times since they were taken for the last report.
+/// Returns this worker's times since the last call.
 observe::RankTimes take_times(TrainingProgress& progress) {
   using Seconds = std::chrono::duration<double>;
   const auto now = TrainingProgress::Clock::now();
@@ -97,7 +98,7 @@ observe::RankTimes take_times(TrainingProgress& progress) {
           .save = Seconds(use.save).count()};
 }
 
-/// The row of the current report: the reduced metrics and the progress of training.
+/// Returns the row of the current report: the reduced metrics and how far training has come.
 Json with_progress(Json metrics, const TrainingProgress& progress, int world_size) {
   const double seconds = std::chrono::duration<double>(TrainingProgress::Clock::now() - progress.last_report).count();
   const auto samples = progress.steps->samples_since_report;
@@ -120,7 +121,7 @@ Json with_progress(Json metrics, const TrainingProgress& progress, int world_siz
               "Report with the state " + when);
 }
 
-/// Throws an Error if the positions of the open passes cannot be saved.
+/// Throws an Error if the position of an open pass cannot be saved.
 void require_positions(const step::Steps& steps) {
   if (const auto* pass = steps.find_unresumable_pass())
     pass->plan.is_stream() ? refuse_state("the stream \"" + pass->name + "\"", "its position", "after the pass")
@@ -146,7 +147,7 @@ void require_positions(const step::Steps& steps) {
               "torch::NoGradGuard; session.step(batch) still weighs its batches");
 }
 
-/// Checks that a report may be made now.
+/// Throws an Error if no report may be made now.
 void require_reportable(SessionState& session, bool has_state) {
   session.stopper.begin_report();
   if (session.bad_numbers) {
@@ -159,14 +160,15 @@ void require_reportable(SessionState& session, bool has_state) {
                 "With virtual workers, report after the last batch of a step");
 }
 
-/// What a report changes before its checkpoint is committed, as it was before.
+/// What a report changes before its checkpoint is committed, copied so that it can be undone.
 struct Before {
   TrainingProgress progress;
   EpochEnd epoch_end;
   std::int64_t last_complete = -1;
   bool score_reported = false;
-  std::filesystem::path newest = {};                  ///< the newest checkpoint
-  std::vector<std::function<void()>> schedules = {};  ///< each sets back an optimizer or a scheduler of the State
+  std::filesystem::path newest = {};  ///< path of the newest checkpoint
+  /// each undoes the change of an optimizer or a scheduler of the State
+  std::vector<std::function<void()>> schedules = {};
 };
 
 Before before_report(const SessionState& session, const std::shared_ptr<const StateEntries>& reported) {
@@ -182,48 +184,49 @@ Before before_report(const SessionState& session, const std::shared_ptr<const St
   return before;
 }
 
-/// What all workers have given together. The same on each of them.
+/// What all workers together have given to a report; the same on each of them.
 struct Combined {
-  std::vector<Json> metrics = {};  ///< of each rank, weighted
+  std::vector<Json> metrics = {};  ///< [ranks], each with its weight
   bool has_state = false;
-  bool has_checkpoint = false;  ///< a Checkpoint of the user's own
+  bool has_checkpoint = false;  ///< true if any worker gives a Checkpoint of the program's own
   bool validates = false;
-  bool is_saving = false;  ///< the checkpoint before is still being written
+  bool is_saving = false;  ///< true if the last checkpoint is still being written
   bool has_callbacks = false;
-  std::vector<observe::RankTimes> times = {};   ///< of each rank, since the last report
-  std::vector<std::int64_t> memory_bytes = {};  ///< of each rank
+  std::vector<observe::RankTimes> times = {};   ///< [ranks], since the last report
+  std::vector<std::int64_t> memory_bytes = {};  ///< [ranks]
 };
 
-/// One report. It has something to do with each part of the session.
+/// Makes one report. It uses every part of the session.
 class Report {
  public:
   Report(SessionState& session, const ReportInput& input)
       : session_(session), input_(input), before_(before_report(session, input.entries)) {}
 
-  /// Collective.
+  /// Makes the report, and ends the attempt if it must. Collective.
   void make();
 
  private:
   /// Checks the input of all workers and combines it. Collective.
   Combined exchange();
-  /// Collective.
+  /// Throws an Error if a callback decides by a metric that only the validation would give, too late. Collective.
   void require_own_metrics() const;
-  /// Waits for the checkpoint that is being written, if it must be over. True if this report saves one. Collective.
+  /// Waits for the save in the background, if this report cannot go on without. True if this report saves a checkpoint.
+  /// Collective.
   bool wait_for_save_before();
-  /// The row of this report, the same on all workers. Collective.
+  /// Returns the row of this report, the same on all workers. Collective.
   Json make_row();
-  /// Gives the observers the values of all parameters and gradients, if that is asked for. Collective.
+  /// Gives the observers the values of all parameters and gradients, if a histogram is due. Collective.
   void log_histograms();
-  /// Saves and adds the checkpoint's name to the row. Collective.
+  /// Saves, and puts the checkpoint's name into the row. Collective.
   Checkpoint save();
-  /// All that may fail. Collective.
+  /// Does everything of a report up to the save. If this fails, make() undoes it. Collective.
   void try_to_make();
   bool has_committed() const;
-  /// Sets back what a report has changed that has failed, unless its checkpoint is committed.
+  /// Undoes what this report has changed.
   void set_back() noexcept;
-  /// Gives the observers the row, and the validation its request.
+  /// Gives the observers the row, and requests the validation.
   void announce();
-  /// Tells of validations that have ended, which callbacks may answer with an exception.
+  /// Tells the observers about validations that have ended. A callback may throw then.
   void poll_validations();
 
   SessionState& session_;
@@ -232,7 +235,7 @@ class Report {
   Combined all_ = {};
   Json row_ = {};
   bool saves_ = false;
-  bool has_begun_to_save_ = false;  ///< its own checkpoint, not that of the report before
+  bool has_begun_to_save_ = false;  ///< true if this report's own save has begun
   std::optional<Checkpoint> saved_ = {};
 };
 
@@ -297,9 +300,9 @@ Combined Report::exchange() {
   return all;
 }
 
-/// Where all ranks train, validations end after training, and no callback can decide by what they give.
+/// If all ranks train, validations run after training, so no callback can decide by their metrics.
 void Report::require_own_metrics() const {
-  comm::run_on_root(session_.workers.control, [&] {  // the first worker's callbacks know the validations
+  comm::run_on_root(session_.workers.control, [&] {  // only the first worker's callbacks learn of validations
     if (!session_.epoch_end.is_complete()) return;   // a later report of this epoch may have the metric
     if (const auto metric = session_.outputs.observers.callbacks().awaited_metric(row_); !metric.empty())
       throw Error(ExitCode::usage, "deciding by \"" + metric + "\" when training ends",
@@ -360,7 +363,7 @@ Checkpoint Report::save() {
   if (session_.bad_numbers) session_.bad_numbers->note_checkpoint();
   if (input_.entries) {
     session_.gradients.watch(*input_.entries);
-    // Operators change their own entries, such as the history of calls, after their reports.
+    // Not for an operator's report: after it, the operator changes entries of its own, such as the history of calls.
     if (progress.steps->epoch.call < 0) session_.saved_values.note(input_.entries);
     progress.unfinished_pass.dataset = session_.data.pass_positions->name_of_unfinished_pass();
     progress.unfinished_pass.step = progress.steps->global_step;
@@ -387,7 +390,7 @@ void Report::try_to_make() {
   all_ = exchange();
   saves_ = wait_for_save_before();
   if (outputs.newest) before_.newest = outputs.newest->path();
-  // Asked for only now, since the save before may have failed.
+  // The callbacks are asked after wait_for_save_before(), since that may throw.
   if (all_.has_callbacks)
     all_.metrics = comm::run_on_all(
         control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input_.metrics)); });
@@ -408,7 +411,7 @@ void Report::try_to_make() {
   saved_ = save();
 }
 
-/// True if a report that has thrown has committed its checkpoint: a callback has thrown after that.
+/// True if this report, which has thrown, has committed its checkpoint; then a callback has thrown afterwards.
 bool Report::has_committed() const {
   const auto& newest = session_.outputs.newest;
   return newest && newest->path() != before_.newest;
@@ -431,7 +434,7 @@ void Report::make() {
     if (has_begun_to_save_ && has_committed()) {
       row_["checkpoint_dir_name"] = session_.outputs.newest->path().filename().string();
       if (input_.entries) session_.stopper.note_state(input_.entries);
-      // What an observer throws here is logged, so that it does not hide the error of the report.
+      // Exceptions of observers are only logged here, so that the report's own error is thrown.
       session_.outputs.observers.tell_and_log_errors("a report", &observe::Observer::report, row_,
                                                      session_.progress.epoch_count);
       session_.progress.end_report();

@@ -29,10 +29,10 @@
 namespace muster::detail::session {
 namespace {
 
-/// The checkpoint that --resume PATH names: PATH itself, or the newest whole checkpoint of the run at PATH.
+/// Returns the checkpoint that --resume PATH names: PATH itself, or the newest intact checkpoint of the run at PATH.
 Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& control) {
   return Checkpoint::from_directory(comm::run_on_root(control, [&] {
-    // Resolved once for all ranks, since a name may move.
+    // One rank resolves links for all ranks, since a link may be moved meanwhile.
     if (const auto folder = checkpoint::without_links(path);
         std::filesystem::exists(status_of(folder / "manifest.json")))
       return folder.string();
@@ -52,7 +52,7 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
   }));
 }
 
-/// Logs that --resume PATH is ignored, since the run has checkpoints of its own.
+/// Logs that --resume PATH is ignored, since the run has a checkpoint of its own.
 void say_not_taken(const std::filesystem::path& path, const std::filesystem::path& newest) {
   std::error_code ignored;
   const auto text = "the run goes on from its own " + newest.filename().string() + ", not from " + path.string();
@@ -62,14 +62,14 @@ void say_not_taken(const std::filesystem::path& path, const std::filesystem::pat
     log::warn(text + ", which is not there");
 }
 
-/// A checkpoint of this run that --resume PATH names, by whatever name the run's folder is reached.
+/// Whether --resume PATH names a checkpoint of this run, whatever path leads to the run's folder.
 struct OwnCheckpoint {
-  bool is_own = false;         ///< false: PATH names something else
-  std::optional<int> index{};  ///< none if the run has gone back to it already
-  std::string name = {};       ///< its name in the run, or the path of a link elsewhere that leads to it
+  bool is_own = false;         ///< false if PATH names something else
+  std::optional<int> index{};  ///< the checkpoint's index; none if the run has gone back to it already
+  std::string name = {};       ///< the checkpoint's name in the run; or the path, if PATH is a link from elsewhere
 };
 
-/// Collective.
+/// Finds out what PATH names. Throws an Error if it is in the run's folder but no checkpoint. Collective.
 OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFolder& run, const Communicator& control,
                              const checkpoint::CheckpointStore& store) {
   namespace fs = std::filesystem;
@@ -78,7 +78,7 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFo
     const auto is_in_run = [&](const fs::path& one) {
       return one.parent_path() == run.path() || fs::equivalent(one.parent_path(), run.path(), ignored);
     };
-    // The path may be a link: a report's checkpoint_dir_name, or one elsewhere.
+    // The path may be a link: a name that a report gave its checkpoint, or a link from elsewhere.
     const auto target = fs::canonical(path, ignored);
     if (!is_in_run(path) && (target.empty() || !is_in_run(target))) return false;
     if (store.has_rolled_back(is_in_run(path) ? path.filename().string() : path.string())) return true;
@@ -93,15 +93,16 @@ OwnCheckpoint own_checkpoint(const std::filesystem::path& path, const run::RunFo
   return {.is_own = true, .index = found[0].get<int>(), .name = found[1]};
 }
 
-/// The checkpoint to go on from: the run's own newest, else --resume PATH, else resume_from_checkpoint. Goes back to an
-/// older one of the run first if --resume PATH names it. Collective.
+/// Returns the checkpoint to resume from: the run's newest; if it has none, that of --resume PATH; else
+/// resume_from_checkpoint. If --resume PATH names an older checkpoint of the run, first rolls back to it. Collective.
 std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved, const run::RunFolder& run,
                                             const Communicator& control, checkpoint::CheckpointStore& store) {
   const auto& flags = resolved.flags;
   const auto path = flags.resume == Resume::path ? run::absolute_path(flags.resume_path) : std::filesystem::path();
   const bool named =
       !path.empty() && !comm::run_on_root(control, [&] { return run.is_in_run_of_earlier_trainer(path); });
-  // A checkpoint of this run means to go back to it. Any other is only for a run that has no checkpoint yet.
+  // PATH as a checkpoint of this run means to go back to it. Any other PATH only counts if the run has no checkpoint
+  // yet.
   const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
   if (own.index) store.roll_back(*own.index, own.name);
   if (auto newest = store.newest()) {
@@ -134,7 +135,7 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   return seed;
 }
 
-/// Tells the history which earlier checkpoints led to this one, from which the run goes on.
+/// Tells the history which earlier checkpoints are ancestors of checkpoint `index`, from which the run resumes.
 void set_course(observe::AttemptStart& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
   moment.was_given_up = std::ranges::any_of(
       rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.last_index; });
@@ -144,8 +145,8 @@ void set_course(observe::AttemptStart& moment, int index, std::vector<checkpoint
   };
 }
 
-/// Loads entries from a checkpoint that no run has saved. Warns of entries that it does not hold. True if it loaded
-/// any.
+/// Loads entries from a checkpoint that no run has saved. Warns about entries that the checkpoint lacks. True if it has
+/// loaded any.
 bool restore_what_is_there(const StateEntries& entries, const checkpoint::RestoredCheckpoint& content,
                            const std::filesystem::path& path, const WorkerContext& workers) {
   StateEntries there;
@@ -184,12 +185,12 @@ void Resumer::resume() {
     preprocessor = content_->position.preprocessor;
     had_preprocessor = content_->position.has_preprocessor;
     outputs_.score_reported = content_->metrics.contains(outputs_.config.checkpoint_score_attribute);
-    // Another run's reports and training time do not count for this run.
+    // The reports and the training time of another run do not count for this run.
     if (own) moment = restore_position(*content_);
   }
   outputs_.observers.start(workers_.control, moment);
   if (outputs_.validation != nullptr) {
-    outputs_.score_reported = true;  // a validation may give it
+    outputs_.score_reported = true;  // a validation may still give the score
     if (workers_.is_first())
       outputs_.store->set_keep_predicate(
           [waiting = outputs_.validation](std::int64_t report) { return waiting->awaits_result(report); });
@@ -217,7 +218,7 @@ observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckp
   progress_.training_iteration = content.position.training_iteration;
   progress_.seconds_in_earlier_jobs = content.position.time_total_s;
   auto row = content.metrics;
-  // A checkpoint that was saved between two reports has no row.
+  // A checkpoint that was saved between two reports has no row in its metrics.
   if (row.contains("training_iteration"))
     row["checkpoint_dir_name"] = path.filename().string();
   else
@@ -232,7 +233,7 @@ observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckp
       set_course(moment, *index, outputs_.store->rollbacks());
   });
   callback_states_ = content.position.callbacks;
-  // A job that was killed after the save may not have made the link.
+  // A job that was killed after the save may not have made the link, so take_up() makes it.
   if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
       name.is_string() && !problem_with_name(name))
     name_ = name;
@@ -240,8 +241,8 @@ observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckp
 }
 
 void Resumer::take_up() {
-  if (taken_up_ || !checkpoint_) return;  // a run that starts anew has nothing to confirm
-  comm::wait_for_all(workers_.control);   // no rank has refused the start
+  if (taken_up_ || !checkpoint_) return;  // without a checkpoint there is nothing to confirm
+  comm::wait_for_all(workers_.control);   // now no rank can refuse the start
   outputs_.store->confirm_rollback();
   comm::run_on_root(workers_.control, [&] {
     if (!name_.empty()) link_name(checkpoint_->path(), name_);
@@ -278,7 +279,7 @@ bool Resumer::is_between_passes(const state::TrainingPosition& position) {
     try {
       return read_json(checkpoint_->path().parent_path() / run_names::passes).at("passes_before_more");
     } catch (const std::exception&) {
-      return 0;  // the run knows of no such epoch
+      return 0;  // the run has recorded no such number
     }
   });
   auto& epoch = progress_.steps->epoch;
@@ -291,7 +292,7 @@ bool Resumer::is_between_passes(const state::TrainingPosition& position) {
 bool Resumer::restore(const StateEntries& entries) {
   has_warned_ = true;
   if (!checkpoint_) return false;
-  // Released at the end of this function: its tensors are views of a file that may be pruned later.
+  // Released when this function ends: the tensors are views of a file that may be pruned later.
   auto saved = content_ ? *std::exchange(content_, {}) : read_again();
   const auto gradients = state::take_gradients(saved.state, saved.world_size);
   const auto& position = saved.position;

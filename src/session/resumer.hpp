@@ -1,4 +1,4 @@
-// Resuming: chooses the checkpoint that a session goes on from, and restores it. The inverse is saver.hpp.
+// Resuming: chooses the checkpoint that a session resumes from, and restores it. saver.hpp is the inverse.
 #pragma once
 
 #include "checkpoint/store.hpp"
@@ -20,8 +20,8 @@
 
 namespace muster::detail::session {
 
-/// Chooses the checkpoint to go on from and restores the session from it. Many members: the parts of the session that
-/// it fills, and what the checkpoint holds until they take it up.
+/// Chooses the checkpoint to resume from, and restores the session from it. Many members: the parts of the session that
+/// it restores, and contents of the checkpoint that are needed later.
 class Resumer {
  public:
   Resumer(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
@@ -35,36 +35,36 @@ class Resumer {
         models_(models),
         epoch_end_(epoch_end) {}
 
-  /// Chooses the checkpoint to go on from, and restores counters, history and preprocessor from it. Changes nothing in
-  /// the run's folder, since the start may still be refused. Collective.
+  /// Chooses the checkpoint, and restores counters, history and preprocessor from it. Changes nothing in the run's
+  /// folder, since the start may still be refused. Collective.
   void resume();
-  /// Called once a start can no longer be refused: after a restore, or at the latest with the first report or save or
-  /// the end of training. Only now the run's folder changes: the rollback is confirmed, the checkpoint gets its name,
-  /// and validations go on. Collective.
+  /// Called when the start can no longer be refused: after a restore, or at the latest with the first report or save or
+  /// at the end of training. Only now the run's folder changes: the rollback is confirmed, the checkpoint gets its
+  /// name, and pending validations are requested. Does nothing at further calls. Collective.
   void take_up();
-  /// Throws an Error if a report has saved since the run was started.
+  /// Throws an Error if a report has saved a checkpoint since this attempt began.
   void require_nothing_saved() const;
-  /// State::restore(): loads the entries, gradients that wait for a step, the epoch, the position in the data and the
-  /// random state. True if there was something to load. Collective.
+  /// Implements State::restore(): loads the entries, the gradients that wait for a step, the epoch, the position in the
+  /// data and the random state. True if there was something to load. Collective.
   bool restore(const StateEntries& entries);
 
-  /// The checkpoint that this attempt goes on from.
+  /// The checkpoint that this attempt resumes from; none if it starts anew.
   const std::optional<Checkpoint>& checkpoint() const noexcept { return checkpoint_; }
-  /// The callbacks' states in it, if it is this run's. The second call returns null.
+  /// Returns the states of callbacks in the checkpoint, if it is this run's. Further calls return null.
   Json take_callback_states() { return std::exchange(callback_states_, {}); }
-  /// The training function has called get_checkpoint(), so it may load the checkpoint itself.
+  /// Called when the training function has called get_checkpoint(): it may load the checkpoint itself.
   void note_given_to_user() noexcept { was_given_to_user_ = true; }
-  /// Warns once, at the first batch or the first report with a state, if the run goes on from a checkpoint but the
-  /// training function has not restored everything from it.
+  /// Warns once if there is a checkpoint to resume from but the training function has not restored everything from it.
+  /// Called at each batch, and at each report with a State.
   void warn_of_unrestored_state(bool reports_state);
 
  private:
-  /// Takes counters, last row and callbacks from this run's checkpoint. Collective.
+  /// Restores counters, the last row and the callbacks' states from this run's checkpoint. Collective.
   observe::AttemptStart restore_position(const checkpoint::RestoredCheckpoint& content);
-  /// True if the checkpoint was saved between two passes of its epoch, which the run has learned only afterwards.
-  /// Collective.
+  /// True if the checkpoint was saved between two passes of its epoch. The checkpoint itself may say that the epoch was
+  /// complete, since only later the run has learned of further passes. Collective.
   bool is_between_passes(const state::TrainingPosition& position);
-  /// Reads the checkpoint once more. An Error (ExitCode::retry) if it is not the same any more. Collective.
+  /// Reads the checkpoint again. Throws an Error (ExitCode::retry) if it has changed. Collective.
   checkpoint::RestoredCheckpoint read_again();
 
   const run::ResolvedOptions& resolved_;
@@ -75,15 +75,15 @@ class Resumer {
   Outputs& outputs_;
   PreparedModels& models_;
   EpochEnd& epoch_end_;
-  // Sixteen members: the eight above are what is restored, those below belong to the checkpoint.
+  // Sixteen members: those above are restored or read; those below belong to the checkpoint.
   std::optional<Checkpoint> checkpoint_ = {};
   std::optional<checkpoint::RestoredCheckpoint> content_ = {};
-  std::uint32_t manifest_checksum_ = 0;  ///< of its manifest, when it was chosen
-  std::string name_ = {};                ///< the name that a report of this run gave it; may be empty
+  std::uint32_t manifest_checksum_ = 0;  ///< CRC-32 of the checkpoint's manifest when it was chosen
+  std::string name_ = {};                ///< the name that a report has given the checkpoint; may be empty
   Json callback_states_ = {};
   bool taken_up_ = false;
   bool was_given_to_user_ = false;
-  bool has_warned_ = false;  ///< the warning that something begins again was given, or is not needed
+  bool has_warned_ = false;  ///< true if warn_of_unrestored_state() has warned, or need not warn any more
 };
 
 }  // namespace muster::detail::session

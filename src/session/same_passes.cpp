@@ -13,7 +13,7 @@
 namespace muster::detail::session {
 namespace {
 
-/// Compares the pass `name` of two ranks that have made it.
+/// Throws an Error if two ranks have made the pass `name` with different options.
 void require_same(const std::string& name, const Json& first, std::size_t first_rank, const Json& other,
                   std::size_t rank) {
   for (const auto& [option, value] : first.items())

@@ -1,4 +1,4 @@
-// Notices that values of a State change behind the report that has saved them, where a resumed run would lose the
+// Notices that the program has changed values of a State after the report that saved them; a resumed run would lose the
 // change.
 #pragma once
 
@@ -11,20 +11,20 @@
 
 namespace muster::detail::session {
 
-/// Notices values of a State that change after the report that saved them. Compares until the next batch begins, since
-/// much changes by itself after that. What a program changes between the begin of an epoch and its first batch, a
-/// resumed run changes again.
+/// Notices values of a State that change after the report that saved them. It compares only until the next batch
+/// begins, since training changes values after that. Changes between the begin of an epoch and its first batch do not
+/// count: a resumed run makes them again.
 class SavedValues {
  public:
-  /// Call when a report has saved the State. It is compared for as long as it lives.
+  /// Call it when a report has saved the State. The State is only compared while it lives.
   void note(const std::shared_ptr<const StateEntries>& entries);
-  /// Compares once: warns if a value has changed since note(). `warns`: false on all workers but one.
+  /// Warns if a value has changed since note(), then forgets the State. `warns`: true on one worker only.
   void compare(bool warns);
   void forget() noexcept { entries_.reset(); }
 
  private:
   std::weak_ptr<const StateEntries> entries_;
-  std::map<std::string, Json> values_;  ///< by the entry's name
+  std::map<std::string, Json> values_;  ///< by name of the entry
 };
 
 }  // namespace muster::detail::session

@@ -22,7 +22,7 @@
 namespace muster::detail::session {
 namespace {
 
-/// Throws if a parameter holds the average of an EMA, since a run that resumed from it would train other weights.
+/// Throws an Error if a parameter holds the average of an EMA: a run that resumes from it would train other weights.
 void require_own_weights(const StateEntries& entries) {
   for (const auto& [name, entry] : entries)
     for (const auto& [path, parameter] : entry.object()->parameters())
@@ -32,7 +32,7 @@ void require_own_weights(const StateEntries& entries) {
                     "End the scope of EMA::apply() before the report");
 }
 
-/// Returns the state if JSON can hold it.
+/// Returns the state. Throws an Error if JSON cannot hold it.
 Json require_lossless(Json state, const std::string& of) {
   require_json_lossless(state, of, "Let its state() keep it as null");
   return state;
@@ -69,7 +69,7 @@ state::TrainingPosition Saver::training_position(bool of_report) const {
           .several_reports = epoch_end_.has_several_reports(),
           .passes_before_more = steps.epoch.passes_before_more,
           .global_step = steps.global_step,
-          .samples_since_report = of_report ? 0 : steps.samples_since_report,  // a report has already counted them
+          .samples_since_report = of_report ? 0 : steps.samples_since_report,  // a report has counted them already
           .time_total_s = progress_.total_seconds(),
           .seed = workers_.seed,
           .threads_per_worker = resolved_.threads_per_worker,
@@ -81,7 +81,7 @@ state::TrainingPosition Saver::training_position(bool of_report) const {
 
 void Saver::merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const {
   if (given) contents.directory = given->path();
-  // The entries of a checkpoint that from_dict() made become part of this one.
+  // Entries of a checkpoint that from_dict() has made become part of the new checkpoint.
   for (auto merged = checkpoint::merge_entries(workers_.control, given);
        const auto& [name, value] : merged.values.items()) {
     if (contents.state.values.contains(name)) {
@@ -109,7 +109,7 @@ Checkpoint Saver::save(const Contents& what) {
     if (workers_.is_first()) run_.require_not_replaced();
     const auto position = training_position(!what.row.empty());
     if (position.epoch_complete) progress_.steps->epoch.last_complete = position.epoch;
-    contents.progress = to_json(position);
+    contents.position_json = to_json(position);
     if (what.entries == nullptr) return;
     require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);
@@ -133,7 +133,7 @@ Checkpoint Saver::save(const Contents& what) {
 }
 
 std::vector<ReportedCheckpoint> Saver::reported_checkpoints() const {
-  static_cast<void>(outputs_.wait_for_newest());  // waits for the checkpoint that is being written
+  static_cast<void>(outputs_.wait_for_newest());  // waits for the save in the background
   const auto all = comm::run_on_root(workers_.control, [&] {
     Json found = Json::array();
     for (const auto& info : checkpoint::intact_checkpoints(run_.path(), outputs_.store->rollbacks()))

@@ -1,4 +1,4 @@
-// Saving a session: what its checkpoints hold. The inverse is resumer.hpp.
+// Saving a session: what its checkpoints hold. resumer.hpp is the inverse.
 #pragma once
 
 #include "base/export.hpp"
@@ -23,35 +23,36 @@
 
 namespace muster::detail::session {
 
-/// Gathers what a checkpoint holds and gives it to the store.
+/// Gathers the contents of a checkpoint and gives them to the store.
 class Saver {
  public:
   Saver(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext& workers,
         const TrainingProgress& progress, const SessionData& data, Outputs& outputs, const EpochEnd& epoch_end,
         Resumer& resumer, AccumulatedGradients& gradients);
 
-  /// What a checkpoint is made of, beside the session's own progress.
+  /// What the caller gives to a checkpoint, in addition to the session's own data.
   struct Contents {
-    const StateEntries* entries = nullptr;             ///< null: no State
-    const std::optional<Checkpoint>* given = nullptr;  ///< null: no rank has given a Checkpoint
-    Json row = Json::object();                         ///< empty between two reports
-    bool must_wait = false;                            ///< the run stops, so nothing is saved in the background
-    bool leaves_out_state = false;                     ///< the run has a State, which `entries` would save
+    const StateEntries* entries = nullptr;             ///< null if there is no State
+    const std::optional<Checkpoint>* given = nullptr;  ///< null if no rank has given a Checkpoint
+    Json row = Json::object();                         ///< the report's row; empty between two reports
+    bool must_wait = false;  ///< true if the run stops afterwards, so that the save must not run in the background
+    bool leaves_out_state = false;  ///< true if the run has a State, although `entries` may be null
   };
   /// Commits a checkpoint and returns it. Collective.
   MUSTER_INTERNAL_API Checkpoint save(const Contents& what);
-  /// How long the last save() has taken before anything was written: the entries' own work.
+  /// How long the last save() has taken before anything was written: the collecting of entries.
   std::chrono::steady_clock::duration last_collect_duration() const noexcept { return collect_duration_; }
 
-  /// The optimizers whose memory an asynchronous save keeps; null without asynchronous saving.
+  /// The optimizers whose snapshots an asynchronous save uses; null without asynchronous saving.
   const std::shared_ptr<optim::SnapshotSources>& snapshot_sources() const noexcept { return snapshot_sources_; }
-  /// Session::get_all_reported_checkpoints(). Collective.
+  /// Implements Session::get_all_reported_checkpoints(). Collective.
   std::vector<ReportedCheckpoint> reported_checkpoints() const;
 
  private:
-  /// Where training is, as a checkpoint holds it.
+  /// Returns the present position of training, for a checkpoint. `of_report`: true at a report, false between two
+  /// reports.
   state::TrainingPosition training_position(bool of_report) const;
-  /// Adds the entries of the checkpoints that ranks have given. Collective.
+  /// Adds the entries of the Checkpoints that ranks have given. Collective.
   void merge_given(checkpoint::CheckpointContents& contents, const std::optional<Checkpoint>& given) const;
 
   const run::ResolvedOptions& resolved_;
@@ -65,7 +66,7 @@ class Saver {
   AccumulatedGradients& gradients_;
   std::shared_ptr<optim::SnapshotSources> snapshot_sources_;
   std::chrono::steady_clock::duration collect_duration_{0};
-  bool has_warned_ = false;  ///< that a checkpoint of files alone leaves out the State
+  bool has_warned_ = false;  ///< true if a warning has said that a checkpoint with files only leaves out the State
 };
 
 }  // namespace muster::detail::session

@@ -24,7 +24,8 @@
 
 namespace muster {
 
-/// The process groups that the backend has given the session. Defined in this file only, since c10d's header is heavy.
+/// The process groups that the backend has made for the session. Defined only in this file, since c10d's header is
+/// large.
 struct detail::session::ProcessGroups {
   /// Makes a new group over the workers. Collective.
   std::function<c10::intrusive_ptr<c10d::ProcessGroup>()> make = {};
@@ -56,7 +57,7 @@ Epochs::iterator Epochs::begin() const {
                       ". Epochs are counted over the whole run; for n more, loop over session.epochs(" +
                       std::to_string(epoch) + " + n)");
   if (epoch < count_) {
-    session_->saved_values.forget();  // a resumed run makes what changes before the loop again
+    session_->saved_values.forget();  // a resumed run repeats what the program does before the loop
     session_->data.pass_positions->enter_loop();
     session_->begin_epoch(epoch);
   } else if (current.loop == EpochLoop::none) {
@@ -106,7 +107,7 @@ Epochs::iterator& Epochs::iterator::operator++() {
 
 struct Evaluation::Saved {
   at::NoGradGuard no_grad;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // parents before children
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // parents come before their children
 };
 
 Evaluation::Evaluation(std::shared_ptr<torch::nn::Module> module) : saved_(std::make_unique<Saved>()) {
@@ -152,26 +153,26 @@ at::Tensor Session::mean(const at::Tensor& value) const {
                 "Give it a value on every worker");
   const auto type = value.scalar_type();
   const bool whole = at::isIntegralType(type, /*includeBool=*/true);
-  // The sum may overflow the type although the mean does not. So the sum is over doubles, scaled by a power of two,
-  // which is exact.
+  // The sum may overflow the type even if the mean does not. So doubles are summed, scaled by a power of two, which is
+  // exact.
   const auto wide = at::isComplexType(type) ? at::kComplexDouble : at::kDouble;
   const double scale = std::exp2(-std::ceil(std::log2(world_size())));
   std::vector<at::Tensor> tensors{value.detach().to(wide).mul(scale)};
-  process_group()->allreduce(tensors)->wait();  // not AVG: gloo does not have it
+  process_group()->allreduce(tensors)->wait();  // not AVG, since gloo does not have it
   return tensors.front().div_(world_size() * scale).to(whole ? wide : type);
 }
 
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
   const ScopedCallName prepare("prepare_model");
   state_->throw_if_ended();
-  // The ranks choose progress_thread by themselves.
+  // Not compared: progress_thread, which each rank may choose for itself.
   detail::comm::require_same_options(communicator(), "prepare_model",
                                      {{"parallel", options.parallel == Parallel::data ? "data" : "none"},
                                       {"bucket_bytes", options.bucket_bytes},
                                       {"first_bucket_bytes", options.first_bucket_bytes},
                                       {"comm_hook", options.comm_hook ? "given" : "none"},
                                       {"sync_batch_norm", options.sync_batch_norm}});
-  // A user who asks for gloo gets gloo.
+  // If the user has chosen gloo, gradients must go through gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->resolved.cpus_per_rank > at::get_num_threads();
   state_->models.add(detail::gradients::DataParallel::prepare(
@@ -180,7 +181,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
        .new_group = state_->process_groups->make,
        .steps = state_->progress.steps,
        .no_sync_depth = state_->models.no_sync_depth(),
-       // The launch of a validation that was given up may be gone.
+       // In a validation's session, stopper must not be used: the launch may be gone if the validation was given up.
        .stop_requested = [state = state_] { return state->outputs.store && state->stopper.is_asked_here(); },
        .device = get_device(),
        .share_memory = share_memory,
@@ -215,12 +216,12 @@ StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batc
 }
 
 StepScope Session::step_of(const std::shared_ptr<const detail::step::BatchWeight>& batch, double weight) const {
-  constexpr double least = 1e-9, most = 1e12;  // so that the sum over all ranks is exact
+  constexpr double least = 1e-9, most = 1e12;  // limits within which the sum over all ranks is exact
   if (!(weight == 0 || (weight >= least && weight <= most)))
     throw Error(ExitCode::usage, "weighing a batch", c10::str(weight, " is no weight"),
                 "Give what this rank's loss is a mean over, such as a number of tokens: 0, or 1e-9 to 1e12");
   auto weighted = batch ? *batch : detail::step::BatchWeight{};
-  const bool is_empty = weighted.global > 0 && weighted.local == 0;  // its row is a copy of another rank's
+  const bool is_empty = weighted.global > 0 && weighted.local == 0;  // then the batch is a copy of another rank's row
   weighted.given = is_empty ? 0 : weight;
   return step_of(std::make_shared<const detail::step::BatchWeight>(weighted));
 }
@@ -262,7 +263,7 @@ GradScaler Session::grad_scaler(const GradScalerOptions& options) const {
 
 Evaluation Session::evaluation(std::shared_ptr<torch::nn::Module> module) const {
   state_->throw_if_ended();
-  // `module` may be a part of a prepared model, or a container of several.
+  // `module` may be a part of a prepared model, or may contain several prepared models.
   std::set<const torch::nn::Module*> parts;
   for (const auto& part : module->modules()) parts.insert(part.get());
   for (const auto& prepared : state_->models.all())

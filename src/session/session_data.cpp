@@ -56,7 +56,7 @@ void SessionData::prepare_preprocessor(const Json& saved, bool own, const Commun
                   "Build the same preprocessor as the run that was saved");
     }
   } else if (fitted) {
-    // The user has fitted it, or an earlier attempt has.
+    // The user or an earlier attempt has fitted it.
   } else if (const auto train = datasets.find("train"); train != datasets.end()) {
     if (data::source_of(train->second)->is_stream())
       throw Error(ExitCode::usage, "fitting the preprocessor", "the dataset \"train\" is a stream",

@@ -15,7 +15,8 @@
 
 namespace muster::detail::session {
 
-/// The datasets: split among the workers, preprocessed, iterated over.
+/// The session's datasets: it divides them among the workers, applies the preprocessor and keeps the positions of
+/// passes.
 struct SessionData {
   std::map<std::string, Dataset> datasets;
   DataConfig config;
@@ -24,14 +25,15 @@ struct SessionData {
   std::map<std::string, std::shared_ptr<data::ShardState>> shards = {};
   bool has_warned_of_unsplit_data = false;
 
-  /// Returns the shard of that name; makes it at its first use.
+  /// Returns the shard of this name. The first call makes it.
   MUSTER_INTERNAL_API std::shared_ptr<data::ShardState> shard(const std::string& name, const WorkerContext& workers);
-  /// Loads the preprocessor's state from a checkpoint (`saved`; null: none), or fits the preprocessor unless it is
-  /// fitted, and applies it to all datasets. `own`: the checkpoint is this run's, not another run's that this one
-  /// starts from. `had_one`: whether the checkpoint was saved with a preprocessor, if that is known. Collective.
+  /// Applies the preprocessor to all datasets. Before that, loads its state from `saved`, the state in a checkpoint,
+  /// or, if that is null, fits it unless it is fitted already. `own`: true if the checkpoint is this run's, false if
+  /// this run only starts from it. `had_one`: whether the checkpoint was saved with a preprocessor, if that is known.
+  /// Collective.
   void prepare_preprocessor(const Json& saved, bool own, const Communicator& control, std::optional<bool> had_one = {});
-  /// Warns once if a confusion matrix counts each sample once per worker, since a dataset is not split. `metrics` are
-  /// those of all workers, the same on each of them.
+  /// Warns once if a confusion matrix counts each sample once per worker because a dataset is not split. `metrics`: of
+  /// all workers, the same on each of them.
   void warn_of_unsplit_data(const std::vector<Json>& metrics, const WorkerContext& workers);
 };
 

@@ -19,7 +19,7 @@
 namespace muster::detail::session {
 namespace {
 
-/// The session's callbacks on the events of a step.
+/// What a session does when a batch, an epoch or a pass begins or ends.
 class SessionStepListener final : public step::StepListener {
  public:
   explicit SessionStepListener(SessionState& session) : session_(session) {}
@@ -33,14 +33,14 @@ class SessionStepListener final : public step::StepListener {
   }
   void batch_begun(const step::OpenPass& pass) override {
     session_.attempt_end->throw_if_ended();
-    // A pass inside of another one may be of one rank alone, which looks at a batch.
+    // A pass inside of another pass is not noted: one rank alone may make it, to look at a batch.
     if (pass.batches == 1 && !session_.progress.steps->has_other_open_pass(pass.number, pass.in_loop))
       session_.same_passes.note(pass);
     if (pass.batches == 1) keep_passes_before_more();
     if (pass.batches == 1) gradients_before_[pass.number] = session_.models.gradient_count();
     session_.resumer.warn_of_unrestored_state(false);
     session_.gradients.look();
-    // Before the first batch of a pass a resumed run makes the same changes again.
+    // A resumed run repeats the changes that the program makes before the first batch of a pass.
     pass.batches > 1 ? session_.saved_values.compare(session_.workers.is_first()) : session_.saved_values.forget();
     const auto& steps = *session_.progress.steps;
     const bool is_counted = pass.batch->completes_step();
@@ -61,19 +61,21 @@ class SessionStepListener final : public step::StepListener {
     session_.saved_values.compare(session_.workers.is_first());
     keep_passes_before_more();
   }
-  /// Call at a boundary between two batches.
+  /// Called at a boundary between two batches.
   void stop_if_asked() {
     if (last_of_pass_ && !session_.progress.pass_end_is_boundary) return;
     const watch::ScopedCallName ask("asking whether to stop");
-    // Where the workers do not meet, one of them may miss the boundary: it has looked at a batch of another pass.
+    // Compare only where the workers have just communicated. Elsewhere a worker may not be at this boundary, since it
+    // looks at a batch of another pass.
     if (session_.stop_if_asked()) session_.same_passes.compare(session_.workers.control);
   }
   void pass_ended(const step::OpenPass& pass) override {
     const auto before = gradients_before_.extract(pass.number);
     const bool trained = before.empty() || before.mapped() != session_.models.gradient_count();
-    // A single batch may have been taken for its shapes, and gradients may be averaged without muster.
+    // Do not warn of a single batch, which may have been taken for its shapes, or if muster averages no gradients at
+    // all.
     if (trained || pass.batches < 2 || session_.models.averaged_parameters().empty()) return;
-    if (std::uncaught_exceptions() > 0) return;  // the loop was left because something failed
+    if (std::uncaught_exceptions() > 0) return;  // the loop has ended by an exception
     if (std::exchange(warned_of_pass_, true) || !session_.workers.is_first()) return;
     log::warn("a training pass over \"" + pass.name +
               "\" ended and no gradients were averaged in it, but its batches " +
@@ -82,7 +84,7 @@ class SessionStepListener final : public step::StepListener {
   }
 
  private:
-  /// Notes it in the run's folder: the newest checkpoint may be of before it was known.
+  /// Writes the number of passes to the run's folder, since the newest checkpoint may be older than this number.
   void keep_passes_before_more() {
     const auto passes = session_.progress.steps->epoch.passes_before_more;
     if (std::exchange(kept_passes_, passes) == passes || !session_.workers.is_first()) return;
@@ -95,9 +97,10 @@ class SessionStepListener final : public step::StepListener {
 
   SessionState& session_;
   std::int64_t kept_passes_ = 0;
-  std::map<std::int64_t, std::int64_t> gradients_before_;  ///< of open passes, by number: gradient_count() at first
+  /// for each open pass, by number: gradient_count() at its first batch
+  std::map<std::int64_t, std::int64_t> gradients_before_;
   bool warned_of_pass_ = false;
-  bool last_of_pass_ = false;  ///< the current batch is the last one of its pass
+  bool last_of_pass_ = false;  ///< true if the current batch is the last of its pass
 };
 
 Outputs outputs_of_training(const run::ResolvedOptions& resolved, const run::RunFolder& run,
@@ -181,7 +184,7 @@ SessionState::~SessionState() = default;
 
 void SessionState::throw_if_ended() const {
   attempt_end->throw_if_ended();
-  if (outputs.store) comm::throw_if_alarm_raised(workers.control);  // a validation has a thread that may not call MPI
+  if (outputs.store) comm::throw_if_alarm_raised(workers.control);  // a validation's thread may not call MPI
 }
 
 void SessionState::require_training(const char* doing) const {

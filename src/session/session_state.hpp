@@ -1,5 +1,5 @@
-// The implementation of a Session, for one attempt of training on one worker. It only puts the parts together; what
-// each of them does stands in its own file.
+// The implementation of Session, for one attempt of training on one worker. This file only puts the parts together;
+// each part is in a file of its own.
 #pragma once
 
 #include "base/export.hpp"
@@ -34,21 +34,21 @@ struct ProcessGroups;
 /// What this worker gives to a report.
 struct ReportInput {
   const Metrics& metrics;
-  std::shared_ptr<const StateEntries> entries = {};  ///< null without a State
-  std::optional<Checkpoint> checkpoint = {};         ///< of the user's own
+  std::shared_ptr<const StateEntries> entries = {};  ///< null if there is no State
+  std::optional<Checkpoint> checkpoint = {};         ///< the program's own
   ReportOptions options = {};
 };
 
-/// A session as the sum of its parts, a member for each.
+/// A session: one member for each of its parts, and functions that use several parts.
 struct MUSTER_INTERNAL_API SessionState {
   SessionState(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
                const Communicator& control, at::Device device, BadSteps& bad_steps);
-  /// A session that validates `checkpoint`. `validators` is a world of its own. Collective.
+  /// A session that validates `checkpoint`. `validators`: the ranks that validate, in a world of their own. Collective.
   SessionState(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& validators,
                at::Device device, const Checkpoint& checkpoint);
   ~SessionState();
 
-  // One member for each part of a session. Each part may use those above it.
+  // The parts. Each part may use the parts above it.
   const run::ResolvedOptions& resolved;
   const run::RunFolder& run;
   WorkerContext workers;
@@ -72,28 +72,30 @@ struct MUSTER_INTERNAL_API SessionState {
   std::shared_ptr<ProcessGroups> process_groups;  ///< set by the backend
   bool has_failed = false;
 
-  /// Throws what has ended this attempt, if it has ended: muster's own decision, or another rank's error. The training
-  /// function may have caught it before.
+  /// If this attempt has ended, throws the exception that ended it, since the training function may have caught it.
+  /// Also throws if another rank has failed.
   void throw_if_ended() const;
-  /// The same, and throws an Error (ExitCode::usage) in a session that validates.
+  /// Calls throw_if_ended(). Throws an Error (ExitCode::usage) in a session that validates; `doing` is the error's
+  /// subject.
   void require_training(const char* doing) const;
-  /// State::restore(). Collective.
+  /// Implements State::restore(). Collective.
   bool restore(const std::shared_ptr<const StateEntries>& entries);
-  /// Session::report(). Collective.
+  /// Implements Session::report(). Collective.
   void report(const ReportInput& input);
-  /// The loop over session.epochs() calls it when an epoch begins.
+  /// Called by the loop over session.epochs() when an epoch begins.
   void begin_epoch(std::int64_t epoch);
-  /// Call at a boundary outside of a report. Stops if any worker was asked to; see Stopper::stop_if_asked().
+  /// Call it at a boundary outside of a report. Stops training if any worker was asked to; see
+  /// Stopper::stop_if_asked().
   bool stop_if_asked();
-  /// Session::add_callback(). Collective.
+  /// Implements Session::add_callback(). Collective.
   void add_callback(std::shared_ptr<Callback> callback);
-  /// Ends training if it goes on from a checkpoint whose callbacks' states say that it is done. Collective.
+  /// Ends training if the run resumes from a checkpoint in which a callback had already ended training. Collective.
   void end_if_already_done();
-  /// Call when the training function has returned.
+  /// Call it when the training function has returned. Collective.
   void end_training();
 
  private:
-  /// `validated`: the checkpoint that this session validates; none if it trains.
+  /// `validated`: the checkpoint that this session validates; none if the session trains.
   SessionState(const run::ResolvedOptions& resolved, const run::RunFolder& run, WorkerContext workers,
                const std::optional<Checkpoint>& validated);
 };

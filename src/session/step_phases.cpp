@@ -11,7 +11,7 @@
 namespace muster::detail::session {
 namespace {
 
-/// The callbacks of libtorch are plain functions, which find the object here. Threads of autograd call them too.
+/// libtorch's callbacks are plain functions; they find the object here. Threads of autograd call them, too.
 std::atomic<StepPhases*> the_phases{nullptr};
 
 }  // namespace
@@ -34,14 +34,14 @@ StepPhases::~StepPhases() {
 }
 
 void StepPhases::begin_step() noexcept {
-  is_in_backward_ = false;  // an exception may have ended it
+  is_in_backward_ = false;  // an exception may have ended the last backward()
   forward_begin_ns_ = watch::trace_begin();
 }
 
 std::unique_ptr<at::ObserverContext> StepPhases::begin_operator(const at::RecordFunction& function) {
   auto* const phases = the_phases.load();
   if (phases == nullptr) return nullptr;
-  // autograd wraps each of its functions in one of these.
+  // Skip these: autograd wraps each of its functions in one.
   if (std::string_view(function.name()).starts_with("autograd::engine::evaluate_function")) return nullptr;
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION && !phases->is_in_backward_.exchange(true))
     phases->begin_backward();
@@ -49,7 +49,7 @@ std::unique_ptr<at::ObserverContext> StepPhases::begin_operator(const at::Record
 }
 
 void StepPhases::end_operator(const at::RecordFunction& function, at::ObserverContext* context) {
-  if (context == nullptr || function.isAsync()) return;  // collectives are recorded where they are made
+  if (context == nullptr || function.isAsync()) return;  // collectives are recorded by the code that starts them
   watch::record_until_now(
       {.name = watch::interned(function.name()), .begin_ns = static_cast<Running*>(context)->begin_ns});
 }

@@ -1,4 +1,4 @@
-// The phases of a step in a trace: forward and backward, and libtorch's operators where they are asked for.
+// The phases of a step in a trace: forward and backward, and libtorch's operators if they are to be recorded.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -9,9 +9,9 @@
 
 namespace muster::detail::session {
 
-/// While it lives, records the phases of the thread that made it. libtorch calls it whenever an operator begins and
-/// ends, so that it costs something while nothing is recorded, too: make it for the steps that are recorded. There may
-/// be one.
+/// Records phases while it lives, on the thread that made it. libtorch calls it at the begin and end of every operator,
+/// which costs time even when nothing is recorded: make it only for the steps that are recorded. At most one may live
+/// at a time.
 class StepPhases {
  public:
   explicit StepPhases(bool operators);
@@ -19,11 +19,11 @@ class StepPhases {
   StepPhases(const StepPhases&) = delete;
   StepPhases& operator=(const StepPhases&) = delete;
 
-  /// The forward computation of a step begins.
+  /// Call it when the forward pass of a step begins.
   void begin_step() noexcept;
 
  private:
-  /// An operator that runs.
+  /// An operator that is running.
   struct Running;
   static std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& function);
   static void end_operator(const at::RecordFunction& function, at::ObserverContext* context);
@@ -34,7 +34,7 @@ class StepPhases {
   at::CallbackHandle callback_;
   std::int64_t forward_begin_ns_ = 0;
   std::int64_t backward_begin_ns_ = 0;
-  std::atomic<bool> is_in_backward_{false};  ///< autograd may run on a thread of its own
+  std::atomic<bool> is_in_backward_{false};  ///< atomic, since autograd may run on another thread
 };
 
 }  // namespace muster::detail::session

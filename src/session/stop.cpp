@@ -26,7 +26,7 @@ bool StopRequest::exchange(const Communicator& communicator, bool asked_here) {
     const auto each = std::chrono::duration<double>(begin - exchanged_).count() / static_cast<double>(boundaries_);
     boundaries = std::ceil(std::chrono::duration<double>(cost_).count() / (share * each));
   }
-  // One slow exchange must not delay the next one for long.
+  // Limit the growth of the interval, so that one slow exchange does not delay the next one for long.
   const auto most = static_cast<double>(2 * interval_);
   std::array<std::int64_t, 2> words{asked_here, static_cast<std::int64_t>(std::clamp(boundaries, 1.0, most))};
   communicator.all_reduce(std::span(words), ReduceOp::max);
@@ -43,7 +43,7 @@ bool StopFile::exists() {
   const auto now = Clock::now();
   if (now - looked_ < std::chrono::seconds(1)) return false;
   looked_ = now;
-  std::error_code ignored;  // the folder may not answer now; the next call asks again
+  std::error_code ignored;  // the file system may fail to answer; the next call asks again
   seen_ = std::filesystem::exists(path_, ignored);
   if (seen_) log::info("stopping, as " + path_.string() + " is there");
   return seen_;
@@ -95,7 +95,7 @@ std::chrono::nanoseconds ShutdownBudget::least_budget(std::optional<Clock::durat
   return longest_interval_ + saves_take(1, under_way);
 }
 
-/// How long `count` saves take, after the one that is under way.
+/// How long `count` saves take, together with the save in the background, if one is running.
 std::chrono::nanoseconds ShutdownBudget::saves_take(int count,
                                                     std::optional<Clock::duration> under_way) const noexcept {
   const auto save = std::max(slowest_.value_or(std::chrono::duration_cast<Clock::duration>(expected_)),

@@ -1,7 +1,7 @@
-// Stopping a run on request: all workers stop at the same boundary, with nothing half done.
+// Stopping a run on request: all workers stop at the same boundary, and no batch or report is left half done.
 //
 // A boundary is a point that all workers reach in the same order: the next batch of a training pass, the next epoch, a
-// report. The decision there uses only what the workers have exchanged, so it is the same on all of them.
+// report. The decision to stop there uses only what the workers have exchanged, so it is the same on all of them.
 #pragma once
 
 #include "base/export.hpp"
@@ -21,15 +21,15 @@
 
 namespace muster::detail::session {
 
-/// What the workers know of a request to stop, exchanged at some of the boundaries.
+/// What all workers know about requests to stop. They exchange it at some of the boundaries.
 class StopRequest {
  public:
   /// True if all workers know that one of them has been asked to stop. The same on each worker at the same boundary.
   bool is_known() const noexcept { return known_; }
-  /// Takes over an answer that the workers have exchanged in another collective. exchange() then waits again before it
-  /// asks the next time.
+  /// Enters the result of another collective in which the workers have exchanged their requests. After this, exchange()
+  /// skips some boundaries again before it communicates.
   void merge(bool any_asked) noexcept;
-  /// Call at every boundary. Asks the other workers, but only often enough to take at most 1% of the time between
+  /// Call it at every boundary. Asks the other workers, but so seldom that it takes at most 1% of the time between
   /// boundaries. True if it has asked them now. Collective.
   bool exchange(const Communicator& communicator, bool asked_here);
 
@@ -37,22 +37,22 @@ class StopRequest {
   using Clock = std::chrono::steady_clock;
 
   bool known_ = false;
-  std::int64_t interval_ = 1;    ///< boundaries from one exchange to the next; the same on all workers
-  std::int64_t boundaries_ = 0;  ///< since the last exchange
-  Clock::duration cost_{};       ///< of the last exchange
+  std::int64_t interval_ = 1;    ///< number of boundaries from one exchange to the next; the same on all workers
+  std::int64_t boundaries_ = 0;  ///< boundaries since the last exchange
+  Clock::duration cost_{};       ///< how long the last exchange took
   Clock::time_point exchanged_{};
 };
 
-/// A file in the run's folder. If it exists, the run stops; so a person can stop a job without access to its processes.
-/// One rank looks for it.
+/// A file in the run's folder that stops the run if it exists, so that a person can stop a job without access to its
+/// processes. Only one rank looks for it.
 class MUSTER_INTERNAL_API StopFile {
  public:
   /// A file that never exists.
   StopFile() = default;
   explicit StopFile(std::filesystem::path path) : path_(std::move(path)) {}
-  /// True if the file exists. Looks at most once a second.
+  /// True if the file exists. Looks for it at most once a second.
   bool exists();
-  /// Call when the run has stopped or ended.
+  /// Removes the file. Call it when the run has stopped or ended.
   void remove() noexcept;
 
  private:
@@ -63,40 +63,42 @@ class MUSTER_INTERNAL_API StopFile {
   Clock::time_point looked_{};
 };
 
-/// The States that a stop may save. Workers note the same ones in the same order; each may die on some of them only.
+/// The States that a stop may save. Workers note the same States in the same order, but a State may be destroyed
+/// earlier on one worker than on another.
 class LivingStates {
  public:
-  /// Call when a State was restored or reported.
+  /// Call it when a State was restored or reported.
   void note(const std::shared_ptr<const StateEntries>& entries);
-  /// The newest that lives on this worker; null if none does.
+  /// Returns the newest State that lives on this worker; null if none does.
   std::shared_ptr<const StateEntries> lock() const noexcept { return newest_until(count_).second; }
-  /// The newest that lives on all workers; null if none does. Collective.
+  /// Returns the newest State that lives on all workers; null if none does. Collective.
   std::shared_ptr<const StateEntries> lock_on_all(const Communicator& workers) const;
 
  private:
-  /// The newest living one with that number or a lower one, and its number; −1 if none lives.
+  /// Returns the newest living State with this number or a lower one, after its number; −1 and null if none lives.
   std::pair<std::int64_t, std::shared_ptr<const StateEntries>> newest_until(std::int64_t number) const noexcept;
 
   std::map<std::int64_t, std::weak_ptr<const StateEntries>> by_number_ = {};
   std::int64_t count_ = 0;
 };
 
-/// The time that a run needs for an orderly end. It is the sum of: the longest time between two boundaries at which the
-/// workers exchanged stop requests, twice the slowest save of this job, once more that save if one is under way, and
-/// one second.
+/// Estimates the time that a run needs to stop in an orderly way: the longest time between two boundaries at which the
+/// workers have exchanged requests to stop, plus twice the slowest save of this job, plus once more that save if one is
+/// running in the background, plus one second.
 class ShutdownBudget {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Training has reached such a boundary. The time until left_boundary() does not count as time between boundaries.
+  /// Call it at a boundary where the workers exchange requests to stop. The time until left_boundary() does not count
+  /// as time between boundaries.
   void reached_boundary() noexcept;
   void left_boundary() noexcept { left_ = Clock::now(); }
-  /// Sets the estimate that is used until the first save: `bytes` at 100 MB/s.
+  /// Sets the estimate of a save's time that holds until the first save: `bytes` at 100 MB/s.
   void expect_save_bytes(double bytes) noexcept { expected_ = std::chrono::duration<double>(bytes / 1e8); }
   void note_save_duration(Clock::duration cost) noexcept { slowest_ = std::max(slowest_.value_or(cost), cost); }
-  /// The whole time. `under_way`: how long an asynchronous save has been under way.
+  /// Returns the time that is needed in any case. `under_way`: how long the save in the background has been running.
   std::chrono::nanoseconds full_budget(std::optional<Clock::duration> under_way) const noexcept;
-  /// The minimum, shorter than full_budget(): enough to reach the next boundary and save there.
+  /// Returns a shorter time, which is just enough to reach the next boundary and save there.
   std::chrono::nanoseconds least_budget(std::optional<Clock::duration> under_way) const noexcept;
 
  private:

@@ -19,7 +19,7 @@
 namespace muster::detail::session {
 namespace {
 
-/// An estimate of the bytes that a save writes: the parameters, and as much for each of an optimizer's two moments.
+/// Estimates the bytes that a save writes: the parameters, and twice as much for the two moments of an optimizer.
 double bytes_of(const StateEntries& entries) {
   double bytes = 0;
   for (const auto& [name, entry] : entries)
@@ -35,14 +35,14 @@ std::string name_of_signal(int signal) {
                              : "signal " + std::to_string(signal);
 }
 
-/// "90 min", in the largest unit that says it exactly.
+/// Returns a text such as "90 min", in the largest unit in which the number is whole.
 std::string text_of(std::chrono::milliseconds time) {
   const auto seconds = time.count() / 1000;
   if (seconds > 0 && seconds % 3600 == 0) return std::to_string(seconds / 3600) + " h";
   return seconds > 0 && seconds % 60 == 0 ? std::to_string(seconds / 60) + " min" : std::to_string(seconds) + " s";
 }
 
-/// The time of day when `left` is over, such as "14:00".
+/// Returns the time of day at which `left` will be over, such as "14:00".
 std::string clock_time_in(std::chrono::duration<double> left) {
   using std::chrono::system_clock;
   const auto time = system_clock::to_time_t(system_clock::now() + std::chrono::round<std::chrono::seconds>(left));
@@ -71,7 +71,7 @@ bool Stopper::is_asked_here() {
 }
 
 std::string Stopper::cause_of_stop(std::optional<std::chrono::duration<double>> left) {
-  // muster run passes all signals on as one, and has said itself that it stops.
+  // muster run passes all signals on as the same signal, and logs itself why it stops the job.
   const int signal = launch::supervisor() ? 0 : launch::stop_signal::requested_by();
   if (signal != 0) return "by " + name_of_signal(signal);
   if (left && launch_.flags().time_limit)
@@ -81,7 +81,7 @@ std::string Stopper::cause_of_stop(std::optional<std::chrono::duration<double>> 
 }
 
 bool Stopper::stop_if_asked() {
-  // Inside join() the other workers may be at another boundary.
+  // Inside join(), the other workers may be at other boundaries.
   if (models_.any_joined()) return false;
   models_.finish_abandoned_rounds();
   const auto averaged = models_.gradient_average_count();
@@ -104,7 +104,7 @@ void Stopper::stop_if_asked_after_report(ReportedNow report) {
   if (const auto cost = outputs_.store->background().last_duration())
     budget_.note_save_duration(saver_.last_collect_duration() + *cost);
   if (!is_known()) return;
-  // A checkpoint of files alone is not what state.restore() needs.
+  // state.restore() cannot resume from a checkpoint that only has files, so save a State before stopping.
   if (!report.saved || !report.had_state) return save_and_stop(report);
   try {
     outputs_.wait_for_save();
@@ -138,7 +138,8 @@ Preemption Stopper::preemption() {
 void Stopper::end_training() {
   file_.remove();
   if (!user_was_told_) return;
-  // Another worker may have left the training function by an exception, which is then the cause.
+  // If another worker has left the training function by an exception, that is the cause of the end; this call then
+  // throws it.
   comm::wait_for_all(workers_.control);
   throw_stopped(outputs_.has_saved);
 }
@@ -154,14 +155,14 @@ void Stopper::save_and_stop(std::optional<ReportedNow> report) try {
   workers_.control.all_reduce(std::span(everywhere), ReduceOp::min);
   const auto [has_state, none_reported, all_have_position] = everywhere;
   if (!has_state && (report || none_reported)) throw_stopped(has_saved);
-  // A report's own checkpoint would have been resumed from after a kill, too, so a stop there waits for nothing.
+  // At a report, do not wait for a step: the report's checkpoint, at the same place, is as good to resume from.
   if (!has_state || !all_have_position || (!report && must_wait_for_a_step())) return;
   models_.synchronise_buffers();
   saver_.save({.entries = entries.get(), .must_wait = true});
   outputs_.wait_for_save();
   throw_stopped(true);
 } catch (...) {
-  attempt_end_.end_with_current();  // the stop has begun, also if it could not save
+  attempt_end_.end_with_current();  // even if the save has failed, the attempt ends here
 }
 
 bool Stopper::must_wait_for_a_step() {
@@ -180,7 +181,7 @@ bool Stopper::may_wait_for_a_step() const {
 void Stopper::throw_stopped(bool saved) {
   has_stopped_ = true;
   file_.remove();
-  // Any worker that was asked can tell why. The text is the same on all, so it is one worker's.
+  // Every worker that was asked to stop knows why. The first of these gives the text to all.
   const auto teller = static_cast<int>(
       workers_.control.all_reduce(std::int64_t{cause_.empty() ? workers_.size() : workers_.rank()}, ReduceOp::min));
   const auto stopped =
@@ -191,7 +192,8 @@ void Stopper::throw_stopped(bool saved) {
                                     stopped + ", state saved in " + newest->path().filename().string(), remedy)
                             : Error(ExitCode::retry, "training", stopped + ", and there is no State to save",
                                     remedy + (newest ? " from " + newest->path().filename().string() : ""));
-  attempt_end_.end_with(Error(error.code(), std::string(error.what())));  // agreed: the same on all workers
+  // an Error without a rank, since it is the same on all workers
+  attempt_end_.end_with(Error(error.code(), std::string(error.what())));
 }
 
 }  // namespace muster::detail::session

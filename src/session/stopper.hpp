@@ -1,4 +1,4 @@
-// Stops a session on request: all workers stop at the same boundary, see stop.hpp.
+// Stops a session on request. All workers stop at the same boundary; see stop.hpp.
 #pragma once
 
 #include "muster/launch.hpp"
@@ -22,7 +22,7 @@
 
 namespace muster::detail::session {
 
-/// Asks at each boundary whether the run is to stop; then saves it and leaves the training function.
+/// Asks at each boundary whether the run must stop. If so, saves and leaves the training function by an exception.
 class Stopper {
  public:
   Stopper(const Launch& launch, const run::RunFolder& run, const WorkerContext& workers,
@@ -38,58 +38,62 @@ class Stopper {
         attempt_end_(attempt_end),
         accumulated_(gradients) {}
 
-  /// Looks for a file in the run's folder, too. Call on one rank.
+  /// Makes the stopper look for a file in the run's folder, too. Call it on one rank.
   void watch_file(std::filesystem::path path) { file_ = StopFile(std::move(path)); }
-  /// A State was reported: a stop between two reports saves the living one that was restored or reported last.
+  /// Call it when a State was reported. A stop between two reports saves the State that was noted last and still lives.
   void note_state(const std::shared_ptr<const StateEntries>& entries) { last_state_.note(entries); }
-  /// The same when it was restored, so that the time of its first save can be estimated.
+  /// Call it when a State was restored. As note_state(), and estimates how long the first save will take.
   void note_restored_state(const std::shared_ptr<const StateEntries>& entries);
 
-  /// The State that a stop would save, if it lives on all workers; null if none does.
+  /// Returns the State that a stop would save; null if none lives on this worker.
   std::shared_ptr<const StateEntries> last_state() const noexcept { return last_state_.lock(); }
 
   /// True if all workers know that one of them was asked to stop.
   bool is_known() const noexcept { return request_.is_known(); }
-  /// True if this worker has been asked to stop, or has only the time left that it needs to save.
+  /// True if this worker was asked to stop, or if the remaining time is only enough to save.
   bool is_asked_here();
-  /// Call at a boundary outside of a report, between two batches. Saves and throws if any worker has been asked to stop
-  /// and no gradients are accumulated. Collective at some of the boundaries, the same ones on all workers. Returns true
-  /// at those.
+  /// Call it at a boundary outside of a report, between two batches. Saves and throws if any worker was asked to stop
+  /// and no gradients are accumulated. Communicates at some of the boundaries only, the same on all workers; returns
+  /// true if it has. Collective.
   bool stop_if_asked();
 
-  // A report is a boundary, too, and its exchange carries the workers' answers.
+  // A report is a boundary, too. The workers exchange their requests as part of the report and pass the result to
+  // merge().
   void begin_report() noexcept { budget_.reached_boundary(); }
   void merge(bool any_asked) noexcept { request_.merge(any_asked); }
-  /// Call at the end of a report. Stops if any worker was asked to. Collective.
+  /// Call it at the end of a report. Stops if any worker was asked to. Collective.
   struct ReportedNow {
-    bool saved = false;           ///< it has saved a checkpoint
-    bool had_state = false;       ///< with a State
-    bool had_checkpoint = false;  ///< with a Checkpoint of the user's own
+    bool saved = false;           ///< true if the report has saved a checkpoint
+    bool had_state = false;       ///< true if any worker gave a State
+    bool had_checkpoint = false;  ///< true if any worker gave a Checkpoint of the program's own
   };
   void stop_if_asked_after_report(ReportedNow report);
   void end_report() noexcept { budget_.left_boundary(); }
 
-  /// Session::should_stop(). Collective.
+  /// Implements Session::should_stop(). Collective.
   bool should_stop();
-  /// Session::preemption(). Collective.
+  /// Implements Session::preemption(). Collective.
   Preemption preemption();
-  /// Call when the training function has returned. Throws if it has returned because it was told to stop. Collective.
+  /// Call it when the training function has returned. Throws if the program was told to stop and has returned for this
+  /// reason. Collective.
   void end_training();
   /// True if training has ended on request.
   bool has_stopped() const noexcept { return has_stopped_; }
 
  private:
-  /// `report`: the report at the end of which it stops, if it does so at one.
+  /// `report`: the report that has just ended; none between two batches.
   void save_and_stop(std::optional<ReportedNow> report);
-  /// True if gradients are accumulated on any worker, and there is time for the step that uses them. Collective.
+  /// True if any worker has accumulated gradients, and all workers have time to wait for the optimizer's step.
+  /// Collective.
   bool must_wait_for_a_step();
   bool may_wait_for_a_step() const;
-  /// Why this worker has been asked to stop: "by SIGUSR1". `left`: until the end of the time, if that is the reason.
+  /// Returns why this worker was asked to stop, for example "by SIGUSR1". `left`: the remaining time, if that is the
+  /// reason.
   std::string cause_of_stop(std::optional<std::chrono::duration<double>> left);
-  /// Collective.
+  /// Ends the attempt with the Error of a stop. `saved`: true if a State was saved. Collective.
   [[noreturn]] void throw_stopped(bool saved);
 
-  // The nine parts of the session that a stop reads, saves and ends, and what has been asked for and told so far.
+  // Nine parts of the session, which a stop reads, saves or ends; then what was requested and told so far.
   const Launch& launch_;
   const run::RunFolder& run_;
   const WorkerContext& workers_;
@@ -100,13 +104,13 @@ class Stopper {
   AttemptEnd& attempt_end_;
   StopRequest request_ = {};
   StopFile file_ = {};
-  std::string cause_ = {};  ///< why this worker has been asked to stop; empty if it has not
+  std::string cause_ = {};  ///< why this worker was asked to stop; empty if it was not
   ShutdownBudget budget_ = {};
-  std::int64_t average_count_ = 0;  ///< summed over all models, at the last boundary
+  std::int64_t average_count_ = 0;  ///< number of averages, summed over all models, at the last boundary
   AccumulatedGradients& accumulated_;
   LivingStates last_state_ = {};
-  bool has_reported_checkpoint_ = false;  ///< a report has saved a Checkpoint of the user's own
-  bool user_was_told_ = false;            ///< should_stop() or preemption() has told the user to stop
+  bool has_reported_checkpoint_ = false;  ///< true if a report has saved a Checkpoint of the program's own
+  bool user_was_told_ = false;            ///< true if should_stop() or preemption() has told the program to stop
   bool has_stopped_ = false;
 };
 

@@ -10,30 +10,33 @@
 
 namespace muster::detail::session {
 
-/// How far training has come, and how fast it is.
+/// How far training has come, and how long it has taken.
 struct TrainingProgress {
   using Clock = std::chrono::steady_clock;
 
-  std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();  ///< epoch, global step, samples
-  std::int64_t epoch_count = 0;  ///< the argument of session.epochs(); 0 if the training function counts epochs itself
-  /// The last State was saved at `step`, in the middle of a pass over the dataset `dataset`.
+  std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();  ///< the epoch, the global step and the samples
+  std::int64_t epoch_count = 0;  ///< argument of session.epochs(); 0 if the program counts epochs itself
+  /// Set if a report has saved the State at global step `step`, in the middle of a pass over `dataset`.
   struct {
     std::string dataset = {};
     std::int64_t step = 0;
     bool warned = false;
   } unfinished_pass = {};
-  bool is_between_epochs = false;  ///< between two epochs of the loop over session.epochs()
+  bool is_between_epochs = false;  ///< true between two epochs of the loop over session.epochs()
   bool pass_end_is_boundary =
-      true;  ///< the end of a pass is a boundary for stops; false if a call ends there, with a report
+      /// true if a stop is possible at the end of a pass; false for a call of an operator, which ends there with a
+      /// report
+      true;
   std::int64_t training_iteration = 0;  ///< number of reports
-  double seconds_in_earlier_jobs = 0;   ///< training time of earlier jobs
+  double seconds_in_earlier_jobs = 0;   ///< training time of earlier jobs of the run
   Clock::time_point began_at = Clock::now();
   Clock::time_point last_report = began_at;
-  /// When the worker's times for the last report were taken, or training began. The save of that report comes after it.
+  /// When the worker's times for the last report were taken, or when training began. The save of that report came
+  /// later.
   Clock::time_point times_taken_at = began_at;
-  watch::TimeUse times_taken = {};  ///< of the thread that trains, at that moment
+  watch::TimeUse times_taken = {};  ///< watch::time_use() of the thread that trains, at times_taken_at
 
-  /// Call when training begins, on the thread that trains.
+  /// Call it when training begins, on the thread that trains.
   void start_clock() {
     began_at = last_report = times_taken_at = Clock::now();
     times_taken = watch::time_use();
@@ -41,7 +44,8 @@ struct TrainingProgress {
   double total_seconds() const {
     return seconds_in_earlier_jobs + std::chrono::duration<double>(Clock::now() - began_at).count();
   }
-  /// The step at which TensorBoard shows what belongs to a report: the number of the report where no steps are counted.
+  /// Returns the step at which TensorBoard shows a report: the global step, or the report's number if no steps are
+  /// counted.
   std::int64_t shown_step(std::int64_t report) const { return steps->global_step > 0 ? steps->global_step : report; }
   /// True if a checkpoint can hold the position in the data.
   bool has_position() const {

@@ -47,7 +47,7 @@ using Decision = Validator::Decision;
 
 namespace {
 
-/// How often the leader looks for a checkpoint that is still being written.
+/// How often the leader looks whether a checkpoint that is still being written is there.
 constexpr auto look_interval = 100ms;
 
 }  // namespace
@@ -115,9 +115,9 @@ void Validation::warn_of_missing_score(const ValidationResult& result) {
   try {
     const auto metrics = checkpoint::with_validation(path, checkpoint::read_manifest(path).metrics);
     const auto score = metrics.find(attribute);
-    if (score != metrics.end() && (score->is_number() || score->is_null())) return;  // NaN is null
+    if (score != metrics.end() && (score->is_number() || score->is_null())) return;  // JSON stores NaN as null
   } catch (const Error&) {
-    return;  // a damaged checkpoint is handled by the next resume
+    return;  // the next resume handles a damaged checkpoint
   }
   has_warned_of_score_ = true;
   log::warn("keeping the best checkpoints by \"" + attribute + "\": neither the report nor the validation of " +
@@ -150,14 +150,14 @@ void Validation::handle(const Json& message) {
     else if (!current_ || current_->index != index)
       queue_[index] = {index, iteration};
   } else if (message.contains("begin")) {
-    // Without this rank the others end by the timeout.
+    // A stuck rank cannot take part. Then the others end the validation by its timeout.
     if (!validator_.is_stuck()) validator_.begin(context_, message.at("begin"));
   } else if (message.contains("leave")) {
     validator_.leave();
     validator_.set_stuck(validator_.is_stuck() || message.at("leave").get<bool>());
   } else if (message.at("end") == attempt_) {
     is_ending_ = true;
-    // The workers have ended the attempt and now wait for this validation, maybe for longer than the timeout.
+    // The workers have ended the attempt and wait for this validation, perhaps for longer than the launch's timeout.
     if (validator_.is_running()) validator_.keep_others_waiting();
   }
 }
@@ -225,7 +225,7 @@ Json Validation::share_results() {
 }
 
 Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row) {
-  // Results are exchanged, since a file that another node has just written may not be visible here yet.
+  // The leader's results are sent, since this node may not see a file yet that another node has just written.
   const auto known = share_results();
   return comm::run_on_root(validator_.resolved().world(), [&] {
     const auto& options = validator_.resolved().options;
@@ -262,7 +262,7 @@ void Validation::validate_on(const Communicator& group, const std::shared_ptr<co
   if (first)
     comm::wait_until([&] { return (decision = validator_.decide(true)) != Decision::keep_running; },
                      Validator::as_long_as_it_takes, [&] { comm::throw_if_alarm_raised(world); });
-  // The first rank decides. Another rank may have waited too long for it, and is out of step.
+  // The first rank decides when the validation ends. Another rank may have waited for it too long and be out of step.
   const bool given_up = first && decision != Decision::finished;
   validator_.set_stuck(group.all_reduce(std::int64_t{given_up || validator_.is_out_of_step()}, ReduceOp::max) != 0);
   is_out_of_time_ = decision == Decision::out_of_time;
@@ -275,9 +275,9 @@ std::optional<Error> Validation::finish(const std::optional<Error>& error, bool 
   if (!is_configured()) return {};
   const auto& world = validator_.resolved().world();
   const bool stopped = error && error->code() == ExitCode::stopped;
-  // A start that does not train, or was refused, removes no checkpoint, but those that waited for a validation.
+  // A start that has not trained, or was refused, only prunes checkpoints that were kept for their validation.
   const bool prunes = has_trained && (!error || stopped);
-  UpdateRow update_row;  // on rank 0
+  UpdateRow update_row;  // set on rank 0
   const auto left = begin_finish(stopped, error, prunes, update_row);
   if (!left.empty()) validate_together(left, stopped, prunes || !error, update_row);
   const auto [still_left, all_began, is_stuck] = comm::run_on_root(world, [&] {

@@ -1,9 +1,10 @@
 // Validations of checkpoints: which ranks run them, and how the results get into the rows of the reports.
 //
-// A checkpoint waits for its validation as long as its manifest asks for one and it has no validation.json; so no
-// validation is lost with a rank. While the workers train, the first worker sends requests to the ranks that do not
-// train. The first of these, the leader, tells the others when to begin and to leave, and sends the results back.
-// Nobody waits for these messages. When training has ended, all ranks together run what is left.
+// A validation of a checkpoint is pending if the checkpoint's manifest asks for it and there is no validation.json; so
+// no validation is lost when a rank fails. While the workers train, the first worker sends requests to the ranks that
+// do not train. The first of these ranks is the leader: it tells the others when to begin and to end a validation, and
+// sends the results back. Nobody waits for these messages. After training, all ranks together run the validations that
+// are left.
 #pragma once
 
 #include "checkpoint/rollbacks.hpp"
@@ -22,7 +23,7 @@
 
 namespace muster::detail::session {
 
-/// This rank's part in the validations: it sends requests, or serves them.
+/// This rank's part in validations: the first worker sends requests, the ranks that do not train carry them out.
 class Validation {
  public:
   /// Collective over the world.
@@ -33,33 +34,35 @@ class Validation {
 
   /// True if the trainer has a validation function.
   bool is_configured() const noexcept { return static_cast<bool>(validator_.resolved().options.validation.function); }
-  /// True if ranks validate while others train; otherwise all validations wait for the end of training.
+  /// True if some ranks validate while the others train; if not, all validations run after training.
   bool runs_beside_training() const noexcept { return mailbox_.has_value(); }
 
-  /// Call on every rank when another attempt begins.
+  /// Call it on every rank when another attempt begins.
   void begin_attempt() noexcept { ++attempt_; }
 
-  // For the first worker, while it trains. No call waits.
-  /// Requests the pending validations again, and updates the rows of those that are done.
+  // The following are for the first worker, while it trains. No call waits.
+  /// Requests the pending validations of earlier attempts again, and updates the rows of those that have results.
   void resume(const UpdateRow& update_row, const std::vector<checkpoint::Rollback>& rollbacks);
   /// Requests a validation. The checkpoint may still be being written.
   void request(const Checkpoint& checkpoint, std::int64_t training_iteration);
-  /// Updates the rows of the validations that have ended since the last call.
+  /// Updates the rows of validations whose results have come since the last call.
   void poll_results(const UpdateRow& update_row);
-  /// True if the row of that report waits for a result; until then its checkpoint is not pruned. From any thread.
+  /// True if the report's row waits for a result; as long as it does, its checkpoint is not pruned. May be called on
+  /// any thread.
   bool awaits_result(std::int64_t training_iteration) const;
   void training_has_ended();
 
-  /// Call on the ranks that do not train. Validates until training has ended in this attempt, and finishes the
-  /// validation that has begun. Another rank's error ends the call at once (RemoteError), but not the validation, which
-  /// the call in the next attempt takes over.
+  /// Call it on the ranks that do not train. Carries out validations until training has ended in this attempt and no
+  /// validation is running. If another rank fails, the call throws RemoteError at once; a running validation continues,
+  /// and the call in the next attempt takes it over.
   void serve();
-  /// Call on every rank after training. Validates what is pending on all ranks that can, unless training has failed,
-  /// and updates the rows. Then prunes checkpoints if training was done or stopped, or, if `has_trained` is false, if
-  /// it has validated some. Returns an Error if checkpoints are left that were not validated because of a stop, the end
-  /// of the time, or a validation that did not end: ExitCode::stopped, but ExitCode::retry if the time of a start that
-  /// has not trained was too short for any, since another start would not come further. It is ExitCode::retry, too, if
-  /// only results are missing that could not be written. Collective over the world.
+  /// Call it on every rank after training. Unless training has failed, all ranks that can run the pending validations
+  /// together; the rows are updated in any case. Then prunes checkpoints if training is done or was stopped; if
+  /// `has_trained` is false, only if it has validated some. Returns an Error if a checkpoint is still not validated:
+  /// ExitCode::stopped if a stop, the end of the time or a validation that does not end is the cause; ExitCode::retry
+  /// if this start has not trained and its time was not enough for a single validation, since another start of this
+  /// kind would not get further; ExitCode::retry, too, if only some results could not be written. Collective over the
+  /// world.
   std::optional<Error> finish(const std::optional<Error>& error, bool has_trained = true);
 
  private:
@@ -67,29 +70,30 @@ class Validation {
   int leader() const noexcept { return validator_.resolved().worker_count; }
   bool is_leader() const noexcept { return validator_.resolved().launch.rank() == leader(); }
   void handle(const Json& message);
-  /// The leader's part: ends a validation that is over, and begins the next one.
+  /// For the leader: ends a validation that is over, and begins the next one.
   void lead();
   void begin_next();
   void end_job(Validator::Decision decision);
   void send_to_followers(const Json& message);
 
-  /// Updates the row of a result that is new.
+  /// Records a result and updates its row, unless it is known already.
   void accept(const ValidationResult& result, const UpdateRow& update_row);
-  /// Warns once if neither a report nor its validation has the score by which the best checkpoints are kept.
+  /// Warns once if neither the report nor its validation has the score by which the best checkpoints are chosen.
   void warn_of_missing_score(const ValidationResult& result);
-  /// Updates the row, which then waits no more.
+  /// Updates the row; afterwards the row no longer waits.
   void settle_row(std::int64_t training_iteration, const Json& fields, const UpdateRow& update_row);
 
-  /// Tells all ranks what the leader has found. Returns its results as text. Collective.
-  Json share_results();
-  /// Updates the rows and returns what is left to do: [index, training_iteration] of each. Sets `update_row` on rank 0.
+  /// Gives all ranks the leader's results and returns them as text. Ends the validation that is still running.
   /// Collective.
+  Json share_results();
+  /// Updates the rows and returns the pending validations, each as [index, training_iteration]. Sets `update_row` on
+  /// rank 0. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row);
-  /// What is left to do: [index, training_iteration] of each. Call on rank 0.
+  /// Returns the pending validations, each as [index, training_iteration]. Call it on rank 0.
   Json pending(const UpdateRow& update_row);
-  /// Validates what is `left` on all ranks that can. Collective over the world.
+  /// Validates the checkpoints `left` on all ranks that can. Collective over the world.
   void validate_together(const Json& left, bool stopped, bool prunes, const UpdateRow& update_row);
-  /// Validates one checkpoint on the ranks of the group, in the context made for them. Collective over the group.
+  /// Validates one checkpoint on the ranks of `group`, for which the context `all` was made. Collective over the group.
   void validate_on(const Communicator& group, const std::shared_ptr<const ValidationContext>& all,
                    const PendingValidation& of, const UpdateRow& update_row);
   void prune() const;
@@ -97,17 +101,17 @@ class Validation {
   Validator validator_;
   int attempt_ = 0;
   std::optional<comm::Mailbox> mailbox_ = {};  ///< none if all ranks train, or if only one thread may call MPI
-  /// Of the checkpoints by index: what the leader has found in all attempts; on the first worker, what it has accepted.
+  /// By index of the checkpoint. On the leader, the results of all attempts; on the first worker, the accepted results.
   std::map<int, ValidationResult> results_ = {};
-  // On the first worker.
-  bool is_out_of_time_ = false;  ///< the last validation was ended by a stop
+  // For the first worker:
+  bool is_out_of_time_ = false;  ///< true if a stop has ended the last validation
   bool has_warned_of_score_ = false;
   mutable std::mutex rows_mutex_;
   std::set<std::int64_t> waiting_rows_ = {};  ///< training iterations whose rows wait for a result
-  // On the ranks that do not train, and have a mailbox.
-  std::shared_ptr<const ValidationContext> context_ = {};  ///< null on the others
-  bool is_ending_ = false;                                 ///< training has ended
-  // On the leader.
+  // For the ranks that do not train, if there is a mailbox:
+  std::shared_ptr<const ValidationContext> context_ = {};  ///< null on the other ranks
+  bool is_ending_ = false;                                 ///< true when training has ended
+  // For the leader:
   std::map<int, PendingValidation> queue_ = {};  ///< by index of the checkpoint
   std::optional<PendingValidation> current_ = {};
   Validator::Clock::time_point last_look_{};

@@ -34,15 +34,15 @@ namespace {
 using namespace std::chrono_literals;
 using storage::tier_of;
 
-/// Added to a validation's timeout: time to notice that it was given up, and to write the result.
+/// Added to a validation's timeout: time to notice that the validation was given up, and to write the result.
 constexpr auto end_allowance = 30s;
-/// Time that is kept for the run's end after the last validation.
+/// Time that must be left for the end of the run after the last validation.
 constexpr auto time_reserve = 1s;
 
-/// How long a thread may take to notice that its validation was given up.
+/// How long to wait for a thread to notice that its validation was given up.
 constexpr auto moment = 1s;
 
-/// Null for each metric that an earlier validation of this run has given, except those that were reported.
+/// Returns null for each metric that another validation of this run has given and that `reported` does not have.
 Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
   Json nulls = Json::object();
   for (const auto& [index, path] : tier.list().published)
@@ -52,7 +52,7 @@ Json earlier_names_as_null(const storage::Tier& tier, const Json& reported) {
   return nulls;
 }
 
-/// Calls the user's function. Collective over the ranks.
+/// Calls the user's validation function. Collective over the ranks.
 Json measure(const ValidationContext& context, const std::filesystem::path& path) {
   const auto& resolved = *context.resolved;
   at::set_num_threads(resolved.threads_per_worker);
@@ -74,7 +74,7 @@ Json measure(const ValidationContext& context, const std::filesystem::path& path
     for (const auto& bytes : state.workers.control.all_gather(mine)) of_ranks.push_back(json_from_cbor(bytes));
   } catch (...) {
     comm::stay_if_left_behind(context.ranks);
-    // Before the backend shuts down and closes connections on which other ranks may be waiting.
+    // Tell the other ranks first: the backend's shutdown closes connections on which they may be waiting.
     comm::raise_alarm(context.ranks, comm::current_outcome(context.ranks));
     state.has_failed = true;
     try {
@@ -92,7 +92,7 @@ Validator::Outcome validate(const ValidationContext& context, const std::filesys
   Validator::Outcome outcome;
   try {
     const auto timeout = comm::timeout(context.ranks);
-    // If one rank has failed, the others go on until their next collective.
+    // If a rank fails, the others notice it at their next collective.
     outcome.error = comm::attempt_on_all(context.ranks, {.done = timeout, .failed = timeout},
                                          [&] { outcome.metrics = measure(context, checkpoint); });
   } catch (...) {
@@ -103,8 +103,8 @@ Validator::Outcome validate(const ValidationContext& context, const std::filesys
   return outcome;
 }
 
-/// A detached thread may still run when main has returned. So the process exits with main's exit code before objects
-/// that the thread uses are destroyed.
+/// Makes the process exit with main's exit code but without calling destructors: a detached thread may still run then
+/// and use the objects.
 void leave_without_destructors() noexcept {
   static const int once = ::on_exit(
       [](int status, void*) {
@@ -142,7 +142,7 @@ std::vector<PendingValidation> Validator::pending(const UpdateRow& update_row,
                                                   const std::vector<checkpoint::Rollback>& rollbacks) const {
   std::vector<PendingValidation> pending;
   for (const auto& [index, path] : tier_of(run_->path())->list().published) try {
-      if (checkpoint::is_rolled_back(rollbacks, index)) continue;  // another report has its row now
+      if (checkpoint::is_rolled_back(rollbacks, index)) continue;  // its row now belongs to another report
       const auto reported = checkpoint::read_manifest(path).metrics;
       if (checkpoint::status_from(reported) != CheckpointStatus::pending_validation) continue;
       const auto iteration = reported.value("training_iteration", std::int64_t{0});
@@ -177,7 +177,7 @@ void Validator::begin(const std::shared_ptr<const ValidationContext>& context, i
 
 void Validator::leave() noexcept {
   if (!is_running()) return;
-  // If the validation is over on another rank, only its last message is still missing here.
+  // If the validation has ended on another rank, only a last message is on its way here, so wait for a moment.
   const bool is_given_up = outcome_.wait_for(moment) != std::future_status::ready && give_up();
   if (thread_.joinable()) thread_.join();
   if (is_given_up || !outcome_.get().is_in_step) is_stuck_ = true;
@@ -191,7 +191,7 @@ bool Validator::give_up() noexcept {
                                         .code = ExitCode::retry,
                                         .text = "the validation was given up",
                                         .stalled = true});
-    // It may be over on all other ranks, and wait for their last message: then it is in step.
+    // The other ranks may all have ended and wait for the last messages. If it ends now, it is still in step.
     if (outcome_.wait_for(moment) == std::future_status::ready) return false;
     comm::give_up_work(context_->ranks);
     if (outcome_.wait_for(2 * moment) == std::future_status::ready) return true;

@@ -1,4 +1,4 @@
-// A weak reference to a tensor: its values may be freed, but no later tensor gets its address.
+// A weak pointer to a tensor. The tensor's values may be freed, but no later tensor gets the tensor's address.
 #pragma once
 
 #include <c10/core/TensorImpl.h>

@@ -13,15 +13,15 @@
 
 namespace muster::detail::session {
 
-/// This worker among the others: its communicators, its device, its share of a step, its random generators.
+/// This worker among all workers: its communicators, its device, its part of a step, its random generators.
 struct WorkerContext {
   Communicator communicator;  ///< for the training function's use
-  Communicator control;       ///< the same workers over another channel, for reports, checkpoints and stops
+  Communicator control;       ///< the same workers, for muster's reports, checkpoints and stops
   at::Device device = at::kCPU;
   step::MicroBatchShare share = {};
   int full_worker_count = 0;  ///< see ResolvedOptions::full_worker_count; 0 with virtual workers
   std::uint64_t seed = 0;
-  std::optional<MicroBatchGenerators> generators = {};  ///< with virtual workers
+  std::optional<MicroBatchGenerators> generators = {};  ///< only with virtual workers
 
   int rank() const noexcept { return communicator.rank(); }
   int size() const noexcept { return communicator.size(); }
@@ -31,9 +31,10 @@ struct WorkerContext {
     session::seed_generators(seed, rank());
     if (share.fixed) generators.emplace(seed, share, device);
   }
-  /// The random state of this worker, with virtual workers also of its micro-batches, for a checkpoint.
+  /// Returns the random state of this worker, for a checkpoint; with virtual workers, also of its micro-batches.
   std::string random_state() { return generators ? generators->state() : generator_state(device); }
-  /// Restores it. If the checkpoint does not hold it, seeds the generators from the seed and the number of reports.
+  /// Restores the random state. If the checkpoint does not have it, seeds the generators by the seed and the number of
+  /// reports.
   void restore_random_state(const checkpoint::RestoredCheckpoint& saved, std::int64_t training_iteration) {
     if (!generators && saved.random_state)
       set_generator_state(*saved.random_state, device);

@@ -53,7 +53,7 @@ std::int64_t check(const fs::path& run, CheckpointStore& store, std::int64_t com
     return -1;
   }
   const auto restored = store.read(*newest);
-  const auto number = restored.progress.at("number").get<std::int64_t>();
+  const auto number = restored.position_json.at("number").get<std::int64_t>();
   if (number < committed) wrong("number " + std::to_string(committed) + " is lost");
   if (!at::equal(restored.state.tensors.at("w"), values_of(number))) wrong("the values are wrong");
   return number;
@@ -76,7 +76,7 @@ void live(const fs::path& run, const fs::path& fast, bool behind, std::int64_t c
     ++number;
     muster::detail::checkpoint::CheckpointContents contents;
     contents.state.tensors.emplace("w", values_of(number));
-    contents.progress = {{"number", number}};
+    contents.position_json = {{"number", number}};
     store.commit(contents, behind ? CheckpointStore::Mode::async : CheckpointStore::Mode::sync);
     if (!fast.empty()) continue;
     finish();

@@ -41,7 +41,7 @@ CheckpointContents contents_of(int value, const fs::path& users) {
                     .values = {{"model", Json::object()}}},
           .random_state = "rank " + std::to_string(world().rank()),
           .directory = users,
-          .progress = {{"training_iteration", value}, {"epoch", value}},
+          .position_json = {{"training_iteration", value}, {"epoch", value}},
           .metrics = {{"loss", 0.5}}};
 }
 

@@ -202,7 +202,7 @@ struct Trial {
     may_be_found.insert(number);
     CheckpointContents contents;
     contents.state.tensors.emplace("w", values_of(number));
-    contents.progress = {{"number", number}};
+    contents.position_json = {{"number", number}};
     contents.directory = files;
     store.commit(contents);
     may_be_found = {number};

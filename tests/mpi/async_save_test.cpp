@@ -531,7 +531,7 @@ CheckpointContents contents_of(int value) {
   return {.state = {.tensors = {{"model/w", at::full({3'200'000}, value, at::kDouble)}}, .values = {{"model", Json()}}},
           .random_state = "rank " + std::to_string(world().rank()),
           .directory = {},
-          .progress = {{"training_iteration", value}, {"epoch", value}}};
+          .position_json = {{"training_iteration", value}, {"epoch", value}}};
 }
 
 double value_in(const CheckpointStore& store, const Checkpoint& checkpoint) {

@@ -46,7 +46,7 @@ StateDict state_of(int value) {
 CheckpointContents contents_of(int value) {
   return {.state = state_of(value),
           .random_state = "rank " + std::to_string(world().rank()),
-          .progress = {{"training_iteration", value}, {"epoch", value}},
+          .position_json = {{"training_iteration", value}, {"epoch", value}},
           .metrics = {{"accuracy", value % 3}}};
 }
 
@@ -106,7 +106,7 @@ TEST(Store, GivesBackWhatWasCommitted) {
   const auto restored = again.read(*newest);
   expect_state(restored.state, 2);
   EXPECT_EQ(restored.random_state, "rank " + std::to_string(world().rank()));
-  EXPECT_EQ(restored.progress.at("epoch"), 2);
+  EXPECT_EQ(restored.position_json.at("epoch"), 2);
   EXPECT_EQ(restored.metrics.at("accuracy"), 2);
   EXPECT_EQ(restored.world_size, world().size());
   expect_state(newest->to_dict(), 2);

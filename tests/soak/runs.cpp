@@ -156,7 +156,7 @@ class Sequence {
     for (const auto& [index, path] : FolderTier(run_).list().published) {
       if (!rolled_back_too && detail::checkpoint::is_rolled_back(rollbacks, index)) continue;
       const auto manifest = detail::checkpoint::read_manifest(path);
-      all[index] = {manifest.progress.at("number"), manifest.metrics.at("score"),
+      all[index] = {manifest.position_json.at("number"), manifest.metrics.at("score"),
                     manifest.metrics.value("checkpoint_name", "")};
     }
     return all;
@@ -180,7 +180,7 @@ class Sequence {
     const auto found = store_->newest();
     if (!found) return -1;
     const auto restored = store_->read(*found);
-    const int number = restored.progress.at("number");
+    const int number = restored.position_json.at("number");
     if (!at::equal(restored.state.tensors.at("w"), values_of(number))) throw Wrong("the values are wrong");
     return number;
   }
@@ -242,7 +242,7 @@ class Sequence {
     const int number = ++last_number_;
     CheckpointContents contents;
     contents.state.tensors.emplace("w", values_of(number));
-    contents.progress = {{"number", number}};
+    contents.position_json = {{"number", number}};
     contents.metrics = {{"score", dice_.below(5)}, {"checkpoint_name", dice_.chance(0.3) ? "best" : ""}};
     const auto name = contents.metrics.at("checkpoint_name").get<std::string>();
     const bool behind = config_.async_save && dice_.chance(0.7), fast = !config_.fast_tier.empty();

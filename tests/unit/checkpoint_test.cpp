@@ -100,7 +100,7 @@ void save(storage::Tier& tier, const Tensors& tensors, int parts) {
   write_manifest(tier, {.index = 4,
                         .time = "2026-01-31T12:00:00Z",
                         .world_size = parts,
-                        .progress = {{"training_iteration", 5}, {"epoch", 2}},
+                        .position_json = {{"training_iteration", 5}, {"epoch", 2}},
                         .metrics = {{"loss", 0.25}},
                         .values = {{"best", 0.5}},
                         .tensors = layout.tensors,
@@ -383,7 +383,7 @@ TEST(Manifest, WhateverStandsThereIsReadOrIsDamage) {
       ++tried;
       try {
         const auto manifest = from_text(forge(path, [&](Json& json) { json[at] = value; }), "it");
-        const auto read = state::training_position_from_json(manifest.progress);
+        const auto read = state::training_position_from_json(manifest.position_json);
         EXPECT_GE(read.epoch, 0);
         EXPECT_GE(read.training_iteration, 0);
       } catch (const Error& error) {

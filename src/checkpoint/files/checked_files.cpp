@@ -34,10 +34,10 @@ fs::path regular_file(const fs::path& directory, const std::string& name) {
   return path;
 }
 
-/// Block size in bytes: small enough to be in the processor's cache when its checksum is computed after reading.
+/// Bytes per read: few enough to be in the processor's cache still when their checksum is computed.
 constexpr std::size_t read_block_bytes = 256 << 10;
 
-/// Fills `into` from the file, beginning at `offset`, and returns the checksum.
+/// Fills `into` from the file, beginning at `offset`, and returns the checksum of what was read.
 std::uint32_t read_with_checksum(const File& file, std::uint64_t offset, std::span<std::byte> into) {
   std::uint32_t checksum = 0;
   while (!into.empty()) {
@@ -50,7 +50,7 @@ std::uint32_t read_with_checksum(const File& file, std::uint64_t offset, std::sp
   return checksum;
 }
 
-/// Computes the checksums of a file's first `size` bytes, and gives the bytes of each piece to `use`.
+/// Computes the checksums of the pieces in a file's first `size` bytes. Calls `use` with the bytes of each piece.
 FileEntry take_checksums(const File& file, std::uint64_t size, const std::string& name,
                          const std::function<void(std::span<const std::byte>, std::uint64_t offset)>& use = {}) {
   FileEntry entry{.name = name, .bytes = size, .piece_bytes = piece_bytes_for(size)};
@@ -142,7 +142,7 @@ FileEntry copy_file_unless_there(const fs::path& directory, const std::string& n
         },
         /*replace=*/false);
   } catch (const Error&) {
-    if (!is_there()) throw;  // otherwise another process was faster
+    if (!is_there()) throw;  // if it is there, another process has copied it first
   }
   return copied;
 }
@@ -150,7 +150,7 @@ FileEntry copy_file_unless_there(const fs::path& directory, const std::string& n
 fs::path without_links(const fs::path& path) {
   std::error_code error;
   auto target = fs::canonical(path, error);
-  // As it was given, if that makes no difference.
+  // If the path has no symbolic links, it is returned as given.
   return error || target == fs::absolute(path, error).lexically_normal() ? path : target;
 }
 

@@ -24,15 +24,16 @@ class MappedState;
 /// (ExitCode::data) for a symbolic link or a special file.
 std::vector<std::string> list_files(const std::filesystem::path& directory);
 
-/// Copies `directory`/`name` durably to the same name in the checkpoint that is being saved, and returns its checksums.
+/// Copies `directory`/`name` durably to the same name in the hidden folder of the checkpoint `index`, which is being
+/// saved to the tier `to`. Returns the file's size and checksums.
 FileEntry copy_file(const std::filesystem::path& directory, const std::string& name, const storage::Tier& to,
                     int index);
-/// Copies `directory`/`name` to the same name under `to`, and returns its checksums. Safe if several processes copy at
-/// once: the file appears only when it is complete. An existing file with the same bytes stays. Throws an Error
-/// (ExitCode::usage) if an existing file has other bytes.
+/// Copies `directory`/`name` to the same name under `to`, and returns its size and checksums. Several processes may
+/// copy at once: the file appears only when it is complete. Throws an Error (ExitCode::usage) if there already is a
+/// file with other bytes; one with the same bytes stays.
 FileEntry copy_file_unless_there(const std::filesystem::path& directory, const std::string& name,
                                  const std::filesystem::path& to);
-/// Returns the checksums of `directory`/`name`.
+/// Returns the size and checksums of `directory`/`name`.
 FileEntry checksum_file(const std::filesystem::path& directory, const std::string& name);
 
 /// Divides `count` items among as many threads as torch has. Each thread calls work(range).
@@ -41,32 +42,33 @@ void for_each_share(std::uint64_t count, const std::function<void(Range)>& work)
 /// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if its size is not that of its entry.
 File open_with_size(const std::filesystem::path& directory, const FileEntry& entry);
 
-/// Reads and verifies pieces of a checkpoint's file on as many threads as torch has, and passes each to `use` with its
-/// range in the file. If place(range) returns memory, the piece is read into it. Throws an Error (ExitCode::data) if
-/// the size of the file or the checksum of a piece is not that of the entry.
+/// Reads and verifies pieces of a checkpoint's file, on as many threads as torch has. Calls `use` for each piece with
+/// its range in the file and its bytes. If place(range) returns memory, the piece is read into that memory. Throws an
+/// Error (ExitCode::data) if the file's size or a piece's checksum differs from the entry.
 void read_pieces(const std::filesystem::path& directory, const FileEntry& entry, std::span<const std::uint64_t> pieces,
                  const std::function<std::byte*(Range)>& place = {},
                  const std::function<void(Range, std::span<const std::byte>)>& use = {});
 
-/// Returns the pieces whose checksums match the entry. Throws the same Errors as read_pieces(), except for checksums.
+/// Returns the pieces whose checksums match the entry. Throws the same Errors as read_pieces(), but not for wrong
+/// checksums.
 std::vector<std::uint64_t> intact_pieces(const std::filesystem::path& directory, const FileEntry& entry,
                                          std::span<const std::uint64_t> pieces);
 
-/// The path without symbolic links, whose targets may change; `path` itself if it has none or nothing is there.
+/// Returns the path with symbolic links resolved, since links may change; `path` itself if it has no links or nothing
+/// is there.
 std::filesystem::path without_links(const std::filesystem::path& path);
-/// Device and inode of a folder, which it keeps under any name.
+/// Device and inode of a folder, which do not change when it is renamed.
 using FolderId = std::pair<std::uint64_t, std::uint64_t>;
-/// Returns zeros if the folder cannot be looked at; then reading it says why.
+/// Returns zeros if the folder cannot be examined; a later read of the folder reports the error.
 FolderId folder_id(const std::filesystem::path& folder) noexcept;
-/// Throws an Error (ExitCode::retry) if `folder` is not the one of this ID any more.
+/// Throws an Error (ExitCode::retry) if the path `folder` now leads to a folder with another ID.
 void require_same_folder(const std::filesystem::path& folder, const FolderId& id);
 
-/// Throws an Error (ExitCode::data) that names the first file that is missing or has another size than the manifest
-/// says.
+/// Throws an Error (ExitCode::data) that names the first file that is missing or whose size differs from the manifest.
 void verify_sizes(const std::filesystem::path& directory, const Manifest& manifest);
-/// Verifies the checksums of this rank's share. Pieces that every node needs are divided among the ranks of each node,
-/// so they are in the node's page cache afterwards; all other pieces are divided among all ranks. With `state`,
-/// state.h5 is read through its mapping.
+/// Verifies the checksums of this rank's share of the files. Pieces that every rank will read are divided among the
+/// ranks of each node, so that each node's page cache has them; all other pieces are divided among all ranks. With
+/// `state`, state.h5 is read through that mapping.
 void verify(const std::filesystem::path& directory, const Manifest& manifest, state::RankInGroup in_world = {},
             state::RankInGroup in_node = {}, const MappedState* state = nullptr);
 

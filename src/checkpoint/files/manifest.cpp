@@ -46,7 +46,7 @@ constexpr TypeName type_names[] = {
     {at::kComplexDouble, "complex128"},
 };
 
-/// Says what is wrong with a manifest. from_text() turns it into an Error that names the file.
+/// A fault in a manifest. from_text() turns it into an Error that also names the file.
 struct Invalid : Error {
   explicit Invalid(std::string what_is_wrong)
       : Error(ExitCode::data, "reading a manifest", what_is_wrong), fact(std::move(what_is_wrong)) {}
@@ -58,7 +58,7 @@ bool fits(const Json& value) {
   return value.is_number_unsigned() && std::in_range<T>(value.get<std::uint64_t>());
 }
 
-/// Reads json[key], which must be an unsigned number that fits T.
+/// Reads json[key] into `number`. Throws Invalid if it is not an unsigned number in the range of T.
 template <std::integral T>
 void take(const Json& json, const char* key, T& number) {
   const auto& value = json.at(key);
@@ -92,8 +92,8 @@ std::uint64_t bytes_of(at::ScalarType type, const std::vector<std::int64_t>& sha
   return *bytes;
 }
 
-/// Checks that tensors lie inside the file, have the sizes of their shapes, and do not overlap. So together they are no
-/// larger than the file.
+/// Checks that tensors lie inside the file, have the sizes of their shapes, and do not overlap. It follows that
+/// together they are no larger than the file.
 void check_tensors(const Manifest& manifest) {
   std::map<std::string, const TensorEntry*> stored;
   std::vector<const TensorEntry*> by_offset;
@@ -134,12 +134,12 @@ void check_files(const Manifest& manifest) {
   if (!names.contains(state_name)) throw Invalid{"it does not list state.h5"};
 }
 
-/// Checks the progress, and that it agrees with the rest of the manifest.
-void check_progress(const Manifest& manifest) {
+/// Checks the training position, and that it agrees with the rest of the manifest.
+void check_position(const Manifest& manifest) {
   if (manifest.world_size < 1) throw Invalid{"\"world_size\" is 0"};
   state::TrainingPosition position;
   try {
-    position = state::training_position_from_json(manifest.progress);
+    position = state::training_position_from_json(manifest.position_json);
   } catch (const Error& error) {
     throw Invalid{error.what()};
   }
@@ -166,7 +166,7 @@ Manifest manifest_from(const Json& json) {
   take(json, "index", manifest.index);
   manifest.time = json.at("time").get<std::string>();
   take(json, "world_size", manifest.world_size);
-  manifest.progress = object_at(json, "progress");
+  manifest.position_json = object_at(json, "progress");
   manifest.metrics = object_at(json, "metrics");
   manifest.metadata = json.at("metadata");
   manifest.values = object_at(json, "values");
@@ -180,7 +180,7 @@ Manifest manifest_from(const Json& json) {
   array_at(json, "tensors").get_to(manifest.tensors);
   check_files(manifest);
   check_tensors(manifest);
-  check_progress(manifest);
+  check_position(manifest);
   return manifest;
 }
 
@@ -248,7 +248,7 @@ void from_json(const Json& json, FileEntry& file) {
 std::string to_text(const Manifest& manifest) {
   const std::pair<const char*, Json> members[] = {
       {"format", format_name},         {"version", newest_version},         {"index", manifest.index},
-      {"time", manifest.time},         {"world_size", manifest.world_size}, {"progress", manifest.progress},
+      {"time", manifest.time},         {"world_size", manifest.world_size}, {"progress", manifest.position_json},
       {"metrics", manifest.metrics},   {"metadata", manifest.metadata},     {"values", manifest.values},
       {"per_rank", manifest.per_rank}, {"tensors", manifest.tensors},       {"files", manifest.files},
   };
@@ -308,7 +308,7 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   return from_text(read_file(path, max_json_bytes), path.string());
 }
 
-/// Returns the text of the manifest in `directory`. Throws an Error if it could not be read again.
+/// Returns the manifest's text. Throws an Error if from_text() would refuse it.
 static std::string readable_text(const Manifest& manifest, const std::filesystem::path& directory) {
   auto text = to_text(manifest);
   from_text(text, (directory / manifest_name).string());

@@ -1,4 +1,5 @@
-// manifest.json describes the content of a checkpoint. It is written last: a directory without it is not a checkpoint.
+// manifest.json describes the content of a checkpoint. It is written last, so a directory without it is not a
+// checkpoint.
 //
 //   {
 //   "format": "muster checkpoint",
@@ -21,10 +22,10 @@
 //   "checksum": "0a1b2c3d"
 //   }
 //
-// The tensor "random" [world_size, bytes] holds the random state of each rank. Tensors "gradients/model/fc.weight" are
-// gradients that wait for an optimizer's step, and "gradient_weights/…" their weights; they have no value. "checksum"
-// is the CRC-32 of all bytes before its line, in hexadecimal. The first three lines and the last two have this form in
-// every version.
+// The tensor "random" [world_size, bytes] holds the random state of each rank. A tensor "gradients/model/fc.weight" is
+// a gradient that waited for an optimizer's step, and "gradient_weights/…" is its weight; neither has an entry in
+// "values". "checksum" is the CRC-32 of all bytes before its line, in hexadecimal. The first three lines and the last
+// two have the same form in every version.
 #pragma once
 
 #include "base/export.hpp"
@@ -50,15 +51,15 @@ inline constexpr const char* manifest_name = "manifest.json";
 inline constexpr const char* state_name = "state.h5";
 inline constexpr const char* random_name = "random";
 
-/// A tensor of the state file.
+/// A tensor in state.h5.
 struct TensorEntry {
   std::string name;
   at::ScalarType type{};
   std::vector<std::int64_t> shape;
   std::uint64_t offset = 0;  ///< in state.h5, in bytes; 0 for a tensor without bytes
   std::uint64_t bytes = 0;
-  std::string same_as = {};  ///< an earlier tensor that shares its memory with this one; usually empty
-  bool per_rank = false;     ///< each rank has its own tensor; the first dimension is the rank
+  std::string same_as = {};  ///< name of an earlier tensor with the same memory; empty if there is none
+  bool per_rank = false;     ///< true if each rank has its own tensor; the first dimension is then the rank
 };
 
 /// A file of the checkpoint and the checksums of its pieces.
@@ -74,12 +75,12 @@ struct Manifest {
   int index = 0;
   std::string time = {};
   int world_size = 1;
-  Json progress = Json::object();
+  Json position_json = Json::object();  ///< a state::TrainingPosition; "progress" in the file
   Json metrics = Json::object();
   Json metadata = Json::object();
   Json values = Json::object();
-  /// By name of the entry, whether each rank had its own. An entry that is missing here is unknown, as are all of a
-  /// checkpoint by an earlier muster.
+  /// For each entry of the state, whether each rank had its own value. Checkpoints by early versions of muster do not
+  /// have this; then it is unknown.
   std::map<std::string, bool> per_rank = {};
   std::vector<TensorEntry> tensors = {};
   std::vector<FileEntry> files = {};
@@ -88,8 +89,8 @@ struct Manifest {
   const FileEntry& state_file() const;
 };
 
-/// A checkpoint in a newer format, which this version of muster cannot read. It does not count as damaged and must not
-/// be changed.
+/// Thrown for a checkpoint in a newer format, which this version of muster cannot read. The checkpoint does not count
+/// as damaged and must not be changed.
 class NewerFormat : public Error {
  public:
   using Error::Error;
@@ -97,15 +98,16 @@ class NewerFormat : public Error {
 
 std::string to_text(const Manifest& manifest);
 /// Parses a manifest that need not be trusted. Checks that the checksum and types are right, names stay inside the
-/// directory, sizes add up, and tensors do not overlap. Throws an Error (ExitCode::data) that calls the manifest
-/// `shown`.
+/// directory, sizes add up, and tensors do not overlap. Throws an Error (ExitCode::data); its message calls the
+/// manifest `shown`.
 Manifest from_text(std::string_view text, const std::string& shown);
 
 /// True if the directory holds a manifest by muster, damaged or not.
 MUSTER_INTERNAL_API bool is_checkpoint(const std::filesystem::path& directory);
 /// Reads and checks the manifest in `directory`.
 MUSTER_INTERNAL_API Manifest read_manifest(const std::filesystem::path& directory);
-/// Creates the file durably: in `directory`, or in the checkpoint with the manifest's index that is being saved.
+/// Create the file durably: in `directory`, or in the hidden folder of the checkpoint manifest.index that is being
+/// saved to `tier`.
 void write_manifest(const std::filesystem::path& directory, const Manifest& manifest);
 void write_manifest(const storage::Tier& tier, const Manifest& manifest);
 

@@ -1,4 +1,4 @@
-// Files are divided into pieces. Each piece has a checksum, and ranks share the pieces among themselves.
+// Files are divided into pieces. Each piece has a checksum, and the ranks divide the pieces among themselves.
 #pragma once
 
 #include "base/export.hpp"
@@ -26,8 +26,8 @@ inline Range share_of(std::uint64_t count, state::RankInGroup of) noexcept {
   return {begin, begin + each + (rank < more ? 1 : 0)};
 }
 
-/// Returns the size of a piece in bytes (the last piece may be shorter). It is a power of two from 64 KiB to 4 MiB, so
-/// ranks never write to the same page.
+/// Returns the size of a piece in bytes; the last piece may be shorter. The size is a power of two from 64 KiB to 4
+/// MiB, so two ranks never write to the same memory page or file block.
 inline std::uint64_t piece_bytes_for(std::uint64_t file_bytes) noexcept {
   constexpr std::uint64_t smallest = 64 << 10, largest = 4 << 20, pieces = 1024;
   return std::bit_ceil(std::clamp(file_bytes / pieces, smallest, largest));
@@ -41,10 +41,10 @@ inline Range piece_range(std::uint64_t file_bytes, std::uint64_t piece_bytes, st
   return {begin, begin + std::min(piece_bytes, file_bytes - begin)};
 }
 
-/// Returns zlib's CRC-32, continued from `before`.
+/// Returns the CRC-32 of zlib. `before`: the CRC-32 of the bytes before these.
 MUSTER_INTERNAL_API std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
 
-/// Returns the checksum that the manifest stores for a piece, continued from `before`.
+/// Returns the checksum that the manifest stores for a piece. `before`: the checksum of the bytes before these.
 inline std::uint32_t piece_checksum(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept {
   return crc32(bytes, before);
 }

@@ -15,10 +15,10 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Block size in bytes: small enough to be in the processor's cache when its fingerprint is computed after copying.
+/// Bytes per copy: few enough to be in the processor's cache still when their fingerprint is computed.
 constexpr std::size_t snapshot_block_bytes = 128 << 10;
 
-/// Reserves address space. Pages take memory once they are touched.
+/// Reserves address space. A page takes memory only when it is written to for the first time.
 std::shared_ptr<std::byte> reserve(std::uint64_t bytes) {
   void* const address =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -27,7 +27,7 @@ std::shared_ptr<std::byte> reserve(std::uint64_t bytes) {
   return {static_cast<std::byte*>(address), [bytes](std::byte* memory) { ::munmap(memory, bytes); }};
 }
 
-/// Returns the tensor's bytes in the snapshots of memory; null if they are not in them.
+/// Returns the tensor's bytes in one of the memory snapshots; null if no snapshot has them.
 std::shared_ptr<const std::byte> find_in_snapshots(const at::Tensor& tensor,
                                                    std::span<const optim::MemorySnapshot> memory_snapshots) {
   if (!tensor.is_cpu() || !tensor.is_contiguous()) return nullptr;
@@ -44,15 +44,15 @@ at::Tensor tensor_at(std::shared_ptr<const std::byte> data, const at::Tensor& li
       bytes, like.sizes(), [data = std::move(data)](void*) {}, at::TensorOptions(like.scalar_type()));
 }
 
-/// The bytes of one tensor in one piece of the file.
+/// The bytes of one tensor that lie in one piece of the file.
 struct TensorSlice {
   std::span<const std::byte> from;
-  std::byte* to = nullptr;  ///< null if it is not copied
+  std::byte* to = nullptr;  ///< null if they need not be copied
   bool compared = false;
   std::uint64_t sum = 0;
 };
 
-/// Copies the slice, and computes its fingerprint if it is compared.
+/// Copies the slice if needed, and computes its fingerprint if it is compared between ranks.
 void copy_and_sum(TensorSlice& slice) {
   for (std::size_t done = 0; done < slice.from.size(); done += snapshot_block_bytes) {
     const auto block = slice.from.subspan(done, std::min(snapshot_block_bytes, slice.from.size() - done));
@@ -78,7 +78,7 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
   Result taken;
   std::vector<TensorSlice> slices;
   std::vector<state::Bytes> whole;     // owns the memory that slices point to
-  std::vector<at::Tensor> on_devices;  // their fingerprints are computed on the device
+  std::vector<at::Tensor> on_devices;  // tensors on other devices, which compute their fingerprints themselves
   for (const auto& entry : layout.tensors) {
     const auto& tensor = tensors.at(entry.name);
     if (!entry.same_as.empty()) {
@@ -90,7 +90,7 @@ Snapshot::Result Snapshot::take(const Layout& layout, const Tensors& tensors, co
       continue;
     }
     taken.tensors.emplace(entry.name, tensor_at({memory_, memory_.get() + entry.offset}, tensor));
-    if (entry.per_rank && entry.shape[0] > 1) continue;  // gather_rows() has copied it
+    if (entry.per_rank && entry.shape[0] > 1) continue;  // gather_rows() has copied them
     const bool compares = compare && !entry.per_rank, on_device = !tensor.is_cpu();
     if (compares && on_device) on_devices.push_back(tensor);
     std::optional<state::Bytes> bytes;

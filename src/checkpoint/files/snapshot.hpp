@@ -1,4 +1,4 @@
-// A snapshot of the state: a copy of the parts that this rank writes, so that training can continue meanwhile.
+// A snapshot of the state: a copy of the bytes that this rank writes, so that training may change the state meanwhile.
 #pragma once
 
 #include "checkpoint/files/state_file.hpp"
@@ -12,23 +12,23 @@
 
 namespace muster::detail::checkpoint {
 
-/// Owns the memory of the copies and uses it again for the next snapshot.
+/// Takes snapshots. Owns their memory, which the next snapshot uses again.
 class Snapshot {
  public:
-  /// What one snapshot has copied.
+  /// The result of one snapshot.
   struct Result {
-    Tensors tensors;                ///< only their bytes in `pieces` may be read, until the next snapshot
-    std::uint64_t fingerprint = 0;  ///< over all replicated tensors that are not in memory_snapshots
+    Tensors tensors;                ///< until the next snapshot; only their bytes in `pieces` may be read
+    std::uint64_t fingerprint = 0;  ///< of all replicated tensors that are not in `memory_snapshots`
   };
 
-  /// Copies the bytes of these pieces of the file, past the processor's caches, on as many threads as torch has.
-  /// Tensors in `memory_snapshots` are not copied. With `compare` it also computes the fingerprint of all other
-  /// replicated tensors.
+  /// Copies the bytes of `pieces`, the pieces of the file that this rank writes, past the processor's caches and on as
+  /// many threads as torch has. Does not copy tensors in `memory_snapshots`. With `compare`, also computes the
+  /// fingerprint of all other replicated tensors.
   Result take(const Layout& layout, const Tensors& tensors, const std::vector<std::uint64_t>& pieces,
               std::span<const optim::MemorySnapshot> memory_snapshots, bool compare);
 
  private:
-  std::shared_ptr<std::byte> memory_;  ///< laid out like the file; only pages that were written to take space
+  std::shared_ptr<std::byte> memory_;  ///< has the layout of the file; pages that were never written to take no memory
   std::uint64_t bytes_ = 0;
   std::vector<std::uint64_t> pieces_;
 };

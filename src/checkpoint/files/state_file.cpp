@@ -13,7 +13,7 @@ namespace {
 
 const std::string making = "making state.h5";
 
-/// Two tensors with the same key have the same values in the same memory, and are both per-rank or both replicated.
+/// Two tensors with equal keys have the same values in the same memory, and are both per-rank or both replicated.
 using MemoryKey =
     std::tuple<bool, const void*, at::ScalarType, std::vector<std::int64_t>, std::vector<std::int64_t>, bool, bool>;
 
@@ -24,7 +24,8 @@ MemoryKey memory_key(const TensorEntry& entry, const at::Tensor& tensor) {
 
 std::int64_t check(std::int64_t status) { return hdf5::check(status, making, ExitCode::retry); }
 
-/// Creates the groups that the name has, unless they are in `made`. Those that HDF5 creates by itself have a time.
+/// Creates the HDF5 groups in `name` that are not in `made`, and adds them to it. HDF5 would create them by itself, but
+/// with a time stamp.
 void make_groups(hid_t file, const std::string& name, hid_t links, std::set<std::string>& made) {
   const auto creation = hdf5::make_properties(H5P_GROUP_CREATE, making, ExitCode::retry);
   check(H5Pset_obj_track_times(creation.get(), false));
@@ -55,7 +56,7 @@ std::uint64_t make_dataset(hid_t file, const TensorEntry& tensor, hid_t links) {
   return offset;
 }
 
-/// Returns the tensor's entry in the file, without its offset.
+/// Returns the entry of a tensor, without its offset in the file.
 TensorEntry entry_for(const std::string& name, const at::Tensor& tensor, bool per_rank, int ranks) {
   TensorEntry entry{.name = name, .type = tensor.scalar_type(), .shape = tensor.sizes().vec()};
   if (per_rank) entry.shape.insert(entry.shape.begin(), ranks);
@@ -64,13 +65,13 @@ TensorEntry entry_for(const std::string& name, const at::Tensor& tensor, bool pe
   return entry;
 }
 
-/// Returns the entries of all tensors, without offsets.
+/// Returns the entries of all tensors, without their offsets in the file.
 std::vector<TensorEntry> entries_for(const Tensors& tensors, const std::set<std::string>& per_rank, int ranks) {
   std::vector<TensorEntry> entries;
   std::map<MemoryKey, std::string> first_name;
   for (const auto& [name, tensor] : tensors) {
     auto entry = entry_for(name, tensor, per_rank.contains(name), ranks);
-    // Per-rank tensors may share memory on this rank but not on others.
+    // Per-rank tensors that share memory on this rank may have separate memory on other ranks.
     if (!entry.per_rank) {
       const auto [first, is_new] = first_name.try_emplace(memory_key(entry, tensor), name);
       if (!is_new && entry.bytes > 0) {
@@ -141,7 +142,7 @@ Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank
     }
     file.close(making);
   }
-  // HDF5 knows the size of its own data and ignores padding after it.
+  // Pads the file. HDF5 knows the size of its own data and ignores bytes behind it.
   layout.bytes = (memory->size() + direct_alignment - 1) / direct_alignment * direct_alignment;
   TensorIndex(layout.tensors).for_each_segment({0, memory->size()}, [&](Range range, const TensorEntry* tensor) {
     if (tensor != nullptr) return;

@@ -1,6 +1,6 @@
-// state.h5 holds the tensors. HDF5 lays the file out in memory; then ranks write the bytes at their offsets
-// (state_writer.hpp). So no HDF5 call is collective, and none touches a disk. Reading uses the offsets in the manifest
-// (state_reader.hpp), so HDF5 never parses a file from elsewhere.
+// state.h5 holds the tensors. One rank lets HDF5 lay the file out in memory; then the ranks write the bytes to their
+// offsets without HDF5 (state_writer.hpp). So no HDF5 call is collective or touches a disk. Reading uses the offsets in
+// the manifest (state_reader.hpp), so HDF5 never parses a file from elsewhere.
 #pragma once
 
 #include "base/export.hpp"
@@ -21,7 +21,7 @@ namespace muster::detail::checkpoint {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// A range of bytes of a file, with their offset.
+/// Consecutive bytes of a file, and their offset.
 struct FileBytes {
   std::uint64_t offset = 0;
   std::vector<std::uint8_t> bytes = {};
@@ -29,36 +29,38 @@ struct FileBytes {
   std::uint64_t end() const noexcept { return offset + bytes.size(); }
 };
 
-/// Where everything lies in a file.
+/// Where the tensors and HDF5's own bytes lie in a file.
 struct Layout {
   std::vector<TensorEntry> tensors;
-  std::uint64_t bytes = 0;                ///< size of the file, a multiple of the block size of direct writes
-  std::vector<FileBytes> structure = {};  ///< HDF5's own bytes, in the order of the file; all other gaps are zero
+  std::uint64_t bytes = 0;  ///< size of the file; a multiple of the block size of direct writes
+  /// HDF5's own bytes, in the order of the file; all other bytes outside of tensors are zero
+  std::vector<FileBytes> structure = {};
 };
 
 std::string pack(const Layout& layout);
 Layout unpack_layout(std::string_view packed);
 
 /// Throws an Error (ExitCode::usage) for a tensor that cannot be stored: not dense, of a type that HDF5 does not have,
-/// or with a name that conflicts with another.
+/// or with a name that cannot be in one file with another tensor's name.
 MUSTER_INTERNAL_API void check_storable(const Tensors& tensors);
 
-/// Returns the layout of a file with one dataset per tensor. The parts of a tensor's name become groups. Tensors that
-/// share their memory become one dataset with several names. Tensors named in `per_rank` have one row for each of
+/// Returns the layout of a file with one dataset per tensor; the parts of a tensor's name become groups. Tensors that
+/// share their memory become one dataset with several names. Each tensor named in `per_rank` gets one row for each of
 /// `ranks` ranks.
 MUSTER_INTERNAL_API Layout make_layout(const Tensors& tensors, const std::set<std::string>& per_rank = {},
                                        int ranks = 1);
 /// True if make_layout() with these arguments would return this layout.
 bool layout_fits(const Layout& layout, const Tensors& tensors, const std::set<std::string>& per_rank, int ranks);
 
-/// Throws an Error (ExitCode::usage) if these are not the tensors that the file was laid out for.
+/// Throws an Error (ExitCode::usage) if the layout was made for other tensors.
 void check_layout(const Layout& layout, const Tensors& tensors);
 
-/// Returns the pieces of a file of `file_bytes` that hold bytes of wanted tensors, in ascending order.
+/// Returns the pieces of a file of `file_bytes` that hold bytes of tensors for which `wanted` returns true, in
+/// ascending order.
 std::vector<std::uint64_t> pieces_of_tensors(const std::vector<TensorEntry>& tensors, std::uint64_t file_bytes,
                                              const std::function<bool(const std::string&)>& wanted);
 
-/// Finds the tensor at an offset of the file.
+/// Finds the tensors that lie in a range of the file.
 class TensorIndex {
  public:
   explicit TensorIndex(const std::vector<TensorEntry>& tensors) {
@@ -67,8 +69,8 @@ class TensorIndex {
     std::ranges::sort(sorted_, {}, &TensorEntry::offset);
   }
 
-  /// Splits `range` at the borders of tensors and calls segment(range, tensor) for each part in order; `tensor` is null
-  /// if no tensor lies there.
+  /// Splits `range` where tensors begin and end, and calls segment(range, tensor) for each part in order. `tensor` is
+  /// null for a part that belongs to no tensor.
   void for_each_segment(Range range, auto&& segment) const {
     const TensorEntry* const none = nullptr;
     auto at = std::ranges::upper_bound(sorted_, range.begin, {},
@@ -85,7 +87,7 @@ class TensorIndex {
   }
 
  private:
-  std::vector<const TensorEntry*> sorted_;  // tensors with bytes, by offset
+  std::vector<const TensorEntry*> sorted_;  // tensors with bytes, sorted by offset
 };
 
 }  // namespace muster::detail::checkpoint

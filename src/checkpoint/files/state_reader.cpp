@@ -17,13 +17,14 @@ namespace {
 constexpr int MADV_POPULATE_READ = 22;  // since Linux 5.14; older C libraries do not define it
 #endif
 
-/// Smaller tensors are copied: mapping a page for each would cost more, and they need not be aligned in the file.
+/// Smaller tensors are copied instead of mapped: a mapped page for each would cost more, and they may be unaligned in
+/// the file.
 constexpr std::uint64_t min_mapped_bytes = 64 << 10;
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
-/// Calls `make` for each entry that has its own bytes and returns the tensors by name. Entries that share memory get
-/// the same tensor. Leaves out undefined tensors.
+/// Calls `make` for each entry that has bytes of its own, and returns the tensors by name. Entries that share memory
+/// get the same tensor. Leaves out undefined tensors.
 Tensors make_tensors(const Manifest& manifest, auto&& make) {
   Tensors tensors;
   std::map<std::string, at::Tensor> stored;
@@ -41,7 +42,7 @@ at::Tensor empty_for(const TensorEntry& entry) { return at::empty(entry.shape, a
 
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
                      const std::function<bool(const std::string&)>& wanted) {
-  // A wanted tensor may share the bytes of one that is not wanted; then that one must be read.
+  // A wanted tensor may share its bytes with a tensor that is not wanted; then the latter must be read.
   std::set<std::string> needed;
   for (const auto& entry : manifest.tensors)
     if (!wanted || wanted(entry.name)) needed.insert(entry.same_as.empty() ? entry.name : entry.same_as);
@@ -59,7 +60,7 @@ Tensors read_tensors(const std::filesystem::path& directory, const Manifest& man
   const TensorIndex tensor_index(manifest.tensors);
   read_pieces(
       directory, file, pieces,
-      [&](Range range) {  // a piece that lies within one tensor is read straight into it
+      [&](Range range) {  // a piece that lies within one tensor is read directly into the tensor's memory
         std::byte* address = nullptr;
         tensor_index.for_each_segment(range, [&](Range segment, const TensorEntry* tensor) {
           const auto at = memory.find(tensor);
@@ -92,8 +93,8 @@ std::shared_ptr<const MappedState> MappedState::open(const std::filesystem::path
 
 MappedState::~MappedState() { ::munmap(data_, entry_.bytes); }
 
-/// Makes the kernel read this range now, so that a failure is an Error and not a signal on a later access. Returns
-/// false if the kernel does not support this.
+/// Makes the kernel read this range now: then a failure is an Error here, not a signal at a later access. Returns false
+/// if the kernel does not support this.
 bool MappedState::load(Range range) const {
   const auto begin = range.begin / page_size() * page_size();
   int status;
@@ -118,8 +119,8 @@ void MappedState::verify(std::span<const std::uint64_t> pieces) const {
 
 Tensors MappedState::tensors(const Manifest& manifest) const {
   return make_tensors(manifest, [&](const TensorEntry& entry) {
-    // Another rank may have verified these bytes. Their pages may have left memory since; if they cannot be read again,
-    // accessing them would kill this process.
+    // Another rank may have verified these bytes, and the kernel may have dropped their pages since. If it could not
+    // read them again, an access would kill this process, so they are loaded now.
     if (entry.bytes > 0) load({entry.offset, entry.offset + entry.bytes});
     auto* const begin = data_ + entry.offset;
     if (entry.bytes >= min_mapped_bytes && entry.offset % c10::elementSize(entry.type) == 0)

@@ -1,4 +1,4 @@
-// Reads state.h5 by the offsets in the manifest. Tensors that shared memory when they were saved share it again.
+// Reads state.h5 by the offsets in the manifest. Tensors that shared memory when they were saved share memory again.
 #pragma once
 
 #include "checkpoint/files/state_file.hpp"
@@ -12,26 +12,26 @@
 
 namespace muster::detail::checkpoint {
 
-/// Reads the tensors for which `wanted` returns true, or all tensors, into new memory. Verifies the checksums of the
-/// pieces that it reads, on as many threads as torch has.
+/// Reads tensors into new memory: those for which `wanted` returns true, or all. Verifies the checksums of the pieces
+/// that it reads, on as many threads as torch has.
 Tensors read_tensors(const std::filesystem::path& directory, const Manifest& manifest,
                      const std::function<bool(const std::string&)>& wanted = {});
 
-/// A memory mapping of state.h5. The ranks of a node share the page cache, so data that one rank has read need not be
-/// read from the disk again.
+/// A memory mapping of state.h5. The ranks of a node share the page cache, so the node reads the data from the disk
+/// only once.
 class MappedState : public std::enable_shared_from_this<MappedState> {
  public:
   /// Returns null if the kernel or the file system does not support such mappings. Throws an Error (ExitCode::data) if
-  /// the size of the file is not that of its entry.
+  /// the file's size differs from the entry.
   static std::shared_ptr<const MappedState> open(const std::filesystem::path& directory, const FileEntry& entry);
   MappedState(const MappedState&) = delete;
   ~MappedState();
 
-  /// Verifies these pieces on as many threads as torch has. Throws an Error (ExitCode::data) for a wrong checksum.
+  /// Verifies these pieces on as many threads as torch has. Throws an Error (ExitCode::data) if a checksum is wrong.
   void verify(std::span<const std::uint64_t> pieces) const;
-  /// Returns all tensors, without verifying them. Large tensors are views of the mapping, which lives as long as one of
-  /// them does; until then the file's disk space stays in use, even if the file is removed. Writing to them changes
-  /// only this process's copy.
+  /// Returns all tensors without verifying them. Large tensors are views of the mapping, which lives as long as one of
+  /// them does; until then the file takes disk space, even if it is removed. Writing to them changes only this
+  /// process's copy.
   Tensors tensors(const Manifest& manifest) const;
 
  private:

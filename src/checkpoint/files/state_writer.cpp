@@ -15,19 +15,19 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Bytes per write.
+/// Greatest number of bytes per write.
 constexpr std::size_t max_write_bytes = 8 << 20;
-/// Block size in bytes: small enough to be in the processor's cache when its checksum is computed after copying.
+/// Bytes per copy: few enough to be in the processor's cache still when their checksum is computed.
 constexpr std::size_t copy_block_bytes = 128 << 10;
 
-/// Provides the bytes of the file from HDF5's structure, per-rank rows and tensors.
+/// Provides the bytes of the file: from HDF5's own bytes, from rows of per-rank tensors, and from tensors.
 class Source {
  public:
   Source(const Layout& layout, const Tensors& tensors, const std::vector<FileBytes>& rows)
       : layout_(layout), tensors_(tensors), rows_(rows), tensor_index_(layout.tensors) {}
 
-  /// Calls use(bytes, zero_count) for consecutive parts of this range: either `bytes`, or an empty span and the number
-  /// of zero bytes.
+  /// Calls use(bytes, zero_count) for consecutive parts of this range: either with their bytes, or with an empty span
+  /// and the number of zero bytes.
   void each(Range range, auto&& use) {
     tensor_index_.for_each_segment(range, [&](Range segment, const TensorEntry* tensor) {
       if (tensor == nullptr) return stored(layout_.structure, segment, use);
@@ -80,7 +80,7 @@ std::uint32_t copy_out(Source& source, Range range, std::byte* to) {
   return checksum;
 }
 
-/// Calls use(tensor, rank, range) for each rank's row of each per-rank tensor, in the order of names, then ranks.
+/// Calls use(tensor, rank, range) for each rank's row of each per-rank tensor, in the order of tensors, then ranks.
 void each_row(const Layout& layout, int ranks, auto&& use) {
   for (const auto& tensor : layout.tensors) {
     if (!tensor.per_rank) continue;
@@ -92,7 +92,7 @@ void each_row(const Layout& layout, int ranks, auto&& use) {
   }
 }
 
-/// Splits `range` by the rank that writes it, and calls use(writer, range) for each part.
+/// Splits `range` where the writing rank changes, and calls use(writer, range) for each part.
 void each_writer(Range range, std::uint64_t piece_bytes, const std::vector<int>& writers, auto&& use) {
   for (auto begin = range.begin; begin < range.end;) {
     const int writer = writers[begin / piece_bytes];
@@ -172,7 +172,7 @@ std::vector<std::uint32_t> StateWriter::write(const OpenFile& open, const Layout
   const auto piece_bytes = piece_bytes_for(layout.bytes);
   Source source(layout, tensors, rows);
   std::vector<std::uint32_t> checksums;
-  // Declared after `file`: if an exception is thrown, the pending writes end before the file is closed.
+  // Declared after `file`: if an exception is thrown, these are destroyed first, which waits for the writes.
   std::array<std::shared_future<void>, depth> pending_writes;
   const auto wait = [&](std::shared_future<void>& slot) {
     if (!slot.valid()) return;
@@ -180,7 +180,7 @@ std::vector<std::uint32_t> StateWriter::write(const OpenFile& open, const Layout
     slot.get();
   };
   for (std::size_t done = 0, chunk = 0; done < pieces.size(); ++chunk) {
-    auto last = done + 1;  // end of the adjacent pieces that are written at once
+    auto last = done + 1;  // end of the adjacent pieces that one write takes
     while (last < pieces.size() && pieces[last] == pieces[last - 1] + 1 &&
            (last - done) * piece_bytes < max_write_bytes)
       ++last;
@@ -192,7 +192,8 @@ std::vector<std::uint32_t> StateWriter::write(const OpenFile& open, const Layout
       const auto piece = piece_range(layout.bytes, piece_bytes, pieces[done]);
       checksums.push_back(copy_out(source, piece, buffer.data() + (piece.begin - range.begin)));
     }
-    // One write at a time: several would end together and leave the disk idle until the next buffers are filled.
+    // Writes one buffer after the other. Parallel writes would end at the same time and leave the disk idle until
+    // buffers are filled again.
     const auto& before = pending_writes[(chunk + depth - 1) % depth];
     slot = std::async(std::launch::async, [&file, before, buffer, range] {
       if (before.valid()) before.get();

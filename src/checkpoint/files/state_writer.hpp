@@ -1,5 +1,5 @@
-// Writes state.h5. Each piece is written by one rank, past the page cache if the file system supports that. While
-// pieces are being written, the next ones are copied together and their checksums computed.
+// Writes state.h5. One rank writes each piece, past the page cache if the file system supports that. While pieces are
+// being written, the next pieces are copied to a buffer and their checksums are computed.
 //
 //   Layout layout = make_layout(tensors);                           // on one rank, which sends it to the others
 //   tier.create(index, state_name, layout.bytes);                   // on the same rank
@@ -25,15 +25,15 @@ namespace muster::detail::checkpoint {
 
 using OpenFile = std::function<std::unique_ptr<storage::SavedFile>(storage::Alignment)>;
 
-/// Returns for each piece of the file the first rank with per-rank bytes in it, or −1 if there are none: the `owners`
-/// of plan_writers().
+/// Returns for each piece of the file the first rank whose rows of per-rank tensors lie in it, or −1 if there are none.
+/// This is the argument `owners` of plan_writers().
 std::vector<int> piece_owners(const Layout& layout, int ranks);
 
 /// Returns the pieces that `rank` writes, in the order of the file.
 std::vector<std::uint64_t> pieces_of(const std::vector<int>& writers, int rank);
 
-/// Sends the rows of per-rank tensors to the ranks that write them. Returns the bytes of such rows in this rank's
-/// pieces, in the order of the file; nothing if there is only one rank. Collective.
+/// Sends the rows of per-rank tensors to the ranks that write them. Returns the rows' bytes in the pieces that this
+/// rank writes, in the order of the file; nothing if there is only one rank. Collective.
 std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layout& layout, const Tensors& tensors,
                                    const std::vector<int>& writers);
 
@@ -41,14 +41,15 @@ std::vector<FileBytes> gather_rows(const Communicator& communicator, const Layou
 class StateWriter {
  public:
   /// Writes these pieces durably to the file that `open` opens, and returns their checksums. The layout must fit the
-  /// tensors (check_layout()). `rows`: the result of gather_rows(). While it waits for the disk it calls `meanwhile`,
-  /// which does a small step of other work and returns false when there is none left.
+  /// tensors (check_layout()). `rows`: the result of gather_rows(). While it waits for the disk, it calls `meanwhile`,
+  /// which does a small piece of other work and returns false when there is none left.
   std::vector<std::uint32_t> write(const OpenFile& open, const Layout& layout, const Tensors& tensors,
                                    const std::vector<std::uint64_t>& pieces, const std::vector<FileBytes>& rows = {},
                                    const std::function<bool()>& meanwhile = {});
 
  private:
-  static constexpr std::size_t depth = 3;  ///< buffers: one being filled, one being written, one waiting
+  /// number of buffers: one is filled, one is written, one waits to be written
+  static constexpr std::size_t depth = 3;
 
   /// Memory aligned for direct writes.
   struct Buffer {

@@ -32,7 +32,8 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
     if (auto set = Checkpoint::from_directory(*directory).get_metadata(); set.is_object())
       files.metadata = std::move(set);
   } catch (const Error&) {
-    // The folder has a file with the name of the metadata that does not hold metadata. It is stored as a file only.
+    // The folder has a file with the name of the metadata, but not with metadata in it. It is stored as an ordinary
+    // file.
   }
   return files;
 }

@@ -11,7 +11,7 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-// In the order of the enumerators.
+// Names of the values of CheckpointStatus, in the same order.
 constexpr std::array names{"committed", "pending_validation", "validated", "validation_timeout", "validation_failed"};
 
 }  // namespace

@@ -8,8 +8,8 @@
 namespace muster::detail::checkpoint {
 namespace {
 
-/// Returns the ranks that may write: the first writer of each node, then the second of each, and so on. The writers of
-/// a node are spread evenly over its ranks.
+/// Returns the ranks that may write: the first writer of each node, then the second of each node, and so on. A node's
+/// writers are evenly spread over its ranks.
 std::vector<int> candidates_of(const std::map<int, std::vector<int>>& nodes, int max_writers_per_node) {
   std::vector<int> candidates;
   for (int i = 0; i < max_writers_per_node; ++i)
@@ -24,7 +24,7 @@ std::vector<int> candidates_of(const std::map<int, std::vector<int>>& nodes, int
 
 std::vector<int> plan_writers(std::uint64_t file_bytes, const std::vector<int>& owners,
                               const std::vector<int>& node_of_rank, const WriteLimits& limits) {
-  // Rank 0's node comes first, so rank 0 is always among the writers.
+  // Rank 0's node is the first, so rank 0 is always among the writers.
   std::map<int, std::vector<int>> nodes;
   const auto node_of = [&](int rank) {
     const int node = node_of_rank[static_cast<std::size_t>(rank)];
@@ -46,7 +46,7 @@ std::vector<int> plan_writers(std::uint64_t file_bytes, const std::vector<int>& 
       shared.push_back(piece);
       continue;
     }
-    // The closest writer at or below the owner, so that writers write their own pieces.
+    // Choose the nearest writer at or below the owner, so that an owner that is a writer gets its own pieces.
     const auto above = std::ranges::upper_bound(on_node->second, owner);
     plan[piece] = above == on_node->second.begin() ? *above : *std::prev(above);
   }

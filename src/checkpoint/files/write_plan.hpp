@@ -1,10 +1,10 @@
-// Plans which rank writes which piece of a state file. The plan is a pure function of numbers, for two ranks as for ten
-// thousand.
+// Plans which rank writes which piece of a state file. The plan depends on numbers only, so it can be computed for any
+// number of ranks.
 //
-// Any rank may write replicated data, so only some ranks write: a few of each node, and only as many as get a share
-// that is worth opening the file for. Per-rank data is written by a writer on its node, which gets it through shared
-// memory. All writers write to one file. This is the plan for 420 MB and 64 GB on nodes of 64 ranks, as the test of
-// this file prints it:
+// Any rank could write replicated data, so only some ranks do: a few of each node, and only as many as get enough bytes
+// to make opening the file worth it. Per-rank data is written by a writer on the same node, which gets it through
+// shared memory. All writers write to one file. The test of this file prints the plans for 420 MB and 64 GB on nodes of
+// 64 ranks:
 //
 //     ranks  nodes     bytes  writers  on nodes  most bytes of one  opened  synced
 //         1      1    420 MB        1         1             420 MB       1       4
@@ -16,7 +16,7 @@
 //      1000     16  64000 MB       64        16            1002 MB      64      67
 //     10000    157  64000 MB      628       157             105 MB     628     631
 //
-// In addition each save creates one folder, two files and one name, whatever the number of ranks.
+// In addition, each save creates one folder, two files and one name, whatever the number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,13 @@ namespace muster::detail::checkpoint {
 
 /// How many ranks may write at once.
 struct WriteLimits {
-  int max_writers_per_node = 4;                ///< maximum; more do not write faster through one network card
-  std::uint64_t min_share_bytes = 8ull << 20;  ///< minimum bytes per writer, unless there is only one
+  int max_writers_per_node = 4;                ///< at most; more do not write faster through one network card
+  std::uint64_t min_share_bytes = 8ull << 20;  ///< at least as many bytes for each writer, unless there is only one
 };
 
-/// Returns for each piece of a file the rank that writes it. `owners`: for each piece the rank that it belongs to, or
-/// −1 if it is replicated. Rank 0 writes its own pieces itself. `node_of_rank`: any numbers, equal for ranks of one
-/// node.
+/// Returns for each piece of a file the rank that writes it. `owners`: for each piece, the rank that has its data, or
+/// −1 if the data is replicated. Rank 0 writes its own pieces itself. `node_of_rank`: any numbers, equal for ranks of
+/// the same node.
 std::vector<int> plan_writers(std::uint64_t file_bytes, const std::vector<int>& owners,
                               const std::vector<int>& node_of_rank, const WriteLimits& limits = {});
 
