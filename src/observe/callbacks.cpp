@@ -16,14 +16,14 @@ namespace {
 
 std::string class_of(const Callback& callback) { return c10::demangle(typeid(callback).name()); }
 
-/// The callback's class, and its name() if it has one.
+/// Returns the callback's class, with its name() if it has one.
 std::string name_of(const Callback& callback) {
   const auto name = callback.name();
   return name.empty() ? class_of(callback) : class_of(callback) + ": " + name;
 }
 
-/// The key of a callback's state: its name, with a number if an earlier callback has the same name. Classes of the same
-/// name may come from two source files.
+/// Returns the key of a callback's state: the callback's name, with a number if an earlier callback has the same name.
+/// Two callbacks may also have the same name because two source files have classes of the same name.
 std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, const Callback& callback) {
   const auto name = name_of(callback);
   int number = 1;
@@ -34,7 +34,7 @@ std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, cons
   return number == 1 ? name : name + " " + std::to_string(number);
 }
 
-/// True if `key` is the key of a state of the class `name`.
+/// True if `key` is the key of a state of a callback of class `name`.
 bool is_of_class(const std::string& key, const std::string& name) {
   return key.starts_with(name) && (key.size() == name.size() || key[name.size()] == ':' || key[name.size()] == ' ');
 }
@@ -115,7 +115,7 @@ Metrics Callbacks::with_callback_metrics(Metrics metrics) {
 }
 
 void Callbacks::report_failed() {
-  // Empty if the report has failed before it has asked them.
+  // Empty if the report has failed before with_callback_metrics() was called.
   const auto before = std::exchange(before_report_, {});
   const std::vector told(callbacks_.begin(), callbacks_.begin() + static_cast<std::ptrdiff_t>(before.size()));
   auto state = before.begin();

@@ -1,4 +1,5 @@
-// Counts predictions against targets for the metrics, and puts the metrics into reports and states.
+// Implements the metrics of classification: counts predictions and targets, and puts the metrics into reports and
+// states.
 #include "muster/classification.hpp"
 
 #include "base/json.hpp"
@@ -28,7 +29,7 @@ namespace {
 using namespace detail::state;
 using detail::observe::MetricAccumulator;
 
-/// The values that count for a metric, one row for each sample or pixel.
+/// The values that count for a metric: one row for each sample, or for each pixel.
 struct WeightedRows {
   at::Tensor prediction;  ///< logits [M, C], or one value per row [M]
   at::Tensor target;      ///< [M], integers
@@ -44,7 +45,7 @@ class MetricInput {
     if (!holds) throw Error(ExitCode::user_error, doing_, fact, remedy);
   }
 
-  /// Throws an Error unless the class of every row is from 0 to `classes` − 1.
+  /// Throws an Error unless each row has a class from 0 to `classes` − 1.
   void require_classes(const char* what, const at::Tensor& of_rows, std::int64_t classes) const {
     if (of_rows.numel() == 0) return;
     const auto [least, most] = of_rows.aminmax();
@@ -54,7 +55,7 @@ class MetricInput {
             "Classes are numbered from 0; give a sample without a class the weight 0");
   }
 
-  /// Throws an Error if the class of a row is negative.
+  /// Throws an Error if a row has a negative class.
   void require_not_negative(const char* what, const at::Tensor& of_rows) const {
     if (of_rows.numel() == 0) return;
     const auto least = of_rows.min().item<std::int64_t>();
@@ -62,7 +63,8 @@ class MetricInput {
             "Classes are numbered from 0; give a sample without a class the weight 0");
   }
 
-  /// The rows of the first `samples` samples, without rows of weight 0. Logits stay logits.
+  /// Returns the rows of the first `samples` samples, without rows of weight 0. If the prediction has logits, it keeps
+  /// them.
   WeightedRows rows_of(const at::Tensor& prediction, const at::Tensor& target, std::optional<std::int64_t> samples,
                        const at::Tensor& weight) const {
     require(prediction.defined() && target.defined(), "a tensor is undefined", "Give the predictions and the targets");
@@ -86,7 +88,7 @@ class MetricInput {
     const auto flat = [&](const at::Tensor& tensor) {
       return tensor.detach().narrow(0, 0, sample_count).to(prediction.device()).reshape({-1});
     };
-    // torch computes little with unsigned numbers and those of 8 bits.
+    // torch supports few operations on unsigned and 8-bit numbers.
     const auto computable = at::isIntegralType(type, /*includeBool=*/true) ? at::kLong
                             : c10::isFloat8Type(type)                      ? at::kFloat
                                                                            : type;
@@ -112,7 +114,8 @@ class MetricInput {
     return all;
   }
 
-  /// Like rows_of(), but the prediction is one class per row, from 0 to `classes` − 1; of logits, the largest one.
+  /// As rows_of(), but the prediction is one class per row, from 0 to `classes` − 1; of logits, the class of the
+  /// largest.
   WeightedRows classified_rows_of(const at::Tensor& prediction, const at::Tensor& target,
                                   std::optional<std::int64_t> samples, const at::Tensor& weight,
                                   std::int64_t classes) const {
@@ -134,7 +137,7 @@ class MetricInput {
     return all;
   }
 
-  /// True for each row with a NaN among its logits. The first one is a warning.
+  /// Returns which rows have a NaN among their logits. Logs a warning the first time that there is one.
   at::Tensor has_nan(const at::Tensor& logits) const {
     const auto rows =
         logits.numel() == 0 ? at::zeros({logits.size(0)}, logits.options().dtype(at::kBool)) : logits.amax(1).isnan();
@@ -152,9 +155,9 @@ class MetricInput {
   std::string doing_;
 };
 
-/// The sum of the rows' weights for each class.
+/// Returns the sum of the rows' weights for each class.
 at::Tensor sum_by_class(const at::Tensor& classes, const at::Tensor& weight, std::int64_t count) {
-  // bincount has no deterministic algorithm on a GPU.
+  // On a GPU, bincount has no deterministic algorithm.
   if (at::globalContext().deterministicAlgorithms())
     return at::zeros({count}, weight.options())
         .index_put_(c10::List<std::optional<at::Tensor>>({classes}), weight,
@@ -162,14 +165,15 @@ at::Tensor sum_by_class(const at::Tensor& classes, const at::Tensor& weight, std
   return at::bincount(classes, weight, count);
 }
 
-/// Three sums of weights for each class: rows predicted correctly, rows predicted, rows whose target it is.
+/// Returns three sums of weights for each class: of the rows predicted correctly, of the rows predicted to be of the
+/// class, and of the rows whose target it is.
 at::Tensor by_class(const WeightedRows& rows, std::int64_t classes) {
   const auto right = rows.weight * rows.prediction.eq(rows.target);
   return at::cat({sum_by_class(rows.target, right, classes), sum_by_class(rows.prediction, rows.weight, classes),
                   sum_by_class(rows.target, rows.weight, classes)});
 }
 
-/// True for each row whose target's logit is among the `k` largest. There is no NaN among them.
+/// Returns for which rows the target's logit is among the `k` largest. The logits must not have NaN.
 at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::int64_t k) {
   const auto at = target.unsqueeze(1), its = logits.gather(1, at);
   const auto number = at::arange(logits.size(1), target.options());
@@ -231,7 +235,7 @@ class StatefulMetric : public Stateful {
     std::vector<MetricAccumulator> ranks;
     for (const auto& rank : all.values) {
       if (!from_json(rank, ranks.emplace_back()) || ranks.back().kind != kind_ || !fits(ranks.back().sums.size()))
-        return StateDict{.values = rank};  // compare() reports the difference
+        return StateDict{.values = rank};  // StatefulMetric's compare() reports the difference
     }
     MetricAccumulator whole = detail::observe::merged(ranks);
     if (here.rank != 0) is_list() ? whole.sums.clear() : void(std::ranges::fill(whole.sums, 0.0));
@@ -343,7 +347,7 @@ void MeanIoU::add(const at::Tensor& prediction, const at::Tensor& target, Sample
 double MeanIoU::value() const { return evaluate(); }
 std::vector<double> MeanIoU::per_class() const { return detail::observe::iou_by_class(sums_); }
 
-/// Returns scores as [N, 2] on the CPU: each as a double, and what that cannot hold of a whole number.
+/// Returns scores as [N, 2] on the CPU: each score as a double, and the difference to the exact whole number.
 static at::Tensor exact(const at::Tensor& scores, bool is_unsigned) {
   const auto here = scores.cpu().contiguous();
   if (here.scalar_type() != at::kLong)
@@ -351,7 +355,7 @@ static at::Tensor exact(const at::Tensor& scores, bool is_unsigned) {
   auto both = at::empty({here.numel(), 2}, at::kDouble);
   const auto split = [](auto score, double* to) {
     to[0] = static_cast<double>(score);
-    // A long double holds every number of 64 bits.
+    // A long double holds every 64-bit number.
     to[1] = static_cast<double>(static_cast<long double>(score) - static_cast<long double>(to[0]));
   };
   const auto* const from = here.const_data_ptr<std::int64_t>();

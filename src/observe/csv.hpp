@@ -9,11 +9,11 @@
 
 namespace muster::detail::observe {
 
-/// Adds the keys of `row` that are not in `columns` yet. Returns true if there were any.
+/// Appends the keys of `row` that `columns` does not have yet. Returns true if there were any.
 MUSTER_INTERNAL_API bool add_columns(std::vector<std::string>& columns, const Json& row);
 
 MUSTER_INTERNAL_API std::string csv_header(const std::vector<std::string>& columns);
-/// The field of a column that the row lacks, or has as null, is empty.
+/// A column that the row does not have, or has as null, becomes an empty field.
 MUSTER_INTERNAL_API std::string csv_line(const Json& row, const std::vector<std::string>& columns);
 
 }  // namespace muster::detail::observe

@@ -23,7 +23,7 @@ void append_to(const std::filesystem::path& path, const std::string& line) {
 
 std::string line_of(const Json& row) { return json_text_lossy(row) + "\n"; }
 
-/// The number of the report that the row belongs to; 0 if the row has none.
+/// Returns the number of the report that the row belongs to; 0 if the row has none.
 std::int64_t iteration_of(const Json& row) { return row.value("training_iteration", std::int64_t{0}); }
 
 void warn_of_missing(const std::filesystem::path& folder, std::int64_t have, std::int64_t last) {
@@ -54,7 +54,7 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   for (std::string line; std::getline(lines, line);) {
     const auto doing = "reading " + path.string() + ", line " + std::to_string(++number);
     if (line.empty()) continue;
-    // A crash has cut off the last line, or a loss of power has left zeros in a file that was not synced.
+    // A crash may cut off the last line. A power loss may leave zeros in a file that was not synced.
     const bool cut_off = lines.eof() || line.find('\0') != line.npos;
     try {
       auto row = parse_json(line, doing);
@@ -92,7 +92,8 @@ void History::start(const AttemptStart& start) {
   const auto& last = start.last_row;
   warn_of_missing(folder_, have, start.training_iteration - (last.is_object() ? 1 : 0));
   if (last.is_object()) {
-    // A row of the same report may be of another course, whose checkpoint was lost, or may lack what a crash prevented.
+    // Replace the row of the same report: it may come from a course of training whose checkpoint was lost, or a crash
+    // may have made it incomplete.
     if (have == start.training_iteration && !rows_.empty()) rows_.pop_back();
     rows_.push_back(last);
   }
@@ -111,7 +112,7 @@ void History::end() {
     for (const char* name : {run_names::history, run_names::table}) File(folder_ / name, File::Mode::write).sync();
   } catch (const Error& error) {
     log::warn(std::string("result.json and progress.csv are written again: ") + error.what());
-    // A file that could not be synced still reads as if it were whole, so comparing it would show no difference.
+    // Write the files anew even if they read as unchanged: a file that could not be synced may still be in memory only.
     rewrite("result.json and progress.csv may lose this run's last metrics: ", Unchanged::replaced);
   }
 }
@@ -121,7 +122,7 @@ void History::remove_abandoned_rows(const AttemptStart& start) {
     const auto name = row.value("checkpoint_dir_name", Json());
     return name.is_string() ? name.get<std::string>() : std::string();
   };
-  // The last report that both courses have saved.
+  // Find the last report that has a checkpoint of both courses of training.
   const auto common = std::ranges::find_if(rows_.rbegin(), rows_.rend(), [&](const Json& row) {
     const auto name = checkpoint_of(row);
     return !name.empty() && start.is_ancestor(name);

@@ -13,50 +13,50 @@ namespace muster::detail::observe {
 
 class History final : public Observer {
  public:
-  /// `folder`: the run's folder. Has no rows before start().
+  /// `folder`: the run's folder. There are no rows before start().
   explicit History(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// Reads all rows, for a run that is not training now. Throws Errors like read().
+  /// Reads all rows of a run that is not training now. Throws the Errors of read().
   static History load(const std::filesystem::path& folder);
 
-  /// Keeps the rows that led to the checkpoint; drops later ones, those of another course of training, and a last line
-  /// that was cut off by a crash. The row of the checkpoint's own report is taken from the checkpoint: after a crash it
-  /// may be missing or another course's. Both files stay as they are until something is reported, saved or validated,
-  /// or training ends: the start may yet be refused.
+  /// Keeps the rows that led to the checkpoint. Drops later rows, rows of another course of training, and a last line
+  /// that a crash has cut off. The row of the checkpoint's own report is taken from the checkpoint, since after a crash
+  /// it may be missing or belong to another course. The files change only when something is reported, saved or
+  /// validated, or when training ends, since the start may still be refused.
   void start(const AttemptStart& start) override;
-  /// Logs a warning if the row cannot be written.
+  /// Adds the row. If it cannot be written, logs a warning.
   void report(const Json& row, std::int64_t epochs) override;
-  /// Removes the checkpoint's name from its row.
+  /// Removes the checkpoint's name from the row of its report.
   void checkpoint_lost(const Checkpoint& checkpoint) override;
   void checkpoint(const Checkpoint&) override;
-  /// Writes the rows to the disk, before the run is marked as finished; logs a warning if they may not be there.
+  /// Syncs the files to the disk before the run is marked as finished. If that fails, logs a warning.
   void end() override;
-  /// Replaces both files. Logs a warning if they cannot be written.
+  /// Puts the fields into the row of that report and replaces both files. If that fails, logs a warning.
   void validated(std::int64_t training_iteration, const Json& fields) override;
-  /// The same. False if nothing has changed: the row has the fields already, or there is no such row.
+  /// As validated(). Returns false if nothing has changed: the row has the fields already, or there is no such row.
   bool add_validation(std::int64_t training_iteration, const Json& fields);
 
-  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written; the next successful append()
-  /// writes that row too.
+  /// Adds a row to both files. Throws an Error (ExitCode::retry) if it cannot be written. The next successful append()
+  /// then writes this row, too.
   void append(const Json& row);
 
   const std::vector<Json>& rows() const noexcept { return rows_; }
 
-  /// The rows in a run's folder, without what a crash has left of others. Throws an Error (ExitCode::data) that names
-  /// the first line that is not a row.
+  /// Returns the rows in a run's folder, without a line that a crash has cut off. Throws an Error (ExitCode::data) that
+  /// names the first line that is not a row.
   MUSTER_INTERNAL_API static std::vector<Json> read(const std::filesystem::path& folder);
-  /// The same, with the row of a checkpoint's report if the file ends before it, as a loss of power may leave it. Warns
-  /// of rows before it that are missing. `saved`: that row, or null.
+  /// The same, but if the file ends before the row `saved`, adds that row; a power loss may leave such a file. Logs a
+  /// warning if rows before it are missing. `saved`: the row of a checkpoint's report, or null.
   static std::vector<Json> read(const std::filesystem::path& folder, const Json& saved);
 
  private:
   void remove_abandoned_rows(const AttemptStart& start);
-  /// What becomes of a file that already holds the rows, as it mostly does when a run resumes: a durable write takes as
-  /// long as a step.
+  /// What to do with a file that already has the right contents, as is usual when a run resumes: leave it, or replace
+  /// it. Replacing it takes about as long as a training step.
   enum class Unchanged { kept, replaced };
   void rewrite(const char* warning, Unchanged unchanged = Unchanged::kept) noexcept;
-  /// Writes a file. One with a second hard link is replaced in any case: rows will be appended to it, and the other
-  /// link belongs to a backup (cp -al).
+  /// Writes a file. A file with a second hard link is replaced in any case: rows will be appended to it, and the other
+  /// link may belong to a backup (cp -al).
   void write(const char* name, const std::string& text, Unchanged unchanged) const;
   void write_rows(Unchanged unchanged) const;
   void write_table(Unchanged unchanged) const;
@@ -64,7 +64,8 @@ class History final : public Observer {
   std::filesystem::path folder_;
   std::vector<Json> rows_;
   std::vector<std::string> columns_;  // columns of progress.csv
-  bool is_outdated_ = false;          // the files may differ from rows_, or hold a row in part; write both anew
+  // true if the files may differ from rows_ or hold a row only in part; then both are written anew
+  bool is_outdated_ = false;
 };
 
 }  // namespace muster::detail::observe

@@ -37,12 +37,12 @@ std::string to_string(LateCause cause) {
 namespace muster::detail::observe {
 namespace {
 
-/// A factor explains a delay if it is at least this share of it.
+/// A possible cause explains a delay if it accounts for at least this part of it.
 constexpr double explaining_share = 0.3;
-/// A page that comes from a disk takes about that long.
+/// A typical time to read a page from a disk.
 constexpr double seconds_per_major_fault = 1e-4;
 
-/// The median over all workers but `rank`.
+/// Returns the median of of(worker) over all workers but `rank`.
 template <class Of>
 double median_of_others(std::size_t count, std::size_t rank, Of&& of) {
   std::vector<double> values;
@@ -81,7 +81,7 @@ std::string percent(double share) {
   return text;
 }
 
-/// How much longer the part of each worker's time is than the median of the others', in seconds.
+/// Returns for each worker how much longer part(its times) is than the median of the other workers', in seconds.
 std::vector<double> behind_in(const StepWindow& window, const std::function<double(const RankTimes&)>& part) {
   std::vector<double> behind;
   for (std::size_t rank = 0; rank < window.times.size(); ++rank)
@@ -96,10 +96,11 @@ std::vector<double> behind_in(const StepWindow& window, const std::function<doub
 LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, const RankTimes& others,
                    const RankLoad& others_load) {
   const double enough = explaining_share * behind;
-  if (load.throttled - others_load.throttled >= enough) return LateCause::cpu_quota;  // of the threads that read, too
+  // also delays the threads that read data
+  if (load.throttled - others_load.throttled >= enough) return LateCause::cpu_quota;
   if (const double data = times.data - others.data; data >= behind / 2)
     return load.read - others_load.read >= data / 2 ? LateCause::file_system : LateCause::data;
-  // A late worker hardly waits for others, so what has kept it off its core has made it late.
+  // A late worker hardly waits for others, so time in which it had no core has made it late.
   if (load.run_queue >= enough)
     return load.other_threads - others_load.other_threads >= load.run_queue / 2 ? LateCause::own_threads
                                                                                 : LateCause::shared_core;
@@ -161,7 +162,7 @@ std::size_t LateRankDetector::late_count(std::size_t rank) const {
       std::ranges::count_if(last_, [&](const Window& window) { return window.behind[rank] > min_share_behind; }));
 }
 
-/// By what the kernel has counted.
+/// True if the kernel's counters show that something has kept the worker from running.
 bool LateRankDetector::is_held_up(std::size_t rank) const {
   if (last_.size() < windows) return false;
   double seconds = 0, behind = 0, throttled = 0, without_core = 0;
@@ -179,7 +180,7 @@ bool LateRankDetector::is_held_up(std::size_t rank) const {
          (late >= late_windows_without_core && without_core >= behind / 2);
 }
 
-/// From the windows in which the worker was late; from all if it is held up in bursts.
+/// Describes the windows in which the worker was late; all windows, if it is late only in bursts.
 LateRank LateRankDetector::describe(std::size_t rank) const {
   const bool in_bursts = late_count(rank) < late_windows;
   double seconds = 0, behind = 0;
@@ -217,7 +218,7 @@ std::string text_of(const LateRank& late) {
 }
 
 std::string LateRankWarnings::line_about(const LateRank& late, Clock::time_point now) {
-  // Other work on the machine may look like a longer computation, and hits one rank after the other.
+  // Other work on the machine may look like a longer computation, and slows one rank after the other.
   const bool by_machine = late.cause == LateCause::shared_core || late.cause == LateCause::computation;
   const std::tuple key(late.host, by_machine ? -1 : late.rank, by_machine ? LateCause::shared_core : late.cause);
   auto& topic = topics_.try_emplace(key, Topic{.rank = late.rank, .cause = late.cause}).first->second;

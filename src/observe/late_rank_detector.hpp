@@ -14,26 +14,29 @@
 
 namespace muster::detail::observe {
 
-/// A worker is late in a window if its own part is longer than the median of the other workers' by more than 10% of the
-/// window. It is late if it was in 8 of the last 10 windows, until it was in at most 2 of the last 10. What the
-/// kernel has counted needs less proof: a worker is late as well while it is behind by more than 10% of the last 10
-/// windows together, and for half of that its control group was out of processor time, in 2 windows or more, since a
-/// quota holds a worker up in bursts; or it had no core, in 5 windows or more.
+/// In one window, a worker is behind if its own part of the time (RankTimes::own()) is longer than the median of the
+/// other workers' by more than 10% of the window. It counts as late when it was behind in 8 of the last 10 windows,
+/// until it was behind in at most 2 of the last 10.
 ///
-/// The same holds for saves, which few windows have: a worker is late if its own part of a save is longer than the
-/// median of the others' by more than 10% of the time since the save before, and 20 ms, in 8 of the last 10 saves: rank
-/// 0 always has a little more to do.
+/// What the kernel has counted needs less proof. A worker also counts as late if, over the last 10 windows together, it
+/// is behind by more than 10% and half of that has one of two causes: its control group had used up its processor time,
+/// and the worker was behind in 2 windows or more (a quota delays in bursts); or it had no core, and was behind in 5
+/// windows or more.
+///
+/// Saves happen in few windows, so they have a rule of their own. A worker counts as late at saves if in 8 of the last
+/// 10 saves its own part was longer than the median of the other workers' by more than 10% of the time since the save
+/// before, and by more than 20 ms, since rank 0 always has a little more to do.
 class LateRankDetector {
  public:
   static constexpr double min_share_behind = 0.10, min_seconds_behind_in_save = 0.02;  ///< a share; seconds
   static constexpr std::size_t windows = 10, late_windows = 8, on_time_windows = 2, late_windows_without_core = 5,
                                late_windows_by_quota = 2;
 
-  /// `hosts`: of each worker.
+  /// `hosts`: the host of each worker.
   explicit LateRankDetector(std::vector<std::string> hosts)
       : hosts_(std::move(hosts)), is_late_(hosts_.size()), is_late_at_saves_(hosts_.size()) {}
 
-  /// Adds a window. Returns the workers that have become late with it.
+  /// Adds a window. Returns the workers that count as late from this window on.
   std::vector<LateRank> add(StepWindow window);
 
  private:
@@ -44,11 +47,12 @@ class LateRankDetector {
 
   struct Window {
     StepWindow content;
-    std::vector<double> behind;  ///< [rank]: as a share of the window; negative if it is ahead
+    /// for each worker, how far it is behind, as a part of the window; negative if it is ahead
+    std::vector<double> behind;
   };
   struct Save {
     double seconds = 0;          ///< since the save before
-    std::vector<double> behind;  ///< [rank]: in seconds
+    std::vector<double> behind;  ///< for each worker, how far it is behind, in seconds
   };
   std::vector<std::string> hosts_;
   std::vector<bool> is_late_, is_late_at_saves_;
@@ -57,27 +61,28 @@ class LateRankDetector {
   double seconds_since_save_ = 0;
 };
 
-/// The cause for a worker whose time is `behind` seconds longer than the other workers' median. `times` and `load` are
-/// its own; `others` are the medians of the other workers.
+/// Returns the cause why a worker's time is `behind` seconds longer than the median of the other workers'. `times` and
+/// `load`: the worker's. `others`, `others_load`: medians of the other workers.
 LateCause cause_of(double behind, const RankTimes& times, const RankLoad& load, const RankTimes& others,
                    const RankLoad& others_load);
 
-/// The warning about a late rank.
+/// Returns the text of the warning about a late rank.
 std::string text_of(const LateRank& late);
 
-/// Which late ranks are worth a line. A rank and a cause are named once, and again after 10 minutes, then 20, 40 and so
-/// on. On a machine with other work, its ranks are late in turn, each for a moment: that is said once for all of them.
+/// Decides which late ranks are worth a line. A rank with a cause gets a line at once, and again after 10 minutes, then
+/// after 20, 40 and so on. If other programs run on a machine, its ranks are late in turn, each for a short time; these
+/// share one line.
 class LateRankWarnings {
  public:
   using Clock = std::chrono::steady_clock;
-  /// The line about a rank that has become late; empty if nothing is to be said.
+  /// Returns the line about a rank that has become late; empty if none is worth it now.
   std::string line_about(const LateRank& late, Clock::time_point now = Clock::now());
 
  private:
   struct Topic {
-    int rank = 0;  ///< the first that was named
+    int rank = 0;  ///< the rank that the first line was about
     LateCause cause = LateCause::computation;
-    bool in_turn = false;  ///< it was said that ranks are late in turn
+    bool in_turn = false;  ///< true if a line has said that the ranks are late in turn
     Clock::time_point next = {};
     std::chrono::minutes interval{10};
   };

@@ -15,8 +15,8 @@ namespace {
 
 double ratio(double part, double whole) { return whole > 0 ? part / whole : std::nan(""); }
 
-/// For each class: the correct predictions divided by the union of predictions and targets (IoU), or twice the correct
-/// ones divided by their total (F1).
+/// Returns for each class: with `union_only`, the correct predictions over the union of predictions and targets (IoU);
+/// else twice the correct predictions over the sum of both (F1).
 std::vector<double> shares(std::span<const double> sums, bool union_only) {
   const auto classes = sums.size() / 3;
   std::vector<double> of_class(classes);
@@ -27,7 +27,7 @@ std::vector<double> shares(std::span<const double> sums, bool union_only) {
   return of_class;
 }
 
-/// The mean over the classes whose value is not NaN.
+/// Returns the mean over the classes that have a value, not NaN.
 double mean_of(const std::vector<double>& values) {
   double sum = 0, count = 0;
   for (const double value : values)
@@ -43,7 +43,7 @@ Json f1(const MetricAccumulator& accumulator) {
   if (average == "macro") return mean_of(of_class);
   const auto right = accumulator.sums.begin(), predicted = right + static_cast<std::ptrdiff_t>(of_class.size());
   const auto present = predicted + static_cast<std::ptrdiff_t>(of_class.size());
-  // Each sample has one prediction and one target, so precision and recall are the same.
+  // Summed over all classes, precision and recall are equal, since each sample has one prediction and one target.
   return ratio(std::accumulate(right, predicted, 0.0), std::accumulate(predicted, present, 0.0));
 }
 
@@ -62,7 +62,7 @@ Json confusion_matrix(const MetricAccumulator& accumulator) {
   return rows;
 }
 
-/// Sorted by score, with equal scores added up. NaN comes last.
+/// Returns the scores sorted, with the weights of equal scores added up. NaN comes last.
 std::vector<ScoreWeights> sorted(std::span<const double> sums) {
   std::vector<ScoreWeights> all;
   for (std::size_t i = 0; i < sums.size(); i += per_score)

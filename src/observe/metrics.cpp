@@ -45,7 +45,7 @@ Json finite(Json value) {
               "Give the same metric under that name on every rank");
 }
 
-/// The value of a metric from the ranks' accumulators, merged.
+/// Merges the ranks' accumulators and returns the value of the metric.
 Json value_of_accumulators(const std::string& key, const std::vector<Json>& values) {
   std::vector<MetricAccumulator> accumulators;
   for (const auto& value : values)
@@ -54,7 +54,8 @@ Json value_of_accumulators(const std::string& key, const std::vector<Json>& valu
   return finite(value_of(merged(accumulators)));
 }
 
-/// `values`: [value, weight] or [value, weight, accumulator] of each rank that gave the key.
+/// Returns the mean of a metric. `values`: [value, weight] or [value, weight, accumulator] of each rank that has the
+/// metric.
 Json mean_of(const std::string& key, const std::vector<Json>& values) {
   if (std::ranges::any_of(values, [](const Json& v) { return v.size() == 3; }))
     return value_of_accumulators(key, values);
@@ -69,12 +70,13 @@ Json mean_of(const std::string& key, const std::vector<Json>& values) {
   for (const auto& one : values) {
     const auto weight = one[1].get<std::int64_t>();
     const double counts = weight < 0 ? 1.0 : static_cast<double>(weight);
-    if (counts == 0) continue;  // a mean over no samples is NaN
+    if (counts == 0) continue;  // not a mean over no samples, which is NaN
     sum += one[0].get<double>() * counts;
     weights += counts;
   }
   if (weights == 0) return nullptr;
-  return finite(equal ? first : Json(sum / weights));  // avoids rounding: (0.2 + 0.2 + 0.2) / 3 is not 0.2
+  // equal values stay as they are: (0.2 + 0.2 + 0.2) / 3 is not 0.2
+  return finite(equal ? first : Json(sum / weights));
 }
 
 }  // namespace

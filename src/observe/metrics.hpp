@@ -1,4 +1,4 @@
-// Combines the metrics that the ranks report into one row: pure functions.
+// Combines the metrics that the ranks report into one row. All functions are pure.
 #pragma once
 
 #include "base/export.hpp"
@@ -9,24 +9,24 @@
 
 namespace muster::detail::observe {
 
-/// A rank's metrics as JSON, with their weights and accumulators. Throws an Error (ExitCode::user_error) for a reserved
-/// name.
+/// Returns a rank's metrics as JSON, with their weights and accumulators. Throws an Error (ExitCode::user_error) if a
+/// metric has a reserved name.
 Json to_json(const Metrics& metrics);
-/// Throws an Error that names the metric if it has no value, for example if it is a tensor of several numbers.
+/// Throws an Error that names the metric if it has no single value, for example if it is a tensor of several numbers.
 MUSTER_INTERNAL_API void require_value(const std::string& name, const Metric& metric);
 
-/// Merges the ranks' metrics from to_json(). Each key gets one value, from the ranks that have the key:
+/// Merges the ranks' metrics, as returned by to_json(). Each key gets one value, from the ranks that have the key:
 /// - equal integers stay as they are,
 /// - other numbers become their mean, weighted by samples (by 1 if a rank gave no number of samples),
 /// - metrics with accumulators are computed from all ranks' accumulators together,
 /// - anything else is taken from the lowest rank.
 /// NaN and infinity become null.
 MUSTER_INTERNAL_API Json mean_over_ranks(const std::vector<Json>& ranks);
-/// The list of values per key, by rank; null for a rank that did not give the key.
+/// Returns for each key the list of the ranks' values; null for a rank that does not have the key.
 Json list_over_ranks(const std::vector<Json>& ranks);
 
-/// The name of the first confusion matrix in which all ranks have counted equally many samples of each class, which
-/// suggests that each rank has gone over the same samples. Empty if there is none, or if there is only one rank.
+/// Returns the name of the first confusion matrix in which all ranks have counted equally many samples of each class:
+/// probably each rank has counted the same samples. Empty if there is no such matrix, or only one rank.
 std::string matrix_counted_by_all_ranks(const std::vector<Json>& ranks);
 
 }  // namespace muster::detail::observe

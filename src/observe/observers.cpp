@@ -15,7 +15,8 @@ namespace muster::detail::observe {
 Observers::Observers(bool first_worker, const ObservedRun& run, const RunConfig& config) {
   if (first_worker) {
     auto history = std::make_unique<History>(run.folder);
-    // A validation may give a row another score when nobody writes status.json any more.
+    // With validations, status.json does not hold the best value: a validation may change a row's score after training,
+    // when nobody writes status.json any more.
     auto status = std::make_unique<StatusFile>(run.folder, run.world_size, config.checkpoint_config,
                                                run.validates ? nullptr : history.get());
     observers_.push_back(std::move(history));

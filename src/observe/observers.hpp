@@ -1,5 +1,5 @@
-// The observers of a run: result.json and progress.csv, status.json, the progress line, TensorBoard's files, the user's
-// callbacks.
+// The observers of a run: result.json and progress.csv, status.json, the progress line, TensorBoard's files, and the
+// user's callbacks.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -18,21 +18,21 @@
 
 namespace muster::detail::observe {
 
-/// What the observers need to know of a run.
+/// What the observers need to know about a run.
 struct ObservedRun {
   std::filesystem::path folder;
   Progress progress = Progress::automatic;
-  std::int64_t first_epoch = 0;    ///< the `epoch` of its first row
+  std::int64_t first_epoch = 0;    ///< the field `epoch` in the row of the first epoch
   int world_size = 1;              ///< number of workers
   Json settings = Json::object();  ///< the training function's configuration
-  bool validates = false;          ///< rows may change after training has ended
+  bool validates = false;          ///< true if rows may change after training has ended, by validations
 };
 
-/// Throws an Error (ExitCode::missing_package) if muster was built without a library that an option asks for.
+/// Throws an Error (ExitCode::missing_package) if an option needs a library that muster was built without.
 void require_libraries(const RunConfig& config);
 
-/// Returns what adds a validation's result to the row of its report when training has ended, and the run has no
-/// Observers any more. On one rank.
+/// Returns a function that puts a validation's result into the row of its report, for the time after training, when the
+/// run has no Observers any more. Call it on one rank.
 std::function<void(std::int64_t training_iteration, const Json& fields)> rows_after_training(
     const std::filesystem::path& folder, const RunConfig& config, const Json& settings);
 
@@ -43,16 +43,16 @@ class Observers {
   /// Uses the given observers, and no callbacks.
   explicit Observers(std::vector<std::unique_ptr<Observer>> observers);
 
-  /// Tells all that training starts. An Error of the first worker's observers is thrown on all workers. Collective.
+  /// Tells all observers that training starts. An Error of the first worker's observers is thrown on all workers.
+  /// Collective.
   void start(const Communicator& workers, const AttemptStart& start);
-  /// Tells all of any other event: observers.tell(&Observer::checkpoint, checkpoint). An exception of an observer ends
-  /// training.
+  /// Tells all observers about another event: observers.tell(&Observer::checkpoint, checkpoint). Throws what an
+  /// observer throws.
   template <class... Parameters, class... Arguments>
   void tell(void (Observer::*moment)(Parameters...), const Arguments&... arguments) {
     for (const auto& observer : observers_) (observer.get()->*moment)(arguments...);
   }
-  /// The same at a moment when nothing can be thrown: logs an exception as a warning. `what`: the event, for the
-  /// warning.
+  /// The same, but logs exceptions as warnings that begin with `what`, a name for the event.
   template <class... Parameters, class... Arguments>
   void tell_and_log_errors(const char* what, void (Observer::*moment)(Parameters...),
                            const Arguments&... arguments) noexcept {
@@ -62,10 +62,11 @@ class Observers {
         log_error(what);
       }
   }
-  /// Training is over on this worker, with an error or without. Logs what an observer throws as a warning.
+  /// Tells all observers that training is over on this worker; `failure`: none after success. Logs exceptions as
+  /// warnings.
   void finish(const std::optional<Error>& failure) noexcept;
 
-  /// The user's callbacks, which are among the observers.
+  /// The user's callbacks; they are also among the observers.
   Callbacks& callbacks() noexcept { return *callbacks_; }
   const Callbacks& callbacks() const noexcept { return *callbacks_; }
 

@@ -23,8 +23,8 @@ namespace {
 
 constexpr int max_bar_width = 40;
 
-/// Opens the terminal that shows our stderr; returns −1 if there is none. mpirun receives its ranks' output through a
-/// pipe, so for ranks on its own node this looks at mpirun's stderr instead.
+/// Opens the terminal to which our stderr goes; returns −1 if there is none. mpirun reads its ranks' output from pipes,
+/// so on mpirun's node this function looks where mpirun's stderr goes instead.
 int open_terminal() {
   if (::isatty(STDERR_FILENO) != 0) return ::dup(STDERR_FILENO);
   const auto parent = std::filesystem::path("/proc") / std::to_string(::getppid());
@@ -54,8 +54,8 @@ std::string speed(double samples_per_second) {
   return std::to_string(std::llround(samples_per_second)) + " samples/s";
 }
 
-/// "  1:05 left": until the end of the run, or "  0:12 left in the epoch" where the number of epochs is not known;
-/// empty without a speed.
+/// Returns "  1:05 left", the time to the end of the run; if the number of epochs is unknown, "  0:12 left in the
+/// epoch"; empty if the speed is unknown.
 std::string time_left(const EpochPosition& position, double samples_per_second) {
   if (samples_per_second <= 0 || position.samples <= 0) return {};
   const bool knows_run = position.epochs > position.epoch;

@@ -1,4 +1,4 @@
-// Progress output while training runs: a line per report, and a live line on a terminal.
+// Progress output while training runs: a line per report, and on a terminal a line that is updated.
 #pragma once
 
 #include "muster/launch.hpp"
@@ -10,30 +10,30 @@
 
 namespace muster::detail::observe {
 
-/// The live line, without control characters, in less than `width` columns: the epoch, a bar, how much of the epoch is
-/// done, the speed, the time left, `metrics`, the step, `ranks`. Where that is too wide, the bar goes first, then the
-/// ranks, the step, the metrics, the time left and the speed.
+/// Returns the updated line, without control characters, in less than `width` columns: the epoch, a bar, the part of
+/// the epoch that is done, the speed, the time left, `metrics`, the step, `ranks`. If that is too wide, the bar is left
+/// out first, then the ranks, the step, the metrics, the time left and the speed.
 std::string progress_line(const EpochPosition& position, double samples_per_second, int width,
                           const std::string& metrics = {}, const std::string& ranks = {});
-/// "  slowest 3 (data)  2.1 GB": the worker that the others wait for, what it spends most time on (compute, data, save,
-/// network), and the memory of the worker that has most. One worker alone has no slowest.
+/// Returns "  slowest 3 (data)  2.1 GB": the worker that the others wait for, what it spends most time on (compute,
+/// data, save, network), and the memory of the worker that uses most. A single worker has no "slowest".
 std::string ranks_text(const StepWindow& window);
-/// The user's metrics in a report's row: "  loss 0.1235  accuracy 0.9".
+/// Returns the user's metrics in a report's row: "  loss 0.1235  accuracy 0.9".
 std::string metrics_text(const Json& row);
-/// The line of a report: epoch, the user's metrics, speed, checkpoint; numbers with four significant digits. The line
-/// counts epochs from 1; the rows count them from `first_epoch`.
+/// Returns the line of a report: epoch, the user's metrics, speed, checkpoint; numbers have four significant digits.
+/// The line counts epochs from 1, the row counts them from `first_epoch`.
 std::string report_line(const Json& row, std::int64_t epochs, std::int64_t first_epoch = 0);
 
-/// Writes to stderr.
+/// Writes the line of each report and the updated line to stderr.
 class ProgressLine final : public Observer {
  public:
-  /// Progress::automatic is a bar on a terminal and plain lines elsewhere.
+  /// Progress::automatic means an updated line on a terminal, and only lines of reports elsewhere.
   explicit ProgressLine(Progress mode, std::int64_t first_epoch = 0);
   ~ProgressLine() override;
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  /// Redraws the live line, at most ten times a second.
+  /// Redraws the updated line, at most ten times a second.
   void batch(const EpochPosition& position) override;
   void step_window(const StepWindow& window) override;
   void report(const Json& row, std::int64_t epochs) override;
@@ -45,12 +45,12 @@ class ProgressLine final : public Observer {
   std::int64_t first_epoch_;
   int terminal_ = -1;
   std::string last_metrics_, ranks_;
-  bool live_ = false;   ///< a live line is drawn
-  bool lines_ = false;  ///< a line per report is written
-  bool drawn_ = false;  ///< the live line is on the terminal now
+  bool live_ = false;   ///< true if there is an updated line
+  bool lines_ = false;  ///< true if each report gets a line
+  bool drawn_ = false;  ///< true if the updated line is on the terminal now
   Clock::time_point last_draw_{};
   Clock::time_point pass_begin_{};
-  std::int64_t pass_first_ = 0;  ///< samples of the epoch consumed before the pass began here
+  std::int64_t pass_first_ = 0;  ///< samples of the epoch that were consumed before this start's pass began
   EpochPosition previous_{.epoch = -1};
 };
 

@@ -19,7 +19,7 @@
 namespace muster {
 namespace {
 
-/// A metric that a callback reads from each report.
+/// Reads a metric from each report, for a callback.
 class WatchedMetric {
  public:
   WatchedMetric(std::string doing, std::string metric) : doing_(std::move(doing)), metric_(std::move(metric)) {
@@ -27,7 +27,7 @@ class WatchedMetric {
   }
 
   const std::string& metric() const noexcept { return metric_; }
-  /// The metric's value in `row`, NaN if it is null; none if the report does not have it.
+  /// Returns the metric's value in `row`; NaN if it is null; none if the row does not have it.
   std::optional<double> in(const Json& row) {
     const auto at = row.find(metric_);
     if (at == row.end()) {
@@ -67,7 +67,7 @@ class EarlyStopping final : public Callback {
   }
   void on_report(const Json& row) override {
     const bool is_awaited = row.value("checkpoint_status", Json()) == "pending_validation";
-    if (is_awaited && !row.contains(options_.metric)) return;  // the validation may give it
+    if (is_awaited && !row.contains(options_.metric)) return;  // the validation may add the metric
     const auto value = watched_.in(row);
     if (!value) return;
     counted_ = std::max(counted_, iteration_of(row));
@@ -91,7 +91,7 @@ class EarlyStopping final : public Callback {
   std::string name() const override { return options_.metric + (options_.mode == ScoreOrder::max ? " max" : " min"); }
   Json state() const override {
     const bool kept =
-        best_ && std::isfinite(*best_);  // JSON has no infinity: a restored run takes any number as better
+        best_ && std::isfinite(*best_);  // JSON cannot hold infinity; a restored run then takes any number as better
     return {{"best", kept ? Json(*best_) : Json()}, {"waited", waited_}, {"counted", counted_}};
   }
   void load_state(const Json& state) override {
@@ -114,12 +114,12 @@ class EarlyStopping final : public Callback {
   EarlyStoppingOptions options_;
   WatchedMetric watched_;
   std::optional<double> best_ = {};
-  int waited_ = 0;            ///< reports since the best value
-  std::int64_t counted_ = 0;  ///< the last report that had the metric, by itself or by its validation
+  int waited_ = 0;            ///< number of reports since the best value
+  std::int64_t counted_ = 0;  ///< the last report that has counted, by itself or by its validation
 };
 
-// The plateau scheduler's members are private. An explicit template instantiation may name private members, and its
-// friend functions return them.
+// Gives access to private members of the plateau scheduler: an explicit template instantiation may name private
+// members, and its friend functions return pointers to them.
 constexpr auto plateau_reset();
 constexpr auto plateau_mode();
 template <auto reset, auto mode>
@@ -153,9 +153,10 @@ class Plateau final : public Callback {
   std::string name() const override {
     return watched_.metric() + (scheduler_.*plateau_mode() == Scheduler::max ? " max" : " min");
   }
-  /// Not null, to show that this callback was in the run. The counts are in the scheduler's own state.
+  /// Not null, so that a restored run knows that this callback was there. Its counts are in the scheduler's own state.
   Json state() const override { return Json::object(); }
-  /// Without a state the next report resets the scheduler. It is not reset here, since it may be restored after this.
+  /// Without a saved state, the next report resets the scheduler. It cannot be reset here, since State::restore() may
+  /// come later.
   void load_state(const Json& state) override { must_reset_ = state.is_null(); }
 
  private:
@@ -163,7 +164,7 @@ class Plateau final : public Callback {
   Scheduler& scheduler_;
   StateEntry entry_;
   WatchedMetric watched_;
-  std::function<void()> set_back_ = {};  ///< undoes the step of a report that fails
+  std::function<void()> set_back_ = {};  ///< undoes the scheduler's step, for a report that fails
   bool must_reset_ = false;
 };
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::chrono::seconds write_interval{5};
 
-/// The whole number at `key`, or 0: others may have written the file.
+/// Returns the whole number at `key`; 0 if there is none, since other programs may have written the file.
 std::int64_t count_at(const Json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
@@ -60,7 +60,7 @@ void StatusFile::start(const AttemptStart& start) {
   last_report_ = start.last_row;
   position_.global_step = start.global_step;
   if (start.global_step == 0 && start.training_iteration == 0) return;
-  // If nothing is left to train, neither a batch nor a report tells where the run is.
+  // If there is nothing left to train, no batch and no report will tell the position, so it is read from the file.
   const auto before = read_status(run_);
   if (!before.is_object() || count_at(before, "global_step") != start.global_step ||
       count_at(before, "training_iteration") != start.training_iteration)
@@ -83,7 +83,7 @@ void StatusFile::report(const Json& row, std::int64_t epochs) {
   last_report_ = row;
   account_.report(row);
   position_.epochs = epochs;
-  // Of a loop over data unknown to muster no batches are told.
+  // In a loop over data that muster does not know, there are no events of batches: take the epoch from the row.
   const auto epoch = row.find("epoch");
   if (epoch != row.end() && epoch->is_number_integer() && *epoch > position_.epoch && *epoch < epochs)
     position_ = {.epoch = *epoch, .epochs = epochs, .global_step = position_.global_step};
@@ -91,7 +91,7 @@ void StatusFile::report(const Json& row, std::int64_t epochs) {
 }
 
 void StatusFile::failure(const Error& error) {
-  // A start that was refused changes nothing in the run.
+  // A start that was refused must not change the run.
   if (!written_at_ && (error.code() == ExitCode::usage || error.code() == ExitCode::data)) return;
   write(error.code() == ExitCode::stopped ? "stopped" : "failed", error.what());
 }

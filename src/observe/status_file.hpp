@@ -1,17 +1,19 @@
-// The file status.json in the run's folder: how far training is, for people who look at it from elsewhere (`muster ls`,
-// `muster inspect --follow`).
+// The file status.json in the run's folder: how far training is, for people who look at the run from elsewhere (`muster
+// ls`, `muster inspect --follow`).
 //
 //   {"state": "training",            or "finished", "stopped", "failed"
-//    "error": "…",                   why it failed
-//    "epoch": 3, "epochs": 10,       counted from 0; epochs is 0 if it is not known
-//    "consumed": 3200, "samples": 60000,   samples of this epoch
+//    "error": "…",                   why training has failed
+//    "epoch": 3, "epochs": 10,       the epoch, from 0, and the number of epochs; 0 if unknown
+//    "consumed": 3200, "samples": 60000,   samples of this epoch, so far and altogether
 //    "global_step": 1234, "training_iteration": 3,
-//    "samples_per_s": 5120.5, "epoch_s_left": 11.1, "run_s_left": 81.3,   null if not known
-//    "last_report": {…},             its row in result.json
-//    "best": {"val_loss": 0.12},     that of checkpoint_score_attribute in the rows, empty without one; left out with
-//    validation "ranks": {…},                   the workers' times in the last steps; null if not known "time": {…},
-//    "starts": […],     see time_account.hpp "world_size": 4, "host": "n1", "pid": 4711, "started": 1790000000,
-//    "updated": 1790000042}   seconds since 1970
+//    "samples_per_s": 5120.5, "epoch_s_left": 11.1, "run_s_left": 81.3,   null if unknown
+//    "last_report": {…},             the last report's row in result.json
+//    "best": {"val_loss": 0.12},     best value of checkpoint_score_attribute in the rows; empty without that option;
+//                                    missing if the run has a validation function
+//    "ranks": {…},                   what the workers have spent the last steps on; null if unknown
+//    "time": {…}, "starts": […],     see time_account.hpp
+//    "world_size": 4, "host": "n1", "pid": 4711,
+//    "started": 1790000000, "updated": 1790000042}   in seconds since 1970
 #pragma once
 
 #include "muster/config.hpp"
@@ -27,15 +29,15 @@
 
 namespace muster::detail::observe {
 
-/// The run's status.json; null if there is none that can be read.
+/// Returns the run's status.json; null if there is none or it cannot be read.
 Json read_status(const std::filesystem::path& run);
 
-/// Replaces the file at most every five seconds while training goes on, and when it ends. It is not synced: only those
-/// who look at a run read it. If it cannot be written, a warning says so once.
+/// Writes the file at most every five seconds while training runs, and when it ends. The file is not synced, since no
+/// program depends on it. If it cannot be written, logs a warning once.
 class StatusFile final : public Observer {
  public:
-  /// `score`: what the best value is of. `history`: has the rows, and is told of each moment before this object; null:
-  /// the best value is left out.
+  /// `score`: says which value is the best. `history`: has the rows; it must get each event before this object does. If
+  /// it is null, the best value is left out.
   StatusFile(std::filesystem::path run, int world_size, const CheckpointConfig& score = {},
              const History* history = nullptr);
 
@@ -50,9 +52,9 @@ class StatusFile final : public Observer {
   using Clock = std::chrono::steady_clock;
   void write_sometimes();
   void write(const char* state, const std::string& error = {}) noexcept;
-  /// Samples per second since the last write, or else in the last report; 0 if not known.
+  /// Samples per second since the last write; if unknown, those of the last report; 0 if these are unknown, too.
   double samples_per_second() const;
-  /// Looks at the rows that have come since the last call.
+  /// Takes the rows into account that have been added since the last call.
   void update_best();
 
   std::filesystem::path run_;
@@ -61,7 +63,7 @@ class StatusFile final : public Observer {
   TimeAccount account_;
   EpochPosition position_ = {};
   StepWindow last_window_ = {};
-  Json last_report_ = nullptr;  ///< until the first report of this start, the one from which training goes on
+  Json last_report_ = nullptr;  ///< before this start's first report, the row of the report from which training resumes
   EpochPosition written_position_ = {};
   std::optional<Clock::time_point> written_at_ = {};
   bool is_broken_ = false;

@@ -24,7 +24,7 @@ namespace {
 
 using tensorboard::EventFile;
 
-/// The step at which a row's values are shown.
+/// Returns the step at which TensorBoard shows a row's values.
 std::int64_t step_of(const Json& row) {
   const auto step = row.value("global_step", std::int64_t{0});
   return step > 0 ? step : row.value("training_iteration", std::int64_t{0});
@@ -65,10 +65,10 @@ class TensorBoard final : public Observer {
 
   void validated(std::int64_t training_iteration, const Json& fields) override {
     const auto awaited = awaited_.find(training_iteration);
-    if (awaited == awaited_.end()) return;  // it is in the files of an earlier start
+    if (awaited == awaited_.end()) return;  // an earlier start has written the report
     const auto& [step, reported] = awaited->second;
     auto shown = Json::object();
-    // A reported value is in the file, and what replaces it in its row gets a curve of its own.
+    // A value that the report had is in the file already, so the validation's value gets a curve of its own.
     for (const auto& [name, value] : fields.items())
       shown[reported.contains(name) ? "validation/" + name : name] = value;
     write([&](EventFile& file) {
@@ -93,19 +93,20 @@ class TensorBoard final : public Observer {
   }
 
   void checkpoint(const Checkpoint& /*checkpoint*/) override {
-    // What a start from it does not make again must be on the disk.
+    // A start that resumes from this checkpoint does not repeat what was logged so far, so it must be on the disk.
     if (file_) write([](EventFile& file) { file.flush(); });
   }
 
-  // After a failure the run may go on: TensorBoard would show the first end that it reads for ever. A start that finds
-  // nothing left to train has logged nothing, and opens its file here: the start before it may have been stopped.
+  // Only after success: if training fails and resumes, TensorBoard would show the first end in the files forever. A
+  // start that finds nothing left to train has not logged anything yet; it opens its file here, since the start before
+  // may have been stopped without this.
   void end() override {
     write([](EventFile& file) { file.add_success(); });
     file_.reset();
   }
 
  private:
-  /// Adds the numbers among the fields; a list has one of each rank.
+  /// Adds the numbers among the fields. A list has one number for each rank.
   static void add_fields(EventFile& file, const Json& fields, std::int64_t step) {
     static const std::set<std::string> left_out{"training_iteration", "global_step", "timestamp"};
     static const std::set<std::string> of_run{"epoch",       "time_this_iter_s", "time_total_s",
@@ -120,7 +121,7 @@ class TensorBoard final : public Observer {
     }
   }
 
-  /// Notes a report if its validation is to come.
+  /// Remembers a report whose validation is pending.
   void note_awaited(const Json& row) {
     if (row.value("checkpoint_status", Json()) != "pending_validation") return;
     auto& awaited = awaited_[row.value("training_iteration", std::int64_t{0})] = {.step = step_of(row)};
@@ -149,9 +150,9 @@ class TensorBoard final : public Observer {
   std::optional<EventFile> file_ = {};
   struct Awaited {
     std::int64_t step = 0;
-    std::set<std::string> reported = {};  ///< the names in its row
+    std::set<std::string> reported = {};  ///< the names in the report's row
   };
-  std::map<std::int64_t, Awaited> awaited_ = {};  // by report, those whose validations are to come
+  std::map<std::int64_t, Awaited> awaited_ = {};  // reports whose validations are pending, by training iteration
   bool is_broken_ = false;
 };
 

@@ -1,5 +1,5 @@
-// TensorBoard's view of a run: event files in the run's folder. The x axis is the run's global_step, or, where muster
-// counts no steps, the number of the report.
+// Writes TensorBoard's event files in the run's folder. The x axis is global_step; if muster counts no steps, it is the
+// number of the report.
 #pragma once
 
 #include "observe/observer.hpp"
@@ -9,11 +9,12 @@
 
 namespace muster::detail::observe {
 
-/// Throws an Error (ExitCode::missing_package) if muster was built without the libraries that event files need.
+/// Throws an Error (ExitCode::missing_package) if muster was built without the libraries for event files.
 void require_tensorboard();
 
-/// `config`: the run's settings, shown beside its last metrics; TensorBoard shows those of a run's first start. A file
-/// is created at the first event. If it cannot be written, a warning says so, and nothing more is written.
+/// `config`: the run's settings, which TensorBoard shows beside the last metrics; it shows the settings of the run's
+/// first start. Each start creates a file at its first event. If the file cannot be written, logs a warning and writes
+/// nothing more.
 std::unique_ptr<Observer> make_tensorboard(const std::filesystem::path& run, const Json& config);
 
 }  // namespace muster::detail::observe

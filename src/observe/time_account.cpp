@@ -15,16 +15,16 @@
 namespace muster::detail::observe {
 namespace {
 
-/// status.json is written every few seconds, so it keeps only the last starts and the beginning of their errors.
+/// Limits for status.json, which is written every few seconds: the last starts, and the first bytes of their errors.
 constexpr std::size_t most_starts = 200, most_error_bytes = 300;
-/// When training last ended in this process, which may train several runs; in seconds since 1970.
+/// When training last ended in this process, in seconds since 1970. A process may train several runs.
 std::atomic<double> last_end{0};
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Seconds since 1970 at which this process was started.
+/// Returns the time at which this process was started, in seconds since 1970.
 double process_start() {
   timespec boot_time{};
   ::clock_gettime(CLOCK_BOOTTIME, &boot_time);
@@ -33,14 +33,14 @@ double process_start() {
   return seconds_since_1970() - since_boot + static_cast<double>(watch::start_time_of(::getpid())) / ticks;
 }
 
-/// The part of the workers' times in a row.
+/// Returns one number of "rank_times" in a row; 0 if it is not there.
 double part_of(const Json& row, const char* activity, const char* value) {
   const auto times = row.find("rank_times");
   if (times == row.end() || !times->is_object() || !times->contains(activity)) return 0;
   return number_at(times->at(activity), value);
 }
 
-/// How long the other workers have waited for the one that has waited least.
+/// Returns how long the other workers have waited for the worker that has waited least.
 double late_in(const Json& row) {
   const bool are_two = number_at(row, "world_size") == 2;
   return part_of(row, "wait", are_two ? "max" : "median") - part_of(row, "wait", "min");
@@ -72,7 +72,7 @@ void TimeAccount::start(const AttemptStart& start) {
   if (earlier_starts_.size() >= most_starts) earlier_starts_.erase(0);
   earlier_training_s_ = number_at(time, "training_s");
   auto last_sign = earlier_starts_.empty() ? begun : number_at(earlier_starts_.back(), "ended");
-  // status.json is written less often than some runs save: the checkpoint may be a later sign of life.
+  // Some runs save more often than status.json is written. Then the checkpoint is a later sign of life.
   const auto unseen = start.time_total_s + number_at(time, "repeated_s") - earlier_training_s_;
   if (!earlier_starts_.empty() && unseen > 0 && last_sign + unseen < begun) {
     earlier_training_s_ += unseen;
@@ -93,10 +93,11 @@ void TimeAccount::start(const AttemptStart& start) {
   }
 }
 
-/// `before`, and the seconds of the last start after the step from which training goes on. A start that ended well has
-/// saved all of its steps; what it did after its last report is not repeated.
+/// Returns `before` plus the seconds that the last start has trained after the step from which training resumes. A
+/// start that has ended well has saved all of its steps, so nothing is repeated.
 double TimeAccount::repeated_after(double before, double time_total_s) const {
-  if (earlier_starts_.empty() || !earlier_starts_.back().contains("first_time_total_s"))  // of an earlier version
+  // an earlier version of muster has written it
+  if (earlier_starts_.empty() || !earlier_starts_.back().contains("first_time_total_s"))
     return std::max(earlier_training_s_ - time_total_s, 0.0);
   const auto& last = earlier_starts_.back();
   const auto state = last.value("state", Json());

@@ -1,17 +1,17 @@
-// Where the time of a run has gone, over all of its starts. It is kept in status.json:
+// What the time of a run was spent on, over all of its starts. It is kept in status.json:
 //
-//   "time": {"training_s": 3600.5,   in training, over all starts
-//            "repeated_s": 120.0,    of that, in steps that were done again because a start went back to a checkpoint
-//            "data_s": 30.1, "saves_s": 12.2, "late_s": 60.7,   of the rest: waiting for batches, saving, waiting for
-//                                    the slowest worker; as far as reports have told
-//            "starting_s": 14.0,     from the start of a process, or the end of its training before, to training
+//   "time": {"training_s": 3600.5,   training, over all starts
+//            "repeated_s": 120.0,    part of it: steps that were repeated, since a start resumed from a checkpoint
+//            "data_s": 30.1, "saves_s": 12.2, "late_s": 60.7,   parts of the rest: waiting for batches, saving, waiting
+//                                    for the slowest worker; according to the reports
+//            "starting_s": 14.0,     from the start of a process, or from the end of its last training, to training
 //            "idle_s": 300.0}        while no job trained the run
 //   "starts": [{"started": 1790000000.5, "ended": 1790000042.1,   seconds since 1970; `ended`: the last sign of life
-//               "world_size": 4, "first_iteration": 12, "first_step": 480,   what counted when it began
-//               "state": "failed", "error": "…"}]   "training", "finished", "stopped", "failed"; "died" if it could not
-//               say
+//               "world_size": 4, "first_iteration": 12, "first_step": 480,   report and step from which it resumed
+//               "state": "failed", "error": "…"}]   "training", "finished", "stopped", "failed"; "died" if it has ended
+//               without writing one of these
 //
-// training_s − repeated_s − data_s − saves_s − late_s is useful time: steps that count.
+// training_s − repeated_s − data_s − saves_s − late_s is the useful time.
 #pragma once
 
 #include "observe/observer.hpp"
@@ -27,17 +27,17 @@ namespace muster::detail::observe {
 
 class TimeAccount {
  public:
-  /// Reads what earlier starts have left in status.json and result.json of the run's folder `run`.
+  /// Reads what earlier starts have written to status.json and result.json in the run's folder `run`.
   TimeAccount(std::filesystem::path run, int world_size) : run_(std::move(run)), world_size_(world_size) {}
   TimeAccount(const TimeAccount&) = delete;
   TimeAccount& operator=(const TimeAccount&) = delete;
   ~TimeAccount();
 
-  /// Call it and the others on the thread that trains.
+  /// Call this and the following functions on the thread that trains.
   void start(const AttemptStart& start);
   void report(const Json& row);
-  /// Adds "time" and "starts" to the content of status.json, with the start's state and its error, if there is one. If
-  /// start() was not called, they stay what they were.
+  /// Adds "time" and "starts" to the contents of status.json, with this start's state and its error, if there is one.
+  /// If start() was not called, takes them over from the present file.
   void add_to(Json& status, const std::string& state, const std::string& error) const;
 
  private:
@@ -53,11 +53,11 @@ class TimeAccount {
   double started_ = 0;  ///< seconds since 1970
   Clock::time_point began_ = Clock::now();
   double earlier_training_s_ = 0, repeated_s_ = 0, starting_s_ = 0, idle_s_ = 0;
-  /// In seconds, of the reports that count; `saves` without those of this start.
+  /// In seconds, summed over the reports that count; `saves` without this start's reports.
   struct {
     double data = 0, saves = 0, late = 0;
   } spent_ = {};
-  watch::TimeUse at_start_ = {};  ///< of the thread that trains
+  watch::TimeUse at_start_ = {};  ///< time use of the thread that trains, when training began
 };
 
 }  // namespace muster::detail::observe

@@ -20,28 +20,28 @@ namespace {
 using watch::TraceEvent;
 using watch::TraceTrack;
 
-constexpr std::size_t write_bytes = std::size_t{1} << 20;  ///< written at once
+constexpr std::size_t write_bytes = std::size_t{1} << 20;  ///< bytes per write
 
 double microseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e3; }
 double milliseconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e6; }
 
-/// A collective call: channel, and number on the channel.
+/// Identifies a collective call: the channel, and the call's number on the channel.
 using Call = std::pair<std::uint64_t, std::uint64_t>;
 
-/// When the last rank came to a call.
+/// The arrival of the last rank at a call.
 struct Arrival {
   int rank = -1;
   std::int64_t time_ns = std::numeric_limits<std::int64_t>::min();
-  int ranks = 0;  ///< that have come
+  int ranks = 0;  ///< number of ranks that have come to the call
 };
 
-/// Of all spans of a name.
+/// Statistics of all spans that have the same name.
 struct Sum {
   std::int64_t count = 0, total_ns = 0, longest_ns = -1, longest_begin_ns = 0;
   int longest_rank = 0;
 };
 
-/// Makes the events of a trace file. Times are in microseconds since the first event.
+/// Writes the events of a trace file. Times are in microseconds since the first event.
 class TraceWriter {
  public:
   TraceWriter(std::vector<watch::Trace> traces, const TraceClocks& clocks, File& file)
@@ -137,7 +137,7 @@ class TraceWriter {
     const auto last = arrivals_.find({event.channel, event.call});
     if (event.call == 0 || event.track != TraceTrack::thread || last == arrivals_.end()) return args;
     const auto& [late, time, ranks] = last->second;
-    // A rank that came before this one began to wait is not waited for: the data are still under way.
+    // If the last rank had come before this rank began to wait, this rank waits for data, not for that rank.
     if (ranks < size() || late == rank || time <= event.begin_ns) return args;
     const auto waited = std::min(time, event.end_ns) - event.begin_ns;
     args["for"] = "rank " + std::to_string(late);
@@ -168,14 +168,14 @@ class TraceWriter {
             {"clock_error_ms", milliseconds(error.count())}};
   }
 
-  std::vector<watch::Trace> traces_;  ///< by the common clock
+  std::vector<watch::Trace> traces_;  ///< of all ranks, with times by the common clock
   const TraceClocks& clocks_;
   File& file_;
   std::int64_t begin_ns_ = std::numeric_limits<std::int64_t>::max();
   std::map<Call, Arrival> arrivals_;
   std::map<std::string, Sum> sums_;
-  std::map<int, std::int64_t> waited_for_;  ///< by rank: nanoseconds of all other ranks together
-  std::int64_t events_ = 0;                 ///< asynchronous ones
+  std::map<int, std::int64_t> waited_for_;  ///< by rank: nanoseconds that all other ranks together have waited for it
+  std::int64_t events_ = 0;                 ///< number of asynchronous events
   std::string text_;
   bool is_first_ = true;
 };
@@ -223,7 +223,7 @@ watch::Trace unpack_trace(std::string_view bytes) {
 std::int64_t TraceClocks::common_time(int rank, std::int64_t time_ns) const {
   const auto node = static_cast<std::size_t>(topology.node_of_rank[static_cast<std::size_t>(rank)]);
   const auto &first = before[node], &second = after[node];
-  // Between the two measurements the offset is interpolated linearly.
+  // Between the two measurements, the offset is interpolated linearly.
   const auto begin = (first.when - first.offset).time_since_epoch(),
              end = (second.when - second.offset).time_since_epoch();
   const double part = end > begin ? static_cast<double>(time_ns - std::chrono::nanoseconds(begin).count()) /

@@ -19,8 +19,8 @@
 namespace muster::detail::run {
 namespace {
 
-/// The UUID of a GPU, from CUDA's driver, which libtorch has loaded; empty if it does not tell. A header of CUDA is not
-/// needed to build muster.
+/// Returns the UUID of a GPU; empty if it is unknown. Asks CUDA's driver, which libtorch has loaded, so muster can be
+/// built without CUDA's headers.
 std::string uuid_of_gpu(int index) {
   void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver == nullptr) return {};
@@ -33,7 +33,7 @@ std::string uuid_of_gpu(int index) {
   int device = 0;
   std::array<unsigned char, 16> bytes{};
   std::string text;
-  // The first version gives all MIG instances of a GPU the same UUID.
+  // The first version of the function returns the same UUID for all MIG instances of a GPU.
   const bool known = function("cuDeviceGet", get_device) &&
                      (function("cuDeviceGetUuid_v2", get_uuid) || function("cuDeviceGetUuid", get_uuid)) &&
                      get_device(&device, index) == 0 && get_uuid(&bytes, device) == 0;
@@ -55,11 +55,12 @@ std::vector<std::string> visible_gpus() {
   return gpus;
 }
 
-/// The GPU of this process. It stays the same for all runs of the process, as do CUDA's allocations on it.
+/// The GPU of this process. It stays the same for all runs of the process, since CUDA keeps its allocations on it.
 struct OwnGpu {
   std::size_t index = 0;
   std::optional<Claim> claim = {};
-  std::string shared_with = {};  ///< the other launch that uses it, for the warning; empty if there is none
+  /// describes the other launch that uses the GPU, for a warning; empty if there is none
+  std::string shared_with = {};
 };
 
 OwnGpu claim_gpu(const std::vector<std::string>& gpus, const Launch& launch) {
@@ -88,11 +89,11 @@ OwnGpu claim_gpu(const std::vector<std::string>& gpus, const Launch& launch) {
       own.claim = std::move(claim);
       return own;
     }
-    note(gpu, *claim.other());  // it came in between
+    note(gpu, *claim.other());  // another launch has claimed it in between
   }
 }
 
-/// Empty until this process has chosen its GPU.
+/// None until this process has chosen its GPU.
 std::optional<OwnGpu> own_gpu;
 
 }  // namespace

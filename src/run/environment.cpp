@@ -22,7 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder with the repository's data: .git, or where the file .git points to; empty if there is none.
+/// Returns the Git folder of the checkout around `folder`: .git, or the folder that the file .git names; empty if there
+/// is none.
 fs::path git_folder(fs::path folder) {
   for (std::error_code error; !folder.empty(); folder = folder.parent_path()) {
     const auto found = folder / ".git";
@@ -43,7 +44,7 @@ bool is_commit(const std::string& text) {
          });
 }
 
-/// The words of a process's command line.
+/// Returns the words of a process's command line.
 std::vector<std::string> command_of(int process) {
   std::ifstream file(fs::path("/proc") / std::to_string(process) / "cmdline", std::ios::binary);
   std::vector<std::string> words;
@@ -51,7 +52,7 @@ std::vector<std::string> command_of(int process) {
   return words;
 }
 
-/// The outermost launcher among the processes that have started this one.
+/// Returns the command line of the outermost launcher among this process's ancestors; empty if there is none.
 std::vector<std::string> launcher() {
   constexpr std::array names{"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "muster"};
   std::vector<std::string> found;
@@ -81,7 +82,7 @@ std::string git_commit(fs::path folder) {
   constexpr std::string_view key = "ref: ";
   if (!head.starts_with(key)) return is_commit(head) ? head : "";
   const auto name = head.substr(key.size());
-  // A working tree that `git worktree` has made keeps its branches in the folder of the repository.
+  // A working tree made by `git worktree` has its branches in the Git folder of the main checkout.
   const auto common = first_line(git / "commondir");
   const auto branches = common.empty() ? git : git / common;
   if (const auto commit = first_line(branches / name); is_commit(commit)) return commit;

@@ -1,4 +1,4 @@
-// Where and by what a run is trained, for params.json.
+// Where a run is trained, and by which program, for params.json.
 #pragma once
 
 #include "muster/json.hpp"
@@ -8,7 +8,7 @@
 
 namespace muster::detail::run {
 
-/// As this process sees it; what cannot be found out is left out:
+/// Returns these facts as this process sees them, without those that are unknown:
 ///
 ///   "mpi": "Open MPI v4.1.4", "libtorch": "2.13.0", "compiler": "12.2.0", "cpu": "AMD EPYC 7763"
 ///   "modules": ["gcc/12", "openmpi/4"]           the environment modules that are loaded
@@ -19,7 +19,7 @@ namespace muster::detail::run {
 ///                                                `muster run`; not if it runs on another node
 Json environment();
 
-/// The commit of the Git checkout around the folder, read without Git; empty if there is none.
+/// Returns the commit of the Git checkout around the folder, read without Git; empty if there is none.
 std::string git_commit(std::filesystem::path folder);
 
 }  // namespace muster::detail::run

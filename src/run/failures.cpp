@@ -19,7 +19,7 @@ constexpr std::chrono::seconds longest_wait{60};
 
 std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
 
-/// Returns a checksum of the state and the files that the program has saved; empty if it has saved nothing.
+/// Returns a CRC-32 over the state and the files that the program has saved; empty if it has saved nothing.
 std::string content_of(const checkpoint::Manifest& manifest) {
   const bool has_tensors =
       std::ranges::any_of(manifest.tensors, [](const auto& tensor) { return tensor.name != checkpoint::random_name; });
@@ -92,11 +92,12 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
       const auto manifest = checkpoint::read_manifest(newest->second);
       const auto position = state::training_position_from_json(manifest.position_json);
       return RunPoint{.global_step = position.global_step,
-                      .epoch = position.epoch_counted ? position.epoch : 0,  // otherwise it counts reports
+                      // if it was not counted, it is the number of reports
+                      .epoch = position.epoch_counted ? position.epoch : 0,
                       .training_iteration = position.training_iteration,
                       .rollbacks = static_cast<std::int64_t>(rollbacks.size()),
                       .content = content_of(manifest)};
-    } catch (const Error&) {  // damaged: the next start goes on from the one before
+    } catch (const Error&) {  // a damaged checkpoint: the next start resumes from an earlier one
       there.published.erase(newest->first);
     }
   return {};
@@ -122,13 +123,13 @@ std::optional<Failures> read_failures(const std::filesystem::path& run, const st
     const auto saved = read_json(file_of(run));
     if (saved.at("supervisor") != supervisor) return {};
     return Failures{saved.at("failures"), points_from(saved.at("furthest"))};
-  } catch (const std::exception&) {  // missing or incomplete: nothing was counted
+  } catch (const std::exception&) {  // the file is missing or incomplete, so nothing was counted
     return {};
   }
 }
 
 void write_failures(const std::filesystem::path& run, const std::string& supervisor, const Failures& failures) {
-  // Only processes of the same `muster run` read it, and none of them survives a power loss.
+  // Not synced: only processes of the same `muster run` read it, and none of them survives a power loss.
   write_file_unsynced(file_of(run), json_text(Json{{"supervisor", supervisor},
                                                    {"failures", failures.count},
                                                    {"furthest", to_json(failures.furthest)}}));

@@ -1,9 +1,9 @@
-// Counts the failures of a run since its last progress, and decides if it may be tried again. It counts failures of
-// jobs, which `muster run` restarts, and of attempts inside a job.
+// Counts the failures of a run since its last progress, and decides whether it may be tried again: failures of jobs,
+// which `muster run` restarts, and failures of attempts inside a job.
 //
-// Progress is a checkpoint from which training goes on further ahead than at any failure before. A newer checkpoint
-// alone is no progress: a program that saves its state at the start of each attempt may fail at the same batch every
-// time.
+// Progress is a checkpoint that is further ahead in training than the checkpoints at all failures before. A newer
+// checkpoint alone is no progress: a program that saves its state at the start of each attempt may fail at the same
+// batch every time.
 #pragma once
 
 #include "base/export.hpp"
@@ -19,20 +19,21 @@
 
 namespace muster::detail::run {
 
-/// How far a run has come, by its newest checkpoint.
+/// How far a run has come, according to its newest checkpoint.
 struct RunPoint {
   std::int64_t global_step = 0;
   std::int64_t epoch = 0;
   std::int64_t training_iteration = 0;
-  std::int64_t rollbacks = 0;  ///< how often the user had it go back to an earlier checkpoint
-  std::string content = {};    ///< checksum of what the program has saved; empty if that is nothing
+  std::int64_t rollbacks = 0;  ///< number of times that the user has rolled the run back
+  std::string content = {};    ///< CRC-32 over what the program has saved; empty if it has saved nothing
 
   /// True if training has come further than `before`: to a later batch or epoch, or, if no batches are counted, to a
   /// later report that has saved something else. Also true if the user has rolled the run back since `before`.
   bool is_beyond(const RunPoint& before) const noexcept;
 };
 
-/// The points of all runs that count: by name of the trial in a sweep, and by the empty name for the run itself.
+/// The points of all runs that are counted together: of each trial of a sweep, by its name, and of the run itself, by
+/// the empty name.
 using RunPoints = std::map<std::string, RunPoint>;
 MUSTER_INTERNAL_API Json to_json(const RunPoints& points);
 MUSTER_INTERNAL_API RunPoints points_from(const Json& json);
@@ -42,39 +43,41 @@ MUSTER_INTERNAL_API bool is_progress(const RunPoints& now, const RunPoints& befo
 
 struct Failures {
   int count = 0;
-  RunPoints furthest = {};  ///< the furthest points at any failure so far; empty if there was no checkpoint
+  /// for each run, the furthest point at any failure so far; empty if there was no checkpoint
+  RunPoints furthest = {};
 
-  /// Counts one more failure, when the runs have come as far as `now`.
+  /// Returns the failures with one more. `now`: how far the runs have come. Begins to count anew if that is progress.
   MUSTER_INTERNAL_API Failures with_one_more(const RunPoints& now) const;
-  /// True if FailureConfig::max_failures, or --max-failures, allows another try. -1 always does.
+  /// True if `max_failures` (FailureConfig::max_failures or --max-failures) allows another try. -1 always does.
   bool may_retry(int max_failures) const noexcept { return max_failures < 0 || count <= max_failures; }
 };
 
-/// True if the program or its data were refused, so that a start that ends with it changes nothing in the run.
+/// True if an exit code means that the program or its data were refused. A start that ends with such a code changes
+/// nothing in the run.
 MUSTER_INTERNAL_API bool is_refusal(ExitCode code) noexcept;
 
-/// How long to wait before the next try: 0 s after the first failure, then 1, 2, 4 … s, at most a minute.
+/// Returns how long to wait before the next try: 0 s after the first failure, then 1, 2, 4 … s, at most a minute.
 MUSTER_INTERNAL_API std::chrono::seconds retry_delay(const Failures& failures) noexcept;
 
-/// The index of the newest checkpoint in the run's folder; -1 if there is none.
+/// Returns the index of the newest checkpoint in the run's folder; -1 if there is none.
 int newest_checkpoint_index(const std::filesystem::path& run);
 
 /// Returns the point of the newest checkpoint in the run's folder that can be read and is not rolled back; none if
 /// there is none.
 MUSTER_INTERNAL_API std::optional<RunPoint> point_of(const std::filesystem::path& run);
-/// Returns point_of() the run, under the empty name.
+/// Returns point_of() the run under the empty name; no point if there is no checkpoint.
 MUSTER_INTERNAL_API RunPoints points_of(const std::filesystem::path& run);
 
-/// Counts one more failure than `before`, by the progress in the run's folder. If the folder cannot be read, there was
-/// no progress.
+/// Returns `before` with one more failure, by the progress in the run's folder. If the folder cannot be read, that
+/// counts as no progress.
 MUSTER_INTERNAL_API Failures add_failure(const Failures& before, const std::filesystem::path& run,
                                          RunPoints (*points)(const std::filesystem::path&) = points_of);
 
-/// The failures in `.failures.json` of the run's folder; none if the `muster run` with the id `supervisor` did not
-/// write it.
+/// Returns the failures in `.failures.json` in the run's folder; none unless the `muster run` with the ID `supervisor`
+/// has written the file.
 MUSTER_INTERNAL_API std::optional<Failures> read_failures(const std::filesystem::path& run,
                                                           const std::string& supervisor);
-/// Writes that file. A run has only one, of the last `muster run`.
+/// Writes this file. It belongs to the last `muster run` of the run.
 MUSTER_INTERNAL_API void write_failures(const std::filesystem::path& run, const std::string& supervisor,
                                         const Failures& failures);
 

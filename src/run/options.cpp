@@ -1,4 +1,4 @@
-// The options of a run and of its ranks as JSON.
+// Reads and writes the options of a run and of its ranks as JSON.
 #include "base/option_json.hpp"
 #include "muster/trainer.hpp"
 

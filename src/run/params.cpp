@@ -13,11 +13,11 @@
 namespace muster::detail::run {
 namespace {
 
-/// True if `plain`, the default of an option, is a single value or any JSON of the user's; false for a struct of
-/// options.
+/// True if `plain`, the default of an option, is a single value or JSON that the user chooses; false if it is a struct
+/// of options.
 bool is_whole(const Json& plain) { return !plain.is_object() || plain.empty(); }
 
-/// The part of `json` whose keys are options; `plain` has the defaults.
+/// Returns the part of `json` whose keys are options; `plain` has the defaults of the options.
 Json known(const Json& json, const Json& plain) {
   if (is_whole(plain) || !json.is_object()) return json;
   Json result = Json::object();
@@ -26,7 +26,7 @@ Json known(const Json& json, const Json& plain) {
   return result;
 }
 
-/// For each option the given value if it differs from the default, otherwise the saved one.
+/// Returns for each option the given value if it differs from the default, else the saved value.
 Json merged(const Json& given, const Json& plain, const Json& saved) {
   if (is_whole(plain)) return given.empty() || given == plain ? saved : given;
   Json result;
@@ -83,7 +83,7 @@ TrainerOptions saved_options(const std::filesystem::path& run) {
 
 TrainerOptions restored_options(const std::filesystem::path& run, TrainerOptions given) {
   auto saved = saved_options(run);
-  // Options that belong together are not mixed.
+  // Options that depend on each other are all taken from the same source.
   if (Json(given.dataset_config) != Json(DataConfig{})) saved.dataset_config = given.dataset_config;
   if (const auto& kept = given.run_config.checkpoint_config; !kept.checkpoint_score_attribute.empty())
     saved.run_config.checkpoint_config.checkpoint_score_order = kept.checkpoint_score_order;

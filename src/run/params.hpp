@@ -1,4 +1,4 @@
-// params.json: the options that a run was started with. They are read again when the run is restored.
+// params.json: the options that a run was started with. A restored run reads them.
 #pragma once
 
 #include "muster/trainer.hpp"
@@ -7,16 +7,17 @@
 
 namespace muster::detail::run {
 
-/// The options as in params.json, where the fields of checkpoint_config and failure_config lie directly in run_config.
+/// Returns the options as in params.json, which has the fields of checkpoint_config and failure_config directly in
+/// run_config.
 Json params_from_options(const TrainerOptions& options);
-/// The options in params.json. Throws an Error (ExitCode::data) that names a missing key or an invalid value in `file`.
-/// Ignores unknown keys. Keys that earlier versions did not write may be missing.
+/// Returns the options in params.json. Throws an Error (ExitCode::data) that names `file` and a missing key or invalid
+/// value. Ignores unknown keys. Keys that earlier versions of muster did not write may be missing.
 TrainerOptions options_from_params(const Json& params, const std::filesystem::path& file);
 
-/// The options that the run in that folder was started with. Throws an Error (ExitCode::data) unless the run can be
-/// restored, that is, has a params.json and a whole checkpoint.
+/// Returns the options that this run was started with. Throws an Error (ExitCode::data) if the run cannot be restored
+/// because it has no params.json or no intact checkpoint.
 TrainerOptions saved_options(const std::filesystem::path& run);
-/// The same, overridden by the options in `given` that differ from their default.
+/// The same, but options in `given` that differ from their defaults replace the saved ones.
 TrainerOptions restored_options(const std::filesystem::path& run, TrainerOptions given);
 
 }  // namespace muster::detail::run

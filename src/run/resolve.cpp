@@ -15,8 +15,8 @@
 namespace muster::detail::run {
 namespace {
 
-/// Returns the number of workers. `full_worker_count` is, before, the number of ranks of a full launch, or 0 if none
-/// may be missing; afterwards the number of workers of a full launch, or 0.
+/// Returns the number of workers. `full_worker_count`: before the call, the number of ranks of a full launch, or 0 if
+/// no ranks may be missing; after the call, the number of workers that a full launch would have, or 0.
 int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full_worker_count) {
   const auto& asked = scaling.num_workers;
   const bool range = asked.is_range() && !launch.flags().workers;
@@ -57,15 +57,15 @@ std::chrono::milliseconds choose_timeout(const Launch& launch, const BackendConf
   return usable_timeout(launch.flags().timeout.value_or(own.value_or(comm::timeout(launch.communicator()))));
 }
 
-/// Throws an Error unless params.json can hold the text.
+/// Throws an Error if the text is not UTF-8, since params.json could not hold it.
 void require_utf8(const std::string& text, const char* option) {
   if (!is_utf8(text))
     throw Error(ExitCode::usage, std::string("reading CheckpointConfig::") + option, "it is not UTF-8",
                 "Choose another one");
 }
 
-/// The options that all ranks must give alike. Rank 0's name, settings and metadata hold for all, and logging, threads
-/// and the fast tier may suit each host.
+/// Returns the options that must be equal on all ranks. Not among them: rank 0's name, settings and metadata, which are
+/// used on all ranks; logging, threads and the fast tier, which may differ between hosts.
 Json comparable(const TrainerOptions& options) {
   Json same = options.scaling_config;
   const Json run = options.run_config;

@@ -29,7 +29,7 @@
 namespace muster::detail::run {
 namespace {
 
-/// Throws an Error if another program has written `params` in `folder`.
+/// Throws an Error if another program made the run with these params.
 void require_same_program(const Json& params, const std::string& program, const std::filesystem::path& folder) {
   const auto maker = params.is_object() ? params.value("program", Json()) : Json();
   if (maker.is_string() && maker != program)
@@ -39,8 +39,8 @@ void require_same_program(const Json& params, const std::string& program, const 
         "Choose another --name");
 }
 
-/// Makes the folder. True if it did not exist, so that it is this process's: another process may choose a name at the
-/// same moment. Also true if it cannot be made; the caller makes it again and reports the error.
+/// Makes the folder. True if it did not exist: then this process owns it, even if another process chooses the same name
+/// at this moment. Also true if the folder cannot be made; the caller tries again and reports the error.
 bool claim(const std::filesystem::path& folder) {
   const auto storage = folder.parent_path();
   make_directories(storage);
@@ -50,32 +50,33 @@ bool claim(const std::filesystem::path& folder) {
   return made || (error && error != std::errc::file_exists);
 }
 
-/// NAME, NAME_2, NAME_3, …
+/// Returns NAME, NAME_2, NAME_3, … for the numbers 1, 2, 3, …
 std::string numbered_name(const std::string& name, int number) {
   return number == 1 ? name : name + "_" + std::to_string(number);
 }
 
-/// True if this process may use the folder: it is new, or an earlier start of the same `muster run` or of the same
-/// requeued Slurm job has used it.
+/// True if this process may use the folder: the folder is new, or an earlier start of the same `muster run` or of the
+/// same requeued Slurm job has used it.
 bool take(const std::filesystem::path& folder) {
   const auto supervisor = launch::supervisor();
   if (supervisor && read_failures(folder, supervisor->id)) return true;
   const bool is_new = claim(folder);
   const char* const restarts = std::getenv("SLURM_RESTART_COUNT");
   if (std::getenv("SLURM_JOB_ID") == nullptr || restarts == nullptr || std::atoi(restarts) == 0) return is_new;
-  // In a requeued job each start of the program takes a folder: the one that creates this file gets it.
+  // In a requeued job, each start of the program needs a folder of its own: the start that creates this file gets the
+  // folder.
   const auto mark = folder / (std::string(".slurm_restart.") + restarts);
   const int descriptor = ::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor >= 0) ::close(descriptor);
   return descriptor >= 0 || errno != EEXIST;
 }
 
-/// In a Slurm job PROGRAM_JOB, otherwise PROGRAM_TIME with the time of this process's first run; .2, .3, … is appended
-/// if another start has that name. Later runs of the same process get a number: NAME_2, NAME_3, …. Returns the name
-/// without that number, and with it.
+/// Returns a name without and with a number. In a Slurm job it is PROGRAM_JOB, otherwise PROGRAM_TIME with the time of
+/// this process's first run; if another start has that name, .2, .3, … is appended. The number is for further runs of
+/// the same process: NAME_2, NAME_3, ….
 std::pair<std::string, std::string> default_name(const std::string& program, const std::filesystem::path& storage) {
-  static std::map<std::filesystem::path, std::string> names;  // without the number, by storage and program
-  static std::set<std::filesystem::path> taken;               // by this process
+  static std::map<std::filesystem::path, std::string> names;  // without the number, for each storage and program
+  static std::set<std::filesystem::path> taken;               // names that this process has used
   auto& own = names[storage / program];
   if (own.empty()) {
     const char* const job = std::getenv("SLURM_JOB_ID");
@@ -92,7 +93,7 @@ std::pair<std::string, std::string> default_name(const std::string& program, con
   return {own, name};
 }
 
-/// Warns if two trainers of this process use the same run, since the second one goes on where the first has ended.
+/// Warns if two trainers of this process use the same run, since the second one continues where the first has ended.
 void warn_of_same_run(const std::filesystem::path& run, int trainer) {
   static std::map<std::filesystem::path, int> trainers;
   const auto [known, is_new] = trainers.try_emplace(run, trainer);
@@ -137,9 +138,9 @@ std::filesystem::path absolute_path(const std::filesystem::path& path) {
 RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunConfig& config, int trainer) {
   const auto& flags = launch.flags();
   const auto level = config.logging_config.level.empty() ? "info" : config.logging_config.level;
-  log::level_from_name(level);  // before anything is made
+  log::level_from_name(level);  // throws if the name is wrong, before anything is created
   const bool numbered = flags.name && config.name != *flags.name;
-  // While a rank waits for a lock, the others wait for that rank.
+  // While a rank waits for a lock, the other ranks wait for it and must not time out.
   const auto announce_wait = [&](std::chrono::milliseconds most) { comm::keep_alive(world, most); };
   const auto take_lock = [&](bool is_root) {
     lock_.emplace(path_, is_root, RunLock::default_patience, announce_wait);
@@ -155,10 +156,11 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
       throw Error(ExitCode::usage, "opening the storage " + storage.string(), "the shell has not replaced the ~",
                   "Leave the ~ out of quotes, or write $HOME");
     storage = std::filesystem::absolute(storage).lexically_normal();
-    std::error_code ignored;  // make_directories() says what is wrong with it
+    std::error_code ignored;  // make_directories() reports errors
     made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
     name_ = flags.name.value_or(config.name);
-    std::string name_flag = flags.name.value_or("");  // with which the whole program goes on
+    // the value of --name with which the whole program can be started again
+    std::string name_flag = flags.name.value_or("");
     if (name_.empty() && !flags.name) std::tie(name_flag, name_) = default_name(launch.program(), storage);
     check_run_name(name_);
     if (numbered) name_ = numbered_name(name_, trainer);
@@ -197,7 +199,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     for (int i = 1; i < trainer; ++i) earlier_runs_.push_back(path_.parent_path() / numbered_name(*flags.name, i));
   check_shared(world);
 
-  // If a rank cannot open its log, all ranks throw here.
+  // If a rank cannot open its log file, all ranks throw here.
   const auto ranks = comm::run_on_all(world, [&] {
     log::set_level(log::level_from_name(flags.log_level.value_or(level)));
     const auto& logging = config.logging_config;
@@ -251,7 +253,7 @@ void RunFolder::remove_if_unused(const Communicator& world) {
   if (world.rank() != 0) return;
   static const std::set<std::string> files_of_every_run{run_names::params, run_names::history, run_names::table,
                                                         run_names::status, run_names::logs,    ".lock"};
-  std::error_code ignored;  // files that are left over do no harm
+  std::error_code ignored;  // files that remain do no harm
   for (const auto& entry : std::filesystem::directory_iterator(path_, ignored))
     if (!files_of_every_run.contains(entry.path().filename())) return;
   std::filesystem::remove_all(path_, ignored);
@@ -293,7 +295,7 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
   clear_error();
   try {
     params_["finished"] = true;
-    // As it is in the file, where bytes that are not UTF-8 and numbers that JSON does not have are replaced.
+    // As the file will have it: bytes that are not UTF-8, and numbers that JSON does not have, are replaced.
     params_["return_value"] = json_from_text(json_text_lossy(returned));
     write_params(params_);
   } catch (const std::exception& error) {
@@ -314,7 +316,7 @@ void RunFolder::restore_params(Json params) noexcept {
 }
 
 void RunFolder::clear_error() const noexcept {
-  std::error_code ignored;  // the next failure replaces a file that cannot be removed
+  std::error_code ignored;  // if the file cannot be removed, the next failure replaces it
   std::filesystem::remove(path_ / run_names::error, ignored);
 }
 

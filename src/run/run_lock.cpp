@@ -35,8 +35,8 @@ constexpr off_t byte_of_root = 0, byte_of_ranks = 1;
 constexpr std::string_view lease_prefix = ".lease.";
 constexpr std::uint64_t longest_record = 64 << 20;
 
-/// Runs the fcntl `command` on one byte of the file. Returns the type of the conflicting lock, or F_UNLCK if there is
-/// none. Returns none if the file system has no locks.
+/// Calls fcntl with `command` on one byte of the file. Returns the type of a conflicting lock, or F_UNLCK if there is
+/// none. Returns nothing if the file system has no locks.
 std::optional<short> lock_byte(const File& file, int command, short type, off_t byte) {
   struct flock range {};
   range.l_type = type;
@@ -54,8 +54,9 @@ bool try_lock(const File& file, short type, off_t byte) {
   return lock_byte(file, F_OFD_SETLK, type, byte).value_or(F_UNLCK) == F_UNLCK;
 }
 
-/// The open lock files of this process. A child of fork() shares them, and would keep the folder locked for as long as
-/// it lives; so in the child each becomes /dev/null. Only calls that are safe after fork() are made there.
+/// The lock files that this process has open. A child of fork() would share them and keep the folder locked as long as
+/// it lives, so in the child each descriptor is redirected to /dev/null. That code only makes calls that are safe after
+/// fork().
 class LockFiles {
  public:
   static void add(int descriptor) {
@@ -77,11 +78,11 @@ class LockFiles {
     ::close(null);
   }
 
-  /// A descriptor + 1 each, or 0. There is one for each run that this process has open.
+  /// Each element is a descriptor + 1, or 0. There is one element for each run that this process has open.
   static inline std::array<std::atomic<int>, 64> slots{};
 };
 
-/// The start time of a process, in the kernel's clock ticks. Empty if the process does not exist or has ended.
+/// Returns the start time of a process in the kernel's clock ticks; empty if the process does not exist or has ended.
 std::string start_of(const std::string& process) {
   const auto text = first_line("/proc/" + process + "/stat");
   std::istringstream after_name(text.substr(std::min(text.size(), text.rfind(')') + 1)));
@@ -90,7 +91,7 @@ std::string start_of(const std::string& process) {
   return fields[0] == "Z" || fields[0] == "X" ? "" : fields[19];
 }
 
-/// Kernel boot and process namespace: within these a process number means one process.
+/// Returns kernel boot and process namespace. Within both, a process number belongs to one process.
 std::string this_pid_namespace() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -107,16 +108,17 @@ std::string this_job() {
 Json record_of_this_job(const std::vector<std::string>& processes) {
   return {{"holder", this_job()},
           {"processes", processes},
-          {"supervisor", value_of(launch::variable::id)},  // also set for the trials of a sweep
+          {"supervisor", value_of(launch::variable::id)},  // trials of a sweep have it, too
           {"slurm_job", value_of("SLURM_JOB_ID")},
           {"slurm_restarts", std::atoi(value_of("SLURM_RESTART_COUNT").c_str())}};
 }
 
-/// The record of a job in .lock or in a lease.
+/// What .lock or a lease says about a job.
 struct Record {
   std::string holder = "a job that has not written its name yet";
   enum class State { ended, running, unknown } state = State::unknown;
-  /// An earlier start of this job, which `muster run` or Slurm has restarted: its remaining processes are ending.
+  /// True for an earlier start of this job, which `muster run` or Slurm has restarted; its last processes are about to
+  /// end.
   bool earlier_start = false;
 };
 
@@ -147,7 +149,7 @@ Record read_record(const std::filesystem::path& path) {
       else if (!start.empty() && start_of(number) == start)
         running = true;
     }
-    // A supervisor ends its ranks on all nodes before it restarts them.
+    // A supervisor ends the ranks on all nodes before it restarts them, so processes on other nodes have ended.
     known = known || record.earlier_start;
     record.state = running ? Record::State::running : known ? Record::State::ended : Record::State::unknown;
   } catch (const Json::exception&) {
@@ -161,7 +163,7 @@ Record read_record(const std::filesystem::path& path) {
               "Wait for it, or choose another --name" + remedy);
 }
 
-/// The number in a lease's name; 0 for any other file.
+/// Returns the number in a lease's name; 0 for any other file.
 int number_of(const std::string& name) {
   return name.starts_with(lease_prefix) ? parse_number<int>(name.substr(lease_prefix.size())).value_or(0) : 0;
 }
@@ -189,14 +191,14 @@ RunLock::RunLock(const std::filesystem::path& folder, bool is_root, std::chrono:
                  std::function<void(std::chrono::milliseconds)> on_wait)
     : folder_(folder), patience_(patience), on_wait_(std::move(on_wait)), is_root_(is_root) {
   const auto path = folder_ / ".lock";
-  const auto exists = [&] {  // a symbolic link counts, even if its target does not exist
+  const auto exists = [&] {  // true for a symbolic link, too, even if its target does not exist
     return std::filesystem::exists(std::filesystem::symlink_status(path));
   };
   if (!exists()) {
     try {
       File(path, File::Mode::create).close();
     } catch (const Error&) {
-      if (!exists()) throw;  // otherwise another job has made it first, and the lock decides
+      if (!exists()) throw;  // another job has just created it; the lock decides
     }
   }
   file_.emplace(path, File::Mode::write);
@@ -261,7 +263,7 @@ void RunLock::lock_exclusive() {
        [&] { return try_lock(*file_, F_WRLCK, byte_of_root) && try_lock(*file_, F_WRLCK, byte_of_ranks); });
   lock_shared();
   const auto text = json_text(record_of_this_job({this_process()})) + "\n";
-  File record(path, File::Mode::write);  // closed, so that NFS shows it to other nodes
+  File record(path, File::Mode::write);  // closed afterwards, so that NFS shows it to other nodes
   record.truncate(0);
   record.write_at(std::as_bytes(std::span(text)), 0);
   record.close();
@@ -273,7 +275,7 @@ void RunLock::lock_shared() {
                 "Find out why rank 0 has ended");
   if (is_root_) return;
   sees_root_lock_ = lock_byte(*file_, F_OFD_GETLK, F_WRLCK, byte_of_root).value_or(F_UNLCK) != F_UNLCK;
-  // Rank 0 is on another node and cannot see whether processes of this node have ended.
+  // Rank 0 is on another node and could not see whether the lease's processes on this node have ended.
   if (const auto leases = leases_in(folder_); !sees_root_lock_ && !leases.empty())
     wait_for_earlier_start(lease_of(folder_, leases.back()));
 }
@@ -294,7 +296,7 @@ std::vector<int> RunLock::require_free() const {
              ". This file system has no locks, so this job cannot see whether that one has ended. If it has, remove " +
                  path.string());
   };
-  // If locks work only within a node, another node has written .lock.
+  // Locks may work only within a node. Then a job on another node may have written .lock.
   if (!sees_root_lock_ && file_->size() > 0) check(folder_ / ".lock");
   const auto leases = leases_in(folder_);
   if (!leases.empty()) check(lease_of(folder_, leases.back()));
@@ -313,7 +315,7 @@ void RunLock::take_lease(const std::vector<std::string>& processes) {
       file.close();
     } catch (const Error&) {
       if (!lease_.empty() || !std::filesystem::exists(status_of(next))) throw;
-      continue;  // another job has created it first
+      continue;  // another job has just created it
     }
     for (const int number : before) ::unlink(lease_of(folder_, number).c_str());
     return;
@@ -322,7 +324,7 @@ void RunLock::take_lease(const std::vector<std::string>& processes) {
 
 RunLock::~RunLock() {
   try {
-    // The last lease stays, empty, so that its number is never used twice.
+    // Keep the last lease, emptied, so that its number is never used again.
     if (!lease_.empty()) write_file(lease_, "{\"processes\": []}\n");
     if (is_root_ && file_ && sees_root_lock_) file_->truncate(0);
   } catch (const std::exception& error) {

@@ -2,15 +2,15 @@
 //
 // Rank 0 holds an exclusive lock on one byte of STORAGE/NAME/.lock, and every rank holds a shared lock on another byte.
 // So if rank 0 was killed, its job keeps the folder until the last rank that may still write has ended. The locks
-// belong to open file descriptions: the kernel releases them when a process ends, however it ends. On NFS and Lustre
-// (mounted with -o flock) they work between nodes. The file says which job holds the folder. A child of fork()
-// holds none of its parent's locks.
+// belong to open file descriptions: the kernel releases them when a process ends, however it ends. On NFS and on Lustre
+// (mounted with -o flock) they work between nodes. The file's contents tell which job holds the folder. A child of
+// fork() does not hold its parent's locks.
 //
-// If the file system has no locks, or only within a node, a lease replaces them: the file .lease.N names every process
-// of the job. The next job creates .lease.N+1 when all those processes have ended. A job can see that only for
-// processes on its own host. Processes on other hosts count as ended if Slurm or the same `muster run` has restarted
-// the job, or if a person has removed the file. A lease is never replaced, so if two jobs want the next one, only one
-// gets it.
+// If the file system has no locks, or only within a node, a lease replaces them: the file .lease.N lists all processes
+// of the job. The next job creates .lease.N+1 when all these processes have ended. A job can only check processes on
+// its own host. Processes on other hosts count as ended if Slurm or the same `muster run` has restarted the job, or if
+// somebody has removed the file. A lease is created but never replaced, so if two jobs want to create the next one,
+// only one succeeds.
 #pragma once
 
 #include "base/export.hpp"
@@ -31,43 +31,44 @@ class RunLock {
  public:
   static constexpr std::chrono::milliseconds default_patience = std::chrono::minutes(5);
 
-  /// Takes the lock: on rank 0 first, before anything is written, then on every other rank. Throws an Error
-  /// (ExitCode::usage) that names the holder if another job has the folder; if only that job's rank 0 has ended, waits
-  /// some seconds for the others. Waits up to `patience` for ranks of an earlier start of this same job, by `muster
-  /// run` or by Slurm, since a file server may keep the lock of a lost node and a process may wait for a device; then
-  /// throws an Error (ExitCode::retry). Calls `on_wait` before it waits, with the longest time that this may take.
+  /// Takes the lock: on rank 0 first, before anything is written, then on every other rank. If another job has the
+  /// folder, throws an Error (ExitCode::usage) that names that job; if that job's rank 0 has already ended, first waits
+  /// some seconds for its other ranks. If it was an earlier start of this job (by `muster run` or Slurm), waits up to
+  /// `patience` for its ranks, since a file server may keep the lock of a lost node and a process may wait for a
+  /// device; then throws an Error (ExitCode::retry). Calls `on_wait` before it waits, with the longest time that this
+  /// may take.
   RunLock(const std::filesystem::path& folder, bool is_root, std::chrono::milliseconds patience = default_patience,
           std::function<void(std::chrono::milliseconds)> on_wait = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   MUSTER_INTERNAL_API ~RunLock();
 
-  /// True if this rank sees rank 0's lock; false on a file system whose locks do not work between the two.
+  /// True if this rank sees rank 0's lock; false if the file system's locks do not work between their nodes.
   bool sees_root_lock() const noexcept { return sees_root_lock_; }
-  /// True if the folder was removed or renamed, and nothing is there in its place.
+  /// True if the folder was removed or renamed, and nothing is at its path now.
   bool is_gone() const noexcept;
-  /// True if another folder is at the path of the locked one now.
+  /// True if another folder is at the locked folder's path now.
   bool is_replaced() const noexcept;
-  /// True if another .lock than the locked one is in the folder now: somebody has removed it, and another job may have
-  /// taken the folder. False if there is none.
+  /// True if the folder has another .lock than the locked one: somebody has removed the locked one, and another job may
+  /// have taken the folder. False if there is no .lock.
   bool is_lock_replaced() const noexcept;
-  /// Takes the lease for these processes, or throws an Error as above. On rank 0, if sees_root_lock() is false on any
-  /// rank.
+  /// Takes the lease for these processes; throws the Errors of the constructor. Call it on rank 0 if sees_root_lock()
+  /// is false on any rank.
   void take_lease(const std::vector<std::string>& processes);
-  /// The name of this process in a lease: kernel boot, process namespace, process number and start time.
+  /// Returns the name of this process in a lease: kernel boot, process namespace, process number and start time.
   static std::string this_process();
 
  private:
   void lock_exclusive();
   void lock_shared();
-  /// Polls `done` until it is true, or throws the Errors of the constructor.
+  /// Polls `done` until it returns true. Throws the Errors of the constructor if that takes too long.
   void wait(bool for_earlier_start, const std::string& holder, const std::function<bool()>& done) const;
-  /// Waits until the processes in `record` that run on this node have ended, if an earlier start of this job wrote it.
+  /// If an earlier start of this job wrote `record`, waits until the processes in it that run on this node have ended.
   void wait_for_earlier_start(const std::filesystem::path& record) const;
-  /// The numbers of all leases in the folder. Throws an Error if the job of the last one may still be running.
+  /// Returns the numbers of all leases in the folder. Throws an Error if the job of the last one may still be running.
   std::vector<int> require_free() const;
 
-  /// The device and inode number of the folder; zeros if there is none.
+  /// Returns the device and inode number of the folder; zeros if there is none.
   std::pair<std::uint64_t, std::uint64_t> identity() const noexcept;
 
   std::filesystem::path folder_, lease_ = {};

@@ -1,4 +1,4 @@
-// Checks that ranks have the same data.
+// Checks that all ranks have the same data.
 #pragma once
 
 #include "base/export.hpp"
@@ -10,8 +10,8 @@
 
 namespace muster::detail::run {
 
-/// Compares the fingerprints of the first `workers` ranks. If they differ, throws an Error, the same on all ranks, that
-/// names the dataset, the difference, and a rank and its host on each side. Collective over the world.
+/// Compares the fingerprints of the data on the first `workers` ranks. If they differ, throws an Error, the same on all
+/// ranks, that names the dataset, the difference, and two differing ranks with their hosts. Collective over the world.
 MUSTER_INTERNAL_API void require_same_data(const Communicator& world, int workers,
                                            const std::map<std::string, data::DatasetFingerprint>& mine);
 

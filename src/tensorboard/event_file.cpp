@@ -30,7 +30,7 @@ constexpr std::size_t max_waiting_bytes = 64 << 10;
 constexpr std::chrono::seconds flush_interval{2};
 constexpr std::string_view name_prefix = "events.out.tfevents.";
 
-// Field numbers of the messages.
+// Field numbers in the protobuf messages.
 enum class Event : protozero::pbf_tag_type { wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7 };
 enum class Value : protozero::pbf_tag_type { tag = 1, simple_value = 2, image = 4, histogram = 5, metadata = 9 };
 enum class Hyperparameter : protozero::pbf_tag_type { number = 2, text = 3, boolean = 4 };  // google.protobuf.Value
@@ -62,7 +62,8 @@ void append_record(std::string& to, std::string_view message) {
   append_number(to, masked_checksum(message));
 }
 
-/// Readers take the files of a folder in the order of their names, so the new one gets a later second than all others.
+/// Returns a name that sorts behind those of all files in the folder, since readers read the files in this order: it
+/// has a later second than they have.
 std::string new_name(const fs::path& folder) {
   std::int64_t second = std::time(nullptr);
   std::error_code error;
@@ -71,7 +72,7 @@ std::string new_name(const fs::path& folder) {
     if (!name.starts_with(name_prefix)) continue;
     std::int64_t other = 0;
     std::from_chars(name.data() + name_prefix.size(), name.data() + name.size(), other);
-    // A file of the far future, from a clock that was wrong, must not push all later ones there.
+    // Ignore a file of the far future, written when a clock was wrong; else all later files would need such names.
     if (other < second + 3600) second = std::max(second, other + 1);
   }
   std::array<char, 32> digits{};
@@ -88,8 +89,8 @@ void for_each_setting(const Json& config, const std::string& prefix,
   }
 }
 
-/// Adds a value of the summary that is not shown as a curve: what TensorBoard's table of hyperparameters knows of a
-/// run. `fill` adds the fields of the plugin's message HParamsPluginData.
+/// Adds a value that TensorBoard shows in its table of hyperparameters instead of as a curve. `fill` adds the fields of
+/// the plugin's message HParamsPluginData.
 template <class Fill>
 void add_to_table(protozero::pbf_builder<Event>& event, const std::string& tag, const Fill& fill) {
   std::string content;
@@ -119,7 +120,7 @@ EventFile::~EventFile() {
   try {
     flush();
   } catch (const Error&) {
-    // The next start continues from a checkpoint, and shows its steps again.
+    // The next start resumes from a checkpoint and repeats the steps after it.
   }
 }
 

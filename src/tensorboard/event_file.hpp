@@ -1,5 +1,6 @@
-// Files of events for TensorBoard: records of TFRecord, each a protobuf message tensorflow.Event
-// (tensorflow/core/util/event.proto and framework/summary.proto of TensorFlow, plugins/hparams of TensorBoard).
+// Event files for TensorBoard. They consist of records in the TFRecord format; each record is a protobuf message
+// tensorflow.Event (tensorflow/core/util/event.proto and framework/summary.proto of TensorFlow, plugins/hparams of
+// TensorBoard).
 //
 //   length     8 bytes, little endian
 //   checksum   4 bytes, of the length: CRC-32C, rotated right by 15 bits, plus 0xa282ead8
@@ -20,22 +21,22 @@
 
 namespace muster::detail::tensorboard {
 
-/// One file of events. What is added is kept in memory and written every two seconds, every 64 KB, and by flush(). All
+/// One event file. Added events are kept in memory and written every two seconds, every 64 KB, and by flush(). All
 /// functions that write throw an Error (ExitCode::retry) if that fails.
 class EventFile {
  public:
-  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which TensorBoard reads after the existing files. It hides
-  /// their values from `first_step` on: this file will have those steps again.
+  /// Creates `folder`/events.out.tfevents.SECONDS.HOST.PID, which TensorBoard reads after the existing files. It makes
+  /// TensorBoard hide their values from `first_step` on, since this file will have those steps again.
   EventFile(const std::filesystem::path& folder, std::int64_t first_step);
-  /// Writes what is still in memory.
+  /// Writes the events that are still in memory.
   ~EventFile();
 
   void add_scalar(std::string_view tag, double value, std::int64_t step);
   void add_image(std::string_view tag, const Image& image, std::int64_t step);
   void add_histogram(std::string_view tag, const Histogram& histogram, std::int64_t step);
-  /// The run's settings. Nested keys are joined by "."; a list is shown as its JSON.
+  /// Adds the run's settings. Nested keys are joined by "."; a list is shown as JSON.
   void add_hyperparameters(const Json& config, const std::string& run);
-  /// The run is finished. Called once, at its end.
+  /// Adds the mark of a finished run. Called once, at the end of the run.
   void add_success();
   void flush();
 
@@ -48,8 +49,8 @@ class EventFile {
   void add_value(std::string_view tag, std::int64_t step, const Fill& fill);
 
   File file_;
-  std::string waiting_;  // records that are not yet written
-  std::string message_;  // memory that is used again
+  std::string waiting_;  // records that are not written yet
+  std::string message_;  // kept to use its memory again
   std::chrono::steady_clock::time_point last_flush_ = std::chrono::steady_clock::now();
 };
 

@@ -1,4 +1,4 @@
-// Histograms with TensorBoard's buckets: their limits grow by a tenth, from 1e-12 on, to both sides of 0.
+// Histograms with TensorBoard's buckets: on both sides of 0, the limits begin at 1e-12 and grow by a tenth each.
 #pragma once
 
 #include <span>
@@ -9,11 +9,11 @@ namespace muster::detail::tensorboard {
 struct Histogram {
   double min = 0, max = 0;
   double count = 0, sum = 0, sum_of_squares = 0;
-  std::vector<double> limits = {};  ///< upper limits of the buckets, rising
-  std::vector<double> counts = {};  ///< as many
+  std::vector<double> limits = {};  ///< upper limits of the buckets, in ascending order
+  std::vector<double> counts = {};  ///< number of values in each bucket
 };
 
-/// Values that are not finite are left out.
+/// Ignores values that are not finite.
 Histogram histogram_of(std::span<const float> values);
 
 }  // namespace muster::detail::tensorboard

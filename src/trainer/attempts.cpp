@@ -18,14 +18,15 @@ namespace {
 /// How an attempt has ended on this worker.
 struct AttemptEnd {
   Json return_value = {};  ///< the training function's return value
-  bool stopped = false;    ///< on request
-  /// The bad step for which training goes back to the newest checkpoint.
+  bool stopped = false;    ///< true if it was stopped on request
+  /// The step with bad gradients because of which training goes back to the newest checkpoint; none if there is no such
+  /// step.
   std::optional<session::BadSteps::OptimizerStepId> rollback_step = {};
-  bool calls_differ = false;     ///< this worker has found that another one is in another call
-  Json passes = Json::object();  ///< if it has failed: SamePasses::noted()
+  bool calls_differ = false;  ///< true if this worker has found that another worker is in a different collective call
+  Json passes = Json::object();  ///< SamePasses::noted(), if the attempt has failed
 };
 
-/// Inside catch (...).
+/// True if the exception that is being handled is a CallMismatch. Call it in a catch block.
 bool handles_call_mismatch() {
   try {
     throw;
@@ -37,7 +38,7 @@ bool handles_call_mismatch() {
 }
 
 /// Runs one attempt on one worker. On an exception, raises the alarm on all ranks at once, shuts down backend and
-/// observers, and throws it on. Collective over the workers.
+/// observers, and rethrows. Collective over the workers.
 void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Communicator& workers,
              const Communicator& control, at::Device device, const TrainLoop& train_loop, session::BadSteps& bad_steps,
              session::Validation& validation, AttemptEnd& end) {
@@ -53,7 +54,7 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
     session.close();
     if (workers.rank() == 0) validation.training_has_ended();
   } catch (...) {
-    // Before the session closes connections on which other ranks may be waiting.
+    // Raise the alarm first: ending the session closes connections on which other ranks may be waiting.
     const auto cause = comm::current_outcome(resolved.world());
     comm::raise_alarm(resolved.world(), cause);
     session.fail(cause);
@@ -66,8 +67,8 @@ void attempt(const run::ResolvedOptions& resolved, const run::RunFolder& run, co
   }
 }
 
-/// Workers whose passes have different options soon make different calls. Then returns the error that names the option,
-/// otherwise `error`. Collective.
+/// If workers have passes with different options, they soon make different calls. If that has happened, returns an
+/// Error that names the option; otherwise returns `error`. Collective.
 Error with_cause_in_passes(const Communicator& world, const AttemptEnd& end, const Error& error) {
   if (world.all_reduce(std::int64_t{end.calls_differ}, ReduceOp::max) == 0) return error;
   std::vector<Json> of_ranks;
@@ -80,12 +81,12 @@ Error with_cause_in_passes(const Communicator& world, const AttemptEnd& end, con
   return error;
 }
 
-/// True if any rank has been asked to stop. Collective.
+/// True if any rank was asked to stop. Collective.
 bool is_asked_to_stop(const run::ResolvedOptions& resolved) {
   return resolved.world().all_reduce(std::int64_t{resolved.launch.stop_requested()}, ReduceOp::max) != 0;
 }
 
-/// Waits before the next attempt. Returns false as soon as any rank has been asked to stop. Collective.
+/// Waits for `time` before the next attempt. Returns false as soon as any rank was asked to stop. Collective.
 bool pause(const run::ResolvedOptions& resolved, std::chrono::seconds time) {
   constexpr std::chrono::milliseconds slice{100};
   for (std::chrono::milliseconds waited{}; !is_asked_to_stop(resolved); waited += slice) {
@@ -95,8 +96,9 @@ bool pause(const run::ResolvedOptions& resolved, std::chrono::seconds time) {
   return false;
 }
 
-/// The end of a run that is asked to stop between two attempts: its newest checkpoint has the state. If the attempt
-/// before could not be saved, for example, the run has not stopped well, and `error` is its end. Collective.
+/// Returns the end of a run that was asked to stop between two attempts: "stopped", since the newest checkpoint has the
+/// state. But if the last attempt has ended with ExitCode::retry (for example since it could not save), returns
+/// `error`. Collective.
 Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::RunFolder& run, const Error& error) {
   if (error.code() == ExitCode::retry) return error;
   if (resolved.world().rank() == 0) log::warn(error.what());
@@ -112,15 +114,15 @@ Error stopped_between_attempts(const run::ResolvedOptions& resolved, const run::
                           "stopped on request before the next attempt, and there is no checkpoint", remedy);
 }
 
-/// Tells the callbacks that an attempt has failed; `errors` are the errors by rank.
+/// Tells the callbacks that an attempt has failed. `errors`: by rank.
 void tell_callbacks(const run::ResolvedOptions& resolved, std::map<int, std::string> errors) noexcept {
   if (!resolved.is_worker()) return;
-  errors.erase(errors.lower_bound(resolved.worker_count), errors.end());  // ranks that do not train
+  errors.erase(errors.lower_bound(resolved.worker_count), errors.end());  // leaves out the ranks that do not train
   observe::tell_and_log_errors("an exception", resolved.options.run_config.callbacks,
                                [&](Callback& callback) { callback.after_exception(errors); });
 }
 
-/// Counts the failures of this run in this process and, under `muster run`, in the processes before it. Rank 0 counts.
+/// Counts the failures of this run in this process and, with `muster run`, in earlier processes. Rank 0 counts.
 class FailureCount {
  public:
   FailureCount(const Communicator& world, const run::RunFolder& run) : world_(world), run_(run) {
@@ -128,11 +130,12 @@ class FailureCount {
       if (supervisor_) failures_ = run::read_failures(run_.path(), supervisor_->id).value_or(failures_);
     });
   }
-  /// Adds a failure. True if this process may try again. Collective.
+  /// Counts a failure. True if this process may try again. Collective.
   bool add(int max_failures) {
     do_on_root([&] {
       failures_ = run::add_failure(failures_, run_.path());
-      if (!supervisor_ || !failures_.may_retry(max_failures)) return;  // if the job fails, its supervisor counts that
+      // if the job fails, its supervisor counts this failure
+      if (!supervisor_ || !failures_.may_retry(max_failures)) return;
       try {
         run::write_failures(run_.path(), supervisor_->id, failures_);
       } catch (const std::exception& error) {
@@ -171,7 +174,7 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     comm::Timeouts timeouts{.done = resolved.timeout, .failed = resolved.timeout};
     if (!resolved.is_worker()) timeouts.done = session::Validator::as_long_as_it_takes;
     if (last) timeouts.failed = comm::final_grace(world);
-    // A failed attempt leaves collectives unfinished, so each attempt has channels of its own.
+    // A failed attempt may leave collectives unfinished, so each attempt has communicators of its own.
     const auto workers = world.split(resolved.is_worker() ? 0 : 1);
     const auto control = workers.duplicate();
     AttemptEnd end;
@@ -194,10 +197,10 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     }
     if (error->code() != ExitCode::stopped && world.rank() == 0) run.write_error(error->what());
     if (error->code() == ExitCode::stopped) {
-      if (world.rank() == 0) run.clear_error();  // an earlier attempt's
+      if (world.rank() == 0) run.clear_error();  // of an earlier attempt
       return {.error = error};
     }
-    // The run was stopped and nothing could be saved. Ranks that do not train do not know that.
+    // The workers were stopped and could not save anything. Ranks that do not train learn of it here.
     if (error->code() == ExitCode::retry && world.all_reduce(std::int64_t{end.stopped}, ReduceOp::max) != 0) {
       if (world.rank() == 0) launch::tell_supervisor(launch::message_stopped, run.path().string());
       return {.error = error};

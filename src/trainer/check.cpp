@@ -35,7 +35,7 @@ at::Device check_device_and_data(const run::ResolvedOptions& resolved) {
   run::require_same_data(resolved.world(), all_need_data ? resolved.world().size() : resolved.worker_count, prints);
   data::share_chunks(resolved.world(), sources);
   for (const auto& name : resolved.options.dataset_config.datasets_to_split.names())
-    if (name != "train" && !datasets.contains(name))  // "train" is in the default, even without such a dataset
+    if (name != "train" && !datasets.contains(name))  // the default contains "train", even if there is no such dataset
       log::warn("datasets_to_split names \"" + name + "\", and the trainer was given no such dataset");
   return device;
 }

@@ -27,7 +27,7 @@ double score_of(const Json& metrics, const std::string& attribute, ScoreOrder or
   return order == ScoreOrder::max ? value.get<double>() : -value.get<double>();
 }
 
-/// The run's checkpoints, without those that it has gone back from: best score first, or newest first without a score.
+/// Returns the run's checkpoints, without rolled-back ones: the best score first, or without a score the newest first.
 std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run, const CheckpointConfig& config) {
   auto all = checkpoint::intact_checkpoints(run, checkpoint::read_rollbacks(run));
   std::reverse(all.begin(), all.end());
@@ -40,13 +40,13 @@ std::vector<CheckpointInfo> ranked_checkpoints(const std::filesystem::path& run,
   return all;
 }
 
-/// The content of a run's folder that a Result needs.
+/// Returns what a Result needs from a run's folder.
 Json content_of(const std::filesystem::path& run, const CheckpointConfig& config, const Json& params) {
   Json checkpoints = Json::array();
   const auto ranked = ranked_checkpoints(run, config);
   for (const auto& info : ranked) checkpoints.push_back({info.path.string(), info.metrics});
   const auto newest = std::ranges::max_element(ranked, {}, &CheckpointInfo::index);
-  Json last_saved;  // null: a checkpoint that was saved between two reports has no row
+  Json last_saved;  // null if the newest checkpoint was saved between two reports, since it has no row
   if (newest != ranked.end() && newest->metrics.contains("training_iteration")) {
     last_saved = newest->metrics;
     last_saved["checkpoint_dir_name"] = newest->path.filename().string();
@@ -80,12 +80,14 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
     result = read_result(resolved, run);
   } catch (const Error& unreadable) {
     if (!ended.error) throw;
-    // A warning, since the result's error is the cause. It may be the same one: a start reads the rows, too.
+    // Only a warning, since training's error is the cause. Not even that if it is the same error: a start reads the
+    // rows, too.
     if (std::string_view(unreadable.what()) != ended.error->what()) log::warn(unreadable.what());
     result.path = run.path();
   }
   result.error = ended.error ? ended.error : unfinished_validations;
-  const bool is_refused = result.error && run::is_refusal(result.error->code());  // its rows are of earlier starts
+  // if the start was refused, the rows are those of earlier starts
+  const bool is_refused = result.error && run::is_refusal(result.error->code());
   if (resolved.world().rank() == 0 && !is_refused) print_summary(resolved, result);
   return result;
 }
@@ -107,7 +109,7 @@ Result read_result(const run::ResolvedOptions& resolved, const run::RunFolder& r
 
 Result Result::from_path(const std::filesystem::path& path) {
   using namespace detail;
-  const auto run = checkpoint::without_links(run::absolute_path(path));  // the name may move to another run meanwhile
+  const auto run = checkpoint::without_links(run::absolute_path(path));  // a name may be moved to another run meanwhile
   const auto file = run / "params.json", cause = run / "error.txt";
   if (!std::filesystem::exists(status_of(file)))
     throw Error(ExitCode::data, "reading the result of " + run.string(), "it has no params.json",
@@ -118,7 +120,7 @@ Result Result::from_path(const std::filesystem::path& path) {
     for (int tries_left = 100;; --tries_left) try {
         return trainer::result_of(run, trainer::content_of(run, options.run_config.checkpoint_config, params));
       } catch (const Error&) {
-        // The job that writes the run may prune a checkpoint between its listing and its opening.
+        // The run's job may prune a checkpoint after this process has listed it and before it is opened.
         if (tries_left == 0) throw;
       }
   };

@@ -31,17 +31,17 @@ std::string formatted(const char* format, const Values&... values) {
   return text.data();
 }
 
-/// "2:05", "1:00:05"; "0.4 s" below ten seconds.
+/// Returns "2:05" or "1:00:05"; below ten seconds "0.4 s".
 std::string duration(double seconds) {
   if (seconds < 9.95) return formatted("%.1f s", seconds);
   return clock_text(std::llround(seconds));
 }
 
-/// The values of a metric over the reports.
+/// The values of a metric in the reports of a run.
 struct Stats {
   double last = std::numeric_limits<double>::quiet_NaN();
   double lowest = std::numeric_limits<double>::infinity(), highest = -lowest;
-  std::int64_t lowest_at = 0, highest_at = 0;  ///< numbers of the reports
+  std::int64_t lowest_at = 0, highest_at = 0;  ///< numbers of the reports that have these values
 
   void add(const Json& value, std::int64_t report) {
     last = value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
@@ -65,7 +65,7 @@ std::map<std::string, Stats> stats_of(const std::vector<Json>& rows) {
   return values;
 }
 
-/// A name from the program, on one line.
+/// Makes a name from the program printable on one line.
 std::string printable_line(const std::string& name) {
   auto text = printable(name);
   std::ranges::replace_if(
@@ -73,7 +73,7 @@ std::string printable_line(const std::string& name) {
   return text;
 }
 
-/// A name from the program, in `name_width` columns.
+/// Returns a name from the program in exactly `name_width` columns.
 std::string column_of(const std::string& name) {
   const auto text = shortened(printable_line(name), name_width);
   return text + std::string(name_width - character_count(text), ' ');
@@ -98,7 +98,8 @@ std::string metric_lines(const std::vector<Json>& rows) {
   return text;
 }
 
-/// "time: 93% useful, 4% data", the rest by its causes; those below half a percent are left out.
+/// Returns "time: 93% useful, 4% data": the useful part and the causes of the rest. Parts below half a percent are left
+/// out.
 std::string time_line(const Json& time) {
   const double training = number_at(time, "training_s"), total = training + number_at(time, "starting_s");
   if (total <= 0) return {};
@@ -116,7 +117,7 @@ std::string time_line(const Json& time) {
   return text + "\n";
 }
 
-/// Samples per second over all reports; 0 if no report counts samples.
+/// Returns the samples per second over all reports; 0 if no report has counted samples.
 double samples_per_second(const std::vector<Json>& rows) {
   double samples = 0, seconds = 0;
   for (const auto& row : rows) {
@@ -126,7 +127,7 @@ double samples_per_second(const std::vector<Json>& rows) {
   return seconds > 0 ? samples / seconds : 0;
 }
 
-/// "3 checkpoints: the newest is checkpoint_000003, the best checkpoint_000001 (loss 0.029)".
+/// Returns "3 checkpoints: the newest is checkpoint_000003, the best checkpoint_000001 (loss 0.029)".
 std::string checkpoint_line(const Result& result, const CheckpointConfig& config) {
   if (result.best_checkpoints.empty() || !result.checkpoint) return {};
   const auto name_of = [](const Checkpoint& checkpoint) { return checkpoint.path().filename().string(); };

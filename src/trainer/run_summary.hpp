@@ -1,4 +1,4 @@
-// What is printed when a run is over.
+// The text that is printed when a run is over.
 #pragma once
 
 #include "muster/config.hpp"
@@ -9,9 +9,9 @@
 
 namespace muster::detail::trainer {
 
-/// Lines of at most 80 columns, each with a line break: how the run ended and how long it took; for each metric its
-/// last, lowest and highest value, with the number of the report; the speed while it trained; what the time was spent
-/// on; the newest checkpoint, and the best by the score in `config`, if there is one; the folder. `status`: the run's
+/// Returns lines of at most 80 columns, each with a line break: how the run has ended and how long it took; for each
+/// metric its last, lowest and highest value, with the number of the report; the speed of training; what the time was
+/// spent on; the newest checkpoint, and, if `config` has a score, the best; the folder. `status`: the run's
 /// status.json, of which "time" is used; null if there is none. Empty if the run has no report.
 ///
 ///   finished: 4 reports, 24 steps, 3 ranks, 2:05

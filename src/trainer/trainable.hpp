@@ -1,4 +1,4 @@
-// The return type of a trainer's as_trainable(), for sweeps.
+// The return type of a trainer's as_trainable(), which sweeps use.
 #pragma once
 
 #include "muster/trainer.hpp"
@@ -7,7 +7,7 @@
 
 namespace muster::detail::trainer {
 
-/// A Trainable that also has the default settings, over which each trial lays its own.
+/// A Trainable that also has default settings; the settings of each trial replace some of them.
 struct TrainerTrainable {
   std::function<Result(Launch& launch, const Config& config)> fit;
   std::function<Config()> default_config;

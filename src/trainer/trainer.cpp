@@ -31,17 +31,17 @@ void require_no_torch_config(const TrainerOptions& options, const char* fact) {
                 "BackendConfig::timeout() say how long ranks wait");
 }
 
-/// What a start that is taken up changes in a run.
+/// Facts about a run that tell whether a start has changed it.
 struct RunContent {
   int newest = -1;            ///< index of the newest checkpoint; -1 if there is none
-  std::size_t rollbacks = 0;  ///< their number
+  std::size_t rollbacks = 0;  ///< number of rollbacks
 
   bool is_new_since(const RunContent& before) const noexcept {
     return newest > before.newest || rollbacks > before.rollbacks;
   }
 };
 
-/// What cannot be read is left at its default.
+/// Reads these facts. What cannot be read keeps its default.
 RunContent content_of(const detail::run::RunFolder& run) noexcept {
   RunContent content;
   try {
@@ -52,7 +52,8 @@ RunContent content_of(const detail::run::RunFolder& run) noexcept {
   return content;
 }
 
-/// The state of the preprocessor in the newest checkpoint of a finished run; null, with a warning, if there is none.
+/// Returns the state of the preprocessor in the newest checkpoint of a finished run; null, with a warning, if there is
+/// none.
 Json saved_preprocessor(const std::filesystem::path& run) {
   namespace checkpoint = detail::checkpoint;
   std::string fact = "has no checkpoint";
@@ -68,8 +69,8 @@ Json saved_preprocessor(const std::filesystem::path& run) {
   return nullptr;
 }
 
-/// Returns the state of rank 0's preprocessor on every rank; null if there is no preprocessor. If rank 0's is not
-/// fitted, `otherwise` returns the state, on rank 0. Collective.
+/// Returns the state of rank 0's preprocessor on every rank; null if there is no preprocessor. If it is not fitted,
+/// returns the result of otherwise(), which is called on rank 0. Collective.
 template <class Otherwise>
 Json preprocessor_of_first_rank(const detail::run::ResolvedOptions& resolved, Otherwise&& otherwise) {
   return detail::comm::run_on_root(resolved.world(), [&]() -> Json {
@@ -79,9 +80,9 @@ Json preprocessor_of_first_rank(const detail::run::ResolvedOptions& resolved, Ot
   });
 }
 
-/// Loads the preprocessor, unless it is fitted, from the checkpoint of a run that is finished already. So a later
-/// trainer finds it fitted, as after training. If the state does not fit it, it stays unfitted, with a warning: this
-/// run does not need it any more. Collective.
+/// For a run that is already finished: if the preprocessor is not fitted, loads its state from the run's checkpoint, so
+/// that later trainers find it fitted, as after training. If the state does not fit the preprocessor, only warns, since
+/// this run does not need it any more. Collective.
 void restore_preprocessor(const detail::run::ResolvedOptions& resolved, const detail::run::RunFolder& run) {
   const auto state = preprocessor_of_first_rank(resolved, [&] { return saved_preprocessor(run.path()); });
   const auto& preprocessor = resolved.options.preprocessor;
@@ -95,7 +96,7 @@ void restore_preprocessor(const detail::run::ResolvedOptions& resolved, const de
   }
 }
 
-/// After training: gives rank 0's preprocessor state to the ranks that did not train. Collective.
+/// Called after training: gives rank 0's preprocessor state to the ranks that have not trained. Collective.
 void share_preprocessor(const detail::run::ResolvedOptions& resolved) {
   if (resolved.worker_count == resolved.world().size()) return;
   const auto state = preprocessor_of_first_rank(resolved, [&] { return resolved.options.preprocessor->state(); });
@@ -130,7 +131,7 @@ void TorchBackend::on_start(Session& session) {
 
 void TorchBackend::on_shutdown(Session& session) {
   if (!session.get_device().is_cuda() || session.failed()) return;
-  // NCCL calls return before the GPU has finished them, and destroying a group aborts calls of the other ranks.
+  // NCCL calls return before the GPU has finished them. Wait, since destroying a group aborts calls of the other ranks.
   at::detail::getCUDAHooks().deviceSynchronize(session.get_device().index());
   session.barrier();
 }
@@ -183,7 +184,7 @@ Result DataParallelTrainer::fit() {
   if (number_ == 0) number_ = launch().next_trainer_number();
   auto options = options_;
   options.dataset_config = get_dataset_config();
-  // Shared, since a validation that does not end keeps it.
+  // Shared, since a validation function that does not end keeps using it.
   const auto resolved =
       std::make_shared<const detail::run::ResolvedOptions>(detail::run::resolve(launch(), options, std::move(backend)));
   const auto run = std::make_shared<detail::run::RunFolder>(world, launch(), resolved->options.run_config, number_);
@@ -240,7 +241,7 @@ TorchTrainer TorchTrainer::restore(Launch& launch, const std::filesystem::path& 
                                    TrainerOptions options) {
   const bool own_backend = options.backend_config && Json(options.torch_config) == Json(TorchConfig{});
   auto restored = restored_options(path, std::move(options));
-  if (own_backend) restored.torch_config = {};  // the saved one was for another backend
+  if (own_backend) restored.torch_config = {};  // the saved one belongs to another backend
   const auto& run = restored.run_config;
   const auto named = detail::run::absolute_path(launch.flags().storage.value_or(run.storage_path) /
                                                 launch.flags().name.value_or(run.name));
