@@ -27,7 +27,7 @@ std::string joined(at::IntArrayRef sizes) {
   return "[" + all + "]";
 }
 
-/// The base class: columns and options, which the checkpoint describes, and no fitted state.
+/// The common base class: it has columns and options, which the checkpoint describes, and no fitted state.
 class Augmentation : public Preprocessor {
  public:
   Augmentation(std::string kind, std::vector<std::string> columns, Json options)
@@ -49,7 +49,7 @@ class Augmentation : public Preprocessor {
   }
 
  protected:
-  /// Throws an Error (ExitCode::usage) unless `holds`.
+  /// Throws an Error (ExitCode::usage) if `holds` is false.
   void require(bool holds, const std::string& fact, const std::string& remedy) const {
     if (!holds) throw Error(ExitCode::usage, "making a " + kind_, fact, remedy);
   }
@@ -80,7 +80,7 @@ class RandomCrop final : public Augmentation {
   void transform(Batch& batch, at::Generator& generator) const override {
     const auto padded = padded_sizes(batch);
     const auto rows = batch[columns().front()].size(0);
-    auto places = at::zeros({rows, 1}, at::kLong);  // of each sample's box, in the flattened dimensions
+    auto places = at::zeros({rows, 1}, at::kLong);  // for each sample, the index of its box in the flattened dimensions
     for (std::size_t d = 0; d < sizes_.size(); ++d) {
       const auto first = at::randint(padded[d] - sizes_[d] + 1, {rows, 1}, generator, at::kLong);
       const auto place = first + at::arange(sizes_[d]);
@@ -90,7 +90,7 @@ class RandomCrop final : public Augmentation {
   }
 
  private:
-  /// The sizes of the dimensions that are cropped, with the padding. They are the same in all columns.
+  /// Returns the sizes of the cropped dimensions with their padding. Throws an Error unless all columns have the same.
   std::vector<std::int64_t> padded_sizes(const Batch& batch) const {
     std::vector<std::int64_t> first;
     for (const auto& name : columns()) {

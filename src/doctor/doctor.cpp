@@ -33,7 +33,7 @@ using Print = std::function<void(const Examination&)>;
 using enum Finding::Severity;
 
 constexpr std::chrono::seconds program_timeout{5}, mpi_timeout{20}, step_timeout{60};
-/// How long a rank that has failed waits for rank 0 to print.
+/// How long a rank that has failed waits, so that rank 0 can print.
 constexpr std::chrono::seconds rank_0_prints{5};
 
 const char* environment(const char* name) { return std::getenv(name); }
@@ -50,7 +50,7 @@ void add(Findings& to, Findings more, const std::string& host) {
   }
 }
 
-/// The facts of a node but its ranks'.
+/// Returns the facts of a node, without those of its ranks.
 Json look_at_node(const DoctorOptions& options) {
   return {{"libraries", look_at_libraries()},
           {"memory", look_at_memory()},
@@ -70,7 +70,8 @@ Findings check_node(const Json& node, const std::vector<Json>& ranks, int nodes,
   return findings;
 }
 
-/// Prints what is known and ends the process if a step does not end in time, as on a file server that does not answer.
+/// If a step does not end in time, for example since a file server does not answer, prints what is known and ends the
+/// process.
 class Watch {
  public:
   Watch(const Print& print, Examination examination, bool prints)
@@ -86,7 +87,7 @@ class Watch {
     thread_.join();
   }
 
-  /// The next step begins.
+  /// Call it when the next step begins.
   void begin(std::string step) {
     {
       const std::lock_guard lock(mutex_);
@@ -95,7 +96,7 @@ class Watch {
     }
     changed_.notify_all();
   }
-  /// The result has been printed; what hangs now ends without another one.
+  /// Call it when the result was printed: if the process hangs after that, it ends without printing another result.
   void printed() {
     const std::lock_guard lock(mutex_);
     prints_ = false;
@@ -139,7 +140,7 @@ ExitCode finish(Examination& examination, Findings findings, const Print& print)
   return examination.exit_code();
 }
 
-/// The first line that says something in the boxes that Open MPI prints.
+/// Returns the first line with words in it, since Open MPI prints its messages in boxes.
 std::string first_words(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
@@ -184,7 +185,7 @@ ExitCode examine_alone(const DoctorOptions& options, const Print& print) {
   return code;
 }
 
-/// What a launcher has done wrong, so that nothing else can be looked at.
+/// Reports what a launcher has done wrong, if because of that nothing else can be examined.
 ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Examination examination,
                                 const Print& print) {
   examination.findings = {{to_mend, "MPI", worlds.fact, worlds.remedy, {examination.host}}};
@@ -192,7 +193,7 @@ ExitCode report_separate_worlds(const detail::launch::SeparateWorlds& worlds, Ex
   return ExitCode::missing_package;
 }
 
-/// Everything that all ranks do together; the result is rank 0's.
+/// Makes the checks in which all ranks take part together. Returns the findings on rank 0.
 Findings look_together(const Communicator& world, const DoctorOptions& options, Watch& watch,
                        Examination& examination) {
   const auto& topology = world.topology();
@@ -270,7 +271,7 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
       hosts[0]);
   add(findings, check_slurm(nodes[0].at("slurm"), std::chrono::system_clock::now()), hosts[0]);
   for (std::size_t n = 0; n < nodes.size(); ++n) {
-    // Containers may have the same name.
+    // Containers may have the same host name.
     const auto name = examination.facts.contains(hosts[n]) ? hosts[n] + " (" + std::to_string(n) + ")" : hosts[n];
     examination.facts[name] = std::move(nodes[n]);
   }
@@ -285,11 +286,11 @@ ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptio
     return report_separate_worlds(*worlds, examination, print);
   auto if_it_hangs = examination;
   const char* const here = environment("OMPI_COMM_WORLD_LOCAL_SIZE");
-  const int nodes = here != nullptr && std::atoi(here) == start.processes ? 1 : 2;  // or more
+  const int nodes = here != nullptr && std::atoi(here) == start.processes ? 1 : 2;  // 2 stands for two or more
   add(if_it_hangs.findings, check_network(network, nodes), examination.host);
   Watch watch(print, std::move(if_it_hangs), start.number == 0);
   watch.begin("starting MPI on all ranks");
-  detail::log::configure(0, detail::log::Level::error);  // a warning would say what a finding says
+  detail::log::configure(0, detail::log::Level::error);  // not a warning: a finding will say the same
   const detail::comm::MpiScope mpi;
   const auto& world = mpi.world();
   if (const auto worlds = separate_worlds(environment, world.size(), detail::comm::mpi_library()))
@@ -304,7 +305,7 @@ ExitCode examine_ranks(const detail::launch::StartedBy& start, const DoctorOptio
     watch.printed();
     return static_cast<ExitCode>(world.all_reduce(static_cast<std::int64_t>(code)));
   } catch (const Error& error) {
-    // The ranks do not answer each other any more, so that this ends all of them.
+    // The ranks do not answer each other any more, so this ends all of them.
     if (world.rank() == 0)
       finish(examination,
              {{may_pass,

@@ -17,12 +17,12 @@ namespace muster::detail::doctor {
 namespace {
 
 constexpr double mb = 1e6;
-/// What Open MPI takes for its own messages: without that room it complains, and may not start.
+/// What Open MPI needs for its own messages. With less room, it complains and may not start.
 constexpr double mpi_bytes_per_rank = 4.2 * mb;
-/// That, the buffers of muster's collectives, and some small gradients.
+/// The same, plus the buffers of muster's collectives and some small gradients.
 constexpr double wanted_bytes_per_rank = 32 * mb;
 
-/// The choice in brackets: "madvise" of "always [madvise] never"; null if the kernel has none.
+/// Returns the choice in brackets: "madvise" in "always [madvise] never"; null if the kernel has no such file.
 Json chosen_in(const std::filesystem::path& file) {
   const auto line = first_line(file);
   const auto begin = line.find('['), end = line.find(']');
@@ -30,7 +30,7 @@ Json chosen_in(const std::filesystem::path& file) {
   return line.substr(begin + 1, end - begin - 1);
 }
 
-/// Why no segment can be made there; empty if one can.
+/// Returns why no segment of shared memory can be made in this folder; empty if one can.
 std::string try_segment(const std::filesystem::path& folder) {
   auto name = (folder / "muster-doctor-XXXXXX").string();
   const int file = ::mkostemp(name.data(), O_CLOEXEC);
@@ -38,7 +38,7 @@ std::string try_segment(const std::filesystem::path& folder) {
   ::unlink(name.c_str());
   const int error = ::posix_fallocate(file, 0, 4096);
   ::close(file);
-  // A full file system is told by its free space.
+  // If the file system is full, its free space will show that.
   return error == 0 || error == ENOSPC ? "" : std::strerror(error);
 }
 
@@ -55,7 +55,7 @@ Json number_in(const std::filesystem::path& file) {
   return text >> number ? Json(number) : Json();
 }
 
-/// "MemTotal:  16384 kB" in bytes.
+/// Returns the value of a line such as "MemTotal:  16384 kB", in bytes.
 Json total_memory(const std::filesystem::path& root) {
   std::ifstream text(root / "proc/meminfo");
   std::string word;

@@ -8,7 +8,7 @@
 namespace muster::detail::doctor {
 namespace {
 
-/// The name of an MPI in what its library or its mpirun says of itself; empty if it is none of these.
+/// Returns which MPI a text is from, printed by a library or an mpirun; empty if it is none of these.
 std::string family_of(const std::string& text) {
   if (text.find("Open MPI") != std::string::npos || text.find("OpenRTE") != std::string::npos) return "Open MPI";
   if (text.find("Intel(R) MPI") != std::string::npos) return "Intel MPI";
@@ -16,13 +16,13 @@ std::string family_of(const std::string& text) {
   return {};
 }
 
-/// "4.1.4"; empty if there is none.
+/// Returns the first version in the text, such as "4.1.4"; empty if there is none.
 std::string version_in(const std::string& text) {
   std::smatch found;
   return std::regex_search(text, found, std::regex(R"(\d+\.\d+(\.\d+)*)")) ? found.str() : "";
 }
 
-/// "4.1" of "4.1.4": releases of it work together.
+/// Returns "4.1" for "4.1.4". Releases of one series work together.
 std::string series_of(const std::string& version) {
   const auto dot = version.find('.');
   return dot == std::string::npos ? version : version.substr(0, version.find('.', dot + 1));
@@ -47,7 +47,7 @@ Findings check_launcher(const Json& facts, const std::string& library) {
     return {{to_mend, "mpirun", path + " is of " + theirs + ", and muster is linked with " + library,
              "Put the mpirun of " + ours + " first in PATH, or load its module"}};
   const auto version = version_in(text), library_version = version_in(library);
-  if (!version.empty() && series_of(version) != series_of(library_version))  // the first line of Hydra has none
+  if (!version.empty() && series_of(version) != series_of(library_version))  // Hydra's first line has no version
     return {{warning, "mpirun", path + " is of version " + version + ", and muster is linked with " + library,
              "Put the mpirun of " + library_version + " first in PATH"}};
   return {};
@@ -61,7 +61,7 @@ Json look_at_mpi(const std::string& library, const Environment& environment, con
     const auto found = find_program(name, environment("PATH"));
     if (found.empty()) continue;
     auto version = run({found.string(), "--version"});
-    if (version.is_string()) {  // the whole of Hydra's answer has many lines
+    if (version.is_string()) {  // keep only the first line, since Hydra prints many
       auto text = version.get<std::string>();
       text.resize(std::min(text.size(), text.find('\n')));
       version = text;
@@ -84,7 +84,7 @@ Findings check_mpi(const Json& facts, const MpiStart& start) {
          library + " lets only one thread call it, so that gloo, NCCL, sweeps and async_save do not work",
          "Use an MPI with MPI_THREAD_MULTIPLE"});
   const bool alone = start.launcher.empty();
-  // Under a launcher, what matters is the one that has started these ranks.
+  // If a launcher has started this process, its own version matters, not the one in PATH.
   if (alone) {
     auto more = check_launcher(facts, library);
     findings.insert(findings.end(), more.begin(), more.end());

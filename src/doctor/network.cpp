@@ -14,9 +14,9 @@ namespace {
 
 constexpr std::chrono::seconds name_timeout{5};
 
-/// Null if the name service does not answer in time.
+/// Returns whether the name service knows the host; null if it does not answer in time.
 Json resolves(const std::string& host) {
-  // A name server that is gone takes longer than the timeout; the thread is left to itself then.
+  // A name server that does not answer takes longer than the timeout; then the thread is left behind.
   auto answer = std::make_shared<std::promise<bool>>();
   auto known = answer->get_future();
   std::thread([answer, host] {
@@ -69,7 +69,7 @@ Findings check_network(const Json& facts, int nodes) {
   std::string names;
   for (const auto& one : facts.at("interfaces")) {
     const auto name = one.at("name").get<std::string>();
-    // A link-local address of IPv6 comes with every interface.
+    // Every interface has a link-local IPv6 address.
     if (one.at("address").get<std::string>().starts_with("fe80")) continue;
     names += (names.empty() ? "" : ", ") + name + " " + one.at("address").get<std::string>();
   }

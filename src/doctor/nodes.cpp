@@ -14,7 +14,7 @@ std::string named(const std::vector<std::string>& hosts) {
   return listed(hosts, 2, [](const auto& host) { return host; });
 }
 
-/// "4.1 on n1, n2; 5.0 on n3"
+/// Returns "4.1 on n1, n2; 5.0 on n3".
 std::string by_value(const std::map<std::string, std::vector<std::string>>& hosts) {
   std::string text;
   for (const auto& [value, names] : hosts) text += (text.empty() ? "" : "; ") + value + " on " + named(names);

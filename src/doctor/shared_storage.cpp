@@ -25,7 +25,7 @@ struct flock whole_file() {
   return range;
 }
 
-/// Rank 0's file, locked, in a folder of its own. Removed with this object.
+/// A locked file of rank 0 in a folder of its own. Both are removed when this object is destroyed.
 class WrittenFile {
  public:
   explicit WrittenFile(const fs::path& storage) {
@@ -45,7 +45,7 @@ class WrittenFile {
     std::error_code ignored;
     if (!folder_.empty()) fs::remove_all(folder_, ignored);
   }
-  /// Empty if it could not be written.
+  /// Empty if the file could not be written.
   const fs::path& path() const noexcept { return path_; }
 
  private:

@@ -6,7 +6,8 @@
 namespace muster::detail::doctor {
 namespace {
 
-/// "KillWait                = 30 sec" and "Requeue=0 Restarts=0" as an object; null if there is no text.
+/// Returns the pairs in a text like "KillWait                = 30 sec" or "Requeue=0 Restarts=0" as an object; null if
+/// there is no text.
 Json pairs_in(const Json& text) {
   if (!text.is_string()) return nullptr;
   Json pairs = Json::object();
@@ -65,7 +66,7 @@ Findings check_slurm(const Json& facts, std::chrono::system_clock::time_point no
   if (const auto wait = value(config, "KillWait"); !wait.empty() && std::atoi(wait.c_str()) < short_wait_s)
     findings.push_back({warning, "Slurm", "KillWait leaves " + wait + " to save at the end of the allocation",
                         "Have the job signalled before with sbatch --signal=B:USR1@120"});
-  // "OFF", "REQUEUE", "GANG,SUSPEND"
+  // Possible values: "OFF", "REQUEUE", "GANG,SUSPEND".
   if (const auto mode = value(config, "PreemptMode"); mode.find("CANCEL") != std::string::npos)
     findings.push_back(
         {warning, "Slurm", "PreemptMode is " + mode + ": a preempted job is not queued again",

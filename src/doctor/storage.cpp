@@ -28,7 +28,7 @@ constexpr std::size_t speed_bytes = std::size_t{64} << 20, chunk_bytes = std::si
 constexpr std::chrono::seconds speed_limit{3};
 constexpr double little_space = 1e9, no_space = 100e6, few_inodes = 1000, slow = 20e6;
 
-/// The name of a file system's type (statfs(2)).
+/// Returns the name of a file system's type, by its magic number (statfs(2)).
 std::string type_of(long magic) {
   static const std::map<long, const char*> names{
       {0xEF53, "ext4"},       {0x58465342, "XFS"},     {0x9123683E, "Btrfs"},  {0x01021994, "tmpfs"},
@@ -42,7 +42,7 @@ std::string type_of(long magic) {
 
 bool is_memory(const std::string& type) { return type == "tmpfs" || type == "ramfs"; }
 
-/// A descriptor that closes itself.
+/// A file descriptor that closes itself.
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}
@@ -57,12 +57,12 @@ class Descriptor {
   int number_;
 };
 
-/// The tries in one folder, and what failed.
+/// Makes tries in one folder, and records what has failed.
 class Tries {
  public:
   explicit Tries(Json& facts) : facts_(facts) {}
 
-  /// Notes a failure of `call` (its result is -1). Returns true if it did not fail.
+  /// Returns true if a call has succeeded. If its `result` is -1, records the failure.
   bool worked(const char* doing, int result) {
     if (result >= 0) return true;
     facts_["problems"].push_back({{"doing", doing}, {"error", errno}, {"text", std::strerror(errno)}});
@@ -110,7 +110,7 @@ void try_speed(const fs::path& folder, Json& facts, Tries& tries) {
   const std::unique_ptr<std::byte, decltype(&std::free)> chunk(
       static_cast<std::byte*>(std::aligned_alloc(4096, chunk_bytes)), std::free);
   if (chunk == nullptr) return;
-  for (std::size_t i = 0; i < chunk_bytes; ++i)  // not zeros, which some file systems do not write
+  for (std::size_t i = 0; i < chunk_bytes; ++i)  // not zeros, since some file systems do not store them
     chunk.get()[i] = static_cast<std::byte>(i * 2654435761U >> 13);
   const int flags = ::fcntl(file.number(), F_GETFL);
   bool direct = ::fcntl(file.number(), F_SETFL, flags | O_DIRECT) == 0;
@@ -185,7 +185,7 @@ Json look_at_storage(const fs::path& path) {
     return facts;
   facts["type"] = type_of(type.f_type);
   facts["free_bytes"] = space.f_bavail * space.f_frsize;
-  // Some file systems make inodes as they are needed, and say 0.
+  // Some file systems make inodes when they are needed and report 0.
   if (space.f_files > 0) facts["free_inodes"] = space.f_favail;
   auto name = (place / ".muster-doctor-XXXXXX").string();
   if (!tries.worked("making a folder", ::mkdtemp(name.data()) == nullptr ? -1 : 0)) return facts;

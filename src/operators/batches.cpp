@@ -53,7 +53,7 @@ class ShardPasses final : public Passes {
   std::vector<std::string> columns_;
   std::optional<BatchRange> range_;
   BatchRange::iterator at_;
-  std::optional<Batch> selected_;  ///< the current batch with `columns_` only
+  std::optional<Batch> selected_;  ///< the current batch, reduced to `columns_`
 };
 
 void check_steps(const char* doing, std::optional<std::int64_t> limit) {
@@ -61,7 +61,7 @@ void check_steps(const char* doing, std::optional<std::int64_t> limit) {
     throw Error(ExitCode::usage, doing, "num_steps is " + std::to_string(*limit), "Give 1 or more, or leave it out");
 }
 
-/// Throws inside a call, since the current batch is owned by the passes.
+/// Throws an Error inside a call, since the passes own the current batch.
 void require_between_calls(bool in_call, const std::string& call) {
   if (in_call)
     throw Error(ExitCode::user_error, "registering data", "the operator is inside " + call,
@@ -99,7 +99,7 @@ void TrainBatches::set_passes(std::unique_ptr<Passes> passes) {
   passes_ = std::move(passes);
   if (keeps_position_) return;
   open_ = false;
-  // A position that was restored belongs to the data that were replaced.
+  // A restored position belongs to the data that were just replaced.
   if (resumes_) set_epoch_count(epochs_), taken_ = 0;
 }
 
@@ -113,7 +113,7 @@ void TrainBatches::begin_call(std::optional<std::int64_t> limit) {
   limit_ = limit;
   in_call_ = true;
   session_.progress.pass_end_is_boundary = limit.has_value();
-  // A first batch that the call before has not asked for is the first of this call.
+  // The last call may have taken a batch ahead that it did not use. It is the first batch of this call.
   if (first_ && *first_ != nullptr)
     ++taken_;
   else
@@ -160,7 +160,8 @@ void TrainBatches::set_epoch_count(std::int64_t epochs) {
   open_ = resumes_ = false;
   epochs_ = epochs;
   const auto before = std::max<std::int64_t>(0, epochs - 1);
-  session_.data.pass_positions->begin_epoch(before + 1);  // so that the epoch begins anew even if it is the current one
+  // so that the next call begins the epoch anew even if it is the current one
+  session_.data.pass_positions->begin_epoch(before + 1);
   session_.data.pass_positions->begin_epoch(before);
 }
 

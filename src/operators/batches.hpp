@@ -14,39 +14,40 @@
 
 namespace muster::detail::operators {
 
-/// Passes whose batches have these columns, in this order; all columns of the dataset if `columns` is empty.
+/// Returns passes whose batches have these columns, in this order; if `columns` is empty, all columns of the dataset.
 std::unique_ptr<Passes> passes_over(const DatasetShard& shard, const BatchOptions& options,
                                     const std::shared_ptr<data::Source>& source, std::vector<std::string> columns);
 
-/// The batches of train(). A call goes on where the one before has ended.
+/// The batches of train(). A call continues where the previous call has ended.
 class TrainBatches final : public BatchSource {
  public:
   explicit TrainBatches(session::SessionState& session) : session_(session) {}
 
-  /// Replaces the passes. An open pass ends, and so does one that a resumed run has yet to continue. Throws an Error
-  /// inside a call.
+  /// Replaces the passes. An open pass ends, also one that a resumed run has yet to continue. Throws an Error inside a
+  /// call.
   void set_passes(std::unique_ptr<Passes> passes);
   Passes* passes() const noexcept { return passes_.get(); }
-  /// True: set_passes() and set_epoch_count() leave the restored position as it is, which was saved after the calls
-  /// that a resumed run repeats.
+  /// With true, set_passes() and set_epoch_count() do not change the restored position, since it was saved after the
+  /// calls that a resumed run repeats.
   void keep_position(bool keeps) noexcept { keeps_position_ = keeps; }
-  /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; used in
-  /// the error for missing data.
+  /// Throws an Error if a call for `limit` batches cannot begin. `has_model`: true if the operator has a model; only
+  /// for the text of the error about missing data.
   void check_call(std::optional<std::int64_t> limit, bool has_model) const;
-  /// Begins a call for `limit` batches, or for the rest of the pass. Takes the first batch.
+  /// Begins a call for `limit` batches, or for the rest of the pass. Already takes the first batch.
   void begin_call(std::optional<std::int64_t> limit);
   void end_call();
   Batch* next() override;
 
-  /// The number of passes that have begun.
+  /// Number of passes that have begun.
   std::int64_t epoch_count() const noexcept { return epochs_; }
   /// Sets that number. The next batch begins a new pass.
   void set_epoch_count(std::int64_t epochs);
 
-  /// The position for a checkpoint in the middle of a call: true if a pass is open, and the batches taken in the call.
+  /// For a checkpoint in the middle of a call: whether a pass is open, and the number of batches that the call has
+  /// taken.
   bool has_open_pass() const noexcept { return open_; }
   std::int64_t batches_taken() const noexcept { return taken_; }
-  /// Restores them, after set_epoch_count().
+  /// Restores these two. Call it after set_epoch_count().
   void restore(bool open, std::int64_t taken) {
     resumes_ = open;
     taken_ = taken;
@@ -61,14 +62,14 @@ class TrainBatches final : public BatchSource {
   std::int64_t epochs_ = 0;
   bool in_call_ = false;
   bool open_ = false;
-  bool resumes_ = false;  ///< the next begin() resumes the pass that was open
+  bool resumes_ = false;  ///< true if the next begin() must resume the pass that was open
   bool keeps_position_ = false;
   std::optional<std::int64_t> limit_ = {};
   std::int64_t taken_ = 0;
-  std::optional<Batch*> first_ = {};  ///< the call's first batch until next() returns it
+  std::optional<Batch*> first_ = {};  ///< the call's first batch; none when next() has returned it
 };
 
-/// The batches of validate(). Each call, and each iteration in it, starts at the beginning of the data.
+/// The batches of validate(). Each call, and each iteration within a call, starts at the beginning of the data.
 class ValidationBatches final : public BatchSource {
  public:
   /// Replaces the passes. Throws an Error inside a call.
@@ -88,7 +89,7 @@ class ValidationBatches final : public BatchSource {
 
   std::int64_t epoch_ = 0;
   bool in_call_ = false;
-  bool open_ = false;  ///< a pass is under way
+  bool open_ = false;  ///< true if a pass has begun and not ended
   std::optional<std::int64_t> limit_ = {};
   std::int64_t taken_ = 0;
 };

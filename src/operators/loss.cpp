@@ -16,7 +16,7 @@
 namespace muster::detail::operators {
 namespace {
 
-/// True if broadcasting the shapes gives more elements than either has: [8, 1] and [8] become [8, 8].
+/// True if broadcasting two shapes gives more elements than either has: [8, 1] and [8] give [8, 8].
 bool would_grow(at::IntArrayRef a, at::IntArrayRef b) {
   const auto dims = std::max(a.size(), b.size());
   std::int64_t of_a = 1, of_b = 1, of_both = 1;
@@ -28,7 +28,7 @@ bool would_grow(at::IntArrayRef a, at::IntArrayRef b) {
   return of_both > std::max(of_a, of_b);
 }
 
-/// Torch operations that broadcast two tensors against each other. Classification losses do not: their targets are
+/// Operations of torch that broadcast two tensors to a common shape. Classification losses do not: their targets are
 /// class numbers.
 constexpr std::string_view broadcasting[] = {"aten::add",
                                              "aten::add_",
@@ -60,8 +60,8 @@ constexpr std::string_view broadcasting[] = {"aten::add",
                                              "aten::binary_cross_entropy_with_logits",
                                              "aten::broadcast_tensors"};
 
-/// While it lives, it observes this thread's torch operations, and notes if one of them broadcasts a tensor of the
-/// output's shape against one of the target's shape.
+/// While it lives, watches this thread's torch operations, and records whether one of them broadcasts a tensor of the
+/// output's shape and a tensor of the target's shape.
 class BroadcastWatch {
  public:
   BroadcastWatch(const at::Tensor& output, const at::Tensor& target) : output_(output), target_(target) {
@@ -83,7 +83,7 @@ class BroadcastWatch {
     bool of_output = false, of_target = false;
     const auto look_at = [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
-      // Broadcasting the output against itself, as over all pairs of a batch, is allowed.
+      // Broadcasting the output with itself is allowed, as over all pairs of samples in a batch.
       of_output = of_output || (tensor.sizes() == current->output_.sizes() && !tensor.is_alias_of(current->target_));
       of_target = of_target || (tensor.sizes() == current->target_.sizes() && !tensor.is_alias_of(current->output_));
     };
@@ -131,7 +131,7 @@ at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const 
                         const at::Tensor& target) {
   if (parts.elementwise && output.sizes() != target.sizes()) refuse(doing, output, target);
   if (!would_grow(output.sizes(), target.sizes())) return parts.criterion(output, target);
-  // A criterion of the user's own may bring both to the same shape itself.
+  // A user's own criterion may bring output and target to the same shape itself.
   at::Tensor loss;
   bool broadcasts;
   {

@@ -19,14 +19,14 @@ namespace muster {
 namespace detail::operators {
 namespace {
 
-/// "model", or "model_0" if there are several.
+/// Returns a name for an object: "model", or "model_0" if there are several.
 std::string name_of(const char* kind, std::size_t number, std::size_t all) {
   return all == 1 ? kind : kind + ("_" + std::to_string(number));
 }
 
 std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
 
-/// Splits a batch of `passes` into features and target. Logs which columns they are, once.
+/// Splits a batch of `passes` into features and target. Logs once which columns these are.
 std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, OperatorRegistry& parts, Passes* passes,
                                                      const Batch& batch) {
   std::vector<at::Tensor> features;
@@ -52,7 +52,8 @@ std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, Operator
   return {std::move(features), std::move(target)};
 }
 
-/// The columns of a batch, with the target last. Empty if a batch has all columns of the dataset, in their order.
+/// Returns the columns of a batch, with the target last. Empty if a batch has all columns of the dataset in their
+/// order.
 std::vector<std::string> column_names(const BatchColumns& columns, data::Source& source) {
   const std::string doing = "choosing the columns of " + source.shown();
   auto names = columns.features;
@@ -174,8 +175,8 @@ OperatorLoader::OperatorLoader(Dataset dataset, BatchOptions options, BatchColum
         data.shards.erase(name);
         auto given = options;
         given.training = of.training;
-        // A dataset that is whole on each worker is split among one worker, so that it has a position. A stream has
-        // none.
+        // Even a dataset that each worker reads in whole is passed through the splitting, among one worker, so that its
+        // position is known. This does not work for a stream.
         data.config.split_all = of.split || !source->is_stream();
         if (!of.split && *data.config.split_all) {
           if (const auto global = given.global_batch_size.value_or(0); global > 0) {
@@ -200,7 +201,7 @@ OperatorRegistry& TrainingOperator::parts() const {
 
 namespace {
 
-/// Adds the results of a batch. An empty one, on a rank whose share has ended, has no weight.
+/// Adds the results of a batch. If the batch is empty, since this rank's share has ended, they have no weight.
 void add_results(AverageMeterCollection& meters, const Metrics& results, std::int64_t samples) {
   meters.update(results, results.contains("num_samples") ? std::nullopt : std::optional(samples));
 }
@@ -304,8 +305,8 @@ void TrainingOperator::check_registration(bool has_schedulers, const Json& apex_
                 "Register all at once; several models and optimizers as a std::tuple of each");
 }
 
-// The order is: device, mixed precision, data parallelism. prepare_model() does the first and the last of these, and
-// autocast does not change the parameters' types.
+// The order is: device, mixed precision, data parallelism. prepare_model() does the first and the last; autocast does
+// not change the parameters' types.
 void TrainingOperator::add_model(const std::shared_ptr<torch::nn::Module>& module) {
   auto options = parts().options.ddp_args;
   if (!parts().options.wrap_ddp) options.parallel = Parallel::none;
@@ -326,7 +327,7 @@ void TrainingOperator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
 }
 
 void TrainingOperator::add_scheduler(std::shared_ptr<torch::optim::LRScheduler> scheduler) {
-  // Only StepLR: a scheduler of the user's own may do something in its first step.
+  // Only for StepLR: a user's own scheduler may do something in its first step.
   if (dynamic_cast<const torch::optim::StepLR*>(scheduler.get()) && (*scheduler).*detail::optim::StepCount::of == 0)
     scheduler->step();
   parts().schedulers.push_back(std::move(scheduler));

@@ -20,7 +20,7 @@
 namespace muster::detail::operators {
 namespace {
 
-/// Ranks that do not train wait without a limit.
+/// Ranks that do not train wait without a timeout.
 constexpr std::chrono::hours no_timeout{24 * 365};
 
 bool choose_gpu(UseGpu option, const Communicator& world) {
@@ -28,7 +28,7 @@ bool choose_gpu(UseGpu option, const Communicator& world) {
   return world.all_reduce(std::int64_t{at::detail::getCUDAHooks().deviceCount() > 0}, ReduceOp::min) != 0;
 }
 
-/// Collective over the launch.
+/// Resolves the options of the trainer. Collective over the launch.
 run::ResolvedOptions resolve(const Launch& launch, const OperatorTrainerOptions& options) {
   const auto& world = launch.communicator();
   if (options.initialization_hook)
@@ -92,7 +92,7 @@ OperatorRun::OperatorRun(Launch& launch, const OperatorWorker::Make& make, const
 
 OperatorRun::~OperatorRun() {
   if (!is_open_) return;
-  if (comm::mpi_is_finalised()) {  // the launch may be gone, too
+  if (comm::mpi_is_finalised()) {  // then the launch may be gone, too
     log::warn("the trainer of the run " + run_.path().string() +
               " was not shut down before the launch ended, so the run is not marked as finished. Call "
               "shutdown(), or let the trainer end, inside Launch::run()");
@@ -102,7 +102,7 @@ OperatorRun::~OperatorRun() {
     shutdown(std::uncaught_exceptions() > exceptions_);
   } catch (...) {
     const auto cause = comm::current_outcome();
-    comm::raise_alarm(resolved_.world(), cause);  // Launch::run() ends with it
+    comm::raise_alarm(resolved_.world(), cause);  // makes Launch::run() end with this error
     if (worker_ && is_open_) worker_->session().fail(cause);
   }
 }
@@ -138,7 +138,7 @@ Json OperatorRun::run_or_replay(Call call, const Check& check, const Work& work)
     history_.step();
     throw *refusal;
   }
-  // Workers save the result before their state is saved; ranks that do not train save it afterwards.
+  // Workers record the result before their state is saved, ranks that do not train record it afterwards.
   const auto text = run_on_all([&](OperatorWorker& worker) { return worker.make_call(call, work); });
   if (text.empty()) {
     ended_ = true;
@@ -184,7 +184,7 @@ std::string OperatorRun::run(const std::function<std::string()>& work) {
         try {
           session != nullptr ? session->run(call) : call();
         } catch (...) {
-          // Before the session closes connections on which other ranks may be waiting.
+          // Raise the alarm first: ending the session closes connections on which other ranks may be waiting.
           const auto cause = comm::current_outcome(world);
           comm::raise_alarm(world, cause);
           if (session != nullptr) session->fail(cause);
@@ -237,7 +237,7 @@ void OperatorRun::shutdown(bool force) {
     if (keeps_folder() && !of_trial_) try {
         trainer::print_summary(resolved_, Result::from_path(run_.path()));
       } catch (const std::exception& error) {
-        log::warn(error.what());  // the run has ended well, and the other ranks go on
+        log::warn(error.what());  // only a warning, since the run has ended well and the other ranks continue
       }
   }
   is_open_ = false;

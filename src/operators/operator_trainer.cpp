@@ -36,7 +36,7 @@ Json OperatorTrainerBase::apply_all_workers(const std::function<Json()>& functio
 }
 
 Json OperatorTrainerBase::apply_operators(const std::function<Json(TrainingOperator&)>& function) {
-  // The history holds the results, but no data: so a call that registers data is made again.
+  // The history holds results but no data, so a call that registers data must be repeated.
   if (const auto* const saved = run_->saved_call(); saved != nullptr && saved->registers_data)
     run_->run_on_all([&](OperatorWorker& worker) { return worker.register_again(function), std::string(); });
   return run_->run_or_replay(Call::apply_all_operators, {},
@@ -77,7 +77,7 @@ void OperatorTrainerBase::load_state_dict(const StateDict& state) {
 }
 
 void OperatorTrainerBase::save(const std::filesystem::path& path) {
-  // save() changes nothing in the trainer. So it runs as the check: if it fails, the trainer stays open.
+  // save() does not change the trainer, so it runs as the check: if it fails, the trainer stays open.
   run_->run_or_replay(
       Call::save, [&](OperatorWorker& worker) { worker.save(path); }, [](OperatorWorker&) { return Json(); });
 }

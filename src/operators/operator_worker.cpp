@@ -26,11 +26,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Key in a state_dict() that was taken during a replay: the state is then later than the one that this call returned
-/// when main made it first.
+/// Key in a state_dict() that was taken during a replay. It marks a state that is later than the one which this call
+/// had returned when main() made it for the first time.
 constexpr const char* stale_key = "gone";
 
-/// The configuration of one worker: BATCH_SIZE, the size of a step, is divided by the number of workers.
+/// Returns the configuration of one worker: BATCH_SIZE, the number of samples per step, divided by the number of
+/// workers.
 Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
   const auto found = config.find(BATCH_SIZE);
   if (found == config.end()) return config;
@@ -50,8 +51,8 @@ Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
   return config;
 }
 
-/// Throws an Error unless save() may replace `path`. It replaces only its own checkpoints: no other folder of the
-/// user's, no checkpoint that holds other files, too, and no run's checkpoint.
+/// Throws an Error unless save() may replace `path`. It may only replace its own checkpoints: no other folder of the
+/// user's, no checkpoint that also holds other files, and no run's checkpoint.
 void require_replaceable(const fs::path& path) {
   const auto type = status_of(path).type();
   std::error_code unreadable;
@@ -75,7 +76,8 @@ void require_replaceable(const fs::path& path) {
                 "Name a folder that does not exist, or a checkpoint of an earlier save(), which is then replaced");
 }
 
-/// Throws an Error, the same on all workers, if they have given a call different options. Collective over the workers.
+/// Throws an Error, the same on all workers, if the workers have given a call different options. Collective over the
+/// workers.
 template <class Options>
 void require_same(const Communicator& workers, const char* call, const Options& options) {
   comm::require_same_options(workers, call,
@@ -84,7 +86,7 @@ void require_same(const Communicator& workers, const char* call, const Options& 
                               {"reduce_results", options.reduce_results}});
 }
 
-/// Runs the operator's own part of a call. `profile`: adds what the timers have measured in it.
+/// Runs the operator's own part of a call. With `profile`, adds the times that the timers have measured in it.
 Metrics run_timed(Timers& timers, bool profile, const char* name, const std::function<Metrics()>& work) {
   timers.enable(profile);
   auto own = [&] {
@@ -138,7 +140,7 @@ void OperatorWorker::open(const Make& make, const OperatorTrainerOptions& option
                                 }));
   run_entries_ = std::make_shared<const StateEntries>(std::move(all));
   if (!state.restore(run_entries_)) return;
-  // The pass positions' epoch is that of the last pass, as it was when the calls were made.
+  // The calls were made in the epoch of the last pass, so the position must be in that epoch.
   if (auto& source = parts().train; !source.resumes_open_pass()) source.set_epoch_count(source.epoch_count());
   random_state_ = session::generator_state(state.workers.device);
 }
@@ -167,7 +169,7 @@ Metrics OperatorWorker::row_metrics(const Json& result) const {
   Metrics metrics;
   for (const auto& [name, value] : result.items())
     if (name != "num_samples" && (!value.is_object() || is_reserved(name))) metrics.emplace(name, Metric(value));
-  metrics.emplace("epoch", parts().train.epoch_count());  // the user's own wins
+  metrics.emplace("epoch", parts().train.epoch_count());  // if the user has a metric of this name, it is kept
   return metrics;
 }
 
@@ -263,12 +265,12 @@ Json OperatorWorker::apply(const std::function<Json(TrainingOperator&)>& functio
 
 void OperatorWorker::register_again(const std::function<Json(TrainingOperator&)>& function) {
   parts().train.keep_position(true);
-  // Whatever else it changes is set back to the saved state.
+  // The function may have changed other things, too; their saved state is restored.
   auto state = state::collect(entries_);
   for (auto& [path, tensor] : state.tensors) tensor = tensor.clone();
   function(*operator_);
   restore(state);
-  parts().train.keep_position(false);  // after an error nothing is trained any more
+  parts().train.keep_position(false);  // nothing is trained any more if this function fails
 }
 
 void OperatorWorker::require_plateau_scheduler() const {
@@ -315,9 +317,9 @@ void OperatorWorker::save(const fs::path& path) {
     const auto whole = run::absolute_path(path);
     restore_directory(whole);
     require_replaceable(whole);
-    // It replaces the old one only when it is complete.
+    // The old checkpoint is replaced when the new one is complete.
     const auto unfinished = whole.parent_path() / ("." + whole.filename().string() + ".saving");
-    std::error_code ignored;  // whoever writes there reports it
+    std::error_code ignored;  // the code that writes the folder reports errors
     fs::remove_all(unfinished, ignored);
     try {
       Checkpoint::from_dict(entries_).to_directory(unfinished);

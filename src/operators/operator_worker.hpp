@@ -1,5 +1,5 @@
-// The operator on a rank that trains, in a session that is open from the first call to the last, and what each call
-// does with it.
+// The operator on a rank that trains, in a session that is open from the first call to the last; it carries out the
+// calls.
 #pragma once
 
 #include "muster/operator.hpp"
@@ -19,7 +19,7 @@ namespace muster::detail::operators {
 /// True if the trainer's run saves checkpoints, so that another process can resume it.
 bool saves_checkpoints(const LaunchFlags& flags);
 
-/// One worker of an operator's trainer. All member functions are collective over the workers, except the getters.
+/// One worker of an operator's trainer. All member functions are collective over the workers, except getters.
 class OperatorWorker {
  public:
   using Make = std::function<std::unique_ptr<TrainingOperator>()>;
@@ -29,20 +29,20 @@ class OperatorWorker {
   OperatorWorker(const OperatorWorker&) = delete;
   OperatorWorker& operator=(const OperatorWorker&) = delete;
 
-  /// Opens the session, makes the operator, and restores the run's checkpoint, if there is one.
+  /// Opens the session, makes the operator, and restores the run's checkpoint if there is one.
   void open(const Make& make, const OperatorTrainerOptions& options);
   session::OpenSession& session() noexcept { return session_; }
   TrainingOperator& training_operator() const noexcept { return *operator_; }
   OperatorRegistry& parts() const { return OperatorRegistry::of(*operator_); }
   bool has_ended() noexcept { return session_.state().callback_end.has_ended(); }
 
-  /// Makes main's next call: adds the result of `work` to the history, and returns it as text. Empty if a callback has
-  /// ended training.
+  /// Makes main()'s next call: runs `work`, adds its result to the history, and returns it as text. Empty if a callback
+  /// has ended training.
   std::string make_call(Call call, const std::function<Json(OperatorWorker&)>& work);
-  /// Call when the last saved result was returned. Random numbers that main draws before the next call must be the same
-  /// as in a run that was not interrupted.
+  /// Call it when the last saved result was returned. Restores the random state, so that main() draws the same random
+  /// numbers as in a run that was not interrupted.
   void end_replay();
-  /// From now on, this is a trial of a sweep: the session reports the trial's steps instead of the calls.
+  /// Makes this worker run a trial of a sweep: the session then reports the trial's steps instead of the calls.
   void begin_trial() noexcept { reports_calls_ = false; }
 
   // The calls. check() throws an Error to refuse a call before anything is changed.
@@ -52,32 +52,34 @@ class OperatorWorker {
   Json validate(const ValidateOptions& options);
   void require_plateau_scheduler() const;
   Json update_scheduler(double metric);
-  /// The values of all workers.
+  /// Returns the values of all workers as a list.
   Json gather(const Json& own);
   Json apply(const std::function<Json(TrainingOperator&)>& function);
-  /// Calls a `function` that registered data once more, since no checkpoint holds data.
+  /// Calls `function`, which had registered data, once more, since no checkpoint holds data.
   void register_again(const std::function<Json(TrainingOperator&)>& function);
-  /// Makes copies on the CPU.
+  /// Returns copies on the CPU.
   StateDict state_dict();
   void check(const StateDict& saved);
   Json restore(const StateDict& saved);
   void save(const std::filesystem::path& path);
-  /// Returns the saved state, which fits the operator.
+  /// Returns the saved state. Throws an Error if it does not fit the operator.
   StateDict read(const std::filesystem::path& path);
   /// Reports the result of a step of a trial.
   Json report_step(const Json& result);
 
  private:
   const session::WorkerContext& workers() const noexcept { return parts().state.workers; }
-  /// Throws an Error unless a saved state fits the operator. The operator's own load functions may still refuse it.
+  /// Throws an Error if a saved state does not fit the operator. The operator's own load functions may refuse a state
+  /// that fits.
   void require_fit(const StateDict& saved) const;
-  /// Restores the random state of the checkpoint, once.
+  /// Restores the random state of the checkpoint. Does nothing at further calls.
   void restore_random_state();
-  /// The metrics for a row, without objects and without num_samples, which each row has. A report refuses those with
-  /// other reserved names. `epoch` is the number of passes that train() has begun.
+  /// Returns the metrics for a row: without num_samples, which each row has anyway, and without objects. (Objects with
+  /// a reserved name are kept, so that the report refuses them.) `epoch` is the number of passes that train() has
+  /// begun.
   Metrics row_metrics(const Json& result) const;
-  /// Combines the workers' metrics into the result of the call, saves that as its result, and reports it unless
-  /// this is a trial. `saves`: the report saves a checkpoint.
+  /// Combines the workers' metrics into the result of the call, adds it to the history, and reports it unless this is a
+  /// trial. `saves`: true if the report saves a checkpoint.
   Json finish_call(Call call, const Metrics& own, bool reduce, bool saves);
 
   run::RunFolder& run_;
@@ -86,15 +88,15 @@ class OperatorWorker {
   session::OpenSession session_;
   std::unique_ptr<TrainingOperator> operator_;
   StateEntries entries_;                             ///< the entries of state_dict()
-  std::shared_ptr<const StateEntries> run_entries_;  ///< entries_ and the calls: the entries of the run's checkpoints
+  std::shared_ptr<const StateEntries> run_entries_;  ///< the entries of the run's checkpoints: entries_ and the calls
   const bool saves_checkpoints_;
   bool reports_calls_ = true;
-  bool changed_ = false;      ///< a call other than train() has changed the state since it was saved
-  bool training_ = false;     ///< a call of train() is under way
-  std::string random_state_;  ///< the checkpoint's, until restore_random_state()
+  bool changed_ = false;      ///< true if a call other than train() has changed the state since it was saved
+  bool training_ = false;     ///< true during a call of train()
+  std::string random_state_;  ///< random state of the checkpoint; empty when it was restored
 };
 
-/// Updates params.json, on rank 0: the number of retries for `muster run`, and, if it `trains`, that the run is not
+/// Updates params.json on rank 0: the number of retries, for `muster run`, and, with `trains`, that the run is not
 /// finished.
 void update_params(const Communicator& world, run::RunFolder& run, int max_retries, bool trains = false);
 

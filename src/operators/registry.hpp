@@ -1,4 +1,4 @@
-// What an operator has registered, on one worker: models, optimizers, schedulers, data, criterion.
+// What an operator on one worker has registered: models, optimizers, schedulers, data, criterion.
 #pragma once
 
 #include "muster/operator.hpp"
@@ -12,7 +12,7 @@
 
 namespace muster::detail::operators {
 
-/// A member for each thing that may be registered, and what the calls of the operator need with it.
+/// One member for each thing that an operator can register, and what the operator's calls need in addition.
 struct OperatorRegistry {
   OperatorRegistry(session::SessionState& state, Session& session, const OperatorTrainerOptions& options,
                    Config config);
@@ -30,15 +30,15 @@ struct OperatorRegistry {
   std::vector<std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler>> plateaus;
   Forward forward;
   Criterion criterion;
-  bool elementwise = false;    ///< the criterion needs output and target of the same shape
-  std::string logged_columns;  ///< the last log line about features and target, so that it is not repeated
+  bool elementwise = false;    ///< true if the criterion needs output and target of the same shape
+  std::string logged_columns;  ///< the last log line about features and target; an equal line is not logged again
   TrainBatches train;
   ValidationBatches validation;
 
-  /// Gives the operator its parts, before setup().
+  /// Gives the operator its registry, before setup().
   static void attach(TrainingOperator& to, std::unique_ptr<OperatorRegistry> parts) { to.parts_ = std::move(parts); }
   static OperatorRegistry& of(TrainingOperator& its) { return its.parts(); }
-  /// The entries of trainer.state_dict().
+  /// Returns the entries of trainer.state_dict().
   StateEntries state_entries(TrainingOperator& its);
 };
 

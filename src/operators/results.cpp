@@ -26,11 +26,11 @@ std::optional<std::int64_t> samples_in(const Metrics& metrics) {
   return found->second.value().get<std::int64_t>();
 }
 
-/// The accumulator of the same metric without samples.
+/// Returns the accumulator of a metric without any samples.
 Json without_samples(const Json& accumulator) {
   detail::observe::MetricAccumulator part;
   from_json(accumulator, part);
-  std::ranges::fill(part.sums, 0);  // a score of the AUC has no weight then
+  std::ranges::fill(part.sums, 0);  // a score of the AUC then has no weight
   return to_json(part);
 }
 
@@ -58,7 +58,7 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     if (counts_samples) {
       meter.last_weight = samples;
       if (samples <= 0 && meter.last) continue;
-      constexpr std::size_t most = 256;  // a merge takes time, and so does memory
+      constexpr std::size_t most = 256;  // merging takes time and memory, so merge only from time to time
       if (meter.accumulators.size() == most) meter.accumulators = {merged(meter.accumulators)};
       meter.last = metric;
       if (samples <= 0) meter.last->accumulator_ = without_samples(metric.accumulator());
@@ -69,7 +69,7 @@ void AverageMeterCollection::update(const Metrics& metrics, std::optional<std::i
     const auto& value = metric.value();
     if (value.is_number()) meter.mean.add(value.get<double>(), weight);
     meter.last_weight = weight;
-    if (weight <= 0 && meter.last) continue;  // this worker had no samples of the last batch
+    if (weight <= 0 && meter.last) continue;  // without samples in this batch, it keeps an earlier value
     meter.last = metric;
   }
 }
@@ -109,8 +109,8 @@ Json finite_or_null(const Json& value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Json(nullptr) : value;
 }
 
-/// Where the last batch was empty on all workers, their last values are of earlier batches, and count alike. Otherwise
-/// those of workers whose last batch was empty do not count.
+/// If the last batch was empty on all workers, their last values come from earlier batches, and they count alike.
+/// Otherwise, only the values of workers with samples in the last batch count.
 std::vector<Json> with_last_values(std::vector<Json> of_workers) {
   std::set<std::string> counted;
   for (const auto& worker : of_workers)

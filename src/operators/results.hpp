@@ -1,4 +1,4 @@
-// Combines the workers' results of a call into one. Pure functions.
+// Combines the workers' results of a call into one result. All functions are pure.
 #pragma once
 
 #include "muster/metrics.hpp"
@@ -7,13 +7,13 @@
 
 namespace muster::detail::operators {
 
-/// A worker's metrics as {name: [value, weight, accumulator]}; the accumulator only if the metric has one. Weights are
-/// in samples; a metric without a weight gets the worker's num_samples, or 1.
+/// Returns a worker's metrics as {name: [value, weight, accumulator]}; the accumulator is only there if the metric has
+/// one. Weights are numbers of samples; a metric without a weight gets the worker's num_samples, or 1.
 Json to_weighted_json(const Metrics& metrics);
-/// One value per name: num_samples is the sum; batch_count the plain mean; a metric with accumulators is computed from
-/// all workers' accumulators; other numbers are the weighted mean; anything else is the first worker's value.
+/// Returns one value per name: for num_samples the sum; for batch_count the plain mean; for a metric with accumulators
+/// its value over all workers; for other numbers the weighted mean; for anything else the first worker's value.
 Json reduce_over_workers(const std::vector<Json>& of_workers);
-/// A list of each worker's values.
+/// Returns for each name a list of the workers' values.
 Json list_over_workers(const std::vector<Json>& of_workers);
 
 }  // namespace muster::detail::operators

@@ -39,8 +39,8 @@ data::ReadBatch read(data::Source& source, data::SampleRange rows) {
   return source.read_ahead(samples, static_cast<std::uint64_t>(rows.first));
 }
 
-/// Throws an Error, the same on all ranks, if the ranks have different columns. A rank without rows passes an empty
-/// text.
+/// Throws an Error, the same on all ranks, if the ranks have different columns. `mine`: the columns as text; empty on a
+/// rank without rows.
 void require_same_columns(const Communicator& world, const std::string& mine) {
   const auto of_rank = world.all_gather(mine);
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank)
@@ -51,7 +51,7 @@ void require_same_columns(const Communicator& world, const std::string& mine) {
           "Use the same model and options on every rank");
 }
 
-/// Throws an Error if `output` cannot be written there, or is a file that the source reads.
+/// Throws an Error if `output` cannot be written, or is a file of the dataset.
 void require_new_file(const std::filesystem::path& output, const data::Source& source) {
   require_output(output);
   for (const auto& file : source.files())
@@ -118,7 +118,7 @@ void BatchPredictor::predict(const Launch& launch, const Dataset& dataset, const
     const auto schema = rows ? data::schema_of(*rows) : Schema{};
     require_same_columns(world, data::schema_text(schema));
     detail::predict::PredictionFile file(world, output, schema, blocks.rows);
-    // A barrier after each batch, so that the other ranks notice an error of one rank within a batch.
+    // A barrier after each batch makes the other ranks notice an error of one rank within a batch.
     for (std::int64_t round = 0; round < data::share_of(blocks.count(), world.size(), 0).count; ++round) {
       if (rows && data::schema_of(*rows) != schema)
         throw Error(ExitCode::data, "predicting",

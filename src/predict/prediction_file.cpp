@@ -16,7 +16,7 @@
 namespace muster::detail::predict {
 namespace {
 
-/// A tensor with the shape and type of a whole column that takes the memory of one element.
+/// Returns a tensor with the shape and type of a whole column that only uses the memory of one element.
 at::Tensor outline(const Column& column, std::int64_t rows) {
   auto shape = column.shape;
   shape.insert(shape.begin(), rows);
@@ -31,7 +31,7 @@ PredictionFile::PredictionFile(const Communicator& ranks, std::filesystem::path 
   const auto made = comm::run_on_root(ranks_, [&] {
     checkpoint::Tensors outlines;
     for (const auto& column : columns) {
-      if (column.name.empty() || column.name.find('/') != std::string::npos)  // HDF5 would put it into a subgroup
+      if (column.name.empty() || column.name.find('/') != std::string::npos)  // HDF5 would make a subgroup of it
         throw Error(ExitCode::usage, "writing " + output_.string(), "a column is called \"" + column.name + "\"",
                     "Give it a name without \"/\"");
       if (!is_utf8(column.name))

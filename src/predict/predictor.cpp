@@ -24,7 +24,7 @@ std::string names_of(const Prediction& prediction) {
   return detail::data::joined(prediction.columns(), [](const auto& column) { return column.first; });
 }
 
-/// The current GPU: the rank's own if the rank has chosen one.
+/// Returns the current GPU: the one that the rank has chosen, if it has chosen one.
 at::Device current_gpu() {
   if (at::detail::getCUDAHooks().deviceCount() < 1)
     throw Error(ExitCode::data, "choosing the device", "use_gpu is set, but there is no GPU that this libtorch can use",
@@ -32,10 +32,10 @@ at::Device current_gpu() {
   return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
 }
 
-/// While it lives, the module is in evaluation mode.
+/// Keeps the module in evaluation mode while it lives.
 class EvaluationMode {
  public:
-  /// Does nothing without a module.
+  /// Does nothing if `module` is null.
   explicit EvaluationMode(const std::shared_ptr<torch::nn::Module>& module) {
     if (!module) return;
     for (const auto& part : module->modules()) parts_.emplace_back(part, part->is_training());
@@ -48,7 +48,8 @@ class EvaluationMode {
   }
 
  private:
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;  ///< parents before children
+  /// the modes before; parents come before their children
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
 };
 
 }  // namespace
@@ -72,12 +73,12 @@ struct TorchPredictor::State {
   Function function;
   PredictorOptions options;
   std::shared_ptr<torch::nn::Module> module = {};  ///< null if nothing was loaded
-  Json saved = {};                                 ///< the state of a preprocessor of muster's; null if there is none
-  at::Device device = at::kCPU;                    ///< the module's device
-  PreprocessorPtr restored = {};                   ///< the preprocessor made of `saved` for `restored_for`
+  Json saved = {};                ///< state of a preprocessor that the checkpoint describes; null if there is none
+  at::Device device = at::kCPU;   ///< the module's device
+  PreprocessorPtr restored = {};  ///< the preprocessor made from `saved`, for the columns `restored_for`
   std::optional<std::set<std::string>> restored_for = {};  ///< feature columns; none before the first batch
 
-  /// Applies the preprocessor to the batch: a given one to all columns, a saved one to the feature columns.
+  /// Applies the preprocessor to the batch: a given preprocessor to all columns, a saved one to the feature columns.
   void preprocess(Batch& batch, const std::vector<std::string>& kept);
 };
 
@@ -167,7 +168,8 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
   }
   const EvaluationMode evaluation(state.module);
 
-  // Copies the tensors where needed, since user code may write into them and the caller's batch must not change.
+  // The preprocessor is user code that may write into tensors, and the caller's batch must not change, so tensors are
+  // copied.
   Batch all = batch;
   if (state.options.preprocessor)
     for (const auto& [name, tensor] : batch) all.set(name, tensor.clone());

@@ -1,8 +1,10 @@
-// Activation recomputation (Chen, Xu, Zhang and Guestrin, 2016): one autograd node that replaces a block's graph.
+// Activation recomputation (Chen, Xu, Zhang and Guestrin, 2016): one autograd node stands for a whole block of
+// operations.
 //
-// In the forward pass the block's graph is built, searched for the edges that leave it, and freed. In backward() the
-// node builds it again and connects those edges to collectors, which take the gradients; the node returns these as its
-// own. So autograd accumulates each gradient once, in the outer backward(), and hooks do not see the inner one.
+// In the forward pass, the block's graph is built, searched for the edges on which gradients leave it, and freed. In
+// backward(), the node builds the graph again, connects these edges to collectors, runs an inner backward(), and
+// returns the collected gradients as its own. So each gradient is accumulated only once, in the outer backward(), and
+// hooks do not see the inner one.
 #include "muster/recompute.hpp"
 
 #include "muster/error.hpp"
@@ -44,11 +46,11 @@ namespace autograd = torch::autograd;
 
 constexpr const char* recomputing = "computing a block again";
 
-/// What a block's results depend on besides tensors: the default generators, autocast with whether it caches,
-/// and the training mode of each part of a module.
+/// What a block's results depend on besides tensors: the states of the default generators, autocast with its cache
+/// setting, and the training mode of each part of a module.
 class ComputeContext {
  public:
-  /// Takes the current state of this thread. `module` may be null.
+  /// Records the present state of this thread. `module` may be null.
   explicit ComputeContext(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {
     if (module_)
       for (const auto& part : module_->modules()) modes_.emplace_back(part, part->is_training());  // parents first
@@ -96,8 +98,8 @@ class ComputeContext {
   bool caches_casts_ = true;
 };
 
-/// Restores a ComputeContext for its own lifetime, and afterwards the context before. Casts that autocast has cached
-/// stay outside, and those of inside do not leave, since they belong to other graphs.
+/// Restores a ComputeContext while it lives, and afterwards the context from before. Autocast's cached casts are not
+/// shared between inside and outside, since they belong to different graphs.
 class ScopedComputeContext {
  public:
   explicit ScopedComputeContext(const ComputeContext& there) : before_(there.module()) {
@@ -113,14 +115,14 @@ class ScopedComputeContext {
   ComputeContext before_;
 };
 
-/// If the node accumulates the gradient of a leaf, returns how often that leaf has been written to; else 0.
+/// Returns how often the leaf has been written to whose gradient the node accumulates; 0 if it is no such node.
 std::uint32_t writes_to_leaf(const autograd::Node* node) {
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node);
   return leaf && !leaf->variable.is_inference() ? leaf->variable._version() : 0;
 }
 
-/// If the node casts a leaf to the type of the present autocast, returns the node that accumulates the leaf's gradient;
-/// else null.
+/// If the node casts a leaf to the present autocast's type, returns the node that accumulates the leaf's gradient; else
+/// null.
 const autograd::AccumulateGrad* leaf_of_cast(const autograd::Node& node) {
   if (node.num_outputs() != 1 || !at::autocast::is_autocast_cache_enabled()) return nullptr;
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node.next_edge(0).function.get());
@@ -130,25 +132,26 @@ const autograd::AccumulateGrad* leaf_of_cast(const autograd::Node& node) {
   return leaf->variable.scalar_type() == at::kFloat && node.input_metadata(0).dtype() == type ? leaf : nullptr;
 }
 
-/// True if autocast has the result of this cast of a leaf in its cache.
+/// True if autocast's cache has the result of this cast of a leaf.
 bool is_cached(const autograd::Node& cast, const at::Tensor& leaf) {
   const auto device = leaf.device().type();
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), leaf, device).grad_fn().get() == &cast;
 }
 
-/// A place where gradients leave a block: a parameter, its shared cast, an earlier tensor, or one of the block's
-/// inputs.
+/// A place where gradients leave a block: a parameter, its cast that is shared with other operations, an earlier
+/// tensor, or one of the block's inputs.
 struct GradientExit {
-  const autograd::Node* node = nullptr;  ///< null for an input; for a shared cast that of its parameter
-  std::uint32_t number = 0;              ///< index of the node's gradient, or of the input
-  bool is_cast = false;                  ///< a parameter's shared cast
+  const autograd::Node* node = nullptr;  ///< null for an input; for a shared cast, the node of its parameter
+  std::uint32_t number = 0;              ///< index of the gradient at the node, or of the input
+  bool is_cast = false;                  ///< true for the shared cast of a parameter
   auto operator<=>(const GradientExit&) const = default;
 };
 
-/// One run of a block, with its graph.
+/// One execution of a block, with its graph.
 class Run {
  public:
-  /// `casts`: in a second run the leaves whose casts the first one has shared with operations outside of the block.
+  /// `casts`: for the second execution, the leaves whose casts the first one has shared with operations outside of the
+  /// block.
   Run(const Block& block, const Tensors& inputs, const std::vector<bool>& trained,
       std::optional<std::set<const autograd::Node*>> casts = {})
       : casts_(std::move(casts)) {
@@ -167,33 +170,34 @@ class Run {
     find_ends();
   }
 
-  /// An exit and the edges that lead to it.
+  /// An exit, and the edges that lead to it.
   struct End {
     GradientExit exit;
     std::vector<autograd::Edge*> edges;
   };
 
   Tensors outputs;
-  std::vector<autograd::Edge> roots;  ///< [outputs]; invalid if the output needs no gradient
-  std::vector<End> ends;              ///< in the order in which they are found
+  std::vector<autograd::Edge> roots;  ///< [outputs]; an edge is invalid if the output needs no gradient
+  std::vector<End> ends;              ///< in the order in which they were found
 
  private:
-  /// The input without its history. A leaf stays as it is, like a parameter that the block uses; others are views, of
-  /// which autocast caches no cast.
+  /// Returns the input without its history. A leaf is returned unchanged, like a parameter that the block uses. Other
+  /// inputs become views, for which autocast does not cache casts.
   static at::Tensor detached(const at::Tensor& input) {
     if (!input.defined() || (input.is_leaf() && input.requires_grad())) return input;
     const at::NoGradGuard no_grad;
     return input.detach().alias();
   }
-  /// True if this run has made the node. Nodes of parameters have the greatest number of all; nodes made by another
-  /// thread do not belong to the block.
+  /// True if this execution has made the node. Nodes of parameters have the greatest possible number, and nodes of
+  /// another thread do not belong to the block.
   bool is_own(const autograd::Node& node) const {
     return node.sequence_nr() >= first_ && node.sequence_nr() != std::numeric_limits<std::uint64_t>::max() &&
            node.thread_id() == thread_;
   }
 
-  /// If the node is a cast of a parameter that is shared with operations outside of the block, returns the node that
-  /// accumulates the parameter's gradient; else null. The gradients of all its uses are added in its type.
+  /// If the node is a cast of a parameter that operations outside of the block use, too, returns the node that
+  /// accumulates the parameter's gradient; else null. The gradients of all uses are then added up in the type of the
+  /// cast.
   const autograd::Node* leaf_of_shared_cast(const autograd::Node& node) const {
     const auto* const leaf = leaf_of_cast(node);
     if (leaf == nullptr) return nullptr;
@@ -226,7 +230,8 @@ class Run {
       auto* const node = pending.back();
       pending.pop_back();
       for (auto& edge : node->next_edges()) follow(edge);
-      // The node of a write to part of a tensor contains another node, with the same edges except for the first.
+      // The node of a write to a part of a tensor contains another node, which has the same edges except for the first
+      // one.
       if (auto* const slices = dynamic_cast<autograd::CopySlices*>(node))
         for (std::size_t i = 1; i < slices->fn->next_edges().size(); ++i) follow(slices->fn->next_edges()[i]);
     }
@@ -234,11 +239,12 @@ class Run {
 
   std::optional<std::set<const autograd::Node*>> casts_;
   Tensors leaves_;
-  std::map<decltype(autograd::Edge::function), std::uint32_t> input_of_;  ///< input by its leaf's node; keeps the node
+  /// index of the input, by the node of its leaf, which is kept alive here
+  std::map<decltype(autograd::Edge::function), std::uint32_t> input_of_;
   std::uint64_t first_ = 0, thread_ = at::RecordFunction::currentThreadId();
 };
 
-/// A node at the end of a graph that stores the gradient.
+/// A node at the end of a graph that stores the gradient that it gets.
 struct Collector final : autograd::Node {
   at::Tensor gradient;
 
@@ -251,7 +257,7 @@ struct Collector final : autograd::Node {
   }
 };
 
-/// Saves a module's buffers and restores them at the end, whatever a second run does to them.
+/// Saves a module's buffers, and restores them when it is destroyed, since the second execution may change them.
 class BufferGuard {
  public:
   explicit BufferGuard(const std::shared_ptr<torch::nn::Module>& module) {
@@ -261,7 +267,7 @@ class BufferGuard {
   }
   ~BufferGuard() {
     const at::NoGradGuard no_grad;
-    // Like batch-norm's own writes, not counted by autograd, which may have saved the buffers.
+    // Written without raising autograd's version count, as batch-norm does, since autograd may have saved the buffers.
     for (const auto& [buffer, value] : values_)
       if (buffer.sizes() == value.sizes())
         buffer.variable_data().copy_(value);
@@ -282,7 +288,8 @@ class Recompute final : public autograd::Node {
         trained_(std::move(trained)),
         compute_context_(std::move(compute_context)) {}
 
-  /// Takes over the exits of `run`, and returns its outputs without their history. The caller sets this node as theirs.
+  /// Takes over the exits of `run`, and returns the outputs without their history. The caller makes this node their
+  /// grad_fn.
   Tensors replace_graph(Run& run, const Tensors& inputs) {
     for (const auto& [exit, edges] : run.ends) {
       add_next_edge(exit.node ? *edges.front() : autograd::impl::gradient_edge(inputs[exit.number]));
@@ -355,7 +362,7 @@ class Recompute final : public autograd::Node {
     return {block_, inputs, trained_, std::move(casts)};
   }
 
-  /// Returns the index of the exit among this node's gradients; their number if it is not one of them.
+  /// Returns the index of the exit among this node's gradients; if it is none of them, their number.
   std::size_t index_of(const GradientExit& exit) const {
     return static_cast<std::size_t>(std::ranges::find(exits_, exit) - exits_.begin());
   }
@@ -383,10 +390,10 @@ class Recompute final : public autograd::Node {
 
   Block block_;
   std::vector<autograd::SavedVariable> inputs_;
-  std::vector<bool> trained_;  ///< [inputs], true if the input gets a gradient
+  std::vector<bool> trained_;  ///< [inputs], true if the input needs a gradient
   ComputeContext compute_context_;
-  std::vector<GradientExit> exits_;                ///< in the order of this node's edges
-  std::vector<std::uint32_t> writes_;              ///< [exits], counts of writes to the leaf in the forward pass
+  std::vector<GradientExit> exits_;    ///< in the order of this node's edges
+  std::vector<std::uint32_t> writes_;  ///< [exits], how often the leaf had been written to when the forward pass ran
   std::vector<std::vector<std::int64_t>> shapes_;  ///< [outputs]
 };
 
@@ -395,7 +402,8 @@ class Recompute final : public autograd::Node {
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
   if (!at::GradMode::is_enabled()) return block(inputs);
   std::vector<bool> trained;
-  std::vector<autograd::SavedVariable> saved;  // before the block runs; it must not write to them
+  // saved before the block runs, so that a write of the block to them is noticed
+  std::vector<autograd::SavedVariable> saved;
   for (const auto& input : inputs) {
     trained.push_back(input.defined() && input.requires_grad());
     saved.emplace_back(input.defined() && !input.is_leaf() ? input.detach() : input, false);

@@ -16,17 +16,17 @@ std::string signal_text(int signal) {
                               : "");
 }
 
-/// True if a rank was lost. Some launchers report this only by an exit code like a shell's, 128 + signal.
+/// True if a rank was lost. Some launchers report this only by their exit code: 128 + signal, as shells do.
 bool lost_a_rank(const JobEnd& end) {
   const bool as_in_shells = end.code > 128 && end.code < 160 && end.code != static_cast<int>(ExitCode::interrupted);
   return end.report.lost_rank.has_value() || end.launcher_signal != 0 || as_in_shells;
 }
 
-/// True if the launcher could not start the ranks, or lost some. Its exit code does not always say so: srun may end
-/// with 0 where a rank could not be started, and Slurm has ended the others.
+/// True if the launcher could not start the ranks, or lost some. Its exit code does not always show this: srun may end
+/// with 0 if it could not start a rank and Slurm has ended the others.
 bool launcher_has_failed(const JobEnd& end) {
   const auto& report = end.report;
-  // srun has failed before it started a rank, for example because it does not find Slurm.
+  // srun has failed before it has started a rank, for example because it does not find Slurm.
   const bool no_slurm = !report.loaded && !report.failed_rank && report.slurm.starts_with("srun: fatal: ");
   if (end.code != 0) return !report.launcher_error.empty() || no_slurm;
   return (!report.launcher_error.empty() && (report.failed_rank || report.lost_host)) ||
@@ -42,7 +42,7 @@ bool ended_by_sigterm(const JobEnd& end) {
 int exit_code_of(const JobEnd& end) {
   if (end.report.no_program) return static_cast<int>(ExitCode::usage);
   if (end.report.returned_code == 0) return 0;
-  // mpirun that is told to stop before its ranks are there may end with 0.
+  // If mpirun is told to stop before its ranks have started, it may end with 0.
   const bool no_ranks = launcher_has_failed(end) || (end.stop_requested && !has_started(end));
   const bool broken_off = lost_a_rank(end) || end.exceeded_grace || end.not_up || no_ranks;
   if (!broken_off) return end.code;
@@ -85,7 +85,7 @@ NextStart decide(const JobEnd& end, const run::Failures& failures, const JobRequ
     return next;
   next.again = true;
   next.wait = run::retry_delay(failures);
-  // Whoever ends a whole job sends SIGTERM to this process too: it may be on its way.
+  // Whoever ends a whole job also sends SIGTERM to this process, and the signal may still be on its way: wait for it.
   if (ended_by_sigterm(end) || end.report.preempted) next.wait = std::max(next.wait, std::chrono::seconds(1));
   if (!end.report.launcher_error.empty() && !end.report.failed_rank && !end.report.slurm_away)
     next.ranks = std::max(requirements.min_workers, ranks / 2);
@@ -99,7 +99,7 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   if (end.code == stopped || exit_code_of(end) == stopped)
     return report.error.empty() ? "stopped on request" : report.error;
   if (report.lost_host && !report.launcher_error.empty())
-    return report.launcher_error;  // its ranks were lost with the host
+    return report.launcher_error;  // if a host was lost, its ranks are lost with it
   if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
   if (const auto& lost = report.lost_rank)
     return (lost->rank < 0 ? "a rank" : "rank " + std::to_string(lost->rank)) + " (" + lost->host + ") was ended by " +

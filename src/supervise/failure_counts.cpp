@@ -13,7 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A limit from the run's saved options, or in a sweep from its first trial's; empty if the run did not save any.
+/// Returns a limit in the options that the run has saved; in a sweep, that its first trial has saved. Empty if there is
+/// none.
 std::optional<int> saved_limit(const fs::path& run, const char* limit) {
   for (const auto& folder : {run, run / sweep::first_trial}) try {
       return read_json(folder / run_names::params).at("run_config").at(limit).get<int>();
@@ -22,12 +23,13 @@ std::optional<int> saved_limit(const fs::path& run, const char* limit) {
   return {};
 }
 
-/// A limit of the run's FailureConfig.
+/// Returns a limit of the run's FailureConfig; its default if the run has saved none.
 int configured_limit(const fs::path& run, const char* limit) {
   return saved_limit(run, limit).value_or(Json(FailureConfig{}).at(limit).get<int>());
 }
 
-/// The limit after an end with that code: an operator's train() has its own limit for lost ranks.
+/// Returns the limit that holds after an end with this exit code: an operator's train() has a limit of its own for lost
+/// ranks.
 int max_failures(const fs::path& run, int code) {
   const auto retries = code == static_cast<int>(ExitCode::retry) ? saved_limit(run, "max_retries") : std::nullopt;
   return retries ? *retries : configured_limit(run, "max_failures");
@@ -47,7 +49,7 @@ void FailureCounts::add(const JobEnd& end, const fs::path& run, JobRequirements&
     return;
   }
   auto before = run::read_failures(run, supervisor_).value_or(failures_);
-  auto known = failures_.furthest;  // a run that follows a sweep knows of no trials
+  auto known = failures_.furthest;  // kept, since a run that follows a sweep in the same job has no points of trials
   before.furthest.merge(known);
   failures_ = run::add_failure(before, run, sweep::progress);
   try {

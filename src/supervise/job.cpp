@@ -26,7 +26,7 @@ namespace {
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-/// How long a launcher may take to end its ranks on other nodes.
+/// How long to wait for a launcher that was told to end its ranks on other nodes.
 constexpr auto patience = 3s;
 
 [[noreturn]] void fail(const char* what) {
@@ -34,7 +34,7 @@ constexpr auto patience = 3s;
               "Look at the limits of this machine (ulimit -a)");
 }
 
-/// Makes a pipe, whose reading end never blocks; returns the end to write to.
+/// Makes a pipe whose reading end never blocks; returns the writing end.
 int make_pipe(int& reading_end) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("making a pipe");
@@ -43,13 +43,14 @@ int make_pipe(int& reading_end) {
   return ends[1];
 }
 
-/// Runs between vfork and exec: only system calls are allowed.
+/// Runs in the child between vfork and exec, where only system calls are allowed.
 [[noreturn]] void become(char* const* words, char* const* variables, pid_t parent, const sigset_t& blocked, int input,
                          int output, int error) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
-  // The launcher ignores these signals until it can pass them on to its ranks.
+  // These signals would end the launcher, which later replaces this setting by its own handlers and passes them on to
+  // its ranks.
   for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
   for (const int signal : {SIGPIPE, SIGXFSZ}) ::signal(signal, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
@@ -60,7 +61,8 @@ int make_pipe(int& reading_end) {
   ::_exit(127);
 }
 
-/// Looks at all processes, since not every kernel has /proc/PID/task/TID/children. Empty if /proc does not show them.
+/// Returns the children of a process. Searches all processes, since not every kernel has /proc/PID/task/TID/children.
+/// None if /proc does not show the processes.
 std::optional<std::vector<pid_t>> children_of(pid_t process) {
   std::error_code no_proc;
   const fs::directory_iterator all("/proc", no_proc);
@@ -73,7 +75,7 @@ std::optional<std::vector<pid_t>> children_of(pid_t process) {
   return children;
 }
 
-/// Sends a signal to a process and to all that it has started, the oldest first, so that a stopped one starts no more.
+/// Sends a signal to a process and all its descendants, ancestors first, so that a stopped process starts no more.
 void signal_all(pid_t process, int signal) {
   std::vector<pid_t> all{process};
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -106,7 +108,7 @@ Job::Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   auto words = command.words;
   auto variables = environment_with(command.environment);
-  // It is set if a rank of another job has started this one.
+  // Set only if a rank of another job has started this process.
   std::erase_if(variables, [](const auto& text) { return text.starts_with(rank_process_variable + std::string("=")); });
   const auto words_to = pointers_to(words), variables_to = pointers_to(variables);
   const int error_end = make_pipe(output_);
@@ -115,10 +117,10 @@ Job::Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote
   const pid_t self = ::getpid();
   sigset_t blocked;
   ::sigemptyset(&blocked);
-  // A batch system sends SIGTERM to all processes of a job that it is about to end. The ranks save then, and mpirun
-  // would kill them; it does not pass its mask on to them. srun does not end its ranks in a job that is ending.
+  // When a batch system is about to end a job, it sends SIGTERM to all its processes. The ranks then save, but mpirun
+  // would kill them, so it starts with SIGTERM blocked (its ranks do not inherit that). srun needs no such protection.
   if (!ranks_are_elsewhere_ && in_batch_job()) ::sigaddset(&blocked, SIGTERM);
-  process_ = ::vfork();  // copies no page tables; copying libtorch's takes milliseconds
+  process_ = ::vfork();  // unlike fork, copies no page tables, which with libtorch takes milliseconds
   if (process_ == 0) become(words_to.data(), variables_to.data(), self, blocked, nothing, output_end, error_end);
   ::close(error_end);
   if (output_end >= 0) ::close(output_end);
@@ -142,7 +144,7 @@ std::string Job::read(int& source) {
 
 bool Job::ended() {
   int status = 0;
-  // Also collects orphans of the job, which would otherwise stay zombies until its end.
+  // Also collects orphans of the job, which otherwise would stay zombies until the job ends.
   for (pid_t child = 0; (child = ::waitpid(-1, &status, WNOHANG)) > 0;)
     if (child == process_ && !status_) status_ = status;
   return status_.has_value();
@@ -160,7 +162,7 @@ void Job::end_left_behind() {
                              : !children->empty();
   const auto own = children_of(::getpid()).value_or(std::vector<pid_t>());
   const bool has_orphans = std::ranges::any_of(own, [&](pid_t child) { return child != process_; });
-  had_ranks_ = had_ranks_ || has_ranks || has_orphans;  // a rank may have come and gone between two calls
+  had_ranks_ = had_ranks_ || has_ranks || has_orphans;  // a rank may have started and ended between two calls
   calls_without_ranks_ = has_ranks || !had_ranks_ ? 0 : calls_without_ranks_ + 1;
   if (calls_without_ranks_ < 2) return;  // the launcher may be about to end
   for (const auto child : own)
@@ -189,8 +191,9 @@ bool Job::suspend() const {
 void Job::resume() const { signal_all(process_, SIGCONT); }
 
 void Job::end() {
-  // The ranks of srun are children of Slurm's daemons, those of mpirun on other hosts of its daemons: SIGTERM makes the
-  // launcher have these send SIGKILL to them. mpirun removes its files in /dev/shm, too.
+  // Here SIGKILL to the launcher would not reach the ranks: srun's ranks are children of Slurm's daemons, and mpirun's
+  // ranks on other hosts are children of its own daemons. SIGTERM makes the launcher have the daemons kill the ranks.
+  // mpirun then also removes its files in /dev/shm.
   if (!ended() && ranks_are_elsewhere_) {
     launcher_.end(process_);
     for (const auto begin = std::chrono::steady_clock::now();

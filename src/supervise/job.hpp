@@ -1,4 +1,4 @@
-// One start of the job as processes: the launcher, the ranks under it, and the processes that they have started.
+// The processes of one start of the job: the launcher, the ranks below it, and the processes that they have started.
 #pragma once
 
 #include "supervise/launch_command.hpp"
@@ -10,16 +10,16 @@
 
 namespace muster::detail::supervise {
 
-/// The launcher gets its own session, so that a terminal's signals reach only this process. It is killed when this
-/// process ends, for whatever reason. Processes that are orphaned under it become children of this process, so that
-/// none is left when the job is gone.
+/// Starts the launcher in a session of its own, so that the terminal's signals reach only this process. The launcher is
+/// killed when this process ends, for whatever reason. Orphans of the job become children of this process, so that it
+/// can end them all.
 class Job {
  public:
-  /// Starts the launcher. An Error (ExitCode::retry) where there can be no more processes.
+  /// Starts the launcher. Throws an Error (ExitCode::retry) if no process can be started.
   Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote_ranks = false);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
-  /// Ends all processes that are left.
+  /// Ends all processes of the job that are left.
   ~Job() {
     end();
     close(output_);
@@ -27,35 +27,34 @@ class Job {
   }
 
   pid_t process() const noexcept { return process_; }
-  /// The launcher's stderr, for poll(); -1 when no process writes to it any more.
+  /// The launcher's stderr, for poll(); -1 when no process can write to it any more.
   int output() const noexcept { return output_; }
-  /// Reads what is available of it now.
+  /// Returns what can be read from it now.
   std::string read() { return read(output_); }
-  /// The launcher's stdout where the ranks' comes through it, with what it says of lost ranks; -1 where it is ours.
+  /// The launcher's stdout, if the ranks' output and messages about lost ranks come through it; -1 if the launcher
+  /// writes to our stdout directly.
   int standard_output() const noexcept { return standard_output_; }
   std::string read_standard_output() { return read(standard_output_); }
-  /// True if the launcher has ended by itself. SIGCHLD announces this.
+  /// True if the launcher has ended by itself. A SIGCHLD comes when it does.
   bool ended();
-  /// Its exit code; or 0, and the signal that has ended it.
+  /// Return the launcher's exit code, and the signal that has ended it; the other one is 0.
   int code() const noexcept;
   int signal() const noexcept;
-  /// True if this machine's /proc shows the processes of the job. It may be missing, empty, or that of another
-  /// container.
+  /// True if /proc shows the processes of the job. It may be missing, empty, or the /proc of another container.
   static bool sees_processes() noexcept;
-  /// Asks the ranks to save and stop. Returns false if there are none yet. If it does not see them it always asks, and
-  /// ranks that are not there yet do not hear it.
+  /// Asks the ranks to save and stop. Returns false if it sees that there are no ranks yet. If it cannot see the ranks,
+  /// it asks in any case, and ranks that have not started yet do not notice.
   bool ask_to_stop();
-  /// To be called every two seconds. Ends processes that the ranks have left when they ended, by whose open streams the
-  /// launcher is kept waiting: it reads the ranks' output to its end. Does nothing where ranks are elsewhere, and
-  /// without /proc.
+  /// Call it every two seconds. The launcher reads the ranks' output to its end, so a process that a rank has left
+  /// behind with an open output keeps the launcher waiting. This function ends such processes. Does nothing if ranks
+  /// are elsewhere, or without /proc.
   void end_left_behind();
-  /// True if end_left_behind() or ask_to_stop() has seen ranks.
+  /// True if end_left_behind() or ask_to_stop() has seen a rank.
   bool had_ranks() const noexcept { return had_ranks_; }
-  /// Stops all processes of the job, as Ctrl-Z does. Returns false, and does nothing, if it does not see all of
-  /// them.
+  /// Stops all processes of the job, as Ctrl-Z does. If it cannot see all of them, does nothing and returns false.
   bool suspend() const;
   void resume() const;
-  /// Kills everything at once, and waits until it is gone.
+  /// Kills all processes of the job at once, and waits until they are gone.
   void end();
 
  private:
@@ -63,8 +62,8 @@ class Job {
   static void close(int& file) noexcept;
 
   const Launcher& launcher_;
-  pid_t process_ = -1;        ///< the launcher's
-  bool ranks_are_elsewhere_;  ///< on other hosts, or below a batch system's daemons
+  pid_t process_ = -1;        ///< of the launcher
+  bool ranks_are_elsewhere_;  ///< true if ranks are on other hosts, or are children of a batch system's daemons
   int output_ = -1;
   int standard_output_ = -1;
   std::optional<int> status_ = {};

@@ -21,13 +21,13 @@
 namespace muster::detail::supervise {
 namespace {
 
-/// "root@n2:4"
+/// An entry of --hosts, such as "root@n2:4".
 struct Host {
-  std::string name, user = {}, entry = {};  ///< root@n2, root, n2:4
+  std::string name, user = {}, entry = {};  ///< name: root@n2, user: root, entry: n2:4
   int slots = 1;
 };
 
-/// Parses "n1, root@n2:4" and leaves out the lost hosts. What is not a number of slots counts as 0.
+/// Parses "n1, root@n2:4" and leaves out the lost hosts. If the number of slots is not a number, it counts as 0.
 std::vector<Host> hosts_in(const std::string& text, const Hosts& lost = {}) {
   std::vector<Host> hosts;
   std::istringstream list(text);
@@ -131,7 +131,7 @@ Hosts other_hosts(const SuperviseOptions& options, const std::string& here) {
 }
 
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment) {
-  // In a Slurm job, mpirun starts its daemons through Slurm. The user may have set another program than ssh.
+  // In a Slurm job, mpirun starts its daemons through Slurm, not ssh. The user may have set another program than ssh.
   const auto is_set = [&](const char* name) { return environment(name) != nullptr; };
   return !is_set("SLURM_JOB_ID") && std::ranges::none_of(login_variables, is_set) &&
          !other_hosts(options, here).empty();
@@ -155,7 +155,7 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
       refuse("\"" + host.name + "\" in --hosts is not the name of a host",
              "Name the hosts with their slots, as in n1:4,n2:4");
   const auto others = other_hosts(options, here);
-  std::set<std::string> users;  // an empty one where another host is named without
+  std::set<std::string> users;  // contains an empty name if one of the hosts is named without a user
   for (const auto& host : hosts_in(options.hosts))
     if (!host.user.empty() || others.contains(host.name)) users.insert(host.user);
   if (users.size() > 1)
@@ -204,7 +204,8 @@ LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptio
     start.hosts.push_back(host.entry);
     if (!host.user.empty()) start.user = host.user;
   }
-  // Rank 0, whose flags all ranks take, may be on another host. mpirun refuses a name that is given twice.
+  // All ranks take their flags from rank 0, which may be on another host. mpirun refuses a variable that is given
+  // twice.
   for (const auto& [name, value] : told) start.passed_variables.push_back(name);
   for (const auto& name : flag_variables)
     if (std::ranges::find(start.passed_variables, name) == start.passed_variables.end())
@@ -216,7 +217,7 @@ LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptio
   for (const auto& [name, value] : launcher.kind.settings(start)) {
     const char* const given = environment(name.c_str());
     if (given != nullptr && !value.starts_with("-l ")) continue;
-    // The user that --hosts names comes before the arguments of ssh that are set.
+    // ssh needs the user of --hosts before the arguments that the user has set.
     command.environment.emplace_back(name, given == nullptr ? value : value + " " + given);
   }
   command.environment.insert(command.environment.end(), told.begin(), told.end());

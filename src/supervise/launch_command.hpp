@@ -1,4 +1,4 @@
-// The command that starts the ranks, as a pure function of the options and the environment.
+// Makes the command that starts the ranks, from the options and the environment. All functions are pure.
 #pragma once
 
 #include "muster/supervise.hpp"
@@ -12,25 +12,27 @@
 
 namespace muster::detail::supervise {
 
-/// The hosts of a job of PBS or LSF with their slots, "n1:2,n2:2": from the file that has a line for each slot.
+/// Returns the hosts of a PBS or LSF job with their slots, as "n1:2,n2:2". `text`: the file with one line for each
+/// slot.
 std::string hosts_of_slots(const std::string& text);
-/// Fills in the hosts of a PBS or LSF job of several hosts, or the slots of a job on this host, where none were given.
+/// If the options name no hosts, fills in the hosts of a PBS or LSF job on several hosts, or the slots of a job on this
+/// host.
 SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment);
-/// How many ranks there is room for: the slots of --hosts, the tasks of the job, or else `cores`; see
-/// count_usable_cores().
+/// Returns for how many ranks there is room: the slots of --hosts, else the tasks of the batch job, else `cores`
+/// (count_usable_cores()).
 int all_slots(const SuperviseOptions& options, const Environment& environment, int cores, const Launcher& launcher);
-/// The requested number of ranks: all slots but the spares, unless it is given.
+/// Returns the number of ranks to start: the requested number, or all slots except the spares.
 int wanted_ranks(const SuperviseOptions& options, const Environment& environment, int cores, const Launcher& launcher);
-/// How many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
+/// Returns how many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   const Launcher& launcher);
-/// What launchers call a host: "n1" for root@N1.cluster. Addresses stay whole.
+/// Returns the name by which launchers call a host: "n1" for root@N1.cluster. Addresses are not shortened.
 std::string short_name(const std::string& host);
-/// The name that --hosts has for a host, which launchers name by its short_name(); the name itself if it has none.
+/// Returns the name that --hosts uses for a host with this short_name(); `host` if --hosts does not have it.
 std::string name_in_hosts(const SuperviseOptions& options, const std::string& host);
-/// The hosts of --hosts without this one, whose name is `here`.
+/// Returns the hosts of --hosts without this host, whose name is `here`.
 Hosts other_hosts(const SuperviseOptions& options, const std::string& here);
-/// True if the launcher must log in to another host; `here` is the name of this one.
+/// True if the launcher must log in to another host. `here`: the name of this host.
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment);
 /// Throws an Error (ExitCode::usage) for invalid options. `here`: the name of this host.
 void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,
@@ -41,15 +43,16 @@ struct LaunchCommand {
   Variables environment;  ///< added to this process's environment
 };
 
-/// What the ranks are told about their supervisor; see launch/supervised.hpp.
+/// What the supervisor tells the ranks about itself; see launch/supervised.hpp.
 struct SupervisorInfo {
   std::string id = {}, started = {};
-  std::optional<std::chrono::seconds> used = {};  ///< since the first start
-  std::time_t job_end = 0;                        ///< of the batch job, where the ranks do not know it from Slurm
+  std::optional<std::chrono::seconds> used = {};  ///< time since the first start
+  std::time_t job_end = 0;  ///< end of the batch job, if Slurm does not tell it to the ranks; else 0
   int full_worker_count = 0;
 };
 
-/// `ranks` on all hosts but the lost ones. `flag_variables`: the names of variables that ranks on other hosts get.
+/// Returns the command for `ranks` ranks on all hosts except the lost ones. `flag_variables`: names of further
+/// variables that ranks on other hosts must get.
 LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptions& options, int ranks,
                              const Hosts& lost, const SupervisorInfo& supervisor_info, const Folders& folders,
                              const Environment& environment, const std::vector<std::string>& flag_variables = {});

@@ -14,12 +14,12 @@ namespace muster::detail::supervise {
 namespace {
 
 constexpr std::string_view error_prefix = "muster: error: ";
-/// The end of "[1,0]<stderr>:", with which mpirun --tag-output begins each line.
+/// mpirun --tag-output begins each line with a tag like "[1,0]<stderr>:"; this is the end of the tag.
 constexpr std::string_view output_tag = "]<stderr>:";
 constexpr std::size_t longest_tag = 24;
-constexpr std::string_view erase_line = "\033[K";  // clears a progress line before other output
+constexpr std::string_view erase_line = "\033[K";  // a progress line is cleared by this before other output
 
-/// Open MPI's rules have 74 dashes, Hydra's 83 equals signs.
+/// True for the length of a rule, a line of equal characters: Open MPI's have 74 dashes, Hydra's 83 equals signs.
 bool is_rule(std::size_t length) { return length >= 70 && length <= 90; }
 bool may_be_rule(std::string_view begun) {
   return begun.size() <= 90 && (begun.front() == '-' || begun.front() == '=') &&
@@ -27,7 +27,7 @@ bool may_be_rule(std::string_view begun) {
 }
 bool is_rule(std::string_view line) { return is_rule(line.size()) && may_be_rule(line); }
 
-/// True if a line that begins like this may turn out to be one that is not shown.
+/// True if a line with this beginning may turn out to be one that is not shown.
 bool may_be_ours(std::string_view begun) {
   if (erase_line.starts_with(begun)) return true;
   if (begun.starts_with(erase_line)) begun.remove_prefix(erase_line.size());
@@ -37,7 +37,7 @@ bool may_be_ours(std::string_view begun) {
          std::ranges::any_of(launchers(), [&](const auto* launcher) { return launcher->may_begin(begun); });
 }
 
-/// The launcher that begins a message so; none if it is not one of theirs.
+/// Returns the launcher whose messages begin with this line; null if no launcher's do.
 const Launcher* launcher_with_message(std::string_view first_line) {
   for (const auto* launcher : launchers())
     if (launcher->is_message(first_line)) return launcher;
@@ -49,7 +49,8 @@ const Launcher* launcher_with_message(std::string_view first_line) {
 std::string LauncherOutput::take(std::string_view bytes) {
   std::string shown;
   for (const char c : bytes) {
-    if (std::exchange(after_message_, false) && c == '\0') continue;  // PRTE writes its string's end, too
+    // PRTE also writes the zero byte at the end of its text
+    if (std::exchange(after_message_, false) && c == '\0') continue;
     if (showing_ && c != launch::message_prefix.front()) {
       shown += c;
       showing_ = c != '\n' && c != '\r';
@@ -88,7 +89,8 @@ std::string LauncherOutput::take_line(const std::string& line) {
 
 std::string LauncherOutput::take_block_line(const std::string& line) {
   const bool first = block_.empty();
-  if (first && is_rule(line)) return {};  // the end of a message whose beginning was lost; it begins another one
+  // the end of a message whose beginning was lost, or the beginning of another message
+  if (first && is_rule(line)) return {};
   if (first && launcher_with_message(line) == nullptr) {
     in_block_ = false;
     return std::exchange(opening_, {}) + shown_of(line);
@@ -105,13 +107,13 @@ std::string LauncherOutput::take_block_line(const std::string& line) {
   return {};
 }
 
-/// What to show of a finished line.
+/// Returns what to show of a complete line.
 std::string LauncherOutput::shown_of(const std::string& line) {
   if (!keep(line)) return line + "\n";
   return std::string(line.starts_with(erase_line) ? erase_line : "");
 }
 
-/// Reads a finished line; returns true if it was meant for us and is not shown.
+/// Reads a complete line. Returns true if the line was meant for this process, so that it is not shown.
 bool LauncherOutput::keep(std::string_view line) {
   if (line.starts_with(erase_line)) line.remove_prefix(erase_line.size());
   if (const auto tag = line.find(output_tag); line.starts_with('[') && tag < longest_tag)
@@ -158,12 +160,13 @@ void LauncherOutput::keep_exit(const std::string& text) {
   int rank = 0, code = 0;
   if (report_.failed_rank || report_.leaving) return;
   if (std::sscanf(text.c_str(), "%d %d %255s", &rank, &code, host.data()) < 2) return;
-  if (report_.returned_code == code) return;  // all ranks exit so
+  if (report_.returned_code == code) return;  // then all ranks exit with this code, and it is no failure
   report_.failed_rank = rank;
   report_.failed_host = host.data();
 }
 
-/// Notes a host that ssh could not reach. The line is shown too, since a program may use ssh for its own purposes.
+/// Records a host that ssh could not reach. The line is still shown, since the program may use ssh for its own
+/// purposes.
 void LauncherOutput::keep_unreachable(std::string_view line) {
   for (const auto begin : ssh_failures) {
     if (!line.starts_with(begin)) continue;

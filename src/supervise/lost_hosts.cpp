@@ -18,14 +18,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Between two questions to a host that was lost once.
+/// How long to wait between two questions to a host that was lost once.
 constexpr auto question_interval = 10s;
 constexpr auto longest_interval = 600s;
-/// What it answers; its name follows, or the command for it where a login program starts echo without a shell.
+/// A host answers with this word and its name. If a login program starts echo without a shell, the command for the name
+/// follows instead.
 constexpr std::string_view answer = "here", name_command = "`uname -n`";
 
-/// The name behind the answer, empty if there is none; no value if none of the lines is the answer: others may be a
-/// greeting.
+/// Returns the name in an answer, empty if the answer has none. Returns nothing if no line is an answer; other lines
+/// may be a greeting.
 std::optional<std::string> answered_name(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -39,7 +40,7 @@ std::optional<std::string> answered_name(const std::string& text) {
 
 bool has_answered(const std::string& text) { return answered_name(text).has_value(); }
 
-/// The line in which ssh says that it cannot reach the host, without its full stop; empty if there is none.
+/// Returns the line in which ssh reports that it cannot reach the host, without its full stop; empty if there is none.
 std::string ssh_failure_in(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
@@ -122,12 +123,13 @@ void LostHosts::ask(const std::string& host) {
   const pid_t process = start_program(std::move(words), ends[1], /*errors=*/true);
   ::close(ends[1]);
   if (process >= 0)
-    asked_.push_back({host, ends[0], process});  // the job's object collects the process when it has ended
+    asked_.push_back({host, ends[0], process});  // Job::ended() collects the process when it has ended
   else
     ::close(ends[0]);
 }
 
-/// Reads what has come; returns and forgets those that have answered or whose login program has ended.
+/// Reads the answers that have come. Returns the questions that were answered or whose login program has ended, and
+/// forgets them.
 std::vector<LostHosts::Asked> LostHosts::read_answers() {
   std::vector<Asked> ended;
   std::erase_if(asked_, [&](Asked& one) {
@@ -135,7 +137,7 @@ std::vector<LostHosts::Asked> LostHosts::read_answers() {
     ssize_t count = 0;
     while ((count = ::read(one.answer, text.data(), text.size())) > 0)
       one.text.append(text.data(), static_cast<std::size_t>(count));
-    // A master connection of ssh may keep the pipe open after the answer.
+    // A master connection of ssh may keep the pipe open even after the answer.
     if (count < 0 && !has_answered(one.text)) return false;
     ::close(one.answer);
     ended.push_back(std::move(one));
@@ -145,7 +147,7 @@ std::vector<LostHosts::Asked> LostHosts::read_answers() {
 }
 
 void LostHosts::stop_asking() {
-  read_answers();  // forgets the processes that have ended, whose numbers others may have by now
+  read_answers();  // forgets the processes that have ended: their numbers may belong to other processes now
   for (const auto& one : asked_) {
     ::kill(-one.process, SIGKILL);
     ::close(one.answer);

@@ -12,7 +12,7 @@
 namespace muster::detail::supervise {
 namespace {
 
-// A signal handler has no object, so this pipe is global.
+// Global, since a signal handler has no object.
 std::array<int, 2> ends{-1, -1};
 
 void note(int signal) {
@@ -40,9 +40,10 @@ Signals::Signals() {
         (handled[i] == SIGHUP && ignores_hangup) || (handled[i] == SIGTSTP && before_[i].sa_handler == SIG_IGN);
     ::sigaction(handled[i], is_ignored ? &ignore : &action, nullptr);
   }
-  // Until now the handler of muster's library has had them.
+  // Until now, the handler of muster's library has received these signals.
   stop_requested_ = launch::stop_signal::is_requested();
-  if (stop_requested_) first_wish_ = SIGUSR1;  // it was not written down which; in a batch job it is this one
+  // the handler does not record which signal came; SIGUSR1 is the likely one in a batch job
+  if (stop_requested_) first_wish_ = SIGUSR1;
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   sigset_t all;
   ::sigemptyset(&all);
@@ -77,7 +78,7 @@ void Signals::suspend() noexcept {
   }, standard{};
   standard.sa_handler = SIG_DFL;
   ::sigaction(SIGTSTP, &standard, &ours);
-  ::raise(SIGTSTP);  // not SIGSTOP, which stops orphans too
+  ::raise(SIGTSTP);  // SIGSTOP would stop orphaned processes, too
   ::sigaction(SIGTSTP, &ours, nullptr);
 }
 

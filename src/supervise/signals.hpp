@@ -1,4 +1,4 @@
-// The signals that `muster run` receives: requests to stop or to be suspended, and that a child has ended.
+// The signals that `muster run` receives: requests to stop or to suspend, and the news that a child has ended.
 #pragma once
 
 #include <signal.h>
@@ -8,10 +8,10 @@
 
 namespace muster::detail::supervise {
 
-/// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may
-/// have blocked them, and SIGTSTP (Ctrl-Z) one to be suspended. A SIGHUP that was ignored before (nohup) stays so. One
-/// that came since the program was loaded counts. SIGPIPE is ignored: a reader that has gone is a wish to stop, too.
-/// One object at a time.
+/// While this object lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are requests to stop, and SIGTSTP (Ctrl-Z) is
+/// a request to suspend, even if the parent process has blocked these signals. If SIGHUP was ignored before (nohup), it
+/// still is. A request that has come since the program was loaded counts. SIGPIPE is ignored; a reader that is gone is
+/// noticed otherwise and counts as a request to stop. At most one such object may live at a time.
 class Signals {
  public:
   Signals();
@@ -19,21 +19,21 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
   ~Signals();
 
-  /// For poll(): readable when a signal has come; take() then reads it.
+  /// For poll(): readable when a signal has come. take() reads the signals.
   int descriptor() const noexcept;
   void take();
 
   bool stop_requested() const noexcept { return stop_requested_; }
   /// True once for each SIGTSTP.
   bool take_suspension() noexcept { return std::exchange(suspension_requested_, false); }
-  /// Stops this process until SIGCONT, as Ctrl-Z does where nobody handles it: not at all if no shell could let it go
-  /// on (an orphaned process group).
+  /// Stops this process until SIGCONT, as Ctrl-Z does by default. If no shell could continue the process (an orphaned
+  /// process group), does nothing.
   void suspend() noexcept;
-  /// True if the first wish was SIGUSR1, by which a batch system announces the end of the job's time.
+  /// True if the first request was SIGUSR1, by which a batch system announces that the job's time is nearly over.
   bool time_is_over() const noexcept { return first_wish_ == SIGUSR1; }
-  /// Acts as if a signal had come.
+  /// Acts as if a request to stop had come.
   void request_stop() noexcept { stop_requested_ = true; }
-  /// True after a second SIGINT.
+  /// True after the second SIGINT.
   bool stop_immediately() const noexcept { return interrupts_ > 1; }
 
  private:

@@ -19,15 +19,15 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-/// How long one of Slurm's programs may take: they wait for minutes for a controller that does not answer.
+/// Timeout for Slurm's programs, which otherwise wait for minutes for a controller that does not answer.
 constexpr auto tool_limit = 3s;
-/// How long Slurm may take to queue a job again: nothing else is left to do.
+/// Timeout for queueing a job again; longer, since nothing else is left to do then.
 constexpr auto requeue_limit = 60s;
-/// How long a step may take to end.
+/// How long to wait for a step to end.
 constexpr auto end_limit = 2s;
 
-/// The ids of their steps ("12.0"); none if Slurm does not answer. A line of scontrol describes a step:
-/// "StepId=12.0 … SrunHost:Pid=n1:4711".
+/// Returns the IDs ("12.0") of the steps that these srun processes have started; none if Slurm does not answer. Each
+/// line of scontrol describes a step: "StepId=12.0 … SrunHost:Pid=n1:4711".
 std::optional<std::vector<std::string>> steps_of(const std::set<pid_t>& sruns, const std::string& host) {
   const char* const job = std::getenv("SLURM_JOB_ID");
   if (job == nullptr) return {};
@@ -43,14 +43,14 @@ std::optional<std::vector<std::string>> steps_of(const std::set<pid_t>& sruns, c
       if (word.starts_with(id_key)) id = word.substr(id_key.size());
       if (word.starts_with(srun_key)) srun = word.substr(srun_key.size());
     }
-    const bool started = !id.empty() && id.back() >= '0' && id.back() <= '9';  // "12.TBD" waits for CPUs
+    const bool started = !id.empty() && id.back() >= '0' && id.back() <= '9';  // not "12.TBD", which waits for CPUs
     const auto is_this = [&](pid_t pid) { return srun == host + ":" + std::to_string(pid); };
     if (started && std::ranges::any_of(sruns, is_this)) steps.push_back(id);
   }
   return steps;
 }
 
-/// How many tasks of `size` CPUs there is room for on the nodes of "2(x3),4": with one CPU each 10.
+/// Returns how many tasks of `size` CPUs fit on the nodes in `text`: 10 for "2(x3),4" and one CPU each.
 int tasks_on_nodes(const std::string& text, int size) {
   int sum = 0;
   std::istringstream list(text);

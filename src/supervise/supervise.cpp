@@ -1,4 +1,5 @@
-// muster run, from the command line to the exit code: start the job, watch it, interpret its end, report, start again.
+// muster run, from the command line to the exit code: it starts the job, watches it, interprets its end, reports, and
+// starts it again.
 #include "muster/supervise.hpp"
 
 #include "base/cpus.hpp"
@@ -48,7 +49,7 @@ using Clock = std::chrono::steady_clock;
 
 const char* environment(const char* name) { return std::getenv(name); }
 
-/// True if something waits to be read from standard input, where that is a file or a pipe.
+/// True if standard input is a file or a pipe with something left to read.
 bool has_input() {
   struct stat input {};
   if (::fstat(STDIN_FILENO, &input) != 0) return false;
@@ -64,8 +65,8 @@ SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) 
           .full_worker_count = options.min_workers ? ranks : 0};
 }
 
-/// The contents of the error.txt that the ranks of this start have written. They tell us when they have written it;
-/// file times cannot be used, since they come from another machine's clock.
+/// Returns the error.txt that the ranks of this start have written; empty if they have not. The ranks tell when they
+/// have written it; the file's time cannot be used, since another machine's clock may have set it.
 std::string read_kept_cause(const LauncherReport& report) {
   if (report.run.empty() || !report.has_error_file) return {};
   try {
@@ -77,7 +78,7 @@ std::string read_kept_cause(const LauncherReport& report) {
   }
 }
 
-/// Waits before the next start; returns false if a signal has ended the wait.
+/// Waits before the next start. Returns false if a request to stop has ended the wait.
 bool wait(Signals& signals, std::chrono::seconds time) {
   const auto until = Clock::now() + time;
   while (!signals.stop_requested()) {
@@ -91,29 +92,30 @@ bool wait(Signals& signals, std::chrono::seconds time) {
   return false;
 }
 
-/// The run that the ranks have reported.
+/// The run that the ranks have reported, over all starts.
 struct ReportedRun {
   fs::path folder = {};    ///< empty until a rank has reported it
-  fs::path finished = {};  ///< the same, if it was finished when the start before was lost
-  std::string cause = {};  ///< of a failure, still to be written to its error.txt
+  fs::path finished = {};  ///< equals `folder` if the run was finished when the last start was lost; else empty
+  std::string cause = {};  ///< cause of a failure that is yet to be written to error.txt
 
-  /// True if the run's folder is not there any more, so that a new start would begin a new run.
+  /// True if the run's folder is gone, so that another start would begin a new run.
   bool is_gone() const {
     return !folder.empty() && !fs::exists(status_of(folder)) && fs::exists(status_of(folder.parent_path()));
   }
 
-  /// True if training has ended well. In the folder of a sweep the run is another one, which follows.
+  /// True if the run is finished. False for a sweep's folder, since a run in it belongs to what follows the sweep.
   bool is_finished() const try {
     return !folder.empty() && !fs::exists(status_of(folder / run_names::sweep)) &&
            read_json(folder / run_names::params).value("finished", false);
   } catch (const std::exception&) {
-    return false;  // it has not been written yet, or is on the storage of another host
+    return false;  // the file has not been written yet, or another host has it
   }
 
-  /// True if this start and the one before were both lost when the same run was finished, so that another start would
-  /// find nothing to do. After the first loss there may be: another run of the program, or more epochs of this one.
+  /// True if this start and the one before were both lost when the same run was finished: then another start would find
+  /// nothing to do. After the first such loss it may find something: another run of the program, or more epochs of this
+  /// one.
   bool is_finished_again(const JobEnd& end) {
-    if (end.report.run.empty()) return false;  // it was lost before it came that far
+    if (end.report.run.empty()) return false;  // it was lost before a run was reported
     const auto before = std::exchange(finished, is_finished() ? folder : fs::path());
     return !before.empty() && before == finished;
   }
@@ -129,12 +131,12 @@ struct ReportedRun {
   }
 };
 
-/// The time of this process, and the end of its batch job.
+/// When this process has begun, and when its batch job will end.
 struct JobTime {
   Clock::time_point begin = Clock::now();
-  launch::JobEndTime end = {};  ///< none if it is not known
+  launch::JobEndTime end = {};  ///< none if unknown
 
-  /// True if the ranks were told that the job ends, or have stopped by themselves shortly before its end.
+  /// True if the ranks were told that the job ends, or if they have stopped by themselves shortly before its end.
   bool is_over(const Signals& signals) const {
     if (signals.stop_requested() || !end) return signals.time_is_over();
     const char* const variable = environment("SLURM_JOB_START_TIME");
@@ -145,7 +147,7 @@ struct JobTime {
   }
 };
 
-/// The supervision of a job: what its starts have in common, and what the starts so far have shown.
+/// Supervises a job: what all its starts have in common, and what the starts so far have shown.
 class Supervision {
  public:
   explicit Supervision(const SuperviseOptions& given)
@@ -155,7 +157,7 @@ class Supervision {
                       .max_failures = 0},
         supervisor_info_(make_supervisor_info(options_, requirements_.ranks)),
         failures_(options_.max_failures, supervisor_info_.id, terminal_),
-        // A node that a Slurm job has lost does not come back to it.
+        // If a Slurm job has lost a node, the node does not come back to the job.
         lost_(launcher_.kind.uses_daemons() ? std::vector<std::string>() : login_program(environment)) {
     const auto& options = options_;
     check(options, requirements_.ranks, all_slots(options, environment, count_usable_cores(), launcher_.kind),
@@ -190,7 +192,7 @@ class Supervision {
  private:
   int run_job() {
     announce_first_start();
-    std::set<pid_t> processes;  // the launchers of all starts
+    std::set<pid_t> processes;  // processes of the launchers of all starts
     for (int ranks = requirements_.ranks;;) {
       auto end = start(ranks, processes);
       if (signals_.stop_immediately() && end.report.returned_code != 0) return interrupted();
@@ -210,14 +212,14 @@ class Supervision {
       auto next = decide(end, failures_.like(end), requirements_, ranks, signals_.stop_requested());
       if (end.report.lost_host) next.ranks = requirements_.ranks;
       if (!lost_.hosts().empty()) next.ranks = std::min(next.ranks, ranks_on(lost_.hosts()));
-      // A failed node has left the job for good; queued again, the job gets all its nodes.
+      // A failed node has left the job for good. If the job is queued again, it gets all its nodes.
       if (end.report.lost_host && !end.host_is_excused && launcher_.kind.uses_daemons() &&
           queue_again(cause + ". Too few nodes of the job are left"))
         return static_cast<int>(ExitCode::retry);
-      // A killed rank cannot write its cause itself.
+      // A killed rank could not write the cause to error.txt itself.
       if (end.report.lost_rank || end.launcher_signal != 0 || end.exceeded_grace) run_.cause = cause;
       if (!next.again) return give_up(end, cause, next.code);
-      // The storage of other hosts need not be visible here.
+      // The storage of other hosts may not be visible here.
       const bool is_local = !launcher_.kind.uses_daemons() && options_.hosts.empty();
       if (is_local && run_.is_gone()) {
         terminal_.error(cause + ". It is not started again: the run's folder " + run_.folder.string() +
@@ -246,7 +248,7 @@ class Supervision {
     {
       Job job(command, launcher_.kind, /*has_remote_ranks=*/!other_hosts(options_, host_name()).empty());
       processes.insert(job.process());
-      run_.write_cause(terminal_);  // which the ranks need not wait for
+      run_.write_cause(terminal_);  // the ranks need not wait for this
       end = watch(job, launcher_.kind, signals_, terminal_, options_,
                   [&](const LauncherReport& report) { return should_grow(report, ranks); });
     }
@@ -254,14 +256,14 @@ class Supervision {
     return end;
   }
 
-  /// Uses the program's least number of workers, unless --min-workers was given.
+  /// Uses the least number of workers that the program has reported, unless --min-workers was given.
   void set_min_workers(int least) {
     if (options_.min_workers) return;
     requirements_.min_workers = std::clamp(least, 1, requirements_.ranks);
     supervisor_info_.full_worker_count = requirements_.ranks;
   }
 
-  /// From now on, starts exactly as many ranks as the saved state requires.
+  /// Makes all further starts have exactly as many ranks as the saved state requires.
   void wait_for_ranks(int ranks) {
     requirements_.waits_for_ranks = true;
     requirements_.ranks = requirements_.min_workers = ranks;
@@ -272,7 +274,7 @@ class Supervision {
   }
   bool are_enough_without(const Hosts& lost) const { return ranks_on(lost) >= requirements_.min_workers; }
 
-  /// Asks the hosts of the job whether they answer, if the loss of one may be the cause of this end.
+  /// Asks the hosts of the job whether they answer, if a lost host may be the cause of this end.
   void find_lost_hosts(JobEnd& end) {
     const int times = times_to_ask_hosts(end, signals_.stop_requested());
     auto hosts = times > 0 ? other_hosts(options_, host_name()) : Hosts();
@@ -281,7 +283,7 @@ class Supervision {
     for (int i = 1; i < times && !hosts.empty() && unreached.empty() && wait(signals_, std::chrono::seconds(1)); ++i)
       unreached = lost_.ask_all(hosts);
     for (const auto& [host, reason] : unreached) {
-      if (reason.empty() && times == 1) continue;  // the end has a cause, and a login may take long
+      if (reason.empty() && times == 1) continue;  // the end has another cause, and a login may just be slow
       lost_.add(host);
       if (!end.report.lost_host)
         end.report.launcher_error = reason.empty() ? "the node " + host + " does not answer" : reason;
@@ -289,8 +291,9 @@ class Supervision {
     }
   }
 
-  /// What --hosts calls a lost host. If it names it otherwise, as by an address, all hosts are asked for their names:
-  /// it is the one that has that name, or one of those that do not answer.
+  /// Returns the name that --hosts has for a lost host. If --hosts has none, for example since it has addresses, asks
+  /// all hosts for their names, and returns the host with this name or, if no host has it, all hosts that do not
+  /// answer.
   Hosts entries_of(const std::string& lost) {
     const auto hosts = other_hosts(options_, host_name());
     if (auto name = name_in_hosts(options_, lost); hosts.empty() || hosts.contains(name)) return {std::move(name)};
@@ -301,22 +304,22 @@ class Supervision {
     return silent.empty() ? Hosts{lost} : silent;
   }
 
-  /// The hosts that the next start leaves out, if enough ranks fit on the others: those that the launcher or the ranks
-  /// have lost, and those lost before that do not answer yet.
+  /// Determines the hosts that the next start must not use: hosts that the launcher or the ranks have lost now, and
+  /// hosts lost earlier that do not answer yet. If too few ranks would fit on the others, it may use all hosts.
   void leave_out_lost_hosts(JobEnd& end) {
     if (end.report.lost_host)
       for (const auto& host : entries_of(*end.report.lost_host)) lost_.add(host);
     else if (!launcher_.kind.uses_daemons())
       find_lost_hosts(end);
     else if (end.report.launcher_error.empty())
-      lost_.replace({});  // Slurm could use them all; it says below which it has lost meanwhile
+      lost_.replace({});  // Slurm could use all nodes again; the next function finds those that are out of service now
     const bool enough = are_enough_without(lost_.hosts());
     if (end.report.lost_host) end.host_is_excused = enough || requirements_.waits_for_ranks;
     if (!enough) lost_.replace({});
     leave_out_drained_nodes();
   }
 
-  /// Where a node is drained, Slurm lets the step that runs there go on, but wants no new one.
+  /// Adds the nodes that Slurm has drained: a running step may go on there, but new steps must not begin.
   void leave_out_drained_nodes() {
     auto out = launcher_.kind.nodes_out_of_service();
     out.insert(lost_.hosts().begin(), lost_.hosts().end());
@@ -327,8 +330,7 @@ class Supervision {
     lost_.replace(std::move(out));
   }
 
-  /// True if a lost host answers again, and the ranks, which are fewer than they should be, can go on from a
-  /// checkpoint.
+  /// True if a lost host answers again, there are fewer ranks than requested, and the job can resume from a checkpoint.
   bool should_grow(const LauncherReport& report, int ranks) {
     const auto answering = lost_.answering();
     const bool ends = report.leaving || report.lost_rank || report.returned_code;
@@ -336,7 +338,7 @@ class Supervision {
     const bool needed = ranks < requirements_.ranks;
     if (needed && (report.run.empty() || sweep::progress(report.run).empty())) return false;
     lost_.remove(answering);
-    if (!needed) return false;  // spares have its ranks, and its slots are spare from now on
+    if (!needed) return false;  // spare slots have replaced the host's ranks; its own slots are spare from now on
     terminal_.add("muster: " + joined({answering.begin(), answering.end()}) +
                   (answering.size() == 1 ? " answers" : " answer") +
                   " again; the ranks save their state and start again as " +
@@ -364,7 +366,7 @@ class Supervision {
 
   void find_job_end() {
     const auto now = std::chrono::system_clock::now();
-    launch::job_end_warning(environment, now);  // the ranks print it
+    launch::job_end_warning(environment, now);  // not shown here, since the ranks print it
     time_.end = launch::end_of_allocation(environment, now);
     if (time_.end) return;
     auto asked = launch::ask_for_job_end(environment);
@@ -375,7 +377,7 @@ class Supervision {
     time_.end = asked.end;
   }
 
-  /// Queues this job of Slurm again, if that is asked for; returns whether Slurm does so.
+  /// Queues this Slurm job again, if the user wants that. Returns true if Slurm does so.
   bool queue_again(const std::string& reason) {
     const char* const job = environment("SLURM_JOB_ID");
     if (!options_.requeue || job == nullptr) return false;
@@ -410,14 +412,15 @@ class Supervision {
     terminal_.warn(text + ")");
   }
 
-  /// The ranks had finished their work; reports what happened after it.
+  /// Called when the ranks have finished their work. Reports what has happened afterwards.
   int finish_successfully(const JobEnd& end) {
-    const bool was_ended = end.exceeded_grace || end.report.lost_rank || end.report.leaving;  // maybe by us
+    const bool was_ended = end.exceeded_grace || end.report.lost_rank || end.report.leaving;  // perhaps by this process
     if (signals_.stop_immediately())
       terminal_.warn("the work is done; after that it was interrupted");
     else if (end.code != 0 || end.launcher_signal != 0 || was_ended)
       terminal_.warn("the work is done; after that " + cause_of(end, ""));
-    else if (!end.report.error.empty())  // printed by a program that went on and ended with code 0
+    // a rank has printed the error, but the program has continued and ended with code 0
+    else if (!end.report.error.empty())
       terminal_.error(end.report.error);
     return 0;
   }
@@ -427,7 +430,7 @@ class Supervision {
     return static_cast<int>(ExitCode::interrupted);
   }
 
-  /// `ran`: ranks that have not loaded muster's library were stopped.
+  /// `ran`: true if ranks were stopped that had not loaded muster's library.
   int stopped_between_starts(bool ran = false) {
     run_.write_cause(terminal_);
     if (signals_.stop_immediately()) return interrupted();
@@ -447,8 +450,8 @@ class Supervision {
   Terminal terminal_{signals_, STDERR_FILENO};
   TemporaryFolders folders_;
   FailureCounts failures_;
-  LostHosts lost_;     ///< hosts that the next start leaves out
-  Hosts named_nodes_;  ///< drained nodes that a warning has named
+  LostHosts lost_;     ///< hosts that the next start must not use
+  Hosts named_nodes_;  ///< drained nodes that a warning was given for
   ReportedRun run_;
   JobTime time_;
 };

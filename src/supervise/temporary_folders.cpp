@@ -22,14 +22,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// PREFIX PID SUFFIX
+// A folder's name is the prefix, the process number and the suffix.
 constexpr const char *prefix = "muster-run-", *suffix = "-XXXXXX";
 
 int open_folder(const fs::path& folder) {
   return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/// The process that made the folder of that name; empty if the name has another form.
+/// Returns the process that has made the folder with this name; none if the name has another form.
 std::optional<pid_t> maker_of(const std::string& name) {
   const std::string_view start = prefix;
   if (!name.starts_with(start)) return {};
@@ -40,7 +40,7 @@ std::optional<pid_t> maker_of(const std::string& name) {
   return process;
 }
 
-/// Removes the folders of this user's dead processes, if no process holds their lock.
+/// Removes the folders of this user's dead processes if no process holds the lock of the folder.
 void remove_leftovers(const fs::path& parent) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(parent, ignored)) {
@@ -55,7 +55,7 @@ void remove_leftovers(const fs::path& parent) {
   }
 }
 
-/// Makes a new folder in `parent`, and locks it. Throws an Error (ExitCode::retry) if this is impossible.
+/// Makes a new folder in `parent` and locks it. Throws an Error (ExitCode::retry) if that is impossible.
 fs::path make_folder(const fs::path& parent, int& lock) {
   remove_leftovers(parent);
   for (;;) {
@@ -65,7 +65,7 @@ fs::path make_folder(const fs::path& parent, int& lock) {
                   "Make room there; TMPDIR names another place than /tmp");
     lock = open_folder(name);
     if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) == 0 && fs::exists(name)) return name;
-    ::close(lock);  // another muster run took it for a leftover before it was locked
+    ::close(lock);  // another muster run has removed it as a leftover before it was locked
   }
 }
 

@@ -1,13 +1,14 @@
-// Folders for the files that the launcher and MPI keep while a job runs. They leave files behind when they are killed,
-// so these folders are emptied after every start.
+// Folders for the files that the launcher and MPI make while a job runs. When these are killed they leave files behind,
+// so the folders are emptied after every start.
 #pragma once
 
 #include "supervise/launch_command.hpp"
 
 namespace muster::detail::supervise {
 
-/// New folders that only this user can read; removed with this object. If /dev/shm has no room for one, the launcher
-/// and MPI must do without it. Folders of a `muster run` that was killed are removed when the next one begins.
+/// Makes new folders that only this user can read, and removes them when it is destroyed. If /dev/shm has no room for
+/// one, the launcher and MPI use their defaults. The folders of a `muster run` that was killed are removed by the next
+/// `muster run`.
 class TemporaryFolders {
  public:
   TemporaryFolders();
@@ -20,7 +21,7 @@ class TemporaryFolders {
 
  private:
   Folders paths_;
-  int locks_[2] = {-1, -1};  ///< held while this process lives
+  int locks_[2] = {-1, -1};  ///< file descriptors that lock the folders while this process lives
 };
 
 }  // namespace muster::detail::supervise

@@ -12,7 +12,7 @@
 namespace muster::detail::supervise {
 namespace {
 
-/// After a request to stop, how long a reader that does not read is waited for.
+/// How long to wait, after a request to stop, for a reader that does not read.
 constexpr int time_for_reader_ms = 5000;
 
 }  // namespace
@@ -23,16 +23,16 @@ bool Terminal::is_writable() const noexcept {
 }
 
 pollfd Terminal::source() const noexcept {
-  // Polled without need, a file that nobody reads any more would end every poll() at once.
+  // Not polled if there is nothing to write: a file whose reader is gone would end every poll() at once.
   return {pending_.empty() ? -1 : file_, POLLOUT, 0};
 }
 
 void Terminal::write_some() {
-  // A write of at most PIPE_BUF bytes to a writable pipe does not block.
+  // Writing at most PIPE_BUF bytes to a pipe that is writable does not block.
   while (!pending_.empty() && is_writable()) {
     const auto count = ::write(file_, pending_.data(), std::min<std::size_t>(pending_.size(), PIPE_BUF));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    if (count < 0) return pending_.clear();  // nobody reads it any more
+    if (count < 0) return pending_.clear();  // the reader is gone
     pending_.erase(0, static_cast<std::size_t>(count));
   }
 }

@@ -1,5 +1,5 @@
-// This process's stderr, to which the ranks' messages and our own go, or its stdout. The reader may have stopped
-// reading (a pipe that is full, a terminal after Ctrl-S); that must not keep this process from its signals.
+// Writes to this process's stderr (messages of the ranks and of this process) or stdout. The reader may have stopped
+// reading (a full pipe, a terminal after Ctrl-S); this process must still react to its signals.
 #pragma once
 
 #include "supervise/signals.hpp"
@@ -14,16 +14,16 @@ class Terminal {
  public:
   explicit Terminal(Signals& signals, int file) : signals_(signals), file_(file) {}
 
-  /// Adds text to what is to be written.
+  /// Adds text that write_some() or flush() will write.
   void add(const std::string& text) { pending_ += text; }
   /// True if so much text waits to be written that no more should be read from the ranks.
   bool is_full() const noexcept { return pending_.size() >= most_pending; }
-  /// What to poll, so that write_some() is called in time.
+  /// Returns what to poll; when it is ready, call write_some().
   pollfd source() const noexcept;
-  /// Writes what can be written now.
+  /// Writes as much as can be written without blocking.
   void write_some();
-  /// Writes everything. Returns false, and forgets what is left, after a second Ctrl-C, or if nothing can be written
-  /// for some time after a request to stop.
+  /// Writes everything. After a second Ctrl-C, or if nothing can be written for some time after a request to stop,
+  /// drops what is left and returns false.
   bool flush();
 
   void warn(const std::string& text);
@@ -37,7 +37,7 @@ class Terminal {
   Signals& signals_;
   int file_;
   std::string pending_;
-  bool is_unread_ = false;  ///< nothing could be written for too long
+  bool is_unread_ = false;  ///< true if nothing could be written for too long
 };
 
 }  // namespace muster::detail::supervise

@@ -20,11 +20,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a launcher may take to start its daemons on other hosts, and ranks on this host to load muster's library.
+/// How long a launcher may take to start its daemons on other hosts, and how long ranks on this host may take to load
+/// muster's library.
 constexpr std::chrono::milliseconds daemons_start_time = std::chrono::seconds(10), load_time = std::chrono::seconds(2);
-/// If this process has not polled for so long, it was suspended.
+/// If this process has not polled for this long, it was suspended.
 constexpr std::chrono::seconds suspension(2);
-/// After that time a warning says that the program goes on after its work.
+/// After this time, a warning says that the program still runs although its work is finished.
 constexpr std::chrono::seconds time_after_work(60);
 
 std::string in_seconds(std::chrono::milliseconds time) {
@@ -36,16 +37,16 @@ std::string in_seconds(std::chrono::milliseconds time) {
 JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& terminal, const SuperviseOptions& options,
              const std::function<bool(const LauncherReport&)>& should_grow) {
   LauncherOutput output, of_standard_output(output.report());
-  Terminal standard_output(signals, STDOUT_FILENO);  // for what comes through the launcher
+  Terminal standard_output(signals, STDOUT_FILENO);  // for output that comes through the launcher
   bool told = false;
   std::optional<Clock::time_point> stop_time, start_limit, end_of_work;
   std::optional<std::chrono::seconds> patience;
   Clock::time_point end_of_patience;
   auto load_limit = Clock::now() + options.start_limit;
   bool warned_of_start = false, warned_of_end = false;
-  // Of stdout, which the ranks write to, and stderr only whether their readers have gone.
+  // The ranks write to stdout and stderr themselves; here both are only polled to learn whether their readers are gone.
   std::array<int, 2> read_by_others{STDOUT_FILENO, STDERR_FILENO};
-  // While stderr is not read, the messages wait, and in the end the ranks do.
+  // Added like output of the ranks. If nobody reads stderr, these messages wait, and in the end the ranks do, too.
   const auto say = [&](const char* level, const std::string& text) {
     terminal.add("muster: " + (level + text) + "\n");
   };
@@ -53,7 +54,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   auto last = Clock::now(), next_look = last;
   while (!job.ended() && !signals.stop_immediately()) {
     const auto now = Clock::now();
-    // Time in which this process did not run does not count, since the ranks did not run either, or only just do again.
+    // Does not count the time in which this process was suspended, since the ranks were suspended, too.
     if (const auto gap = now - std::exchange(last, now); gap >= suspension) {
       for (auto* const time : {&stop_time, &start_limit, &end_of_work})
         if (*time) **time += gap;
@@ -70,8 +71,8 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
       stop_time = now;
       end.grows = true;
     }
-    // Over several hosts a signal ends mpirun while it starts its daemons, or is lost until all ranks run. If no rank
-    // has reported for some time, their messages may go elsewhere.
+    // With several hosts, a signal would end mpirun while it starts its daemons, or would be lost until all ranks run.
+    // So wait until the ranks have reported; but not forever, since their messages may go elsewhere.
     const bool asks_at_once = options.hosts.empty() && !launcher.signals_early && Job::sees_processes();
     const auto longest_wait = std::min(options.grace / 2, options.hosts.empty() ? load_time : daemons_start_time);
     const bool may_ask = asks_at_once || output.report().up || (stop_time && now >= *stop_time + longest_wait);
@@ -110,7 +111,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
     }
     if (patience && now >= end_of_patience) break;
     const int timeout = stop_time && !told ? 10 : 100;  // ms
-    // In a stop the launcher must not wait for our reader.
+    // While the job stops, read in any case, so that the launcher need not wait for our reader.
     const bool reads = (!terminal.is_full() && !standard_output.is_full()) || stop_time;
     std::array<pollfd, 7> sources{{{signals.descriptor(), POLLIN, 0},
                                    {reads ? job.output() : -1, POLLIN, 0},
@@ -133,7 +134,7 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
       const auto events = sources[i + 2].revents;
       if ((events & (POLLERR | POLLNVAL)) == 0) continue;
       read_by_others[i] = -1;
-      if ((events & POLLNVAL) != 0) continue;  // it is closed, and polling it again would spin
+      if ((events & POLLNVAL) != 0) continue;  // the file is closed; polling it again would return at once
       say("warning: ", std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
                            " any more, to which the ranks write");
       signals.request_stop();
@@ -160,12 +161,12 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
   end.report = output.report();
   if (end.report.failed_rank && end.report.failed_host.empty() && options.hosts.empty() && !launcher.uses_daemons())
     end.report.failed_host = host_name();
-  if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own may be another rank's
+  if (end.report.exit_code) end.code = *end.report.exit_code;  // srun's own code may be that of another rank
   if (!ended_by_itself && end.report.leaving) end.code = *end.report.leaving;
   if (!ended_by_itself && end.report.returned_code) end.code = *end.report.returned_code;
   if (launcher.loses_codes && told && end.code == 0) end.code = end.report.returned_code.value_or(0);
   if (!options.hosts.empty() && is_unfinished(end)) end.code = static_cast<int>(ExitCode::retry);
-  // A node that has gone in silence: its launcher's daemon says nothing, but the other ranks have asked it.
+  // A node was lost silently: the launcher's daemon there does not report it, but the other ranks have noticed.
   if (end.report.silent && !end.report.lost_host && (end.report.leaving || !ended_by_itself)) {
     end.report.lost_host = end.report.silent;
     end.report.keep_error("the node " + *end.report.silent + " does not answer");

@@ -1,4 +1,4 @@
-// Watches one start of the job, to its end.
+// Watches one start of the job until it has ended.
 #pragma once
 
 #include "muster/supervise.hpp"
@@ -11,8 +11,8 @@
 
 namespace muster::detail::supervise {
 
-/// One start, to its end: nothing of it is left then. `should_grow`: asked often; when it returns true, the ranks save
-/// their state and stop, to be started again on more hosts.
+/// Watches one start until it has ended and none of its processes is left. `should_grow` is called often. When it
+/// returns true, the ranks save their state and stop, so that they can be started again on more hosts.
 JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& terminal, const SuperviseOptions& options,
              const std::function<bool(const LauncherReport&)>& should_grow);
 

@@ -1,4 +1,4 @@
-// The decisions of the asynchronous successive-halving scheduler: pure functions.
+// The decisions of the asynchronous successive-halving scheduler. All functions are pure.
 #pragma once
 
 #include "muster/sweep.hpp"
@@ -9,38 +9,40 @@
 
 namespace muster::detail::sweep {
 
-/// The metric in a report's row as a score, of which more is better; empty if the row lacks the metric. A value that is
-/// not a number (NaN is null in a row) is worse than every number.
+/// Returns the metric in a report's row as a score, of which more is better; none if the row does not have the metric.
+/// If the value is not a number (NaN is null in a row), the score is worse than every number.
 std::optional<double> score_of(const Json& row, const std::string& metric, ScoreOrder mode);
 
-/// The row of a trial that counts: of its last report that has the metric, or else of its last report; null if there is
-/// none. `last`: the metrics of the trial's Result, which come first, since a Trainable of one's own may add to them.
+/// Returns the row that counts for a trial: of its last report that has the metric, or else of its last report; null if
+/// there is none. `last`: the metrics of the trial's Result; they come first, since a user's own Trainable may have
+/// added to them.
 Json row_to_compare(const Json& last, const std::vector<Json>& rows, const std::string& metric);
 
-/// The options' mode; without a metric there is nothing to compare, and any mode serves.
+/// Returns the options' mode. Without a metric there is nothing to compare, so any mode will do.
 inline ScoreOrder order_of(const SweepOptions& options) { return options.mode.value_or(ScoreOrder::max); }
 inline std::optional<double> score_of(const Json& row, const SweepOptions& options) {
   return score_of(row, options.metric, order_of(options));
 }
 
-/// The rungs: the reports at which trials are compared, before max_t.
+/// Returns the rungs: the reports at which trials are compared, before max_t.
 std::vector<std::int64_t> rungs_of(const Asha& scheduler);
 
-/// The last rung, from number `next` on, that a trial has reached with report `iteration`; empty if none.
+/// Returns the last rung, from number `next` on, that a trial has reached with report `iteration`; none if it has
+/// reached none.
 std::optional<std::size_t> rung_at(const std::vector<std::int64_t>& rungs, std::size_t next, std::int64_t iteration);
 
-/// A trial's comparison at a rung.
+/// The score of a trial at a rung.
 struct RungScore {
   std::size_t rung = 0;
-  std::int64_t iteration = 0;  ///< the report with the score
+  std::int64_t iteration = 0;  ///< the report that has given the score
   double score = 0;
 };
-/// The comparisons of the trial that has reported these rows.
+/// Returns the scores at the rungs of a trial that has reported these rows.
 std::vector<RungScore> comparisons_in(const std::vector<Json>& rows, const std::vector<std::int64_t>& rungs,
                                       const std::string& metric, ScoreOrder mode);
 
-/// True if a trial with the score `own` continues after a rung. `all`: the scores at this rung so far, with its own.
-/// One without a number is worse than all others, even than those without one.
+/// True if a trial with the score `own` continues after a rung. `all`: the scores at this rung so far, with its own. A
+/// trial without a number is worse than all others, even than others without a number.
 bool continues_after_rung(double own, const std::vector<double>& all, int reduction_factor);
 
 }  // namespace muster::detail::sweep

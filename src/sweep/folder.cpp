@@ -25,9 +25,10 @@ void add_settings(const Json& value, const std::string& name, Settings& all) {
   for (const auto& [key, child] : value.items()) add_settings(child, name.empty() ? key : name + "." + key, all);
 }
 
-/// The trial's checkpoint; empty if it was removed, or is being deleted now.
+/// Returns the trial's checkpoint; none if it was removed or is being removed now.
 std::optional<Checkpoint> checkpoint_at(const std::filesystem::path& path, const std::filesystem::path& trial) try {
-  // A checkpoint of the trial is looked up in its present folder: the sweep may have been moved or copied.
+  // A checkpoint of the trial's own run is looked up in the trial's present folder, since the sweep may have been moved
+  // or copied.
   const bool own = path.parent_path().filename() == trial.filename();
   return Checkpoint::from_directory(own ? trial / path.filename() : path);
 } catch (const Error&) {
@@ -97,7 +98,7 @@ LostStarts read_lost_starts(const std::filesystem::path& trial) {
   const auto file = file_of(trial);
   if (!std::filesystem::exists(status_of(file))) return {};
   const auto row = read_json(file);
-  if (!row.is_object() || !row.contains("losses")) return {};  // written by an older version
+  if (!row.is_object() || !row.contains("losses")) return {};  // an older version of muster has written it
   try {
     const auto& lost_starts = row.at("losses");
     return {lost_starts.at("count"), run::points_from(lost_starts.value("furthest", Json::object())),
@@ -118,7 +119,7 @@ void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& 
   auto& rows = about["trials"] = Json::array();
   std::vector<std::string> columns{"trial", "status"};
   std::vector<Json> lines;
-  // The same in all rows, so that a column has one meaning.
+  // The same names for all rows, so that each column has one meaning.
   std::set<std::string> taken{"trial", "status", "checkpoint", "error"};
   for (const auto& trial : trials)
     if (trial.metrics.is_object())
@@ -129,7 +130,7 @@ void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& 
     for (const auto& [name, value] : settings_of(trial.config))
       line[taken.contains(name) ? "config." + name : name] = value;
     if (trial.metrics.is_object()) line.insert(trial.metrics.begin(), trial.metrics.end());
-    // A metric may have one of these names: it is replaced only if there is a value.
+    // The user may have a metric with one of these names: it is only replaced if there is a value.
     for (const char* key : {"checkpoint", "error"})
       if (const auto& value = rows.back()[key]; !value.is_null() || !line.contains(key)) line[key] = value;
     observe::add_columns(columns, line);

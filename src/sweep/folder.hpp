@@ -1,5 +1,5 @@
-// The files of a sweep: trial.json in each trial's folder, which is authoritative, and sweep.json and sweep.csv, which
-// summarise all trials.
+// The files of a sweep: trial.json in each trial's folder has the facts, and sweep.json and sweep.csv summarise all
+// trials.
 #pragma once
 
 #include "base/run_names.hpp"
@@ -23,21 +23,21 @@ inline bool has_ended_well(TrialStatus status) noexcept {
   return status == TrialStatus::done || status == TrialStatus::stopped;
 }
 
-/// The settings in order, with their full names: "optimizer.lr".
+/// The settings of a trial in order, with their full names: "optimizer.lr".
 using Settings = std::vector<std::pair<std::string, Json>>;
 Settings settings_of(const Config& config);
 
-/// Converts a trial to a row, for the files and for other ranks, and back. Errors (ExitCode::data) begin with `doing`.
+/// Convert a trial to a row, for the files and for other ranks, and back. Errors (ExitCode::data) begin with `doing`.
 Json to_json(const Trial& trial);
 Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::string& doing);
 
-/// A trial's starts that ended because a rank was lost. Kept in trial.json.
+/// The starts of a sweep in which a rank was lost while the trial ran. Kept in trial.json.
 struct LostStarts {
-  int count = 0;                 ///< starts in a row that were lost while it ran, in which it made no progress
-  run::RunPoints furthest = {};  ///< how far it had come when it began to run
-  bool alone = false;            ///< no other trial ran at the same time, so the lost rank was its own
+  int count = 0;                 ///< number of such starts in a row in which the trial has made no progress
+  run::RunPoints furthest = {};  ///< how far the trial had come when it began to run
+  bool alone = false;  ///< true if no other trial ran at the same time, so that the lost rank was this trial's
 
-  /// After this many losses, with the last one alone, it has failed for good.
+  /// A trial has failed for good after this many losses, if it ran alone at the last one.
   static constexpr int max_lost_starts = 2;
   bool are_final() const noexcept { return count >= max_lost_starts && alone; }
 };
@@ -45,14 +45,15 @@ struct LostStarts {
 /// Returns how far the trial has come; nothing if it has no folder.
 run::RunPoints points_of(const std::filesystem::path& trial);
 
-/// Replaces trial.json in the trial's folder, which is created if necessary. Called by one rank.
+/// Writes or replaces trial.json in the trial's folder, which is created if necessary. Call it on one rank.
 void write_trial(const Trial& trial, const LostStarts& lost_starts = {});
-/// The losses in trial.json; zero if it has none.
+/// Returns the losses in trial.json; zero losses if it has none.
 LostStarts read_lost_starts(const std::filesystem::path& trial);
-/// The trial in trial.json; empty if there is no such file. An Error (ExitCode::data) if the file is invalid.
+/// Returns the trial in trial.json; none if there is no such file. Throws an Error (ExitCode::data) if the file is
+/// invalid.
 std::optional<Trial> read_trial(const std::filesystem::path& trial);
 
-/// Replaces sweep.csv, and sweep.json, which has the trials' rows in addition to `about`. Called by one rank.
+/// Writes or replaces sweep.csv and sweep.json; sweep.json has the trials' rows and `about`. Call it on one rank.
 void write_tables(const std::filesystem::path& sweep, const std::vector<Trial>& trials, Json about);
 
 }  // namespace muster::detail::sweep

@@ -26,8 +26,8 @@
 namespace muster::detail::sweep {
 namespace {
 
-/// The metrics in the rows that are numbers, without the epoch, which muster adds: "loss, accuracy"; empty if there are
-/// none.
+/// Returns the names of the metrics in the rows that are numbers, such as "loss, accuracy", without the epoch, which
+/// muster adds; empty if there are none.
 std::string metrics_in(const std::vector<Json>& rows) {
   std::set<std::string> names;
   for (const auto& row : rows)
@@ -36,16 +36,17 @@ std::string metrics_in(const std::vector<Json>& rows) {
   return listed(std::vector(names.begin(), names.end()), 8, std::identity());
 }
 
-/// True if the report's validation has given nothing so far: it might have given the metric.
+/// True if the report's validation has given no result so far, so that the metric may come from it.
 bool lacks_validation(const Json& row) {
   const auto status = row.is_object() ? row.value("checkpoint_status", Json()) : Json();
   return status == "pending_validation" || status == "validation_failed" || status == "validation_timeout";
 }
 
-/// Compares a trial with the others at its reports. It is on every worker; the first worker decides for all.
+/// Compares a trial with the others at its reports. Each worker has one as a callback; the first worker decides for
+/// all.
 class Comparison final : public Callback {
  public:
-  /// `looks_for_metric` is set to false after the first report was checked for the metric.
+  /// `looks_for_metric`: set to false when the first report was checked for the metric.
   Comparison(const SweepWork& work, TrialQueue& queue, int trial, bool decides, bool& looks_for_metric)
       : work_(work), queue_(queue), trial_(trial), decides_(decides), looks_for_metric_(looks_for_metric) {
     compared_at_.resize(work.rungs.size());
@@ -54,7 +55,7 @@ class Comparison final : public Callback {
         for (const auto& one : comparisons_in(rows, work.rungs, work.options.metric, order_of(work.options)))
           compared_at_[one.rung] = one.iteration;
       } catch (const Error&) {
-        // Its rows are damaged, which the trial reports when it begins.
+        // The rows are damaged, which the trial itself will report when it begins.
       }
   }
 
@@ -72,7 +73,7 @@ class Comparison final : public Callback {
 
   bool should_stop() const override { return stopped_ || over_; }
   std::string decides_by() const override { return work_.rungs.empty() || decided_ > 0 ? "" : work_.options.metric; }
-  // Saved with the checkpoint of the report at which it was decided.
+  // The checkpoint of the report at which the decision was made holds it.
   Json state() const override { return {{"stopped", stopped_}, {"over", over_}, {"decided", decided_}}; }
   void load_state(const Json& state) override {
     stopped_ = state.at("stopped");
@@ -84,7 +85,7 @@ class Comparison final : public Callback {
     decided_ = 0;
   }
 
-  /// True if the others were better.
+  /// True if the trial was stopped since others were better.
   bool stopped() const noexcept { return stopped_; }
   /// True if the sweep has failed elsewhere.
   bool cut_off() const noexcept { return cut_off_; }
@@ -94,8 +95,8 @@ class Comparison final : public Callback {
   void compare(const Json& row) {
     const auto iteration = row.at("training_iteration").get<std::int64_t>();
     const auto score = score_of(row, work_.options);
-    // Not again at a rung where it was compared, unless the report is repeated: a trial that failed at that report must
-    // not go on without a comparison.
+    // A trial is compared at each rung only once. But if it failed at that report, the report is repeated and compared
+    // again.
     std::size_t next = 0;
     for (std::size_t rung = 0; rung < compared_at_.size(); ++rung)
       if (compared_at_[rung] > 0 && compared_at_[rung] < iteration) next = rung + 1;
@@ -112,14 +113,14 @@ class Comparison final : public Callback {
     }
   }
 
-  /// Warns if the metric is missing. Not an error, since a later report may have it.
+  /// Warns if the metric is missing; it is no error, since a later report may have it.
   void look_for_metric(const Json& row) const {
     const auto& metric = work_.options.metric;
     if (metric.empty() || row.contains(metric)) return;
-    if (row.value("checkpoint_status", Json()) == "pending_validation") return;  // which may give it
+    if (row.value("checkpoint_status", Json()) == "pending_validation") return;  // the validation may give the metric
     const auto names = metrics_in({row});
     const log::Scope log;
-    log::configure(0, log::level());  // the message goes to the sweep's log; a trial's messages go only to its own
+    log::configure(0, log::level());  // into the sweep's log; a trial's own messages go only to its own log
     log::warn("comparing the trials: the first report of " + name_of(trial_) + " has no \"" + metric + "\"" +
               (names.empty() ? "" : ", but " + names) + ". SweepOptions::metric names a metric of session.report()");
   }
@@ -129,9 +130,10 @@ class Comparison final : public Callback {
   const int trial_;
   const bool decides_;
   bool& looks_for_metric_;
-  std::vector<std::int64_t> compared_at_;  ///< [rung]: the report, in this start or an earlier one; 0: not yet
+  /// [rung]: number of the report that was compared, in this start or an earlier one; 0 if none was
+  std::vector<std::int64_t> compared_at_;
   bool stopped_ = false, over_ = false, cut_off_ = false;
-  std::int64_t decided_ = 0;  ///< the last report that had the metric, by itself or by its validation
+  std::int64_t decided_ = 0;  ///< number of the last report that had the metric, by itself or by its validation
 };
 
 class Group {
@@ -163,7 +165,7 @@ class Group {
     const auto place = comm::run_on_root(ranks_, [&] {
       try {
         return std::min(queue_.next_index(), none);
-      } catch (const RemoteError&) {  // an error of the whole launch, which this group's ranks do not receive
+      } catch (const RemoteError&) {  // the whole launch has failed, which this group's communicator does not tell
         return none;
       }
     });
@@ -181,7 +183,7 @@ class Group {
     return flags;
   }
 
-  /// Runs one trial; returns false if the sweep should stop.
+  /// Runs one trial. Returns false if the sweep should stop.
   bool run(int number) {
     auto trial = work_.trials[static_cast<std::size_t>(number)];
     trial.status = TrialStatus::running;
@@ -219,9 +221,9 @@ class Group {
 
     const bool asked = ranks_.all_reduce(std::int64_t{asked_to_stop() || comparison->cut_off()}, ReduceOp::max) != 0;
 
-    // The group's first rank determines the outcome.
+    // The group's first rank decides how the trial has ended.
     const bool ends = comm::run_on_root(ranks_, [&] {
-      // A Trainable may end so before its run exists; then the trial has no report.
+      // A Trainable may end like this before its run exists; then the trial has no report.
       if (ended && std::filesystem::exists(status_of(trial.path / run_names::params))) try {
           result = Result::from_path(trial.path);
         } catch (const Error& damaged) {
@@ -242,15 +244,16 @@ class Group {
       log_outcome(trial);
       if (has_ended_well(trial.status) && result) require_metric(trial);
       if (!stopped || asked || has_stopped_by_time(trial)) return stopped;
-      if (error) log::warn(trial.name + ": " + error->what());  // stopped for itself: the others go on
+      // the trial was stopped for a reason of its own, so the other trials go on
+      if (error) log::warn(trial.name + ": " + error->what());
       return false;
     });
     if (ends) stop_all();
     return !ends;
   }
 
-  /// True if training may have stopped before a time limit, so that it could be saved. Where only validations are left,
-  /// it has not.
+  /// True if training may have stopped because of a time limit, so that its state was saved. False if only validations
+  /// are left, since then it has finished.
   bool has_stopped_by_time(const Trial& trial) const {
     if (!work_.launch.time_left()) return false;
     const auto params = read_json_if_intact(trial.path / run_names::params);
@@ -262,19 +265,21 @@ class Group {
     if (work_.launch.rank() == 0) work_.refresh();
   }
 
-  /// Adds the scores of validations that have ended after training, as a restart does.
+  /// Adds the scores that validations after training have given, as a restart would.
   void add_scores(int number) const {
     if (!work_.rungs.empty()) try {
         const auto rows = observe::History::read(work_.folder / name_of(number));
         for (const auto& one : comparisons_in(rows, work_.rungs, work_.options.metric, order_of(work_.options)))
           queue_.add_score(one.rung, number, one.score);
       } catch (const Error&) {
-        // The sweep has failed elsewhere, which next() notices, or the rows are damaged, which the trial has reported.
+        // Either the sweep has failed elsewhere, and next() notices that, or the rows are damaged, and the trial has
+        // reported that.
       }
   }
 
-  /// Throws an Error if the trial has ended and none has reported the metric as a number so far: the others would train
-  /// for nothing. NaN, which is null in a row, may be this trial's alone, and so may a validation that has failed.
+  /// Throws an Error if a trial has ended and no trial has reported the metric as a number so far, since the other
+  /// trials would train for nothing. NaN (null in a row) or a failed validation may be a matter of this trial only, so
+  /// they count as the metric.
   void require_metric(const Trial& ended) const {
     const auto& metric = work_.options.metric;
     const auto has_metric = [&](const Json& row) {
@@ -285,14 +290,14 @@ class Group {
     std::vector<Json> rows;
     for (const auto& trial : work_.trials) try {
         auto reported = observe::History::read(trial.path);
-        // A Trainable of one's own may have added metrics to its Result.
+        // A user's own Trainable may have added metrics to its Result.
         if (const auto row = read_trial(trial.path)) reported.push_back(row->metrics);
         for (auto& row : reported) {
           if (has_metric(row) || lacks_validation(row)) return;
           rows.push_back(std::move(row));
         }
       } catch (const Error&) {
-        return;  // its rows are damaged: it may have reported the metric
+        return;  // the rows are damaged, and the trial may have reported the metric
       }
     throw missing_metric(metric, rows);
   }
@@ -306,7 +311,7 @@ class Group {
   TrialQueue& queue_;
   Communicator ranks_;
   session::StopFile stop_, stopping_;
-  bool looks_for_metric_ = true;  ///< true until the group's first report
+  bool looks_for_metric_ = true;  ///< true until the group has checked its first report
 };
 
 }  // namespace

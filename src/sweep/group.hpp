@@ -1,4 +1,4 @@
-// One group of ranks in a sweep: runs trials, one after the other, as long as there are any.
+// One group of ranks in a sweep: it runs one trial after the other until none is left.
 #pragma once
 
 #include "muster/sweep.hpp"
@@ -13,36 +13,36 @@
 
 namespace muster::detail::sweep {
 
-/// The work of a sweep, the same on all ranks, a member for each part of it.
+/// What all groups of a sweep need; the same on all ranks unless stated.
 struct SweepWork {
   Launch& launch;
   const Trainable& trainable;
   const SweepOptions& options;
   std::filesystem::path folder = {};
-  std::uint64_t seed = 0;                          ///< of the sweep, which may be that of an earlier start
+  std::uint64_t seed = 0;                          ///< seed of the sweep, perhaps from an earlier start
   std::vector<TrialSettings> trial_settings = {};  ///< [trial]
-  Json settings = {};                              ///< the settings that all trials share; on rank 0 of the launch
-  std::vector<Trial> trials = {};                  ///< [trial]: their state when the sweep was started
+  Json settings = {};                              ///< settings that all trials share; on rank 0 of the launch
+  std::vector<Trial> trials = {};                  ///< [trial]: state of each trial when this start of the sweep began
   std::vector<LostStarts> lost_starts = {};        ///< [trial]
-  std::vector<int> to_do = {};                     ///< the numbers of the trials to run, in this order
+  std::vector<int> to_do = {};                     ///< numbers of the trials to run, in this order
   bool one_at_a_time = false;                      ///< true if only one trial runs at a time
   std::vector<std::int64_t> rungs = {};            ///< the scheduler's rungs
-  std::vector<Scores> scores = {};                 ///< [rung]: the scores when the sweep was started
-  std::function<void()> refresh = [] {};           ///< updates the tables; on rank 0 of the launch
+  std::vector<Scores> scores = {};                 ///< [rung]: scores when this start of the sweep began
+  std::function<void()> refresh = [] {};           ///< updates the tables of the sweep; on rank 0 of the launch
 };
 
-/// The Error of a sweep in which no trial has reported its metric, or none as a number. `rows`: what they have
-/// reported.
+/// Returns the Error of a sweep in which no trial has reported its metric, or none as a number. `rows`: what the trials
+/// have reported.
 Error missing_metric(const std::string& metric, const std::vector<Json>& rows);
 
-/// The file in the sweep's folder with which groups ask each other to stop.
+/// The file in the sweep's folder by which a group asks the other groups to stop.
 inline constexpr const char* stopping_file = ".stopping";
-/// Never throws: if the others cannot be asked, this group stops alone.
+/// Creates that file. Never throws: if the file cannot be created, only this group stops.
 void ask_others_to_stop(const std::filesystem::path& folder) noexcept;
 
-/// Returns when there is no trial left, or when the sweep should stop. An error of a trial is in its row; an exception
-/// is an error of the sweep, also that a trial has ended and none has reported the metric. `ranks` must be a separate
-/// world. Collective over them.
+/// Runs trials until none is left or the sweep should stop. An error of a trial is only recorded in the trial's row.
+/// Throws an error of the sweep, for example that a trial has ended and none has reported the metric. `ranks` must be a
+/// world of its own. Collective over `ranks`.
 void run_trials(const SweepWork& work, TrialQueue& queue, const Communicator& ranks);
 
 }  // namespace muster::detail::sweep

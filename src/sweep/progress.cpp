@@ -7,7 +7,7 @@
 namespace muster::detail::sweep {
 
 run::RunPoints progress(const std::filesystem::path& folder) {
-  auto made = run::points_of(folder);  // a run of the sweep's name lies there too
+  auto made = run::points_of(folder);  // a run with the sweep's name is in this folder, too
   if (!std::filesystem::exists(status_of(folder / table_file))) return made;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();

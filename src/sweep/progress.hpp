@@ -1,4 +1,4 @@
-// How far a sweep has progressed, for `muster run`, which counts failures since the last progress. Uses no torch.
+// How far a sweep has come, for `muster run`, which counts failures since the last progress. Uses no torch.
 #pragma once
 
 #include "base/export.hpp"
@@ -8,10 +8,10 @@
 
 namespace muster::detail::sweep {
 
-/// The trial that begins first, in the sweep's folder: its params.json has the options that all trials share.
+/// Name of the first trial in the sweep's folder; its params.json has the options that all trials share.
 inline constexpr const char* first_trial = "trial_00000";
 
-/// Returns the points of the run of that folder and of the trials in it. A trial that has ended well has a second
+/// Returns the points of the run in this folder and of the trials in it. A trial that has ended well has a second
 /// entry.
 MUSTER_INTERNAL_API run::RunPoints progress(const std::filesystem::path& folder);
 

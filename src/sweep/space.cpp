@@ -13,7 +13,8 @@ namespace muster {
 namespace detail::sweep {
 namespace {
 
-/// A number below `count`, all equally likely (Lemire, 2019, without the rejection of less than count / 2^64).
+/// Returns a number below `count`; all are (nearly) equally likely (Lemire, 2019, without the rejection of less than
+/// count / 2^64).
 std::uint64_t below(std::uint64_t count, std::uint64_t random) {
   __extension__ using Wide = unsigned __int128;
   return static_cast<std::uint64_t>((static_cast<Wide>(random) * count) >> 64);
@@ -24,7 +25,8 @@ double between(double low, double high, std::uint64_t random) {
 }
 
 double log_between(double low, double high, std::uint64_t random) {
-  return std::clamp(std::exp(between(std::log(low), std::log(high), random)), low, high);  // exp() and log() round
+  // exp() and log() may round beyond the limits
+  return std::clamp(std::exp(between(std::log(low), std::log(high), random)), low, high);
 }
 
 Json drawn(const Domain& domain, std::uint64_t random) {
@@ -69,11 +71,11 @@ void check_names(const Space& space) {
       if (all.contains(name.substr(0, dot))) refuse(name, "is inside another setting of the space");
 }
 
-/// More cannot be meant: each trial has a folder.
+/// A limit against mistakes: each trial has a folder.
 constexpr int most_trials = 1'000'000;
 
 void check_size(const Space& space, int num_samples) {
-  double trials = num_samples;  // never overflows
+  double trials = num_samples;  // a double, which does not overflow
   for (const auto& [name, domain] : space)
     if (domain.kind() == Domain::Kind::grid) trials *= static_cast<double>(domain.values().size());
   if (trials > most_trials)
@@ -82,7 +84,7 @@ void check_size(const Space& space, int num_samples) {
                 "Draw some settings by muster::choice() instead of muster::grid(), or lower num_samples");
 }
 
-/// True if trial.json can restore the value: infinite numbers would become null, and invalid text would be changed.
+/// True if trial.json can restore the value: infinity would become null, and text that is not UTF-8 would be changed.
 bool is_kept_by_json(const Json& value) { return detail::json_from_text(json_text_lossy(value)) == value; }
 
 }  // namespace

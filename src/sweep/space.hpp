@@ -1,4 +1,4 @@
-// The trials of a search space: a pure function of the space and a seed.
+// The trials of a search space, as a pure function of the space and a seed.
 #pragma once
 
 #include "muster/sweep.hpp"
@@ -8,15 +8,15 @@
 
 namespace muster::detail::sweep {
 
-/// The settings of one trial, and the number of its sample.
+/// The settings of one trial, and the number of the sample that they belong to.
 struct TrialSettings {
   Config config = Config::object();
   int sample = 0;
 };
 
-/// All points, in the order of trials. An Error (ExitCode::usage) if a setting has no name, or two settings have the
-/// same name or one is inside the other. A trial's settings depend only on the seed, its number and the settings'
-/// names.
+/// Returns the settings of all trials, in the order of trials. Throws an Error (ExitCode::usage) if a setting has no
+/// name, or if two settings have the same name or one is inside the other. A trial's settings depend only on the seed,
+/// its number and the names of the settings.
 std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std::uint64_t seed);
 
 }  // namespace muster::detail::sweep

@@ -35,7 +35,7 @@ namespace muster {
 namespace detail::sweep {
 namespace {
 
-/// Groups that have no trial left wait for the others without a timeout.
+/// Groups that have no trial left wait for the other groups without a timeout.
 constexpr std::chrono::hours no_timeout{24 * 365};
 
 void check(const SweepOptions& options, const Launch& launch) {
@@ -64,7 +64,7 @@ void check(const SweepOptions& options, const Launch& launch) {
   }
 }
 
-/// True if `settings`, which override a trial's, contain the setting of that name.
+/// True if `settings`, which replace settings of the trials, contain the setting with this full name.
 bool fixes(const Json& settings, std::string_view name) {
   const auto* place = &settings;
   for (bool more = true; more && place->is_object();) {
@@ -78,7 +78,7 @@ bool fixes(const Json& settings, std::string_view name) {
   return true;
 }
 
-/// "optimizer.lr=0.1" as {"optimizer": {"lr": 0.1}}. A value that is no JSON is text.
+/// Returns "optimizer.lr=0.1" as {"optimizer": {"lr": 0.1}}. A value that is no JSON becomes text.
 Json settings_in(const std::string& set) {
   const auto equals = std::min(set.find('='), set.size());
   const auto text = set.substr(std::min(equals + 1, set.size()));
@@ -93,7 +93,7 @@ Json settings_in(const std::string& set) {
   }
 }
 
-/// Removes a setting by its full name: "optimizer.lr".
+/// Removes a setting by its full name, such as "optimizer.lr".
 void remove_setting(Json& settings, std::string_view name) {
   auto* place = &settings;
   for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.')) {
@@ -110,8 +110,8 @@ std::map<std::string, Json> by_name(const Json& settings) {
   return {all.begin(), all.end()};
 }
 
-/// Throws an Error if --set or --config give a setting that the space chooses: their value would be used in every
-/// trial.
+/// Throws an Error if --set or --config give a setting that the space chooses, since that value would replace it in all
+/// trials.
 void check_settings(const Space& space, const LaunchFlags& flags) {
   std::vector<Json> files;
   for (const auto& file : flags.config_files) files.push_back(launch::read_config(file));
@@ -141,8 +141,9 @@ std::vector<Trial> trials_in(const Json& rows, const std::filesystem::path& fold
   return trials;
 }
 
-/// Reads the trials from their folders. Without `same_space`, throws an Error if one has other settings than its point.
-/// With it, those that were drawn first hold: another machine's exp() and log() may give another last bit.
+/// Reads the trials from their folders. Without `same_space`, throws an Error if a trial has other settings than its
+/// point in the space. With `same_space`, the settings in the folder are used: on another machine, exp() and log() may
+/// have given another last bit.
 std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::vector<TrialSettings>& points,
                                bool same_space) {
   std::vector<Trial> trials;
@@ -162,7 +163,7 @@ std::vector<Trial> read_trials(const std::filesystem::path& folder, const std::v
   return trials;
 }
 
-/// The scores at the rungs, from the reports that trials have made in earlier starts.
+/// Returns the scores at the rungs, from the reports of earlier starts.
 std::vector<Scores> read_scores(const SweepWork& work, const std::string& metric, ScoreOrder mode) {
   std::vector<Scores> scores(work.rungs.size());
   for (std::size_t i = 0; !scores.empty() && i < work.trials.size(); ++i) try {
@@ -174,8 +175,8 @@ std::vector<Scores> read_scores(const SweepWork& work, const std::string& metric
   return scores;
 }
 
-/// The settings that all trials share: those of the trainer, overridden by those of --config and --set; for another
-/// Trainable only the latter are known.
+/// Returns the settings that all trials share: the trainer's, replaced by those of --config and --set. If the Trainable
+/// is not a trainer's, only the latter are known.
 Json common_settings(const SweepWork& work) {
   const auto& flags = work.launch.flags();
   Json settings = Json::object();
@@ -218,7 +219,7 @@ void require_same_start(const Json& before, const Json& now, const std::filesyst
     const auto found = settings.find(name);
     return found == settings.end() ? Json() : found->second;
   };
-  // Texts of --set were once kept as null.
+  // Earlier versions of muster stored texts of --set as null.
   const auto may_be_kept_as_null = [&](const std::string& name) {
     return was.contains(name) && was.at(name).is_null() && value(is, name).is_string();
   };
@@ -242,7 +243,7 @@ Json to_json(const Space& space) {
   return all;
 }
 
-/// The options that all ranks must give alike.
+/// Returns the options that must be equal on all ranks.
 Json comparable(const SweepOptions& options) {
   return {{"space", to_json(options.space)},
           {"num_samples", options.num_samples},
@@ -269,8 +270,8 @@ Json about(const SweepWork& work) {
           {"mode", order_of(options) == ScoreOrder::max ? "max" : "min"}};
 }
 
-/// Throws an Error if the sweep is continued with another metric or mode, and the scheduler has decided by the one
-/// before: trials that it has ended cannot be compared by the other.
+/// Throws an Error if the sweep is continued with another metric or mode although the scheduler has already decided by
+/// the old one: the trials that it has ended cannot be compared by the new one.
 void require_same_comparison(const SweepWork& work, const Json& before, const Json& now) {
   const auto text = [](const Json& sweep) {
     return "the " + sweep.value("mode", std::string()) + " of \"" + sweep.value("metric", std::string()) + "\"";
@@ -284,18 +285,20 @@ void require_same_comparison(const SweepWork& work, const Json& before, const Js
               "Give the same metric and mode, or choose another --name");
 }
 
-/// Reads the metrics and the checkpoint of a trial from its run, where its trial.json is older or of another metric.
+/// Reads the metrics and the checkpoint of a trial from its run, if its trial.json is older or was written for another
+/// metric.
 void read_run(Trial& trial, const std::string& metric) {
   try {
     const auto run = Result::from_path(trial.path);
     trial.metrics = row_to_compare(run.metrics, run.metrics_history, metric);
     trial.checkpoint = run.checkpoint;
   } catch (const Error&) {
-    // It was lost before its run began; if the run is damaged, the trial reports this when it continues.
+    // The trial was lost before its run began; or the run is damaged, which the trial reports when it continues.
   }
 }
 
-/// Reads the metrics again where they were chosen by another metric. A Trainable of one's own may have added to them.
+/// Reads the metrics again for trials whose row was chosen by another metric. Keeps metrics that a user's own Trainable
+/// has added.
 void read_metrics(std::vector<Trial>& trials, const std::string& metric) {
   for (auto& trial : trials) {
     const auto before = trial.metrics;
@@ -306,9 +309,9 @@ void read_metrics(std::vector<Trial>& trials, const std::string& metric) {
   }
 }
 
-/// Finds the trials that were lost: since this launch holds the run's lock, a trial that is marked as running is not.
-/// Each of them waits again or has failed for good. `forgives`: those that had failed for good are tried again. Returns
-/// every trial's losses.
+/// Finds the trials that were lost: this launch holds the run's lock, so a trial that is marked as running is not
+/// running. Each of them waits again, or has failed for good. `forgives`: true if trials that had failed for good are
+/// tried again. Returns the losses of each trial.
 std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::string& metric, bool forgives) {
   std::vector<LostStarts> all;
   for (auto& trial : trials) {
@@ -333,7 +336,7 @@ std::vector<LostStarts> find_lost_trials(std::vector<Trial>& trials, const std::
   return all;
 }
 
-/// The order in which trials are run: those that have begun, then new ones, then lost ones.
+/// The order in which trials are run: trials that have begun, then new trials, then lost ones.
 enum Priority { begun, fresh, lost, lost_again };
 
 std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<LostStarts>& lost_starts) {
@@ -351,7 +354,7 @@ std::vector<int> left_to_do(const std::vector<Trial>& trials, const std::vector<
   return numbers;
 }
 
-/// Takes the seed of the sweep that goes on, unless --seed is given. Collective.
+/// Takes the seed of the sweep that is continued, unless --seed is given. Collective.
 void take_seed(SweepWork& work, const Communicator& world) {
   const auto& flags = work.launch.flags();
   work.seed =
@@ -360,7 +363,7 @@ void take_seed(SweepWork& work, const Communicator& world) {
     work.trial_settings = sample_space(work.options.space, work.options.num_samples, work.seed);
 }
 
-/// Determines on rank 0 what exists already and what is left to do. Collective.
+/// Determines on rank 0 which trials exist already and which are left to do. Collective.
 void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
   const auto found = comm::run_on_root(world, [&]() -> Json {
     const bool there = std::filesystem::exists(work.folder / table_file);
@@ -403,14 +406,15 @@ void prepare(SweepWork& work, const Communicator& world, bool is_restart) {
   for (const auto& count : found[3]) work.lost_starts.push_back({.count = count.get<int>()});
 }
 
-/// Runs the trials of to_do on `groups` groups. Collective over the launch.
+/// Runs the trials in to_do on `groups` groups of ranks. Collective over the launch.
 void run_on_groups(const SweepWork& work, const Communicator& world, int groups) {
   const int group = world.rank() / work.options.ranks_per_trial;
   const auto timeout = comm::timeout(world);
   TrialQueue queue(world, work.scores, timeout);
   const auto ranks = comm::make_separate_world(world.split(std::min(group, groups)));
-  comm::set_final_grace(ranks, timeout);  // a failed trial must not end the others
-  // A rank that is left over waits below for the others, and tells them meanwhile of a signal that it gets.
+  comm::set_final_grace(ranks, timeout);  // so that a failed trial does not end the other trials
+  // A rank that belongs to no group waits below for the groups. If it receives a signal meanwhile, it asks them to
+  // stop.
   std::optional<std::jthread> listener;
   if (group >= groups)
     listener.emplace([&](const std::stop_token& over) {
@@ -418,7 +422,7 @@ void run_on_groups(const SweepWork& work, const Communicator& world, int groups)
         if (work.launch.stop_requested()) return ask_others_to_stop(work.folder);
     });
   const auto error = comm::attempt_on_all(world, {.done = no_timeout, .failed = timeout}, [&] {
-    if (group >= groups) return;  // ranks that are left over
+    if (group >= groups) return;  // these ranks belong to no group
     try {
       run_trials(work, queue, ranks);
     } catch (const comm::RanksMissing&) {
@@ -431,8 +435,8 @@ void run_on_groups(const SweepWork& work, const Communicator& world, int groups)
   if (error) throw *error;
 }
 
-/// Runs all trials on all groups. Trials that were lost again run one at a time, to find out whose ranks are lost.
-/// Collective over the launch.
+/// Runs all trials on all groups. Trials that were lost repeatedly run alone, one at a time, to find out which trial
+/// loses ranks. Collective over the launch.
 void run_all(SweepWork& work, const Communicator& world) {
   const auto again = std::ranges::find_if(work.to_do, [&](int trial) {
     return work.lost_starts[static_cast<std::size_t>(trial)].count >= LostStarts::max_lost_starts;
@@ -452,8 +456,8 @@ std::ptrdiff_t waiting_in(const SweepResult& sweep) {
   return std::ranges::count(sweep.trials, TrialStatus::waiting, &Trial::status);
 }
 
-/// The error with which the sweep ends in its present state, if any; the same on all ranks. `asked`: it was asked to
-/// stop.
+/// Returns the error with which the sweep ends in its present state, the same on all ranks; none if it ends well.
+/// `asked`: true if it was asked to stop.
 std::optional<Error> error_of(const SweepResult& sweep, const std::string& name, bool asked) {
   const auto agreed = [](const Error& error) { return Error(error.code(), std::string(error.what())); };
   const auto& trials = sweep.trials;

@@ -25,7 +25,7 @@ std::string metric_of(const Trial& trial, const std::string& name) {
   return text_of_value(trial.metrics.at(name));
 }
 
-/// The best trials first, then those that did not end well.
+/// Returns the trials in order: the best first, and those that have not ended well last.
 std::vector<const Trial*> ranked(const SweepResult& sweep) {
   const auto rank_of = [&](const Trial& trial) {
     const double worst = -std::numeric_limits<double>::infinity();
@@ -65,7 +65,7 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
     for (const auto* trial : shown) column.push_back(metric_of(*trial, sweep.metric));
   }
   std::vector<Settings> settings;
-  std::vector<std::string> names;  // if objects are chosen, not all trials have all of these
+  std::vector<std::string> names;  // all names; if the space chooses whole objects, a trial may lack some
   for (const auto* trial : shown)
     for (const auto& [name, value] : settings.emplace_back(settings_of(trial->config)))
       if (std::ranges::find(names, name) == names.end()) names.push_back(name);
@@ -85,7 +85,7 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
     for (const auto& cell : column) wide = std::max(wide, character_count(cell));
     const bool last = c + 1 == columns.size();
     const std::size_t gap = c == 0 ? 0 : 2;
-    if (used + gap + wide + (last ? 0 : 3) > width) {  // keeps room for the dots
+    if (used + gap + wide + (last ? 0 : 3) > width) {  // leaves room for the dots
       for (auto& line : lines) line += "  …";
       break;
     }

@@ -1,4 +1,4 @@
-// A sweep as text.
+// Describes a sweep as text.
 #pragma once
 
 #include "muster/sweep.hpp"
@@ -8,11 +8,11 @@
 
 namespace muster::detail::sweep {
 
-/// "trial_00003 (lr 0.0012, width 64): done, val_loss 0.031 at report 27".
+/// Returns "trial_00003 (lr 0.0012, width 64): done, val_loss 0.031 at report 27".
 std::string one_line(const Trial& trial, const std::string& metric);
 
-/// The best `most` trials first, and then a summary of the others. No line is longer than `width`: settings that do not
-/// fit are left out. Ends with the line of the best trial.
+/// Returns a table: the best `most` trials, then a summary of the others, and at the end the line of the best trial. No
+/// line is longer than `width`: settings that do not fit are left out.
 std::string table_of(const SweepResult& sweep, std::size_t width = 80, std::size_t most = 20);
 
 }  // namespace muster::detail::sweep

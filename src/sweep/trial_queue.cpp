@@ -12,7 +12,7 @@ namespace {
 
 std::string key_of(std::size_t rung) { return "rung " + std::to_string(rung); }
 
-/// Scores as bytes, so that they are exact, including infinity.
+/// Returns the scores as bytes, which are exact, even for infinity.
 group::Bytes bytes_of(const Scores& scores) {
   group::Bytes bytes;
   for (const auto& [trial, score] : scores) {

@@ -1,4 +1,4 @@
-// What the groups of a sweep share while each of them runs its own trial: which trial is next, and the trials' scores
+// What the groups of a sweep share while each runs its own trial: the number of the next trial, and the trials' scores
 // at the scheduler's rungs. No group waits for another.
 #pragma once
 
@@ -12,17 +12,17 @@
 
 namespace muster::detail::sweep {
 
-/// The scores at one rung, by trial number.
+/// The scores at one rung, by the number of the trial.
 using Scores = std::map<int, double>;
 
 class TrialQueue {
  public:
-  /// `rungs`: the scores from earlier starts, the same on all ranks. Collective.
+  /// `rungs`: for each rung, the scores from earlier starts, the same on all ranks. Collective.
   TrialQueue(const Communicator& world, const std::vector<Scores>& rungs, std::chrono::milliseconds timeout);
 
-  /// Returns 0, 1, …: another number at each call of any rank.
+  /// Returns 0, 1, 2, …: a different number at each call on any rank.
   std::size_t next_index();
-  /// Adds a score, and returns all scores of that rung so far.
+  /// Adds a trial's score at a rung, and returns all scores at that rung so far.
   Scores add_score(std::size_t rung, int trial, double score);
 
  private:

@@ -1,5 +1,5 @@
-// flux run, which starts the ranks of a job by the brokers of a Flux instance. By flux-run(1), flux-job(1) and
-// flux-shell-options(7).
+// flux run, which starts the ranks of a job through the brokers of a Flux instance; according to flux-run(1),
+// flux-job(1) and flux-shell-options(7).
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
 
@@ -11,7 +11,7 @@
 namespace muster::detail::supervise {
 namespace {
 
-// Its lines are those of the job, with the seconds since it began, and a last one:
+// It prints the job's events, each with the seconds since the job began, and a last line:
 //   2.134s: flux-shell[0]: FATAL: doom: fit: task rank 1 on host n2 failed and exit-on-error is set
 //   2.250s: job.exception type=exec severity=0 fit: task rank 1 on host n2 failed and exit-on-error is set
 //   2.250s: job.exception type=node-failure severity=2 node failure on n2 (shell rank 1)
@@ -20,7 +20,7 @@ constexpr std::string_view of_attach = "flux-job: ", job_end = "flux-job: task(s
                            one_more = "flux-job: one more ctrl-C";
 constexpr std::string_view start_failed = "start failed: ";
 
-/// Reads a line behind its time; false for one that says something else.
+/// Reads the part of a line after the time. Returns false if it is no such event.
 bool read_event(const std::string& text, LauncherReport& report) {
   std::array<char, 256> host{};
   int rank = 0, severity = -1, note = 0;
@@ -60,12 +60,12 @@ class Flux : public Launcher {
   }
 
   bool fits(const SuperviseOptions& options, const Environment& environment, const std::string&) const override {
-    // A task of a Flux job cannot have more ranks from Flux than it has itself.
+    // Not inside a task of a Flux job: Flux would not give the task more ranks than it has.
     return options.hosts.empty() && environment("FLUX_URI") != nullptr && environment("FLUX_TASK_RANK") == nullptr;
   }
 
   std::vector<std::string> words(const Start& start) const override {
-    // Without the option, the other tasks go on for 30 s when one has failed.
+    // Without this option, the other tasks run for another 30 s when one has failed.
     std::vector<std::string> words{"run", "-n", std::to_string(start.ranks), "-o", "exit-on-error"};
     if (!start.lost.empty()) words.push_back("--requires=-host:" + joined({start.lost.begin(), start.lost.end()}));
     return words;
@@ -76,7 +76,7 @@ class Flux : public Launcher {
   }
 
   bool read_line(std::string_view line, LauncherReport& report) const override {
-    if (line.starts_with(one_more)) return true;  // which end() has brought about
+    if (line.starts_with(one_more)) return true;  // a consequence of end()
     if (line.starts_with(job_end)) {
       const int signal = signal_named(line.substr(job_end.size()));
       if (signal != 0 && report.failed_rank && !report.lost_rank)
@@ -90,13 +90,13 @@ class Flux : public Launcher {
   }
 
   void end(pid_t process) const override {
-    // The second of these within two seconds cancels the job. Other signals go to the ranks.
+    // A second SIGINT within two seconds cancels the job. Other signals would go to the ranks.
     ::kill(process, SIGINT);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     ::kill(process, SIGINT);
   }
 
-  // Its instance may be a part of a Slurm job, and knows its own nodes.
+  // A Flux instance may be part of a Slurm job, so Slurm's variables do not tell its nodes; Flux itself knows them.
   int nodes(const Environment&) const override { return 0; }
   int tasks(const Environment&) const override { return 0; }
 };

@@ -1,4 +1,4 @@
-// Hydra, the mpiexec of MPICH. Intel MPI and MVAPICH, which derive from MPICH, have it too.
+// Hydra, the mpiexec of MPICH. Intel MPI and MVAPICH, which derive from MPICH, have it, too.
 #include "launch/launcher.hpp"
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
@@ -11,8 +11,8 @@
 namespace muster::detail::supervise {
 namespace {
 
-// Its message about a rank that was ended by a signal stands between two lines of equals signs. MPICH tells the process
-// id, Intel MPI the rank, too:
+// Hydra reports a rank that a signal has ended between two lines of equals signs. MPICH names the process, Intel MPI
+// also the rank:
 //   =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 //   =   PID 4711 RUNNING AT n1                 or: =   RANK 1 PID 4711 RUNNING AT n1
 //   =   EXIT CODE: 9                           or: =   KILLED BY SIGNAL: 9 (Killed)
@@ -21,11 +21,11 @@ namespace {
 constexpr std::array<std::string_view, 3> advice{
     "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ", "This typically refers to a problem with your application.",
     "Please see the FAQ page for debugging suggestions"};
-/// The lines of its own processes begin with "[mpiexec@n1] " or "[proxy:0:1@n2] ".
+/// Lines from Hydra's own processes begin with "[mpiexec@n1] " or "[proxy:0:1@n2] ".
 constexpr std::array<std::string_view, 2> parts{"[mpiexec@", "[proxy:"};
 constexpr std::string_view cannot_execute = "execvp error on file ";
 
-/// The rank of a process, as it has told; none if none of that host and number has.
+/// Returns the rank of a process on a host, as the ranks have told; none if no rank has told this process.
 std::optional<int> rank_of(const LauncherReport& report, int pid, const std::string& host) {
   const auto label = [](const std::string& name) { return name.substr(0, name.find('.')); };
   for (const auto& process : report.processes)
@@ -34,7 +34,7 @@ std::optional<int> rank_of(const LauncherReport& report, int pid, const std::str
 }
 
 /// Reads "[proxy:0:1@n2] HYDU_create_process (launch.c:73): execvp error on file ./fit (No such …)". Returns false for
-/// everything else that its parts say, which is shown.
+/// all other lines of Hydra's processes, which are shown.
 bool read_part(const std::string& line, LauncherReport& report) {
   const auto program = line.find(cannot_execute);
   if (program == std::string::npos) return false;
@@ -52,7 +52,7 @@ class Hydra : public Launcher {
   }
 
   std::vector<std::string> words(const Start& start) const override {
-    // All variables are passed on by default, also to other hosts.
+    // By default, Hydra passes all variables on, also to other hosts.
     std::vector<std::string> words{"-n", std::to_string(start.ranks)};
     if (!start.hosts.empty()) words.insert(words.end(), {"-hosts", joined(start.hosts)});
     return words;
@@ -61,7 +61,7 @@ class Hydra : public Launcher {
   Variables settings(const Start& start) const override {
     if (!start.user.empty()) return {{"HYDRA_LAUNCHER_EXTRA_ARGS", "-l " + start.user}};
     if (!start.hosts.empty()) return {};
-    // In a Slurm job it would start the ranks of this host by srun.
+    // In a Slurm job, Hydra would start the ranks of this host through srun.
     return {{"HYDRA_LAUNCHER", "fork"}, {"HYDRA_RMK", "user"}, {"I_MPI_HYDRA_BOOTSTRAP", "fork"}};
   }
 
@@ -73,7 +73,7 @@ class Hydra : public Launcher {
   bool read_line(std::string_view line, LauncherReport& report) const override {
     if (std::ranges::any_of(parts, [&](auto part) { return line.starts_with(part); }))
       return read_part(std::string(line), report);
-    // MPICH's own words about MPI_Abort; other fatal errors are shown.
+    // MPICH's line about MPI_Abort is not shown; its lines about other fatal errors are.
     if (line.starts_with("Abort(") && line.find("application called MPI_Abort") != std::string_view::npos) return true;
     return std::ranges::any_of(advice, [&](auto begin) { return line.starts_with(begin); });
   }

@@ -22,8 +22,9 @@ fs::path Launcher::find(const std::string& mpi) const {
   }
   const auto name = launch::launcher_of(mpi);
   std::vector<std::string> candidates{MUSTER_MPIEXEC, name, "mpiexec"};
-  if (name != "mpirun") std::swap(candidates[0], candidates[1]);  // its name says what it is
-  // The one beside the library that the ranks use is sure to fit it.
+  // then MPI is not Open MPI, so its own name is the better candidate
+  if (name != "mpirun") std::swap(candidates[0], candidates[1]);
+  // The launcher beside the MPI library that the ranks use is the right one.
   if (const fs::path library = comm::mpi_library_file(); library.is_absolute())
     for (const auto& beside : {std::string("mpiexec"), name})
       candidates.insert(candidates.begin(), (library.parent_path().parent_path() / "bin" / beside).string());
@@ -47,7 +48,7 @@ FoundLauncher find_launcher(const SuperviseOptions& options) {
 }
 
 std::optional<std::chrono::seconds> Launcher::patience(const LauncherReport& report) const {
-  // The others cannot go on either, but may have more to say.
+  // The other ranks cannot go on either, but may have something to report.
   if (report.failed_rank && leaves_ranks) return std::chrono::seconds(1);
   if (report.leaving || report.lost_rank) return std::chrono::seconds(10);
   return {};

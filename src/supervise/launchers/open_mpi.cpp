@@ -1,4 +1,4 @@
-// mpirun of Open MPI: version 4.1, whose parts call themselves ORTE, and version 5, where they are PRTE.
+// mpirun of Open MPI: version 4.1, whose parts are called ORTE, and version 5, where they are called PRTE.
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
 
@@ -9,12 +9,13 @@
 namespace muster::detail::supervise {
 namespace {
 
-// A message stands between two lines of dashes. Its first line contains one of these if it is about the ranks' end.
+// mpirun prints messages between two lines of dashes. If a message is about the ranks' end, its first line contains one
+// of these.
 constexpr std::array<std::string_view, 6> rank_end_messages{
     "Primary job ",          " noticed that process rank ",      " detected that one ",
     "MPI_ABORT was invoked", " has exited due to process rank ", "An MPI communication peer process has unexpectedly"};
-// If it is about something that mpirun could not do, it reads "NAME was unable to …" (mpirun may have another name), or
-// begins with one of these, in version 5 with PRTE in place of ORTE.
+// A message about something that mpirun could not do has a first line "NAME was unable to …" (mpirun may have another
+// name), or a first line that begins with one of these, in version 5 with PRTE instead of ORTE.
 constexpr std::string_view unable_to = " was unable to ";
 constexpr std::array<std::string_view, 8> trouble_messages{"There are not enough slots",
                                                            "ORTE has lost",
@@ -30,7 +31,7 @@ constexpr std::array<std::string_view, 7> ignored_phrases{
     "orte_base_help_aggregate", " total processes failed to start", " total processes killed",
     " ORTE_ERROR_LOG: "};
 
-/// The line with the first "PRTE", the name since version 5, replaced by "ORTE".
+/// Returns the line with the first "PRTE", the name since version 5, replaced by "ORTE".
 std::string by_old_names(std::string_view line) {
   std::string text(line);
   if (const auto prte = text.find("PRTE"); prte != std::string::npos) text.replace(prte, 4, "ORTE");
@@ -45,7 +46,8 @@ bool is_trouble(std::string_view first_line) {
          std::ranges::any_of(trouble_messages, [&](auto begin) { return line.starts_with(begin); });
 }
 
-/// The first paragraph, without its last sentence if that only introduces a list ("This usually is caused by:").
+/// Returns the first paragraph, without its last sentence if that only introduces a list ("This usually is caused
+/// by:").
 std::string first_sentences(const std::string& block) {
   auto text = block.substr(0, block.find("\n\n"));
   if (const auto item = text.find("\n* "); item != std::string::npos) text.erase(item);
@@ -63,7 +65,7 @@ std::string remote_node_in(const std::string& text) {
   return node == std::string::npos ? "" : text.substr(node + 9, text.find('\n', node) - node - 9);
 }
 
-/// The value in "  Application name:  ./fit".
+/// Returns the value of an entry: "./fit" for "  Application name:  ./fit".
 std::string entry_of(const std::string& text, std::string_view name) {
   const auto at = text.find(name);
   if (at == std::string::npos) return {};
@@ -71,7 +73,7 @@ std::string entry_of(const std::string& text, std::string_view name) {
   return text.substr(begin, text.find('\n', begin) - begin);
 }
 
-/// The rank in "Process name: [[35,1],2]", in version 5 "[prterun-n1-4711@1,2]".
+/// Returns the rank in "Process name: [[35,1],2]", or in version 5 in "[prterun-n1-4711@1,2]".
 std::optional<int> failed_rank_in(const std::string& text) {
   const auto name = entry_of(text, "Process name: ");
   const auto comma = name.rfind(',');
@@ -93,7 +95,8 @@ class Mpirun : public Launcher {
   }
 
   Variables settings(const Start& start) const override {
-    // Run as root too, allow more ranks than cores, do not bind, and when the first rank ends, end the others at once.
+    // These make mpirun run as root, allow more ranks than cores, bind no ranks, and end all ranks when the first one
+    // ends.
     Variables settings{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
     int version = 0;
     const bool is_5 = std::sscanf(start.mpi.c_str(), "Open MPI v%d", &version) == 1 && version >= 5;

@@ -1,4 +1,4 @@
-// srun, which starts the ranks of a Slurm job by Slurm's daemons.
+// srun, which starts the ranks of a Slurm job through Slurm's daemons.
 #include "launch/launcher.hpp"
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
@@ -14,9 +14,10 @@
 namespace muster::detail::supervise {
 namespace {
 
-/// Slurm's lines begin with these.
+/// Lines from Slurm begin with one of these.
 constexpr std::array<std::string_view, 2> prefixes{"srun: ", "slurmstepd"};
-/// What they say about the end of a step, which we report ourselves.
+/// Lines from Slurm about the end of a step contain one of these. They are not shown, since the supervisor reports the
+/// end.
 constexpr std::array<std::string_view, 11> step_end_phrases{"Job step aborted: ",
                                                             "forcing job termination",
                                                             "Terminating StepId=",
@@ -33,7 +34,7 @@ constexpr std::string_view no_step = "srun: error: Unable to create step for job
 constexpr std::array<std::string_view, 2> preemption_phrases{" DUE TO PREEMPTION", " DUE TO NODE FAILURE"};
 constexpr std::array<std::string_view, 2> cancel_phrases{": *** STEP ", ": *** JOB "};
 
-/// Reads "srun: error: n1: task 1: Killed", or "srun: error: n1: tasks 0,2-3: Killed"; false for other lines.
+/// Reads "srun: error: n1: task 1: Killed", or "srun: error: n1: tasks 0,2-3: Killed". Returns false for other lines.
 bool read_task(const std::string& text, LauncherReport& report) {
   std::array<char, 256> host{};
   int rank = 0, end = 0;
@@ -41,13 +42,13 @@ bool read_task(const std::string& text, LauncherReport& report) {
   const auto fact = text.find(": ", static_cast<std::size_t>(end));
   if (fact == std::string::npos) return true;
   const int signal = signal_named(std::string_view(text).substr(fact + 2));
-  // The first failure counts, except that srun sends SIGTERM to all others when one task has failed.
+  // Keep the first failure. But srun sends SIGTERM to all other tasks when one task has failed, so SIGTERM is replaced.
   const bool replaces = report.lost_rank && report.lost_rank->signal == SIGTERM && signal != SIGTERM;
   if (report.failed_rank && !replaces) return true;
   report.failed_rank = rank;
   report.failed_host = host.data();
   report.lost_rank.reset();
-  // After MPI_Abort or a lost node, Slurm kills the others.
+  // After MPI_Abort or a lost node, Slurm kills the other tasks; these are not lost ranks.
   const bool follows = !report.launcher_error.empty() || (report.leaving && signal == SIGKILL);
   if (signal != 0 && !follows) report.lost_rank = {rank, host.data(), signal};
   int code = 0;
@@ -56,19 +57,19 @@ bool read_task(const std::string& text, LauncherReport& report) {
   return true;
 }
 
-/// The ranks of a component of a heterogeneous job, or all of them.
+/// The ranks that one component of a heterogeneous job has; in other jobs all ranks.
 struct Part {
   int ranks = 1;
-  int nodes = 0;  ///< of the Slurm job to use; 0: all
+  int nodes = 0;  ///< number of nodes of the component to use; 0 for all
   Hosts lost = {};
-  int group = -1;  ///< the number of the component; -1 in other jobs
+  int group = -1;  ///< number of the component; -1 in other jobs
 };
 
-/// The nodes of a Slurm job that the ranks take, of those that are not lost.
+/// Returns how many nodes of a Slurm job the ranks need, of those that are not lost.
 int nodes_for(const Start& start) {
   const auto& options = start.options;
   const int all = nodes_of_job(start.environment), left = all - static_cast<int>(start.lost.size());
-  // Where the job has no number of tasks, the ranks that are asked for are spread over its nodes, however few they are.
+  // If the job has no number of tasks, the requested ranks are spread over all its nodes.
   const auto given = in_components(start.environment, "SLURM_NTASKS");
   const bool has_tasks = std::ranges::any_of(given, [](const auto& text) { return !text.empty(); });
   const int tasks = options.ranks && !has_tasks ? *options.ranks + options.spares : all_tasks_of_job(start.environment);
@@ -76,7 +77,7 @@ int nodes_for(const Start& start) {
   return std::min(left, (start.ranks + on_each - 1) / on_each);
 }
 
-/// True if a name matches "n[1-3,08]"; the numbers are compared with their leading zeros.
+/// True if a name matches a pattern "n[1-3,08]". Numbers are compared with their leading zeros.
 bool matches(const std::string& name, const std::string& pattern) {
   const auto open = std::min(pattern.find('['), pattern.size()), close = pattern.find(']');
   if (!name.starts_with(pattern.substr(0, open))) return false;
@@ -91,7 +92,7 @@ bool matches(const std::string& name, const std::string& pattern) {
   return false;
 }
 
-/// True if Slurm's list of nodes, as "n[1-3,08],m5", has this one.
+/// True if a list of nodes in Slurm's form, "n[1-3,08],m5", contains the node.
 bool has_node(const std::string& list, const std::string& node) {
   std::string pattern;
   bool in_brackets = false;
@@ -105,7 +106,7 @@ bool has_node(const std::string& list, const std::string& node) {
   return false;
 }
 
-/// A part for each component of a heterogeneous job that has ranks; otherwise one.
+/// Returns one part for each component of a heterogeneous job that gets ranks; in other jobs one part.
 std::vector<Part> in_parts(const Start& start) {
   const bool needs_nodes = !start.lost.empty() || start.options.spares > 0;
   const Part whole{.ranks = start.ranks, .nodes = needs_nodes ? nodes_for(start) : 0, .lost = start.lost};
@@ -117,7 +118,7 @@ std::vector<Part> in_parts(const Start& start) {
   int left = start.ranks;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     Part part{.lost = start.lost, .group = static_cast<int>(i)};
-    // srun refuses to leave out nodes of another component.
+    // srun refuses to exclude nodes of another component.
     std::erase_if(part.lost, [&](const auto& node) { return !has_node(names[i], node); });
     const int all = std::max(1, std::atoi(nodes[i].c_str())), lost = static_cast<int>(part.lost.size());
     part.ranks = std::min(left, tasks[i] * (all - lost) / all);
@@ -126,7 +127,7 @@ std::vector<Part> in_parts(const Start& start) {
     if (part.ranks > 0) parts.push_back(std::move(part));
   }
   if (parts.empty()) return {whole};
-  parts.back().ranks += left;  // more are asked for than there are tasks
+  parts.back().ranks += left;  // more ranks are requested than there are tasks
   return parts;
 }
 
@@ -139,7 +140,7 @@ class Srun : public Launcher {
   }
 
   bool fits(const SuperviseOptions& options, const Environment& environment, const std::string& mpi) const override {
-    // Cray MPICH has no mpiexec of its own.
+    // Cray MPICH has no mpiexec of its own, so srun is used even on one node.
     return options.hosts.empty() && environment("SLURM_JOB_ID") != nullptr &&
            (nodes_of_job(environment) > 1 || mpi.find("CRAY") != std::string::npos);
   }
@@ -147,16 +148,16 @@ class Srun : public Launcher {
   std::vector<std::string> words(const Start& start) const override {
     std::vector<std::string> words;
     for (const auto& part : in_parts(start)) {
-      if (!words.empty()) {  // behind another part
+      if (!words.empty()) {  // separates this part from the one before
         words.insert(words.end(), start.options.command.begin(), start.options.command.end());
         words.push_back(":");
       }
-      // When a rank has failed, end() has the others killed at once. --kill-on-bad-exit would send SIGTERM, by which
-      // Slurm asks ranks to save, and SIGKILL only after KillWait, 30 s by default.
+      // When a rank has failed, the supervisor makes srun kill the others at once, by end(). With --kill-on-bad-exit=1,
+      // Slurm would send SIGTERM, the request to save, and only after KillWait (30 s by default) SIGKILL.
       words.insert(words.end(), {"--mpi=" + launch::srun_plugin(start.mpi), "--kill-on-bad-exit=0"});
       if (!part.lost.empty()) words.push_back("--exclude=" + joined({part.lost.begin(), part.lost.end()}));
       if (part.group >= 0) words.push_back("--het-group=" + std::to_string(part.group));
-      // Without the number, srun asks for as many nodes as the job has.
+      // Without --nodes, srun uses as many nodes as the job has.
       if (part.nodes > 0) words.push_back("--nodes=" + std::to_string(part.nodes));
       words.insert(words.end(), {"-n", std::to_string(part.ranks)});
     }
@@ -164,7 +165,8 @@ class Srun : public Launcher {
   }
 
   Variables settings(const Start& start) const override {
-    // srun does not take it from the job by itself, and refuses ranks that it leaves no room for.
+    // srun does not take this number from the job by itself. It refuses a start if the number leaves no room for the
+    // ranks.
     const char* const cpus = start.environment("SLURM_CPUS_PER_TASK");
     const auto tasks = tasks_of_job(start.environment);
     if (cpus == nullptr || tasks.size() > 1 || start.ranks > tasks.front()) return {};
@@ -175,7 +177,7 @@ class Srun : public Launcher {
     return std::ranges::any_of(prefixes, [&](auto prefix) { return may_become(begun, prefix); });
   }
 
-  /// Slurm repeats some of its lines: true for the second of two that are equal, too.
+  /// Also returns true for the second of two equal lines, since Slurm repeats some of its lines.
   bool read_line(std::string_view line, LauncherReport& report) const override {
     if (std::ranges::none_of(prefixes, [&](auto prefix) { return line.starts_with(prefix); })) return false;
     if (contains_any(line, preemption_phrases)) report.preempted = true;
@@ -188,10 +190,10 @@ class Srun : public Launcher {
       report.lose_host(host.data(), "Slurm has lost the node ");
     } else if (std::sscanf(text.c_str(), "srun: error: Task launch for %*s failed on node %255[^:]", host.data()) ==
                1) {
-      // Slurm has not yet noticed that the node is lost. It then kills the ranks of the other nodes.
+      // Slurm has not noticed yet that the node is lost. It now kills the ranks on the other nodes.
       report.lose_host(host.data(), "Slurm cannot start a rank on the node ");
     } else if (std::sscanf(text.c_str(), "srun: error: task %d launch failed: %n", &rank, &end) == 1 && end > 0) {
-      // Slurm then kills the others. Another start may succeed with as many ranks.
+      // Slurm now kills the other ranks. Another start with as many ranks may succeed.
       report.failed_rank = rank;
       report.lost_rank.reset();
       report.keep_error("Slurm cannot start rank " + std::to_string(rank) + ": " +
@@ -200,7 +202,7 @@ class Srun : public Launcher {
       report.slurm_away = true;
       report.launcher_error = "Slurm's controller does not answer";
     } else if (report.slurm_away && text.starts_with("srun: Check SLURM_JOB_ID environment variable")) {
-      // It takes the job for one that has ended.
+      // In this case Slurm believes that the job has ended.
     } else if (text.starts_with(no_step)) {
       report.keep_error("Slurm cannot start the ranks" + text.substr(text.find(": ", no_step.size())));
     } else if (!contains_any(line, cancel_phrases) && !contains_any(line, step_end_phrases)) {
@@ -211,7 +213,7 @@ class Srun : public Launcher {
   }
 
   Variables end_earlier(const std::set<pid_t>& processes, const std::string& host) const override {
-    // Slurm keeps the step of a lost node until it has noticed the loss, and srun would wait for the CPUs of that step.
+    // Until Slurm notices that a node is lost, it keeps the old step there, and srun would wait for the step's CPUs.
     if (processes.empty() || end_steps(processes, host)) return {};
     return {{"SLURM_OVERLAP", "1"}};
   }
