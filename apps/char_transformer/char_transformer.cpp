@@ -25,7 +25,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr std::int64_t context = 64, characters = 128;  // ASCII; 0 pads short lines
+constexpr std::int64_t context = 64, characters = 128;  // characters are ASCII; 0 pads short lines
 
 /// A layer of GPT-2 (Radford et al. 2019): causal attention, then a perceptron, each with a residual connection.
 class Block : public nn::Module {
@@ -58,7 +58,7 @@ class Block : public nn::Module {
   std::int64_t heads;
 };
 
-/// Characters [N, length] to features of the text up to each of them, [N, length, width].
+/// Turns characters [N, length] into features [N, length, width]; each depends on the text up to its character.
 class BodyImpl : public nn::Module {
  public:
   BodyImpl(std::int64_t width, std::int64_t layers, std::int64_t heads)
@@ -80,16 +80,16 @@ class BodyImpl : public nn::Module {
 };
 TORCH_MODULE(Body);
 
-/// The body with a head: for the next character in pre-training, for two classes in fine-tuning.
+/// The body with a head: in pre-training for the next character, in fine-tuning for two classes.
 class Model : public nn::Module {
  public:
   Model(const muster::Config& config, std::int64_t classes)
       : body(register_module("body", Body(config.at("width"), config.at("layers"), config.at("heads")))),
         head(register_module("head", nn::Linear(config.at("width").get<std::int64_t>(), classes))) {}
 
-  /// [N, length] to [N, length, characters]: logits of the next character after each.
+  /// [N, length] to [N, length, characters]: for each position, the logits of the next character.
   torch::Tensor next(const torch::Tensor& text) { return head(body(text)); }
-  /// [N, context] to [N, classes]: logits of the line's class, from the features at its last character.
+  /// [N, context] to [N, classes]: the logits of each line's class, from the features at its last character.
   torch::Tensor classify(const torch::Tensor& lines) {
     const auto last = lines.ne(0).sum(1).sub(1).view({-1, 1, 1});
     const auto known = body(lines);
@@ -104,24 +104,24 @@ torch::Tensor as_tensor(const std::string& text) {
   return torch::tensor(std::vector<std::uint8_t>(text.begin(), text.end()), torch::kUInt8);
 }
 
-/// Pieces of the text, each one character longer than the context; each overlaps half of the one before.
+/// Cuts the text into pieces, each one character longer than the context; each overlaps half of the previous one.
 muster::Dataset pieces(const std::string& text) {
   return muster::Dataset::from_tensors({{"text", as_tensor(text).unfold(0, context + 1, context / 2).contiguous()}});
 }
 
-/// The line with its words in random order; a capital at the beginning and the mark at the end stay in place.
+/// Returns the line with its words in random order. The capital at the beginning and the punctuation at the end stay.
 std::string shuffled(std::string line, std::mt19937& random) {
   std::string mark;
   while (!line.empty() && std::ispunct(line.back()) != 0) {
     mark.insert(0, 1, line.back());
     line.pop_back();
   }
-  // "I" and "O" are capitals everywhere.
+  // "I" and "O" keep their capitals everywhere.
   if (const auto first = line.substr(0, line.find_first_of(" ,!")); first != "I" && first != "O")
     line[0] = static_cast<char>(std::tolower(line[0]));
   std::istringstream stream(line);
   std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
-  // Not std::shuffle, whose results differ between libraries.
+  // std::shuffle would give different results with different libraries.
   for (auto i = words.size(); i > 1; --i) std::swap(words[i - 1], words[random() % i]);
   line.clear();
   for (const auto& word : words) line += (line.empty() ? "" : " ") + word;
@@ -129,7 +129,7 @@ std::string shuffled(std::string line, std::mt19937& random) {
   return line + mark;
 }
 
-/// Each line of the text twice: unchanged, with label 1, and shuffled, with label 0. The same on all ranks.
+/// Returns each line of the text twice: unchanged with label 1, and shuffled with label 0. The same on all ranks.
 muster::Dataset lines(const std::string& text) {
   std::mt19937 random(1609);
   std::vector<torch::Tensor> rows;
@@ -149,7 +149,7 @@ muster::Dataset lines(const std::string& text) {
   return muster::Dataset::from_tensors({{"line", torch::stack(rows)}, {"label", torch::tensor(labels)}});
 }
 
-/// Continues the text character by character, each drawn from the model's probabilities.
+/// Continues the text character by character; each is drawn from the probabilities that the model gives.
 std::string write(Model& model, std::string text, int length) {
   for (int i = 0; i < length; ++i) {
     const auto seen = text.substr(text.size() - std::min<std::size_t>(text.size(), context));
@@ -231,7 +231,7 @@ void classify(muster::Session& session, const muster::Config& config) {
   }
 }
 
-/// The sonnets, with the last tenth of them separately.
+/// Returns the first nine tenths of the sonnets, and the last tenth.
 std::pair<std::string, std::string> read_sonnets() {
   std::ifstream file(example::data("char_transformer", "sonnets.txt"));
   const std::string text{std::istreambuf_iterator<char>(file), {}};

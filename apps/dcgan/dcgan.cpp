@@ -37,20 +37,20 @@ nn::Sequential make_generator(std::int64_t width) {
                         up(2 * width, 1, 4, 2), nn::Tanh());                                     // 28 × 28
 }
 
-/// Pictures to logits [N], positive if they look real.
+/// Pictures to logits [N]; a positive logit means that the picture looks real.
 nn::Sequential make_discriminator(std::int64_t width) {
   return nn::Sequential(down(1, width, 4, 2), leaky(), down(width, 2 * width, 4, 2), nn::BatchNorm2d(2 * width),
                         leaky(), down(2 * width, 1, 7, 1), nn::Flatten(nn::FlattenOptions().start_dim(0)));
 }
 
-/// The initial weights of the paper.
+/// Sets the initial weights as in the paper.
 void initialize(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   for (const auto& parameter : module.named_parameters())
     if (parameter.value().dim() == 4) parameter.value().normal_(0, 0.02);
 }
 
-/// The loss of the discriminator's logits if the right answer for all pictures is `real`.
+/// Returns the loss of the discriminator's logits if the right answer for all pictures is `real`.
 torch::Tensor loss_of(const torch::Tensor& logits, bool real) {
   return torch::binary_cross_entropy_with_logits(logits, torch::full_like(logits, real ? 1.0 : 0.0));
 }
@@ -88,29 +88,29 @@ void train(muster::Session& session, const muster::Config& config) {
                               {"discriminator_loss", discriminator_loss}});
   state.restore();
 
-  // 2. The noise for the pictures after every epoch, the same each time and on all ranks, so that progress is visible.
+  // 2. Noise for the pictures after every epoch. It is the same each time and on all ranks, to make progress visible.
   const auto noise = torch::randn({64, latent, 1, 1}, at::detail::createCPUGenerator(session.seed()));
 
-  // 3. The sum of all real pictures, to compare with, from a pass that does not train.
+  // 3. The sum of all real pictures, for comparison, from a pass that does not train.
   auto shard = session.get_dataset_shard("train");
   auto sum_of_real = torch::zeros({28 * 28});
   for (auto& batch : shard.iter_torch_batches({.training = false}))
     sum_of_real += batch["x"].narrow(0, 0, batch.size()).to(torch::kFloat).sum(0).flatten();
-  sum_of_real = session.mean(sum_of_real);  // the sum divided by the number of ranks; the correlation is the same
+  sum_of_real = session.mean(sum_of_real);  // the sum divided by the number of ranks, which gives the same correlation
 
   for (auto epoch : session.epochs(config.at("epochs"))) {
     for (auto& batch : shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       const auto real = batch["x"].to(torch::kFloat).div_(127.5).sub_(1).unsqueeze_(1);
       const auto fake = generator->forward(torch::randn({real.size(0), latent, 1, 1}, real.options()));
 
-      // 4. The discriminator learns to tell real pictures from generated ones …
+      // 4. The discriminator learns to tell real pictures from generated ones.
       discriminator_optimizer.zero_grad();
       const auto d =
           loss_of(discriminator->forward(real), true) + loss_of(discriminator->forward(fake.detach()), false);
       d.backward();
       discriminator_optimizer.step();
 
-      // 5. … and the generator learns to make pictures that the discriminator takes for real.
+      // 5. The generator learns to make pictures that the discriminator takes for real.
       generator_optimizer.zero_grad();
       const auto g = loss_of(discriminator->forward(fake), true);
       g.backward();
@@ -120,8 +120,9 @@ void train(muster::Session& session, const muster::Config& config) {
       generator_loss.add(g, batch.size());
     }
 
-    // 6. Pictures of the present generator, and their likeness to clothes: the correlation of the mean picture with the
-    //    mean real one, which is about 0 for noise.
+    // 6. Pictures of the present generator, and how much they look like clothes: the correlation between their mean and
+    // the
+    //    mean real picture, which is about 0 for noise.
     torch::Tensor pictures;
     {
       const auto evaluation = session.evaluation(generator);

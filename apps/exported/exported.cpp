@@ -1,4 +1,4 @@
-// Trains a model that was made in Python, and gives its weights back: torch.export on Fashion-MNIST.
+// Trains a model made in Python (torch.export) on Fashion-MNIST, and saves the trained weights for Python.
 //
 //   python3 make_model.py resnet18 net.pt2                       # or the small one in data/
 //   mpirun -n 2 exported --model net.pt2 --save trained.pt
@@ -15,12 +15,12 @@
 namespace {
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The file's program with its weights; from here on it is a module like any other.
+  // 1. The program in the file, with its weights. It is used like any other module.
   auto net = session.prepare_model(muster::load_exported(config.at("model").get<std::string>()));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
   torch::optim::StepLR scheduler(optimizer, std::max(1U, config.at("epochs").get<unsigned>() * 2 / 3),
                                  config.at("lr_decay").get<double>());
-  scheduler.step();  // the first call changes nothing; in Python the constructor makes it
+  scheduler.step();  // the first call changes nothing; in Python, the constructor makes it
   muster::Mean loss;
   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"loss", loss}});
   state.restore();
@@ -28,8 +28,8 @@ void train(muster::Session& session, const muster::Config& config) {
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
   for ([[maybe_unused]] auto epoch : session.epochs(config.at("epochs"))) {
-    // 2. Training and validation. Dropout and batch-norm inside the program follow the module's mode. The program
-    //    takes pictures as the data has them, and scales them itself.
+    // 2. Training and validation. Dropout and batch-norm inside the program follow the module's mode. The program takes
+    //    pictures as they are in the dataset and scales them itself.
     for (auto& batch : train_shard.iter_torch_batches({.batch_size = config.at("batch_size"), .shuffle = true})) {
       optimizer.zero_grad();
       const auto l = torch::cross_entropy_loss(net->forward(batch["x"]), batch["y"].to(torch::kLong));
@@ -49,7 +49,7 @@ void train(muster::Session& session, const muster::Config& config) {
     session.report({{"loss", loss.take()}, {"val_accuracy", val_accuracy}}, state);
   }
 
-  // 3. The trained weights, with batch-norm's statistics of all ranks, for the same class in Python.
+  // 3. Save the trained weights, with batch-norm's statistics over all ranks, for the same class in Python.
   const auto evaluation = session.evaluation(net);
   if (session.world_rank() == 0)
     muster::save_torch(muster::state_dict(net), config.at("save").get<std::string>(), {.replace = true});

@@ -22,31 +22,32 @@
 
 namespace {
 
-/// Bytes to numbers around 0, scaled as in Ray Train's tutorial, with a channel: [N, 28, 28] to [N, 1, 28, 28].
+/// Turns bytes into numbers around 0, scaled as in Ray Train's tutorial, and adds a channel: [N, 28, 28] to [N, 1, 28,
+/// 28].
 torch::Tensor normalize(const torch::Tensor& images) {
   return images.to(torch::kFloat).div_(255).sub_(0.28604).div_(0.32025).unsqueeze_(1);
 }
 
 /// Returns the model's name, which is needed to load a checkpoint.
 std::string train(muster::Session& session, const muster::Config& config) {
-  // 1. The model, made parallel: the same weights on all ranks, gradients averaged in backward(), or by the optimizer
-  //    if that is faster.
+  // 1. The model for data-parallel training: all ranks start with the same weights, and gradients are averaged in
+  //    backward(), or by the optimizer if that is faster.
   const auto model = config.at("model").get<std::string>();
   auto net = session.prepare_model(fashion::make_model(model));
   auto optimizer = session.prepare_optimizer(torch::optim::Adam(net->parameters(), config.at("lr").get<double>()));
   const auto epochs = config.at("epochs").get<std::int64_t>();
   torch::optim::StepLR scheduler(optimizer, static_cast<unsigned>(std::max<std::int64_t>(1, epochs * 2 / 3)),
                                  config.at("lr_decay").get<double>());
-  scheduler.step();  // the first call changes nothing; in Python the constructor makes it
+  scheduler.step();  // the first call changes nothing; in Python, the constructor makes it
 
-  // 2. The state to save and restore; epoch, position in the data and random state are part of it. The means belong to
-  //    it, since a run may be stopped in the middle of an epoch.
+  // 2. The state to save and restore. It always includes the epoch, the position in the data and the random state. The
+  //    means belong to it since a run may be stopped in the middle of an epoch.
   muster::Mean loss, accuracy;
   auto state = session.state(
       {{"model", net}, {"optimizer", optimizer}, {"scheduler", scheduler}, {"loss", loss}, {"accuracy", accuracy}});
   state.restore();
 
-  // 3. The data: each rank gets its share of every step.
+  // 3. The data: each rank gets its part of every step.
   const muster::BatchOptions batches{.batch_size = config.at("batch_size"), .shuffle = true};
   auto train_shard = session.get_dataset_shard("train");
   auto test_shard = session.get_dataset_shard("test");
@@ -62,7 +63,7 @@ std::string train(muster::Session& session, const muster::Config& config) {
       optimizer.step();
       loss.add(l, batch.size());
       accuracy.add(logits.argmax(1).eq(labels).to(torch::kFloat).mean(), batch.size());
-      // A checkpoint in the middle of an epoch, if asked for.
+      // Save a checkpoint in the middle of an epoch, if the user wants that.
       const auto every = config.at("checkpoint_steps").get<std::int64_t>();
       if (every > 0 && session.global_step() % every == 0)
         session.report({{"loss", loss}, {"accuracy", accuracy}}, state);
@@ -70,7 +71,7 @@ std::string train(muster::Session& session, const muster::Config& config) {
 
     scheduler.step();
 
-    // 5. Validation on the test set, which the ranks share too; empty last batches do not count.
+    // 5. Validation on the test set, which is divided among the ranks, too; an empty last batch does not count.
     muster::Mean val_loss, val_accuracy;
     {
       const auto evaluation = session.evaluation(net);
@@ -90,7 +91,7 @@ std::string train(muster::Session& session, const muster::Config& config) {
   return model;
 }
 
-/// Classifies the first images of the test set with the model of a checkpoint.
+/// Classifies the first images of the test set with the model in a checkpoint.
 void try_out(const muster::Checkpoint& checkpoint, const std::string& model, const muster::Dataset& test) {
   static constexpr const char* names[] = {"T-shirt", "trousers", "pullover", "dress", "coat",
                                           "sandal",  "shirt",    "sneaker",  "bag",   "ankle boot"};
@@ -126,7 +127,8 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"resnet18", "cnn", "mlp", "mlp50"}));
   launch.app().add_option("--epochs", epochs, "Passes over the training set; 10, of the small set 5");
   return launch.run([&] {
-    // The small set has a tenth of the images: smaller steps, and a smaller rate at the end, make up for some of this.
+    // The small set has a tenth of the images; smaller steps, and a lower learning rate at the end, partly make up for
+    // it.
     const bool small = train_set == small_set;
     auto result =
         muster::TorchTrainer(

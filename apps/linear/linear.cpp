@@ -1,4 +1,4 @@
-// Fits y = 2x + 1 to 200 samples in memory; the loss ends at 0.09 or less.
+// Fits y = 2x + 1 to 200 samples in memory. The loss ends at 0.09 or less.
 //
 //   mpirun -n 3 linear
 #include <torch/torch.h>
@@ -7,13 +7,13 @@
 #include <muster/muster.hpp>
 
 void train(muster::Session& session, const muster::Config& config) {
-  // 1. The model, made parallel: the same weights on all ranks, gradients averaged in backward().
+  // 1. The model for data-parallel training: all ranks start with the same weights; backward() averages the gradients.
   auto net = session.prepare_model(
       torch::nn::Sequential(torch::nn::Linear(1, 32), torch::nn::ReLU(), torch::nn::Linear(32, 1)));
   torch::optim::Adam optimizer(net->parameters(), config.at("lr").get<double>());
 
-  // 2. The state to save; it is restored when the program is started again with the same --name. The loss belongs to
-  //    it, since a run may be stopped in the middle of an epoch.
+  // 2. The state to save. It is restored when the program is started again with the same --name. The loss belongs to it
+  //    since a run may be stopped in the middle of an epoch.
   muster::Mean loss;
   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
   state.restore();
@@ -21,7 +21,7 @@ void train(muster::Session& session, const muster::Config& config) {
   auto shard = session.get_dataset_shard("train");
   const auto epochs = config.at("epochs").get<std::int64_t>();
   for (auto epoch : session.epochs(epochs)) {
-    // 3. One pass over the samples; each rank takes its share.
+    // 3. One pass over the samples; each rank gets its part.
     for (auto& batch : shard.iter_torch_batches(
              {.batch_size = 32, .shuffle = true, .dtypes = {{"x", torch::kFloat}, {"y", torch::kFloat}}})) {
       optimizer.zero_grad();

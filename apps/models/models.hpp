@@ -7,14 +7,14 @@
 
 namespace fashion {
 
-/// The common base class of the models, with one forward().
+/// The base class of the models; they have a forward() with the same parameters.
 class Classifier : public torch::nn::Module {
  public:
   virtual torch::Tensor forward(torch::Tensor x) = 0;
 };
 
-/// "resnet18" (He et al. 2015, with the first convolution on one channel), "cnn" (two convolutions), "mlp"
-/// (784-1024-1024-10), "mlp50" (784-3072-3072-256-10, 50 MB of gradients).
+/// Makes one of these models: "resnet18" (He et al. 2015, with a first convolution for one channel), "cnn" (two
+/// convolutions), "mlp" (784-1024-1024-10), "mlp50" (784-3072-3072-256-10, 50 MB of gradients).
 std::shared_ptr<Classifier> make_model(const std::string& name);
 
 }  // namespace fashion

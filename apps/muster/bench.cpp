@@ -1,4 +1,4 @@
-// muster bench: its place on the command line. The program muster-bench does the work.
+// muster bench: adds the command to the command line. The program muster-bench does the work.
 #include "bench/options.hpp"
 #include "commands.hpp"
 

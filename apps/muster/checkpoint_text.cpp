@@ -10,12 +10,12 @@
 namespace muster::tool {
 namespace {
 
-/// The folder's own name, even if the path ends with a slash.
+/// Returns the last name in a path, even if the path ends with a slash.
 std::string name_of(const std::filesystem::path& folder) {
   return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
 }
 
-/// True for checkpoint_000000 and so on.
+/// True for names like checkpoint_000000.
 bool is_numbered(const std::filesystem::path& path) {
   constexpr std::string_view prefix = "checkpoint_";
   const auto name = name_of(path);
@@ -82,7 +82,7 @@ bool is_folder(const std::filesystem::path& path) {
 }
 
 bool is_checkpoint(const std::filesystem::path& folder) {
-  // Also recognised by its name: a damaged checkpoint may have lost its files.
+  // The name counts, too, since a damaged checkpoint may have lost its files.
   std::error_code ignored;
   return std::filesystem::exists(folder / "manifest.json", ignored) || name_of(folder).starts_with("checkpoint_");
 }
@@ -103,7 +103,7 @@ bool is_sweep(const std::filesystem::path& folder) {
 }
 
 std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run) {
-  std::error_code ignored;  // list_checkpoints() reports it
+  std::error_code ignored;  // list_checkpoints() reports errors
   for (std::filesystem::directory_iterator at(run, ignored), end; !ignored && at != end; at.increment(ignored))
     if (std::error_code none; is_numbered(at->path()) && at->is_symlink(none))
       std::cerr << "muster: warning: " << printable(at->path().string())

@@ -1,4 +1,4 @@
-// Descriptions of checkpoints, for people and for scripts.
+// Describes checkpoints, for people and for scripts.
 #pragma once
 
 #include <muster/checkpoint.hpp>
@@ -10,8 +10,8 @@
 
 namespace muster::tool {
 
-/// A table of checkpoints, and the problems of damaged ones. `verified`: their checksums were recomputed; otherwise no
-/// more than their manifests was read, and a second table has their metrics.
+/// Returns a table of checkpoints and the problems of damaged ones. `verified`: true if their checksums were
+/// recomputed. If false, only their manifests were read, and a second table has their metrics.
 std::string checkpoints_text(const std::vector<CheckpointInfo>& checkpoints, bool verified);
 Json to_json(const CheckpointInfo& info, bool verified);
 
@@ -21,10 +21,9 @@ bool is_checkpoint(const std::filesystem::path& folder);
 bool is_run(const std::filesystem::path& folder);
 bool is_sweep(const std::filesystem::path& folder);
 
-/// list_checkpoints(), with warnings about symbolic links, which are left out.
+/// As list_checkpoints(), but leaves out symbolic links, with warnings.
 std::vector<CheckpointInfo> checkpoints_of(const std::filesystem::path& run);
-/// Throws an Error (ExitCode::usage) if `output` is inside a checkpoint or a run: they are records, to which only
-/// training may write.
+/// Throws an Error (ExitCode::usage) if `output` is inside a checkpoint or a run, since only training may write there.
 void require_outside_records(const std::filesystem::path& output);
 
 }  // namespace muster::tool

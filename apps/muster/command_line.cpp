@@ -21,8 +21,8 @@
 namespace muster::tool {
 namespace {
 
-/// Prints examples unchanged, positional arguments only by their texts ("IN... OUT.h5"), and descriptions in the
-/// columns that are left of 80.
+/// Formats --help: examples unchanged, positional arguments as their own texts ("IN... OUT.h5"), and descriptions in
+/// the columns that are left of 80.
 class Help : public CLI::Formatter {
  public:
   Help() { column_width(first_columns); }
@@ -57,7 +57,7 @@ int fail(ExitCode code, const std::string& text) {
   return static_cast<int>(code);
 }
 
-/// The innermost subcommand on the command line: "muster convert idx".
+/// Returns the innermost command of the command line: "muster convert idx".
 std::string named_command(const CLI::App& app) {
   const auto named = app.get_subcommands();
   return app.get_name() + (named.empty() ? "" : " " + named.front()->get_name()) +
@@ -66,8 +66,8 @@ std::string named_command(const CLI::App& app) {
               : " " + named.front()->get_subcommands().front()->get_name());
 }
 
-/// The words of the command line, the last one first. Behind "--" only files are named; with "./" before it, CLI11
-/// takes no name for an option, wherever it stands in a list.
+/// Returns the words of the command line, the last one first. For `convert`, the words behind "--" are names of files;
+/// they get "./" in front so that CLI11 does not take them for options.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   if (const auto mark = std::ranges::find(words, "--"); mark != words.end() && words.front() == "convert") {
@@ -79,7 +79,7 @@ std::vector<std::string> words_of(int argc, char** argv) {
   return words;
 }
 
-/// The command's option of such a word, as "-n", "-n2" or "--name=x"; null if it has none.
+/// Returns the command's option for a word like "-n", "-n2" or "--name=x"; null if it has none.
 const CLI::Option* find_option(const CLI::App& command, const std::string& word) {
   return command.get_option_no_throw(word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2));
 }
@@ -88,7 +88,7 @@ bool looks_like_option(const std::string& word) {
   return word.size() > 1 && word.front() == '-' && !std::isdigit(word[1]) && word[1] != '.';
 }
 
-/// An option as "--name=", for whose value CLI11 would take the next word; empty if there is none.
+/// Returns a word like "--name=", for which CLI11 would take the next word as the value; empty if there is none.
 std::string option_without_value(int argc, char** argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i)
     if (const std::string_view word = argv[i]; word.starts_with("--") && word.find('=') == word.size() - 1)
@@ -96,14 +96,14 @@ std::string option_without_value(int argc, char** argv) {
   return {};
 }
 
-/// What is wrong with the words before "--", behind which a program follows; empty if nothing is. CLI11 would name the
-/// program, or what follows the option.
+/// For a command that starts the program behind "--": returns what is wrong with the words before "--"; empty if
+/// nothing is. (CLI11's message would name the program, or the word after the option.)
 std::string wrong_word(const CLI::App& app, int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   const auto mark = std::ranges::find(words, "--");
   if (mark == words.end() || app.get_subcommands().empty()) return {};
   const CLI::App& command = *app.get_subcommands().front();
-  if (command.get_option_no_throw("command") == nullptr) return {};  // it starts no program
+  if (command.get_option_no_throw("command") == nullptr) return {};  // the command starts no program
   const auto begin = std::ranges::find(words, command.get_name());
   const auto help = "`" + named_command(app) + " --help` lists the options";
   for (auto word = words.begin(); word != mark; ++word) {
@@ -124,12 +124,12 @@ std::string wrong_word(const CLI::App& app, int argc, char** argv) {
   return {};
 }
 
-/// A word that is no command, and what it would be as one: `command "convert x"`, or `option --x`.
+/// Describes a word that is no command: `command "convert x"`, or `option --x`.
 std::string unknown(const std::string& word, const std::string& command) {
   return looks_like_option(word) ? "option " + word : "command \"" + command + "\"";
 }
 
-/// The first word that is given in place of one of the command's own commands; empty if there is none.
+/// Returns the first word that was given where the command expects one of its own commands; empty if there is none.
 std::string unknown_command(const CLI::App& command) {
   const bool has_commands = !command.get_subcommands([](const CLI::App*) { return true; }).empty();
   const auto words = command.remaining();
@@ -147,14 +147,14 @@ int run(const std::string& name, const std::string& description, int argc, char*
     return fail(ExitCode::usage, "the option " + option + " has no value. Give it one");
   try {
     app.parse(words_of(argc, argv));
-  } catch (const CLI::RuntimeError& ended) {  // the error has been printed already
+  } catch (const CLI::RuntimeError& ended) {  // the error was printed already
     return ended.get_exit_code();
   } catch (const CLI::ParseError& error) {
     const auto named = app.get_subcommands();
     if (const auto words = app.remaining(); !words.empty() && named.empty())
       return fail(ExitCode::usage,
                   "there is no " + unknown(words.front(), words.front()) + ". `" + name + " --help` lists them");
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) return app.exit(error);  // for --help and --version
     if (const auto wrong = wrong_word(app, argc, argv); !wrong.empty()) return fail(ExitCode::usage, wrong);
     if (const auto word = named.empty() ? "" : unknown_command(*named.front()); !word.empty())
       return fail(ExitCode::usage, "there is no " + unknown(word, named.front()->get_name() + " " + word) + ". `" +
@@ -178,7 +178,7 @@ CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
       return "\"" + text + "\" is no whole number from " + std::to_string(least) + " to " + std::to_string(most);
-    text = std::to_string(value);  // CLI11 takes 010 for 8
+    text = std::to_string(value);  // CLI11 would read 010 as 8
     return {};
   };
   return {check, ""};

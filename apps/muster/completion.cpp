@@ -1,6 +1,7 @@
-// muster completion: scripts with which a shell completes the tool's commands and options, made from their definitions.
-// Each script finds the command that has been typed so far ("muster convert csv") and offers what may follow it. Words
-// that are no commands, such as files, end the search; after "--" nothing is offered, since a program follows.
+// muster completion: writes scripts by which a shell completes the tool's commands and options. They are made from the
+// tool's own definitions. A script finds the command that was typed so far ("muster convert csv") and offers what may
+// follow. A word that is no command, such as a file, ends this search; after "--" nothing is offered, since a program
+// follows.
 #include "commands.hpp"
 
 #include <muster/error.hpp>
@@ -34,7 +35,7 @@ void for_each_choice(const CLI::App& command, const std::function<void(const std
     for (const auto& name : option->get_lnames()) use("--" + name, option->get_description());
 }
 
-/// The values of an option that takes only some, separated by spaces; empty if it takes any.
+/// Returns the values that an option accepts, separated by spaces; empty if it accepts any.
 std::string values_of(const CLI::Option& option) {
   const auto type = option.get_type_name();  // TEXT:{safetensors,torch}
   const auto begin = type.find('{'), end = type.rfind('}');
@@ -44,22 +45,22 @@ std::string values_of(const CLI::Option& option) {
   return values;
 }
 
-/// Calls use(option, values) for the long options of a command that take only some values.
+/// Calls use(option, values) for the long options of a command that accept only some values.
 void for_each_list(const CLI::App& command, const std::function<void(const std::string&, const std::string&)>& use) {
   for (const auto* option : command.get_options([](const CLI::Option* o) { return !o->get_group().empty(); }))
     if (const auto values = values_of(*option); !values.empty())
       for (const auto& name : option->get_lnames()) use("--" + name, values);
 }
 
-/// Calls use(before, word) where `word` leads from the command `before` to one of its commands.
+/// Calls use(before, word) for each command `before` and each word that is one of its commands.
 void for_each_step(const CLI::App& app, const std::function<void(const std::string&, const std::string&)>& use) {
   for_each_command(app, "muster", [&](const std::string& words, const CLI::App& command) {
     for (const auto* sub : commands_of(command)) use(words, sub->get_name());
   });
 }
 
-/// The part of a script for bash and zsh that sets `typed` to the command so far; `earlier` are the words before the
-/// one that is completed, without the first.
+/// Prints the part of a script for bash and zsh that sets `typed` to the command so far. `earlier`: the words before
+/// the completed one, without the first.
 void print_search(const CLI::App& app, const std::string& earlier) {
   std::cout << "  local word typed=muster searching=yes\n"
                "  for word in "
@@ -76,7 +77,8 @@ void print_search(const CLI::App& app, const std::string& earlier) {
                "  done\n";
 }
 
-/// The part that sets the array `choices` to what may follow. `previous`: the word before the one that is completed.
+/// Prints the part that sets the array `choices` to the words that may follow. `previous`: the word before the
+/// completed one.
 void print_choices(const CLI::App& app, const std::string& previous) {
   std::cout << "  case \"$typed\" in\n";
   for_each_command(app, "muster", [](const std::string& words, const CLI::App& command) {
@@ -109,7 +111,7 @@ void print_zsh(const CLI::App& app) {
                "  local -a choices\n";
   print_search(app, "\"${(@)words[2,CURRENT-1]}\"");
   print_choices(app, "\"${words[CURRENT-1]}\"");
-  // As a file in $fpath it is called; in a running shell it is sourced.
+  // If the script is a file in $fpath, zsh calls it as a function; in a running shell it is sourced.
   std::cout << "  compadd -- $choices\n"
                "  _files\n"
                "}\n"

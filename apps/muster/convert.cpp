@@ -1,4 +1,4 @@
-// muster convert: makes datasets of downloaded files, and datasets in another layout.
+// muster convert: makes datasets from downloaded files, or from datasets with another layout.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
@@ -24,7 +24,7 @@ using Converter = std::vector<std::filesystem::path> (*)(const std::vector<std::
 
 /// The arguments of one conversion.
 struct ConvertArguments {
-  std::vector<std::filesystem::path> files;  ///< the inputs, and last the output
+  std::vector<std::filesystem::path> files;  ///< the input files, and at the end the output file
   std::optional<std::string> columns;
   std::vector<std::string> split, types;
   std::string header;
@@ -32,7 +32,7 @@ struct ConvertArguments {
   bool json = false;
 };
 
-/// Splits at commas: "a,b," is a, b and an empty name, which the conversion rejects.
+/// Splits text at commas: "a,b," gives a, b and an empty name, which the conversion refuses.
 std::vector<std::string> separated(const std::string& text) {
   std::vector<std::string> names;
   for (std::size_t begin = 0, end = 0; end != text.npos; begin = end + 1) {
@@ -76,20 +76,20 @@ void convert(Converter converter, ConvertArguments& arguments) {
   const std::vector<std::filesystem::path> inputs(arguments.files.begin(), arguments.files.end() - 1);
   require_outside_records(output);
 
-  const InterruptGuard interrupt(/*restarts_calls=*/false);  // so that it ends one that waits for a pipe
+  const InterruptGuard interrupt(/*restarts_calls=*/false);  /// a signal must end a read that waits for a pipe
   std::vector<std::filesystem::path> written;
   {
     ProgressLine line;
     options.progress = [&](std::uint64_t done, std::uint64_t total) {
       interrupt.check();
-      if (total == 0) return;  // it reads
+      if (total == 0) return;  // it is still reading
       line.show("writing " + bytes_text(done) + " of " + bytes_text(total) + " (" + std::to_string(100 * done / total) +
                 "%)");
     };
     try {
       written = converter(inputs, output, options);
     } catch (const Error&) {
-      interrupt.check();  // the signal may have ended a read
+      interrupt.check();  // a signal may have ended a read
       throw;
     }
   }

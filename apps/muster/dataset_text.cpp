@@ -5,14 +5,14 @@
 namespace muster::tool {
 namespace {
 
-/// The shape of a sample, as "28 x 28"; "-" for a single value.
+/// Returns the shape of a sample as text: "28 x 28"; "-" for a single value.
 std::string sample_shape(const Json& shape) {
   std::string text;
   for (std::size_t i = 1; i < shape.size(); ++i) text += (text.empty() ? "" : " x ") + shape[i].dump();
   return text.empty() ? "-" : text;
 }
 
-/// Samples in a chunk; if chunks do not hold whole samples, all sizes of a chunk.
+/// Returns the number of samples in a chunk; if chunks do not hold whole samples, all sizes of a chunk.
 std::string chunk_text(const Json& column) {
   const auto& chunk = column.at("chunk");
   if (chunk.is_null()) return "-";
@@ -26,7 +26,7 @@ std::string chunk_text(const Json& column) {
   return whole ? chunk.at(0).dump() : all;
 }
 
-/// By what training reads the column.
+/// Returns how training reads the column.
 std::string reader_text(const Json& column) {
   const auto& reader = column.at("reader");
   return reader == "direct" ? "directly" : reader == "decoded" ? "decoded" : "by HDF5";

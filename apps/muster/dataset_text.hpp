@@ -1,4 +1,4 @@
-// A description of a dataset for people.
+// Describes a dataset for people.
 #pragma once
 
 #include <muster/config.hpp>
@@ -7,7 +7,7 @@
 
 namespace muster::tool {
 
-/// Formats the result of describe_dataset() without its advice: a line for the file and a table of its columns.
+/// Formats the result of describe_dataset(), without its advice: a line for the file, and a table of its columns.
 std::string dataset_text(const Json& dataset);
 
 }  // namespace muster::tool

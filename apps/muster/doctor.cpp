@@ -1,4 +1,4 @@
-// muster doctor: whether training would start on this machine or on a launcher's ranks, and what to mend.
+// muster doctor: says whether training would start on this machine or on a launcher's ranks, and what to mend.
 #include "commands.hpp"
 #include "run_files.hpp"
 #include "text.hpp"
@@ -15,7 +15,7 @@
 namespace muster::tool {
 namespace {
 
-constexpr std::size_t most_hosts = 2;  ///< that a finding names
+constexpr std::size_t most_hosts = 2;  ///< the most hosts that a finding lists by name
 
 std::string name_of(Finding::Severity severity) {
   switch (severity) {
@@ -41,7 +41,7 @@ std::string mark_of(Finding::Severity severity) {
   }
 }
 
-/// "n1, n2 and 14 more"
+/// Returns "n1, n2 and 14 more".
 std::string named(const std::vector<std::string>& hosts) {
   std::string text;
   for (std::size_t i = 0; i < std::min(hosts.size(), most_hosts); ++i) text += (i == 0 ? "" : ", ") + hosts[i];

@@ -34,7 +34,8 @@ Checkpoint open_checkpoint(const std::filesystem::path& path) {
   return Checkpoint::from_directory(path);
 }
 
-/// The tensors of the entry `entry`; if that is empty, of the only entry or of "model". Their paths are relative to it.
+/// Returns the tensors of the entry `entry`, with paths relative to it. If `entry` is empty, sets it to the only entry,
+/// or to "model".
 StateDict take_entry(const StateDict& state, std::string& entry, const std::filesystem::path& checkpoint) {
   std::set<std::string> entries;
   for (const auto& [path, tensor] : state.tensors) entries.insert(path.substr(0, path.find('/')));
@@ -54,7 +55,7 @@ StateDict take_entry(const StateDict& state, std::string& entry, const std::file
 
 void check_output(const ExportArguments& arguments) {
   require_outside_records(arguments.out);
-  std::error_code ignored;  // the writer reports it
+  std::error_code ignored;  // the writer of the file reports errors
   if (!arguments.force && std::filesystem::is_regular_file(std::filesystem::symlink_status(arguments.out, ignored)))
     throw Error(ExitCode::usage, "writing " + arguments.out.string(), "it is there already",
                 "Choose another name, or replace it with --force");

@@ -31,7 +31,7 @@ Json measure(const std::string& path) {
   return measure_dataset(path, [&] { interrupt.check(); });
 }
 
-/// `measured`: the result of measure_dataset().
+/// Formats the result of measure_dataset() as a table.
 std::string measured_text(const Json& measured) {
   Table table{{{"layout"}, {"pass"}, {"samples/s", true}, {"per second", true}}, {}};
   const auto add = [&](const char* layout, const char* pass, const Json& speed) {
@@ -75,7 +75,7 @@ void inspect_dataset(const std::string& path, bool json, bool measures) {
   std::cout << "\nmeasured\n" << measured_text(measured);
 }
 
-/// Name, type and shape of the tensors in manifest.json; empty if it cannot be read.
+/// Returns name, type and shape of the tensors in manifest.json; empty if the file cannot be read.
 Json listed_tensors(const std::filesystem::path& checkpoint) {
   Json tensors = Json::array();
   const auto manifest = read_json(checkpoint / "manifest.json");
@@ -99,10 +99,11 @@ std::string tensors_text(const Json& tensors) {
 }
 
 void inspect_checkpoint(const std::filesystem::path& path, bool json) {
-  const auto folder = Checkpoint::from_directory(path).path();  // a name such as "best" may move meanwhile
+  // a name such as "best" may move to another checkpoint meanwhile
+  const auto folder = Checkpoint::from_directory(path).path();
   auto info = verify_checkpoint(folder);
   info.path = path;
-  // The list in a damaged manifest cannot be trusted.
+  // Do not use the list in a damaged manifest, which cannot be trusted.
   const auto tensors = info.problem.empty() ? listed_tensors(folder) : Json::array();
   if (json) {
     auto checkpoint = to_json(info, /*verified=*/true);
@@ -148,7 +149,7 @@ void inspect_run(const std::filesystem::path& path, bool json) {
             << (checkpoints.empty() ? "none yet\n" : checkpoints_text(checkpoints, /*verified=*/false));
 }
 
-/// Prints what a run reports while it trains, as the program itself does, until it is over.
+/// Prints what a run reports while it trains, as the program itself does. Returns when the run is over.
 void follow(const std::filesystem::path& path) {
   if (!is_folder(path) || is_checkpoint(path) || !is_run(path))
     throw Error(ExitCode::data, "following " + path.string(), "it is not a run's folder", "Name one, as in runs/demo");

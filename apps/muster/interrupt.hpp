@@ -1,20 +1,20 @@
-// Ctrl-C while a file is being written: the work ends at a point where it can clean up.
+// Ctrl-C while a file is being written: the work ends at a point where it can remove what it has begun.
 #pragma once
 
 #include <csignal>
 
 namespace muster::tool {
 
-/// Thrown to end a program that a signal has stopped.
+/// Thrown to end this program when a signal has stopped it.
 struct Interrupted {
   int exit_code;
-  const char* remains;  ///< what remains of its work, for the message
+  const char* remains;  ///< says for the message what is left of the work
 };
 
-/// While it lives, the first SIGINT or SIGTERM is noted, and the second ends the process as usual.
+/// While it lives, the first SIGINT or SIGTERM is only recorded; a second one ends the process as usual.
 class InterruptGuard {
  public:
-  /// `restarts_calls`: a system call that waits goes on after a signal; otherwise it fails with EINTR.
+  /// `restarts_calls`: with true, a system call that waits continues after a signal; with false, it fails with EINTR.
   explicit InterruptGuard(bool restarts_calls = true);
   ~InterruptGuard();
   InterruptGuard(const InterruptGuard&) = delete;

@@ -1,4 +1,4 @@
-// muster ls: lists the runs of a storage.
+// muster ls: lists the runs in a storage folder.
 #include "batch/script.hpp"
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
@@ -20,7 +20,8 @@
 namespace muster::tool {
 namespace {
 
-/// The summary of a folder that is a run. One that cannot be read, as another user's may be, is no reason to show none.
+/// Returns the summary of a folder that is a run. Returns none if it cannot be read, as another user's run may be, so
+/// that the other runs are still listed.
 std::optional<RunSummary> look_at(const std::filesystem::path& folder) {
   std::error_code ignored;
   try {
@@ -29,7 +30,7 @@ std::optional<RunSummary> look_at(const std::filesystem::path& folder) {
   } catch (const std::exception&) {
     if (std::filesystem::exists(folder, ignored)) return RunSummary{.path = folder, .state = "not readable"};
   }
-  return {};  // or it was removed meanwhile
+  return {};  // or the folder was removed meanwhile
 }
 
 void list(const std::filesystem::path& storage, bool json) {
@@ -38,7 +39,7 @@ void list(const std::filesystem::path& storage, bool json) {
                 "Name the folder that programs were given with --storage; it is runs by default");
   std::vector<RunSummary> runs;
   std::error_code error;
-  std::filesystem::path sweep;  // one of those that are there
+  std::filesystem::path sweep;  // one of the sweeps in the folder
   for (std::filesystem::directory_iterator at(storage, error), end; !error && at != end; at.increment(error)) {
     if (auto run = look_at(at->path())) runs.push_back(std::move(*run));
     if (is_sweep(at->path())) sweep = at->path();

@@ -29,7 +29,7 @@ void add_commands(CLI::App& app) {
 
 int main(int argc, char** argv) {
   using namespace muster::tool;
-  ::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files makes a write fail, which leaves nothing behind
+  ::signal(SIGXFSZ, SIG_IGN);  // makes a write beyond a limit on file sizes fail, so that the file can be removed
   return run_command_line("muster", "Trains neural networks on clusters: its data, its runs and their checkpoints.",
                           argc, argv, [&](CLI::App& app) {
                             if (argc > 1 && std::string(argv[1]) == "bench") become_bench(argv + 1);

@@ -1,4 +1,4 @@
-// muster predict: applies a program of torch.export to a dataset, on this process or on ranks that it starts.
+// muster predict: applies a program of torch.export to a dataset, in this process or on ranks that it starts.
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 
@@ -25,14 +25,15 @@ namespace {
 
 struct PredictArguments {
   std::string program, checkpoint, data, out;
-  int ranks = 0;  ///< 0: this process is a rank already, or the only one
+  int ranks = 0;  ///< 0 if this process is a rank already, or the only one
   bool use_gpu = false;
   BatchPredictorOptions options;
 };
 
 const std::string predicting = "predicting";
 
-/// Adds what the model returns: a dict's tensors by their keys, those of a tuple or list as NAME_0, NAME_1, …
+/// Adds what the model returns as columns: a dict's tensors by their keys, those of a tuple or list as NAME_0, NAME_1,
+/// …
 void add_columns(const std::string& name, bool is_root, const c10::IValue& value,
                  std::map<std::string, at::Tensor>& columns) {
   const auto inside = [&](const std::string& part) { return is_root ? part : name + "_" + part; };
@@ -51,7 +52,8 @@ void add_columns(const std::string& name, bool is_root, const c10::IValue& value
   }
 }
 
-/// The tensors for the inputs, by name; the only column for the only input.
+/// Returns the tensors for the program's inputs, by name. A single column is used for a single input, whatever their
+/// names.
 std::map<std::string, c10::IValue> inputs_of(const Batch& batch, const std::vector<std::string>& names) {
   if (names.size() == 1 && batch.num_columns() == 1) return {{names.front(), batch.begin()->second}};
   std::map<std::string, c10::IValue> inputs;
@@ -72,7 +74,8 @@ TorchPredictor make_predictor(const PredictArguments& arguments, const Schema& s
   auto net = load_exported(arguments.program);
   const auto names = net->input_names();
   PredictorOptions options{.use_gpu = arguments.use_gpu};
-  // Other columns are left out. A preprocessor may make the inputs of columns of other names.
+  // If all inputs are columns, other columns are left out. If not, a preprocessor may make the inputs from columns with
+  // other names.
   const auto is_column = [&](const auto& name) {
     return std::ranges::find(schema, name, &Column::name) != schema.end();
   };
@@ -89,7 +92,7 @@ TorchPredictor make_predictor(const PredictArguments& arguments, const Schema& s
   return TorchPredictor(predict, options);
 }
 
-/// Computes as one of the ranks of a launcher, or as the only one.
+/// Predicts as one of the ranks of a launcher, or as the only rank.
 int predict_as_rank(const PredictArguments& arguments) {
   std::array<std::string, 5> words{"muster", "--progress", "none", "--log-level", "warn"};
   std::array<char*, words.size() + 1> argv{};
@@ -101,7 +104,7 @@ int predict_as_rank(const PredictArguments& arguments) {
   });
 }
 
-/// Starts this program again, on ranks.
+/// Starts this program again on several ranks.
 int predict_on_ranks(const PredictArguments& arguments) {
   std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe"), "predict"};
   if (!arguments.checkpoint.empty()) command.insert(command.end(), {"--checkpoint", arguments.checkpoint});

@@ -1,4 +1,4 @@
-// The progress of a long command, as one line on the terminal.
+// Shows the progress of a long command in one line on the terminal.
 #pragma once
 
 #include <sys/ioctl.h>
@@ -9,8 +9,8 @@
 
 namespace muster::tool {
 
-/// Each show() rewrites the line; the destructor removes it. show() writes nothing if stderr is not a terminal, unless
-/// it is forced.
+/// Each show() rewrites the line; the destructor removes it. If stderr is not a terminal, show() writes nothing, unless
+/// `forced`.
 class ProgressLine {
  public:
   explicit ProgressLine(bool forced = false) : visible_(forced || ::isatty(STDERR_FILENO) == 1) {}
@@ -27,17 +27,17 @@ class ProgressLine {
     shown_ = true;
     winsize size{};
     const bool knows_width = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
-    // A longer line would not be rewritten as a whole.
+    // A longer line would wrap, and could not be rewritten as a whole.
     std::cerr << "\r" << text.substr(0, knows_width ? size.ws_col - 1u : text.size()) << "\033[K" << std::flush;
   }
-  /// Shows what begins; where no line is shown, prints it.
+  /// Shows a text about what begins. If no line is shown, prints it as an ordinary line.
   void announce(const std::string& text) {
     if (visible_)
       show(text);
     else
       print(text);
   }
-  /// Prints a line that stays.
+  /// Prints a line that stays on the terminal.
   void print(const std::string& text) {
     erase();
     std::cerr << text << std::endl;

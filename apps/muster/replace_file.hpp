@@ -1,4 +1,4 @@
-// Writes the files that the tool makes of text.
+// Writes the text files that the tool makes.
 #pragma once
 
 #include <filesystem>
@@ -6,8 +6,9 @@
 
 namespace muster::tool {
 
-/// Writes `text` to the file, at once: nobody opens half of it, and if it cannot be written what was there stays.
-/// Writes through a symbolic link. Throws an Error (ExitCode::retry) if it cannot be written.
+/// Replaces the file by one with this text, as a whole: no other program sees a part of it, and if it cannot be
+/// written, the old file stays. Follows a symbolic link. Throws an Error (ExitCode::retry) if the file cannot be
+/// written.
 void replace_file(const std::filesystem::path& output, const std::string& text);
 
 }  // namespace muster::tool

@@ -24,17 +24,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A run that trains gives a sign of life every five seconds while it has batches.
+/// A run that trains on batches gives a sign of life every five seconds; after this time without one it is silent.
 constexpr std::int64_t max_silence_s = 60;
-/// It gives none from its start to its first batch.
+/// From its start to its first batch, a run gives no sign of life; that may take this long.
 constexpr std::int64_t max_start_s = 600;
-/// Longer names of metrics are cut in a table.
+/// Longer names of metrics are shortened in a table.
 constexpr std::size_t max_metric_name = 24;
 
 /// Leaves out values that are nested so deeply that printing them would overflow the stack.
 bool shallow(int depth, Json::parse_event_t, const Json&) { return depth < 256; }
 
-/// Opens a file for reading. Not open if there is no such file; throws an Error (ExitCode::data) if it cannot be read.
+/// Opens a file for reading. If there is no such file, returns a stream that is not open. Throws an Error
+/// (ExitCode::data) if the file cannot be read.
 std::ifstream open(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
@@ -56,7 +57,7 @@ std::string value_text(const Json& value) {
                                  : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-/// The value of a number; NaN for anything else.
+/// Returns the number at `key`; NaN if there is none.
 double number_at(const Json& object, const std::string& key) {
   const auto found = object.is_object() ? object.find(key) : object.end();
   return object.is_object() && found != object.end() && found->is_number() ? found->get<double>() : std::nan("");
@@ -77,7 +78,8 @@ std::string text_at(const Json& object, const Json::json_pointer& path) {
   return value.is_string() ? value.get<std::string>() : std::string();
 }
 
-/// The rows of result.json from that report on, the newest first; at most those in the last MiB of the file.
+/// Returns the rows of result.json from report `iteration` on, the newest first; only those in the last MiB of the
+/// file.
 std::vector<Json> newest_rows(const fs::path& run, std::int64_t iteration) {
   constexpr std::streamoff most_bytes = 1 << 20;
   auto file = open(run / "result.json");
@@ -98,8 +100,8 @@ std::vector<Json> newest_rows(const fs::path& run, std::int64_t iteration) {
   return rows;
 }
 
-/// The rows that a summary needs, oldest first: all, or, where status.json has the best value of the earlier ones, that
-/// one and the newest. The number of reports is counted in `count`.
+/// Returns the rows that a summary needs, oldest first: all rows; but if status.json has the best value of earlier
+/// rows, that value and the newest rows. Sets `count` to the number of reports.
 std::vector<Json> rows_for_summary(const fs::path& run, const Json& status, std::int64_t& count) {
   const auto best = status.is_object() ? status.value("best", Json()) : Json();
   const auto reported = status.is_object() ? count_at(status, "training_iteration") : 0;
@@ -136,8 +138,8 @@ std::string best_of(const Json& params, const std::vector<Json>& reports) {
   return {};
 }
 
-/// The seconds since 1970 at which a job has taken the run's folder that it holds now; none if no job holds it. A job
-/// empties the file .lock when it ends well.
+/// If a job holds the run's folder now, returns when it has taken it, in seconds since 1970; otherwise none. A job
+/// writes .lock when it takes the folder, and empties it when it ends well.
 std::optional<std::int64_t> start_of_holder(const fs::path& run) {
   struct stat status {};
   if (::stat((run / ".lock").c_str(), &status) != 0 || status.st_size == 0) return {};
@@ -165,7 +167,7 @@ Json read_json(const fs::path& path) {
 std::vector<Json> Reports::read_new() {
   struct stat status {};
   if (::stat(file_.c_str(), &status) != 0) return {};
-  std::size_t skipped = 0;  // rows to read again that were returned
+  std::size_t skipped = 0;  // number of rows to read again without returning them
   if (status.st_ino != inode_ || status.st_size < read_) {
     inode_ = status.st_ino;
     read_ = 0;
@@ -175,7 +177,7 @@ std::vector<Json> Reports::read_new() {
   std::vector<Json> rows;
   if (!file.is_open() || !file.seekg(read_)) return rows;
   for (std::string line; std::getline(file, line);) {
-    if (file.eof()) break;  // incomplete: it is read again when it ends
+    if (file.eof()) break;  // an incomplete line is read again later
     read_ += static_cast<std::streamoff>(line.size()) + 1;
     auto row = Json::parse(line, shallow, false);
     if (!row.is_object()) continue;
@@ -193,7 +195,7 @@ std::string state_of(const fs::path& run, const Json& status, std::int64_t repor
   const auto now = std::time(nullptr);
   const auto sign_of_life = std::max(count_at(status, "updated"), reported);
   const auto start = start_of_holder(run);
-  // A job that has just begun to report may not have written status.json, which is then of an earlier one.
+  // A job that has just begun to report may not have written status.json yet; the file is then from an earlier job.
   const bool reports_first = start && *start >= count_at(status, "updated") && reported > *start;
   if ((state == "training" || reports_first) && now - sign_of_life <= max_silence_s) return "training";
   if (start && *start >= sign_of_life && now - *start <= max_start_s) return "starting";

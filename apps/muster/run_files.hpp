@@ -1,4 +1,4 @@
-// The files of a run that tell how far it has come.
+// Reads the files of a run that tell how far it has come.
 #pragma once
 
 #include <muster/json.hpp>
@@ -12,56 +12,58 @@
 
 namespace muster::tool {
 
-/// The storage where programs started from here would put their runs: MUSTER_STORAGE, or "runs".
+/// Returns the folder in which programs started from here would put their runs: MUSTER_STORAGE, or "runs".
 std::string default_storage();
-/// The JSON in a file; null if there is none or it is not JSON.
+/// Returns the JSON in a file; null if there is no such file or it is not JSON.
 Json read_json(const std::filesystem::path& path);
-/// Reads the rows of a run's result.json while the run adds to it. The last line of a killed run may be incomplete, and
-/// a run that is continued replaces the file and may make its last reports again.
+/// Reads the rows of a run's result.json while the run adds to it. The last line of a killed run may be incomplete. A
+/// run that resumes replaces the file and may make its last reports again.
 class Reports {
  public:
   explicit Reports(std::filesystem::path run) : file_(std::move(run) / "result.json") {}
-  /// Returns the rows that have come since the last call.
+  /// Returns the rows that were added since the last call.
   std::vector<Json> read_new();
 
  private:
   std::filesystem::path file_;
   std::uint64_t inode_ = 0;
-  std::streamoff read_ = 0;    // bytes of the file
-  std::size_t row_count_ = 0;  // rows that were returned
+  std::streamoff read_ = 0;    // bytes of the file that were read
+  std::size_t row_count_ = 0;  // number of rows that were returned
 };
 
-/// The whole number at `key`, or 0.
+/// Returns the whole number at `key`; 0 if there is none.
 std::int64_t count_at(const Json& object, const std::string& key);
 
-/// A run at a glance.
+/// The most important facts about a run.
 struct RunSummary {
   std::filesystem::path path;
-  std::string state = {};     ///< "training", "finished", "stopped", "failed", or "silent": neither over nor heard of
-  std::string epoch = {};     ///< "3/10", counted from 1; empty if it is not known
-  std::string best = {};      ///< "val_loss 0.123": the best value of the score, or the last one of the first metric
+  std::string state = {};  ///< see state_of()
+  std::string epoch = {};  ///< "3/10", counted from 1; empty if unknown
+  /// "val_loss 0.123": the best value of the score; without a score, the last value of the first metric
+  std::string best = {};
   std::int64_t reports = 0;   ///< number of reports
-  std::int64_t updated = -1;  ///< the last sign of life, in seconds since 1970; -1 if there is none
+  std::int64_t updated = -1;  ///< last sign of life, in seconds since 1970; -1 if there is none
   Json status = nullptr;      ///< status.json
 };
 RunSummary summary_of(const std::filesystem::path& run);
-/// "starting", "training", "finished", "stopped", "failed", or "silent": neither over nor heard of. `status`: the run's
-/// status.json. `reported`: the time of the newest report, in seconds since 1970; 0 if it is not known.
+/// Returns "starting", "training", "finished", "stopped", "failed", or "silent": the run has not ended, but there was
+/// no sign of life for some time. `status`: the run's status.json. `reported`: time of the newest report, in seconds
+/// since 1970; 0 if unknown.
 std::string state_of(const std::filesystem::path& run, const Json& status, std::int64_t reported = 0);
-/// True in a state in which more may come.
+/// True if a run in this state may still make reports.
 bool may_go_on(const std::string& state);
 Json to_json(const RunSummary& summary);
 
-/// "epoch 3/10  45%  step 1234  5120 samples/s  12 min left", or "2 min left in the epoch" where the number of epochs
-/// is not known.
+/// Returns "epoch 3/10  45%  step 1234  5120 samples/s  12 min left"; if the number of epochs is unknown, "2 min left
+/// in the epoch".
 std::string progress_text(const Json& status);
-/// Where the time of the run has gone, over all of its starts: a line for each cause. Empty if it is not known.
+/// Returns what the time of the run was spent on, over all of its starts: a line for each cause. Empty if unknown.
 std::string time_text(const Json& status);
-/// The user's metrics in a row, "loss 0.1234, accuracy 0.91"; empty if there are none.
+/// Returns the user's metrics in a row, "loss 0.1234, accuracy 0.91"; empty if there are none.
 std::string metrics_text(const Json& row);
-/// "report 3: loss 0.1234 accuracy 0.91".
+/// Returns "report 3: loss 0.1234 accuracy 0.91".
 std::string report_text(const Json& row);
-/// "just now", "12 s ago", "3 min ago", "5 h ago", "2 d ago".
+/// Returns "just now", "12 s ago", "3 min ago", "5 h ago" or "2 d ago".
 std::string age_text(std::int64_t updated);
 
 }  // namespace muster::tool

@@ -8,14 +8,14 @@ namespace muster::tool {
 namespace {
 
 constexpr std::size_t gap = 2;
-constexpr std::size_t narrowest = 20;  ///< the least width of a last column that is broken into lines
+constexpr std::size_t narrowest = 20;  ///< least width of a last column whose text is broken into lines
 
 std::string padded(const std::string& text, std::size_t columns, bool right) {
   const std::string space(columns - std::min(columns, detail::character_count(text)), ' ');
   return right ? space + text : text + space;
 }
 
-/// The words between the spaces of a text. A command in backticks is one word, which can be copied as it is.
+/// Splits a text at spaces. A command in backticks counts as one word, so that it can be copied as it is.
 std::vector<std::string> words_of(const std::string& text) {
   constexpr const char* spaces = " \t\n\v\f\r";
   std::vector<std::string> words;

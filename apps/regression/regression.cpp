@@ -1,4 +1,5 @@
-// Learns from a table of numbers: the loss of pressure in a pipe, from its size, its material and the liquid in it.
+// Learns from a table of numbers: the loss of pressure in a pipe, from the pipe's size and material and the liquid in
+// it.
 //
 //   regression_table 20000 > pipes.csv
 //   muster convert csv pipes.csv pipes.h5 --split train=0.9 --split test=0.1
@@ -15,8 +16,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// Moves the last feature of `x`, a number that only identifies a material, into a column of its own. A preprocessor of
-/// the user's own, which needs no fitting.
+/// A preprocessor that the user has written, which needs no fitting. It moves the last feature of `x`, a number that
+/// only identifies a material, into a column of its own.
 class SplitOffMaterial final : public muster::Preprocessor {
  public:
   void fit(const muster::Dataset&, const muster::Communicator&) override {}
@@ -65,7 +66,7 @@ void train(muster::Session& session, const muster::Config& config) {
         sums += torch::stack({torch::ones_like(y), y, y.square(), (y - predict(batch)).square()}).sum(1);
       }
     }
-    sums = session.mean(sums);  // the sums divided by the number of ranks, which cancels in the quotient
+    sums = session.mean(sums);  // the sums divided by the number of ranks, which cancels out in the quotient
     const auto variation = sums[2] - sums[1].square() / sums[0];
     session.report({{"loss", loss.take()}, {"r2", 1 - sums[3] / variation}}, state);
   }
@@ -84,8 +85,8 @@ int main(int argc, char** argv) {
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   launch.app().add_flag("--unscaled", unscaled, "Do not scale the features, to show the effect of scaling");
   return launch.run([&] {
-    // Diameters are hundredths and densities are about a thousand: the scaler gives each feature mean 0 and deviation
-    // 1. Scaler and encoder are fitted on the training set, and their fitted state is saved with the checkpoints.
+    // Diameters are hundredths and densities are about a thousand: the scaler gives each feature mean 0 and standard
+    // deviation 1. Scaler and encoder are fitted on the training set, and checkpoints hold their fitted state.
     std::vector<muster::PreprocessorPtr> steps{std::make_shared<SplitOffMaterial>(),
                                                muster::one_hot_encoder({"material"})};
     if (!unscaled) steps.push_back(muster::standard_scaler({"x"}));

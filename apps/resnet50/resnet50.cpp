@@ -1,5 +1,5 @@
-// Trains ResNet-50 as on ImageNet: random crops and flips, mixed precision, a learning rate that warms up and falls as
-// a cosine, and large steps that are divided among the ranks.
+// Trains ResNet-50 as on ImageNet: random crops and flips, mixed precision, a learning rate that rises first and then
+// falls as a cosine, and large steps that are divided among the ranks.
 //
 //   resnet50_images                                  # pictures.train.h5, pictures.test.h5
 //   mpirun -n 2 resnet50 --train pictures.train.h5 --test pictures.test.h5
@@ -18,7 +18,7 @@ nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, s
   return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
-/// Convolutions of 1 × 1, 3 × 3 and 1 × 1 with a residual connection; the middle one has the stride.
+/// Convolutions of 1 × 1, 3 × 3 and 1 × 1 with a residual connection. The middle one has the stride.
 class Bottleneck : public nn::Module {
  public:
   static constexpr std::int64_t expansion = 4;
@@ -30,7 +30,7 @@ class Bottleneck : public nn::Module {
         bn2(register_module("bn2", nn::BatchNorm2d(width))),
         conv3(register_module("conv3", convolution(width, expansion * width, 1))),
         bn3(register_module("bn3", nn::BatchNorm2d(expansion * width))) {
-    // Each block begins as the identity: the residual branch gives 0.
+    // Each block begins as the identity, since the residual branch returns 0.
     nn::init::zeros_(bn3->weight);
     if (stride != 1 || in != expansion * width)
       downsample = register_module("downsample", nn::Sequential(convolution(in, expansion * width, 1, stride),
@@ -54,7 +54,7 @@ class Bottleneck : public nn::Module {
   nn::Sequential downsample{nullptr};
 };
 
-/// ResNet-50 (He et al. 2015): [N, 3, H, W] to logits. If `width` is 64, parameters have torchvision's names and
+/// ResNet-50 (He et al. 2015): [N, 3, H, W] to logits. If `width` is 64, the parameters have torchvision's names and
 /// shapes.
 class ResNet50 : public nn::Module {
  public:
@@ -86,11 +86,11 @@ class ResNet50 : public nn::Module {
   nn::Linear fc;
 };
 
-/// Bytes to numbers around 0.
+/// Turns bytes into numbers around 0.
 torch::Tensor normalize(const torch::Tensor& pictures) { return pictures.to(torch::kFloat).sub_(127.5).div_(64); }
 
-/// Cuts a square of `crop` pixels at a random position out of each picture [N, 3, H, W], and mirrors half of them. Uses
-/// torch's generator, which is different on each rank and saved in checkpoints.
+/// Cuts a square of `crop` pixels at a random position out of each picture [N, 3, H, W], and mirrors half of the
+/// pictures. Uses torch's generator, which is different on each rank and saved in checkpoints.
 torch::Tensor random_crop_and_flip(const torch::Tensor& pictures, std::int64_t crop) {
   const auto n = pictures.size(0), channels = pictures.size(1), height = pictures.size(2), width = pictures.size(3);
   const auto index = torch::TensorOptions(torch::kLong).device(pictures.device());

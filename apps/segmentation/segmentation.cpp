@@ -18,13 +18,14 @@ namespace nn = torch::nn;
 
 constexpr std::int64_t scene_size = 48, garment_size = 28, garments_per_scene = 2;
 
-/// The kinds of pixels, and the kind of each class of Fashion-MNIST; garments of other classes are left out.
+/// The kinds of pixels, and the kind for each class of Fashion-MNIST. Garments of classes with the kind `ground` are
+/// left out.
 enum Kind : std::uint8_t { ground, pullover, trousers, bag, boot, kinds };
 const std::vector<std::uint8_t> kind_of_class{ground, trousers, pullover, ground, ground,
                                               ground, ground,   ground,   bag,    boot};
 
-/// Scenes [N, 48, 48] of garments on noise, where later garments cover earlier ones, with the kind of each pixel. The
-/// same scenes on every rank.
+/// Makes scenes [N, 48, 48] of garments on noise, with the kind of each pixel. Later garments cover earlier ones. All
+/// ranks get the same scenes.
 muster::Dataset make_scenes(const muster::Dataset& garments, std::int64_t scenes, std::uint64_t seed) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(garments.count()));
   std::iota(all.begin(), all.end(), 0);
@@ -59,7 +60,7 @@ nn::Sequential convolutions(std::int64_t in, std::int64_t out) {
                         nn::BatchNorm2d(out), nn::ReLU());
 }
 
-/// U-Net (Ronneberger, Fischer and Brox 2015) with three levels: [N, 1, H, W] to logits [N, kinds, H, W]; H and W must
+/// U-Net (Ronneberger, Fischer and Brox 2015) with three levels: [N, 1, H, W] to logits [N, kinds, H, W]. H and W must
 /// be multiples of 4.
 class UNet : public nn::Module {
  public:
@@ -111,8 +112,9 @@ void train(muster::Session& session, const muster::Config& config) {
       loss.add(l, batch.size());
     }
 
-    // 3. Intersections and unions are counted over the test scenes of all ranks, and divided only at the end: a mean of
-    //    the quotients of each rank or batch would be a different number.
+    // 3. Intersections and unions are counted over the test scenes of all ranks and divided only at the end: the mean
+    // of the
+    //    quotients of each rank or batch would be another number.
     muster::MeanIoU mean_iou({.num_classes = kinds});
     muster::ConfusionMatrix confusion({.num_classes = kinds});
     {

@@ -1,5 +1,5 @@
-// A simulation that already uses MPI trains a model on half of its ranks while the other half computes: pendulums, and
-// a network that learns to predict their positions.
+// A simulation that already uses MPI trains a model on half of its ranks while the other half computes. It simulates
+// pendulums, and a network learns to predict their positions.
 //
 //   mpirun -n 4 simulation
 //   mpirun -n 8 simulation --set rounds=200 --name long
@@ -15,14 +15,14 @@
 
 namespace {
 
-/// Angle, velocity and damping of a pendulum, and its angle and velocity two seconds later.
+/// A sample: angle, velocity and damping of a pendulum, and its angle and velocity two seconds later.
 constexpr int inputs = 3, outputs = 2, numbers = inputs + outputs;
 constexpr int samples_per_round = 2048;
 
-/// A trainer sends this to its simulator after its last round, in place of the number of the next round.
+/// Sent by a trainer to its simulator after its last round, in place of the number of the next round.
 constexpr int stop = -1;
 
-/// The classical Runge-Kutta method of fourth order.
+/// Returns a pendulum's state after `seconds`, by the classical Runge-Kutta method of fourth order.
 std::array<double, 2> swing(std::array<double, 2> state, double damping, double seconds) {
   constexpr int steps = 400;
   const double h = seconds / steps;
@@ -39,7 +39,7 @@ std::array<double, 2> swing(std::array<double, 2> state, double damping, double 
   return state;
 }
 
-/// The samples of a round for one of the trainers. They depend only on these numbers, and differ between rounds.
+/// Returns the samples of a round for one of the trainers. They depend only on these two numbers.
 std::vector<float> samples_of(int trainer, int round) {
   std::seed_seq seed{trainer, round};
   std::mt19937_64 random(seed);
@@ -53,20 +53,20 @@ std::vector<float> samples_of(int trainer, int round) {
   return samples;
 }
 
-/// The simulating half: computes one round ahead, as long as the trainer asks for rounds.
+/// The simulating half: computes one round ahead as long as the trainer asks for rounds.
 void simulate(int trainer) {
   int ahead = 0;
   for (auto samples = samples_of(trainer, ahead);; samples = samples_of(trainer, ++ahead)) {
     int round = stop;
     MPI_Recv(&round, 1, MPI_INT, trainer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     if (round == stop) return;
-    // A run that continues does not begin with round 0.
+    // A run that resumes does not begin with round 0.
     if (round != ahead) samples = samples_of(trainer, ahead = round);
     MPI_Send(samples.data(), static_cast<int>(samples.size()), MPI_FLOAT, trainer, 0, MPI_COMM_WORLD);
   }
 }
 
-/// The training half: each rank trains on its simulator's samples, while the simulator computes the next round.
+/// The training half: each rank trains on its simulator's samples while the simulator computes the next round.
 void train(muster::Session& session, const muster::Config& config, int simulator) {
   using namespace torch::nn;
   auto net =
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
   MPI_Comm half = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, trains ? 0 : 1, rank, &half);
 
-  // 2. One half is a launch of muster, used as in any program. The other half does not use muster.
+  // 2. One half is a launch of muster and is used as in any program. The other half does not use muster.
   int code = 0;
   if (trains) {
     {

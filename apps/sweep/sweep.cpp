@@ -1,9 +1,9 @@
-// Searches for good settings: many trials of a small network side by side; bad ones end early.
+// Searches for good settings: many trials of a small network in parallel; bad trials end early.
 //
 //   mpirun -n 2 sweep --name search
 //   mpirun -n 8 sweep --samples 8 --ranks-per-trial 2 --name large
 //
-// Start it again with the same --name: trials that are done are kept, the others continue.
+// Start it again with the same --name: trials that are done are kept, and the others continue.
 #include "models/data.hpp"
 
 #include <torch/torch.h>
@@ -19,7 +19,7 @@ torch::Tensor normalize(const torch::Tensor& images) {
   return images.to(torch::kFloat).div_(255).sub_(0.28604).div_(0.32025);
 }
 
-// 1. A training function like any other. The sweep's choices are in its configuration.
+// 1. A training function as usual. Its configuration has the settings that the sweep has chosen.
 void train(muster::Session& session, const muster::Config& config) {
   const auto width = config.at("width").get<std::int64_t>();
   auto net = session.prepare_model(torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(28 * 28, width),
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
                                      .run_config = {.checkpoint_config = {.num_to_keep = 1}},
                                      .datasets = {{"train", train_set}, {"test", test_set}},
                                  });
-    // 3. The space to search. After 1 and 3 epochs, the better third of the trials continues.
+    // 3. The space to search. After 1 and after 3 epochs, the better third of the trials continues.
     auto result =
         muster::Sweep(launch, trainer.as_trainable(),
                       {

@@ -1,4 +1,4 @@
-// The same with muster.
+// The training of before.cpp, with muster.
 //
 //   mpirun -n 2 libtorch_mpi_after --name sine
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Plain libtorch on every rank, gradients averaged by hand over MPI.
+// Plain libtorch on every rank; gradients are averaged by MPI.
 //
 //   mpirun -n 2 libtorch_mpi_before CHECKPOINT
 #include <torch/torch.h>
@@ -25,12 +25,12 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   const std::string checkpoint = argc > 1 ? argv[1] : "checkpoint.pt";
 
-  // The same initial weights on all ranks.
+  // All ranks start with the same weights.
   torch::manual_seed(0);
   torch::nn::Sequential net(torch::nn::Linear(1, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
   torch::optim::Adam optimizer(net->parameters(), 0.01);
 
-  // Continue where an earlier job stopped.
+  // Resume where an earlier job has stopped.
   std::int64_t epoch = 0;
   if (std::filesystem::exists(checkpoint)) {
     torch::serialize::InputArchive archive, model, state;
@@ -47,7 +47,8 @@ int main(int argc, char** argv) {
   const auto x = torch::linspace(-3, 3, 1001).unsqueeze(1);
   const auto y = torch::sin(x);
   for (; epoch < epochs; ++epoch) {
-    // This rank's share of the samples, in the same random order on all ranks; the sampler repeats some to fill up.
+    // This rank's part of the samples. All ranks use the same random order; the sampler repeats some samples to make
+    // all parts equal.
     torch::data::samplers::DistributedRandomSampler sampler(x.size(0), ranks, rank, /*allow_duplicates=*/true);
     sampler.set_epoch(epoch);
     sampler.reset();
@@ -66,7 +67,7 @@ int main(int argc, char** argv) {
 
     if (rank == 0) {
       std::cout << "epoch " << epoch << ", loss " << (sum[0] / sum[1]).item<double>() << std::endl;
-      // Write a new file first; it then replaces the old one.
+      // Write a new file, which then replaces the old one.
       torch::serialize::OutputArchive archive, model, state;
       archive.write("epoch", torch::tensor(epoch + 1));
       net->save(model);

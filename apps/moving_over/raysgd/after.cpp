@@ -1,4 +1,4 @@
-// The same with muster.
+// The training of before.py, with muster.
 //
 //   mpirun -n 2 raysgd_after --storage STORAGE --name sine
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// muster slurm, muster pbs: write a batch script that trains.
+// muster slurm and muster pbs: write a batch script that trains.
 #include "../checkpoint_text.hpp"
 #include "../commands.hpp"
 #include "../replace_file.hpp"
@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// "muster" if the shell finds this program under that name, otherwise its path.
+/// Returns "muster" if the shell finds this program under that name, otherwise this program's path.
 std::string own_name() {
   std::error_code error;
   const auto self = fs::canonical("/proc/self/exe", error);
@@ -30,8 +30,8 @@ std::string own_name() {
   return !found.empty() && fs::equivalent(found, self, error) ? "muster" : self.string();
 }
 
-/// The longest save of a run, rounded up; none if it is not known. With asynchronous saves, or through a fast tier, the
-/// rows have only how long the ranks were held up.
+/// Returns how long the longest save of a run has taken, rounded up. None if that is unknown: with asynchronous saves
+/// or a fast tier, the rows only have the time for which the ranks had to wait.
 std::optional<std::chrono::seconds> longest_save_of(const fs::path& run) {
   const auto params = read_json(run / "params.json");
   const auto config = params.is_object() ? params.value("run_config", Json()) : Json();
@@ -45,7 +45,7 @@ std::optional<std::chrono::seconds> longest_save_of(const fs::path& run) {
   return std::chrono::seconds(static_cast<int>(std::ceil(longest)));
 }
 
-/// The program would refuse other names, once the job has waited in the queue.
+/// Throws an Error if `name` is no folder name: the program would refuse it, but only after waiting in the queue.
 void require_folder_name(const std::string& name) {
   const auto cannot_be = [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; };
   if (std::string_view(".- ").find(name.front()) != std::string_view::npos || std::ranges::any_of(name, cannot_be))
@@ -105,7 +105,7 @@ CLI::Validator batch_time(std::chrono::seconds& time) {
   return {check, ""};
 }
 
-/// What stands in a line of its own of the script.
+/// Accepts words that may be on a line of their own in a batch script.
 CLI::Validator plain_word() {
   const auto check = [](std::string& text) -> std::string {
     if (!text.empty() && text == shell_word(text) && text.front() != '-') return {};

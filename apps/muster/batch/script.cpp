@@ -19,7 +19,7 @@ int ranks_per_node(const BatchOptions& options) {
   return options.ranks_per_node.value_or(options.gpus > 0 ? options.gpus : 2);
 }
 
-/// "HH:MM:SS", which both systems read.
+/// Returns "HH:MM:SS", which both batch systems accept.
 std::string time_text(seconds time) {
   std::array<char, 64> text{};
   const auto all = static_cast<long long>(time.count());
@@ -31,7 +31,7 @@ std::string name_of_program(const BatchOptions& options) {
   return std::filesystem::path(options.command.front()).filename().string();
 }
 
-/// Batch systems take few characters in the name of a job.
+/// Returns the job's name; other characters than those that batch systems accept become "_".
 std::string job_name(const BatchOptions& options) {
   auto name = !options.name.empty() ? options.name : flag_in(options.command, "--name").value_or("");
   if (name.empty()) name = name_of_program(options);
@@ -40,7 +40,8 @@ std::string job_name(const BatchOptions& options) {
   return name;
 }
 
-/// The words behind "--". `unique`: what makes the name of a run unique that has none; empty: muster names it.
+/// Returns the words of the program behind "--". `unique`: appended to make the name of a run unique; empty if muster
+/// itself chooses the run's name.
 std::string program_words(const BatchOptions& options, const std::string& unique) {
   std::string text;
   for (const auto& word : options.command) text += " " + shell_word(word);
@@ -60,7 +61,7 @@ std::string modules() {
   return "\n# Load the modules that the program was built with here: module load openmpi hdf5\n\n";
 }
 
-/// A character as bash reads it in $'…'.
+/// Returns a character as bash reads it in $'…'.
 std::string escaped(char c) {
   if (c == '\n') return "\\n";
   if (c == '\t') return "\\t";
@@ -72,7 +73,7 @@ std::string escaped(char c) {
   return octal.data();
 }
 
-/// Why the lead is what it is.
+/// Says why signal_lead() is as it is.
 std::string reason_of_lead(const BatchOptions& options) {
   if (signal_lead(options) < least_lead || signal_lead(options) * 2 == options.time) return "half of the job's time";
   if (!options.longest_save) return "no earlier run says how long a save takes";
@@ -92,7 +93,7 @@ std::string shell_word(const std::string& text) {
                         std::string_view("_-./:,=+@%").find(static_cast<char>(c)) != std::string_view::npos);
   };
   if (!text.empty() && std::ranges::all_of(text, is_plain)) return text;
-  // A word also stands in a comment of the script, which a line break would end.
+  // The word also appears in a comment of the script, which a line break would end; so control characters are escaped.
   const bool has_control = std::ranges::any_of(text, [](unsigned char c) { return std::iscntrl(c) != 0 && c < 0x80; });
   std::string word = has_control ? "$'" : "'";
   for (const char c : text) word += has_control ? escaped(c) : c == '\'' ? "'\\''" : std::string(1, c);
@@ -165,7 +166,7 @@ std::string slurm_script(const BatchOptions& options) {
     text +=
         "# srun does not take --cpus-per-task from the job by itself.\n"
         "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n";
-  // The ranks may use the time after the signal, less a moment for their launcher.
+  // The ranks may use the time after the signal, except for some seconds that their launcher needs.
   const auto grace = std::to_string(std::max<seconds::rep>(signal_lead(options).count() - 10, 1));
   return text +
          "# exec, since Slurm's signals reach only the process of this script. --grace: how many seconds the ranks may "

@@ -1,4 +1,4 @@
-// Batch scripts for Slurm and PBS, as pure functions of what the user has asked for.
+// Writes batch scripts for Slurm and PBS, as pure functions of the options.
 #pragma once
 
 #include <chrono>
@@ -11,31 +11,32 @@ namespace muster::tool {
 struct BatchOptions {
   std::vector<std::string> command = {};  ///< the program and its arguments
   int nodes = 1;
-  int gpus = 0;                            ///< of each node
-  std::optional<int> ranks_per_node = {};  ///< one for each GPU, or else 2
+  int gpus = 0;                            ///< GPUs on each node
+  std::optional<int> ranks_per_node = {};  ///< default: one for each GPU; without GPUs, 2
   int cpus_per_rank = 1;
   std::chrono::seconds time = std::chrono::hours(1);
-  std::string name = {};                 ///< of the job and of the run; empty: the program's
-  std::string storage = {};              ///< the folder of the run's folder; empty: the program's default
-  std::string queue = {}, account = {};  ///< empty: the user's default
-  int chain = 0;                         ///< so many jobs, one after the other; 0: one that is queued again
+  std::string name = {};     ///< name of the job and of the run; empty for the program's name
+  std::string storage = {};  ///< the folder that will have the run's folder; empty for the program's default
+  std::string queue = {}, account = {};  ///< empty for the user's default
+  int chain = 0;  ///< number of jobs that run one after the other; 0 for one job that is queued again
 
-  std::string written_by = {};                            ///< the command line that has asked for the script
-  std::string tool = "muster";                            ///< how the script calls this program
-  std::optional<std::chrono::seconds> longest_save = {};  ///< of an earlier run with that name
+  std::string written_by = {};                            ///< the command line that has made the script
+  std::string tool = "muster";                            ///< the name or path by which the script calls this program
+  std::optional<std::chrono::seconds> longest_save = {};  ///< of an earlier run with this name; none if unknown
 };
 
-/// Parses a time as sbatch does: "MINUTES", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". None for another
-/// text, and for a time of 0.
+/// Parses a time in sbatch's forms: "MINUTES", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS". None if the text
+/// has another form or the time is 0.
 std::optional<std::chrono::seconds> parse_time(const std::string& text);
 
-/// A word as bash must read it to get this text, in one line.
+/// Returns a word that bash reads as this text, on one line.
 std::string shell_word(const std::string& text);
 
-/// The value of a flag ("--name") of the program, as "--name demo" or "--name=demo"; none if it is not given.
+/// Returns the value of a flag ("--name") in the program's arguments, given as "--name demo" or "--name=demo"; none if
+/// it is not there.
 std::optional<std::string> flag_in(const std::vector<std::string>& command, const std::string& flag);
 
-/// How long before its end a Slurm job is signalled.
+/// Returns how long before the end of its time a Slurm job gets a signal.
 std::chrono::seconds signal_lead(const BatchOptions& options);
 
 std::string slurm_script(const BatchOptions& options);

@@ -1,4 +1,4 @@
-// muster bench allreduce: the sum of fp32 values over the ranks, in place.
+// muster bench allreduce: sums fp32 values over the ranks, in place.
 #include "bench.hpp"
 #include "rounds.hpp"
 
@@ -24,16 +24,16 @@ constexpr std::array<Case, 5> cases{{{"4 KB", std::size_t{4} << 10},
                                      {"25 MB", std::size_t{25} << 20},
                                      {"100 MB", std::size_t{100} << 20}}};
 
-/// How often an operation is repeated in a round: as often as it takes to process `volume` bytes, so that the time is
-/// well above the clock's resolution and the barrier's skew.
+/// Returns how often an operation is repeated in a round: often enough to process `volume` bytes, so that the time is
+/// far above the clock's resolution and the differences between ranks at the barrier. At most `most` times.
 int repeats(std::size_t bytes, std::size_t volume, std::size_t most) {
   return static_cast<int>(std::clamp<std::size_t>(volume / bytes, 1, most));
 }
 
-/// The longest time of a candidate in a round; a slow candidate is repeated less often.
+/// A candidate may take this long in a round; a slow candidate is repeated less often.
 constexpr double longest_ms = 500;
 
-/// A value between -1 and 1, different for every rank, round and index.
+/// Returns a value between -1 and 1 that depends on index, rank and round.
 float value(std::size_t index, int rank, int round) {
   auto bits = static_cast<std::uint32_t>(index) * 2654435761U + static_cast<std::uint32_t>(rank) * 0x9E3779B9U +
               static_cast<std::uint32_t>(round) * 0x85EBCA6BU;
@@ -43,8 +43,9 @@ float value(std::size_t index, int rank, int round) {
   return static_cast<float>(static_cast<std::int32_t>(bits)) * 0x1p-31F;
 }
 
-/// One way of summing, and its memory. Two checks surround the timed part. Before it, values with a known sum are
-/// added. In it, repeated sums in place would overflow, so the values' sum is exactly zero, which is checked after it.
+/// One way to compute a sum, with its memory. Its results are checked twice. Before the timed part, it adds values with
+/// a known sum. The timed part sums in place repeatedly, which would overflow, so its values have the sum zero; that is
+/// checked after it.
 class Reduction {
  public:
   using Sum = std::function<void(std::span<float>)>;
@@ -99,7 +100,7 @@ Candidate candidate(const std::string& name, const Communicator& communicator, s
                     Reduction::Sum sum) {
   const auto reduction = std::make_shared<Reduction>(name, communicator, values, std::move(sum));
   const int wished = repeats(values.size_bytes(), std::size_t{8} << 20, 500);
-  // If ranks share cores, one of them may take a thousand times as long.
+  // If ranks share cores, a candidate may take a thousand times as long; measure one call first.
   reduction->run(3);
   const double once = timed(communicator, [&] { reduction->run(3); }) / 3;
   const int count = std::clamp(static_cast<int>(longest_ms / once), 1, wished);
@@ -122,7 +123,7 @@ Candidate copy(std::span<float> from, std::span<float> to) {
   return {.name = "memcpy", .operations = count, .run = [=] {
             for (int i = 0; i < count; ++i) {
               std::memcpy(to.data(), from.data(), from.size_bytes());
-              asm volatile("" : : "r"(to.data()) : "memory");  // keeps the compiler from removing copies
+              asm volatile("" : : "r"(to.data()) : "memory");  // keeps the compiler from removing the copies
             }
           }};
 }

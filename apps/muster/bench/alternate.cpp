@@ -6,7 +6,7 @@
 namespace muster::bench {
 namespace {
 
-/// The time limit of a program where the case has none; torchrun is known to hang sometimes.
+/// The timeout of a program if the case has none. torchrun is known to hang sometimes.
 constexpr std::chrono::seconds patience{300};
 
 }  // namespace
@@ -25,7 +25,7 @@ Timings alternate(const std::vector<Program>& programs, const Measurement& measu
       auto [name, command] = programs[index];
       const bool is_ours = name == ours || name == twin;
       const auto now = Clock::now();
-      // What is ours does not hang.
+      // Muster's own programs do not hang, so they may use all of the remaining time.
       command.deadline = !end ? now + patience : is_ours ? *end : now + (*end - now) / left;
       --left;
       measurement.show(name + ", " + timer.text());

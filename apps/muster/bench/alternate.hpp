@@ -1,4 +1,4 @@
-// Comparisons of whole programs: in each round every program runs once, in rotated order.
+// Compares whole programs: in each round every program runs once, in rotated order.
 #pragma once
 
 #include "process.hpp"
@@ -20,9 +20,9 @@ struct Program {
 /// Reads a time in milliseconds from a program's last line of output.
 using Reading = std::function<double(const Finished&, const nlohmann::ordered_json&)>;
 
-/// Runs each program once in every round, one at a time. A program that fails, or takes more than its part of the time
-/// that is left, is warned of and has no further rounds; where the first program or its twin fails, this is thrown.
-/// Ends early if a signal stops this program.
+/// In every round, runs each program once, one at a time. If a program fails, or takes more than its part of the
+/// remaining time, it is left out of further rounds, with a warning; but if muster or its twin fails, throws. Ends
+/// early if a signal stops this program.
 Timings alternate(const std::vector<Program>& programs, const Measurement& measurement, const Reading& read);
 
 }  // namespace muster::bench

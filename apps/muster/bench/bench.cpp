@@ -20,7 +20,7 @@
 namespace muster::bench {
 namespace {
 
-/// A case that is stopped has a row if it has so many rounds.
+/// A case that is stopped early still has a row if it has had this many rounds.
 constexpr int least_rounds = 3;
 
 std::string quoted(const std::vector<std::string>& names) {
@@ -37,21 +37,21 @@ void choose_cases(const Entry& entry, const Benchmark& benchmark, Options& optio
                   std::string("The cases of ") + entry.name + " are " + quoted(benchmark.cases));
 }
 
-/// So many rounds as options ask for, otherwise at most `most` in that time.
+/// Returns the number of rounds that the options ask for; if they ask for none, at most `most` rounds within `time`.
 Rounds rounds_of(const Options& options, int most, Clock::duration time) {
   if (options.rounds > 0) return {options.rounds};
   return {most, Clock::now() + time};
 }
 
-/// "step mlp batch 64: at most 60 s"
+/// Returns "step mlp batch 64: at most 60 s".
 std::string what_begins(const std::string& title, const Rounds& rounds) {
   if (!rounds.end) return title + ": " + std::to_string(rounds.most) + (rounds.most == 1 ? " round" : " rounds");
   const auto left = std::chrono::ceil<std::chrono::seconds>(*rounds.end - Clock::now());
   return title + ": at most " + std::to_string(left.count()) + " s";
 }
 
-/// Has each case measured by `measure`, which fills in its row, and prints the row; also where that failed or was
-/// stopped after enough rounds.
+/// Calls `measure` for each case, to fill in the case's row, and prints the row. Also prints it if the measurement has
+/// failed or was stopped after enough rounds.
 void measure_each(const Options& options, bool speaks, const std::function<void(Row&)>& measure) {
   std::vector<std::string> noisy;
   {
@@ -78,7 +78,8 @@ void measure_each(const Options& options, bool speaks, const std::function<void(
                 "Run it again when the machine is quiet");
 }
 
-/// On ranks that this program has started: prints JSON lines {"show": …} and {"round": …}, and at last the row.
+/// Runs on ranks that this program has started. Prints lines of JSON: {"show": …} and {"round": …}, and at the end the
+/// row.
 void measure_for_starter(Launch& launch, const Benchmark& benchmark, const Options& options) {
   const auto print = [&](const nlohmann::ordered_json& json) {
     if (launch.rank() == 0) std::cout << json.dump() << std::endl;
@@ -93,7 +94,7 @@ void measure_for_starter(Launch& launch, const Benchmark& benchmark, const Optio
   print(benchmark.measure_in_process(launch, options.cases.front(), options, measurement));
 }
 
-/// Runs the benchmark in this process, which is one of the ranks.
+/// Runs the benchmark in this process, which a launcher has started as one of the ranks.
 void measure_as_rank(const Entry& entry, const Benchmark& benchmark, const Options& options) {
   if (!benchmark.measure_in_process || options.with_peers)
     throw Error(ExitCode::usage, "comparing whole processes", "a launcher has started this program",
@@ -117,7 +118,7 @@ void measure_as_rank(const Entry& entry, const Benchmark& benchmark, const Optio
         line.announce(what_begins(title, measurement.rounds));
         measurement.show = [&](const std::string& text) { line.show(title + ": " + text); };
       }
-      // A second time if noise has made the row invalid, and where that fits.
+      // Measure again if noise has made the row invalid, and if there is time.
       for (RoundTimer attempts({2, measurement.rounds.end});
            !row.valid() && has_next_round(attempts, launch.communicator());)
         row = benchmark.measure_in_process(launch, row.name, options, measurement);
@@ -125,15 +126,15 @@ void measure_as_rank(const Entry& entry, const Benchmark& benchmark, const Optio
   });
 }
 
-/// Starts the ranks and makes the row of what they print. If they do not end in time, or a signal stops this program,
-/// it has the rounds until then.
+/// Starts the ranks and makes the row from what they print. If they do not end in time, or a signal stops this program,
+/// the row has the rounds until then.
 void measure_on_ranks(const Entry& entry, const Options& options, const Measurement& measurement,
                       Clock::time_point deadline, Row& row) {
   std::vector<std::string> arguments{entry.name};
   if (entry.reads_file) arguments.insert(arguments.end(), {options.file, "--batch", std::to_string(options.batch)});
   arguments.insert(arguments.end(), {"--for-starter", "--case", row.name});
   if (const auto& rounds = measurement.rounds; rounds.end) {
-    // A part is left for their start and their end.
+    // The ranks also need time to start and to end.
     const auto time = std::chrono::duration_cast<std::chrono::seconds>((*rounds.end - Clock::now()) * 9 / 10);
     arguments.insert(arguments.end(), {"--seconds", std::to_string(std::max<std::int64_t>(1, time.count()))});
   } else {
@@ -158,7 +159,7 @@ void measure_on_ranks(const Entry& entry, const Options& options, const Measurem
   };
   const auto finished = run(command);
   if (finished.end == End::itself) {
-    if (finished.code != 0) throw CLI::RuntimeError(finished.code);  // a rank has said why
+    if (finished.code != 0) throw CLI::RuntimeError(finished.code);  // a rank has printed the error
     if (result.is_null()) throw Error(ExitCode::retry, "reading the ranks' result", "they have printed none");
   } else if (finished.end == End::deadline) {
     const std::string fact = "the ranks have not ended in the time of the case";
@@ -183,7 +184,7 @@ void measure_case(const Entry& entry, const Benchmark& benchmark, const Options&
   auto inside = measurement;
   if (benchmark.measure_in_process) {
     inside.rounds.most = options.rounds > 0 ? options.rounds : 31;
-    // The peers have the rest.
+    // The rest of the time is for the peers.
     if (inside.rounds.end && peers) *inside.rounds.end -= benchmark.time * 3 / 5;
   }
   const auto stopped = tool::InterruptGuard::has_come;
@@ -242,7 +243,7 @@ void add_commands(CLI::App& app) {
 }  // namespace
 
 void run_in_launch(const std::function<void(Launch&)>& body) {
-  // Variables for the user's own runs, which must not affect a benchmark.
+  // These variables are meant for the user's own runs and must not affect a benchmark.
   for (const auto* name : {"MUSTER_STORAGE", "MUSTER_NAME", "MUSTER_CONFIG", "MUSTER_RESUME", "MUSTER_WORKERS",
                            "MUSTER_TIME_LIMIT", "MUSTER_SEED"})
     ::unsetenv(name);

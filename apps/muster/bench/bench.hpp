@@ -1,4 +1,4 @@
-// The benchmarks, and what they have in common.
+// The benchmarks, and what they share.
 #pragma once
 
 #include "options.hpp"
@@ -15,18 +15,20 @@
 
 namespace muster::bench {
 
-/// The longest time of a case of whole jobs, peers included.
+/// The most time that a case of whole jobs may take, with its peers.
 inline constexpr std::chrono::seconds whole_jobs_time{240};
 
 struct Benchmark {
   std::vector<std::string> cases = {};
-  std::chrono::seconds time{60};  ///< the longest of a case, peers included, unless a number of rounds is given
-  /// Set for a benchmark of a file, on one rank: throws an Error for a file that cannot be measured.
+  /// the most time that a case may take, with its peers, unless a number of rounds is given
+  std::chrono::seconds time{60};
+  /// Throws an Error for a file that cannot be measured. Set for a benchmark that reads a file, on one rank.
   std::function<void(const std::string&)> check_file = {};
-  /// Measures a case inside one program. Called on every rank; returns the same row on each. Empty: none.
+  /// Measures a case inside this program. Called on every rank; returns the same row on each. Empty if there is nothing
+  /// to measure so.
   std::function<Row(Launch&, const std::string& name, const Options&, const Measurement&)> measure_in_process = {};
-  /// Measures the case of a row in whole processes, outside of any launch; makes the row, or adds peers to it if
-  /// options ask for them. Empty: none.
+  /// Measures a case by whole processes, without a launch in this program. Makes the row, or adds peers to it if the
+  /// options ask for them. Empty if there is nothing to measure so.
   std::function<void(Row&, const Options&, const Measurement&)> measure_processes = {};
 };
 
@@ -37,14 +39,15 @@ Benchmark start();
 Benchmark recovery();
 Benchmark checkpoint();
 
-/// Runs `muster-bench job NAME ARGUMENTS…` on each rank: the child process of a benchmark that compares whole
-/// processes. The last line on stdout is its result in JSON.
+/// Carries out `muster-bench job NAME ARGUMENTS…` on each rank, the child process of a benchmark that compares whole
+/// processes. The last line on stdout is the job's result in JSON.
 void run_job(const std::string& name, const std::vector<std::string>& arguments);
 
-/// The job of `checkpoint`: measures the median time of several saves, or of several restores.
+/// The job for the benchmark `checkpoint`: measures the median time of several saves or several restores.
 void time_checkpoints(Session& session, const std::string& which);
 
-/// Calls `body` in a launch on this rank. If it fails, the message is printed, and CLI::RuntimeError has the exit code.
+/// Calls `body` in a launch on this rank. If it fails, prints the error and throws a CLI::RuntimeError with the exit
+/// code.
 void run_in_launch(const std::function<void(Launch&)>& body);
 
 }  // namespace muster::bench

@@ -1,4 +1,4 @@
-// muster bench checkpoint: saves a state until it is durable, and restores it; against the disk alone and torch.
+// muster bench checkpoint: saves a state until it is durable, and restores it; compared with the disk alone and torch.
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -30,7 +30,7 @@ constexpr const char* restore_case = "restore";
 constexpr const char* stall_case = "async stall";
 constexpr const char* fused_stall_case = "async stall fused";
 
-/// The saved and restored state: parameters of a model, the same on every rank.
+/// The state that is saved and restored: parameters of a model, the same on every rank.
 constexpr int tensors = 160;
 constexpr std::int64_t megabytes = 420;
 
@@ -59,7 +59,7 @@ void clear_away(const Communicator& communicator, const std::filesystem::path& f
 }
 
 /// The lower bound: writes a rank's part of the bytes from aligned memory into a new file with preallocated space,
-/// bypassing the system's cache.
+/// bypassing the page cache.
 class RawFile {
  public:
   RawFile(std::filesystem::path path, std::size_t bytes)
@@ -73,7 +73,7 @@ class RawFile {
     const int file = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     check(file >= 0);
     check(::fallocate(file, 0, 0, static_cast<off_t>(bytes_)) == 0 || errno == EOPNOTSUPP);
-    // If the file system does not support this, writing goes through its cache.
+    // If the file system does not support O_DIRECT, the writes go through the page cache.
     ::fcntl(file, F_SETFL, ::fcntl(file, F_GETFL) | O_DIRECT);
     for (std::size_t at = 0; at < bytes_; at += chunk) {
       const auto size = std::min(chunk, bytes_ - at);

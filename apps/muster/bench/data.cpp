@@ -1,4 +1,4 @@
-// muster bench data: passes over a dataset file, as a training run on one rank makes them; against plain reading.
+// muster bench data: passes over a dataset file, as in training on one rank; compared with plain reading.
 #include "bench.hpp"
 #include "plain_reader.hpp"
 #include "rounds.hpp"
@@ -18,10 +18,11 @@ namespace {
 constexpr const char* shuffled_case = "shuffled";
 constexpr const char* sequential_case = "sequential";
 
-/// Decoded bytes that a pass reads, at most. What fits into the default of DatasetOptions::cache_bytes is read whole.
+/// A pass reads at most this many decoded bytes. With the default of DatasetOptions::cache_bytes, that much is kept in
+/// memory.
 constexpr std::int64_t most_bytes = std::int64_t{1} << 30;
 
-constexpr double least_round_ms = 100;  ///< of one candidate, by repeated passes
+constexpr double least_round_ms = 100;  ///< one candidate takes at least this long in a round, by repeated passes
 
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
@@ -37,7 +38,7 @@ struct Pass {
   double ms = 0, first_batch_ms = 0, waiting_ms = 0;
 };
 
-/// A pass over a freshly opened dataset. `compute_ms`: of each step.
+/// Makes a pass over the dataset after opening it anew. `compute_ms`: how long each step computes.
 Pass read_pass(Launch& launch, const DatasetPlan& plan, bool shuffle, double compute_ms) {
   Pass pass;
   const auto body = [&](Session& session) {
@@ -61,8 +62,8 @@ Pass read_pass(Launch& launch, const DatasetPlan& plan, bool shuffle, double com
   return pass;
 }
 
-/// The share of the time that steps wait which compute as long as reading a batch takes; the median of three passes, or
-/// of those that fit.
+/// Returns the part of the time for which steps wait for data, if a step computes as long as it takes to read a batch.
+/// The median of three passes, or of those that fit into the time.
 double waiting_share(Launch& launch, const DatasetPlan& plan, bool shuffle, double pass_ms, const Rounds& rounds) {
   const auto batches = static_cast<double>((plan.samples + plan.batch - 1) / plan.batch);
   std::vector<double> shares;
@@ -85,7 +86,7 @@ PassFigures figures(const DatasetPlan& plan, const std::vector<double>& ms, cons
           .first_batch_ms = median(first_batch_ms)};
 }
 
-/// The mean time of several passes. A short pass is repeated, so that noise averages out.
+/// Returns the mean time of `passes` passes. Short passes are repeated, so that noise averages out.
 template <class OnePass>
 double mean_ms(int passes, OnePass&& one_pass) {
   double ms = 0;
@@ -117,7 +118,7 @@ Row measure_passes(Launch& launch, const std::string& name, const Options& optio
   const auto passes = static_cast<int>(std::clamp(least_round_ms / pass_ms, 1.0, 50.0));
   first_batch_ms.clear();
   auto rounds = measurement.rounds;
-  // The passes behind the rounds compute as long as they read.
+  // Leave time for waiting_share(), whose passes compute as long as they read.
   if (rounds.end) *rounds.end -= std::chrono::milliseconds(std::lround(6 * pass_ms));
   RoundTimer timer(rounds);
   for (int round = 0; timer.has_next(); ++round) {

@@ -1,4 +1,4 @@
-// The jobs of benchmarks that compare whole processes, each on several ranks; rank 0 prints the result.
+// The jobs of benchmarks that compare whole processes. Each job runs on several ranks; rank 0 prints the result.
 #include "bench.hpp"
 #include "programs.hpp"
 #include "rounds.hpp"
@@ -25,7 +25,7 @@ std::int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_
 
 void print_done() { std::cout << nlohmann::json{{"done_ns", now_ns()}} << std::endl; }
 
-/// Prints the median of the steps' times, each that of the slowest rank.
+/// Prints the median of the steps' times. The time of a step is that of its slowest rank.
 void time_steps(Session& session, const StepCase& job, int steps) {
   Training training(session.prepare_model(fresh_model(job.model)),
                     random_batches(session.world_rank(), job.batch_size));
@@ -50,7 +50,7 @@ void first_step(Session& session) {
 }
 
 /// Saves every 20 steps. In the first start, the last rank kills itself after 70 steps and writes the time to `note`.
-/// In the second start, the time until the end of the first step is measured.
+/// In the second start, measures the time until the end of the first step.
 void lose_a_rank(Session& session, const std::filesystem::path& note) {
   const auto model = session.prepare_model(fresh_model("mlp"));
   auto optimizer = session.prepare_optimizer(momentum_sgd(*model));
@@ -78,7 +78,8 @@ void lose_a_rank(Session& session, const std::filesystem::path& note) {
   std::cout << nlohmann::json{{"done_ns", done}, {"killed_ns", killed}} << std::endl;
 }
 
-/// The run is in the benchmark's folder and has a name, so that the second start finds it; it is removed at the end.
+/// Runs lose_a_rank() as a run with a name in the benchmark's folder, so that the second start finds it; the benchmark
+/// removes the folder at the end.
 void recover(Launch& launch) {
   const char* const folder = std::getenv(folder_variable);
   if (folder == nullptr)
@@ -92,7 +93,7 @@ void recover(Launch& launch) {
   if (launch.rank() == 0) std::filesystem::remove_all(storage / "recovery");
 }
 
-/// Only loads libtorch, with this program.
+/// Only loads libtorch, with this program, and starts MPI.
 void load() {
   int rank = 0;
   MPI_Init(nullptr, nullptr);

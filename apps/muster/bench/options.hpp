@@ -1,4 +1,4 @@
-// The command line of `muster bench`. The tool muster has it too, for completion.
+// The command line of `muster bench`. The tool muster adds it to its own command line, for completion.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,11 +13,11 @@ namespace muster::bench {
 
 inline constexpr const char* description = "Measure muster beside MPI, torch's DDP and the machine itself";
 
-/// A benchmark on the command line.
+/// A benchmark as a command.
 struct Entry {
   const char* name;
   const char* description;
-  bool reads_file = false;  ///< it measures a dataset file, on one rank
+  bool reads_file = false;  ///< true if it measures a dataset file, on one rank
 };
 
 inline constexpr std::array<Entry, 6> entries{
@@ -29,20 +29,20 @@ inline constexpr std::array<Entry, 6> entries{
      {"recovery", "SIGKILL of a rank to the end of the next step, whole jobs"}}};
 
 struct Options {
-  std::vector<std::string> cases = {};  ///< the cases to measure, in their order; empty: all
+  std::vector<std::string> cases = {};  ///< the cases to measure, in this order; empty for all
   int ranks = 2;
   bool ranks_given = false;
-  int rounds = 0;  ///< 0: as many as fit the time of a case, up to a maximum
+  int rounds = 0;  ///< 0 for as many as fit into the time of a case, up to a maximum
   bool json = false;
   bool with_peers = false;
-  std::string file = {};     ///< the dataset, "FILE.h5[:/group]", of a benchmark that reads one
-  std::int64_t batch = 256;  ///< samples of a batch of that dataset
+  std::string file = {};     ///< for a benchmark that reads a dataset: "FILE.h5[:/group]"
+  std::int64_t batch = 256;  ///< samples per batch of that dataset
   bool progress = false;     ///< show progress even if stderr is not a terminal
-  bool for_starter = false;  ///< print each round for the program that has started the ranks, which makes the rows
-  int seconds = 60;          ///< the time of a case on ranks for that program
+  bool for_starter = false;  ///< print each round for the program that has started these ranks and makes the rows
+  int seconds = 60;          ///< with for_starter: time for a case
 };
 
-/// Adds the command of a benchmark with its options, with which `run` is called.
+/// Adds the command of a benchmark with its options. When it is used, `run` is called with the options.
 CLI::App* add_command(CLI::App& parent, const Entry& entry, std::function<void(const Options&)> run);
 
 }  // namespace muster::bench

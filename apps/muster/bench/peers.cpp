@@ -72,7 +72,7 @@ void add_step_peers(Row& row, const Options& options, const Measurement& measure
     return;
   }
   const Peers peers;
-  // About one and a half seconds of steps, the same number in each program.
+  // Steps for about one and a half seconds; the same number in each program.
   const auto steps =
       std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
   const std::vector<std::string> arguments{"step", job->model, std::to_string(job->batch_size), steps};

@@ -1,4 +1,4 @@
-// The peers that are programs of their own: torch's launchers in Python.
+// The programs other than muster that are compared: torch's launcher and Ray, in Python.
 #pragma once
 
 #include "alternate.hpp"
@@ -17,13 +17,13 @@ class Peers {
   Peers();
   ~Peers();
 
-  /// torchrun on that many ranks with DDP over gloo, with its best settings: one thread, the loopback device. Empty if
-  /// no Python with torch is found.
+  /// Returns torchrun on `ranks` ranks with DDP over gloo, in its fastest configuration: one thread per rank, the
+  /// loopback device. None if no Python with torch is found.
   std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
                                   const std::vector<std::string>& flags = {}) const;
-  /// The job of that name under Ray Train; empty if no Python with Ray is found.
+  /// Returns the job with this name under Ray Train; none if no Python with Ray is found.
   std::optional<Program> ray_train(const std::string& job, int ranks) const;
-  /// A note "NAMES: left out, …", with instructions for installing the Python module.
+  /// Returns a note "NAMES: left out, …" that says how to install the Python module.
   static std::string missing(const std::string& names, const std::string& module, const std::string& packages);
 
  private:

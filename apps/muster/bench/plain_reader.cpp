@@ -19,7 +19,7 @@ namespace {
 
 using Order = std::vector<std::int64_t>;
 
-/// An open file descriptor.
+/// A file descriptor that closes itself.
 class OpenFile {
  public:
   explicit OpenFile(std::string path)
@@ -50,8 +50,8 @@ class OpenFile {
   int descriptor_;
 };
 
-/// Reads one column of the batch into a new tensor: rows in the order of the file, those that follow one another at
-/// once. `rows`: their indices and their places in the batch, sorted.
+/// Reads one column of the batch into a new tensor, in the order of the file; adjacent rows are read at once. `rows`:
+/// for each row, its index in the file and its position in the batch, sorted.
 void read_column(const OpenFile& file, const Column& column, std::int64_t offset,
                  const std::vector<std::pair<std::int64_t, std::int64_t>>& rows) {
   std::vector<std::int64_t> shape{static_cast<std::int64_t>(rows.size())};

@@ -1,4 +1,4 @@
-// The least work of reading a dataset: what a plain loop does.
+// The least work that reading a dataset can be: a plain loop.
 #pragma once
 
 #include <muster/dataset.hpp>
@@ -10,35 +10,35 @@
 
 namespace muster::bench {
 
-/// A dataset and the part of it that a pass reads.
+/// A dataset, and which part of it a pass reads.
 struct DatasetPlan {
   std::string path;  ///< "FILE.h5[:/group]"
   Schema columns;
-  std::vector<std::int64_t> offsets = {};  ///< of the columns in the file; empty unless all are contiguous
-  std::int64_t count = 0;                  ///< of all samples
-  std::int64_t samples = 0;                ///< of those that a pass reads
+  std::vector<std::int64_t> offsets = {};  ///< of the columns in the file; empty unless all columns are contiguous
+  std::int64_t count = 0;                  ///< number of samples in the dataset
+  std::int64_t samples = 0;                ///< number of samples that a pass reads
   std::int64_t batch = 0;
   std::int64_t sample_bytes = 0;
 
   std::vector<std::string> names() const;
 };
 
-/// `most_bytes`: a pass ends after about so many.
+/// `most_bytes`: a pass ends after about this many bytes.
 DatasetPlan plan_of(const std::string& path, std::int64_t batch, std::int64_t most_bytes);
 
-/// Bytes of one value of a sample of the column, all dimensions together.
+/// Returns the bytes that one sample takes in this column.
 std::int64_t bytes_of(const Column& column);
 
-/// One pass: of contiguous columns a loop of pread into tensors of the batches; of others in the order of the file,
-/// with each chunk decoded once.
+/// Reads a dataset once. Contiguous columns are read by pread() into the batches' tensors; other columns in the order
+/// of the file, so that each chunk is decoded once.
 class PlainReader {
  public:
-  /// Opens the file. `shuffle`: in a random order, which only contiguous columns have.
+  /// Opens the file. `shuffle`: reads in a random order, which works for contiguous columns only.
   PlainReader(const DatasetPlan& plan, bool shuffle);
-  /// Reads once.
+  /// Makes one pass.
   void read() const { read_(); }
 
-  /// The candidate's name and what it does.
+  /// Return the candidate's name, and a text that says how it reads.
   static std::string name(const DatasetPlan& plan);
   static std::string description(const DatasetPlan& plan);
 

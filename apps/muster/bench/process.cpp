@@ -54,7 +54,8 @@ struct Pipe {
   int write = -1;
 };
 
-/// Kills the processes that a child has left behind, in whatever process group: this process has become their parent.
+/// Kills the processes that a child has left behind, in whatever process group they are; they are now children of this
+/// process.
 void end_orphans() {
   const auto list = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
   for (bool any = true; any;) {
@@ -67,7 +68,7 @@ void end_orphans() {
   }
 }
 
-/// A process, its process group and the orphans of both; the destructor ends them.
+/// A process with its process group and the orphans of both. The destructor ends them all.
 class Child {
  public:
   Child(const Command& command, int out, int err);
@@ -78,7 +79,7 @@ class Child {
   void end() {
     if (std::exchange(over_, true)) return;
     ::kill(-pid_, running_ ? SIGTERM : SIGKILL);
-    // A launcher that is asked to stop ends its ranks too.
+    // Wait, since a launcher that is asked to stop also ends its ranks.
     for (const auto last = Clock::now() + time_to_end; !ended() && Clock::now() < last;)
       std::this_thread::sleep_for(20ms);
     ::kill(-pid_, SIGKILL);
@@ -111,7 +112,7 @@ Child::Child(const Command& command, int out, int err) {
   ::posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
   if (command.quiet) ::posix_spawn_file_actions_adddup2(&files, err, STDERR_FILENO);
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // so that orphans become this process's children
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // makes orphans children of this process
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
@@ -123,7 +124,7 @@ Child::Child(const Command& command, int out, int err) {
   if (error != 0) fail(command.words[0], "it does not start", error);
 }
 
-/// Appends the available data; returns false at the end of the file.
+/// Appends the data that can be read; returns false at the end of the file.
 bool drain(int descriptor, std::string& text) {
   std::array<char, 65536> buffer{};
   const auto count = ::read(descriptor, buffer.data(), buffer.size());
@@ -131,7 +132,7 @@ bool drain(int descriptor, std::string& text) {
   return count > 0 || (count < 0 && (errno == EINTR || errno == EAGAIN));
 }
 
-/// Passes the whole lines of `text` on, and removes them.
+/// Calls `on_line` with each complete line of `text`, and removes these lines.
 void pass_on(std::string& text, const std::function<void(const std::string&)>& on_line) {
   std::size_t begin = 0;
   for (std::size_t end = 0; (end = text.find('\n', begin)) != text.npos; begin = end + 1)
@@ -139,7 +140,7 @@ void pass_on(std::string& text, const std::function<void(const std::string&)>& o
   text.erase(0, begin);
 }
 
-/// The last line with a letter or a digit in it.
+/// Returns the last line that has a letter or a digit.
 std::string last_line(const std::string& text) {
   std::istringstream stream(text);
   std::string last;
@@ -148,9 +149,9 @@ std::string last_line(const std::string& text) {
   return last;
 }
 
-/// Why a program has failed, in one line: the error below the first traceback of Python, otherwise its last line.
+/// Returns in one line why a program has failed: the error below the first Python traceback, otherwise the last line.
 std::string cause_of(const std::string& err) {
-  // Colours, and the marks of ranks and processes: "[rank0]: ", "(RayTrainWorker pid=7) ".
+  // Colours, and the prefixes of ranks and processes: "[rank0]: ", "(RayTrainWorker pid=7) ".
   const std::regex marks(R"(^(\x1b\[[0-9;]*m|\[\w+\]: ?|\(\w+ [^)]*\) ?)*)");
   std::istringstream stream(err);
   bool in_traceback = false;
@@ -185,7 +186,7 @@ Finished run(const Command& command) {
     if (command.on_line) pass_on(finished.out, command.on_line);
     return ready > 0;
   };
-  // Also checks whether it has ended: a process that it has left behind may keep the streams open.
+  // Also check whether it has ended: a process that it has left behind may keep the streams open.
   while (!child.ended() && finished.end == End::itself) {
     read(20);
     if (tool::InterruptGuard::has_come())

@@ -16,7 +16,7 @@ namespace {
 
 std::filesystem::path this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
-/// The mpirun of the MPI with which this program was built, otherwise the one in PATH.
+/// Returns the mpirun of the MPI that this program was built with; if it is gone, the one in PATH.
 std::string find_mpirun(int ranks) {
   if (::access(MUSTER_MPIEXEC, X_OK) == 0) return MUSTER_MPIEXEC;
   for (const auto* name : {"mpirun", "mpiexec"})
@@ -49,7 +49,7 @@ Command on_ranks(int ranks, const std::vector<std::string>& arguments) {
       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
       {"OMPI_MCA_rmaps_base_oversubscribe", "1"},
       {"OMPI_MCA_hwloc_base_binding_policy", "none"},
-      {"OMPI_MCA_orte_execute_quiet", "1"},  // no banner in addition to our own message
+      {"OMPI_MCA_orte_execute_quiet", "1"},  // no banner in addition to muster's own message
   }};
   for (const auto& [name, value] : settings)
     if (std::getenv(name) == nullptr) command.environment.emplace_back(name, value);
@@ -68,7 +68,7 @@ std::optional<std::string> python_with(const std::vector<std::string>& modules) 
   std::vector<std::filesystem::path> places;
   if (const char* environment = std::getenv("VIRTUAL_ENV"))
     places.push_back(std::filesystem::path(environment) / "bin/python3");
-  // The path of this program is build/PRESET/bin/muster-bench.
+  // This program is build/PRESET/bin/muster-bench, and build/venv may have a Python.
   places.push_back(this_program().parent_path().parent_path().parent_path() / "venv/bin/python3");
   places.emplace_back(detail::find_program("python3"));
   const auto probe = "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, sys.argv[1:])))";

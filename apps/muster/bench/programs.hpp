@@ -1,4 +1,4 @@
-// The programs that the benchmarks start: this one on several ranks, and Python's launchers.
+// The programs that the benchmarks start: this program on several ranks, and Python's launchers.
 #pragma once
 
 #include "process.hpp"
@@ -13,24 +13,25 @@ namespace muster::bench {
 /// True if mpirun or srun has started this process as one of its ranks.
 bool started_by_launcher();
 
-/// `muster-bench ARGUMENTS…` on that many ranks under mpirun, which may run as root, with more ranks than cores, and
-/// does not bind them. Throws an Error with ExitCode::missing_package if there is no mpirun.
+/// Returns `muster-bench ARGUMENTS…` on `ranks` ranks under mpirun, set up so that it may run as root, with more ranks
+/// than cores, and binds no ranks. Throws an Error (ExitCode::missing_package) if there is no mpirun.
 Command on_ranks(int ranks, const std::vector<std::string>& arguments);
 
-/// The same under `muster run`, which may start the ranks again once.
+/// The same under `muster run`, which may start the ranks once more.
 Command supervised(int ranks, const std::vector<std::string>& arguments);
 
-/// A Python that has those modules: that of $VIRTUAL_ENV, of build/venv beside this program's build, or in PATH.
+/// Returns a Python that has these modules: that of $VIRTUAL_ENV, that of build/venv beside this program's build, or
+/// the one in PATH; none if none has them.
 std::optional<std::string> python_with(const std::vector<std::string>& modules);
 
-/// The environment variable with the folder that a benchmark has made for its jobs. The benchmark removes what killed
+/// The environment variable that tells a benchmark's jobs the folder made for them. The benchmark removes what killed
 /// jobs leave there.
 inline constexpr const char* folder_variable = "MUSTER_BENCH_FOLDER";
 
-/// A new folder; removed with everything in it by the destructor.
+/// Makes a new folder; the destructor removes it with everything in it.
 class ScratchFolder {
  public:
-  /// In TMPDIR, or in /tmp if that is unset or empty.
+  /// Makes it in TMPDIR, or in /tmp if that variable is unset or empty.
   ScratchFolder();
   explicit ScratchFolder(const std::filesystem::path& parent);
   ScratchFolder(const ScratchFolder&) = delete;

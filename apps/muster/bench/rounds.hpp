@@ -1,4 +1,4 @@
-// Rounds inside one program: in each round every candidate runs once, in rotated order, after a barrier.
+// Measures candidates inside one program: in each round every candidate runs once, in rotated order, after a barrier.
 #pragma once
 
 #include "row.hpp"
@@ -15,21 +15,21 @@ namespace muster::bench {
 
 using Clock = std::chrono::steady_clock;
 
-/// How often a case is measured.
+/// How many rounds a case has.
 struct Rounds {
   int most;
-  /// After the first round, none begins that would not end by then if it took as long as the last one; empty: always
-  /// `most` rounds.
+  /// After the first round, another one begins only if it would end before this time, were it as long as the last one.
+  /// None if there always are `most` rounds.
   std::optional<Clock::time_point> end = {};
 };
 
-/// Counts the rounds of a case, from its construction on.
+/// Counts the rounds of a case; the time begins with its construction.
 class RoundTimer {
  public:
   explicit RoundTimer(const Rounds& rounds) : rounds_(rounds) {}
-  /// True if there is another round; must be called once before each round.
+  /// True if there is another round. Call it once before each round.
   bool has_next();
-  /// "round 3 of at most 31, at most 40 s left"
+  /// Returns "round 3 of at most 31, at most 40 s left".
   std::string text() const;
 
  private:
@@ -39,30 +39,34 @@ class RoundTimer {
   Clock::time_point last_ = start_;  ///< when the current round began
 };
 
-/// How a case is measured, and who is told of it.
+/// How a case is measured, and whom to inform.
 struct Measurement {
   Rounds rounds;
-  std::function<void(const std::string&)> show = [](const auto&) {};  ///< told what is measured now
-  std::function<void(const std::string&)> warn = [](const auto&) {};  ///< told why a candidate has no result
-  std::function<void(const Timings&)> keep = [](const auto&) {};      ///< given all rounds so far, after each round
+  /// called with a text that says what is measured now
+  std::function<void(const std::string&)> show = [](const auto&) {};
+  /// called with the reason why a candidate has no result
+  std::function<void(const std::string&)> warn = [](const auto&) {};
+  /// called after each round with the times of all rounds so far
+  std::function<void(const Timings&)> keep = [](const auto&) {};
 };
 
 struct Candidate {
   std::string name;
-  int operations = 1;                    ///< the number of operations in one call of run()
-  std::function<void()> run;             ///< the timed part
-  std::function<void()> before = [] {};  ///< not timed: prepares the input of run()
-  std::function<void()> after = [] {};   ///< not timed: checks the results of run()
+  int operations = 1;                    ///< number of operations in one call of run()
+  std::function<void()> run;             ///< timed
+  std::function<void()> before = [] {};  ///< not timed; prepares the input of run()
+  std::function<void()> after = [] {};   ///< not timed; checks the results of run()
 };
 
-/// Measures all candidates. The time of a round is that of the slowest rank; same result on every rank. Collective.
+/// Measures all candidates. The time of a round is that of the slowest rank. Returns the same on every rank.
+/// Collective.
 Timings measure(const Communicator& communicator, const std::vector<Candidate>& candidates,
                 const Measurement& measurement);
 
-/// True if rank 0's pace has another round. Collective.
+/// True if rank 0's timer has another round. Collective.
 bool has_next_round(RoundTimer& timer, const Communicator& communicator);
 
-/// Runs `work` after a barrier; returns the time of the slowest rank in milliseconds. Collective.
+/// Calls `work` after a barrier. Returns the time of the slowest rank in milliseconds. Collective.
 double timed(const Communicator& communicator, const std::function<void()>& work);
 
 /// True if all ranks have the same bytes. Collective.

@@ -29,7 +29,7 @@ std::string number(const char* format, double value) {
   return text.data();
 }
 
-/// The number with at least three digits.
+/// Returns the number with at least three digits.
 std::string digits(double value) {
   return number(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
 }
@@ -41,9 +41,9 @@ std::string time_text(double ms) {
 
 std::string rounds_text(int rounds) { return std::to_string(rounds) + (rounds == 1 ? " round" : " rounds"); }
 
-/// The interval, or why there is none.
+/// Returns the interval as text, or why there is none.
 std::string interval_text(const Comparison& comparison) {
-  constexpr int least = 5;  // fewer rounds do not give a meaningful interval
+  constexpr int least = 5;  // with fewer rounds, an interval means nothing
   if (comparison.rounds < least) return comparison.rounds > 0 ? rounds_text(comparison.rounds) : "failed";
   return digits(comparison.interval.low) + " – " + digits(comparison.interval.high);
 }
@@ -74,7 +74,7 @@ void to_json(nlohmann::ordered_json& json, const Row& row) {
   auto median_ms = nlohmann::ordered_json::object(), ratio = median_ms, interval = median_ms, peer_rounds = median_ms;
   for (const auto& [candidate, ms] : row.median_ms) median_ms[candidate] = ms;
   for (const auto& comparison : row.comparisons) {
-    ratio[comparison.peer] = comparison.ratio;  // NaN is printed as null
+    ratio[comparison.peer] = comparison.ratio;  // JSON has null for NaN
     interval[comparison.peer] = {comparison.interval.low, comparison.interval.high};
     if (comparison.rounds != row.rounds) peer_rounds[comparison.peer] = comparison.rounds;
   }
@@ -112,7 +112,7 @@ std::string pass_text(const Row& row) {
 }
 
 std::string row_text(const Row& row, bool first) {
-  // The widths fit the longest names of all benchmarks.
+  // Wide enough for the longest names in all benchmarks.
   tool::Table table{
       {{"case", false, 15}, {"candidate", false, 16}, {"time", true, 8}, {"muster / it", true}, {"95% interval"}}, {}};
   for (const auto& [candidate, ms] : row.median_ms) {

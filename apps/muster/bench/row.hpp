@@ -1,4 +1,4 @@
-// One row of a benchmark: a case, measured with several candidates, one of which is muster.
+// One row of a benchmark: a case that was measured with several candidates, one of which is muster.
 #pragma once
 
 #include "statistics.hpp"
@@ -13,13 +13,13 @@
 
 namespace muster::bench {
 
-/// The candidate with which the others are compared, and its twin: the same candidate once more, whose ratio shows the
-/// machine's noise.
+/// The candidate that the others are compared with, and its twin: the same candidate once more. Their ratio shows how
+/// noisy the machine is.
 inline constexpr const char* ours = "muster";
 inline constexpr const char* twin = "muster again";
 
-/// Milliseconds of one operation: ms[candidate][round], all taken in the same rounds. A candidate that has failed has
-/// only the rounds before that.
+/// Milliseconds per operation, as ms[candidate][round]; all candidates were measured in the same rounds. A candidate
+/// that has failed only has the rounds before that.
 struct Timings {
   std::vector<std::string> candidates;
   std::vector<std::vector<double>> ms;
@@ -27,50 +27,50 @@ struct Timings {
 
 struct Comparison {
   std::string peer;
-  double ratio = 0;  ///< median over the rounds of muster / peer: below 1, muster is faster; NaN if there are none
+  double ratio = 0;  ///< median over the rounds of muster / peer; muster is faster if it is below 1; NaN without rounds
   Interval interval;
-  int rounds = 0;  ///< that both have
+  int rounds = 0;  ///< number of rounds that both have
 };
 
-/// What muster's passes over a dataset gave.
+/// Figures of muster's passes over a dataset.
 struct PassFigures {
-  std::int64_t samples = 0;         ///< of one pass
-  std::int64_t batch = 0;           ///< samples at once
+  std::int64_t samples = 0;         ///< samples in one pass
+  std::int64_t batch = 0;           ///< samples per batch
   double samples_per_s = 0;         ///< median over the rounds
-  double slowest = 0, fastest = 0;  ///< samples per second of the slowest and of the fastest round
-  double bytes_per_s = 0;           ///< of decoded values; median over the rounds
-  double first_batch_ms = 0;        ///< from the begin of a pass; median over the rounds
-  double waiting = 0;               ///< share of the time of steps that compute as long as reading a batch takes
+  double slowest = 0, fastest = 0;  ///< samples per second in the slowest and in the fastest round
+  double bytes_per_s = 0;           ///< decoded bytes; median over the rounds
+  double first_batch_ms = 0;        ///< from the beginning of a pass; median over the rounds
+  double waiting = 0;  ///< part of the time for which steps wait that compute as long as it takes to read a batch
 };
 
 struct Row {
-  std::string name;  ///< the case's name
+  std::string name;  ///< name of the case
   int rounds = 0;
   std::vector<std::pair<std::string, double>> median_ms =
       {};  ///< for each candidate except the twin; NaN if it has failed
   std::vector<Comparison> comparisons = {};
   double twin_ratio = 0;  ///< median over the rounds of muster / its twin
   std::vector<std::string> notes = {};
-  std::optional<PassFigures> pass = {};  ///< of a case that reads a dataset
+  std::optional<PassFigures> pass = {};  ///< set for a case that reads a dataset
 
-  /// True if muster and its twin took the same time; otherwise the machine was too noisy, and no ratio of the row
-  /// counts.
+  /// True if muster and its twin took about the same time. Otherwise the machine was too noisy, and the row's ratios
+  /// mean nothing.
   bool valid() const { return twin_ratio >= 0.95 && twin_ratio <= 1.05; }
 };
 
-/// Makes a row from `timings`, which must contain muster and its twin.
+/// Makes a row from `timings`, which must have muster and its twin.
 Row make_row(std::string name, const Timings& timings);
-/// Adds the peers in `timings`, which were measured together with muster in separate rounds.
+/// Adds the peers in `timings`, in which muster was measured again, in separate rounds.
 void add_peers(Row& row, const Timings& timings);
 
 void to_json(nlohmann::ordered_json& json, const Row& row);
-/// Adds what is not made of timings, from the JSON of such a row: notes and figures of passes.
+/// Adds from a row's JSON what make_row() cannot compute: the notes and the figures of passes.
 void add_details(Row& row, const nlohmann::ordered_json& json);
 
-/// "shuffled: 1200 samples/s …", for a row with PassFigures.
+/// Returns "shuffled: 1200 samples/s …" for a row with PassFigures.
 std::string pass_text(const Row& row);
 
-/// A line for each candidate, within 80 columns. `first`: with the headings of the table.
+/// Returns a line for each candidate, within 80 columns. `first`: true to print the table's headings, too.
 std::string row_text(const Row& row, bool first);
 
 /// Prints rows to stdout as they are measured.

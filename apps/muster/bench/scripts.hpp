@@ -1,4 +1,4 @@
-// The Python programs that are compiled into muster-bench: the texts of torch_job.py and ray_job.py.
+// The texts of torch_job.py and ray_job.py, which are compiled into muster-bench.
 #pragma once
 
 namespace muster::bench {

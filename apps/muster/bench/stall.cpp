@@ -23,7 +23,7 @@
 namespace muster::bench {
 namespace {
 
-/// A state of 420 MB in 160 tensors, the same on all ranks.
+/// Returns a state of 420 MB in 160 tensors, the same on all ranks.
 std::shared_ptr<torch::nn::Module> any_model() {
   torch::manual_seed(0);
   auto model = std::make_shared<torch::nn::Module>();
@@ -37,7 +37,7 @@ std::size_t bytes_of(const torch::nn::Module& model) {
   return bytes;
 }
 
-/// Copies the state once, to memory that is already allocated.
+/// Copies the state once, into memory that is already allocated.
 class Memcpy {
  public:
   explicit Memcpy(std::size_t bytes) : from_(bytes, 1), to_(bytes, 2) {}
@@ -54,7 +54,7 @@ std::filesystem::path warm_up(Session& session, const std::function<void()>& rep
   return session.get_checkpoint()->path().parent_path();
 }
 
-/// Waits until nothing is being written in the background, and removes the checkpoints.
+/// Waits until nothing is being written in the background, then removes the checkpoints.
 void come_to_rest(Session& session, const std::filesystem::path& run) {
   const auto& communicator = session.communicator();
   if (communicator.rank() == 0)

@@ -1,4 +1,4 @@
-// How long training waits for an asynchronous save.
+// Measures how long training waits for an asynchronous save.
 #pragma once
 
 #include "rounds.hpp"
@@ -7,9 +7,10 @@
 
 namespace muster::bench {
 
-/// Compares a report with a state of 420 MB with a copy of that state on every rank. With `fused` the state is that of
-/// a fused Adam, and the timed part is a report and the next step with its forward(), minus their time without a save.
-/// The writing has ended by that step, so that only the time for which training waits is counted. Collective.
+/// Compares a report with a state of 420 MB with a plain copy of that state on every rank. With `fused`, the state
+/// belongs to a fused Adam; the timed part is a report and the next step with its forward pass, minus their time
+/// without a save. The writing in the background has ended before that step, so only the time for which training waits
+/// is counted. Collective.
 Timings measure_stall(Launch& launch, bool fused, const Measurement& measurement);
 
 }  // namespace muster::bench

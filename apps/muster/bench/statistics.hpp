@@ -1,4 +1,4 @@
-// The statistics of a comparison: pure functions of numbers.
+// The statistics of a comparison. All functions are pure.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace muster::bench {
 
-/// The median; the mean of the middle two values if their number is even. NaN if there are none.
+/// Returns the median; for an even number of values, the mean of the middle two; NaN if there are none.
 double median(std::vector<double> values);
 
 struct Interval {
@@ -14,11 +14,12 @@ struct Interval {
   double high = 0;
 };
 
-/// The 95% bootstrap interval of the median, by resampling with a fixed seed: the same values give the same interval.
+/// Returns the 95% bootstrap interval of the median. Resampling uses a fixed seed, so the result depends only on the
+/// values.
 Interval bootstrap_interval(const std::vector<double>& values);
 
-/// The order of `count` candidates in a round. It starts one candidate further in each round, and is reversed every
-/// other time, so that each candidate is equally often in every position and does not always follow the same one.
+/// Returns the order of `count` candidates in a round. Each round begins one candidate further, and every other round
+/// is reversed, so that each candidate is equally often in each position and does not always follow the same candidate.
 std::vector<std::size_t> rotation(int round, std::size_t count);
 
 }  // namespace muster::bench

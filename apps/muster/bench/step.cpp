@@ -1,4 +1,5 @@
-// muster bench step: a training step, against the same step without communication, with plain MPI and torch's DDP.
+// muster bench step: a training step; compared with the same step without communication, with plain MPI and with
+// torch's DDP.
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -18,17 +19,17 @@
 namespace muster::bench {
 namespace {
 
-/// The case without a model: only the optimizer's step with its communication.
+/// A case without a model: only the optimizer's step with its communication.
 constexpr const char* adam_case = "adam fused";
 
-/// The steps of each candidate in a round take about this long.
+/// In a round, the steps of each candidate take about this long.
 constexpr double round_ms = 250;
 
 Training with_muster(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model)), random_batches(session.world_rank(), job.batch_size)};
 }
 
-/// Averages gradients at the end of backward(), or on a separate thread during it.
+/// Averages gradients at the end of backward(), or, with a progress thread, during it.
 template <bool progress_thread>
 Training with_thread(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model), {.progress_thread = progress_thread}),
@@ -49,7 +50,7 @@ Training without_communication(Session& session, const StepCase& job) {
           random_batches(session.world_rank(), job.batch_size)};
 }
 
-/// Averages by hand with MPI, as users write it: all gradients through one flat buffer.
+/// Averages by MPI as users write it: all gradients through one flat buffer.
 class FlatAverage {
  public:
   explicit FlatAverage(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
@@ -90,11 +91,11 @@ Training with_mpi(Session& session, const StepCase& job) {
   return {model, random_batches(session.world_rank(), job.batch_size), FlatAverage(model->parameters())};
 }
 
-/// A way of training that is compared with others.
+/// A way to train, as one of the candidates.
 struct Way {
   const char* name;
   Training (*make)(Session&, const StepCase&);
-  bool averages;  ///< true if it averages gradients: all such ways have the same weights after a step, on every rank
+  bool averages;  ///< true if it averages gradients; all such ways must have equal weights after a step, on every rank
 };
 
 constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
@@ -127,7 +128,7 @@ void require_same_on_all_ranks(const StepCase& job, const Way& way, const Traini
   }
 }
 
-/// How many steps of the slowest candidate fit into a round.
+/// Returns how many steps of the slowest candidate fit into a round.
 int steps_per_round(std::vector<Training>& trainings, const Communicator& communicator) {
   double slowest = 0;
   for (auto& training : trainings) slowest = std::max(slowest, timed(communicator, [&] { training.step(); }));
@@ -139,7 +140,7 @@ Timings measure_training(Session& session, const StepCase& job, const Measuremen
   measurement.show("warming up");
   std::vector<Training> trainings;
   for (const auto& way : ways) trainings.push_back(way.make(session, job));
-  // Large models have fewer such steps, so that they have rounds as well.
+  // Limited by time, too, so that large models also have rounds.
   RoundTimer warm_up({warm_up_steps, Clock::now() + std::chrono::seconds(5)});
   for (bool first = true; has_next_round(warm_up, communicator); first = false)
     for (std::size_t way = 0; way < ways.size(); ++way) {
@@ -159,7 +160,7 @@ Timings measure_training(Session& session, const StepCase& job, const Measuremen
   return timings;
 }
 
-/// Only averaging and Adam, without a model, with gradients in the memory where backward() would have put them.
+/// Only averaging and Adam, without a model. The gradients lie in the memory in which backward() would put them.
 class AdamStep {
  public:
   explicit AdamStep(const std::function<std::unique_ptr<torch::optim::Optimizer>(torch::nn::Linear&)>& make)

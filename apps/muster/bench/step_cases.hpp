@@ -22,10 +22,10 @@ inline constexpr std::array<StepCase, 6> step_cases{{{"mlp batch 64", "mlp", 64}
                                                      {"cnn", "cnn", 64},
                                                      {"resnet18", "resnet18", 64}}};
 
-/// Steps before the timed ones: memory is allocated and buckets get their order.
+/// Number of steps before the timed ones: in these, memory is allocated and the order of buckets becomes final.
 inline constexpr int warm_up_steps = 5;
 
-/// The case of that name; null if there is none.
+/// Returns the case with this name; null if there is none.
 inline const StepCase* find_step_case(const std::string& name) {
   for (const auto& entry : step_cases)
     if (entry.name == name) return &entry;

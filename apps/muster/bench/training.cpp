@@ -57,7 +57,7 @@ void in_session(Launch& launch, const std::string& name, const std::function<voi
   if (launch.rank() == 0) {
     const char* folder = std::getenv(folder_variable);
     if (world.topology().num_nodes > 1)
-      scratch.emplace(std::filesystem::current_path());  // shared by the nodes, unlike /tmp
+      scratch.emplace(std::filesystem::current_path());  // the nodes share it, unlike /tmp
     else if (folder != nullptr)
       scratch.emplace(folder);
     else

@@ -1,4 +1,4 @@
-// The measured training: a model on random images in memory, SGD with momentum, cross entropy.
+// The training that is measured: a model on random images in memory, SGD with momentum, cross entropy.
 #pragma once
 
 #include "models/models.hpp"
@@ -22,20 +22,20 @@ struct Batch {
   torch::Tensor labels;  ///< [N]
 };
 
-/// Several batches: different on every rank, the same in every run.
+/// Returns several batches: different on every rank, the same in every run.
 std::vector<Batch> random_batches(int rank, std::int64_t batch_size);
 
-/// Makes a model, with the same weights in every call and on every rank.
+/// Makes a model. It has the same weights in every call and on every rank.
 std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name);
 
-/// SGD with momentum, the default optimizer of Training.
+/// Returns SGD with momentum, the default optimizer of Training.
 torch::optim::SGD momentum_sgd(const fashion::Classifier& model);
 
 class Training {
  public:
-  /// `average` is called after each backward().
+  /// `average`: called after each backward().
   Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches, std::function<void()> average = {});
-  /// With another optimizer than momentum_sgd().
+  /// Uses another optimizer than momentum_sgd().
   Training(std::shared_ptr<fashion::Classifier> model, std::vector<Batch> batches,
            std::unique_ptr<torch::optim::Optimizer> optimizer, std::function<void()> average = {});
 
@@ -50,7 +50,7 @@ class Training {
   std::size_t next_ = 0;
 };
 
-/// Calls `body` as the training function of a run whose folder is removed afterwards. Collective.
+/// Calls `body` as the training function of a run. Removes the run's folder afterwards. Collective.
 void in_session(Launch& launch, const std::string& name, const std::function<void(Session&)>& body,
                 const CheckpointConfig& config = {}, const std::map<std::string, Dataset>& datasets = {});
 

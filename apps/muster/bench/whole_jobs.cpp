@@ -1,4 +1,4 @@
-// muster bench start, muster bench recovery: whole jobs, from their launch, or from the SIGKILL of a rank, to the end
+// muster bench start and muster bench recovery: whole jobs, from their launch or from the SIGKILL of a rank, to the end
 // of the next step.
 #include "bench.hpp"
 #include "peers.hpp"
@@ -7,8 +7,8 @@
 namespace muster::bench {
 namespace {
 
-/// The jobs print the time of the step's end, and of the SIGKILL if there was one, by the clock that all processes of a
-/// machine share.
+/// Returns the time in milliseconds from the job's begin, or from its SIGKILL, to the end of the step. The job prints
+/// both by the clock that all processes of a machine share.
 double since_begin(const Finished& finished, const nlohmann::ordered_json& result) {
   const std::chrono::nanoseconds done(result.at("done_ns").get<std::int64_t>());
   const std::chrono::nanoseconds begin(
@@ -16,7 +16,7 @@ double since_begin(const Finished& finished, const nlohmann::ordered_json& resul
   return std::chrono::duration<double, std::milli>(done - begin).count();
 }
 
-/// Compares `job` with the peers' jobs of that name. `restarts`: the jobs are started again after a failure.
+/// Compares `job` with the peers' jobs called `name`. `restarts`: true if the jobs are started again after a failure.
 void measure_jobs(Row& row, const Options& options, const Measurement& measurement, const Command& job,
                   const std::string& name, bool restarts) {
   Program floor{"libtorch_load", on_ranks(options.ranks, {"job", "load"})};
@@ -30,7 +30,7 @@ void measure_jobs(Row& row, const Options& options, const Measurement& measureme
     peers.emplace();
     const auto flags = restarts ? std::vector<std::string>{"--max-restarts", "3"} : std::vector<std::string>();
     if (auto torchrun = peers->torchrun("torchrun", options.ranks, {name}, flags)) {
-      // Without this setting a restart hangs sometimes.
+      // Without this setting, a restart sometimes hangs.
       if (restarts) torchrun->command.environment.emplace_back("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
       programs.push_back(std::move(*torchrun));
     } else {

@@ -28,14 +28,14 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return text;
 }
 
-/// True if a project of CMake and a program can have this name.
+/// True if a CMake project and a program may have this name.
 bool is_name(const std::string& name) {
   return !name.empty() && name.size() <= 60 && std::isalpha(static_cast<unsigned char>(name.front())) != 0 &&
          std::ranges::all_of(
              name, [](unsigned char c) { return c < 0x80 && (std::isalnum(c) != 0 || c == '_' || c == '-'); });
 }
 
-/// Where find_package() looks, if this program is an installed one.
+/// Returns where find_package() must look for muster, if this program is an installed one; otherwise empty.
 std::string hints() {
   std::error_code ignored;
   const auto prefix = fs::canonical("/proc/self/exe", ignored).parent_path().parent_path();
@@ -82,7 +82,7 @@ void init(const fs::path& folder) {
     for (const auto& [file, text] : files)
       write(folder / file, replaced(replaced(text, "%NAME%", name), "%HINTS%", where));
   } catch (...) {
-    // Half a project would be in the way of the next try.
+    // Remove what was written: half a project would be in the way of the next try.
     if (is_new)
       fs::remove_all(folder, error);
     else

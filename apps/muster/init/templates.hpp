@@ -1,4 +1,5 @@
-// The files of a new project. %NAME% stands for its name, %HINTS% for where find_package() looks.
+// The texts of the files of a new project. %NAME% stands for its name, %HINTS% for the place where find_package()
+// looks.
 #pragma once
 
 namespace muster::tool {

@@ -1,4 +1,4 @@
-// Shortens a long series to a bounded number of buckets while it is read.
+// Shortens a long series to a limited number of buckets while it is being read.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace muster::tool::report {
 
-/// Buckets of the same number of values each, in their order. When there are too many, neighbours are merged, so that
-/// the memory does not grow with the series. A Bucket has merge(const Bucket& later).
+/// A list of buckets, each with the same number of consecutive values. When there are too many buckets, neighbours are
+/// merged, so that memory does not grow with the series. A Bucket has merge(const Bucket& later).
 template <class Bucket>
 class Buckets {
  public:

@@ -71,7 +71,7 @@ Json Curve::to_json(std::size_t most_buckets) {
   Json values = Json::array();
   for (const auto& point : shown) {
     positions.add(point.position);
-    values.push_back(point.value);  // NaN is written as null
+    values.push_back(point.value);  // JSON has null for NaN
   }
   positions.move_to(curve);
   curve["value"] = std::move(values);

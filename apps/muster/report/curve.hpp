@@ -1,4 +1,4 @@
-// The curve of one metric, shortened so that its peaks stay.
+// The curve of one metric, shortened without losing its peaks.
 #pragma once
 
 #include "buckets.hpp"
@@ -11,14 +11,14 @@
 
 namespace muster::tool::report {
 
-/// Where a report stands in its run.
+/// The position of a report in its run.
 struct Position {
   std::int64_t report = 0;  ///< training_iteration
   std::int64_t step = 0;    ///< global_step
   double seconds = 0;       ///< time_total_s
 };
 
-/// The column of each coordinate, as differences between neighbours, which are shorter than the numbers.
+/// One column for each coordinate, as differences between neighbours, since these have fewer digits.
 class PositionColumns {
  public:
   void add(const Position& position);
@@ -34,14 +34,14 @@ class Curve {
  public:
   explicit Curve(std::size_t most_buckets) : buckets_(most_buckets) {}
 
-  /// `value`: NaN for one that is not finite, which is a gap.
+  /// `value`: NaN for a value that is not finite; the curve then has a gap.
   void add(const Position& position, double value);
-  /// At most 3 points for each of `most_buckets` buckets: its lowest value, its highest value and a gap.
+  /// Returns at most 3 points for each of `most_buckets` buckets: the lowest value, the highest value and a gap.
   Json to_json(std::size_t most_buckets);
 
  private:
   struct Point {
-    std::uint64_t index = 0;  ///< the place in the series
+    std::uint64_t index = 0;  ///< position in the series
     Position position = {};
     double value = 0;
   };

@@ -1,4 +1,4 @@
-// muster report where a package was missing when muster was built.
+// Replaces muster report if a package was missing when muster was built.
 #include "write.hpp"
 
 #include <muster/error.hpp>

@@ -1,4 +1,4 @@
-// The page: one HTML file that holds its data, its style and its scripts.
+// The page: one HTML file with its data, its style and its scripts.
 #pragma once
 
 #include <muster/json.hpp>
@@ -7,10 +7,10 @@
 
 namespace muster::tool::report {
 
-/// The beginning of every page, by which an older one is recognised.
+/// Every page begins with this text, by which a page is recognised.
 extern const char* const page_begin;
 
-/// The page that shows `data`: {"version", "made", "runs": […], "sweeps": […]}.
+/// Returns the page that shows `data`: {"version", "made", "runs": […], "sweeps": […]}.
 std::string page_of(const Json& data);
 
 }  // namespace muster::tool::report

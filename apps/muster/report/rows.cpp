@@ -19,16 +19,17 @@ namespace {
 namespace od = simdjson::ondemand;
 
 constexpr std::size_t block_bytes = std::size_t{1} << 20;
-/// A longer line is no row.
+/// Limits: a longer line is not read as a row, and longer lists and deeper values are left out.
 constexpr std::size_t max_line_bytes = std::size_t{16} << 20;
 constexpr std::size_t max_list_length = 16;
 constexpr int max_depth = 4;
 constexpr double not_finite = std::numeric_limits<double>::quiet_NaN();
 
-/// Turns a line into a row.
+/// Parses a line into a row.
 class RowParser {
  public:
-  /// False if the line is no JSON object. At least SIMDJSON_PADDING bytes behind the line can be read.
+  /// Returns false if the line is no JSON object. The caller must make at least SIMDJSON_PADDING bytes readable behind
+  /// the line.
   bool parse(const char* line, std::size_t length, Row& row) {
     row.numbers.clear();
     row.texts.clear();
@@ -39,7 +40,7 @@ class RowParser {
     return parser_.iterate(simdjson::padded_string_view(line, length, length + simdjson::SIMDJSON_PADDING))
                    .get(document) == simdjson::SUCCESS &&
            document.get_object().get(object) == simdjson::SUCCESS && add_object(object, {}, 0, row) &&
-           document.current_location().error() == simdjson::OUT_OF_BOUNDS;  // nothing follows the object
+           document.current_location().error() == simdjson::OUT_OF_BOUNDS;  // true only if nothing follows the object
   }
 
  private:
@@ -80,7 +81,7 @@ class RowParser {
       case od::json_type::object:
       case od::json_type::array:
         if (depth == max_depth) {
-          row.left_out.push_back(name);  // the iteration skips it
+          row.left_out.push_back(name);  // simdjson skips the value itself
           return true;
         }
         if (type == od::json_type::array) {
@@ -118,10 +119,10 @@ class RowParser {
   std::string_view stored(std::string name) { return names_.emplace_back(std::move(name)); }
 
   od::parser parser_{max_line_bytes};
-  std::deque<std::string> names_ = {};  // of nested values
+  std::deque<std::string> names_ = {};  // names of nested values, to which the row refers
 };
 
-/// Hands out the lines of a file, block by block.
+/// Reads a file block by block and hands out its lines.
 class Lines {
  public:
   explicit Lines(const std::filesystem::path& path) : path_(path), file_(path, std::ios::binary) {
@@ -129,13 +130,13 @@ class Lines {
   }
 
   /// Calls visit(line, length, ends_with_newline) for each line that is not empty. At least SIMDJSON_PADDING bytes
-  /// behind the line can be read. Skips lines that are too long, and returns their number.
+  /// behind the line are readable. Skips lines that are too long, and returns how many.
   template <class Visit>
   std::uint64_t for_each(Visit visit) {
     std::vector<char> buffer(block_bytes + simdjson::SIMDJSON_PADDING);
     std::size_t filled = 0;
     std::uint64_t too_long = 0;
-    bool skips = false;  // the rest of a line that is too long
+    bool skips = false;  // true while the rest of a line that is too long is skipped
     while (read_into(buffer, filled)) {
       std::size_t begin = 0;
       while (const void* found = std::memchr(buffer.data() + begin, '\n', filled - begin)) {
@@ -157,7 +158,7 @@ class Lines {
   }
 
  private:
-  /// Appends a block to the buffer, which grows. False at the end of the file.
+  /// Appends a block of the file to the buffer and enlarges it. Returns false at the end of the file.
   bool read_into(std::vector<char>& buffer, std::size_t& filled) {
     buffer.resize(std::max(buffer.size(), filled + block_bytes + simdjson::SIMDJSON_PADDING));
     file_.read(buffer.data() + filled, block_bytes);

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t max_error_bytes = 8192;
-/// More JSON than this is left out of the page.
+/// If the parameters are longer JSON than this, the page leaves them out.
 constexpr std::size_t max_params_bytes = 200'000;
 constexpr std::size_t most_starts = 1000;
 
@@ -38,7 +38,7 @@ Json within_limit(Json value) {
                                                                                               : value;
 }
 
-/// The fields of status.json that the page shows.
+/// Returns the fields of status.json that the page shows.
 Json status_for_page(const Json& status) {
   Json shown = Json::object();
   if (!status.is_object()) return shown;
@@ -50,7 +50,7 @@ Json status_for_page(const Json& status) {
   return within_limit(shown);
 }
 
-/// The indices of checkpoints that going back in the run has given up, from steps_back.json.
+/// Tells which checkpoints are rolled back, according to steps_back.json.
 class GivenUp {
  public:
   explicit GivenUp(const fs::path& run) {
@@ -63,7 +63,7 @@ class GivenUp {
   }
 
   bool contains(int index) const {
-    std::optional<std::int64_t> target;  // of the rollback that was made next
+    std::optional<std::int64_t> target;  // target of the rollback that was made next
     for (auto rollback = rollbacks_.rbegin(); rollback != rollbacks_.rend(); ++rollback) {
       const auto [to, last] = *rollback;
       if (target && last >= *target) continue;
@@ -75,10 +75,11 @@ class GivenUp {
   }
 
  private:
-  std::vector<std::pair<std::int64_t, std::int64_t>> rollbacks_ = {};  // to which index, over which last one
+  // for each rollback, its target and the highest index at the time
+  std::vector<std::pair<std::int64_t, std::int64_t>> rollbacks_ = {};
 };
 
-/// A checkpoint of the folder: its columns in the page.
+/// Returns what the page shows of a checkpoint that is in the run's folder.
 Json kept_checkpoint(const CheckpointInfo& info, const GivenUp& given_up) {
   auto checkpoint = to_json(info, /*verified=*/false);
   return {{"folder", info.path.filename().string()},
@@ -96,7 +97,7 @@ Json kept_checkpoint(const CheckpointInfo& info, const GivenUp& given_up) {
 
 Json checkpoints_for_page(const fs::path& run, const RunRows& rows) {
   const GivenUp given_up(run);
-  std::map<std::string, Json> all;  // by folder
+  std::map<std::string, Json> all;  // by name of the folder
   for (const auto& named : rows.checkpoints())
     all[named.folder] = {{"folder", named.folder}, {"report", named.position.report}, {"state", "deleted"}};
   for (const auto& info : list_checkpoints(run)) all[info.path.filename().string()] = kept_checkpoint(info, given_up);

@@ -1,4 +1,4 @@
-// What a page shows of a run and of a sweep, read from their folders.
+// Reads from the folders of a run and a sweep what a page shows of them.
 #pragma once
 
 #include "run_rows.hpp"
@@ -13,9 +13,9 @@ namespace muster::tool::report {
 
 Json read_run(const std::filesystem::path& run, const std::string& name, const Budget& budget);
 
-/// The table of a sweep.
+/// Returns the table of a sweep.
 Json read_sweep(const std::filesystem::path& sweep, const std::string& name);
-/// The folders of its trials that have begun, in their order.
+/// Returns the folders of the trials that have begun, in the order of trials.
 std::vector<std::filesystem::path> trials_of(const std::filesystem::path& sweep);
 
 }  // namespace muster::tool::report

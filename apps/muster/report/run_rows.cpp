@@ -15,7 +15,7 @@ constexpr double not_known = std::numeric_limits<double>::quiet_NaN();
 
 std::int64_t whole(double value) { return std::abs(value) < 9e15 ? std::llround(value) : 0; }
 
-/// Six digits are enough for a time.
+/// Rounds to six digits, which are enough for a time.
 double rounded(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.6g", value);
@@ -69,7 +69,7 @@ RunRows::Column RunRows::new_column(std::string_view name) {
 const RunRows::Column& RunRows::column_of(std::string_view name) {
   auto found = columns_.find(name);
   if (found == columns_.end()) {
-    // Names without a curve are not remembered: there may be any number of them.
+    // Names without a curve are not stored, since there may be any number of them.
     static const Column none;
     const auto column = new_column(name);
     if (column.kind == Column::Kind::ignored) return none;
@@ -139,7 +139,7 @@ void RunRows::add_late_ranks(const Row& row) {
 }
 
 void RunRows::add_checkpoint(const Row& row) {
-  // A row is written before its checkpoint, so the next one tells how long the save took.
+  // A row is written before its checkpoint is saved, so the next row has the time of that save.
   if (last_row_has_checkpoint_) checkpoints_.back().save_s = rank_time(3, 2);
   const auto folder = row.text("checkpoint_dir_name");
   last_row_has_checkpoint_ = !folder.empty();

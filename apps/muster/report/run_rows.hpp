@@ -1,4 +1,4 @@
-// What a page shows of the rows of a run, gathered row by row.
+// Collects row by row what a page shows of the rows of a run.
 #pragma once
 
 #include "buckets.hpp"
@@ -22,10 +22,10 @@
 
 namespace muster::tool::report {
 
-/// How many buckets the curves of one run may have.
+/// How many buckets all curves of one run may have together.
 struct Budget {
-  std::size_t metric_buckets = 6000;  ///< shared by the metrics of the user
-  std::size_t other_buckets = 1500;   ///< shared by muster's own curves
+  std::size_t metric_buckets = 6000;  ///< for all of the user's metrics
+  std::size_t other_buckets = 1500;   ///< for all of muster's own curves
 };
 
 /// A checkpoint that a row names.
@@ -33,28 +33,28 @@ struct NamedCheckpoint {
   std::string folder, name = {};
   Position position = {};
   double timestamp = 0;
-  double save_s = 0;  ///< of the slowest rank, from the next row; NaN if not known
+  double save_s = 0;  ///< save time of the slowest rank, from the next row; NaN if unknown
 };
 
 class RunRows {
  public:
   RunRows();
   void add(const Row& row);
-  /// "metrics", "own" (muster's curves), "split", "slowest", "late", "worlds" and "left_out".
+  /// Returns "metrics", "own" (muster's curves), "split", "slowest", "late", "worlds" and "left_out".
   Json to_json(const Budget& budget);
-  /// The newest ones.
+  /// The newest checkpoints.
   const std::deque<NamedCheckpoint>& checkpoints() const { return checkpoints_; }
   std::uint64_t checkpoint_count() const { return checkpoint_count_; }
 
  private:
-  /// What ranks do with their time.
+  /// What ranks spend their time on.
   static constexpr std::array<const char*, 4> activities{"compute", "wait", "data", "save"};
   static constexpr std::array<const char*, 4> statistics{"min", "median", "max", "max_rank"};
-  /// The numbers that have a meaning of their own; the last 16 are rank_times.ACTIVITY.STATISTIC.
+  /// Numbers with a fixed meaning; 16 more follow, which are rank_times.ACTIVITY.STATISTIC.
   enum Known : std::size_t { report, step, seconds, timestamp, world_size, first_rank_time };
   static constexpr std::size_t known_count = first_rank_time + activities.size() * statistics.size();
 
-  /// What becomes of a number: a known one, a point of a curve, or nothing.
+  /// What is done with a number: it is one of those with a fixed meaning, a point of a curve, or ignored.
   struct Column {
     enum class Kind { known, metric, own, ignored } kind = Kind::ignored;
     std::size_t known = 0;
@@ -64,11 +64,11 @@ class RunRows {
     using is_transparent = void;
   };
   struct Span {
-    double min = 0, median = 0, max = 0;  ///< the median is the sum over the reports
+    double min = 0, median = 0, max = 0;  ///< the median is a sum over the reports until it is written
     std::int64_t max_rank = -1;
   };
   struct SplitBucket {
-    Position position = {};  ///< of its last report
+    Position position = {};  ///< of the bucket's last report
     std::int64_t reports = 1;
     std::array<Span, activities.size()> spans = {};
     void merge(const SplitBucket& later);
@@ -102,7 +102,8 @@ class RunRows {
   Position position_ = {};
   std::vector<std::pair<Curve*, double>> values_ = {};  // of the current row
   Buckets<SplitBucket> split_;
-  std::array<std::map<std::int64_t, std::int64_t>, activities.size()> slowest_ = {};  // times by rank
+  // how often each rank was the slowest, for each activity
+  std::array<std::map<std::int64_t, std::int64_t>, activities.size()> slowest_ = {};
   std::map<std::tuple<std::int64_t, std::string, std::string>, LateRank> late_ = {};  // by rank, host and cause
   std::deque<NamedCheckpoint> checkpoints_ = {};
   std::uint64_t checkpoint_count_ = 0;

@@ -17,10 +17,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t most_traces = 3, most_spans = 40, most_ranks = 10;
-/// A longer file is left out: the page needs only the sums at its end, but all of it is read to find them.
+/// Longer files are left out: the page only needs the sums at the end, but to find them all of the file is read.
 constexpr std::uintmax_t most_bytes = std::uintmax_t{1} << 30;
 
-/// The traces in the folder, the newest first.
+/// Returns the trace files in the folder, the newest first.
 std::vector<fs::path> trace_files(const fs::path& run) {
   std::vector<std::pair<fs::file_time_type, fs::path>> found;
   std::error_code error;
@@ -37,7 +37,7 @@ std::vector<fs::path> trace_files(const fs::path& run) {
   return files;
 }
 
-/// The list's entries with the largest `key`.
+/// Returns the `count` entries of the list with the largest numbers at `key`.
 Json largest(const Json& list, const char* key, std::size_t count) {
   std::vector<Json> entries;
   for (const auto& entry : list)
@@ -47,7 +47,7 @@ Json largest(const Json& list, const char* key, std::size_t count) {
   return entries;
 }
 
-/// The sums of a trace; null if the file has none.
+/// Returns the sums of a trace; null if the file has none.
 Json sums_of(const fs::path& file) {
   std::error_code ignored;
   if (fs::file_size(file, ignored) > most_bytes) return {};

@@ -1,4 +1,4 @@
-// What a page shows of a run's traces (RunConfig::profile).
+// Reads from a run's traces (RunConfig::profile) what a page shows of them.
 #pragma once
 
 #include <muster/json.hpp>
@@ -7,8 +7,8 @@
 
 namespace muster::tool::report {
 
-/// The newest traces of the run, each with its file's name, its number of ranks, the spans that took the most time
-/// together, and the ranks that others waited for. Files that are no traces of muster are left out.
+/// Returns the newest traces of the run. Each has the file's name, the number of ranks, the spans with the longest
+/// total time, and the ranks that others have waited for. Files that are no traces of muster are left out.
 Json traces_of(const std::filesystem::path& run);
 
 }  // namespace muster::tool::report

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Runs of which a page has the full number of points; of more runs each has fewer.
+/// Up to this many runs have the full number of points on a page; if there are more runs, each has fewer points.
 constexpr std::size_t full_runs = 16;
 
 [[noreturn]] void refuse_output(const fs::path& output, const std::string& fact) {
@@ -36,7 +36,8 @@ bool begins_as_report(const fs::path& file) {
   return have == begin;
 }
 
-/// A report may replace a report. It may lie in a run's folder, under its usual name.
+/// Throws an Error if `output` cannot be written. It may be an older report, and it may be in a run's folder under the
+/// usual name of a report.
 void check_output(const fs::path& output) {
   if (output.empty()) refuse_output(output, "it has no name");
   std::error_code error;
@@ -51,7 +52,8 @@ void check_output(const fs::path& output) {
   require_outside_records(is_beside_run ? fs::weakly_canonical(folder) : output);
 }
 
-/// A folder on the command line, its last parts enough to tell it from the others.
+/// Returns a name for each folder on the command line: as many of its last parts as are needed to tell the folders
+/// apart.
 std::vector<std::string> short_names(const std::vector<fs::path>& folders) {
   std::vector<std::string> names;
   for (std::size_t parts = 1; parts < 8; ++parts) {
