@@ -121,8 +121,7 @@ void train(muster::Session& session, const muster::Config& config) {
     }
 
     // 6. Pictures of the present generator, and how much they look like clothes: the correlation between their mean and
-    // the
-    //    mean real picture, which is about 0 for noise.
+    //    the mean real picture, which is about 0 for noise.
     torch::Tensor pictures;
     {
       const auto evaluation = session.evaluation(generator);

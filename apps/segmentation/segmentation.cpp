@@ -113,8 +113,7 @@ void train(muster::Session& session, const muster::Config& config) {
     }
 
     // 3. Intersections and unions are counted over the test scenes of all ranks and divided only at the end: the mean
-    // of the
-    //    quotients of each rank or batch would be another number.
+    //    of the quotients of each rank or batch would be another number.
     muster::MeanIoU mean_iou({.num_classes = kinds});
     muster::ConfusionMatrix confusion({.num_classes = kinds});
     {

@@ -63,10 +63,10 @@ class BucketExchange final : public Exchange {
   std::vector<at::Tensor> memory_;  ///< for each type and device, the memory of all its buckets
   /// indices of parameters, in the order in which backward() is expected to make their gradients
   std::vector<std::size_t> order_;
-  FlatLayout layout_;               ///< the slices of the parameters in buckets_
-  std::vector<Bucket> buckets_;     ///< in the order in which they start
-  std::size_t started_ = 0;         ///< number of buckets whose all-reduce has started
-  std::size_t ended_ = 0;           ///< number of buckets whose all-reduce is known to have ended
+  FlatLayout layout_;            ///< the slices of the parameters in buckets_
+  std::vector<Bucket> buckets_;  ///< in the order in which they start
+  std::size_t started_ = 0;      ///< number of buckets whose all-reduce has started
+  std::size_t ended_ = 0;        ///< number of buckets whose all-reduce is known to have ended
 
   Arrival arrival_ = Arrival::at_once;
   std::vector<std::int64_t> arrived_;  ///< indices of gradients, in the order in which this round has added them

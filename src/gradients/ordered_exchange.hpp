@@ -54,10 +54,10 @@ class OrderedExchange final : public Exchange {
   std::vector<std::vector<at::Tensor>> micro_batches_;
   /// [buckets] results over all micro-batches: gradients are averaged; uses, flags and weights are summed
   std::vector<at::Tensor> reduced_;
-  std::size_t micro_batch_ = 0;      ///< the micro-batch of the current round
-  std::size_t next_ = 0;             ///< the micro-batch that the next round should have
-  std::int64_t batch_ = 0;           ///< number of the batch that the last round was for
-  bool abandoned_ = false;           ///< true if an exception has ended the last round
+  std::size_t micro_batch_ = 0;  ///< the micro-batch of the current round
+  std::size_t next_ = 0;         ///< the micro-batch that the next round should have
+  std::int64_t batch_ = 0;       ///< number of the batch that the last round was for
+  bool abandoned_ = false;       ///< true if an exception has ended the last round
   bool complete_ = true;
 };
 

@@ -137,7 +137,7 @@ class FusedStep {
       false;  ///< true if take_snapshot() was called since the last step: the step must not write this copy
   /// [buckets of the exchange][kinds of tensors: the parameters, then each state tensor]
   std::vector<std::vector<Pages>> pages_;
-  std::vector<Target> targets_;            ///< [parameters]
+  std::vector<Target> targets_;  ///< [parameters]
 };
 
 }  // namespace muster::detail::optim

@@ -40,7 +40,7 @@ using LastRates = std::vector<std::vector<double>>;
 struct SharedOptimizerData {
   /// what to do about NaN and infinite numbers; null to ignore them
   std::shared_ptr<BadNumberPolicy> numbers = nullptr;
-  int optimizer_number = 0;                            ///< the optimizer's number in `numbers`
+  int optimizer_number = 0;  ///< the optimizer's number in `numbers`
   std::shared_ptr<SnapshotSources> snapshot_sources =
       nullptr;  ///< the optimizer adds itself, so that saves in the background can use its snapshots
   std::shared_ptr<LastRates> last_rates = nullptr;  ///< the optimizer adds a list and updates it
