@@ -99,7 +99,7 @@ std::string tensors_text(const Json& tensors) {
 }
 
 void inspect_checkpoint(const std::filesystem::path& path, bool json) {
-  // a name such as "best" may move to another checkpoint meanwhile
+  // A name such as "best" may move to another checkpoint meanwhile.
   const auto folder = Checkpoint::from_directory(path).path();
   auto info = verify_checkpoint(folder);
   info.path = path;

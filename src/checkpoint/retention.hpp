@@ -16,7 +16,7 @@ struct ScoredCheckpoint {
   int index = 0;
   std::optional<double> score;  ///< none, or NaN, counts as lower than every number
   bool rolled_back = false;     ///< if true, it counts as worse than all checkpoints that are not rolled back
-  /// if true, something still needs it, such as its validation; it is kept in addition to num_to_keep
+  /// If true, something still needs it, such as its validation; it is kept in addition to num_to_keep.
   bool pinned = false;
 };
 

@@ -39,16 +39,16 @@ struct CheckpointContents {
   std::optional<std::filesystem::path> directory = {};  ///< folder with the user's files of this rank
   Json position_json = Json::object();                  ///< a state::TrainingPosition as JSON
   Json metrics = Json::object();                        ///< metrics of the report, with the score
-  /// the trainer's metadata; metadata that the user has set in `directory` replaces it
+  /// The trainer's metadata; metadata that the user has set in `directory` replaces it.
   Json metadata = Json::object();
-  /// unchanging copies of parts of the state, so that take_snapshot() need not copy these
+  /// Unchanging copies of parts of the state, so that take_snapshot() need not copy these.
   std::vector<optim::MemorySnapshot> snapshots = {};
 };
 
 /// The tier that a checkpoint is written to, and this rank's part in it.
 struct SaveTarget {
   std::shared_ptr<storage::Tier> tier;
-  /// true if this rank creates and publishes the checkpoint: on rank 0, or on the first rank of each node
+  /// True if this rank creates and publishes the checkpoint: on rank 0, or on the first rank of each node.
   bool is_leader = false;
   bool is_per_node = false;  ///< true if each node has a tier of its own, which the node's ranks write to
 };

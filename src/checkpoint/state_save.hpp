@@ -56,7 +56,7 @@ class StateSave {
   Tensors tensors_;                 // with the random state
   std::set<std::string> per_rank_;  // names of the per-rank tensors
   Json values_;                     // gathered from all ranks, as the manifest stores them
-  // names of tensors that differ between ranks; set when a difference was found
+  // Names of tensors that differ between ranks; set when a difference was found.
   std::optional<std::set<std::string>> drifted_;
   bool copied_ = false;
   Layout layout_;

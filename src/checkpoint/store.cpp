@@ -44,7 +44,7 @@ CheckpointStore::CheckpointStore(Communicator communicator, std::filesystem::pat
       config_(checked(std::move(config))),
       fast_tiers_(communicator_, tier_) {
   const auto indices = run_on_root(communicator_, [&] {
-    // listed before remove_unfinished(), since indices of interrupted saves are not used again
+    // Listed before remove_unfinished(), since indices of interrupted saves are not used again.
     const auto there = tier_->list();
     for (const auto& path : there.others)
       log::warn(path.string() +
@@ -90,7 +90,7 @@ void CheckpointStore::write(const Communicator& communicator, Save& save) {
   save.write(communicator);
   if (fast_tiers_.own()) {
     fast_tiers_.begin_use(communicator, save.index());
-    // if another node fails now, this node may still publish a checkpoint of this index
+    // If another node fails now, this node may still publish a checkpoint of this index.
     indices_.next = save.index() + 1;
   }
   save.complete(communicator);

@@ -125,7 +125,7 @@ class CheckpointStore {
   /// The indices of checkpoints.
   struct Indices {
     int next = 0;
-    /// indices from `next` on that are in the name of a folder of the run, and so cannot be used
+    /// Indices from `next` on that are in the name of a folder of the run, and so cannot be used.
     std::set<int> taken = {};
     /// Returns the index of the next save.
     int next_free() {

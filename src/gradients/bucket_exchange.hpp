@@ -61,7 +61,7 @@ class BucketExchange final : public Exchange {
   std::vector<at::Tensor> parameters_;
   FlatLayout types_;                ///< groups the parameters by type and device
   std::vector<at::Tensor> memory_;  ///< for each type and device, the memory of all its buckets
-  /// indices of parameters, in the order in which backward() is expected to make their gradients
+  /// Indices of parameters, in the order in which backward() is expected to make their gradients.
   std::vector<std::size_t> order_;
   FlatLayout layout_;            ///< the slices of the parameters in buckets_
   std::vector<Bucket> buckets_;  ///< in the order in which they start

@@ -17,7 +17,7 @@ struct LowRank {
   std::size_t view = 0;  ///< index of the view in the bucket
   std::int64_t rows = 0, columns = 0, rank = 0;
   at::Tensor q = {};  ///< [rank, columns], the factor Q of the last round, from which the next round starts
-  /// [rows, columns], what compression left out of this rank's gradient in the last round; undefined if nothing
+  /// [rows, columns], what compression left out of this rank's gradient in the last round; undefined if nothing.
   at::Tensor error = {};
 };
 

@@ -61,7 +61,7 @@ void require_equal_weights(const torch::nn::Module& module) {
 /// A started collective on the values of a tensor with any strides.
 struct Transfer {
   at::Tensor tensor;
-  /// shares the memory of `tensor` if that is contiguous and no conjugate or negative view; else a copy
+  /// Shares the memory of `tensor` if that is contiguous and no conjugate or negative view; else a copy.
   at::Tensor contiguous;
   c10::intrusive_ptr<c10d::Work> work;
 };
@@ -207,7 +207,7 @@ class DataParallel::MicroBatchBuffers {
   std::vector<at::Tensor> buffers_;
   std::vector<bool> is_statistic_;
   std::vector<std::vector<at::Tensor>> of_micro_batch_;  ///< [buffers][elements] for each micro-batch of this rank
-  /// the micro-batch whose values are in the module; -1 after synchronise() and before the first batch
+  /// The micro-batch whose values are in the module; -1 after synchronise() and before the first batch.
   int inside_ = -1;
 };
 

@@ -22,10 +22,10 @@ struct GradientAllocator::Pool {
   std::byte* end;
   std::shared_ptr<void> lifetime;
   std::mutex mutex = {};
-  /// free blocks by size; allocate() takes the last one of a list
+  /// Free blocks by size; allocate() takes the last one of a list.
   std::map<std::size_t, std::vector<std::byte*>> free = {};
   std::map<std::byte*, std::size_t> sizes = {};  ///< bytes of each block
-  /// spare blocks for which no memory is reserved yet; each is the first of its list in `free`
+  /// Spare blocks for which no memory is reserved yet; each is the first of its list in `free`.
   std::set<std::byte*> spare = {};
   std::function<bool(std::byte*, std::size_t)> reserve = {};
   std::unordered_map<const void*, std::size_t> size_of_gradient = {};  ///< bytes of its gradient, by parameter

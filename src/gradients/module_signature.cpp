@@ -38,7 +38,7 @@ Entries parse(const std::string& signature) {
 
 /// Returns a text with the tensor's type and shape on each rank; nothing if all ranks have the same.
 std::optional<std::string> disagreement(const std::vector<Entries>& of_rank, const std::string& name) {
-  // each text with the ranks that have it, in the order of ranks
+  // Each text with the ranks that have it, in the order of ranks.
   std::vector<std::pair<std::string, std::vector<std::size_t>>> opinions;
   for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
     const auto entry = std::ranges::find(of_rank[rank], name, &Entry::name);

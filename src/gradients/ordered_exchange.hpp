@@ -52,7 +52,7 @@ class OrderedExchange final : public Exchange {
   /// [buckets][micro-batches of this rank]. A last, additional bucket holds the use of each gradient, the flags and the
   /// weight.
   std::vector<std::vector<at::Tensor>> micro_batches_;
-  /// [buckets] results over all micro-batches: gradients are averaged; uses, flags and weights are summed
+  /// [buckets] results over all micro-batches: gradients are averaged; uses, flags and weights are summed.
   std::vector<at::Tensor> reduced_;
   std::size_t micro_batch_ = 0;  ///< the micro-batch of the current round
   std::size_t next_ = 0;         ///< the micro-batch that the next round should have

@@ -323,7 +323,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::shared_ptr<const int> no_sync_depth_;
   std::function<bool()> stop_requested_;
 
-  /// the name and tensor of each parameter, as in prepare_model()
+  /// The name and tensor of each parameter, as in prepare_model().
   std::vector<std::pair<std::string, const void*>> names_;
   std::vector<Parameter> parameters_;  ///< all parameters; a tensor that has two names is listed once
   MakeExchange make_dense_, make_sparse_;
@@ -344,7 +344,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::function<Correction(bool averages)> before_round_;
   bool keeps_averages_ = false;
   std::exception_ptr failure_;
-  /// a few elements of the parameters at the end of the last backward()
+  /// A few elements of the parameters at the end of the last backward().
   std::optional<ParameterSamples> after_backward_;
   bool any_left_ = false;  ///< true if gradients waited for a step at the last call of with_gradient_to_save()
   bool adds_up_ = false;   ///< true if a batch has added to gradients that waited for a step

@@ -12,7 +12,7 @@ namespace muster::detail::gradients {
 
 inline constexpr const char* averaging = "averaging gradients";
 
-/// the most elements of a gradient that is checked for NaN at next to no cost
+/// The most elements of a gradient that is checked for NaN at next to no cost.
 inline constexpr std::int64_t small_elements = 4096;
 
 /// All that the reducer knows about one parameter.
@@ -44,7 +44,7 @@ struct Reducer::Parameter {
   at::Tensor averaged_before = {};
   // For saving between two rounds (Reducer::with_gradient_to_save).
   std::weak_ptr<const void> optimizer = {};  ///< expires with the prepared optimizer that has the parameter
-  /// true if a gradient was added to .grad and the optimizer has not stepped since, as far as is known
+  /// True if a gradient was added to .grad and the optimizer has not stepped since, as far as is known.
   bool awaits_step = false;
   bool left =
       false;  ///< true if .grad awaited a step at the last with_gradient_to_save(), and no round has begun since
@@ -52,7 +52,7 @@ struct Reducer::Parameter {
   // For a fused optimizer.
   std::optional<GradientMark> mark = {};  ///< of .grad, as backward() has left it
   bool altered = false;                   ///< true if .grad was changed by hand after backward()
-  /// factor that .grad has yet to be multiplied by; the fused optimizer has already used it in its step
+  /// Factor that .grad has yet to be multiplied by; the fused optimizer has already used it in its step.
   double scale = 1.0;
 
   /// Throws an Error if the layout, type or shape of .grad differs from the parameter's in prepare_model.

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t samples_per_tensor = 4;  ///< on the CPU, where reading them costs nothing; one on other devices
 constexpr std::size_t line_bytes = 64, least_lines = 64;
-/// in bytes; one cache line of each piece is read, so 1/64 of a large gradient
+/// In bytes; one cache line of each piece is read, so 1/64 of a large gradient.
 constexpr std::size_t largest_piece = 4096;
 
 std::uint64_t mix(std::uint64_t value) {

@@ -64,7 +64,7 @@ class History final : public Observer {
   std::filesystem::path folder_;
   std::vector<Json> rows_;
   std::vector<std::string> columns_;  // columns of progress.csv
-  // true if the files may differ from rows_ or hold a row only in part; then both are written anew
+  // True if the files may differ from rows_ or hold a row only in part; then both are written anew.
   bool is_outdated_ = false;
 };
 

@@ -47,7 +47,7 @@ class LateRankDetector {
 
   struct Window {
     StepWindow content;
-    /// for each worker, how far it is behind, as a part of the window; negative if it is ahead
+    /// For each worker, how far it is behind, as a part of the window; negative if it is ahead.
     std::vector<double> behind;
   };
   struct Save {

@@ -75,7 +75,7 @@ Json mean_of(const std::string& key, const std::vector<Json>& values) {
     weights += counts;
   }
   if (weights == 0) return nullptr;
-  // equal values stay as they are: (0.2 + 0.2 + 0.2) / 3 is not 0.2
+  // Equal values stay as they are: (0.2 + 0.2 + 0.2) / 3 is not 0.2.
   return finite(equal ? first : Json(sum / weights));
 }
 

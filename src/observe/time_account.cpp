@@ -96,7 +96,7 @@ void TimeAccount::start(const AttemptStart& start) {
 /// Returns `before` plus the seconds that the last start has trained after the step from which training resumes. A
 /// start that has ended well has saved all of its steps, so nothing is repeated.
 double TimeAccount::repeated_after(double before, double time_total_s) const {
-  // an earlier version of muster has written it
+  // An earlier version of muster has written it.
   if (earlier_starts_.empty() || !earlier_starts_.back().contains("first_time_total_s"))
     return std::max(earlier_training_s_ - time_total_s, 0.0);
   const auto& last = earlier_starts_.back();

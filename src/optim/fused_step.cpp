@@ -25,7 +25,7 @@
 namespace muster::detail::optim {
 namespace {
 
-/// number of averages that are computed at a time, so that they stay in the L1 cache
+/// Number of averages that are computed at a time, so that they stay in the L1 cache.
 constexpr std::size_t tile_elements = 2048;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -81,7 +81,7 @@ struct FusedStep::Pages {
 /// A parameter and its state tensors. In each list, the parameter comes first.
 struct FusedStep::Target {
   std::vector<std::byte*> shared[2] = {};  ///< addresses in each shared copy
-  /// tensors in this rank's view of each copy, which the module and the optimizer use
+  /// Tensors in this rank's view of each copy, which the module and the optimizer use.
   std::vector<at::Tensor> views[2] = {};
   // For the current step:
   std::vector<const std::byte*> from = {};  ///< addresses from which the step reads

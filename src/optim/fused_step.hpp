@@ -135,7 +135,7 @@ class FusedStep {
   std::size_t current_ = 0;                    ///< index of the copy that the module uses
   bool snapshot_held_ =
       false;  ///< true if take_snapshot() was called since the last step: the step must not write this copy
-  /// [buckets of the exchange][kinds of tensors: the parameters, then each state tensor]
+  /// [buckets of the exchange][kinds of tensors: the parameters, then each state tensor].
   std::vector<std::vector<Pages>> pages_;
   std::vector<Target> targets_;  ///< [parameters]
 };

@@ -269,7 +269,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
       for (const auto& parameter : parameters) bytes += parameter.nbytes();
       const bool gains = options_.fuse == Fuse::always || bytes >= least_bytes;
       if (gains && owns(optimizer, parameters) && FusedStep::fits(parameters)) {
-        // a fused optimizer's views of the parameters must go before shares_memory() looks
+        // A fused optimizer's views of the parameters must go before shares_memory() looks.
         reducer->set_fused(nullptr);
         const auto& communicator = gradients->communicator();
         const bool alone = std::ranges::none_of(parameters, shares_memory);

@@ -38,7 +38,7 @@ using LastRates = std::vector<std::vector<double>>;
 
 /// Data that the optimizers of a session share; empty without a session.
 struct SharedOptimizerData {
-  /// what to do about NaN and infinite numbers; null to ignore them
+  /// What to do about NaN and infinite numbers; null to ignore them.
   std::shared_ptr<BadNumberPolicy> numbers = nullptr;
   int optimizer_number = 0;  ///< the optimizer's number in `numbers`
   std::shared_ptr<SnapshotSources> snapshot_sources =

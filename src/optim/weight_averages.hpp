@@ -49,7 +49,7 @@ class WeightAverages {
   std::shared_ptr<torch::nn::Module> module_;
   EMAOptions options_;
   std::vector<at::Tensor> parameters_, averages_;
-  /// for each name, the index of its parameter in parameters_ and averages_
+  /// For each name, the index of its parameter in parameters_ and averages_.
   std::map<std::string, std::size_t> names_;
   std::int64_t updates_ = 0;
   std::vector<at::Tensor> weights_ = {};  ///< the parameters' own values while these averages are applied

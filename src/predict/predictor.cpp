@@ -48,7 +48,7 @@ class EvaluationMode {
   }
 
  private:
-  /// the modes before; parents come before their children
+  /// The modes before; parents come before their children.
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
 };
 

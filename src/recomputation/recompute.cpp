@@ -239,7 +239,7 @@ class Run {
 
   std::optional<std::set<const autograd::Node*>> casts_;
   Tensors leaves_;
-  /// index of the input, by the node of its leaf, which is kept alive here
+  /// Index of the input, by the node of its leaf, which is kept alive here.
   std::map<decltype(autograd::Edge::function), std::uint32_t> input_of_;
   std::uint64_t first_ = 0, thread_ = at::RecordFunction::currentThreadId();
 };
@@ -402,7 +402,7 @@ class Recompute final : public autograd::Node {
 Tensors recompute(Block block, Tensors inputs, std::shared_ptr<torch::nn::Module> module) {
   if (!at::GradMode::is_enabled()) return block(inputs);
   std::vector<bool> trained;
-  // saved before the block runs, so that a write of the block to them is noticed
+  // Saved before the block runs, so that a write of the block to them is noticed.
   std::vector<autograd::SavedVariable> saved;
   for (const auto& input : inputs) {
     trained.push_back(input.defined() && input.requires_grad());

@@ -59,7 +59,7 @@ std::vector<std::string> visible_gpus() {
 struct OwnGpu {
   std::size_t index = 0;
   std::optional<Claim> claim = {};
-  /// describes the other launch that uses the GPU, for a warning; empty if there is none
+  /// Describes the other launch that uses the GPU, for a warning; empty if there is none.
   std::string shared_with = {};
 };
 

@@ -92,7 +92,7 @@ std::optional<RunPoint> point_of(const std::filesystem::path& run) {
       const auto manifest = checkpoint::read_manifest(newest->second);
       const auto position = state::training_position_from_json(manifest.position_json);
       return RunPoint{.global_step = position.global_step,
-                      // if it was not counted, it is the number of reports
+                      // If it was not counted, it is the number of reports.
                       .epoch = position.epoch_counted ? position.epoch : 0,
                       .training_iteration = position.training_iteration,
                       .rollbacks = static_cast<std::int64_t>(rollbacks.size()),

@@ -43,7 +43,7 @@ MUSTER_INTERNAL_API bool is_progress(const RunPoints& now, const RunPoints& befo
 
 struct Failures {
   int count = 0;
-  /// for each run, the furthest point at any failure so far; empty if there was no checkpoint
+  /// For each run, the furthest point at any failure so far; empty if there was no checkpoint.
   RunPoints furthest = {};
 
   /// Returns the failures with one more. `now`: how far the runs have come. Begins to count anew if that is progress.

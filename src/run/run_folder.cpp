@@ -159,7 +159,7 @@ RunFolder::RunFolder(const Communicator& world, const Launch& launch, const RunC
     std::error_code ignored;  // make_directories() reports errors
     made_storage_ = std::filesystem::symlink_status(storage, ignored).type() == std::filesystem::file_type::not_found;
     name_ = flags.name.value_or(config.name);
-    // the value of --name with which the whole program can be started again
+    // The value of --name with which the whole program can be started again.
     std::string name_flag = flags.name.value_or("");
     if (name_.empty() && !flags.name) std::tie(name_flag, name_) = default_name(launch.program(), storage);
     check_run_name(name_);

@@ -34,7 +34,7 @@ struct Outputs {
   bool is_first_worker = false;
   std::optional<Checkpoint> newest = {};  ///< this attempt's newest checkpoint, or the one that it was resumed from
   bool has_saved = false;                 ///< true if this attempt has saved `newest`
-  /// the checkpoint that a save in the background is writing; none if there is no such save
+  /// The checkpoint that a save in the background is writing; none if there is no such save.
   std::optional<Checkpoint> async_checkpoint = {};
   std::string async_checkpoint_name = {};  ///< the user's name for async_checkpoint; may be empty
   bool score_reported = false;             ///< true if a report had the metric by which the best checkpoints are chosen

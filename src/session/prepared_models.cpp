@@ -167,7 +167,7 @@ void PreparedModels::restore_gradients(const StateEntries& entries, state::Saved
       restored_->parameters.emplace_back(parameter.getIntrusivePtr());
   for (const auto& model : models_) restore_gradients_of(*model);
   auto& left = restored_->saved.gradients;
-  // the tensors are views of a file that may be pruned
+  // The tensors are views of a file that may be pruned.
   for (auto& [path, gradient] : left) gradient = gradient.clone();
   if (left.empty()) restored_.reset();
 }

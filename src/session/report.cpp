@@ -167,7 +167,7 @@ struct Before {
   std::int64_t last_complete = -1;
   bool score_reported = false;
   std::filesystem::path newest = {};  ///< path of the newest checkpoint
-  /// each undoes the change of an optimizer or a scheduler of the State
+  /// Each undoes the change of an optimizer or a scheduler of the State.
   std::vector<std::function<void()>> schedules = {};
 };
 

@@ -97,7 +97,7 @@ class SessionStepListener final : public step::StepListener {
 
   SessionState& session_;
   std::int64_t kept_passes_ = 0;
-  /// for each open pass, by number: gradient_count() at its first batch
+  /// For each open pass, by number: gradient_count() at its first batch.
   std::map<std::int64_t, std::int64_t> gradients_before_;
   bool warned_of_pass_ = false;
   bool last_of_pass_ = false;  ///< true if the current batch is the last of its pass

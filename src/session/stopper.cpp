@@ -192,7 +192,7 @@ void Stopper::throw_stopped(bool saved) {
                                     stopped + ", state saved in " + newest->path().filename().string(), remedy)
                             : Error(ExitCode::retry, "training", stopped + ", and there is no State to save",
                                     remedy + (newest ? " from " + newest->path().filename().string() : ""));
-  // an Error without a rank, since it is the same on all workers
+  // An Error without a rank, since it is the same on all workers.
   attempt_end_.end_with(Error(error.code(), std::string(error.what())));
 }
 

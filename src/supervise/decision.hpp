@@ -30,7 +30,7 @@ struct JobRequirements {
   int min_workers = 1;  ///< least number of ranks; equals `ranks` if all are required
   int max_failures = 0;
   int max_preemptions = -1;
-  /// true if the saved state requires exactly `ranks` ranks, so that the job waits for them
+  /// True if the saved state requires exactly `ranks` ranks, so that the job waits for them.
   bool waits_for_ranks = false;
 };
 

@@ -89,7 +89,7 @@ std::string LauncherOutput::take_line(const std::string& line) {
 
 std::string LauncherOutput::take_block_line(const std::string& line) {
   const bool first = block_.empty();
-  // the end of a message whose beginning was lost, or the beginning of another message
+  // The end of a message whose beginning was lost, or the beginning of another message.
   if (first && is_rule(line)) return {};
   if (first && launcher_with_message(line) == nullptr) {
     in_block_ = false;

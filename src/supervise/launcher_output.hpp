@@ -34,7 +34,7 @@ struct LauncherReport {
   std::optional<std::string> silent = {};  ///< a host whose ranks do not answer the other ranks
   std::string run = {};                    ///< the folder of the run
   std::optional<int> min_workers = {};     ///< the least number of workers that the program needs
-  /// the number of ranks that the saved state requires, if the start had another number
+  /// The number of ranks that the saved state requires, if the start had another number.
   std::optional<int> required_ranks = {};
   bool preempted = false;                     ///< Slurm has preempted the job or lost its node
   std::string error = {};                     ///< the first error that a rank has printed

@@ -42,7 +42,7 @@ Signals::Signals() {
   }
   // Until now, the handler of muster's library has received these signals.
   stop_requested_ = launch::stop_signal::is_requested();
-  // the handler does not record which signal came; SIGUSR1 is the likely one in a batch job
+  // The handler does not record which signal came; SIGUSR1 is the likely one in a batch job.
   if (stop_requested_) first_wish_ = SIGUSR1;
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   sigset_t all;

@@ -419,7 +419,7 @@ class Supervision {
       terminal_.warn("the work is done; after that it was interrupted");
     else if (end.code != 0 || end.launcher_signal != 0 || was_ended)
       terminal_.warn("the work is done; after that " + cause_of(end, ""));
-    // a rank has printed the error, but the program has continued and ended with code 0
+    // A rank has printed the error, but the program has continued and ended with code 0.
     else if (!end.report.error.empty())
       terminal_.error(end.report.error);
     return 0;

@@ -130,7 +130,7 @@ class Comparison final : public Callback {
   const int trial_;
   const bool decides_;
   bool& looks_for_metric_;
-  /// [rung]: number of the report that was compared, in this start or an earlier one; 0 if none was
+  /// [rung]: number of the report that was compared, in this start or an earlier one; 0 if none was.
   std::vector<std::int64_t> compared_at_;
   bool stopped_ = false, over_ = false, cut_off_ = false;
   std::int64_t decided_ = 0;  ///< number of the last report that had the metric, by itself or by its validation
@@ -244,7 +244,7 @@ class Group {
       log_outcome(trial);
       if (has_ended_well(trial.status) && result) require_metric(trial);
       if (!stopped || asked || has_stopped_by_time(trial)) return stopped;
-      // the trial was stopped for a reason of its own, so the other trials go on
+      // The trial was stopped for a reason of its own, so the other trials go on.
       if (error) log::warn(trial.name + ": " + error->what());
       return false;
     });

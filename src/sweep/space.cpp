@@ -25,7 +25,7 @@ double between(double low, double high, std::uint64_t random) {
 }
 
 double log_between(double low, double high, std::uint64_t random) {
-  // exp() and log() may round beyond the limits
+  // exp() and log() may round beyond the limits.
   return std::clamp(std::exp(between(std::log(low), std::log(high), random)), low, high);
 }
 

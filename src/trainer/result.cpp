@@ -86,7 +86,7 @@ Result finish_run(const run::ResolvedOptions& resolved, run::RunFolder& run, con
     result.path = run.path();
   }
   result.error = ended.error ? ended.error : unfinished_validations;
-  // if the start was refused, the rows are those of earlier starts
+  // If the start was refused, the rows are those of earlier starts.
   const bool is_refused = result.error && run::is_refusal(result.error->code());
   if (resolved.world().rank() == 0 && !is_refused) print_summary(resolved, result);
   return result;

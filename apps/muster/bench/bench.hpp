@@ -20,7 +20,7 @@ inline constexpr std::chrono::seconds whole_jobs_time{240};
 
 struct Benchmark {
   std::vector<std::string> cases = {};
-  /// the most time that a case may take, with its peers, unless a number of rounds is given
+  /// The most time that a case may take, with its peers, unless a number of rounds is given.
   std::chrono::seconds time{60};
   /// Throws an Error for a file that cannot be measured. Set for a benchmark that reads a file, on one rank.
   std::function<void(const std::string&)> check_file = {};

@@ -42,11 +42,11 @@ class RoundTimer {
 /// How a case is measured, and whom to inform.
 struct Measurement {
   Rounds rounds;
-  /// called with a text that says what is measured now
+  /// Called with a text that says what is measured now.
   std::function<void(const std::string&)> show = [](const auto&) {};
-  /// called with the reason why a candidate has no result
+  /// Called with the reason why a candidate has no result.
   std::function<void(const std::string&)> warn = [](const auto&) {};
-  /// called after each round with the times of all rounds so far
+  /// Called after each round with the times of all rounds so far.
   std::function<void(const Timings&)> keep = [](const auto&) {};
 };
 

@@ -75,7 +75,7 @@ class GivenUp {
   }
 
  private:
-  // for each rollback, its target and the highest index at the time
+  // For each rollback, its target and the highest index at the time.
   std::vector<std::pair<std::int64_t, std::int64_t>> rollbacks_ = {};
 };
 

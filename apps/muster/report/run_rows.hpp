@@ -102,7 +102,7 @@ class RunRows {
   Position position_ = {};
   std::vector<std::pair<Curve*, double>> values_ = {};  // of the current row
   Buckets<SplitBucket> split_;
-  // how often each rank was the slowest, for each activity
+  // How often each rank was the slowest, for each activity.
   std::array<std::map<std::int64_t, std::int64_t>, activities.size()> slowest_ = {};
   std::map<std::tuple<std::int64_t, std::string, std::string>, LateRank> late_ = {};  // by rank, host and cause
   std::deque<NamedCheckpoint> checkpoints_ = {};

@@ -48,7 +48,7 @@ class StateWriter {
                                    const std::function<bool()>& meanwhile = {});
 
  private:
-  /// number of buffers: one is filled, one is written, one waits to be written
+  /// Number of buffers: one is filled, one is written, one waits to be written.
   static constexpr std::size_t depth = 3;
 
   /// Memory aligned for direct writes.

@@ -15,7 +15,7 @@ namespace muster::detail::checkpoint {
 /// The files in one rank's folder.
 struct UserFiles {
   std::vector<std::string> names;
-  /// metadata that the user has set in the folder by Checkpoint::set_metadata(); empty if it is not a JSON object
+  /// Metadata that the user has set in the folder by Checkpoint::set_metadata(); empty if it is not a JSON object.
   Json metadata = Json::object();
 };
 
