@@ -168,17 +168,17 @@ std::vector<Json> Reports::read_new() {
   struct stat status {};
   if (::stat(file_.c_str(), &status) != 0) return {};
   std::size_t skipped = 0;  // number of rows to read again without returning them
-  if (status.st_ino != inode_ || status.st_size < read_) {
+  if (status.st_ino != inode_ || status.st_size < bytes_read_) {
     inode_ = status.st_ino;
-    read_ = 0;
+    bytes_read_ = 0;
     skipped = std::exchange(row_count_, 0);
   }
   auto file = open(file_);
   std::vector<Json> rows;
-  if (!file.is_open() || !file.seekg(read_)) return rows;
+  if (!file.is_open() || !file.seekg(bytes_read_)) return rows;
   for (std::string line; std::getline(file, line);) {
     if (file.eof()) break;  // an incomplete line is read again later
-    read_ += static_cast<std::streamoff>(line.size()) + 1;
+    bytes_read_ += static_cast<std::streamoff>(line.size()) + 1;
     auto row = Json::parse(line, shallow, false);
     if (!row.is_object()) continue;
     if (row_count_++ >= skipped) rows.push_back(std::move(row));

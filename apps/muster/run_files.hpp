@@ -27,7 +27,7 @@ class Reports {
  private:
   std::filesystem::path file_;
   std::uint64_t inode_ = 0;
-  std::streamoff read_ = 0;    // bytes of the file that were read
+  std::streamoff bytes_read_ = 0;
   std::size_t row_count_ = 0;  // number of rows that were returned
 };
 

@@ -170,7 +170,7 @@ std::optional<std::vector<CopySource>> choose_parts(const Communicator& communic
 
 /// True if the run's folder has an intact checkpoint with this index or a higher one. Renames a damaged checkpoint with
 /// this index: a failed copy followed by a power loss may have left it incomplete.
-bool has_as_new(const storage::Tier& run, int index) {
+bool has_index_or_newer(const storage::Tier& run, int index) {
   const auto published = run.list().published;
   for (const auto& [there, path] : published | std::views::reverse) {
     if (there < index) break;
@@ -251,7 +251,7 @@ bool copy_newest(const Communicator& communicator, const NotedTier& tier, bool i
   for (const auto& folder : found)
     for (const auto& [index, one] : folder)
       if (only_index < 0 || index == only_index) indices.insert(index);
-  const auto has = [&](int index) { return run_on_root(communicator, [&] { return has_as_new(run, index); }); };
+  const auto has = [&](int index) { return run_on_root(communicator, [&] { return has_index_or_newer(run, index); }); };
   if (only_index >= 0 && indices.empty() && !has(only_index)) {
     std::set<int> newer;
     for (const auto& folder : found)

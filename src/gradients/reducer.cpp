@@ -207,7 +207,7 @@ void Reducer::after_accumulation(std::size_t parameter) {
   p.use = counts || p.pending ? ParameterUse::used : ParameterUse::unused;
   // The last gradient is only added after backward() has returned. If backward() throws before that, this rank can
   // still tell the others that it abandons the round.
-  if (state_ == State::collecting && averages_in_backward(p) && --round->missing > 0) add(p);
+  if (phase_ == Phase::collecting && averages_in_backward(p) && --round->missing > 0) add(p);
 }
 
 /// With weights, the exchange's result is divided by the mean weight. Averages of earlier rounds must not be divided
@@ -353,13 +353,13 @@ std::shared_ptr<Reducer::Round> Reducer::begin_round() {
     return round;
   }
   if (dense_->takes_several_rounds()) set_earlier_gradients_aside();
-  state_ = abandoned_.empty() && unfrozen_.empty() ? State::collecting : State::postponed;
-  if (state_ == State::collecting) begin_exchanges(Arrival::in_backward);
+  phase_ = abandoned_.empty() && unfrozen_.empty() ? Phase::collecting : Phase::postponed;
+  if (phase_ == Phase::collecting) begin_exchanges(Arrival::in_backward);
   for (const auto& p : parameters_) round->missing += averages_in_backward(p);
   at_end_of_backward([weak = weak_from_this(), round, ready = ready_in_this_backward()] {
     const auto self = weak.lock();
     if (!self) return;
-    if (self->state_ == State::collecting) self->add_remaining();
+    if (self->phase_ == Phase::collecting) self->add_remaining();
     ready->push_back(self);
     // Runs after the other models of this backward() have added their gradients. Ranks may differ in the order of
     // models.
@@ -452,14 +452,14 @@ void Reducer::finish_all(Reducers& ready) {
 }
 
 void Reducer::finish_round() {
-  if (state_ == State::postponed) {
+  if (phase_ == Phase::postponed) {
     finish_abandoned();
     extend_exchanges(unfrozen_);
-    state_ = State::collecting;
+    phase_ = Phase::collecting;
     begin_exchanges(Arrival::at_once);
     add_remaining();
   }
-  state_ = dense_in_backward_ ? State::idle : State::awaiting_step;
+  phase_ = dense_in_backward_ ? Phase::idle : Phase::awaiting_step;
   if (!dense_in_backward_) mark_gradients();
   try {
     finish_exchanges();
@@ -542,7 +542,7 @@ void Reducer::average_accumulated_on_all() {
 void Reducer::average_accumulated() {
   if (!last_round_was_no_sync_) return;
   prepare_round(true);
-  state_ = State::postponed;  // there is no backward(), so all gradients are added at once
+  phase_ = Phase::postponed;  // there is no backward(), so all gradients are added at once
   finish_round();
 }
 
@@ -558,9 +558,9 @@ void Reducer::take_part_without_gradients() {
 /// Called when an exception has ended backward(). The exchange keeps using the memory of the gradients that it was
 /// given. So .grad gets copies, which the program may change.
 void Reducer::copy_gradients() noexcept {
-  if (state_ != State::collecting && state_ != State::postponed) return;
+  if (phase_ != Phase::collecting && phase_ != Phase::postponed) return;
   if (dense_->takes_several_rounds()) return restore_earlier_gradients();
-  if (state_ != State::collecting || !dense_in_backward_) return;
+  if (phase_ != Phase::collecting || !dense_in_backward_) return;
   for (auto& p : parameters_) {
     auto& gradient = p.tensor.mutable_grad();
     if (!p.dense() || !p.added || !gradient.defined()) continue;
@@ -576,8 +576,8 @@ void Reducer::copy_gradients() noexcept {
 /// If an exception has ended the last round, marks its missing gradients as abandoned. The other ranks learn of it when
 /// they finish that round.
 void Reducer::abandon_round() {
-  if (state_ != State::collecting && state_ != State::postponed) return;
-  const bool begun = std::exchange(state_, State::idle) == State::collecting;
+  if (phase_ != Phase::collecting && phase_ != Phase::postponed) return;
+  const bool begun = std::exchange(phase_, Phase::idle) == Phase::collecting;
   abandoned_.push_back({std::move(unfrozen_), begun});
   if (begun) add_missing(ParameterUse::abandoned);
 }

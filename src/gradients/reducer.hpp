@@ -119,7 +119,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// cases the optimizer has written nothing.
   void end_step(double scale);
   /// True if backward() has left gradients to the optimizer.
-  bool awaits_step() const noexcept { return state_ == State::awaiting_step; }
+  bool awaits_step() const noexcept { return phase_ == Phase::awaiting_step; }
   /// For all readers of gradients except the fused optimizer: if .grad holds this rank's own gradients, replaces them
   /// by the averages. Throws as end_step() does. Collective.
   void fetch_averages();
@@ -210,7 +210,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   struct Parameter;
   struct Round;
 
-  /// The state of this rank's exchanges. A round here is an averaging round. Each line: an event -> the next state.
+  /// The phase of this rank's exchanges. A round here is an averaging round. Each line: an event -> the next phase.
   ///
   ///   idle           a gradient of a new round  -> collecting; postponed if abandoned rounds must end first, or
   ///                                                new exchanges made for unfrozen parameters
@@ -235,17 +235,17 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// the first case, the next round averages in backward(); in the second case, that same round does. If .grad still
   /// holds this rank's own gradients when it begins, these gradients count as pending.
   ///
-  /// An exception, at whatever line of backward(), destroys the Round and leaves the state at collecting or postponed.
+  /// An exception, at whatever line of backward(), destroys the Round and leaves the phase at collecting or postponed.
   /// The next event (a gradient, a step, the end of join() or finish_abandoned_rounds()) abandons that round: -> idle.
   /// The other ranks finish the round without this rank's gradients, and so learn of the exception. This rank finishes
-  /// it the next time it waits for the others anyway. If finishing throws, or an exchange does, the state is already
-  /// the state after the round.
+  /// it the next time it waits for the others anyway. If finishing throws, or an exchange does, the phase is already
+  /// the one after the round.
   ///
-  /// If one backward() runs through several models, each model's reducer has its own state. All reducers give their
+  /// If one backward() runs through several models, each model's reducer has its own phase. All reducers give their
   /// gradients before the first one finishes, and they finish in the order of prepare_model(), since ranks may begin
   /// them in different orders. autograd::grad() does not add to .grad, so it is no round. A frozen parameter
   /// contributes the contents of its .grad.
-  enum class State { idle, collecting, postponed, awaiting_step };
+  enum class Phase { idle, collecting, postponed, awaiting_step };
 
   /// Weights that the program gives to batches.
   struct Weights {
@@ -350,7 +350,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool adds_up_ = false;   ///< true if a batch has added to gradients that waited for a step
   std::int64_t step_of_last_round_ = -1;
 
-  State state_ = State::idle;
+  Phase phase_ = Phase::idle;
   std::vector<Abandoned> abandoned_;  ///< only the first of them may have begun its exchanges
 
   // The current round.

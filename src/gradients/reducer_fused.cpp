@@ -20,7 +20,7 @@ void Reducer::set_fused(FusedOptimizer* optimizer) noexcept {
 /// instead.
 void Reducer::average_local_gradients() {
   has_local_gradients_ = false;
-  state_ = State::idle;
+  phase_ = Phase::idle;
   for (auto& p : parameters_) {
     note_manual_change(p);
     p.pending |= p.dense() && p.tensor.grad().defined() && !p.padding;
@@ -79,7 +79,7 @@ void Reducer::throw_changed() {
 }
 
 void Reducer::begin_step(std::uint32_t word) {
-  if (state_ != State::awaiting_step) {
+  if (phase_ != Phase::awaiting_step) {
     // No backward() has run since the last step, so .grad holds what the program has put there.
     finish_abandoned_rounds();
     check_parameters();
@@ -120,7 +120,7 @@ void Reducer::end_step(double scale) {
 }
 
 void Reducer::end_exchange(bool fetch) {
-  state_ = State::idle;
+  phase_ = Phase::idle;
   count_round(dense_->flags());
   for (const auto& p : parameters_)
     if (p.dense())
@@ -135,7 +135,7 @@ void Reducer::end_exchange(bool fetch) {
 void Reducer::fetch_averages() {
   average_accumulated();
   if (!has_local_gradients_) return;
-  if (state_ != State::awaiting_step) finish_abandoned_rounds();
+  if (phase_ != Phase::awaiting_step) finish_abandoned_rounds();
   give_gradients(0);
   dense_->finish();
   has_local_gradients_ = false;

@@ -31,7 +31,7 @@ ParameterSamples Reducer::sample_parameters() const {
 /// Called to detect steps of optimizers that are not prepared: such an optimizer has stepped if parameters have
 /// changed.
 void Reducer::note_change_of_parameters() {
-  if (!after_backward_ || state_ == State::awaiting_step || !after_backward_->changed()) return;
+  if (!after_backward_ || phase_ == Phase::awaiting_step || !after_backward_->changed()) return;
   for (auto& p : parameters_) p.awaits_step = p.awaits_step && !p.optimizer.expired();
 }
 

@@ -44,7 +44,7 @@ void OpenSession::run(const std::function<void()>& work) {
 void OpenSession::close() {
   state_.attempt_end->forget();
   state_.outputs.observers.callbacks().forget_added();
-  state_.resumer.take_up();
+  state_.resumer.confirm_start();
   state_.end_training();
   std::exchange(backend_, nullptr)->on_shutdown(user_session_);
   state_.outputs.observers.finish({});

@@ -232,7 +232,7 @@ class Report {
   SessionState& session_;
   const ReportInput& input_;
   Before before_;
-  Combined all_ = {};
+  Combined combined_ = {};
   Json row_ = {};
   bool saves_ = false;
   bool has_begun_to_save_ = false;  ///< true if this report's own save has begun
@@ -314,11 +314,11 @@ void Report::require_own_metrics() const {
 bool Report::wait_for_save_before() {
   auto& outputs = session_.outputs;
   const bool stops = session_.stopper.is_known();
-  const bool saves = (all_.has_state || all_.has_checkpoint) &&
-                     !(all_.is_saving && outputs.config.when_busy == WhenBusy::drop && !stops);
+  const bool saves = (combined_.has_state || combined_.has_checkpoint) &&
+                     !(combined_.is_saving && outputs.config.when_busy == WhenBusy::drop && !stops);
   if (stops)
     outputs.wait_for_save_and_warn();
-  else if (saves || !all_.is_saving)
+  else if (saves || !combined_.is_saving)
     outputs.wait_for_save();
   return saves;
 }
@@ -326,11 +326,11 @@ bool Report::wait_for_save_before() {
 Json Report::make_row() {
   const auto& workers = session_.workers;
   const bool reduce = input_.options.reduce;
-  if (reduce) session_.data.warn_of_unsplit_data(all_.metrics, workers);
-  auto metrics = reduce ? observe::mean_over_ranks(all_.metrics) : observe::list_over_ranks(all_.metrics);
+  if (reduce) session_.data.warn_of_unsplit_data(combined_.metrics, workers);
+  auto metrics = reduce ? observe::mean_over_ranks(combined_.metrics) : observe::list_over_ranks(combined_.metrics);
   auto row = with_progress(std::move(metrics), session_.progress, workers.size());
-  row["rank_times"] = observe::summary_of(all_.times);
-  row["memory_bytes"] = observe::summary_of(all_.memory_bytes);
+  row["rank_times"] = observe::summary_of(combined_.times);
+  row["memory_bytes"] = observe::summary_of(combined_.memory_bytes);
   if (session_.late_ranks)
     if (const auto& late = session_.late_ranks->found(); !late.empty()) row["late_ranks"] = late;
   return json_from_text(workers.control.broadcast(json_text_lossy(row)));
@@ -355,7 +355,7 @@ Checkpoint Report::save() {
   auto& progress = session_.progress;
   if (!input_.options.checkpoint_name.empty()) row_["checkpoint_name"] = input_.options.checkpoint_name;
   const auto saved = session_.saver.save({.entries = input_.entries.get(),
-                                          .given = all_.has_checkpoint ? &input_.checkpoint : nullptr,
+                                          .given = combined_.has_checkpoint ? &input_.checkpoint : nullptr,
                                           .row = row_,
                                           .must_wait = session_.stopper.is_known(),
                                           .leaves_out_state = session_.stopper.last_state() != nullptr});
@@ -375,7 +375,7 @@ void Report::announce() {
   auto& outputs = session_.outputs;
   outputs.observers.tell(&observe::Observer::report, row_, session_.progress.epoch_count);
   if (outputs.validation == nullptr || !session_.workers.is_first()) return;
-  if (all_.validates && saved_) outputs.validation->request(*saved_, session_.progress.training_iteration);
+  if (combined_.validates && saved_) outputs.validation->request(*saved_, session_.progress.training_iteration);
 }
 
 void Report::poll_validations() {
@@ -387,24 +387,24 @@ void Report::poll_validations() {
 void Report::try_to_make() {
   auto& outputs = session_.outputs;
   const auto& control = session_.workers.control;
-  all_ = exchange();
+  combined_ = exchange();
   saves_ = wait_for_save_before();
   if (outputs.newest) before_.newest = outputs.newest->path();
   // The callbacks are asked after wait_for_save_before(), since that may throw.
-  if (all_.has_callbacks)
-    all_.metrics = comm::run_on_all(
+  if (combined_.has_callbacks)
+    combined_.metrics = comm::run_on_all(
         control, [&] { return observe::to_json(outputs.observers.callbacks().with_callback_metrics(input_.metrics)); });
   session_.models.synchronise_buffers();
   row_ = make_row();
-  const bool is_validated = saves_ && all_.validates;
+  const bool is_validated = saves_ && combined_.validates;
   if (is_validated) row_[checkpoint::status_name] = checkpoint::text_of(CheckpointStatus::pending_validation);
 
-  session_.resumer.take_up();
+  session_.resumer.confirm_start();
   session_.epoch_end.note_report(input_.entries != nullptr);
-  outputs.check_score(row_, saves_ && !all_.validates, session_.epoch_end.is_complete());
-  if (is_validated && all_.has_callbacks && !outputs.validation->runs_beside_training()) require_own_metrics();
+  outputs.check_score(row_, saves_ && !combined_.validates, session_.epoch_end.is_complete());
+  if (is_validated && combined_.has_callbacks && !outputs.validation->runs_beside_training()) require_own_metrics();
   ++session_.progress.training_iteration;
-  if (all_.has_callbacks)
+  if (combined_.has_callbacks)
     comm::run_on_all(control, [&] { outputs.observers.tell(&observe::Observer::report_begins, row_); });
   if (!saves_) return;
   has_begun_to_save_ = true;
@@ -448,17 +448,17 @@ void Report::make() {
   log_histograms();
   announce();
   session_.progress.end_report();
-  if (all_.has_callbacks)
+  if (combined_.has_callbacks)
     comm::run_on_all(session_.workers.control, [&] {
       poll_validations();
-      session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(all_.metrics), saved_);
+      session_.outputs.observers.tell(&observe::Observer::report_ended, without_weights(combined_.metrics), saved_);
     });
   else
     poll_validations();
 
   session_.stopper.stop_if_asked_after_report(
-      {.saved = saves_, .had_state = all_.has_state, .had_checkpoint = all_.has_checkpoint});
-  if (all_.has_callbacks) session_.callback_end.check();
+      {.saved = saves_, .had_state = combined_.has_state, .had_checkpoint = combined_.has_checkpoint});
+  if (combined_.has_callbacks) session_.callback_end.check();
   session_.stopper.end_report();
 }
 

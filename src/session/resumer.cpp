@@ -53,7 +53,7 @@ Checkpoint checkpoint_at(const std::filesystem::path& path, const Communicator& 
 }
 
 /// Logs that --resume PATH is ignored, since the run has a checkpoint of its own.
-void say_not_taken(const std::filesystem::path& path, const std::filesystem::path& newest) {
+void log_ignored_resume(const std::filesystem::path& path, const std::filesystem::path& newest) {
   std::error_code ignored;
   const auto text = "the run goes on from its own " + newest.filename().string() + ", not from " + path.string();
   if (std::filesystem::exists(path, ignored))
@@ -106,7 +106,7 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
   const auto own = named ? own_checkpoint(path, run, control, store) : OwnCheckpoint();
   if (own.index) store.roll_back(*own.index, own.name);
   if (auto newest = store.newest()) {
-    if (named && !own.is_own && run.is_first_trainer()) say_not_taken(path, newest->path());
+    if (named && !own.is_own && run.is_first_trainer()) log_ignored_resume(path, newest->path());
     return newest;
   }
   const auto with_real_path = [&](const Checkpoint& seed) {
@@ -136,7 +136,7 @@ std::optional<Checkpoint> choose_checkpoint(const run::ResolvedOptions& resolved
 }
 
 /// Tells the history which earlier checkpoints are ancestors of checkpoint `index`, from which the run resumes.
-void set_course(observe::AttemptStart& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
+void set_ancestors(observe::AttemptStart& moment, int index, std::vector<checkpoint::Rollback> rollbacks) {
   moment.was_given_up = std::ranges::any_of(
       rollbacks, [&](const auto& rollback) { return rollback.to < index && index <= rollback.last_index; });
   moment.is_ancestor = [rollbacks = std::move(rollbacks), index](const std::string& name) {
@@ -147,8 +147,8 @@ void set_course(observe::AttemptStart& moment, int index, std::vector<checkpoint
 
 /// Loads entries from a checkpoint that no run has saved. Warns about entries that the checkpoint lacks. True if it has
 /// loaded any.
-bool restore_what_is_there(const StateEntries& entries, const checkpoint::RestoredCheckpoint& content,
-                           const std::filesystem::path& path, const WorkerContext& workers) {
+bool restore_present_entries(const StateEntries& entries, const checkpoint::RestoredCheckpoint& content,
+                             const std::filesystem::path& path, const WorkerContext& workers) {
   StateEntries there;
   StateDict saved;
   std::string missing;
@@ -230,26 +230,26 @@ observe::AttemptStart Resumer::restore_position(const checkpoint::RestoredCheckp
   comm::run_on_root(workers_.control, [&] {
     moment.last_row = checkpoint::with_validation(path, std::move(moment.last_row));
     if (const auto index = storage::Tier::index_of(path.filename()))
-      set_course(moment, *index, outputs_.store->rollbacks());
+      set_ancestors(moment, *index, outputs_.store->rollbacks());
   });
   callback_states_ = content.position.callbacks;
-  // A job that was killed after the save may not have made the link, so take_up() makes it.
+  // A job that was killed after the save may not have made the link, so confirm_start() makes it.
   if (const auto name = moment.last_row.is_object() ? moment.last_row.value("checkpoint_name", Json()) : Json();
       name.is_string() && !problem_with_name(name))
     name_ = name;
   return moment;
 }
 
-void Resumer::take_up() {
-  if (taken_up_ || !checkpoint_) return;  // without a checkpoint there is nothing to confirm
-  comm::wait_for_all(workers_.control);   // now no rank can refuse the start
+void Resumer::confirm_start() {
+  if (is_start_confirmed_ || !checkpoint_) return;  // without a checkpoint there is nothing to confirm
+  comm::wait_for_all(workers_.control);             // now no rank can refuse the start
   outputs_.store->confirm_rollback();
   comm::run_on_root(workers_.control, [&] {
     if (!name_.empty()) link_name(checkpoint_->path(), name_);
     if (outputs_.validation != nullptr)
       outputs_.validation->resume(outputs_.row_updater(), outputs_.store->rollbacks());
   });
-  taken_up_ = true;
+  is_start_confirmed_ = true;
 }
 
 checkpoint::RestoredCheckpoint Resumer::read_again() {
@@ -296,7 +296,7 @@ bool Resumer::restore(const StateEntries& entries) {
   auto saved = content_ ? *std::exchange(content_, {}) : read_again();
   const auto gradients = state::take_gradients(saved.state, saved.world_size);
   const auto& position = saved.position;
-  if (!position.is_from_run) return restore_what_is_there(entries, saved, checkpoint_->path(), workers_);
+  if (!position.is_from_run) return restore_present_entries(entries, saved, checkpoint_->path(), workers_);
   try {
     state::restore(entries, saved.state, {workers_.rank(), workers_.size()}, saved.per_rank);
   } catch (const state::WrongNumberOfRanks& error) {
@@ -314,7 +314,7 @@ bool Resumer::restore(const StateEntries& entries) {
   data_.pass_positions->resume_epoch(position.epoch + (complete ? 1 : 0));
   for (const auto& [name, in_data] : position.positions) data_.pass_positions->restore(name, in_data, complete);
   workers_.restore_random_state(saved, position.training_iteration);
-  take_up();
+  confirm_start();
   return true;
 }
 

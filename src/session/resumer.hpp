@@ -41,7 +41,7 @@ class Resumer {
   /// Called when the start can no longer be refused: after a restore, or at the latest with the first report or save or
   /// at the end of training. Only now the run's folder changes: the rollback is confirmed, the checkpoint gets its
   /// name, and pending validations are requested. Does nothing at further calls. Collective.
-  void take_up();
+  void confirm_start();
   /// Throws an Error if a report has saved a checkpoint since this attempt began.
   void require_nothing_saved() const;
   /// Implements State::restore(): loads the entries, the gradients that wait for a step, the epoch, the position in the
@@ -81,7 +81,7 @@ class Resumer {
   std::uint32_t manifest_checksum_ = 0;  ///< CRC-32 of the checkpoint's manifest when it was chosen
   std::string name_ = {};                ///< the name that a report has given the checkpoint; may be empty
   Json callback_states_ = {};
-  bool taken_up_ = false;
+  bool is_start_confirmed_ = false;
   bool was_given_to_user_ = false;
   bool has_warned_ = false;  ///< true if warn_of_unrestored_state() has warned, or need not warn any more
 };

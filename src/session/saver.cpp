@@ -99,7 +99,7 @@ Checkpoint Saver::save(const Contents& what) {
   const watch::TraceSpan span("save");
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  resumer_.take_up();
+  resumer_.confirm_start();
   checkpoint::CheckpointContents contents{.state = {},
                                           .random_state = workers_.random_state(),
                                           .directory = {},

@@ -206,7 +206,7 @@ void Validation::begin_next() {
   }
 }
 
-Json Validation::share_results() {
+Json Validation::broadcast_results() {
   Json known = Json::array();
   if (!mailbox_) return known;
   if (context_) {
@@ -226,7 +226,7 @@ Json Validation::share_results() {
 
 Json Validation::begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row) {
   // The leader's results are sent, since this node may not see a file yet that another node has just written.
-  const auto known = share_results();
+  const auto known = broadcast_results();
   return comm::run_on_root(validator_.resolved().world(), [&] {
     const auto& options = validator_.resolved().options;
     update_row = observe::rows_after_training(validator_.run().path(), options.run_config, options.train_loop_config);

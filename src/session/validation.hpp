@@ -85,7 +85,7 @@ class Validation {
 
   /// Gives all ranks the leader's results and returns them as text. Ends the validation that is still running.
   /// Collective.
-  Json share_results();
+  Json broadcast_results();
   /// Updates the rows and returns the pending validations, each as [index, training_iteration]. Sets `update_row` on
   /// rank 0. Collective.
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row);

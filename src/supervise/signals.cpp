@@ -43,7 +43,7 @@ Signals::Signals() {
   // Until now, the handler of muster's library has received these signals.
   stop_requested_ = launch::stop_signal::is_requested();
   // The handler does not record which signal came; SIGUSR1 is the likely one in a batch job.
-  if (stop_requested_) first_wish_ = SIGUSR1;
+  if (stop_requested_) first_request_ = SIGUSR1;
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   sigset_t all;
   ::sigemptyset(&all);
@@ -68,7 +68,7 @@ void Signals::take() {
       suspension_requested_ = suspension_requested_ || signal == SIGTSTP;
       if (signal == SIGCHLD || signal == SIGTSTP) continue;
       interrupts_ += signal == SIGINT;
-      if (first_wish_ == 0) first_wish_ = signal;
+      if (first_request_ == 0) first_request_ = signal;
       stop_requested_ = true;
     }
 }

@@ -30,7 +30,7 @@ class Signals {
   /// process group), does nothing.
   void suspend() noexcept;
   /// True if the first request was SIGUSR1, by which a batch system announces that the job's time is nearly over.
-  bool time_is_over() const noexcept { return first_wish_ == SIGUSR1; }
+  bool time_is_over() const noexcept { return first_request_ == SIGUSR1; }
   /// Acts as if a request to stop had come.
   void request_stop() noexcept { stop_requested_ = true; }
   /// True after the second SIGINT.
@@ -43,7 +43,7 @@ class Signals {
   struct sigaction pipe_before_ {};
   sigset_t blocked_before_{};
   bool stop_requested_ = false, suspension_requested_ = false;
-  int first_wish_ = 0;
+  int first_request_ = 0;
   int interrupts_ = 0;
 };
 

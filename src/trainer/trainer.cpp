@@ -97,7 +97,7 @@ void restore_preprocessor(const detail::run::ResolvedOptions& resolved, const de
 }
 
 /// Called after training: gives rank 0's preprocessor state to the ranks that have not trained. Collective.
-void share_preprocessor(const detail::run::ResolvedOptions& resolved) {
+void broadcast_preprocessor(const detail::run::ResolvedOptions& resolved) {
   if (resolved.worker_count == resolved.world().size()) return;
   const auto state = preprocessor_of_first_rank(resolved, [&] { return resolved.options.preprocessor->state(); });
   detail::comm::run_on_all(resolved.world(), [&] {
@@ -208,7 +208,7 @@ Result DataParallelTrainer::fit() {
         !content_of(*run).is_new_since(content_before))
       run->restore_params(before);
     auto result = finish_run(*resolved, *run, ended, unfinished);
-    if (!ended.error) share_preprocessor(*resolved);
+    if (!ended.error) broadcast_preprocessor(*resolved);
     return result;
   } catch (const comm::RanksMissing& lost) {
     run->write_error(world, lost);

@@ -51,9 +51,9 @@ Json status_for_page(const Json& status) {
 }
 
 /// Tells which checkpoints are rolled back, according to steps_back.json.
-class GivenUp {
+class RolledBack {
  public:
-  explicit GivenUp(const fs::path& run) {
+  explicit RolledBack(const fs::path& run) {
     const auto list = read_json(run / "steps_back.json");
     if (!list.is_array()) return;
     for (const auto& rollback : list)
@@ -80,7 +80,7 @@ class GivenUp {
 };
 
 /// Returns what the page shows of a checkpoint that is in the run's folder.
-Json kept_checkpoint(const CheckpointInfo& info, const GivenUp& given_up) {
+Json kept_checkpoint(const CheckpointInfo& info, const RolledBack& rolled_back) {
   auto checkpoint = to_json(info, /*verified=*/false);
   return {{"folder", info.path.filename().string()},
           {"report", info.training_iteration},
@@ -90,17 +90,18 @@ Json kept_checkpoint(const CheckpointInfo& info, const GivenUp& given_up) {
           {"time", info.time},
           {"validation", checkpoint.at("validation")},
           {"problem", info.problem},
-          {"state", !info.problem.empty()           ? (info.code == ExitCode::retry ? "not readable" : "damaged")
-                    : given_up.contains(info.index) ? "given up"
-                                                    : "kept"}};
+          {"state", !info.problem.empty()              ? (info.code == ExitCode::retry ? "not readable" : "damaged")
+                    : rolled_back.contains(info.index) ? "given up"
+                                                       : "kept"}};
 }
 
 Json checkpoints_for_page(const fs::path& run, const RunRows& rows) {
-  const GivenUp given_up(run);
+  const RolledBack rolled_back(run);
   std::map<std::string, Json> all;  // by name of the folder
   for (const auto& named : rows.checkpoints())
     all[named.folder] = {{"folder", named.folder}, {"report", named.position.report}, {"state", "deleted"}};
-  for (const auto& info : list_checkpoints(run)) all[info.path.filename().string()] = kept_checkpoint(info, given_up);
+  for (const auto& info : list_checkpoints(run))
+    all[info.path.filename().string()] = kept_checkpoint(info, rolled_back);
   for (const auto& named : rows.checkpoints()) {
     auto& checkpoint = all[named.folder];
     checkpoint.update({{"name", named.name},
