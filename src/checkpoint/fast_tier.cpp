@@ -137,7 +137,7 @@ void FastTiers::release(const Communicator& communicator) {
       if (!note.empty()) write_note(*run_, note);
     });
   });
-  // Reset even if that failed: it is not known what the note says now, so the next save must set "used" again.
+  // Reset even if that failed: the note may or may not have been written, so the next save must set "used" again.
   used_ = false;
   if (noted && std::exchange(has_earlier_, false))
     remove_unused_tiers(communicator, *run_, own_ ? own_->tier->folder() : fs::path());

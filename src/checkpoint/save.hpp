@@ -53,7 +53,7 @@ struct SaveTarget {
   bool is_per_node = false;  ///< true if each node has a tier of its own, which the node's ranks write to
 };
 
-/// Memory and a layout that saves hand on to the next save.
+/// Memory and a layout that the next save uses again.
 struct LastSave {
   Layout layout = {};
   StateWriter writer;

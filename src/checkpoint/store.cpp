@@ -103,7 +103,7 @@ void CheckpointStore::settle(const Communicator& communicator, const Save& save)
   if (config_.num_to_keep) run_on_root(communicator, [&] { prune(*tier_, config_, validates, is_needed_); });
 }
 
-// Restoring: the newest intact checkpoint, or the one to which the run rolls back.
+// Restoring: the newest intact checkpoint, or the checkpoint that the run rolls back to.
 
 std::string CheckpointStore::problem_of(const fs::path& checkpoint) const {
   Verified found{.path = checkpoint};

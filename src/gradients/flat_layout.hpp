@@ -11,7 +11,7 @@
 namespace muster::detail::gradients {
 
 struct FlatLayout {
-  /// Where a parameter lies.
+  /// The position of a parameter in its bucket.
   struct Slice {
     std::size_t bucket = 0;
     std::size_t index_in_bucket = 0;  ///< index in Bucket::members

@@ -59,7 +59,7 @@ class FusedOptimizer {
 };
 
 /// Averages the gradients of one model. Many members, since autograd's hooks use all of them: the parameters, the
-/// exchanges, the current round, and what the step before it has left.
+/// exchanges, the current round, and gradients that earlier rounds have left.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   /// Makes the exchange for these parameters. Collective.
@@ -239,7 +239,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// The next event (a gradient, a step, the end of join() or finish_abandoned_rounds()) abandons that round: -> idle.
   /// The other ranks finish the round without this rank's gradients, and so learn of the exception. This rank finishes
   /// it the next time it waits for the others anyway. If finishing throws, or an exchange does, the phase is already
-  /// the one after the round.
+  /// the phase that follows the round.
   ///
   /// If one backward() runs through several models, each model's reducer has its own phase. All reducers give their
   /// gradients before the first one finishes, and they finish in the order of prepare_model(), since ranks may begin

@@ -90,7 +90,7 @@ struct SharedExchange::MemoryLayout {
   std::vector<Bucket> buckets = {};
   std::vector<node::BucketReduction::Bucket> reduced = {};
   std::vector<at::Tensor> large = {};
-  std::size_t allocator_offset = 0;  ///< bytes
+  std::size_t allocator_offset = 0;  ///< bytes before the allocator's blocks
   std::size_t reserved = 0;          ///< bytes reserved from the start
   std::size_t bytes = 0;             ///< size of the whole part
 

@@ -48,7 +48,7 @@ class Resumer {
   /// data and the random state. True if there was something to load. Collective.
   bool restore(const StateEntries& entries);
 
-  /// The checkpoint that this attempt resumes from; none if it starts anew.
+  /// The checkpoint that this attempt resumes from; none if it starts from the beginning.
   const std::optional<Checkpoint>& checkpoint() const noexcept { return checkpoint_; }
   /// Returns the states of callbacks in the checkpoint, if it is this run's. Further calls return null.
   Json take_callback_states() { return std::exchange(callback_states_, {}); }

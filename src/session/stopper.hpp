@@ -61,12 +61,13 @@ class Stopper {
   // merge().
   void begin_report() noexcept { budget_.reached_boundary(); }
   void merge(bool any_asked) noexcept { request_.merge(any_asked); }
-  /// Call it at the end of a report. Stops if any worker was asked to. Collective.
+  /// What the report that is about to end has done.
   struct ReportedNow {
     bool saved = false;           ///< true if the report has saved a checkpoint
     bool had_state = false;       ///< true if any worker gave a State
     bool had_checkpoint = false;  ///< true if any worker gave a Checkpoint of the program's own
   };
+  /// Call it at the end of a report. Stops if any worker was asked to. Collective.
   void stop_if_asked_after_report(ReportedNow report);
   void end_report() noexcept { budget_.left_boundary(); }
 
@@ -93,7 +94,7 @@ class Stopper {
   /// Ends the attempt with the Error of a stop. `saved`: true if a State was saved. Collective.
   [[noreturn]] void throw_stopped(bool saved);
 
-  // Nine parts of the session, which a stop reads, saves or ends; then what was requested and told so far.
+  // Nine parts of the session, which a stop reads, saves or ends; then what this stopper has learned so far.
   const Launch& launch_;
   const run::RunFolder& run_;
   const WorkerContext& workers_;

@@ -12,7 +12,7 @@
 namespace muster::detail::supervise {
 namespace {
 
-// Global, since a signal handler has no object.
+// The pipe by which the signal handler passes signals to take(). Global, since a signal handler has no object.
 std::array<int, 2> ends{-1, -1};
 
 void note(int signal) {

@@ -40,7 +40,7 @@ struct PassFigures {
   double slowest = 0, fastest = 0;  ///< samples per second in the slowest and in the fastest round
   double bytes_per_s = 0;           ///< decoded bytes; median over the rounds
   double first_batch_ms = 0;        ///< from the beginning of a pass; median over the rounds
-  double waiting = 0;  ///< part of the time for which steps wait that compute as long as it takes to read a batch
+  double waiting = 0;  ///< part of its time that a step waits for data, if it computes as long as reading takes
 };
 
 struct Row {

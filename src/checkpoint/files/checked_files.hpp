@@ -30,7 +30,7 @@ FileEntry copy_file(const std::filesystem::path& directory, const std::string& n
                     int index);
 /// Copies `directory`/`name` to the same name under `to`, and returns its size and checksums. Several processes may
 /// copy at once: the file appears only when it is complete. Throws an Error (ExitCode::usage) if there already is a
-/// file with other bytes; one with the same bytes stays.
+/// file with other bytes; a file with the same bytes stays.
 FileEntry copy_file_unless_there(const std::filesystem::path& directory, const std::string& name,
                                  const std::filesystem::path& to);
 /// Returns the size and checksums of `directory`/`name`.
@@ -39,7 +39,7 @@ FileEntry checksum_file(const std::filesystem::path& directory, const std::strin
 /// Divides `count` items among as many threads as torch has. Each thread calls work(range).
 void for_each_share(std::uint64_t count, const std::function<void(Range)>& work);
 
-/// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if its size is not that of its entry.
+/// Opens a checkpoint's file for reading. Throws an Error (ExitCode::data) if its size differs from the entry.
 File open_with_size(const std::filesystem::path& directory, const FileEntry& entry);
 
 /// Reads and verifies pieces of a checkpoint's file, on as many threads as torch has. Calls `use` for each piece with

@@ -22,7 +22,7 @@ fs::path Launcher::find(const std::string& mpi) const {
   }
   const auto name = launch::launcher_of(mpi);
   std::vector<std::string> candidates{MUSTER_MPIEXEC, name, "mpiexec"};
-  // Then MPI is not Open MPI, so its own name is the better candidate.
+  // A name such as mpiexec.hydra says which MPI the launcher belongs to, so it is tried first.
   if (name != "mpirun") std::swap(candidates[0], candidates[1]);
   // The launcher beside the MPI library that the ranks use is the right one.
   if (const fs::path library = comm::mpi_library_file(); library.is_absolute())
