@@ -145,8 +145,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::string name_of(const at::Tensor& parameter) const;
   /// True if the parameter's gradients are averaged.
   bool averages(const at::Tensor& parameter) const;
-  /// The weight of this rank's loss in the mean of the ranks' losses; 1 is an even share. The weight of the current
-  /// batch; if the program gives weights, this rank's weight in the last average.
+  /// The weight of this rank's loss in the mean of the ranks' losses; 1 is an even share. It is the weight of the
+  /// current batch or, if the program gives weights itself, this rank's weight in the last average.
   double weight() const { return weights_.given ? weights_.relative : steps_->weight(); }
   /// Number of this reducer in the order of prepare_model(); the same on all ranks.
   int order() const noexcept { return order_; }
@@ -351,7 +351,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::int64_t step_of_last_round_ = -1;
 
   Phase phase_ = Phase::idle;
-  std::vector<Abandoned> abandoned_;  ///< only the first of them may have begun its exchanges
+  std::vector<Abandoned> abandoned_;  ///< `begun` can be true for the first of them only
 
   // The current round.
   std::weak_ptr<Round> round_;         ///< owned by autograd; expires when backward() has returned or thrown

@@ -44,8 +44,8 @@ void Reducer::note_discarded() {
       p.discarded = !p.tensor.grad().defined() || !any_nonzero(p.tensor.grad());
 }
 
-/// Called at the start of a round: records whether a new batch adds to gradients that wait for a step. In a GAN, only
-/// rounds of the same batch add to gradients that are then discarded.
+/// Called at the start of a round: records whether a new batch adds to gradients that wait for a step. Only the first
+/// round of a batch counts: in a GAN, later rounds of a batch add to gradients that are then discarded.
 void Reducer::note_addition() {
   if (adds_up_ || std::exchange(step_of_last_round_, steps_->global_step) == steps_->global_step) return;
   const auto is_added_to = [](const Parameter& p) {

@@ -138,7 +138,8 @@ Json OperatorRun::run_or_replay(Call call, const Check& check, const Work& work)
     history_.step();
     throw *refusal;
   }
-  // Workers record the result before their state is saved, ranks that do not train record it afterwards.
+  // Workers add the result to the history before they save their state. The add() below is for the ranks that do not
+  // train; on workers it changes nothing.
   const auto text = run_on_all([&](OperatorWorker& worker) { return worker.make_call(call, work); });
   if (text.empty()) {
     ended_ = true;

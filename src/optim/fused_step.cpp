@@ -273,7 +273,7 @@ void FusedStep::note_written() {
     auto now = parameters_[i].detach();
     if (now.const_data_ptr() == view.const_data_ptr() && !written[gradients_->layout().slices[i].bucket]) continue;
     if (now.strides() != view.strides() || now.is_neg()) now = copy_like(view, now);
-    // The same values as at the last call are not hashed again, since ranks may differ in their number of calls.
+    // Values that have not changed since the last call are not added again: ranks may differ in their number of calls.
     auto& target = targets_[i];
     const auto hash = hash_of_written(i, 0, now.const_data_ptr());
     if (hash != 0 && hash != target.seen) target.noted = gradients::hash_of(&hash, sizeof hash, target.noted);

@@ -39,9 +39,9 @@ struct Contribution {
   std::string name = {};          ///< the checkpoint's name
   observe::RankTimes times = {};  ///< since the last report
   std::int64_t memory_bytes = 0;
-  Json passes = {};  ///< SamePasses::noted()
+  Json passes = {};  ///< options of the passes since the last report: SamePasses::noted()
   std::int64_t global_step = 0;
-  Json rates = {};  ///< optim::LastRates
+  Json rates = {};  ///< learning rates: optim::LastRates
 
   std::string pack() const {
     return json_to_cbor({metrics, has_state, has_checkpoint, asked_to_stop, writing, has_callbacks, validation, name,

@@ -24,7 +24,7 @@ class SamePasses {
   /// The options of the passes since forget(): {pass name: {option: value}}. If two passes have the same name, the last
   /// counts.
   const Json& noted() const noexcept { return noted_; }
-  /// Call it when they have been compared.
+  /// Call it when the options in noted() have been compared.
   void forget() { noted_ = Json::object(); }
   /// Warns once if the workers have taken different numbers of training steps. `steps`: of each rank. The numbers
   /// differ if a pass trains on some ranks only, or if ranks leave their loops early.

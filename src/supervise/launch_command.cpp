@@ -217,7 +217,7 @@ LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptio
   for (const auto& [name, value] : launcher.kind.settings(start)) {
     const char* const given = environment(name.c_str());
     if (given != nullptr && !value.starts_with("-l ")) continue;
-    // ssh needs the user of --hosts before the arguments that the user has set.
+    // The login names from --hosts ("-l NAME") must come before the arguments for ssh that the variable has already.
     command.environment.emplace_back(name, given == nullptr ? value : value + " " + given);
   }
   command.environment.insert(command.environment.end(), told.begin(), told.end());

@@ -24,11 +24,11 @@ struct Benchmark {
   std::chrono::seconds time{60};
   /// Throws an Error for a file that cannot be measured. Set for a benchmark that reads a file, on one rank.
   std::function<void(const std::string&)> check_file = {};
-  /// Measures a case inside this program. Called on every rank; returns the same row on each. Empty if there is nothing
-  /// to measure so.
+  /// Measures a case inside this program. Called on every rank; returns the same row on each. Empty if no case is
+  /// measured in this way.
   std::function<Row(Launch&, const std::string& name, const Options&, const Measurement&)> measure_in_process = {};
-  /// Measures a case by whole processes, without a launch in this program. Makes the row, or adds peers to it if the
-  /// options ask for them. Empty if there is nothing to measure so.
+  /// Measures a case by running whole processes, without a launch in this program. Makes the row, or adds peers to it
+  /// if the options ask for them. Empty if no case is measured in this way.
   std::function<void(Row&, const Options&, const Measurement&)> measure_processes = {};
 };
 

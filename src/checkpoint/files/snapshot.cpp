@@ -47,7 +47,7 @@ at::Tensor tensor_at(std::shared_ptr<const std::byte> data, const at::Tensor& li
 /// The bytes of one tensor that lie in one piece of the file.
 struct TensorSlice {
   std::span<const std::byte> from;
-  std::byte* to = nullptr;  ///< null if they need not be copied
+  std::byte* to = nullptr;  ///< where to copy the bytes; null if they need not be copied
   bool compared = false;
   std::uint64_t sum = 0;
 };
