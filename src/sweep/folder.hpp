@@ -33,7 +33,7 @@ Trial trial_of(const Json& row, const std::filesystem::path& folder, const std::
 
 /// The starts of a sweep in which a rank was lost while the trial ran. Kept in trial.json.
 struct LostStarts {
-  int count = 0;                 ///< number of such starts in a row in which the trial has made no progress
+  int count = 0;                 ///< number of such starts since the trial has last made progress
   run::RunPoints furthest = {};  ///< how far the trial had come when it began to run
   bool alone = false;  ///< true if no other trial ran at the same time, so that the lost rank was this trial's
 

@@ -223,7 +223,7 @@ class Group {
 
     // The group's first rank decides how the trial has ended.
     const bool ends = comm::run_on_root(ranks_, [&] {
-      // A Trainable may end like this before its run exists; then the trial has no report.
+      // A Trainable may throw ExitCode::done before its run exists; then the trial has no report.
       if (ended && std::filesystem::exists(status_of(trial.path / run_names::params))) try {
           result = Result::from_path(trial.path);
         } catch (const Error& damaged) {
