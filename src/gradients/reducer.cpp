@@ -1,7 +1,7 @@
 #include "gradients/reducer.hpp"
 
 #include "base/log.hpp"
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/reducer_parameter.hpp"
 #include "gradients/sparse_exchange.hpp"

@@ -1,6 +1,7 @@
 #include "optim/optimizer_step.hpp"
 
-#include "gradients/data_parallel.hpp"
+#include "comm/on_ranks.hpp"
+#include "gradients/prepared_model.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/reducer.hpp"
 #include "gradients/tensor_changes.hpp"
@@ -52,7 +53,7 @@ void drop_repeated(torch::optim::Optimizer& optimizer) {
                   [&](const at::Tensor& parameter) { return !known.insert(parameter.unsafeGetTensorImpl()).second; });
 }
 
-using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
+using Models = std::vector<std::shared_ptr<gradients::PreparedModel>>;
 
 /// An optimizer's checks for NaN and infinite numbers.
 class Numbers {
@@ -232,7 +233,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
  public:
   /// `model`: null if the optimizer steps no prepared model. `evaluates`: true if its step may call a closure more than
   /// once.
-  Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, bool evaluates,
+  Step(const std::shared_ptr<gradients::PreparedModel>& model, const OptimizerOptions& options, bool evaluates,
        Numbers numbers, const SharedOptimizerData& shared)
       : model_(model),
         reducer_(model ? model->reducer() : nullptr),
@@ -439,7 +440,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     return states >= 0 && states <= fused_->max_state_tensors() && owns(optimizer, fused_->parameters());
   }
 
-  std::weak_ptr<gradients::DataParallel> model_;  ///< the model whose parameters the optimizer steps
+  std::weak_ptr<gradients::PreparedModel> model_;  ///< the model whose parameters the optimizer steps
   std::weak_ptr<gradients::Reducer> reducer_;     ///< of that model
   OptimizerOptions options_;
   bool evaluates_;
@@ -455,7 +456,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
 };
 
 /// Returns the first model whose gradients are averaged and of which the optimizer has a parameter.
-std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optimizer, const Models& models) {
+std::shared_ptr<gradients::PreparedModel> model_of(torch::optim::Optimizer& optimizer, const Models& models) {
   const auto parameters = parameters_of(optimizer);
   for (const auto& model : models)
     if (const auto& reducer = model->reducer();
@@ -466,8 +467,16 @@ std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optim
 
 }  // namespace
 
+void require_same_options(const Communicator& communicator, const OptimizerOptions& options) {
+  comm::require_same_options(communicator, "prepare_optimizer",
+                             {{"max_grad_norm", options.max_grad_norm},
+                              {"fuse", options.fuse == Fuse::never    ? "never"
+                                       : options.fuse == Fuse::always ? "always"
+                                                                      : "automatic"}});
+}
+
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
-                                                   const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
+                                                   const std::vector<std::shared_ptr<gradients::PreparedModel>>& models,
                                                    const OptimizerOptions& options, const SharedOptimizerData& shared) {
   if (!(options.max_grad_norm >= 0))  // infinity only measures the norm
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative or not a number",

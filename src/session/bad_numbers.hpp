@@ -23,7 +23,7 @@ class Optimizer;
 }
 
 namespace muster::detail::gradients {
-class DataParallel;
+class PreparedModel;
 }
 
 namespace muster::detail::session {
@@ -63,7 +63,7 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   /// Call when an optimizer has been prepared. Returns its number.
   int add_optimizer(const torch::optim::Optimizer& optimizer);
   /// Throws an Error if one of the models has been trained and no prepared optimizer steps it.
-  void require_watched(const std::vector<std::shared_ptr<gradients::DataParallel>>& models);
+  void require_watched(const std::vector<std::shared_ptr<gradients::PreparedModel>>& models);
   /// Call after a checkpoint: training never goes back to before it.
   void note_checkpoint();
   /// Warns on the first worker of the steps that were left out since the last call.

@@ -48,6 +48,10 @@ int exit_code_of(const JobEnd& end);
 /// the exit code of a stop shows it.
 bool has_started(const JobEnd& end);
 
+/// True if a request to stop has ended a rank that had no Launch, which handles the signal: that is no failure. Some
+/// launchers report the signal only by an exit code like a shell's.
+bool was_stopped_early(const JobEnd& end);
+
 /// True if the launcher has ended with 0 before the ranks of a run were through their work, as mpirun of Open MPI 5 may
 /// when it loses a host. Ranks that own MPI always tell that they are through.
 bool is_unfinished(const JobEnd& end);

@@ -40,9 +40,6 @@ Signals::Signals() {
         (handled[i] == SIGHUP && ignores_hangup) || (handled[i] == SIGTSTP && before_[i].sa_handler == SIG_IGN);
     ::sigaction(handled[i], is_ignored ? &ignore : &action, nullptr);
   }
-  // Until now the handler of muster's library has had them.
-  stop_requested_ = launch::stop_signal::is_requested();
-  if (stop_requested_) first_wish_ = SIGUSR1;  // it was not written down which; in a batch job it is this one
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   sigset_t all;
   ::sigemptyset(&all);

@@ -9,9 +9,8 @@
 namespace muster::detail::supervise {
 
 /// While it lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are wishes, though who has started this process may
-/// have blocked them, and SIGTSTP (Ctrl-Z) one to be suspended. A SIGHUP that was ignored before (nohup) stays so. One
-/// that came since the program was loaded counts. SIGPIPE is ignored: a reader that has gone is a wish to stop, too.
-/// One object at a time.
+/// have blocked them, and SIGTSTP (Ctrl-Z) one to be suspended. A SIGHUP that was ignored before (nohup) stays so.
+/// SIGPIPE is ignored: a reader that has gone is a wish to stop, too. One object at a time.
 class Signals {
  public:
   Signals();

@@ -1,4 +1,5 @@
-// Plays random training programs with muster and without, and compares them after every pass and step.
+// Plays random training programs with muster and without, and compares them after every pass and step. Every third program
+// is also played by DataParallel, whose weights and gradients must have the same bits as a session's.
 //   mpirun -n RANKS storm --first SEED --count PROGRAMS
 //   mpirun -n RANKS storm --seed SEED              one program, printed step by step
 // Ends with 1 if anything differs, and prints the command that repeats the program. A program that ends with an error
@@ -11,7 +12,9 @@
 #include <c10/util/StringUtil.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,7 +35,7 @@ double distance(const at::Tensor& have, const at::Tensor& want) {
 }
 
 /// The first difference, if there is one.
-std::optional<std::string> compare(Side& have, Side& want, bool gradients) {
+std::optional<std::string> compare(Side& have, Side& want, bool gradients, double most) {
   const at::NoGradGuard no_grad;
   for (std::size_t m = 0; m < have.nets().size(); ++m) {
     if (gradients && !have.shows_averages(static_cast<int>(m))) continue;
@@ -41,7 +44,7 @@ std::optional<std::string> compare(Side& have, Side& want, bool gradients) {
       const auto& a = here[i].value();
       const auto& b = there[i].value();
       const auto apart = gradients ? distance(a.grad(), b.grad()) : distance(a, b);
-      if (apart > tolerance)
+      if (apart > most)
         return c10::str(gradients ? "the gradient of " : "", here[i].key(), " of model ", m, " is ", apart,
                         std::isinf(apart) ? " (there on one side only, or NaN)" : "", " away");
     }
@@ -49,20 +52,19 @@ std::optional<std::string> compare(Side& have, Side& want, bool gradients) {
   return std::nullopt;
 }
 
-/// Returns the difference between the program with muster and without. Collective.
-std::optional<std::string> play(const Program& program, const Communicator& world, bool aloud) {
+/// Returns the first difference of more than `most` between the two sides. Collective.
+std::optional<std::string> play(const Program& program, const std::unique_ptr<Side>& have,
+                                const std::unique_ptr<Side>& want, double most, const Communicator& world, bool aloud) {
   const auto tell = [&](const std::string& text) {
     if (aloud && world.rank() == 0) std::fputs(text.c_str(), stderr);
   };
   tell(describe(program));
-  const auto have = make_prepared(program, world);
-  const auto want = make_reference(program);
   Side* const sides[] = {have.get(), want.get()};
   std::optional<std::string> difference;
   int number = 0;
   const auto check = [&](bool gradients) {
     if (difference) return;
-    if (const auto found = compare(*have, *want, gradients))
+    if (const auto found = compare(*have, *want, gradients, most))
       difference = "in step " + std::to_string(number) + " " + *found + " on rank " + std::to_string(world.rank());
   };
   for (const auto& step : program.steps) {
@@ -97,14 +99,32 @@ std::optional<std::string> play(const Program& program, const Communicator& worl
   return difference;
 }
 
+/// The program as DataParallel can play it.
+Program for_own_loop(Program program) {
+  if (program.exchange == Program::Exchange::buckets) program.exchange = Program::Exchange::shared;
+  for (auto& step : program.steps)
+    for (auto* const passes : {&step.discarded, &step.passes})
+      for (auto& pass : *passes) pass.weighted = false;
+  return program;
+}
+
+std::string play(const Round& round, const Communicator& world) {
+  const auto program = draw(round.seed, world.size());
+  auto difference = play(program, make_prepared(program, world), make_reference(program), tolerance, world, round.aloud);
+  if (round.seed % 3 == 0 && world.all_reduce(std::int64_t{difference.has_value()}) == 0) {
+    const auto own = for_own_loop(program);
+    difference = play(own, make_own_loop(own, world), make_prepared(own, world), 0, world, round.aloud);
+    if (difference) difference = "with DataParallel " + *difference;
+  }
+  return difference.value_or("");
+}
+
 }  // namespace
 }  // namespace muster::soak
 
 int main(int argc, char** argv) {
   using namespace muster;
   return soak::drive(argc, argv, "storm", [](const Communicator& world) {
-    return [&world](const soak::Round& round) {
-      return soak::play(soak::draw(round.seed, world.size()), world, round.aloud).value_or("");
-    };
+    return [&world](const soak::Round& round) { return soak::play(round, world); };
   });
 }

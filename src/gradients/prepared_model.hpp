@@ -44,16 +44,16 @@ struct ParallelContext {
   step::MicroBatchShare share = {};
 };
 
-/// Lives as long as the session; the hooks in the model's tensors hold it weakly, so the model may live longer.
-class DataParallel {
+/// Lives as long as its session or DataParallel; the hooks in the model's tensors hold it weakly, so the model may live longer.
+class PreparedModel {
  public:
-  /// Moves the module to the device, compares names, shapes and types over the ranks, copies rank 0's weights and
+  /// Compares the options over the ranks, moves the module to the device, compares names, shapes and types over the ranks, copies rank 0's weights and
   /// buffers to all ranks, in place, and installs the hooks. With Parallel::none, only moves the module. Throws an
   /// Error (ExitCode::data), the same on all ranks, that names the tensor and the ranks if they differ; also if the
   /// module, or another one with one of its parameters, is prepared already. Collective.
-  static std::shared_ptr<DataParallel> prepare(std::shared_ptr<torch::nn::Module> module,
+  static std::shared_ptr<PreparedModel> prepare(std::shared_ptr<torch::nn::Module> module,
                                                const ParallelContext& context, const ModelOptions& options);
-  ~DataParallel();
+  ~PreparedModel();
 
   /// With virtual workers, loads the buffers of that micro-batch (of this rank, from 0).
   void load_buffers_of(int micro_batch);
@@ -74,7 +74,7 @@ class DataParallel {
  private:
   class MicroBatchBuffers;
 
-  DataParallel(std::shared_ptr<torch::nn::Module> module, Communicator communicator);
+  PreparedModel(std::shared_ptr<torch::nn::Module> module, Communicator communicator);
   void average(const ParallelContext& context, const ModelOptions& options);
 
   std::shared_ptr<torch::nn::Module> module_;
