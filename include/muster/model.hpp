@@ -86,7 +86,7 @@ struct JoinOptions {
   bool divide_by_initial_world_size = false;
 };
 
-/// A scope for loops in which ranks have different numbers of batches. Made by Session::join() and DataParallel::join():
+/// A scope for loops in which ranks have different numbers of batches. Made by join() of Session and DataParallel:
 ///
 ///   {
 ///     auto join = session.join();

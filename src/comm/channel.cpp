@@ -237,8 +237,10 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     require_in_use(*world);
     advance_all();
     world->alarm.throw_if_raised();
-    if (call_number == 0 || watch::now() - compared < between_comparisons) return;
+    if (watch::now() - compared < between_comparisons) return;
     compared = watch::now();
+    world->wait_monitor.answer_in_wait();
+    if (call_number == 0) return;
     wait_note.set(id, call_number);
     world->wait_monitor.compare(call, world->agreements + 1);
   };

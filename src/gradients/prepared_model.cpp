@@ -210,7 +210,7 @@ class PreparedModel::MicroBatchBuffers {
 };
 
 std::shared_ptr<PreparedModel> PreparedModel::prepare(std::shared_ptr<torch::nn::Module> module,
-                                                    const ParallelContext& context, const ModelOptions& options) {
+                                                      const ParallelContext& context, const ModelOptions& options) {
   // The ranks choose progress_thread by themselves.
   comm::require_same_options(context.communicator, "prepare_model",
                              {{"parallel", options.parallel == Parallel::data ? "data" : "none"},

@@ -44,15 +44,17 @@ struct ParallelContext {
   step::MicroBatchShare share = {};
 };
 
-/// Lives as long as its session or DataParallel; the hooks in the model's tensors hold it weakly, so the model may live longer.
+/// Lives as long as its session or DataParallel; the hooks in the model's tensors hold it weakly, so the model may live
+/// longer.
 class PreparedModel {
  public:
-  /// Compares the options over the ranks, moves the module to the device, compares names, shapes and types over the ranks, copies rank 0's weights and
-  /// buffers to all ranks, in place, and installs the hooks. With Parallel::none, only moves the module. Throws an
-  /// Error (ExitCode::data), the same on all ranks, that names the tensor and the ranks if they differ; also if the
-  /// module, or another one with one of its parameters, is prepared already. Collective.
+  /// Compares the options over the ranks, moves the module to the device, compares names, shapes and types over the
+  /// ranks, copies rank 0's weights and buffers to all ranks, in place, and installs the hooks. With Parallel::none,
+  /// only moves the module. Throws an Error (ExitCode::data), the same on all ranks, that names the tensor and the
+  /// ranks if they differ; also if the module, or another one with one of its parameters, is prepared already.
+  /// Collective.
   static std::shared_ptr<PreparedModel> prepare(std::shared_ptr<torch::nn::Module> module,
-                                               const ParallelContext& context, const ModelOptions& options);
+                                                const ParallelContext& context, const ModelOptions& options);
   ~PreparedModel();
 
   /// With virtual workers, loads the buffers of that micro-batch (of this rank, from 0).

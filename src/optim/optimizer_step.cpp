@@ -1,8 +1,8 @@
 #include "optim/optimizer_step.hpp"
 
 #include "comm/on_ranks.hpp"
-#include "gradients/prepared_model.hpp"
 #include "gradients/hooks.hpp"
+#include "gradients/prepared_model.hpp"
 #include "gradients/reducer.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
@@ -441,7 +441,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
   }
 
   std::weak_ptr<gradients::PreparedModel> model_;  ///< the model whose parameters the optimizer steps
-  std::weak_ptr<gradients::Reducer> reducer_;     ///< of that model
+  std::weak_ptr<gradients::Reducer> reducer_;      ///< of that model
   OptimizerOptions options_;
   bool evaluates_;
   Numbers numbers_;

@@ -65,7 +65,8 @@ bool has_spare_core(const Communicator& ranks) {
 void require_own_folder(const std::filesystem::path& folder) {
   for (const auto* const name : {run_names::params, run_names::history, run_names::sweep, "manifest.json"})
     if (std::filesystem::exists(status_of(folder / name)))
-      throw Error(ExitCode::usage, "using the folder " + folder.string(), std::string("it has a ") + name + " of muster",
+      throw Error(ExitCode::usage, "using the folder " + folder.string(),
+                  std::string("it has a ") + name + " of muster",
                   "Give DataParallel a folder of its own; Checkpoint::load() loads from the checkpoints of runs");
 }
 
@@ -77,11 +78,12 @@ struct DataParallel::State {
   const Communicator ranks;
   const std::shared_ptr<step::Steps> steps = std::make_shared<step::Steps>();
   const std::shared_ptr<int> no_sync_depth = std::make_shared<int>(0);
-  const int exceptions = std::uncaught_exceptions();  ///< when it was made
+  const int exceptions = std::uncaught_exceptions();                   ///< when it was made
   std::vector<std::shared_ptr<gradients::PreparedModel>> models = {};  ///< the one
 
   /// The folder as all ranks name it. Collective.
   std::filesystem::path folder(const std::filesystem::path& given) const {
+    comm::require_mpi("saving or loading a state");
     auto path = std::filesystem::absolute(given).lexically_normal();
     comm::require_same_options(ranks, "a save or a load", {{"folder", path.string()}});
     return path;
@@ -126,6 +128,7 @@ DataParallel::~DataParallel() {
 }
 
 optim::Prepared DataParallel::prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
+  comm::require_mpi("preparing an optimizer");
   optim::require_same_options(state_->ranks, options);
   return optim::make_optimizer_step(optimizer, state_->models, options);
 }
@@ -134,18 +137,22 @@ NoSync DataParallel::no_sync() const { return NoSync(state_->no_sync_depth); }
 StepScope DataParallel::step(double weight) const { return {state_->steps, step::with_weight(nullptr, weight)}; }
 
 Join DataParallel::join(const JoinOptions& options) const {
+  comm::require_mpi("joining ranks");
   comm::require_same_options(state_->ranks, "join",
                              {{"divide_by_initial_world_size", options.divide_by_initial_world_size}});
   return Join(state_->models, options);
 }
 
-void DataParallel::average_buffers() { state_->models.front()->synchronise_buffers(); }
+void DataParallel::average_buffers() {
+  comm::require_mpi("averaging buffers");
+  state_->models.front()->synchronise_buffers();
+}
 
 void DataParallel::save(const std::filesystem::path& folder, const StateEntries& state) {
   const watch::ScopedCallName save("save");
   const auto path = state_->folder(folder);
-  checkpoint::CheckpointContents contents{
-      .progress = state::to_json({.epoch_complete = false, .epoch_counted = false})};
+  checkpoint::CheckpointContents contents{.progress =
+                                              state::to_json({.epoch_complete = false, .epoch_counted = false})};
   comm::run_on_all(state_->ranks, [&] {
     if (state_->ranks.rank() == 0) {
       require_own_folder(path);

@@ -57,7 +57,8 @@ bool was_stopped_early(const JobEnd& end) {
 }
 
 bool is_failure(const JobEnd& end, bool stop_requested) {
-  return !stop_requested && !end.report.stopped && !was_stopped_early(end) && is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
+  return !stop_requested && !end.report.stopped && !was_stopped_early(end) &&
+         is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
 }
 
 bool is_unfinished(const JobEnd& end) {

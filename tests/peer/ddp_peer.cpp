@@ -42,11 +42,11 @@ int main(int argc, char** argv) {
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   const auto prepared =
       muster::detail::gradients::PreparedModel::prepare(net,
-                                                       {.communicator = world,
-                                                        .new_group = [&] { return muster::make_process_group(world); },
-                                                        .steps = std::make_shared<muster::detail::step::Steps>(),
-                                                        .no_sync_depth = std::make_shared<int>(0)},
-                                                       {.bucket_bytes = 4096, .first_bucket_bytes = 512});
+                                                        {.communicator = world,
+                                                         .new_group = [&] { return muster::make_process_group(world); },
+                                                         .steps = std::make_shared<muster::detail::step::Steps>(),
+                                                         .no_sync_depth = std::make_shared<int>(0)},
+                                                        {.bucket_bytes = 4096, .first_bucket_bytes = 512});
 
   std::ofstream losses;
   if (world.rank() == 0) losses.open(argv[1]);

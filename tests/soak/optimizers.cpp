@@ -495,7 +495,7 @@ class MusterPlayer final : public Player {
         .share_memory = plan.shares_memory && !fixed,
         .share = {.total = count * world.size(), .first = count * world.rank(), .count = count, .fixed = fixed}};
     models_ = {detail::gradients::PreparedModel::prepare(net_.ptr(), context,
-                                                        {.progress_thread = plan.progress_thread && !fixed})};
+                                                         {.progress_thread = plan.progress_thread && !fixed})};
     if (plan.scales)
       scaler_ = std::make_unique<GradScaler>(world.duplicate(), at::kCPU, GradScalerOptions{.init_scale = 64});
     optimizers_.resize(plan.optimizers.size());

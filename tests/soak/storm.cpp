@@ -1,5 +1,5 @@
-// Plays random training programs with muster and without, and compares them after every pass and step. Every third program
-// is also played by DataParallel, whose weights and gradients must have the same bits as a session's.
+// Plays random training programs with muster and without, and compares them after every pass and step. Every third
+// program is also played by DataParallel, whose weights and gradients must have the same bits as a session's.
 //   mpirun -n RANKS storm --first SEED --count PROGRAMS
 //   mpirun -n RANKS storm --seed SEED              one program, printed step by step
 // Ends with 1 if anything differs, and prints the command that repeats the program. A program that ends with an error
@@ -110,7 +110,8 @@ Program for_own_loop(Program program) {
 
 std::string play(const Round& round, const Communicator& world) {
   const auto program = draw(round.seed, world.size());
-  auto difference = play(program, make_prepared(program, world), make_reference(program), tolerance, world, round.aloud);
+  auto difference =
+      play(program, make_prepared(program, world), make_reference(program), tolerance, world, round.aloud);
   if (round.seed % 3 == 0 && world.all_reduce(std::int64_t{difference.has_value()}) == 0) {
     const auto own = for_own_loop(program);
     difference = play(own, make_own_loop(own, world), make_prepared(own, world), 0, world, round.aloud);

@@ -245,8 +245,7 @@ Timings measure_adam(Session& session, const Measurement& measurement) {
 
 Timings measure_case(Session& session, const std::string& name, const Measurement& measurement) {
   if (name == adam_case) return measure_adam(session, measurement);
-  if (name == own_loop_case)
-    return measure_training(session, step_case(own_loop_model), own_loop_ways, measurement);
+  if (name == own_loop_case) return measure_training(session, step_case(own_loop_model), own_loop_ways, measurement);
   if (name == own_loop_prepared_case)
     return measure_training(session, step_case(own_loop_model), own_loop_prepared_ways, measurement);
   return measure_training(session, step_case(name), ways, measurement);
@@ -254,8 +253,7 @@ Timings measure_case(Session& session, const std::string& name, const Measuremen
 
 Row measure_step(Launch& launch, const std::string& name, const Options&, const Measurement& measurement) {
   Row row;
-  in_session(launch, name,
-             [&](Session& session) { row = make_row(name, measure_case(session, name, measurement)); });
+  in_session(launch, name, [&](Session& session) { row = make_row(name, measure_case(session, name, measurement)); });
   return row;
 }
 
