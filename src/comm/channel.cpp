@@ -236,7 +236,12 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     time.until();
     require_in_use(*world);
     advance_all();
-    world->alarm.throw_if_raised();
+    try {
+      world->alarm.throw_if_raised();
+    } catch (const RemoteError&) {
+      if (!ready()) throw;  // the other rank has failed after this call, perhaps by an error that comes from it
+      return;
+    }
     if (watch::now() - compared < between_comparisons) return;
     compared = watch::now();
     world->wait_monitor.answer_in_wait();

@@ -103,16 +103,21 @@ DataParallel::DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn:
   const watch::ScopedCallName prepare("DataParallel");
   const auto device = device_of(*module);
   const auto backend = device.is_cuda() ? group::backends_for_gpus("auto", has_backend("nccl")) : "auto";
-  state_->models.push_back(gradients::PreparedModel::prepare(
-      std::move(module),
-      {.communicator = own,
-       .new_group = [own, backend] { return make_process_group(own, {.backend = backend}); },
-       .steps = state_->steps,
-       .no_sync_depth = state_->no_sync_depth,
-       .device = device,
-       .spare_core = has_spare_core(own),
-       .share = {.total = own.size(), .first = own.rank()}},
-      options.model));
+  try {
+    state_->models.push_back(gradients::PreparedModel::prepare(
+        std::move(module),
+        {.communicator = own,
+         .new_group = [own, backend] { return make_process_group(own, {.backend = backend}); },
+         .steps = state_->steps,
+         .no_sync_depth = state_->no_sync_depth,
+         .device = device,
+         .spare_core = has_spare_core(own),
+         .share = {.total = own.size(), .first = own.rank()}},
+        options.model));
+  } catch (...) {
+    if (const auto mine = comm::current_outcome(); !mine.agreed) comm::raise_alarm(own, mine);
+    throw;
+  }
 }
 
 DataParallel::~DataParallel() {

@@ -6,6 +6,8 @@
 #include "support/world.hpp"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -51,6 +53,11 @@ void all_get_error(ExitCode code, const std::string& part, const std::function<v
   const auto texts = world().all_gather(error_of(code, part, action));
   for (const auto& text : texts) EXPECT_EQ(text, texts.front());
 }
+
+/// A hook that muster cannot share a parameter with.
+struct OfTheProgram : torch::autograd::PostAccumulateGradHook {
+  void operator()(const at::Tensor&) override {}
+};
 
 torch::nn::Linear linear(double seed = world().rank()) {
   torch::nn::Linear net(3, 2);
@@ -121,7 +128,7 @@ TEST(DataParallel, PreparedOptimizersStepAlikeFusedOrNot) {
     auto optimizer =
         parallel.prepare_optimizer(torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
                                    {.max_grad_norm = 0.5, .fuse = fuse});
-    EXPECT_EQ(optimizer.fused(), fuse == Fuse::always);
+    EXPECT_EQ(optimizer.fused(), fuse == Fuse::always && world().size() > 1);
     for (int i = 0; i < 3; ++i) {
       optimizer.zero_grad();
       loss_of(net, i).backward();
@@ -166,6 +173,15 @@ TEST(DataParallel, RefusesWhatItCannotPrepare) {
   expect_close(net->weight.grad(), mean_over_ranks(own_gradient(0)), "prepared once more");
 }
 
+TEST(DataParallel, WhatOneRankCannotPrepareEndsTheWaitsOfTheOthers) {
+  if (world().size() == 1) GTEST_SKIP() << "needs another rank";
+  const int odd = world().size() - 1;
+  auto net = linear();
+  if (world().rank() == odd)
+    torch::autograd::impl::set_post_acc_grad_hooks(net->weight, std::make_unique<OfTheProgram>());
+  error_of(ExitCode::data, "has a post-accumulate-gradient hook", [&] { DataParallel(world(), net); });
+}
+
 TEST(DataParallel, SeveralMayLiveAndEndInAnyOrder) {
   for (const bool first_goes_first : {true, false}) {
     auto a = linear(0), b = linear(0);
@@ -195,6 +211,7 @@ TEST(DataParallel, SeveralMayLiveAndEndInAnyOrder) {
     }
     living->zero_grad();
     loss_of(living, 4).backward();
+    if (!first_goes_first) oa.average_gradients();  // it is fused
     expect_same_bits_everywhere(living->weight.grad(), "the other goes on");
   }
 }
