@@ -95,15 +95,15 @@ struct DataParallel::State {
 
 DataParallel::DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
                            const DataParallelOptions& options) {
-  if (!module)
-    throw Error(ExitCode::usage, "preparing a model", "the module is null", "Make the model first, on every rank");
   state_ = std::make_unique<State>(separate(ranks, options));
   const auto& own = state_->ranks;
   log::configure_if_unset(own.rank());
   const watch::ScopedCallName prepare("DataParallel");
-  const auto device = device_of(*module);
-  const auto backend = device.is_cuda() ? group::backends_for_gpus("auto", has_backend("nccl")) : "auto";
   try {
+    if (!module)
+      throw Error(ExitCode::usage, "preparing a model", "the module is null", "Make the model first, on every rank");
+    const auto device = device_of(*module);
+    const auto backend = device.is_cuda() ? group::backends_for_gpus("auto", has_backend("nccl")) : "auto";
     state_->models.push_back(gradients::PreparedModel::prepare(
         std::move(module),
         {.communicator = own,
@@ -121,9 +121,8 @@ DataParallel::DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn:
 }
 
 DataParallel::~DataParallel() {
-  if (!state_ || std::uncaught_exceptions() <= state_->exceptions) return;
+  if (std::uncaught_exceptions() <= state_->exceptions || comm::mpi_is_finalised()) return;
   try {
-    comm::require_mpi("telling the other ranks of an exception");
     comm::raise_alarm(state_->ranks, {.kind = comm::Outcome::Kind::failed,
                                       .code = ExitCode::user_error,
                                       .text = "an exception has ended its part in averaging gradients"});

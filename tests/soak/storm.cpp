@@ -11,13 +11,16 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace muster::soak {
 namespace {
@@ -35,7 +38,7 @@ double distance(const at::Tensor& have, const at::Tensor& want) {
 }
 
 /// The first difference, if there is one.
-std::optional<std::string> compare(Side& have, Side& want, bool gradients, double most) {
+std::optional<std::string> compare(Side& have, Side& want, bool gradients) {
   const at::NoGradGuard no_grad;
   for (std::size_t m = 0; m < have.nets().size(); ++m) {
     if (gradients && !have.shows_averages(static_cast<int>(m))) continue;
@@ -44,7 +47,7 @@ std::optional<std::string> compare(Side& have, Side& want, bool gradients, doubl
       const auto& a = here[i].value();
       const auto& b = there[i].value();
       const auto apart = gradients ? distance(a.grad(), b.grad()) : distance(a, b);
-      if (apart > most)
+      if (apart > tolerance)
         return c10::str(gradients ? "the gradient of " : "", here[i].key(), " of model ", m, " is ", apart,
                         std::isinf(apart) ? " (there on one side only, or NaN)" : "", " away");
     }
@@ -52,21 +55,13 @@ std::optional<std::string> compare(Side& have, Side& want, bool gradients, doubl
   return std::nullopt;
 }
 
-/// Returns the first difference of more than `most` between the two sides. Collective.
-std::optional<std::string> play(const Program& program, const std::unique_ptr<Side>& have,
-                                const std::unique_ptr<Side>& want, double most, const Communicator& world, bool aloud) {
-  const auto tell = [&](const std::string& text) {
-    if (aloud && world.rank() == 0) std::fputs(text.c_str(), stderr);
-  };
+/// Plays the program on all sides, step by step. `check(step, gradients)` is called after each average of gradients and
+/// after each change of the weights.
+template <class Check>
+void play(const Program& program, const std::vector<Side*>& sides, const std::function<void(const std::string&)>& tell,
+          const Check& check) {
   tell(describe(program));
-  Side* const sides[] = {have.get(), want.get()};
-  std::optional<std::string> difference;
   int number = 0;
-  const auto check = [&](bool gradients) {
-    if (difference) return;
-    if (const auto found = compare(*have, *want, gradients, most))
-      difference = "in step " + std::to_string(number) + " " + *found + " on rank " + std::to_string(world.rank());
-  };
   for (const auto& step : program.steps) {
     tell(describe(step));
     for (auto* side : sides) {
@@ -80,7 +75,7 @@ std::optional<std::string> play(const Program& program, const std::unique_ptr<Si
     for (const auto& pass : step.passes) {
       for (auto* side : sides) side->pass(pass);
       thrown = thrown || pass.throws != Pass::Throws::none;
-      if (pass.sync && !thrown) check(true);
+      if (pass.sync && !thrown) check(number, true);
     }
     for (auto* side : sides) {
       if (thrown)
@@ -88,15 +83,14 @@ std::optional<std::string> play(const Program& program, const std::unique_ptr<Si
       else
         for (const int m : step.steps) side->step(m);
     }
-    check(false);
+    check(number, false);
     for (auto* side : sides) {
       for (const auto& change : step.changes) apply(change, side->nets());
       if (step.evaluate) side->evaluate();
     }
-    check(false);
+    check(number, false);
     ++number;
   }
-  return difference;
 }
 
 /// The program as DataParallel can play it.
@@ -108,16 +102,48 @@ Program for_own_loop(Program program) {
   return program;
 }
 
+/// Plays the program on one side; returns all weights and gradients on the way, where there is a gradient.
+std::vector<at::Tensor> record(const Program& program, const std::unique_ptr<Side>& side,
+                               const std::function<void(const std::string&)>& tell) {
+  std::vector<at::Tensor> all;
+  play(program, {side.get()}, tell, [&](int, bool gradients) {
+    const at::NoGradGuard no_grad;
+    for (std::size_t m = 0; m < side->nets().size(); ++m)
+      for (const auto& parameter : side->nets()[m]->parameters())
+        if (!gradients)
+          all.push_back(parameter.detach().clone());
+        else if (side->shows_averages(static_cast<int>(m)))
+          all.push_back(parameter.grad().defined() ? parameter.grad().detach().to_dense().clone() : at::Tensor());
+  });
+  return all;
+}
+
+/// Returns the difference between the program with muster and without, or with DataParallel. Collective.
 std::string play(const Round& round, const Communicator& world) {
+  const auto tell = [&](const std::string& text) {
+    if (round.aloud && world.rank() == 0) std::fputs(text.c_str(), stderr);
+  };
   const auto program = draw(round.seed, world.size());
-  auto difference =
-      play(program, make_prepared(program, world), make_reference(program), tolerance, world, round.aloud);
-  if (round.seed % 3 == 0 && world.all_reduce(std::int64_t{difference.has_value()}) == 0) {
-    const auto own = for_own_loop(program);
-    difference = play(own, make_own_loop(own, world), make_prepared(own, world), 0, world, round.aloud);
-    if (difference) difference = "with DataParallel " + *difference;
+  std::string difference;
+  {
+    const auto have = make_prepared(program, world);
+    const auto want = make_reference(program);
+    play(program, {have.get(), want.get()}, tell, [&](int step, bool gradients) {
+      if (!difference.empty()) return;
+      if (const auto found = compare(*have, *want, gradients))
+        difference = "in step " + std::to_string(step) + " " + *found + " on rank " + std::to_string(world.rank());
+    });
   }
-  return difference.value_or("");
+  if (round.seed % 3 != 0 || world.all_reduce(std::int64_t{!difference.empty()}) > 0) return difference;
+  // One after the other: where only some ranks throw, the others wait until these go on in the same program.
+  const auto own = for_own_loop(program);
+  const auto in_session = record(own, make_prepared(own, world), tell);
+  const auto in_own_loop = record(own, make_own_loop(own, world), tell);
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.defined() == b.defined() && (!a.defined() || a.equal(b));
+  };
+  if (!std::ranges::equal(in_session, in_own_loop, same)) return "DataParallel has other bits than a session";
+  return {};
 }
 
 }  // namespace
