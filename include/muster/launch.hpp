@@ -172,8 +172,8 @@ class MUSTER_API Launch {
   /// nothing could be saved, ExitCode::retry; see Session. Under mpirun alone, SIGTERM to mpirun or to a rank ends all
   /// ranks within two seconds, whatever the program does.
   ///
-  /// Signals are noted from the moment libmuster is loaded, if they had their default handler. A program that makes no
-  /// Launch gets the default handlers back after five minutes; it may set its own handlers at any time.
+  /// Signals are noted from the moment the Launch is made; muster handles none before, so they have their usual effect.
+  /// `muster run` takes a rank that one of them ends before that for stopped, not failed.
   bool stop_requested() const noexcept;
   /// Inside run(): the time until the limit of --time-limit or, without it, until the end of the batch job, as
   /// Slurm, PBS or LSF tell it. Negative afterwards; empty if there is no limit.

@@ -1,4 +1,4 @@
-// Data parallelism: the options of session.prepare_model, and the scopes around backward().
+// Data parallelism: the options of session.prepare_model and DataParallel, and the scopes around backward().
 //
 // Gradients may lie in memory that the ranks of a node share. A child of fork() gets its own copy of it: what the child
 // writes there reaches neither its parent nor another rank, and it takes part in no average.
@@ -18,8 +18,12 @@
 namespace muster {
 
 namespace detail::gradients {
-class DataParallel;
+class PreparedModel;
 }
+namespace detail::step {
+struct BatchWeight;
+class Steps;
+}  // namespace detail::step
 
 enum class Parallel {
   data,  ///< the same weights on all ranks, gradients averaged in backward()
@@ -60,13 +64,29 @@ class NoSync {
   std::shared_ptr<int> depth_;
 };
 
+/// While it lives, every backward() inside it is weighted by one given batch, or by a given weight. Made by
+/// Session::step() and DataParallel::step().
+class MUSTER_API StepScope {
+ public:
+  StepScope(const StepScope&) = delete;
+  StepScope& operator=(const StepScope&) = delete;
+  ~StepScope();
+
+ private:
+  friend class DataParallel;
+  friend class Session;
+  StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch);
+  std::shared_ptr<detail::step::Steps> steps_;
+  std::int64_t scope_;
+};
+
 struct JoinOptions {
   /// True: the sum of gradients is divided by the number of all ranks. False: by the number of ranks that still have
   /// batches.
   bool divide_by_initial_world_size = false;
 };
 
-/// A scope for loops in which ranks have different numbers of batches. Made by Session::join():
+/// A scope for loops in which ranks have different numbers of batches. Made by join() of Session and DataParallel:
 ///
 ///   {
 ///     auto join = session.join();
@@ -82,7 +102,7 @@ struct JoinOptions {
 class MUSTER_API Join {
  public:
   /// Collective.
-  Join(const std::vector<std::shared_ptr<detail::gradients::DataParallel>>& models, const JoinOptions& options);
+  Join(const std::vector<std::shared_ptr<detail::gradients::PreparedModel>>& models, const JoinOptions& options);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
   /// Calls finish(); during an exception it only ends the scope on this rank. An error is logged, and thrown by the
@@ -95,7 +115,7 @@ class MUSTER_API Join {
  private:
   std::int64_t ranks_with_a_round(bool this_one);
 
-  std::shared_ptr<detail::gradients::DataParallel> model_;
+  std::shared_ptr<detail::gradients::PreparedModel> model_;
   std::int64_t rounds_ = 0;  ///< averaging rounds of this rank
   int exceptions_;           ///< uncaught exceptions when the scope began
   bool finished_ = false;

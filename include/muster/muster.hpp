@@ -18,6 +18,7 @@
 #include <muster/communicator.hpp>
 #include <muster/config.hpp>
 #include <muster/convert.hpp>
+#include <muster/data_parallel.hpp>
 #include <muster/dataset.hpp>
 #include <muster/ema.hpp>
 #include <muster/error.hpp>

@@ -40,10 +40,6 @@ namespace detail::data {
 struct Worker;
 MUSTER_API Worker worker_of(const Session& session);
 }  // namespace detail::data
-namespace detail::step {
-struct BatchWeight;
-class Steps;
-}  // namespace detail::step
 
 /// Named objects that are saved and restored together, with the session's epoch, position in the data and random
 /// state. Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is
@@ -144,20 +140,6 @@ class MUSTER_API Evaluation {
   explicit Evaluation(std::shared_ptr<torch::nn::Module> module);
   struct Saved;
   std::unique_ptr<Saved> saved_;
-};
-
-/// While it lives, every backward() inside it is weighted by one given batch. Made by Session::step().
-class MUSTER_API StepScope {
- public:
-  StepScope(const StepScope&) = delete;
-  StepScope& operator=(const StepScope&) = delete;
-  ~StepScope();
-
- private:
-  friend class Session;
-  StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch);
-  std::shared_ptr<detail::step::Steps> steps_;
-  std::int64_t scope_;
 };
 
 /// Passed to the training function on every worker; lives as long as that call. All workers must make the calls that

@@ -43,6 +43,7 @@ struct Sinks {
   std::shared_ptr<spdlog::sinks::sink> terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
   std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("muster", terminal);
   int rank = 0;
+  bool has_rank = false;
   Level level = Level::info;
   std::filesystem::path path;
 
@@ -69,9 +70,14 @@ Level level_from_name(std::string_view name) {
 
 void configure(int rank, Level level) {
   sinks().rank = rank;
+  sinks().has_rank = true;
   sinks().level = level;
   sinks().terminal->set_level(rank == 0 ? native(level) : spdlog::level::off);
   sinks().logger->set_level(native(level));
+}
+
+void configure_if_unset(int rank) {
+  if (!sinks().has_rank) configure(rank, level());
 }
 
 Level level() noexcept { return sinks().level; }
@@ -114,10 +120,11 @@ void flush() noexcept {
   }
 }
 
-Scope::Scope() : rank_(sinks().rank), level_(sinks().level), path_(sinks().path) {}
+Scope::Scope() : rank_(sinks().rank), has_rank_(sinks().has_rank), level_(sinks().level), path_(sinks().path) {}
 
 Scope::~Scope() {
   configure(rank_, level_);
+  sinks().has_rank = has_rank_;
   try {
     write_to(path_);
   } catch (const Error& error) {

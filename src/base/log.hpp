@@ -17,6 +17,9 @@ Level level_from_name(std::string_view name);
 /// Sets this process's rank and the lowest level that is logged. Before the first call they are 0 and info.
 MUSTER_INTERNAL_API void configure(int rank, Level level);
 
+/// Sets the rank, unless this process has one already. For programs without a Launch.
+void configure_if_unset(int rank);
+
 /// The lowest level that is logged.
 MUSTER_INTERNAL_API Level level() noexcept;
 /// Changes the level and keeps the rank.
@@ -50,6 +53,7 @@ class MUSTER_INTERNAL_API Scope {
 
  private:
   int rank_;
+  bool has_rank_;
   Level level_;
   std::filesystem::path path_;
 };

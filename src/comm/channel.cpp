@@ -236,9 +236,16 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     time.until();
     require_in_use(*world);
     advance_all();
-    world->alarm.throw_if_raised();
-    if (call_number == 0 || watch::now() - compared < between_comparisons) return;
+    try {
+      world->alarm.throw_if_raised();
+    } catch (const RemoteError&) {
+      if (!ready()) throw;  // the other rank has failed after this call, perhaps by an error that comes from it
+      return;
+    }
+    if (watch::now() - compared < between_comparisons) return;
     compared = watch::now();
+    world->wait_monitor.answer_in_wait();
+    if (call_number == 0) return;
     wait_note.set(id, call_number);
     world->wait_monitor.compare(call, world->agreements + 1);
   };

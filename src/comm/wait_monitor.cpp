@@ -19,6 +19,7 @@
 #include <cstdio>
 #include <iterator>
 #include <map>
+#include <ranges>
 #include <set>
 #include <utility>
 
@@ -34,6 +35,8 @@ constexpr int question_tag = 1, answer_tag = 2;
 constexpr auto stack_timeout = 250ms, answer_timeout = 500ms;
 /// How often the thread polls for questions from other nodes.
 constexpr auto poll_interval = 50ms;
+/// The ranks of each other node that are asked.
+constexpr std::size_t asked_ranks = 4;
 /// Limits for the message on the terminal (ranks, frames) and for the log (calls).
 constexpr std::size_t shown_ranks = 3, shown_frames = 7, kept_calls = 16;
 
@@ -163,6 +166,15 @@ void WaitMonitor::end_answering() {
   stack_.reset();
 }
 
+bool WaitMonitor::thread_answers() const noexcept {
+  return records_[static_cast<std::size_t>(rank_)]->is_answering && threads_may_call_mpi();
+}
+
+void WaitMonitor::answer_in_wait() {
+  if (!has_remote_ranks() || thread_answers()) return;
+  if (const std::unique_lock lock(asking_, std::try_to_lock); lock) answer_questions();
+}
+
 void WaitMonitor::run() {
   auto& mine = own_record();
   const bool serves = has_remote_ranks() && threads_may_call_mpi();
@@ -288,7 +300,8 @@ void WaitMonitor::add_stacks(std::span<Finding> findings) {
   }
 }
 
-/// Asks one rank of each other node, which answers for all ranks of its node.
+/// Asks some ranks of each other node, each of which answers for all ranks of its node: without a thread, a rank that
+/// is late itself does not answer.
 std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& call, const std::vector<int>* late) {
   const std::lock_guard lock(asking_);
   std::map<int, std::vector<int>> of_node;
@@ -300,9 +313,9 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
   for (const auto& [unused, ranks] : of_node) {
     const auto sent = std::make_shared<std::string>(json_to_cbor(
         Json{number, call.channel, call.call_number, ranks, late ? *late : std::vector<int>(), late != nullptr}));
-    const auto request =
-        comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, ranks.front(), question_tag);
-    comm_->abandon({}, {request}, sent);  // not waited for: it may never be received
+    for (const int r : ranks | std::views::take(asked_ranks))
+      comm_->abandon({}, {comm_->send(sent->data(), static_cast<int>(sent->size()), MPI_BYTE, r, question_tag)},
+                     sent);  // not waited for: it may never be received
   }
   std::vector<Finding> findings;
   auto left = of_node.size();
@@ -312,6 +325,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
     MPI_Status status;
     check(MPI_Iprobe(MPI_ANY_SOURCE, answer_tag, comm_, &flag, &status), "MPI_Iprobe");
     if (!flag) {
+      if (!thread_answers()) answer_questions();  // of a rank that has waited as long
       std::this_thread::sleep_for(1ms);
       continue;
     }
@@ -322,6 +336,8 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
           "MPI_Recv");
     const auto answer = json_from_cbor(bytes);
     if (answer[0] != number) continue;  // an answer to an earlier question
+    const int first = Finding::unpack(answer[1].at(0)).rank;
+    if (std::ranges::find(findings, first, &Finding::rank) != findings.end()) continue;  // its node has answered
     --left;
     for (const auto& finding : answer[1]) findings.push_back(Finding::unpack(finding));
   }
@@ -353,8 +369,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
   };
   const auto here = static_cast<std::ptrdiff_t>(findings.size());
   if (const auto longer = more(findings); longer > 0ms) return {.more = longer, .fact = {}, .details = {}};
-  if (has_remote_ranks() && threads_may_call_mpi())
-    std::ranges::move(ask_other_nodes(call, late), std::back_inserter(findings));
+  if (has_remote_ranks()) std::ranges::move(ask_other_nodes(call, late), std::back_inserter(findings));
   if (const auto longer = more(std::span(findings).subspan(static_cast<std::size_t>(here))); longer > 0ms)
     return {.more = longer, .fact = {}, .details = {}};
   const auto mine = std::ranges::find(findings, rank_, &Finding::rank);

@@ -53,6 +53,8 @@ class WaitMonitor {
   /// Starts the thread that answers questions about this rank. The caller is the rank's main thread.
   void start_answering();
   void end_answering();
+  /// Answers the questions that have come from other nodes, if no thread does: call it while this rank waits.
+  void answer_in_wait();
 
   /// How long a wait that has reached its timeout goes on, and what keeps it waiting.
   struct Decision {
@@ -81,6 +83,8 @@ class WaitMonitor {
   [[noreturn]] void throw_mismatch(const std::string& mine, int other, const std::string& theirs) const;
   void answer_questions();
   void run();
+  /// True if a thread answers other nodes.
+  bool thread_answers() const noexcept;
   bool main_waits_in(const WaitedFor& call) const;
   /// True if the records of some ranks cannot be read, so that they are asked.
   bool has_remote_ranks() const { return std::ranges::count(records_, nullptr) > 0; }

@@ -65,7 +65,7 @@ struct World {
 [[noreturn]] void throw_outer_cause(const World& world);
 
 /// Call it before MPI is called, and in each wait. Throws an Error (ExitCode::retry) if the work of the world's thread
-/// was given up on this rank; never returns if the thread is left behind.
+/// was given up on this rank, or (ExitCode::usage) once MPI is finalised; never returns if the thread is left behind.
 void require_in_use(const World& world);
 
 }  // namespace muster::detail::comm

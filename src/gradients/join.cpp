@@ -1,5 +1,5 @@
 #include "base/log.hpp"
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 #include "muster/model.hpp"
@@ -10,7 +10,7 @@
 
 namespace muster {
 
-using detail::gradients::DataParallel;
+using detail::gradients::PreparedModel;
 using detail::gradients::Reducer;
 
 namespace {
@@ -26,8 +26,8 @@ void refuse_fused(const Reducer& reducer) {
 
 /// Returns the only model whose gradients are averaged. Throws an Error if there is no such model or more than one, or
 /// if the model has a SyncBatchNorm or an open Join.
-std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParallel>>& models) {
-  std::shared_ptr<DataParallel> found;
+std::shared_ptr<PreparedModel> only(const std::vector<std::shared_ptr<PreparedModel>>& models) {
+  std::shared_ptr<PreparedModel> found;
   for (const auto& each : models) {
     if (!each->reducer()) continue;
     if (found) refuse("several models are prepared", "Prepare one model that holds them all");
@@ -43,7 +43,7 @@ std::shared_ptr<DataParallel> only(const std::vector<std::shared_ptr<DataParalle
 
 }  // namespace
 
-Join::Join(const std::vector<std::shared_ptr<DataParallel>>& models, const JoinOptions& options)
+Join::Join(const std::vector<std::shared_ptr<PreparedModel>>& models, const JoinOptions& options)
     : model_(only(models)), exceptions_(std::uncaught_exceptions()) {
   auto& reducer = *model_->reducer();
   const double ranks = model_->channel().size();

@@ -1,8 +1,8 @@
 #include "gradients/reducer.hpp"
 
 #include "base/log.hpp"
-#include "gradients/data_parallel.hpp"
 #include "gradients/hooks.hpp"
+#include "gradients/prepared_model.hpp"
 #include "gradients/reducer_parameter.hpp"
 #include "gradients/sparse_exchange.hpp"
 #include "muster/error.hpp"

@@ -14,7 +14,7 @@
 // Samples of weight 0 do not count in M. If all samples have weight 0, μ is taken as 0 and σ² as 1, and ∂L/∂x is 0.
 #include "gradients/sync_batch_norm.hpp"
 
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "muster/error.hpp"
 #include "muster/sync_batch_norm.hpp"
 

@@ -4,7 +4,6 @@
 #include "base/supervisor_message.hpp"
 
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -19,21 +18,10 @@ namespace {
 constexpr int of_a_stop[] = {SIGUSR1, SIGUSR2, SIGHUP};
 
 volatile std::sig_atomic_t requested = 0;  // the signal
-volatile std::sig_atomic_t launched = 0;
-time_t loaded = 0;
 bool hangup_ignored_at_start = false;
-
-time_t seconds() noexcept {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec;
-}
 
 void handle(int signal) {
   if (!requested) requested = signal;
-  if (launched || seconds() - loaded < first_seconds) return;
-  ::signal(signal, SIG_DFL);
-  ::raise(signal);
 }
 
 void install(int signal) noexcept {
@@ -48,14 +36,9 @@ bool ignored(int signal) noexcept {
   return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-void install_over_default(int signal) noexcept {
-  struct sigaction now {};
-  if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) install(signal);
-}
-
 #ifdef __GLIBC__
 void tell_exit(int code, void*) noexcept {
-  if (code == 0 || std::getenv(supervised_variable) == nullptr) return;
+  if (code == 0) return;
   const char* const own = std::getenv(rank_process_variable);
   if (own == nullptr || std::atoi(own) != ::getpid()) return;  // a program or a fork that the rank has started
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
@@ -72,14 +55,11 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
   // glibc sets it only after the constructors of a library that is initialised first.
   if (::environ == nullptr) ::environ = variables;
 #endif
-  loaded = seconds();
   hangup_ignored_at_start = ignored(SIGHUP);
-  for (const int signal : of_a_stop) install_over_default(signal);
-  if (supervised_in_batch_job()) install_over_default(SIGTERM);
 #ifdef __GLIBC__
-  ::on_exit(tell_exit, nullptr);
+  if (std::getenv(supervised_variable) != nullptr) ::on_exit(tell_exit, nullptr);
 #endif
-  tell(message_loaded, "");  // from now on a wish to stop does no harm
+  tell(message_loaded, "");
 }
 
 }  // namespace
@@ -91,7 +71,6 @@ int requested_by() noexcept { return requested; }
 bool ignores_hangup() noexcept { return hangup_ignored_at_start || ignored(SIGHUP); }
 
 void install_handlers(bool terminate) noexcept {
-  launched = 1;
   for (const int signal : {SIGUSR1, SIGUSR2}) install(signal);
   if (ignores_hangup())
     ::signal(SIGHUP, SIG_IGN);
@@ -100,8 +79,7 @@ void install_handlers(bool terminate) noexcept {
   if (terminate || supervised_in_batch_job()) install(SIGTERM);
 }
 
-ScopedHandlers::ScopedHandlers() noexcept : launched_(launched != 0) {
-  launched = 1;
+ScopedHandlers::ScopedHandlers() noexcept {
   for (std::size_t i = 0; i < std::size(of_a_stop); ++i) {
     ::sigaction(of_a_stop[i], nullptr, &before_[i]);
     if (before_[i].sa_handler == SIG_DFL || before_[i].sa_handler == handle) install(of_a_stop[i]);
@@ -114,7 +92,6 @@ ScopedHandlers::~ScopedHandlers() {
     if (::sigaction(of_a_stop[i], nullptr, &now) == 0 && now.sa_handler == handle)
       ::sigaction(of_a_stop[i], &before_[i], nullptr);
   }
-  launched = launched_;
 }
 
 }  // namespace muster::detail::launch::stop_signal

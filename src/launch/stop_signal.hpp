@@ -1,9 +1,10 @@
 // The request to stop: SIGUSR1, SIGUSR2, SIGHUP (a lost terminal), and SIGTERM in two cases: if install_handlers() says
 // so, and under `muster run` in a batch job, whose processes get SIGTERM when it is about to be ended.
 //
-// It is a separate library that the loader initialises before all others: libtorch and MPI take seconds to load, and
-// mpirun may forward signals meanwhile. A signal whose disposition is not the default is left alone until
-// install_handlers().
+// Loading muster changes no signal's disposition. A Launch handles the signals from the moment it is made; one that
+// comes before has the effect that it has without muster, and `muster run` takes a rank that it ends for stopped. It is
+// a separate library that the loader initialises before all others, since libraries of MPI's networks may install
+// handlers of their own.
 #pragma once
 
 #include "base/export.hpp"
@@ -12,10 +13,7 @@
 
 namespace muster::detail::launch::stop_signal {
 
-/// After this many seconds without a Launch, a signal again has its default effect.
-inline constexpr int first_seconds = 300;
-
-/// True if a request to stop has come since the program was loaded.
+/// True if a request to stop has come since a Launch was made first.
 MUSTER_INTERNAL_API bool is_requested() noexcept;
 
 /// The first signal that has asked for it; 0 if none has.
@@ -40,7 +38,6 @@ class MUSTER_INTERNAL_API ScopedHandlers {
 
  private:
   struct sigaction before_[3];
-  bool launched_;
 };
 
 }  // namespace muster::detail::launch::stop_signal

@@ -1,7 +1,8 @@
 #include "optim/optimizer_step.hpp"
 
-#include "gradients/data_parallel.hpp"
+#include "comm/on_ranks.hpp"
 #include "gradients/hooks.hpp"
+#include "gradients/prepared_model.hpp"
 #include "gradients/reducer.hpp"
 #include "gradients/tensor_changes.hpp"
 #include "muster/error.hpp"
@@ -52,7 +53,7 @@ void drop_repeated(torch::optim::Optimizer& optimizer) {
                   [&](const at::Tensor& parameter) { return !known.insert(parameter.unsafeGetTensorImpl()).second; });
 }
 
-using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
+using Models = std::vector<std::shared_ptr<gradients::PreparedModel>>;
 
 /// Checks an optimizer's gradients for NaN and infinite numbers, and tells the session's BadNumberPolicy.
 class Numbers {
@@ -233,7 +234,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
  public:
   /// `model`: the prepared model whose parameters the optimizer steps; null if there is none. `evaluates`: true if
   /// step() of the optimizer may call its closure more than once.
-  Step(const std::shared_ptr<gradients::DataParallel>& model, const OptimizerOptions& options, bool evaluates,
+  Step(const std::shared_ptr<gradients::PreparedModel>& model, const OptimizerOptions& options, bool evaluates,
        Numbers numbers, const SharedOptimizerData& shared)
       : model_(model),
         reducer_(model ? model->reducer() : nullptr),
@@ -442,8 +443,8 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     return states >= 0 && states <= fused_->max_state_tensors() && owns(optimizer, fused_->parameters());
   }
 
-  std::weak_ptr<gradients::DataParallel> model_;  ///< the model whose parameters the optimizer steps
-  std::weak_ptr<gradients::Reducer> reducer_;     ///< the reducer of model_
+  std::weak_ptr<gradients::PreparedModel> model_;  ///< the model whose parameters the optimizer steps
+  std::weak_ptr<gradients::Reducer> reducer_;      ///< the reducer of model_
   OptimizerOptions options_;
   bool evaluates_;
   Numbers numbers_;
@@ -458,7 +459,7 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
 };
 
 /// Returns the first model that has a parameter of the optimizer and whose gradients are averaged.
-std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optimizer, const Models& models) {
+std::shared_ptr<gradients::PreparedModel> model_of(torch::optim::Optimizer& optimizer, const Models& models) {
   const auto parameters = parameters_of(optimizer);
   for (const auto& model : models)
     if (const auto& reducer = model->reducer();
@@ -469,8 +470,16 @@ std::shared_ptr<gradients::DataParallel> model_of(torch::optim::Optimizer& optim
 
 }  // namespace
 
+void require_same_options(const Communicator& communicator, const OptimizerOptions& options) {
+  comm::require_same_options(communicator, "prepare_optimizer",
+                             {{"max_grad_norm", options.max_grad_norm},
+                              {"fuse", options.fuse == Fuse::never    ? "never"
+                                       : options.fuse == Fuse::always ? "always"
+                                                                      : "automatic"}});
+}
+
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
-                                                   const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
+                                                   const std::vector<std::shared_ptr<gradients::PreparedModel>>& models,
                                                    const OptimizerOptions& options, const SharedOptimizerData& shared) {
   if (!(options.max_grad_norm >= 0))  // infinity is allowed: it scales nothing, but the norm is computed
     throw Error(ExitCode::usage, "preparing the optimizer", "max_grad_norm is negative or not a number",

@@ -2,6 +2,7 @@
 // optimizer's own step.
 #pragma once
 
+#include "muster/communicator.hpp"
 #include "muster/optimizer.hpp"
 #include "optim/bad_number_policy.hpp"
 #include "optim/memory_snapshot.hpp"
@@ -10,7 +11,7 @@
 #include <vector>
 
 namespace muster::detail::gradients {
-class DataParallel;
+class PreparedModel;
 }
 
 namespace muster::detail::optim {
@@ -46,9 +47,12 @@ struct SharedOptimizerData {
   std::shared_ptr<LastRates> last_rates = nullptr;  ///< the optimizer adds a list and updates it
 };
 
+/// Throws an Error (ExitCode::usage), the same on all ranks, if they give different options. Collective.
+void require_same_options(const Communicator& communicator, const OptimizerOptions& options);
+
 /// `models`: the prepared models. The optimizer may step parameters of one of them. Collective.
 std::unique_ptr<OptimizerStep> make_optimizer_step(torch::optim::Optimizer& optimizer,
-                                                   const std::vector<std::shared_ptr<gradients::DataParallel>>& models,
+                                                   const std::vector<std::shared_ptr<gradients::PreparedModel>>& models,
                                                    const OptimizerOptions& options,
                                                    const SharedOptimizerData& shared = {});
 

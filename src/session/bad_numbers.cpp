@@ -1,7 +1,7 @@
 #include "session/bad_numbers.hpp"
 
 #include "base/log.hpp"
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "gradients/reducer.hpp"
 #include "muster/error.hpp"
 
@@ -96,7 +96,7 @@ int BadNumbersWatch::add_optimizer(const torch::optim::Optimizer& optimizer) {
   return optimizers_++;
 }
 
-void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradients::DataParallel>>& models) {
+void BadNumbersWatch::require_watched(const std::vector<std::shared_ptr<gradients::PreparedModel>>& models) {
   for (; required_ < models.size(); ++required_) {
     const auto reducer = models[required_]->reducer();
     if (!reducer) continue;

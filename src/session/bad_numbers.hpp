@@ -23,7 +23,7 @@ class Optimizer;
 }
 
 namespace muster::detail::gradients {
-class DataParallel;
+class PreparedModel;
 }
 
 namespace muster::detail::session {
@@ -65,7 +65,7 @@ class BadNumbersWatch final : public optim::BadNumberPolicy {
   /// Call it when an optimizer has been prepared. Returns the optimizer's number.
   int add_optimizer(const torch::optim::Optimizer& optimizer);
   /// Throws an Error if a prepared model has been trained but no prepared optimizer steps it.
-  void require_watched(const std::vector<std::shared_ptr<gradients::DataParallel>>& models);
+  void require_watched(const std::vector<std::shared_ptr<gradients::PreparedModel>>& models);
   /// Call it after a checkpoint was committed: training never goes back further.
   void note_checkpoint();
   /// If steps were skipped since the last call, logs a warning on the first worker.

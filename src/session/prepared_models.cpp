@@ -22,7 +22,7 @@
 namespace muster::detail::session {
 namespace {
 
-using Models = std::vector<std::shared_ptr<gradients::DataParallel>>;
+using Models = std::vector<std::shared_ptr<gradients::PreparedModel>>;
 
 /// Calls `visit` with each model's reducer. A model without a reducer has nothing to average.
 template <class Visit>
@@ -155,7 +155,7 @@ void PreparedModels::add_gradients(StateDict& state, const StateEntries& entries
   }
 }
 
-void PreparedModels::add(std::shared_ptr<gradients::DataParallel> model) {
+void PreparedModels::add(std::shared_ptr<gradients::PreparedModel> model) {
   models_.push_back(std::move(model));
   if (restored_) restore_gradients_of(*models_.back());
 }
@@ -172,7 +172,7 @@ void PreparedModels::restore_gradients(const StateEntries& entries, state::Saved
   if (left.empty()) restored_.reset();
 }
 
-void PreparedModels::restore_gradients_of(const gradients::DataParallel& model) {
+void PreparedModels::restore_gradients_of(const gradients::PreparedModel& model) {
   const auto reducer = model.reducer();
   if (!reducer) return;
   auto& [paths, held, saved, workers] = *restored_;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "muster/communicator.hpp"
 #include "muster/state.hpp"
 #include "optim/optimizer_step.hpp"
@@ -26,8 +26,8 @@ namespace muster::detail::session {
 class PreparedModels {
  public:
   /// Adds a model. If the State was restored before, sets the model's gradients to the saved gradients.
-  void add(std::shared_ptr<gradients::DataParallel> model);
-  const std::vector<std::shared_ptr<gradients::DataParallel>>& all() const noexcept { return models_; }
+  void add(std::shared_ptr<gradients::PreparedModel> model);
+  const std::vector<std::shared_ptr<gradients::PreparedModel>>& all() const noexcept { return models_; }
   bool empty() const noexcept { return models_.empty(); }
   /// The learning rates of the optimizers that step these models.
   const std::shared_ptr<optim::LastRates>& last_rates() const noexcept { return last_rates_; }
@@ -69,9 +69,9 @@ class PreparedModels {
     state::SavedGradients saved;         ///< saved gradients that no model has received yet
     int workers;
   };
-  void restore_gradients_of(const gradients::DataParallel& model);
+  void restore_gradients_of(const gradients::PreparedModel& model);
 
-  std::vector<std::shared_ptr<gradients::DataParallel>> models_;
+  std::vector<std::shared_ptr<gradients::PreparedModel>> models_;
   std::optional<Restored> restored_ = {};
   std::shared_ptr<optim::LastRates> last_rates_ = std::make_shared<optim::LastRates>();
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);

@@ -8,9 +8,7 @@
 #include "comm/mpi_threads.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
-#include "optim/weight_averages.hpp"
 #include "state/collect.hpp"
-#include "state/stateful.hpp"
 #include "state/training_position.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
@@ -21,16 +19,6 @@
 
 namespace muster::detail::session {
 namespace {
-
-/// Throws an Error if a parameter holds the average of an EMA: a run that resumes from it would train other weights.
-void require_own_weights(const StateEntries& entries) {
-  for (const auto& [name, entry] : entries)
-    for (const auto& [path, parameter] : entry.object()->parameters())
-      if (optim::is_average(parameter))
-        throw Error(ExitCode::user_error, "saving " + name + (path.empty() ? "" : "/" + path),
-                    "it has the average of an EMA instead of its own value",
-                    "End the scope of EMA::apply() before the report");
-}
 
 /// Returns the state. Throws an Error if JSON cannot hold it.
 Json require_lossless(Json state, const std::string& of) {
@@ -111,7 +99,7 @@ Checkpoint Saver::save(const Contents& what) {
     if (position.epoch_complete) progress_.steps->epoch.last_complete = position.epoch;
     contents.position_json = to_json(position);
     if (what.entries == nullptr) return;
-    require_own_weights(*what.entries);
+    state::require_own_weights(*what.entries);
     contents.state = state::collect(*what.entries);
     contents.replication = state::replication_of(*what.entries);
     for (const char* own : {state::gradients_name, state::weights_name})

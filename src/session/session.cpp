@@ -165,17 +165,10 @@ at::Tensor Session::mean(const at::Tensor& value) const {
 void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const ModelOptions& options) {
   const ScopedCallName prepare("prepare_model");
   state_->throw_if_ended();
-  // Not compared: progress_thread, which each rank may choose for itself.
-  detail::comm::require_same_options(communicator(), "prepare_model",
-                                     {{"parallel", options.parallel == Parallel::data ? "data" : "none"},
-                                      {"bucket_bytes", options.bucket_bytes},
-                                      {"first_bucket_bytes", options.first_bucket_bytes},
-                                      {"comm_hook", options.comm_hook ? "given" : "none"},
-                                      {"sync_batch_norm", options.sync_batch_norm}});
   // If the user has chosen gloo, gradients must go through gloo.
   const bool share_memory = process_group()->getBackendType() != c10d::ProcessGroup::BackendType::GLOO;
   const bool spare_core = state_->resolved.cpus_per_rank > at::get_num_threads();
-  state_->models.add(detail::gradients::DataParallel::prepare(
+  state_->models.add(detail::gradients::PreparedModel::prepare(
       module,
       {.communicator = communicator(),
        .new_group = state_->process_groups->make,
@@ -192,11 +185,7 @@ void Session::prepare(const std::shared_ptr<torch::nn::Module>& module, const Mo
 
 detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options) {
   state_->throw_if_ended();
-  detail::comm::require_same_options(communicator(), "prepare_optimizer",
-                                     {{"max_grad_norm", options.max_grad_norm},
-                                      {"fuse", options.fuse == Fuse::never    ? "never"
-                                               : options.fuse == Fuse::always ? "always"
-                                                                              : "automatic"}});
+  detail::optim::require_same_options(communicator(), options);
   const auto& numbers = state_->bad_numbers;
   return detail::optim::make_optimizer_step(optimizer, state_->models.all(), options,
                                             {.numbers = numbers,
@@ -205,25 +194,13 @@ detail::optim::Prepared Session::prepare_step(torch::optim::Optimizer& optimizer
                                              .last_rates = state_->models.last_rates()});
 }
 
-StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
-    : steps_(std::move(steps)), scope_(steps_->enter_scope(std::move(batch))) {}
-
-StepScope::~StepScope() { steps_->leave_scope(scope_); }
-
 StepScope Session::step_of(std::shared_ptr<const detail::step::BatchWeight> batch) const {
   state_->throw_if_ended();
   return {state_->progress.steps, std::move(batch)};
 }
 
 StepScope Session::step_of(const std::shared_ptr<const detail::step::BatchWeight>& batch, double weight) const {
-  constexpr double least = 1e-9, most = 1e12;  // limits within which the sum over all ranks is exact
-  if (!(weight == 0 || (weight >= least && weight <= most)))
-    throw Error(ExitCode::usage, "weighing a batch", c10::str(weight, " is no weight"),
-                "Give what this rank's loss is a mean over, such as a number of tokens: 0, or 1e-9 to 1e12");
-  auto weighted = batch ? *batch : detail::step::BatchWeight{};
-  const bool is_empty = weighted.global > 0 && weighted.local == 0;  // then the batch is a copy of another rank's row
-  weighted.given = is_empty ? 0 : weight;
-  return step_of(std::make_shared<const detail::step::BatchWeight>(weighted));
+  return step_of(detail::step::with_weight(batch, weight));
 }
 
 NoSync Session::no_sync() const {

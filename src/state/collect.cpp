@@ -126,6 +126,15 @@ ParameterPaths parameter_paths(const StateEntries& entries) {
   return paths;
 }
 
+void require_own_weights(const StateEntries& entries) {
+  for (const auto& [name, entry] : entries)
+    for (const auto& [path, parameter] : entry.object()->parameters())
+      if (optim::is_average(parameter))
+        throw Error(ExitCode::user_error, "saving " + join(name, path),
+                    "it has the average of an EMA instead of its own value",
+                    "End the scope of EMA::apply() before the report");
+}
+
 StateDict collect(const StateEntries& entries) {
   check_names(entries);
   const auto parameters = parameter_paths(entries);

@@ -30,6 +30,10 @@ ParameterPaths parameter_paths(const StateEntries& entries);
 /// (ExitCode::usage) for two entries with one name, or for an optimizer whose parameters belong to no entry.
 MUSTER_INTERNAL_API StateDict collect(const StateEntries& entries);
 
+/// Throws an Error (ExitCode::user_error) if a parameter holds the average of an EMA, since training that went on from
+/// a save would train other weights.
+void require_own_weights(const StateEntries& entries);
+
 /// The Error for restoring a per-rank state on another number of ranks than saved it.
 class WrongNumberOfRanks : public Error {
  public:

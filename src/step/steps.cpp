@@ -3,6 +3,7 @@
 #include "muster/error.hpp"
 
 #include <algorithm>
+#include <sstream>
 
 namespace muster::detail::step {
 namespace {
@@ -34,6 +35,20 @@ Steps::~Steps() {
 }
 
 bool is_step_complete() noexcept { return current == nullptr || current->is_step_complete(); }
+
+BatchWeightPtr with_weight(const BatchWeightPtr& batch, double weight) {
+  constexpr double least = 1e-9, most = 1e12;  // so that the sum over all ranks is exact
+  if (!(weight == 0 || (weight >= least && weight <= most))) {
+    std::ostringstream fact;
+    fact << weight << " is no weight";
+    throw Error(ExitCode::usage, "weighing a batch", fact.str(),
+                "Give what this rank's loss is a mean over, such as a number of tokens: 0, or 1e-9 to 1e12");
+  }
+  auto weighted = batch ? *batch : BatchWeight{};
+  const bool is_empty = weighted.global > 0 && weighted.local == 0;  // its row is a copy of another rank's
+  weighted.given = is_empty ? 0 : weight;
+  return std::make_shared<const BatchWeight>(weighted);
+}
 
 double Steps::weight() const {
   if (!conflict_.empty())

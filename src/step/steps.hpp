@@ -166,6 +166,10 @@ class Steps {
   std::vector<std::pair<std::int64_t, BatchWeightPtr>> scopes_;
 };
 
+/// The batch, null for none, with the weight that the program gives to its loss; an empty batch gets 0. Throws an Error
+/// (ExitCode::usage) unless the weight is 0, or from 1e-9 to 1e12.
+BatchWeightPtr with_weight(const BatchWeightPtr& batch, double weight);
+
 /// True if no step is half done in the run that this thread trains. For callers that have neither session nor model.
 bool is_step_complete() noexcept;
 

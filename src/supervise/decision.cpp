@@ -51,8 +51,14 @@ int exit_code_of(const JobEnd& end) {
 
 bool has_started(const JobEnd& end) { return end.report.loaded || end.code == static_cast<int>(ExitCode::stopped); }
 
+bool was_stopped_early(const JobEnd& end) {
+  const int signal = end.report.lost_rank ? end.report.lost_rank->signal : end.code - 128;
+  return (signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGHUP) && !end.report.returned_code;
+}
+
 bool is_failure(const JobEnd& end, bool stop_requested) {
-  return !stop_requested && !end.report.stopped && is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
+  return !stop_requested && !end.report.stopped && !was_stopped_early(end) &&
+         is_worth_retrying(static_cast<ExitCode>(exit_code_of(end)));
 }
 
 bool is_unfinished(const JobEnd& end) {

@@ -50,8 +50,12 @@ int exit_code_of(const JobEnd& end);
 /// code of a stopped job says so, too.
 bool has_started(const JobEnd& end);
 
+/// True if a request to stop has ended a rank that had no Launch, which would have handled the signal; this is no
+/// failure. Some launchers report the signal only by their exit code: 128 + signal, as shells do.
+bool was_stopped_early(const JobEnd& end);
+
 /// True if the launcher has ended with 0 before the ranks of a run had finished their work, as mpirun of Open MPI 5 may
-/// do when it loses a host. (Ranks always report that they have finished.)
+/// do when it loses a host. (Ranks that own MPI always report that they have finished.)
 bool is_unfinished(const JobEnd& end);
 
 /// Returns how many times all hosts of the job are asked, once a second, whether they answer. More than once, since the

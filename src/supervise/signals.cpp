@@ -40,10 +40,6 @@ Signals::Signals() {
         (handled[i] == SIGHUP && ignores_hangup) || (handled[i] == SIGTSTP && before_[i].sa_handler == SIG_IGN);
     ::sigaction(handled[i], is_ignored ? &ignore : &action, nullptr);
   }
-  // Until now, the handler of muster's library has received these signals.
-  stop_requested_ = launch::stop_signal::is_requested();
-  // The handler does not record which signal came; SIGUSR1 is the likely one in a batch job.
-  if (stop_requested_) first_request_ = SIGUSR1;
   ::sigaction(SIGPIPE, &ignore, &pipe_before_);
   sigset_t all;
   ::sigemptyset(&all);

@@ -10,8 +10,8 @@ namespace muster::detail::supervise {
 
 /// While this object lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are requests to stop, and SIGTSTP (Ctrl-Z) is
 /// a request to suspend, even if the parent process has blocked these signals. If SIGHUP was ignored before (nohup), it
-/// still is. A request that has come since the program was loaded counts. SIGPIPE is ignored; a reader that is gone is
-/// noticed otherwise and counts as a request to stop. At most one such object may live at a time.
+/// still is. SIGPIPE is ignored; a reader that is gone is noticed otherwise and counts as a request to stop. At most
+/// one such object may live at a time.
 class Signals {
  public:
   Signals();

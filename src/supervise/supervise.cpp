@@ -199,8 +199,9 @@ class Supervision {
       if (!end.report.run.empty()) run_.folder = end.report.run;
       if (end.report.min_workers) set_min_workers(*end.report.min_workers);
       const int code = exit_code_of(end);
-      if (end.stop_requested && !has_started(end) && !end.report.no_program)
-        return stopped_between_starts(end.had_ranks);
+      const bool without_launch = was_stopped_early(end);
+      if ((without_launch || (end.stop_requested && !has_started(end))) && !end.report.no_program)
+        return stopped_between_starts(without_launch || end.had_ranks);
       if (code == 0) return finish_successfully(end);
       if (end.grows && code == static_cast<int>(ExitCode::stopped) && !signals_.stop_requested()) {
         ranks = ranks_on(lost_.hosts());
@@ -430,13 +431,13 @@ class Supervision {
     return static_cast<int>(ExitCode::interrupted);
   }
 
-  /// `ran`: true if ranks were stopped that had not loaded muster's library.
+  /// `ran`: true if ranks were stopped that had no Launch.
   int stopped_between_starts(bool ran = false) {
     run_.write_cause(terminal_);
     if (signals_.stop_immediately()) return interrupted();
     const bool saved = failures_.had_checkpoint();
     terminal_.error(saved ? "stopped on request before the next start; the newest checkpoint has the state"
-                    : ran ? "stopped on request; the ranks had not loaded muster, which saves their state"
+                    : ran ? "stopped on request; the ranks had no Launch, which saves their state"
                     : run_.folder.empty() ? "stopped on request before the ranks had started"
                                           : "stopped on request before the next start, and there is no state saved");
     return static_cast<int>(saved ? ExitCode::stopped : ExitCode::retry);

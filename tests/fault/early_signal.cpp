@@ -1,27 +1,27 @@
-// early_signal USR1|USR2: a wish to stop that comes before anything of the program has begun, and before libtorch is
-// initialised, is heeded by the Launch that is made later.
+// early_signal [before SIGNAL|after SIGNAL|wait]: a request to stop before this program has made its Launch, which no
+// handler of muster notes, or after that. `wait` waits for one, before.
 #include "muster/launch.hpp"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
-#include <string_view>
+#include <string>
 
-namespace {
-
-/// The loader calls it before the initialisers of this program's libraries.
-void before_everything(int argc, char** argv, char**) {
-  if (argc == 2) ::raise(std::string_view(argv[1]) == "USR2" ? SIGUSR2 : SIGUSR1);
-}
-
-[[gnu::section(".preinit_array"), gnu::used]] void (*const first)(int, char**, char**) = before_everything;
-
-}  // namespace
-
-int main(int, char** argv) {
+int main(int argc, char** argv) {
+  const std::string when = argc > 1 ? argv[1] : "", name = argc > 2 ? argv[2] : "";
+  const int signal = name == "USR2" ? SIGUSR2 : name == "HUP" ? SIGHUP : SIGUSR1;
+  if (when == "before") ::raise(signal);
+  if (when == "wait") {
+    std::puts("waits");
+    std::fflush(stdout);
+    for (;;) ::pause();
+  }
   muster::Launch launch(1, argv);
   return launch.run([&] {
-    if (!launch.stop_requested()) std::fprintf(stderr, "nobody remembers the signal\n");
-    return launch.stop_requested() ? 0 : 1;
+    if (when == "after") ::raise(signal);
+    const bool is_right = launch.stop_requested() == (when == "after");
+    if (!is_right) std::fprintf(stderr, "the signal was not noted, or one that has not come\n");
+    return is_right ? 0 : 1;
   });
 }

@@ -69,7 +69,7 @@ Named averages_of(const EMA& ema, nn::Module& module) {
 struct Training {
   Net net;
   test::Preparation prepare;
-  std::shared_ptr<detail::gradients::DataParallel> prepared = prepare(net.ptr());
+  std::shared_ptr<detail::gradients::PreparedModel> prepared = prepare(net.ptr());
   std::shared_ptr<detail::optim::SnapshotSources> snapshot_sources = std::make_shared<detail::optim::SnapshotSources>();
   std::unique_ptr<PreparedOptimizer<torch::optim::Adam>> optimizer;
 

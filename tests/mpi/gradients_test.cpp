@@ -116,7 +116,7 @@ class Gradients : public testing::Test {
 
   test::Preparation prepare_;
   Net net_;
-  std::shared_ptr<DataParallel> prepared_ = prepare_(net_.ptr());
+  std::shared_ptr<PreparedModel> prepared_ = prepare_(net_.ptr());
 };
 
 TEST(Conjugates, OfSomeRanksAreAveragedWithTheOthers) {

@@ -104,7 +104,7 @@ class Joining : public testing::Test {
 
   test::Preparation prepare_;
   nn::Sequential net_ = make_net();
-  std::shared_ptr<detail::gradients::DataParallel> prepared_ = prepare_(net_.ptr());
+  std::shared_ptr<detail::gradients::PreparedModel> prepared_ = prepare_(net_.ptr());
 };
 
 TEST_F(Joining, IsWhatOneRankDoesByHand) {

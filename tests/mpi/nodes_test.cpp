@@ -261,6 +261,31 @@ TEST(Watch, SaysWhoIsLateOnWhicheverNode) {
   }
 }
 
+// As in a program without a Launch, or whose MPI has only one thread.
+TEST(Watch, RanksThatWaitAnswerWhereNoThreadDoes) {
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 1, 1}, std::vector{0, 1, 2, 3}})
+    for (const int late : {1, 2}) {
+      const auto ranks = on_nodes(nodes);
+      world().barrier();
+      if (world().rank() != late) try {
+          const ScopedTimeout brief(ranks, 500ms);
+          ranks.barrier();
+          ADD_FAILURE() << "rank " << late << " has not come";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ExitCode::retry);
+          const std::string text = error.what(), name = "rank " + std::to_string(late) + " (";
+          const bool is_alone = std::ranges::count(nodes, nodes[static_cast<std::size_t>(late)]) == 1;
+          EXPECT_NE(text.find(name), std::string::npos) << text;
+          EXPECT_NE(text.find(is_alone ? "nobody there answers" : "has not come: "), std::string::npos) << text;
+          for (const int other : {0, 1, 2, 3})
+            if (other != late && other != world().rank()) {
+              EXPECT_EQ(text.find("rank " + std::to_string(other) + " ("), std::string::npos) << text;
+            }
+        }
+      world().barrier();
+    }
+}
+
 TEST(Watch, ARankWhoseNodeDoesNotAnswerIsNotWaitedForLonger) {
   const auto ranks = on_nodes({0, 0, 0, 1});
   // No rank has an AnsweringThread, so nobody answers for node 1.

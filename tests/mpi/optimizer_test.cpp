@@ -58,7 +58,7 @@ template <class O>
 struct Training {
   Net net;
   test::Preparation prepare;
-  std::shared_ptr<gradients::DataParallel> prepared = prepare(net.ptr());
+  std::shared_ptr<gradients::PreparedModel> prepared = prepare(net.ptr());
   std::unique_ptr<PreparedOptimizer<O>> optimizer;
 
   template <class Options>
@@ -757,7 +757,7 @@ TEST(PreparedOptimizer, DoublePrecisionAndGroups) {
 struct Model {
   Net net;
   test::Preparation prepare;
-  std::shared_ptr<gradients::DataParallel> prepared;
+  std::shared_ptr<gradients::PreparedModel> prepared;
   Fuse fuse;
 
   explicit Model(Fuse how, const std::function<void(Net&)>& before = {}) : fuse(how) {

@@ -87,7 +87,7 @@ void expect_gradients(const Net& net, const std::vector<at::Tensor>& want, const
 struct Prepared {
   explicit Prepared(const test::Preparation& prepare) : model(prepare(net.ptr())) {}
   Net net;
-  std::shared_ptr<DataParallel> model;
+  std::shared_ptr<PreparedModel> model;
 };
 
 /// Prepared as one of virtual workers, of which each rank has `count`.

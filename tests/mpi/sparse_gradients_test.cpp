@@ -84,7 +84,7 @@ class SparseGradients : public testing::Test {
 
   test::Preparation prepare_;
   Net net_;
-  std::shared_ptr<DataParallel> prepared_ = prepare_(net_.ptr());
+  std::shared_ptr<PreparedModel> prepared_ = prepare_(net_.ptr());
 };
 
 TEST_F(SparseGradients, AreTheMean) {

@@ -3,7 +3,7 @@
 // Trains the model of ddp_peer.py on the same weights and batches, with gradients averaged by muster, and writes the
 // loss of each step, the mean over the ranks, one per line.
 #include "comm/mpi_scope.hpp"
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "muster/process_group.hpp"
 
 #include <torch/nn.h>
@@ -41,12 +41,12 @@ int main(int argc, char** argv) {
   }
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   const auto prepared =
-      muster::detail::gradients::DataParallel::prepare(net,
-                                                       {.communicator = world,
-                                                        .new_group = [&] { return muster::make_process_group(world); },
-                                                        .steps = std::make_shared<muster::detail::step::Steps>(),
-                                                        .no_sync_depth = std::make_shared<int>(0)},
-                                                       {.bucket_bytes = 4096, .first_bucket_bytes = 512});
+      muster::detail::gradients::PreparedModel::prepare(net,
+                                                        {.communicator = world,
+                                                         .new_group = [&] { return muster::make_process_group(world); },
+                                                         .steps = std::make_shared<muster::detail::step::Steps>(),
+                                                         .no_sync_depth = std::make_shared<int>(0)},
+                                                        {.bucket_bytes = 4096, .first_bucket_bytes = 512});
 
   std::ofstream losses;
   if (world.rank() == 0) losses.open(argv[1]);

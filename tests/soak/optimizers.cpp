@@ -6,7 +6,7 @@
 // The reference is this process alone, with torch's own optimizers, on the batches of all ranks. A program that a fused
 // optimizer cannot play correctly may end with an Error, the same on all ranks. Ends with 1 if anything differs or a
 // program ends in any other way.
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "muster/ema.hpp"
 #include "muster/error.hpp"
 #include "muster/mixed_precision.hpp"
@@ -494,8 +494,8 @@ class MusterPlayer final : public Player {
         .no_sync_depth = no_sync_depth_,
         .share_memory = plan.shares_memory && !fixed,
         .share = {.total = count * world.size(), .first = count * world.rank(), .count = count, .fixed = fixed}};
-    models_ = {detail::gradients::DataParallel::prepare(net_.ptr(), context,
-                                                        {.progress_thread = plan.progress_thread && !fixed})};
+    models_ = {detail::gradients::PreparedModel::prepare(net_.ptr(), context,
+                                                         {.progress_thread = plan.progress_thread && !fixed})};
     if (plan.scales)
       scaler_ = std::make_unique<GradScaler>(world.duplicate(), at::kCPU, GradScalerOptions{.init_scale = 64});
     optimizers_.resize(plan.optimizers.size());
@@ -612,7 +612,7 @@ class MusterPlayer final : public Player {
   std::shared_ptr<detail::step::Steps> steps_ = std::make_shared<detail::step::Steps>();
   const std::int64_t scope_ = steps_->enter_scope(weight_);
   std::shared_ptr<int> no_sync_depth_ = std::make_shared<int>(0);
-  std::vector<std::shared_ptr<detail::gradients::DataParallel>> models_;
+  std::vector<std::shared_ptr<detail::gradients::PreparedModel>> models_;
   std::unique_ptr<GradScaler> scaler_;
   EMA ema_;
   std::vector<const detail::optim::Prepared*> prepared_;

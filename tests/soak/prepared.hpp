@@ -11,4 +11,8 @@ namespace muster::soak {
 /// Collective, as are all its member functions.
 std::unique_ptr<Side> make_prepared(const Program& program, const Communicator& world);
 
+/// The same with DataParallel, which knows no weights by datasets (Pass::weighted) and chooses the exchange itself.
+/// Collective, as are all its member functions.
+std::unique_ptr<Side> make_own_loop(const Program& program, const Communicator& world);
+
 }  // namespace muster::soak

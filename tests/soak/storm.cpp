@@ -1,4 +1,5 @@
-// Plays random training programs with muster and without, and compares them after every pass and step.
+// Plays random training programs with muster and without, and compares them after every pass and step. Every third
+// program is also played by DataParallel, whose weights and gradients must have the same bits as a session's.
 //   mpirun -n RANKS storm --first SEED --count PROGRAMS
 //   mpirun -n RANKS storm --seed SEED              one program, printed step by step
 // Ends with 1 if anything differs, and prints the command that repeats the program. A program that ends with an error
@@ -10,11 +11,16 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace muster::soak {
 namespace {
@@ -49,22 +55,13 @@ std::optional<std::string> compare(Side& have, Side& want, bool gradients) {
   return std::nullopt;
 }
 
-/// Returns the difference between the program with muster and without. Collective.
-std::optional<std::string> play(const Program& program, const Communicator& world, bool aloud) {
-  const auto tell = [&](const std::string& text) {
-    if (aloud && world.rank() == 0) std::fputs(text.c_str(), stderr);
-  };
+/// Plays the program on all sides, step by step. `check(step, gradients)` is called after each average of gradients and
+/// after each change of the weights.
+template <class Check>
+void play(const Program& program, const std::vector<Side*>& sides, const std::function<void(const std::string&)>& tell,
+          const Check& check) {
   tell(describe(program));
-  const auto have = make_prepared(program, world);
-  const auto want = make_reference(program);
-  Side* const sides[] = {have.get(), want.get()};
-  std::optional<std::string> difference;
   int number = 0;
-  const auto check = [&](bool gradients) {
-    if (difference) return;
-    if (const auto found = compare(*have, *want, gradients))
-      difference = "in step " + std::to_string(number) + " " + *found + " on rank " + std::to_string(world.rank());
-  };
   for (const auto& step : program.steps) {
     tell(describe(step));
     for (auto* side : sides) {
@@ -78,7 +75,7 @@ std::optional<std::string> play(const Program& program, const Communicator& worl
     for (const auto& pass : step.passes) {
       for (auto* side : sides) side->pass(pass);
       thrown = thrown || pass.throws != Pass::Throws::none;
-      if (pass.sync && !thrown) check(true);
+      if (pass.sync && !thrown) check(number, true);
     }
     for (auto* side : sides) {
       if (thrown)
@@ -86,15 +83,67 @@ std::optional<std::string> play(const Program& program, const Communicator& worl
       else
         for (const int m : step.steps) side->step(m);
     }
-    check(false);
+    check(number, false);
     for (auto* side : sides) {
       for (const auto& change : step.changes) apply(change, side->nets());
       if (step.evaluate) side->evaluate();
     }
-    check(false);
+    check(number, false);
     ++number;
   }
-  return difference;
+}
+
+/// The program as DataParallel can play it.
+Program for_own_loop(Program program) {
+  if (program.exchange == Program::Exchange::buckets) program.exchange = Program::Exchange::shared;
+  for (auto& step : program.steps)
+    for (auto* const passes : {&step.discarded, &step.passes})
+      for (auto& pass : *passes) pass.weighted = false;
+  return program;
+}
+
+/// Plays the program on one side; returns all weights and gradients on the way, where there is a gradient.
+std::vector<at::Tensor> record(const Program& program, const std::unique_ptr<Side>& side,
+                               const std::function<void(const std::string&)>& tell) {
+  std::vector<at::Tensor> all;
+  play(program, {side.get()}, tell, [&](int, bool gradients) {
+    const at::NoGradGuard no_grad;
+    for (std::size_t m = 0; m < side->nets().size(); ++m)
+      for (const auto& parameter : side->nets()[m]->parameters())
+        if (!gradients)
+          all.push_back(parameter.detach().clone());
+        else if (side->shows_averages(static_cast<int>(m)))
+          all.push_back(parameter.grad().defined() ? parameter.grad().detach().to_dense().clone() : at::Tensor());
+  });
+  return all;
+}
+
+/// Returns the difference between the program with muster and without, or with DataParallel. Collective.
+std::string play(const Round& round, const Communicator& world) {
+  const auto tell = [&](const std::string& text) {
+    if (round.aloud && world.rank() == 0) std::fputs(text.c_str(), stderr);
+  };
+  const auto program = draw(round.seed, world.size());
+  std::string difference;
+  {
+    const auto have = make_prepared(program, world);
+    const auto want = make_reference(program);
+    play(program, {have.get(), want.get()}, tell, [&](int step, bool gradients) {
+      if (!difference.empty()) return;
+      if (const auto found = compare(*have, *want, gradients))
+        difference = "in step " + std::to_string(step) + " " + *found + " on rank " + std::to_string(world.rank());
+    });
+  }
+  if (round.seed % 3 != 0 || world.all_reduce(std::int64_t{!difference.empty()}) > 0) return difference;
+  // One after the other: where only some ranks throw, the others wait until these go on in the same program.
+  const auto own = for_own_loop(program);
+  const auto in_session = record(own, make_prepared(own, world), tell);
+  const auto in_own_loop = record(own, make_own_loop(own, world), tell);
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.defined() == b.defined() && (!a.defined() || a.equal(b));
+  };
+  if (!std::ranges::equal(in_session, in_own_loop, same)) return "DataParallel has other bits than a session";
+  return {};
 }
 
 }  // namespace
@@ -103,8 +152,6 @@ std::optional<std::string> play(const Program& program, const Communicator& worl
 int main(int argc, char** argv) {
   using namespace muster;
   return soak::drive(argc, argv, "storm", [](const Communicator& world) {
-    return [&world](const soak::Round& round) {
-      return soak::play(soak::draw(round.seed, world.size()), world, round.aloud).value_or("");
-    };
+    return [&world](const soak::Round& round) { return soak::play(round, world); };
   });
 }

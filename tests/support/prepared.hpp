@@ -1,7 +1,7 @@
 // Prepares a model over the ranks of a test without a session.
 #pragma once
 
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 #include "muster/process_group.hpp"
 #include "support/world.hpp"
 
@@ -49,8 +49,8 @@ struct Preparation {
                        .comm_hook = by("hook") ? CommHook(average_bucket) : CommHook(),
                        .progress_thread = by("threads")};
 
-  std::shared_ptr<detail::gradients::DataParallel> operator()(std::shared_ptr<torch::nn::Module> module) const {
-    return detail::gradients::DataParallel::prepare(std::move(module), shared, options);
+  std::shared_ptr<detail::gradients::PreparedModel> operator()(std::shared_ptr<torch::nn::Module> module) const {
+    return detail::gradients::PreparedModel::prepare(std::move(module), shared, options);
   }
 };
 

@@ -162,6 +162,21 @@ TEST(ExitCodes, AStopIsKnownByItsCodeWhereTheRanksAreNotHeard) {
       << "mpirun that is told to stop before its ranks are there";
 }
 
+TEST(ExitCodes, ARankThatAStopSignalEndsBeforeItsLaunchIsStopped) {
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGHUP}) {
+    JobEnd end{.code = 128 + signal, .report = {.loaded = true, .lost_rank = LostRank{1, "n1", signal}}};
+    EXPECT_TRUE(was_stopped_early(end));
+    EXPECT_FALSE(is_failure(end, /*stop_requested=*/false));
+    end.report.lost_rank.reset();  // only the code says so
+    EXPECT_TRUE(was_stopped_early(end));
+    end.report.returned_code = 0;
+    EXPECT_FALSE(was_stopped_early(end)) << "its Launch is over";
+  }
+  const JobEnd killed{.code = 137, .report = {.lost_rank = LostRank{1, "n1", SIGKILL}}};
+  EXPECT_FALSE(was_stopped_early(killed));
+  EXPECT_TRUE(is_failure(killed, /*stop_requested=*/false));
+}
+
 TEST(LauncherOutput, KeepsBannersOfOtherEndsAway) {
   LauncherOutput output;
   EXPECT_EQ(

@@ -6,6 +6,7 @@
 #include "training.hpp"
 
 #include <torch/nn/functional/loss.h>
+#include <muster/data_parallel.hpp>
 #include <muster/error.hpp>
 #include <muster/mpi.hpp>
 #include <muster/trainer.hpp>
@@ -26,9 +27,7 @@ std::int64_t now_ns() { return std::chrono::nanoseconds(Clock::now().time_since_
 void print_done() { std::cout << nlohmann::json{{"done_ns", now_ns()}} << std::endl; }
 
 /// Prints the median of the steps' times. The time of a step is that of its slowest rank.
-void time_steps(Session& session, const StepCase& job, int steps) {
-  Training training(session.prepare_model(fresh_model(job.model)),
-                    random_batches(session.world_rank(), job.batch_size));
+void time_steps(Training training, const Communicator& ranks, int steps) {
   for (int i = 0; i < warm_up_steps; ++i) training.step();
   std::vector<double> ms;
   auto last = Clock::now();
@@ -38,8 +37,8 @@ void time_steps(Session& session, const StepCase& job, int steps) {
     ms.push_back(std::chrono::duration<double, std::milli>(now - last).count());
     last = now;
   }
-  const double slowest = session.communicator().all_reduce(median(ms), ReduceOp::max);
-  if (session.world_rank() == 0) std::cout << nlohmann::json{{"step_ms", slowest}} << std::endl;
+  const double slowest = ranks.all_reduce(median(ms), ReduceOp::max);
+  if (ranks.rank() == 0) std::cout << nlohmann::json{{"step_ms", slowest}} << std::endl;
 }
 
 void first_step(Session& session) {
@@ -93,6 +92,22 @@ void recover(Launch& launch) {
   if (launch.rank() == 0) std::filesystem::remove_all(storage / "recovery");
 }
 
+/// Measures the steps of a program that has its own loop and no Launch.
+void time_own_loop(bool prepared, int steps) {
+  MPI_Init(nullptr, nullptr);
+  {
+    const auto ranks = from_mpi(MPI_COMM_WORLD);
+    const auto& job = step_case(own_loop_model);
+    const auto model = fresh_model(job.model);
+    DataParallel parallel(ranks, model);
+    auto batches = random_batches(ranks.rank(), job.batch_size);
+    time_steps(prepared ? Training(model, std::move(batches), prepared_sgd(parallel, *model))
+                        : Training(model, std::move(batches)),
+               ranks, steps);
+  }
+  MPI_Finalize();
+}
+
 /// Only loads libtorch, with this program, and starts MPI.
 void load() {
   int rank = 0;
@@ -107,13 +122,17 @@ void load() {
 
 void run_job(const std::string& name, const std::vector<std::string>& arguments) {
   if (name == "load") return load();
+  if (name == "own-loop" && arguments.size() == 2)
+    return time_own_loop(arguments[0] == own_loop_prepared_case, std::stoi(arguments[1]));
   run_in_launch([&](Launch& launch) {
     if (name == "recovery") return recover(launch);
     in_session(launch, name, [&](Session& session) {
       if (name == "first-step") return first_step(session);
       if (name == "checkpoint" && arguments.size() == 1) return time_checkpoints(session, arguments[0]);
       if (name == "step" && arguments.size() == 2)
-        return time_steps(session, step_case(arguments[0]), std::stoi(arguments[1]));
+        return time_steps({session.prepare_model(fresh_model(step_case(arguments[0]).model)),
+                           random_batches(session.world_rank(), step_case(arguments[0]).batch_size)},
+                          session.communicator(), std::stoi(arguments[1]));
       throw Error(ExitCode::usage, "running a job of a benchmark", "there is no job " + name);
     });
   });

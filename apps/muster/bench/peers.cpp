@@ -19,6 +19,24 @@ void write(const std::filesystem::path& path, const char* text) {
     throw Error(ExitCode::retry, "writing " + path.string(), "the disk does not take it", "Name another with TMPDIR");
 }
 
+/// The command with a Launch's settings of malloc.
+Command with_malloc(Command command) {
+  for (const auto& [name, value] :
+       {std::pair{"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "2000000000"}, {"MALLOC_TOP_PAD_", "67108864"}})
+    command.environment.emplace_back(name, value);
+  return command;
+}
+
+double step_ms(const Finished&, const nlohmann::ordered_json& result) { return result.at("step_ms"); }
+
+/// Adds a program with a loop of its own, which has no Launch: as it is, and with the settings of malloc.
+void add_own_loop_with_malloc(Row& row, int ranks, const std::string& steps, const Measurement& measurement) {
+  auto own_loop = on_ranks(ranks, {"job", "own-loop", row.name, steps});
+  own_loop.environment.emplace_back("OMP_NUM_THREADS", "1");
+  add_peers(row, alternate({{ours, own_loop}, {"malloc", with_malloc(own_loop)}}, measurement, step_ms));
+  row.notes.push_back("malloc: processes without a Launch that have its settings of malloc, beside such without");
+}
+
 }  // namespace
 
 struct Peers::State {
@@ -66,31 +84,29 @@ std::optional<Program> Peers::ray_train(const std::string& job, int ranks) const
 }
 
 void add_step_peers(Row& row, const Options& options, const Measurement& measurement) {
+  // Steps for about one and a half seconds; the same number in each program.
+  const auto steps =
+      std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
+  if (row.name == own_loop_case || row.name == own_loop_prepared_case)
+    return add_own_loop_with_malloc(row, options.ranks, steps, measurement);
   const auto* job = find_step_case(row.name);
   if (!job) {
     row.notes.push_back(row.name + ": no peer has this step as a program of its own");
     return;
   }
   const Peers peers;
-  // Steps for about one and a half seconds; the same number in each program.
-  const auto steps =
-      std::to_string(std::clamp(static_cast<int>(std::lround(1500 / row.median_ms.at(0).second)), 5, 500));
   const std::vector<std::string> arguments{"step", job->model, std::to_string(job->batch_size), steps};
   auto ddp = peers.torchrun("torch_ddp", options.ranks, arguments);
-  auto with_malloc = peers.torchrun("torch_ddp_malloc", options.ranks, arguments);
-  if (!ddp || !with_malloc) {
+  auto ddp_with_malloc = peers.torchrun("torch_ddp_malloc", options.ranks, arguments);
+  if (!ddp || !ddp_with_malloc) {
     row.notes.push_back(Peers::missing("torch_ddp, torch_ddp_malloc", "torch", "torch"));
     return;
   }
-  for (const auto& [name, value] :
-       {std::pair{"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "2000000000"}, {"MALLOC_TOP_PAD_", "67108864"}})
-    with_malloc->command.environment.emplace_back(name, value);
-  add_peers(
-      row,
-      alternate(
-          {{ours, on_ranks(options.ranks, {"job", "step", row.name, steps})}, std::move(*ddp), std::move(*with_malloc)},
-          measurement,
-          [](const Finished&, const auto& result) { return result.at("step_ms").template get<double>(); }));
+  ddp_with_malloc->command = with_malloc(std::move(ddp_with_malloc->command));
+  add_peers(row, alternate({{ours, on_ranks(options.ranks, {"job", "step", row.name, steps})},
+                            std::move(*ddp),
+                            std::move(*ddp_with_malloc)},
+                           measurement, step_ms));
   row.notes.push_back(
       "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in rounds beside "
       "processes of muster");

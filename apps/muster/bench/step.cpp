@@ -9,12 +9,14 @@
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
+#include <muster/data_parallel.hpp>
 #include <muster/error.hpp>
 #include <muster/mpi.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 
 namespace muster::bench {
 namespace {
@@ -38,16 +40,44 @@ Training with_thread(Session& session, const StepCase& job) {
 
 /// Fuses the optimizer's step with the averaging.
 Training with_fused_optimizer(Session& session, const StepCase& job) {
-  using Optimizer = PreparedOptimizer<torch::optim::SGD>;
   const auto model = session.prepare_model(fresh_model(job.model));
-  return {model, random_batches(session.world_rank(), job.batch_size),
-          std::unique_ptr<torch::optim::Optimizer>(
-              new Optimizer(session.prepare_optimizer(momentum_sgd(*model), {.fuse = Fuse::always})))};
+  return {model, random_batches(session.world_rank(), job.batch_size), prepared_sgd(session, *model)};
 }
 
 Training without_communication(Session& session, const StepCase& job) {
   return {session.prepare_model(fresh_model(job.model), {.parallel = Parallel::none}),
           random_batches(session.world_rank(), job.batch_size)};
+}
+
+/// Trains as a program that has its own loop. The DataParallel averages the gradients; the function `keep` does nothing
+/// but own it.
+template <bool prepared>
+Training with_own_loop(Session& session, const StepCase& job) {
+  const auto model = fresh_model(job.model);
+  const auto parallel = std::make_shared<DataParallel>(session.communicator(), model);
+  const auto keep = [parallel] {};
+  auto batches = random_batches(session.world_rank(), job.batch_size);
+  if (!prepared) return {model, std::move(batches), keep};
+  return {model, std::move(batches), prepared_sgd(*parallel, *model), keep};
+}
+
+void sum_over_ranks(torch::Tensor values) {
+  const int error = MPI_Allreduce(MPI_IN_PLACE, values.data_ptr<float>(), static_cast<int>(values.numel()), MPI_FLOAT,
+                                  MPI_SUM, MPI_COMM_WORLD);
+  if (error != MPI_SUCCESS)
+    throw Error(ExitCode::retry, "running MPI_Allreduce", "it ended with error " + std::to_string(error));
+}
+
+/// Averages by hand as most programs do: one blocking MPI_Allreduce for each parameter.
+Training with_mpi_each(Session& session, const StepCase& job) {
+  const auto model = fresh_model(job.model);
+  return {model, random_batches(session.world_rank(), job.batch_size),
+          [parameters = model->parameters(), ranks = session.world_size()] {
+            for (const auto& parameter : parameters) {
+              sum_over_ranks(parameter.grad());
+              parameter.grad().div_(ranks);
+            }
+          }};
 }
 
 /// Averages by MPI as users write it: all gradients through one flat buffer.
@@ -62,10 +92,7 @@ class FlatAverage {
 
   void operator()() {
     each([](torch::Tensor piece, const torch::Tensor& gradient) { piece.copy_(gradient); });
-    const int error = MPI_Allreduce(MPI_IN_PLACE, flat_.data_ptr<float>(), static_cast<int>(flat_.numel()), MPI_FLOAT,
-                                    MPI_SUM, MPI_COMM_WORLD);
-    if (error != MPI_SUCCESS)
-      throw Error(ExitCode::retry, "running MPI_Allreduce", "it ended with error " + std::to_string(error));
+    sum_over_ranks(flat_);
     flat_.div_(size_);
     each([](const torch::Tensor& piece, torch::Tensor gradient) { gradient.copy_(piece); });
   }
@@ -105,6 +132,14 @@ constexpr std::array<Way, 7> ways{{{ours, with_muster, true},
                                    {"fused", with_fused_optimizer, true},
                                    {twin, with_muster, true},
                                    {"no_communication", without_communication, false}}};
+constexpr std::array<Way, 4> own_loop_ways{{{ours, with_own_loop<false>, true},
+                                            {"session", with_muster, true},
+                                            {twin, with_own_loop<false>, true},
+                                            {"mpi_each", with_mpi_each, true}}};
+constexpr std::array<Way, 4> own_loop_prepared_ways{{{ours, with_own_loop<true>, true},
+                                                     {"session", with_fused_optimizer, true},
+                                                     {twin, with_own_loop<true>, true},
+                                                     {"mpi_each", with_mpi_each, true}}};
 
 [[noreturn]] void wrong(const StepCase& job, const std::string& fact) {
   throw Error(ExitCode::user_error, "checking the weights of " + std::string(job.name), fact,
@@ -135,7 +170,8 @@ int steps_per_round(std::vector<Training>& trainings, const Communicator& commun
   return std::clamp(static_cast<int>(std::lround(round_ms / slowest)), 1, 1000);
 }
 
-Timings measure_training(Session& session, const StepCase& job, const Measurement& measurement) {
+Timings measure_training(Session& session, const StepCase& job, std::span<const Way> ways,
+                         const Measurement& measurement) {
   const auto& communicator = session.communicator();
   measurement.show("warming up");
   std::vector<Training> trainings;
@@ -209,12 +245,17 @@ Timings measure_adam(Session& session, const Measurement& measurement) {
   return measure(session.communicator(), candidates, measurement);
 }
 
+Timings measure_case(Session& session, const std::string& name, const Measurement& measurement) {
+  if (name == adam_case) return measure_adam(session, measurement);
+  if (name == own_loop_case) return measure_training(session, step_case(own_loop_model), own_loop_ways, measurement);
+  if (name == own_loop_prepared_case)
+    return measure_training(session, step_case(own_loop_model), own_loop_prepared_ways, measurement);
+  return measure_training(session, step_case(name), ways, measurement);
+}
+
 Row measure_step(Launch& launch, const std::string& name, const Options&, const Measurement& measurement) {
   Row row;
-  in_session(launch, name, [&](Session& session) {
-    row = make_row(name, name == adam_case ? measure_adam(session, measurement)
-                                           : measure_training(session, step_case(name), measurement));
-  });
+  in_session(launch, name, [&](Session& session) { row = make_row(name, measure_case(session, name, measurement)); });
   return row;
 }
 
@@ -223,7 +264,7 @@ Row measure_step(Launch& launch, const std::string& name, const Options&, const 
 Benchmark step() {
   Benchmark benchmark{.measure_in_process = measure_step, .measure_processes = add_step_peers};
   for (const auto& entry : step_cases) benchmark.cases.emplace_back(entry.name);
-  benchmark.cases.emplace_back(adam_case);
+  for (const auto* const name : {adam_case, own_loop_case, own_loop_prepared_case}) benchmark.cases.emplace_back(name);
   return benchmark;
 }
 

@@ -31,6 +31,14 @@ std::shared_ptr<fashion::Classifier> fresh_model(const std::string& name);
 /// Returns SGD with momentum, the default optimizer of Training.
 torch::optim::SGD momentum_sgd(const fashion::Classifier& model);
 
+/// momentum_sgd(), prepared by a session or a DataParallel, its step fused with the averaging.
+template <class By>
+std::unique_ptr<torch::optim::Optimizer> prepared_sgd(By& by, const fashion::Classifier& model) {
+  using Optimizer = PreparedOptimizer<torch::optim::SGD>;
+  return std::unique_ptr<torch::optim::Optimizer>(
+      new Optimizer(by.prepare_optimizer(momentum_sgd(model), {.fuse = Fuse::always})));
+}
+
 class Training {
  public:
   /// `average`: called after each backward().

@@ -53,7 +53,7 @@ TOPICS = (
     ("Reading data", ("src/data/", "src/hdf5/", "src/run/same_data.cpp", "src/base/number.hpp")),
     ("Batches and passes over the data", ("src/data/passes/", "src/step/", "include/muster/detail/data_loader.hpp")),
     ("Preprocessors", ("src/data/preprocess/", "src/augmentation/", "src/session/session_data.cpp")),
-    ("Models and gradients", ("src/gradients/", "src/recomputation/")),
+    ("Models and gradients", ("src/gradients/", "src/parallel/", "src/recomputation/")),
     ("Optimizers, mixed precision and averages of weights", ("src/optim/", "src/session/bad_numbers.cpp")),
     ("The training function and its reports", ("src/session/",)),
     ("Metrics, callbacks and TensorBoard", ("src/observe/", "src/tensorboard/")),

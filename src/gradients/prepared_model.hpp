@@ -44,17 +44,18 @@ struct ParallelContext {
   step::MicroBatchShare share = {};
 };
 
-/// The session owns this object. The hooks in the model's tensors only have a weak pointer to it, so the model may
-/// outlive it.
-class DataParallel {
+/// The session or DataParallel owns this object. The hooks in the model's tensors only have a weak pointer to it, so
+/// the model may outlive it.
+class PreparedModel {
  public:
-  /// Moves the module to the device, compares names, shapes and types over the ranks, copies rank 0's weights and
-  /// buffers to all ranks, in place, and installs the hooks. With Parallel::none, only moves the module. Throws an
-  /// Error (ExitCode::data), the same on all ranks, if the ranks' modules differ (it names the tensor and the ranks),
-  /// or if the module or one of its parameters is prepared already. Collective.
-  static std::shared_ptr<DataParallel> prepare(std::shared_ptr<torch::nn::Module> module,
-                                               const ParallelContext& context, const ModelOptions& options);
-  ~DataParallel();
+  /// Compares the options over the ranks, moves the module to the device, compares names, shapes and types over the
+  /// ranks, copies rank 0's weights and buffers to all ranks, in place, and installs the hooks. With Parallel::none,
+  /// only compares the options and moves the module. Throws an Error (ExitCode::data), the same on all ranks, if the
+  /// ranks' modules differ (it names the tensor and the ranks), or if the module or one of its parameters is prepared
+  /// already. Collective.
+  static std::shared_ptr<PreparedModel> prepare(std::shared_ptr<torch::nn::Module> module,
+                                                const ParallelContext& context, const ModelOptions& options);
+  ~PreparedModel();
 
   /// With virtual workers: puts the buffers of this rank's micro-batch number `micro_batch`, from 0, into the module.
   void load_buffers_of(int micro_batch);
@@ -76,7 +77,7 @@ class DataParallel {
  private:
   class MicroBatchBuffers;
 
-  DataParallel(std::shared_ptr<torch::nn::Module> module, Communicator communicator);
+  PreparedModel(std::shared_ptr<torch::nn::Module> module, Communicator communicator);
   void average(const ParallelContext& context, const ModelOptions& options);
 
   std::shared_ptr<torch::nn::Module> module_;

@@ -1,7 +1,8 @@
-#include "gradients/data_parallel.hpp"
+#include "gradients/prepared_model.hpp"
 
 #include "base/log.hpp"
 #include "comm/mpi_threads.hpp"
+#include "comm/on_ranks.hpp"
 #include "gradients/bucket_exchange.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/module_signature.hpp"
@@ -152,7 +153,7 @@ Reducer::MakeExchange exchange_maker(const ParallelContext& context,
 }  // namespace
 
 /// The values of a module's buffers, separately for each micro-batch of this rank.
-class DataParallel::MicroBatchBuffers {
+class PreparedModel::MicroBatchBuffers {
  public:
   /// Each micro-batch begins with the values that the module has now.
   MicroBatchBuffers(const torch::nn::Module& module, c10::intrusive_ptr<c10d::ProcessGroup> group,
@@ -211,22 +212,29 @@ class DataParallel::MicroBatchBuffers {
   int inside_ = -1;
 };
 
-std::shared_ptr<DataParallel> DataParallel::prepare(std::shared_ptr<torch::nn::Module> module,
-                                                    const ParallelContext& context, const ModelOptions& options) {
+std::shared_ptr<PreparedModel> PreparedModel::prepare(std::shared_ptr<torch::nn::Module> module,
+                                                      const ParallelContext& context, const ModelOptions& options) {
+  // The ranks choose progress_thread by themselves.
+  comm::require_same_options(context.communicator, "prepare_model",
+                             {{"parallel", options.parallel == Parallel::data ? "data" : "none"},
+                              {"bucket_bytes", options.bucket_bytes},
+                              {"first_bucket_bytes", options.first_bucket_bytes},
+                              {"comm_hook", options.comm_hook ? "given" : "none"},
+                              {"sync_batch_norm", options.sync_batch_norm}});
   require_unprepared(*module);
   if (options.parallel != Parallel::none && context.communicator.size() > 1) require_equal_weights(*module);
   if (options.sync_batch_norm && options.parallel != Parallel::none) replace_batch_norms(*module);
   module->to(context.device);
-  std::shared_ptr<DataParallel> prepared(new DataParallel(std::move(module), context.communicator));
+  std::shared_ptr<PreparedModel> prepared(new PreparedModel(std::move(module), context.communicator));
   if (options.parallel != Parallel::none) prepared->average(context, options);
   return prepared;
 }
 
-DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Communicator communicator)
+PreparedModel::PreparedModel(std::shared_ptr<torch::nn::Module> module, Communicator communicator)
     : module_(std::move(module)), communicator_(std::move(communicator)) {}
-DataParallel::~DataParallel() = default;
+PreparedModel::~PreparedModel() = default;
 
-void DataParallel::average(const ParallelContext& context, const ModelOptions& options) {
+void PreparedModel::average(const ParallelContext& context, const ModelOptions& options) {
   if (const auto difference = first_difference(communicator_.all_gather(signature(*module_))))
     throw Error(ExitCode::data, preparing, *difference, "Build the same model on every rank");
   group_ = context.new_group();
@@ -244,11 +252,11 @@ void DataParallel::average(const ParallelContext& context, const ModelOptions& o
   if (context.share.fixed) micro_batches_ = std::make_unique<MicroBatchBuffers>(*module_, group_, context.share);
 }
 
-void DataParallel::load_buffers_of(int micro_batch) {
+void PreparedModel::load_buffers_of(int micro_batch) {
   if (micro_batches_) micro_batches_->load_buffers_of(micro_batch);
 }
 
-void DataParallel::synchronise_buffers() {
+void PreparedModel::synchronise_buffers() {
   if (!reducer_) return;
   reducer_->check_parameters();
   reducer_->finish_abandoned_rounds();  // rounds that exceptions have ended may still use the process group
@@ -262,7 +270,7 @@ void DataParallel::synchronise_buffers() {
   broadcast(*group_, counts);
 }
 
-void DataParallel::broadcast_from(int rank) {
+void PreparedModel::broadcast_from(int rank) {
   if (!group_) return;
   auto tensors = module_->parameters();
   const auto buffers = module_->buffers();
@@ -270,9 +278,18 @@ void DataParallel::broadcast_from(int rank) {
   broadcast(*group_, tensors, rank);
 }
 
-const Communicator& DataParallel::channel() {
+const Communicator& PreparedModel::channel() {
   if (!channel_) channel_ = communicator_.duplicate();
   return *channel_;
 }
 
 }  // namespace muster::detail::gradients
+
+namespace muster {
+
+StepScope::StepScope(std::shared_ptr<detail::step::Steps> steps, std::shared_ptr<const detail::step::BatchWeight> batch)
+    : steps_(std::move(steps)), scope_(steps_->enter_scope(std::move(batch))) {}
+
+StepScope::~StepScope() { steps_->leave_scope(scope_); }
+
+}  // namespace muster

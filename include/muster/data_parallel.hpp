@@ -1,0 +1,105 @@
+// Data parallelism in a program that keeps its own loop: no launch, no session, no folder of a run.
+//
+//   MPI_Init(&argc, &argv);
+//   {
+//     Net net;
+//     torch::optim::SGD optimizer(net->parameters(), 0.1);
+//     muster::DataParallel parallel(muster::from_mpi(MPI_COMM_WORLD), net);   // rank 0's weights on all ranks
+//     for (auto& batch : my_batches) {
+//       optimizer.zero_grad();
+//       loss_of(net, batch).backward();                                       // .grad has the mean over the ranks
+//       optimizer.step();
+//     }
+//   }
+//   MPI_Finalize();
+//
+// It is what a session does for its models (Session::prepare_model), and works from MPI_THREAD_SINGLE on. Everything
+// else in the process stays as it is: signal handlers, malloc, the CPUs of threads, torch's seeds and threads, MPI, the
+// process's end. docs/own-loop.md says what that costs.
+#pragma once
+
+#include <muster/communicator.hpp>
+#include <muster/detail/export.hpp>
+#include <muster/model.hpp>
+#include <muster/optimizer.hpp>
+#include <muster/state.hpp>
+
+#include <chrono>
+#include <concepts>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+namespace muster {
+
+struct DataParallelOptions {
+  /// The longest wait for other ranks, in every collective call and in backward(). Past it, the call throws an Error
+  /// (ExitCode::retry) that names the late ranks. The same on all ranks.
+  std::chrono::milliseconds timeout = std::chrono::seconds(1800);
+  ModelOptions model = {};
+};
+
+/// Averages a model's gradients over ranks, in every backward(), as long as it lives; afterwards the model is an
+/// ordinary one again. It holds the module. Any number may live at once, over the same ranks or over others, and they
+/// may be destroyed in any order. Destroyed after MPI_Finalize, it does nothing; what needs other ranks is then an
+/// Error (ExitCode::usage).
+///
+/// All ranks make the same collective calls in the same order, with the same options, and run the same backward(). A
+/// backward() that reaches no parameter on one rank is still to be averaged by the others: use step() with weight 0,
+/// and a loss that is 0 times the output. Errors are thrown as muster::Error, the same on all ranks where all of them
+/// are in the call. If one rank throws an exception in backward() and all go on, see muster/session.hpp: call
+/// zero_grad() on all of them. If an exception ends the life of this object on one rank, the other ranks' waits throw a
+/// RemoteError at once, which names that rank.
+///
+/// Calls are made on MPI's main thread below MPI_THREAD_SERIALIZED, and always by one thread at a time.
+class MUSTER_API DataParallel {
+ public:
+  /// Compares the model's names, shapes and types over the ranks, copies rank 0's weights and buffers to all of them,
+  /// in place, and averages gradients from then on. The module stays on its device, and all of it must be on one.
+  /// `ranks`: from from_mpi() (muster/mpi.hpp) or a Launch; its timeout stays its own. Errors are those of
+  /// Session::prepare_model. Collective.
+  DataParallel(const Communicator& ranks, std::shared_ptr<torch::nn::Module> module,
+               const DataParallelOptions& options = {});
+  template <ModuleHolder Holder>
+  DataParallel(const Communicator& ranks, const Holder& holder, const DataParallelOptions& options = {})
+      : DataParallel(ranks, std::shared_ptr<torch::nn::Module>(holder.ptr()), options) {}
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+  ~DataParallel();
+
+  /// Returns the same optimizer, made aware of the other ranks; see muster/optimizer.hpp. It may outlive this object,
+  /// and is then an ordinary one. Collective.
+  template <class O>
+  requires std::derived_from<O, torch::optim::Optimizer> PreparedOptimizer<O> prepare_optimizer(
+      O optimizer, const OptimizerOptions& options = {}) {
+    auto step = prepare_step(optimizer, options);
+    return PreparedOptimizer<O>(std::move(optimizer), std::move(step));
+  }
+
+  /// While the scope lives, backward() accumulates gradients locally, without averaging.
+  [[nodiscard]] NoSync no_sync() const;
+  /// While the scope lives, this rank's loss counts with `weight`: the number of its samples, or whatever it is a mean
+  /// over. The gradient is the sum of weight × gradient over the sum of the weights; see Session::step(batch, weight)
+  /// for the limits. Make the same scopes on every rank.
+  [[nodiscard]] StepScope step(double weight) const;
+  /// While the scope lives, ranks may have different numbers of batches; see muster/model.hpp. Collective.
+  [[nodiscard]] Join join(const JoinOptions& options = {}) const;
+  /// Replaces batch-norm's running statistics by their means over the ranks; num_batches_tracked becomes rank 0's.
+  /// Call it before evaluation and before save(). Collective.
+  void average_buffers();
+
+  /// Writes `state` to `folder`, which holds nothing else, all ranks together. What is there is replaced once the new
+  /// one is whole and durable; if any rank fails, it stays, and all ranks throw the same Error. Gradients and torch's
+  /// random state are not saved. The folder of a run, or a checkpoint, is an Error (ExitCode::usage). Collective.
+  void save(const std::filesystem::path& folder, const StateEntries& state);
+  /// Loads what save() has written, at any number of ranks. Returns false if there is none. Throws an Error
+  /// (ExitCode::data) if it is damaged, or if names, shapes or types differ; then nothing was changed. Collective.
+  bool load(const std::filesystem::path& folder, const StateEntries& state);
+
+ private:
+  detail::optim::Prepared prepare_step(torch::optim::Optimizer& optimizer, const OptimizerOptions& options);
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace muster
