@@ -155,7 +155,7 @@ void DataParallel::average_buffers() {
 void DataParallel::save(const std::filesystem::path& folder, const StateEntries& state) {
   const watch::ScopedCallName save("save");
   const auto path = state_->folder(folder);
-  checkpoint::CheckpointContents contents{.progress =
+  checkpoint::CheckpointContents contents{.position_json =
                                               state::to_json({.epoch_complete = false, .epoch_counted = false})};
   comm::run_on_all(state_->ranks, [&] {
     if (state_->ranks.rank() == 0) {
