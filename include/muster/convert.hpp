@@ -30,7 +30,7 @@ struct ConvertOptions {
   std::vector<std::pair<std::string, double>> split = {};
   /// Shuffles the samples first with this seed; the order is the same on every machine.
   std::optional<std::uint64_t> shuffle = {};
-  /// Keeps only the first so many samples of each value of the last column, after the shuffle.
+  /// Keeps only this many samples of each value of the last column: the first ones after the shuffle.
   std::optional<std::int64_t> per_class = {};
   /// For CSV: true if the first line of each file is a header. Empty: it is a header if its last field is not a number;
   /// a warning says so if the line could be either.

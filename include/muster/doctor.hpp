@@ -12,19 +12,19 @@
 
 namespace muster {
 
-/// What was found out about one thing.
+/// The result of one check.
 struct Finding {
   enum class Severity {
-    to_mend,   ///< training would not start, or not be of use: something is to be installed or configured
+    to_mend,   ///< training would not start, or not be of use: something must be installed or configured
     may_pass,  ///< training would not start now: a full disk, a node that does not answer
     warning,   ///< training would start, but be slower or lose something
     ok,
   };
   Severity severity = Severity::ok;
-  std::string subject;                  ///< what was looked at: "MPI"
+  std::string subject;                  ///< what was checked: "MPI"
   std::string fact;                     ///< without a full stop
   std::string remedy = {};              ///< a sentence without its full stop; empty for ok
-  std::vector<std::string> hosts = {};  ///< where that is so
+  std::vector<std::string> hosts = {};  ///< the hosts for which it holds
 };
 
 struct Examination {

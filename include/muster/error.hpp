@@ -44,7 +44,7 @@ class MUSTER_API Error : public std::runtime_error {
   /// stop; an empty remedy is left out.
   Error(ExitCode code, std::string_view doing, std::string_view fact, std::string_view remedy = {});
 
-  /// An error on which the ranks have agreed: its whole text, the same on all of them.
+  /// An error on which the ranks have agreed. `text` is the whole text, the same on all ranks.
   Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code), agreed_(true) {}
 
   ExitCode code() const noexcept { return code_; }

@@ -14,11 +14,12 @@
 namespace muster {
 namespace detail {
 
-/// An nlohmann/json: its version, JSON_DIAGNOSTICS, and one of its types, whose name has the other macros.
+/// Stands for one nlohmann/json: its version, JSON_DIAGNOSTICS, and one of its types, whose symbol name depends on its
+/// other macros.
 template <int major, int minor, int patch, int diagnostics, class Named>
 struct NlohmannJson {};
 
-/// That of the source file that includes this.
+/// The nlohmann/json that the including source file is compiled with.
 using ThisNlohmannJson = NlohmannJson<NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                                       NLOHMANN_JSON_VERSION_PATCH, JSON_DIAGNOSTICS, nlohmann::json::value_t>;
 

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-// For its number alone.
+// Only for CLI11's version number.
 #if !defined(CLI11_VERSION_MAJOR) && __has_include(<CLI/Version.hpp>)
 #include <CLI/Version.hpp>
 #endif
@@ -45,7 +45,7 @@ struct LaunchPart;
 template <int major, int minor, int patch>
 struct Cli11 {};
 
-/// That of the source file that includes this.
+/// The CLI11 that the including source file is compiled with.
 #ifdef CLI11_VERSION_MAJOR
 using ThisCli11 = Cli11<CLI11_VERSION_MAJOR, CLI11_VERSION_MINOR, CLI11_VERSION_PATCH>;
 #else
@@ -66,7 +66,7 @@ enum class Resume { automatic, never, must, path };
 struct LaunchFlags {
   std::optional<std::filesystem::path> storage;
   std::optional<std::string> name;
-  std::vector<std::filesystem::path> config_files;  ///< of each setting the last one that has it counts
+  std::vector<std::filesystem::path> config_files;  ///< if several have a setting, the last one counts
   std::vector<std::string> set;                     ///< "key.path=VALUE"
   Resume resume = Resume::automatic;
   std::filesystem::path resume_path;  ///< with Resume::path
@@ -164,7 +164,8 @@ class MUSTER_API Launch {
   const std::set<pid_t>& processes_of_host() const noexcept;
   /// Returns the next trainer's number in this launch, from 1 on: the suffix of its run's name under --name.
   int next_trainer_number() noexcept;
-  /// Receive the events of every run of this launch, in addition to the run's own callbacks; used by sweeps.
+  /// Callbacks that receive the events of every run of this launch, in addition to the run's own callbacks; used by
+  /// sweeps.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// True if this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP
   /// unless it is ignored (nohup), by SIGTERM in a batch job if srun or `muster run` has started it, or by its time

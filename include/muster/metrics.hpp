@@ -79,7 +79,7 @@ class MUSTER_API Metric {
   const Json& value() const noexcept { return value_; }
   /// The number of samples behind the value; -1 if the user gave none.
   std::int64_t weight() const noexcept { return weight_; }
-  /// The sums of which the value is computed, if it must be computed from those of all ranks together; otherwise null.
+  /// The sums from which the value is computed, if a report must add up the sums of all ranks first; otherwise null.
   const Json& accumulator() const noexcept { return accumulator_; }
   /// Why this cannot be reported; empty if it can.
   const std::string& error() const noexcept { return error_; }

@@ -61,8 +61,8 @@ class NoSync {
 };
 
 struct JoinOptions {
-  /// True: the sum of gradients is divided by the number of all ranks. False: by the number of ranks that still have
-  /// batches.
+  /// True: the sum of gradients is divided by the number of all ranks. False: it is divided by the number of ranks that
+  /// still have batches.
   bool divide_by_initial_world_size = false;
 };
 

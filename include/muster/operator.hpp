@@ -94,7 +94,7 @@ class MUSTER_API AverageMeterCollection {
  private:
   struct Meter {
     Mean mean = {};
-    std::vector<Json> accumulators = {};  ///< of batches, of a metric of classification.hpp
+    std::vector<Json> accumulators = {};  ///< one of each batch, for a metric of classification.hpp
     std::optional<Metric> last = {};
     std::int64_t last_weight = 0;
   };

@@ -100,7 +100,8 @@ struct OneCycleOptions {
   double div_factor = 25;
   /// and the final one is the initial one / final_div_factor.
   double final_div_factor = 1e4;
-  /// Falls for as many steps as it rose, then anneals to the final rate. Otherwise it falls during all remaining steps.
+  /// True: the learning rate falls for as many steps as it rose, then anneals to the final rate. False: it falls during
+  /// all remaining steps.
   bool three_phase = false;
 };
 

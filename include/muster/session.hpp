@@ -220,9 +220,9 @@ class MUSTER_API Session {
   const Communicator& communicator() const noexcept;
   /// Collective.
   void barrier() const;
-  /// Announces that this worker will be busy for `time` with its own work while others may wait for it: their time
-  /// limit (--timeout) counts from the end of that time. Long work for which no rank waits need not be announced. A
-  /// call replaces the one before; 0 cancels it. Not collective.
+  /// Announces that this worker will be busy for `time` with its own work while others may wait for it: their timeout
+  /// (--timeout) counts from the end of that time. Long work for which no rank waits need not be announced. A call
+  /// replaces the one before; 0 cancels it. Not collective.
   void keep_alive(std::chrono::milliseconds time) const;
   /// The mean over the workers, detached. Use it for a loss on which the program branches, so that all workers take the
   /// same branch. It has the value's type; for whole numbers and booleans it is a double. Collective.
@@ -284,8 +284,8 @@ class MUSTER_API Session {
 
   /// The same for a loss that is no mean over samples: `weight` is what this rank's loss is a mean over, such as the
   /// tokens that a mask leaves. It need not be a whole number. The gradient is the mean over all ranks, the sum of
-  /// weight × gradient over the sum of the weights; under no_sync(), over all passes up to the one that averages.
-  /// Averages of several backward() add up, as without a weight.
+  /// weight × gradient over the sum of the weights; under no_sync(), over all backward passes up to the one that
+  /// averages. Averages of several backward() add up, as without a weight.
   ///
   ///   const auto count = mask.sum().item<std::int64_t>();
   ///   { auto scope = session.step(batch, count); ((losses * mask).sum() / count).backward(); }
@@ -293,10 +293,10 @@ class MUSTER_API Session {
   /// With weight 0 the loss may be NaN; an empty batch always has weight 0. If the weights of all ranks are 0, no
   /// gradient is averaged and no optimizer steps with it; a warning says so the first time. A weight that is negative,
   /// NaN, infinite, below 1e-9 but not 0, or above 1e12 is an Error (ExitCode::usage); so are weights on some ranks
-  /// only, and passes with and without a weight that accumulate for one average, or for one step of a fused optimizer.
-  /// With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm leaves out
-  /// the samples of a rank with weight 0; with one the scope must hold forward(), too. In 16 bits the first weights
-  /// should be near the numbers of samples, since gradients are multiplied by them.
+  /// only, and backward passes with and without a weight that accumulate for one average, or for one step of a fused
+  /// optimizer. With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm
+  /// leaves out the samples of a rank with weight 0; a model with SyncBatchNorm must call forward() inside the scope,
+  /// too. In 16 bits the first weights should be near the numbers of samples, since gradients are multiplied by them.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;

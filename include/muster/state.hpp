@@ -76,7 +76,7 @@ class MUSTER_API StateEntry {
   StateEntry(double& value);
   StateEntry(std::int64_t& value);
   StateEntry(std::string& value);
-  /// Anything else, by two functions.
+  /// Anything else: `save` returns its state, and `load` restores it.
   StateEntry(std::function<StateDict()> save, std::function<void(const StateDict&)> load);
 
   explicit StateEntry(std::shared_ptr<detail::state::Stateful> object) : object_(std::move(object)) {}

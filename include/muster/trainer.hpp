@@ -144,8 +144,8 @@ class MUSTER_API DataParallelTrainer {
   /// Called by fit() before anything else, on every rank. It may change options_, but alike on all ranks.
   virtual void setup() {}
 
-  /// The default of this kind of trainer, overridden by what the options give. A list of names replaces both the
-  /// default's list and its split_all.
+  /// default_dataset_config() of this kind of trainer, overridden by the options. A list of names in the options
+  /// replaces both the list and split_all of the default.
   DataConfig get_dataset_config() const;
 
   /// This trainer for a sweep (muster/sweep.hpp). The settings of a trial override train_loop_config, as a
