@@ -70,14 +70,14 @@ int sync_descriptor(int descriptor) noexcept {
   return status;
 }
 
-/// Returns how the names of temporary files for `path` begin. A long name is cut, so that the rest of theirs fits into
-/// the 255 bytes of a file name.
+/// Returns the beginning of the names of temporary files for `path`. A long name is cut, so that the whole name has at
+/// most 255 bytes.
 std::string temporary_prefix(const std::filesystem::path& path) {
   constexpr std::size_t longest_kept = 200;
   return path.filename().string().substr(0, longest_kept) + ".tmp.";
 }
 
-/// A number for this host's name.
+/// A hash of this host's name.
 std::uint32_t host_number() noexcept { return static_cast<std::uint32_t>(std::hash<std::string>()(host_name())); }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -90,7 +90,7 @@ ExitCode code_of_making(int error) noexcept {
                                                                                         : ExitCode::retry;
 }
 
-/// Throws the error of a temporary file again, as one of the file that it was to become.
+/// Throws an error about a temporary file again, as an error about `path`, which the file was to become.
 [[noreturn]] void fail_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
                            const Error& error) {
   const std::string text = error.what(), name = printable(temporary.string()) + ": ";
@@ -119,8 +119,8 @@ bool runs(const std::string& process) noexcept {
   return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
 }
 
-/// True if the process that made a temporary file may still write it. `numbers`: what its name has after the prefix:
-/// the process, the host and two more; only the process in those of earlier versions.
+/// True if the process that made a temporary file may still write it. `numbers`: the part of the name after the prefix:
+/// the process id, the hash of the host and two more numbers; in files of earlier versions only the process id.
 bool may_be_written(const std::filesystem::path& file, const std::string& numbers) {
   const auto dot = numbers.find('.');
   const bool has_host = std::ranges::count(numbers, '.') == 3;

@@ -18,7 +18,7 @@ struct BucketReduction::Shared {
     alignas(cache_line) std::atomic<std::uint64_t> finished;  ///< the last round that the rank has finished
   };
   alignas(cache_line) ChunkCounter claims;
-  Rank ranks[1];  // [size], followed by what the ranks have written: [size][2][buckets + words]
+  Rank ranks[1];  // [size], followed by the memory of written(): [size][2][buckets + words]
 
   static std::size_t bytes(int size) { return sizeof(Shared) + sizeof(Rank) * static_cast<std::size_t>(size - 1); }
 };

@@ -21,7 +21,7 @@
 
 namespace muster::detail::node {
 
-/// Many members: the shared memory, the buckets and their order, and how far the round is.
+/// One rank's side of the reduction: the shared memory, the buckets and their order, and how far the round has come.
 class BucketReduction {
  public:
   struct Bucket {
@@ -39,7 +39,7 @@ class BucketReduction {
   /// of the ranks.
   using OnChunk = std::function<void(const Chunk& chunk, std::span<std::byte* const> data)>;
 
-  /// Bytes of page-aligned memory needed for that many ranks, buckets and words.
+  /// Bytes of page-aligned memory that this many ranks, buckets and words need.
   static std::size_t memory_bytes(int size, std::size_t buckets, std::size_t words);
 
   /// `memory`: shared by all ranks, as for a NodeCommunicator. `region` holds the ranks' buckets. The buckets and the
@@ -73,7 +73,7 @@ class BucketReduction {
 
  private:
   struct Shared;
-  /// One thread's knowledge of the current round.
+  /// What one thread has seen of the current round.
   struct Seen {
     std::size_t ready = 0;  ///< buckets that all ranks have announced
     std::vector<std::byte*> data = {};
@@ -82,7 +82,7 @@ class BucketReduction {
   enum class Next { done, not_ready, none_left };
 
   Next next_chunk(Seen& seen, const OnChunk& on_chunk) const;
-  /// What the rank writes in this round: the offsets of its buckets, then its words.
+  /// Where the rank writes in this round: the offsets of its buckets, then its words.
   std::uint64_t* written(int rank) const;
   /// The number of buckets that all ranks have announced.
   std::size_t announced() const;

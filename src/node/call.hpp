@@ -22,9 +22,9 @@ struct Call {
     reduce_scatter,
     all_gather,
     all_to_all,
-    average_gradients,  ///< averaging gradients
-    set_up,             ///< making a communicator or shared memory together
-    end,                ///< end of an attempt, where all ranks agree on its outcome
+    average_gradients,
+    set_up,  ///< making a communicator or shared memory together
+    end,     ///< end of an attempt, where all ranks agree on its outcome
     send,
     receive,
     read_stream,  ///< waiting for the user's reader of a stream; not a call on a communicator
@@ -57,13 +57,14 @@ struct Call {
 /// "1st", "2nd", ….
 std::string nth(std::uint64_t number);
 
-/// Two ranks are in different calls of the same number.
+/// The error that two ranks have made different calls with the same call number.
 class CallMismatch : public Error {
  public:
   using Error::Error;
 };
 
-/// Returns that error, which is the same on both ranks.
+/// Returns the error, the same on both ranks. `lower` and `higher`: the two ranks in ascending order, each with the
+/// description of its call.
 CallMismatch mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call);
 
 }  // namespace muster::detail::node

@@ -56,8 +56,8 @@ enum class EpochLoop {
 /// Whether epochs are counted, and who does. Not a part of EpochLoop: a program may set the epoch before, in and after
 /// a loop.
 enum class EpochCount {
-  none,           ///< they are not, so far
-  none_in_state,  ///< nor were they when the State was saved that the run was resumed from
+  none,           ///< nothing has counted epochs so far
+  none_in_state,  ///< the same, and also when the State was saved from which the run was resumed
   by_loop,
   own,  ///< the training function has set the epoch
 };
@@ -67,11 +67,13 @@ struct CurrentEpoch {
   std::int64_t number = 0;
   EpochLoop loop = EpochLoop::none;
   EpochCount count = EpochCount::none;
-  std::int64_t last_loop_end = -1;      ///< the epoch at which a loop over Session::epochs() has ended
-  std::int64_t last_complete = -1;      ///< the last epoch that was saved as complete
-  std::int64_t passes_before_more = 0;  ///< a State saved after so many passes of an epoch was followed by another pass
-  std::int64_t resumed_after = 0;       ///< passes of the epoch that a resume took as over; 0 if it took none so
-  std::int64_t call = -1;               ///< number of the operator trainer's call, from 0; -1 without an operator
+  std::int64_t last_loop_end = -1;  ///< the epoch at which a loop over Session::epochs() has ended
+  std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
+  /// The most passes after which an epoch was saved as complete although another pass of it followed; 0: none.
+  std::int64_t passes_before_more = 0;
+  /// The number of passes that the epoch had when the run was resumed at its supposed end; 0: not resumed there.
+  std::int64_t resumed_after = 0;
+  std::int64_t call = -1;  ///< number of the operator trainer's call, from 0; -1 without an operator
 
   bool is_in_loop() const noexcept { return loop == EpochLoop::in_loop; }
   bool has_left_loop() const noexcept { return loop == EpochLoop::between || loop == EpochLoop::after; }
@@ -91,7 +93,7 @@ struct BatchOfPass {
 class StepListener {
  public:
   virtual ~StepListener() = default;
-  /// Gradients now belong to that one of the rank's micro-batches; −1: to none, or to a batch without a weight.
+  /// Gradients now belong to the rank's micro-batch of this number; −1: to none, or to a batch without a weight.
   virtual void micro_batch_changed(int micro_batch) = 0;
   /// `pass` has handed out a batch, which is already counted.
   virtual void batch_begun(const OpenPass& pass) = 0;
@@ -138,7 +140,7 @@ class Steps {
   void mark_of_earlier_epoch(std::int64_t number) noexcept;
 
   bool is_current(const BatchOfPass& batch) const;
-  /// True if a pass other than `pass`, with this `in_loop`, is open or was replaced while it was open.
+  /// True if a pass other than `pass`, with this value of OpenPass::in_loop, is open or was replaced while it was open.
   bool has_other_open_pass(std::int64_t pass, bool in_loop) const;
   /// Returns an open pass whose position cannot be saved; null if there is none.
   const OpenPass* find_unresumable_pass() const;
@@ -151,7 +153,8 @@ class Steps {
   /// True if the workers can stop between two batches now: no step is half done, and no other pass is open.
   bool is_boundary() const noexcept;
 
-  /// Makes gradients belong to `batch` until leave_scope(); null if all ranks weigh the same. Returns the scope.
+  /// Makes gradients belong to `batch` until leave_scope(). If it is null, all ranks have equal weights. Returns the
+  /// number of the scope.
   std::int64_t enter_scope(BatchWeightPtr batch);
   void leave_scope(std::int64_t scope);
 

@@ -40,7 +40,7 @@ std::string first_word(const std::string& path) {
   return word;
 }
 
-// The data that the signal handler uses.
+// Shared by take() and the signal handler.
 constexpr int most_frames = 40;
 std::array<void*, most_frames> frames;
 std::atomic<int> count{0};
