@@ -18,7 +18,7 @@ void require_reducible(Dtype type, ReduceOp op, std::string_view doing) {
   throw Error(ExitCode::usage, doing, "bit operations are for integers and booleans", "Use sum, product, min or max");
 }
 
-/// The message that a receive expects; empty for other operations.
+/// The message that a receive expects; count −1 for other operations.
 struct Expected {
   int count = -1;  ///< elements
   MPI_Datatype type = MPI_DATATYPE_NULL;
@@ -39,7 +39,7 @@ struct Request::State {
   int source = -1;
   bool finished = false;
 
-  /// Returns a new request for an MPI call to fill in.
+  /// Returns a new request, which an MPI call then fills in.
   MPI_Request* request(Expected what = {}) {
     expected.push_back(what);
     return &pending.emplace_back(MPI_REQUEST_NULL);

@@ -22,8 +22,8 @@ namespace muster::detail::comm {
 namespace {
 
 /// Open MPI first looks for fast networks, which takes longer than the rest of the start. If mpirun's variables say
-/// that the whole job is on one node, this skips the search, unless the user has chosen OMPI_MCA_pml, or there is
-/// another program, which may find another way than this one.
+/// that the whole job is on one node, this skips the search, unless the user has set OMPI_MCA_pml, or mpirun has
+/// started several programs, which may choose different networks.
 void start_quickly_on_one_node() {
   const char* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
   const char* const here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -32,8 +32,8 @@ void start_quickly_on_one_node() {
 }
 
 /// Open MPI copies large messages between processes by a system call that containers may forbid; it then prints a
-/// complaint for each message. If the call is refused even for this process's own memory, this makes messages go
-/// through shared memory from the start, unless the user has chosen the mechanism.
+/// complaint for each message. If the kernel refuses the call even for this process's own memory, this function makes
+/// messages go through shared memory from the start, unless the user has chosen a mechanism.
 void copy_twice_where_once_is_forbidden() {
   const char from = 1;
   char to = 0;
@@ -49,8 +49,8 @@ std::string library_version() {
   return {text.data(), static_cast<std::size_t>(length)};
 }
 
-/// MPICH 4.0 and 4.1 over UCX: in MPI_Finalize, ranks that have closed their connections wait where they no longer
-/// answer those of other nodes that have not (pmodels/mpich, pull request 6596).
+/// MPICH 4.0 and 4.1 over UCX: in MPI_Finalize, a rank that has closed its connections waits without answering ranks of
+/// other nodes that still close theirs (pmodels/mpich, pull request 6596).
 bool may_hang_in_finalize() {
   const auto library = library_version();
   const auto has = [&](const char* text) { return library.find(text) != std::string::npos; };

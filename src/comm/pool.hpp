@@ -17,7 +17,7 @@ namespace muster::detail::comm {
 
 class Pool;
 
-/// A communicator in use. Move-only. The destructor gives it back to the pool, which is local.
+/// A communicator in use. Move-only. The destructor gives it back to this rank's pool. Local.
 class PooledCommunicator {
  public:
   PooledCommunicator(std::unique_ptr<MpiCommunicator> communicator, std::shared_ptr<Pool> pool) noexcept

@@ -1,4 +1,4 @@
-// Which ranks wait in an agreement, asked by messages once a wait takes too long.
+// Finds out by messages which ranks wait in an agreement, once the agreement takes too long.
 #pragma once
 
 #include "comm/pool.hpp"
@@ -40,16 +40,16 @@ class Presence {
   };
   /// Messages that are still being sent.
   struct Sends {
-    std::deque<Note> notes = {};  ///< a deque, so that they keep their addresses
+    std::deque<Note> notes = {};  ///< a deque, since it never moves its elements
     std::vector<MPI_Request> requests = {};
   };
   void send(int rank, Note note);
 
   const PooledCommunicator& comm_;
   mutable std::mutex mutex_;
-  std::map<int, std::int64_t> asked_;      ///< by this rank: the last agreement that the rank was asked about
-  std::map<int, std::int64_t> questions_;  ///< of other ranks, without an answer so far
-  std::map<int, std::int64_t> answers_;    ///< the last agreement that the rank has answered for
+  std::map<int, std::int64_t> asked_;      ///< by rank: the last agreement about which this rank has asked that rank
+  std::map<int, std::int64_t> questions_;  ///< by rank: the agreement that it has asked about and got no answer for
+  std::map<int, std::int64_t> answers_;    ///< by rank: the last agreement for which that rank has answered
   Sends sends_;
 };
 

@@ -19,7 +19,8 @@ using namespace std::chrono_literals;
 
 /// Above the tags of Collectives::all_to_all() and SliceExchange.
 constexpr int rendezvous_tag = 16'385;
-/// A rank that is in the rendezvous answers at once; after this time without an answer it is not in it.
+/// A rank that waits in the rendezvous answers at once, so a rank that has not answered after this time does not wait
+/// in it.
 constexpr auto grace = 5s;
 /// Open MPI does not poll its sockets in every call.
 constexpr int calls_per_turn = 32;
@@ -98,7 +99,7 @@ class Rendezvous {
 
  private:
   struct Sends {
-    std::deque<Note> notes;  // a deque, so that they keep their addresses
+    std::deque<Note> notes;  // a deque, since it never moves its elements
     std::vector<MPI_Request> requests;
   };
 
@@ -116,7 +117,7 @@ class Rendezvous {
     for (int r = 1; r < channel_.size; ++r) tell(r, word);
   }
 
-  /// Returns the next word that has come for this rendezvous, if any; drops those of earlier ones.
+  /// Returns the next word that has come for this rendezvous, if any; drops words of earlier rendezvous.
   std::optional<Word> receive(int from) {
     for (;;) {
       require_in_use(*channel_.world);
@@ -138,7 +139,7 @@ class Rendezvous {
     return channel_.world->presence.has_answered(channel_.world_ranks.front(), attempt_ + 1);
   }
 
-  /// Throws, since another rank has left: the alarm of that rank, or, if none comes, an Error of its own.
+  /// Called when another rank has left: throws that rank's alarm or, if none comes, an Error.
   [[noreturn]] void refused() {
     wait_until(
         [&] {

@@ -61,7 +61,7 @@ std::vector<CoreGroup> groups_of(const std::vector<Core>& cores, const std::vect
 bool overlap(const std::vector<CoreGroup>& groups) {
   std::vector<std::string> masks;
   for (const auto& group : groups) masks.push_back(group.mask);
-  return share_cpus(masks);
+  return masks_overlap(masks);
 }
 
 /// Item `index` of `parts` almost equal parts of `items`.
@@ -90,7 +90,7 @@ std::string conflict_on(const std::string& host, std::size_t ranks, const TakenC
 
 }  // namespace
 
-bool share_cpus(const std::vector<std::string>& masks) {
+bool masks_overlap(const std::vector<std::string>& masks) {
   const auto count = [](const std::string& mask) { return std::ranges::count(mask, '1'); };
   std::ptrdiff_t all = 0;
   for (const auto& mask : masks) all += count(mask);
@@ -206,7 +206,7 @@ RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags
               std::to_string(most_threads) + " and is ignored; unset it");
   const int given = flags.threads.value_or(of_variable.value_or(0));
   const auto binding = openmp_binding(::getenv);
-  const bool shares = share_cpus(node.masks);
+  const bool shares = masks_overlap(node.masks);
   if (const int of_node = launcher_cpus(); !flags.threads && bound_below_share(node.masks, local_rank, of_node))
     log::warn("each rank is bound to " + std::to_string(threads_for(node.masks, local_rank)) + " of " +
               std::to_string(of_node) + " CPUs; " +

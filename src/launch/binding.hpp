@@ -37,7 +37,7 @@ TakenCores shared_with_others(const std::vector<Core>& cores, const std::vector<
                               const TakenCores& taken);
 
 /// True if a CPU is in the masks of two ranks.
-MUSTER_INTERNAL_API bool share_cpus(const std::vector<std::string>& masks);
+MUSTER_INTERNAL_API bool masks_overlap(const std::vector<std::string>& masks);
 
 /// The launch's ranks where this rank is.
 struct NodeRanks {
