@@ -12,8 +12,8 @@
 
 namespace muster::detail::launch {
 
-/// This rank's --timeout or MUSTER_TIMEOUT, for what ranks do together before Flags::parse(). None if there is no valid
-/// one: parse() says so.
+/// This rank's --timeout or MUSTER_TIMEOUT, for the waits before Flags::parse(). Empty if it is not given or not valid;
+/// parse() throws the Error for a value that is not valid.
 std::optional<std::chrono::milliseconds> timeout_at_start(int argc, const char* const* argv);
 
 class Flags {
@@ -31,7 +31,7 @@ class Flags {
   LaunchFlags resolve() const;
   /// The program's name without its folder.
   const std::string& program() const noexcept { return program_; }
-  /// The lowest level of messages that are shown.
+  /// The lowest level of messages that are logged.
   const std::string& log_level() const noexcept { return log_level_; }
 
  private:

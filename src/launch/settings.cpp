@@ -58,7 +58,7 @@ const char* kind(const Json& value) {
 /// The value as text for a message; bytes that are not UTF-8 are replaced.
 std::string shown(const Json& value) { return json_text_lossy(value); }
 
-/// True if `value` may replace `was`; any value may replace null.
+/// True if `value` may replace the default `was`; any value may replace null.
 bool fits(const Json& was, const Json& value) {
   constexpr double beyond = 9223372036854775808.0;  // 2^63
   if (was.is_null()) return true;
@@ -85,7 +85,7 @@ Json nested(std::string_view path, const Json& value) {
       {{std::string(path.substr(0, dot)), dot == path.npos ? value : nested(path.substr(dot + 1), value)}});
 }
 
-/// The number that a text would be in a language other than JSON: 0.5 for ".5"; null if it is none.
+/// The number in a text that JSON does not take for a number: 0.5 for ".5"; null if the text is no number.
 Json number_in(const std::string& text) {
   const auto number = parse_number<double>(text);
   return number && std::isfinite(*number) ? Json(*number) : Json();
@@ -145,7 +145,7 @@ void apply_setting(Json& config, const std::string& setting, const Json& default
   lay_over(*target, parse_value(setting.substr(equals + 1), *target), ExitCode::usage, doing, key, defaults);
 }
 
-/// The first setting that JSON, and so params.json, would not keep unchanged; empty if there is none.
+/// The name of the first setting that JSON, and so params.json, would not keep unchanged; empty if there is none.
 std::string lost_in_json(const Json& value, const std::string& key) {
   if (!value.is_object()) {
     const auto kept = json_from_text(json_text_lossy(value));

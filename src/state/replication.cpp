@@ -27,7 +27,7 @@ Replication kind_of(const EntryReplication& replication, const std::string& entr
   return at == replication.end() ? Replication::equal : at->second;
 }
 
-/// `path`: the name of an entry or the path of a tensor.
+/// True if an entry is per-rank. `path`: the name of the entry, or the path of one of its tensors.
 bool is_per_rank(const EntryReplication& replication, const std::string& path) {
   return kind_of(replication, entry_name_of(path)) == Replication::per_rank;
 }

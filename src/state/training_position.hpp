@@ -1,4 +1,4 @@
-// Where training was when a checkpoint was made: "progress" in its manifest.
+// Where training was when a checkpoint was made; the key "progress" of the checkpoint's manifest.
 #pragma once
 
 #include "base/export.hpp"
@@ -11,7 +11,7 @@
 
 namespace muster::detail::state {
 
-/// What a checkpoint holds of it, a member for each number.
+/// The position of training in a checkpoint.
 struct TrainingPosition {
   bool is_from_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
   std::int64_t training_iteration = 0;
