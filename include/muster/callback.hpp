@@ -19,14 +19,14 @@ class Session;
 
 /// Why a rank is late, as far as the kernel's counts and muster's clocks tell.
 enum class LateCause {
-  computation,  ///< its own computation takes longer, and nothing else is found
+  computation,  ///< its own computation takes longer, and no other cause was found
   shared_core,  ///< its threads are ready to run and have no core: other processes use it
   own_threads,  ///< other threads of its process use its core
   cpu_quota,    ///< its control group has used up its processor time
   hot_core,     ///< its core is slowed down because it is too hot
   memory,       ///< its pages are read back from swap, or from files that it maps
   data,         ///< it waits for its batches
-  file_system,  ///< it waits for its batches, and they wait for the reading of files
+  file_system,  ///< it waits for its batches, because reading files takes long
   saving,       ///< it takes longer to save its part of the checkpoints
 };
 /// Describes the cause in a few words, as in "its core is shared with other processes".
@@ -34,7 +34,7 @@ MUSTER_API std::string to_string(LateCause cause);
 
 /// A worker for which the others wait in most steps.
 struct LateRank {
-  int rank = 0;  ///< among the workers
+  int rank = 0;  ///< the rank among the workers
   std::string host;
   LateCause cause = LateCause::computation;
   /// How much longer its own part of a step takes than the median of the other workers, as a fraction of the step.

@@ -22,13 +22,13 @@ struct Finding {
   };
   Severity severity = Severity::ok;
   std::string subject;                  ///< what was checked: "MPI"
-  std::string fact;                     ///< without a full stop
+  std::string fact;                     ///< a sentence without its full stop
   std::string remedy = {};              ///< a sentence without its full stop; empty for ok
   std::vector<std::string> hosts = {};  ///< the hosts for which it holds
 };
 
 struct Examination {
-  std::string host;      ///< of rank 0
+  std::string host;      ///< the host of rank 0
   std::string launcher;  ///< "mpirun", "srun" or "mpiexec"; empty if this process was started alone
   int ranks = 1;
   int nodes = 1;

@@ -69,17 +69,17 @@ struct LaunchFlags {
   std::vector<std::filesystem::path> config_files;  ///< if several have a setting, the last one counts
   std::vector<std::string> set;                     ///< "key.path=VALUE"
   Resume resume = Resume::automatic;
-  std::filesystem::path resume_path;  ///< with Resume::path
+  std::filesystem::path resume_path;  ///< the checkpoint or run for Resume::path
   std::uint64_t seed = 0;
   bool has_seed = false;  ///< --seed or MUSTER_SEED is given; otherwise a run that goes on keeps the seed it had
   std::optional<int> workers;
   std::optional<int> threads;
-  Bind bind = Bind::automatic;  ///< with none, neither cores nor GPUs are claimed
+  Bind bind = Bind::automatic;  ///< Bind::none: neither cores nor GPUs are claimed
   std::optional<std::string> backend;
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::milliseconds> time_limit;
   Progress progress = Progress::automatic;
-  std::optional<std::string> log_level;  ///< this rank's
+  std::optional<std::string> log_level;  ///< may differ between ranks
   bool tensorboard = false;
   /// The first and the last step of --profile=FIRST:LAST; both 0 for --profile (ProfileConfig).
   std::optional<std::pair<std::int64_t, std::int64_t>> profile;

@@ -114,7 +114,7 @@ class MUSTER_API GradScaler {
   struct Progress {
     bool unscaled = false;
     bool stepped = false;
-    bool found_inf = false;        // on any rank
+    bool found_inf = false;        // true if any rank found an infinite or NaN gradient
     bool is_step_complete = true;  // false before the step's last batch
   };
   /// `fetch`: true if gradients that were left to a fused optimizer must be averaged first.

@@ -85,7 +85,7 @@ struct ReportOptions {
 /// A checkpoint and the metrics of its report.
 struct ReportedCheckpoint {
   Checkpoint checkpoint;
-  Json metrics;  ///< with the metrics of its validation
+  Json metrics;  ///< including the metrics of its validation
   CheckpointStatus status = CheckpointStatus::committed;
 };
 

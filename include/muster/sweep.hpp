@@ -95,13 +95,13 @@ enum class TrialStatus {
   waiting,  ///< not begun, stopped on request or interrupted; continued when the sweep is started again
   running,  ///< only in sweep.json
   done,
-  stopped,  ///< by the scheduler; counts as ended well
+  stopped,  ///< ended early by the scheduler; counts as ended well
   failed,   ///< tried again when the sweep is started again
 };
 
 struct Trial {
   std::string name = {};                      ///< trial_00003
-  Config config = {};                         ///< its settings from the space
+  Config config = {};                         ///< the trial's settings, drawn from the space
   TrialStatus status = TrialStatus::waiting;  ///< also failed if it lost a rank again and again
   /// The metrics of its last report that has SweepOptions::metric, or else of its last report; null if there was none.
   Json metrics = {};

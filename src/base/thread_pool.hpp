@@ -52,7 +52,7 @@ class ThreadPool {
  private:
   struct Task {
     std::function<void()> work;
-    std::stop_token stop;  ///< of the task that added it
+    std::stop_token stop;  ///< the stop token of the task that added this one
   };
 
   void work(const std::stop_token& stop);

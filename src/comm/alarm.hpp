@@ -53,7 +53,7 @@ class Alarm {
   mutable std::mutex mutex_;
   std::optional<Outcome> raised_;
   std::shared_ptr<std::string> sent_;   // kept until the sends have completed
-  std::vector<MPI_Request> sends_;      // in this attempt
+  std::vector<MPI_Request> sends_;      // this attempt's sends
   std::vector<bool> received_from_;     // [rank], in this attempt
   std::atomic<bool> is_raised_{false};  // by another rank: `cause_` is set, and fixed until clear()
   std::optional<RemoteError> cause_;

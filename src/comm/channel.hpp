@@ -66,7 +66,7 @@ class Channel {
     watch::CallLog::Ticket ticket = 0;
     std::uint64_t call_number = 0;  ///< number among the collective calls of the channel; 0 for a message
     int other = -1;                 ///< for a message: the rank on the other side, if it is known
-    watch::TraceEvent event = {};   ///< of a collective call, for a trace; begin_ns is 0 if nothing is recorded
+    watch::TraceEvent event = {};   ///< the trace event of a collective call; begin_ns is 0 if nothing is recorded
   };
   /// Records the call. Throws RemoteError, and records nothing, if this rank must return to an outer attempt first.
   RecordedCall begin(const node::Call& call, const char* name = nullptr);

@@ -173,7 +173,7 @@ class SliceExchange {
     return true;
   }
 
-  Channel& channel_;  ///< its hierarchy owns this exchange
+  Channel& channel_;  ///< the hierarchy of this channel owns this exchange
   std::byte* data_;
   std::size_t count_;
   node::Reduction reduction_;
@@ -256,7 +256,7 @@ class HierarchicalAllReduce {
                                        piece.exchanged ? Start::open : Start::closed);
   }
 
-  Channel& channel_;  ///< its hierarchy owns this all-reduce
+  Channel& channel_;  ///< the hierarchy of this channel owns this all-reduce
   node::NodeCommunicator& local_;
   node::Reduction reduction_;
   std::vector<Piece> pieces_;

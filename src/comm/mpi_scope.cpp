@@ -88,7 +88,7 @@ MpiScope::~MpiScope() {
 std::string mpi_library() {
   auto library = library_version();
   library.resize(std::min(library.find_first_of(",\n"), library.size()));
-  std::ranges::replace(library, '\t', ' ');  // of MPICH
+  std::ranges::replace(library, '\t', ' ');  // MPICH's version has tabs
   return library;
 }
 

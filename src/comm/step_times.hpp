@@ -50,7 +50,7 @@ class StepTimes {
   std::optional<Mailbox> mailbox_;  ///< none if rank 0 can read all records
   std::vector<int> group_leaders_;  ///< on rank 0: the first rank of each other group
   std::int64_t interval_ = 1;       ///< between two steps whose times are sent
-  std::int64_t next_to_send_ = 0;   ///< on the first rank of a group; 0 before the first step
+  std::int64_t next_to_send_ = 0;   ///< on the first rank of a group: the next step whose times it sends; 0 at first
   /// On rank 0: samples that have come, [step][rank]; the ranks of its own group are missing.
   std::map<std::int64_t, std::map<int, watch::StepSample>> received_;
   watch::HostLoadReader load_reader_;

@@ -86,7 +86,7 @@ std::string first_lines(const std::string& lines, std::size_t most) {
 /// What one rank is doing.
 struct WaitMonitor::Finding {
   int rank = 0;
-  bool late = false;     ///< it has not come
+  bool late = false;     ///< the rank has not come to the call
   bool stopped = false;  ///< the process is stopped or dead
   bool silent = false;   ///< nobody on its node has answered; found by the asking rank, so not packed
   std::int64_t busy_ms = 0;

@@ -36,10 +36,10 @@ struct World {
   const std::vector<int> members;  // [rank]: its number in the pool
   Alarm alarm;
   const PooledCommunicator agreement;     // used by agree() and `presence` alone
-  Presence presence{agreement};           // in agreements
+  Presence presence{agreement};           // of ranks in agreements
   std::int64_t agreements = 0;            // completed so far
   std::atomic<std::int64_t> failures{0};  // agreements so far in which some rank was not done
-  int depth = 0;                          // of nested attempts, on this rank
+  int depth = 0;                          // how deep this rank's present attempt is nested
   /// The outcomes that ranks have agreed on in an outer attempt. Another rank was already back in that attempt; this
   /// rank has yet to return to it.
   struct Outer {
@@ -56,7 +56,7 @@ struct World {
   WaitMonitor wait_monitor;
   const Placement placement;
   struct {
-    std::atomic<std::chrono::milliseconds> timeout{default_timeout};  // for every wait
+    std::atomic<std::chrono::milliseconds> timeout{default_timeout};  // of every wait
     std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
   } limits;
 };

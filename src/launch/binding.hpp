@@ -63,7 +63,7 @@ struct RankOnHost {
   std::set<pid_t> processes = {};
   int cpus = 1;
   int threads = 1;
-  std::shared_ptr<const std::vector<Claim>> claims = {};  ///< on cores; kept as long as a launch uses them
+  std::shared_ptr<const std::vector<Claim>> claims = {};  ///< claims on cores, kept as long as a launch uses the cores
 };
 /// Finds this, after it has bound this rank to cores if `may_bind` is true and the flags allow it. Warns if OpenMP's
 /// variables or the launcher leave the rank fewer CPUs than it could have. Collective.

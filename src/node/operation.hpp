@@ -30,7 +30,7 @@ struct NodeCommunicator::Shared {
     /// The calls of the rank's present and previous phase, [phase % 2]. They share the cache line of `arrived`, so that
     /// reading both costs one cache miss.
     struct {
-      std::atomic<std::uint64_t> word;         ///< of the call
+      std::atomic<std::uint64_t> word;         ///< Call::encode() of the call
       std::atomic<std::uint64_t> call_number;  ///< see NodeCommunicator::set_call_number()
     } calls[2];
     alignas(cache_line) std::atomic<std::uint64_t> finished;

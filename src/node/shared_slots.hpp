@@ -19,7 +19,7 @@ namespace muster::detail::node {
 /// Slots of one size.
 struct SlotGroup {
   std::size_t count = 0;
-  std::size_t bytes = 0;  ///< of each slot
+  std::size_t bytes = 0;  ///< size of each slot
 };
 
 /// Slots in a segment that all ranks of a node map. Any rank may claim an empty slot and fill it. Once it has filled

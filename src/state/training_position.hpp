@@ -24,10 +24,10 @@ struct TrainingPosition {
   std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports
   double time_total_s = 0;
   std::uint64_t seed = 0;
-  int threads_per_worker = 0;                  ///< of torch; 0 in checkpoints of older versions
+  int threads_per_worker = 0;                  ///< threads of torch; 0 in checkpoints of older versions
   std::map<std::string, Json> positions = {};  ///< by name of the dataset or loader; see data/passes/pass_positions.hpp
-  Json preprocessor = {};                      ///< its state, which may be null
-  std::optional<bool> has_preprocessor = {};   ///< none in checkpoints of older versions
+  Json preprocessor = {};                      ///< the preprocessor's state, which may be null
+  std::optional<bool> has_preprocessor = {};   ///< empty in checkpoints of older versions
   Json callbacks = {};                         ///< states of callbacks by name
 };
 

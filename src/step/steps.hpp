@@ -18,7 +18,7 @@ using BatchWeightPtr = std::shared_ptr<const BatchWeight>;
 
 /// How a pass is cut into steps. Two passes with the same plan and position have batches of equal weight.
 struct StepPlan {
-  std::int64_t samples = 0;       ///< in the dataset; 0 for a stream
+  std::int64_t samples = 0;       ///< samples of the dataset; 0 for a stream
   std::int64_t global_batch = 0;  ///< samples per step; 0 if the user's own sampler chooses them
   bool drop_last = false;
   bool is_stream() const noexcept { return samples == 0 && global_batch > 0; }
@@ -46,11 +46,11 @@ struct OpenPass {
 
 /// Where the training function is in a loop over the epochs: over Session::epochs(), or of an operator's train().
 enum class EpochLoop {
-  none,       ///< it has begun none
-  in_loop,    ///< inside of one
+  none,       ///< it has begun no loop
+  in_loop,    ///< inside a loop
   between,    ///< between two calls of an operator's train()
   after,      ///< a loop over Session::epochs() has ended
-  none_left,  ///< its first loop had no epoch left, as in a run that is resumed after it
+  none_left,  ///< its first loop had no epochs left, as in a run that is resumed after the loop
 };
 
 /// Whether epochs are counted, and who does. Not a part of EpochLoop: a program may set the epoch before, in and after

@@ -37,8 +37,8 @@ class HostLoadReader {
 
  private:
   struct Thread {
-    int file = -1;                  ///< its schedstat
-    std::int64_t run_queue_ns = 0;  ///< at the last reading
+    int file = -1;                  ///< the thread's schedstat
+    std::int64_t run_queue_ns = 0;  ///< total at the last reading
   };
   std::filesystem::path root_;
   std::vector<Thread> threads_;

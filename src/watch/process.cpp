@@ -119,7 +119,7 @@ MainThreadStack::MainThreadStack() {
   main_thread = ::pthread_self();
   main_id = static_cast<pid_t>(::syscall(SYS_gettid));
   void* first = nullptr;
-  ::backtrace(&first, 1);  // its first call loads a library, which must not happen in a signal handler
+  ::backtrace(&first, 1);  // the first call loads a library, which must not happen in a signal handler
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;

@@ -25,14 +25,14 @@ struct TraceEvent {
   TraceTrack track = TraceTrack::thread;
   std::uint32_t thread = 0;               ///< index in Trace::threads
   std::int64_t begin_ns = 0, end_ns = 0;  ///< trace_clock()
-  std::uint64_t channel = 0, call = 0;    ///< of a collective call or a wait in it: the same on all ranks; 0 if none
+  std::uint64_t channel = 0, call = 0;    ///< ids of a collective call, the same on all ranks; 0 for other events
   std::int64_t number = -1;               ///< number of the step or bucket; −1 if none
   std::int64_t bytes = -1;                ///< bytes that are reduced or exchanged; −1 if unknown
 };
 
 /// What was recorded.
 struct Trace {
-  std::vector<TraceEvent> events = {};    ///< in the order in which they ended
+  std::vector<TraceEvent> events = {};    ///< in the order of their ends
   std::vector<std::string> threads = {};  ///< names
   std::uint64_t dropped = 0;              ///< how many of the oldest events were overwritten
 };

@@ -62,7 +62,7 @@ class Passes {
 /// How passes are made.
 struct PassesOptions {
   bool training = true;
-  bool split = true;  ///< among the workers
+  bool split = true;  ///< true: the samples are divided among the workers
 };
 /// Collective over the workers.
 using MakePasses = std::function<std::unique_ptr<Passes>(OperatorRegistry& parts, const PassesOptions& options)>;
