@@ -165,7 +165,7 @@ class MUSTER_API AUC : public SampleMetric {
   AUC take() { return taken(*this); }
 };
 
-/// exp of the mean negative log-likelihood of the tokens.
+/// The perplexity: exp of the mean negative log-likelihood of the tokens.
 class MUSTER_API Perplexity : public SampleMetric {
  public:
   Perplexity();

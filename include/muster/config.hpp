@@ -47,7 +47,7 @@ struct ScalingConfig {
   /// then starts the program with fewer ranks if not all are available, as with --min-workers, which overrides it. The
   /// number of samples per step stays the same.
   NumWorkers num_workers = {};
-  /// Train on cuda:local_rank, or another GPU that no other launch uses. An error if there is none.
+  /// True: train on cuda:local_rank or, if another launch uses that GPU, on a free one. An error if there is none.
   bool use_gpu = false;
   /// Threads of torch per rank; empty: the launch's choice.
   std::optional<int> threads_per_worker = {};
@@ -138,8 +138,8 @@ struct FailureConfig {
   /// run` starts the job again. Objects outside of the training function stay as the failed attempt has left them,
   /// unless a State restores them: make optimizers and schedulers inside.
   int max_failures = 0;
-  /// The same for ends that are not the program's fault, which `muster run` counts separately: a lost node, or SIGTERM
-  /// to ranks that do not handle it, as when a scheduler needs the nodes for another job.
+  /// The same limit for ends of the job that are not the program's fault, which `muster run` counts separately: a lost
+  /// node, or SIGTERM to ranks that do not handle it, as when a scheduler needs the nodes for another job.
   int max_preemption_failures = -1;
   BadNumbers bad_numbers = BadNumbers::ignore;
   /// How many steps in a row may be skipped (skip), or how often the run may go back to the same checkpoint
@@ -188,11 +188,11 @@ struct RunConfig {
   CheckpointConfig checkpoint_config = {};
   FailureConfig failure_config = {};
   LoggingConfig logging_config = {};
-  /// Receive the run's events on every worker; see muster/callback.hpp.
+  /// These callbacks receive the run's events on every worker; see muster/callback.hpp.
   std::vector<std::shared_ptr<Callback>> callbacks = {};
-  /// Write files for TensorBoard to the run's folder (events.out.tfevents.*): every report's numbers, the values and
-  /// pictures of Session::log_scalar and Session::log_image, and the training function's configuration. `tensorboard
-  /// --logdir STORAGE` shows all runs of a storage. The flag --tensorboard turns it on. An Error
+  /// True: the run writes files for TensorBoard to its folder (events.out.tfevents.*): every report's numbers, the
+  /// values and pictures of Session::log_scalar and Session::log_image, and the training function's configuration.
+  /// `tensorboard --logdir STORAGE` shows all runs of a storage. The flag --tensorboard turns it on. An Error
   /// (ExitCode::missing_package) if muster was built without protozero or libpng.
   bool tensorboard = false;
   /// With `tensorboard`, one report in this many also writes a histogram of each parameter of the prepared models, and

@@ -71,7 +71,7 @@ struct LaunchFlags {
   Resume resume = Resume::automatic;
   std::filesystem::path resume_path;  ///< the checkpoint or run for Resume::path
   std::uint64_t seed = 0;
-  bool has_seed = false;  ///< --seed or MUSTER_SEED is given; otherwise a run that goes on keeps the seed it had
+  bool has_seed = false;  ///< true if --seed or MUSTER_SEED is given; otherwise a continued run keeps its seed
   std::optional<int> workers;
   std::optional<int> threads;
   Bind bind = Bind::automatic;  ///< Bind::none: neither cores nor GPUs are claimed

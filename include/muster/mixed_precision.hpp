@@ -111,7 +111,7 @@ class MUSTER_API GradScaler {
   operator StateEntry();
 
  private:
-  struct Progress {
+  struct StepStatus {
     bool unscaled = false;
     bool stepped = false;
     bool found_inf = false;        // true if any rank found an infinite or NaN gradient
@@ -126,7 +126,7 @@ class MUSTER_API GradScaler {
   GradScalerOptions options_;
   at::Tensor scale_;           // float, on the device, as torch's kernels want it
   at::Tensor growth_tracker_;  // int: steps without an infinite gradient since the scale changed
-  std::map<const torch::optim::Optimizer*, Progress> progress_;  // since the last update()
+  std::map<const torch::optim::Optimizer*, StepStatus> statuses_;  // since the last update()
 };
 
 }  // namespace muster

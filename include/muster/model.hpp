@@ -93,6 +93,7 @@ class MUSTER_API Join {
   void finish();
 
  private:
+  /// Returns how many ranks begin an averaging round now; `this_one`: true if this rank does. Collective.
   std::int64_t ranks_with_a_round(bool this_one);
 
   std::shared_ptr<detail::gradients::DataParallel> model_;

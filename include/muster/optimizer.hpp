@@ -66,8 +66,8 @@ class Optimizer;
 namespace muster {
 
 enum class Fuse {
-  automatic,  ///< if it is possible, and the model is large enough for a gain
-  always,     ///< if it is possible
+  automatic,  ///< fuses if that is possible and the model is large enough for a gain
+  always,     ///< fuses if that is possible
   never,
 };
 

@@ -45,10 +45,10 @@ struct BatchWeight;
 class Steps;
 }  // namespace detail::step
 
-/// Named objects that are saved and restored together, with the session's epoch, position in the data and random
-/// state. Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is
-/// gone. When the run is asked to stop, the living State that was restored or reported last is saved; one whose report
-/// or restore() has failed does not count.
+/// Named objects that are saved and restored together, with the session's epoch, position in the data and random state.
+/// Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is gone. When
+/// the run is asked to stop, the living State that was restored or reported last is saved; a State whose report or
+/// restore() has failed does not count.
 class MUSTER_API State {
  public:
   /// Loads the checkpoint from which the run continues: its own newest one, or the one it was told to start from.

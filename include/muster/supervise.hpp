@@ -17,7 +17,7 @@ struct SuperviseOptions {
   /// spares are subtracted.
   std::optional<int> ranks = {};
   std::string hosts =
-      {};  ///< "n1,n2:4": with so many slots each, one unless given; empty: the hosts of the job, or this machine
+      {};  ///< "n1,n2:4": n1 with one slot and n2 with four; empty: the hosts of the job, or this machine
   /// How many failures since the last progress are each followed by another start: 0 none, -1 no limit; empty:
   /// FailureConfig::max_failures, which also says what progress is. A lost node, or SIGTERM to the ranks, is no failure
   /// of the program: FailureConfig::max_preemption_failures limits these.

@@ -1,4 +1,5 @@
-// What a process asks the system: the name of its host, its environment variables, the first line of a file.
+// What a process can find out from the system: the name of its host, its environment variables, the first line of a
+// file.
 #pragma once
 
 #include <unistd.h>

@@ -74,7 +74,7 @@ std::string json_to_cbor(const Json& json) {
 }
 
 Json json_from_cbor(std::string_view bytes) {
-  // A binary value may have a subtype.
+  // store: a binary value may have a subtype, which is a tag in CBOR.
   return Json::from_cbor(bytes.begin(), bytes.end(), /*strict=*/true, /*allow_exceptions=*/true,
                          Json::cbor_tag_handler_t::store);
 }

@@ -18,10 +18,10 @@ inline constexpr const char* rank_process_variable = "MUSTER_RANK_PROCESS";
 inline constexpr std::string_view message_prefix = "\x1emuster ";
 inline constexpr std::string_view message_loaded = "loaded";      ///< the library is loaded, in a rank or its child
 inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
-inline constexpr std::string_view message_leaving = "leaving";    ///< the exit code: this rank ends the job now
+inline constexpr std::string_view message_leaving = "leaving";    ///< this rank ends the job; the text: exit code
 /// "RANK CODE HOST": this rank itself exits with a code other than 0. Not sent under srun, which reports exit codes.
 inline constexpr std::string_view message_exit = "exit";
-inline constexpr std::string_view message_silent = "silent";  ///< a host on which no rank answers
+inline constexpr std::string_view message_silent = "silent";  ///< no rank answers on the host that the text names
 
 /// True in a job of Slurm, PBS or LSF. They send SIGTERM to all processes of a job that they are about to end.
 inline bool in_batch_job() noexcept {

@@ -56,7 +56,7 @@ class ThreadPool {
   };
 
   void work(const std::stop_token& stop);
-  /// start() under the lock.
+  /// Does the work of start(). The caller holds the mutex.
   std::size_t start_locked();
 
   const char* const name_;

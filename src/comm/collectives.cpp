@@ -27,13 +27,13 @@ struct Expected {
 /// An operation under way: either MPI requests (`pending`) or a ticket of the node's communicator (`local`).
 struct Request::State {
   std::shared_ptr<Channel> channel;
-  std::shared_ptr<Transport> transport;  ///< the channel's when the operation began
+  std::shared_ptr<Transport> transport;  ///< the channel's transport when the operation began
   node::Call call;
   Channel::RecordedCall recorded_call;
   std::vector<MPI_Request> pending = {};
   std::vector<Expected> expected = {};      ///< [pending]
   std::vector<MPI_Status> statuses = {};    ///< [pending]
-  node::NodeCommunicator* local = nullptr;  ///< issued the ticket; null if MPI carries the operation
+  node::NodeCommunicator* local = nullptr;  ///< has issued the ticket; null if MPI carries the operation
   node::NodeCommunicator::Ticket ticket = 0;
   std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
@@ -143,7 +143,7 @@ Collectives::Collectives(Communicator communicator, std::size_t chunk)
 
 namespace {
 
-/// Calls body(first, count) for each chunk; an empty range has one, so that every rank takes part.
+/// Calls body(first, count) for each chunk. An empty range has one chunk, so that every rank takes part.
 template <class Body>
 void each_chunk(std::size_t count, std::size_t chunk, Body&& body) {
   std::size_t first = 0;

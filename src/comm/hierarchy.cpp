@@ -248,8 +248,8 @@ class HierarchicalAllReduce {
     bool exchanged = false;  ///< also true if this rank leads no slice of the piece
   };
 
-  /// Copies the slices of all leaders to all ranks of the node. It starts closed if this rank's slice has yet to be
-  /// exchanged.
+  /// Starts to copy the slices of all leaders to all ranks of the node. The operation is closed if this rank's slice
+  /// has yet to be exchanged.
   void start_gather(Piece& piece) {
     using Start = node::NodeCommunicator::Start;
     piece.gathered = local_.all_gather(piece.data, piece.count, piece.leaders, reduction_.type,

@@ -26,8 +26,8 @@ class Presence {
 
   /// Asks the ranks that this rank has not asked yet whether they wait in that agreement. They answer once they do.
   void ask(const std::vector<int>& ranks, std::int64_t agreement);
-  /// Receives what has come, and answers the ranks that ask about the agreement in which this rank waits; 0 if it waits
-  /// in none.
+  /// Receives the messages that have come. `agreement`: the agreement in which this rank waits, about which it answers
+  /// questions; 0 if it waits in none.
   void poll(std::int64_t agreement);
   /// True if the rank has answered that it waits in that agreement.
   bool has_answered(int rank, std::int64_t agreement) const;

@@ -17,12 +17,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Above the tags of Collectives::all_to_all() and SliceExchange.
+/// This tag is above the tags of Collectives::all_to_all() and SliceExchange.
 constexpr int rendezvous_tag = 16'385;
 /// A rank that waits in the rendezvous answers at once, so a rank that has not answered after this time does not wait
 /// in it.
 constexpr auto grace = 5s;
-/// Open MPI does not poll its sockets in every call.
+/// How often rank 0 looks for messages before it answers: Open MPI does not poll its sockets in every call.
 constexpr int calls_per_turn = 32;
 
 /// Other ranks tell rank 0 that they are here, or that they have left (gone). Rank 0 answers go or no.

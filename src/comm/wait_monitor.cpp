@@ -365,7 +365,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
   add_stacks(std::span(findings).first(static_cast<std::size_t>(here)));
 
   Decision decision;
-  // Ranks that do not answer may have come or not. Where others are known to be late, those are the cause.
+  // Ranks that do not answer may have come or not. If other ranks are known to be late, the late ranks are the cause.
   const bool any_late = std::ranges::any_of(findings, &Finding::late);
   std::size_t shown = 0, all = 0;
   std::string seen;

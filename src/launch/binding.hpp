@@ -57,7 +57,7 @@ NodeRanks find_node_ranks(const Communicator& world);
 /// divided. Collective.
 std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, int threads, std::size_t least_cores);
 
-/// This rank among the launch's ranks on its host; see the functions of Launch.
+/// This rank's place among the launch's ranks on its host. See the functions of Launch that return these values.
 struct RankOnHost {
   int local_process_index = 0;
   std::set<pid_t> processes = {};

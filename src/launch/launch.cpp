@@ -87,7 +87,7 @@ struct Launch::State {
   detail::launch::RankOnHost on_host;
   bool is_running = false;                            ///< inside of run()
   std::optional<int> status;                          ///< the result of run(), once all ranks have agreed on it
-  std::optional<detail::comm::MpiScope> environment;  ///< empty if the program itself initialises MPI
+  std::optional<detail::comm::MpiScope> environment;  ///< empty for a launch on given ranks or of a trial
   std::optional<detail::launch::LaunchPart> part;     ///< all ranks, or the ranks of a sweep's trial
   std::optional<detail::comm::AnsweringThread> answering;
   std::optional<detail::launch::stop_signal::ScopedHandlers> signals;

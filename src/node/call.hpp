@@ -37,7 +37,7 @@ struct Call {
   std::size_t count = 0;  ///< elements
   bool from_all = false;  ///< for an all_to_all: true if this rank receives from every other one
 
-  /// Encodes the call. 0 only for `none`. A count is cut to 35 bits and a root to 17 bits.
+  /// Encodes the call; the word is 0 only for `none`. A count is cut to 35 bits and a root to 17 bits.
   std::uint64_t encode() const noexcept;
   /// Decodes a word.
   static Call decode(std::uint64_t word) noexcept;

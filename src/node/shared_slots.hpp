@@ -58,7 +58,8 @@ class SharedSlots {
   pid_t process_;  ///< the process that has mapped the segment, to recognise a child of fork()
 };
 
-/// The right to fill a slot. It gives the slot back, empty, if it is destroyed before finish(). The slots outlive it.
+/// The right to fill a slot. A claim that is destroyed before finish() gives the slot back, empty. The SharedSlots must
+/// outlive it.
 class SharedSlots::Claim {
  public:
   Claim(Claim&& other) noexcept

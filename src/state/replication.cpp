@@ -122,8 +122,8 @@ std::string first_difference(const std::string& entry, const Json& first, const 
   return entry + path + " (" + shown(first) + " on rank 0, " + shown(other) + " on rank " + std::to_string(rank) + ")";
 }
 
-/// Returns the values that differ, and the tensors that have the same form but differ in their bits. Different names or
-/// forms are reported by check_layout().
+/// Returns the values that differ, and the tensors that have the same form but differ in their bits. Tensors that
+/// differ in names or forms are found later, by checkpoint::check_layout().
 std::vector<Disagreement> disagreements_of(const std::vector<Json>& ranks, const EntryReplication& replication) {
   std::vector<Disagreement> differences;
   const auto compare = [&](const std::string& name, bool is_tensor, auto&& differ) {

@@ -13,7 +13,7 @@ namespace muster::detail::state {
 
 /// The position of training in a checkpoint.
 struct TrainingPosition {
-  bool is_from_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
+  bool is_from_run = false;  ///< false for a checkpoint that no run has made; then all other fields have their defaults
   std::int64_t training_iteration = 0;
   std::int64_t epoch = 0;
   bool epoch_complete = true;

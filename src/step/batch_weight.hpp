@@ -10,9 +10,9 @@ namespace muster::detail::step {
 /// may have several.
 struct MicroBatchShare {
   int total = 1;       ///< micro-batches of the step, over all ranks
-  int first = 0;       ///< the rank's first one
-  int count = 1;       ///< the rank's number of them
-  bool fixed = false;  ///< virtual workers: results must not depend on which rank processes which micro-batch
+  int first = 0;       ///< number of the rank's first micro-batch
+  int count = 1;       ///< how many micro-batches the rank processes
+  bool fixed = false;  ///< with virtual workers: results must not depend on which rank processes which micro-batch
 };
 
 /// The weight of a batch of a training pass in its step. The batch owns it.

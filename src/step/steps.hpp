@@ -1,6 +1,6 @@
 // The steps of a run: which batch the gradients belong to now, which training passes are open, which epoch it is, and
-// how many steps have been taken. The data room reports passes and batches, the reducer reads the batch's weight, the
-// session the counts.
+// how many steps have been taken. The data room reports passes and batches, the reducer reads the batch's weight, and
+// the session reads the counts.
 #pragma once
 
 #include "step/batch_weight.hpp"
@@ -97,7 +97,7 @@ class StepListener {
   virtual void micro_batch_changed(int micro_batch) = 0;
   /// `pass` has handed out a batch, which is already counted.
   virtual void batch_begun(const OpenPass& pass) = 0;
-  /// An epoch begins, of session.epochs() or of a loop that sets it.
+  /// An epoch begins, in session.epochs() or because the program has set it.
   virtual void epoch_begun() {}
   /// `pass` ends, wholly or early.
   virtual void pass_ended(const OpenPass& pass) = 0;
@@ -118,8 +118,8 @@ class Steps {
 
   std::weak_ptr<StepListener> listener = {};  ///< receives events as long as it lives
 
-  /// The batch that gradients of a backward() belong to: the innermost scope's, else the one handed out last by the
-  /// open passes, else one with global = 0.
+  /// The batch to which gradients of a backward() belong: the batch of the innermost scope; without a scope, the batch
+  /// that the open passes have handed out last; without such a batch, one with global = 0.
   const BatchWeight& batch() const noexcept { return *batch_; }
   /// The weight that the program has given to batch(), else its relative weight. Throws an Error, the same on all
   /// ranks, if open passes have current batches of possibly different weights and no scope says which one counts.

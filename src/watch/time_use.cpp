@@ -8,7 +8,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The time of a thread. The current activity has not been counted since `since`.
+/// The time use of a thread. `use` does not contain the time of the current activity, which has begun at `since`.
 struct ThreadTime {
   TimeUse use = {};
   std::optional<Activity> current = {};
