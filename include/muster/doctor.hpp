@@ -35,7 +35,7 @@ struct Examination {
   std::vector<Finding> findings = {};  ///< the worst first
   Json facts = Json::object();         ///< an object for each host
 
-  /// missing_package if something is to be mended, retry if something may pass by itself, otherwise done.
+  /// missing_package if a finding is to_mend; otherwise retry if a finding is may_pass; otherwise done.
   MUSTER_API ExitCode exit_code() const;
 };
 

@@ -26,7 +26,7 @@ class StateEntry;
 ///
 /// Put a mean over an epoch into the state: if the run is stopped in the middle, the mean continues with its earlier
 /// samples; otherwise it would cover only the rest of the epoch. Let the report at the end of the epoch take() it, so
-/// that the saved mean is that of the next epoch:
+/// that the checkpoint has an empty mean for the next epoch:
 ///
 ///   muster::Mean loss;
 ///   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});

@@ -97,9 +97,9 @@ struct Preemption {
   std::optional<std::chrono::duration<double>> time_left = {};
 };
 
-/// The epochs from the current one up to, not including, `count`; each iteration tells the session which epoch it is.
-/// After a loop that ran to its end, the current epoch is the next one; after a loop that was left early, it is the
-/// same one. So a second loop to the same count has no epochs, and a warning says so; session.epochs(6) after
+/// The epochs from the current one to `count` − 1; each iteration tells the session which epoch it is. After a loop
+/// that ran to its end, the current epoch is `count`; after a loop that was left early, it is the epoch in which the
+/// loop was left. So a second loop to the same count has no epochs, and a warning says so; session.epochs(6) after
 /// session.epochs(3) has three.
 ///
 /// A run can continue in the middle of an epoch if its data come from a split dataset or from one of muster's data
@@ -161,8 +161,9 @@ class MUSTER_API StepScope {
 };
 
 /// Passed to the training function on every worker; lives as long as that call. All workers must make the calls that
-/// are marked collective, in the same order and with the same options. Those of prepare_model(), prepare_optimizer(),
-/// grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first one that differs.
+/// are marked collective, in the same order and with the same options. The options of prepare_model(),
+/// prepare_optimizer(), grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first option that
+/// differs.
 ///
 /// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in Slurm, by `touch
 /// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training
@@ -282,10 +283,10 @@ class MUSTER_API Session {
   }
   [[nodiscard]] StepScope step(const AnyBatch& batch) const { return step_of(step_weight_of(batch)); }
 
-  /// The same for a loss that is no mean over samples: `weight` is what this rank's loss is a mean over, such as the
-  /// tokens that a mask leaves. It need not be a whole number. The gradient is the mean over all ranks, the sum of
-  /// weight × gradient over the sum of the weights; under no_sync(), over all backward passes up to the one that
-  /// averages. Averages of several backward() add up, as without a weight.
+  /// The same for a loss that is no mean over samples: `weight` is the number of items over which this rank's loss is a
+  /// mean, such as the tokens that a mask leaves. It need not be a whole number. The gradient is the mean over all
+  /// ranks, the sum of weight × gradient over the sum of the weights; under no_sync(), over all backward passes up to
+  /// the one that averages. Averages of several backward() add up, as without a weight.
   ///
   ///   const auto count = mask.sum().item<std::int64_t>();
   ///   { auto scope = session.step(batch, count); ((losses * mask).sum() / count).backward(); }
@@ -368,8 +369,8 @@ class MUSTER_API Session {
   /// same one. Collective.
   void add_callback(std::shared_ptr<Callback> callback);
 
-  /// Like should_stop(), with the time that is left. It ends nothing by itself, and a function that returns after it
-  /// has reported a request to stop leaves the run unfinished, as described there. Collective.
+  /// Like should_stop(), but also returns the time that is left. It ends nothing by itself. As with should_stop(), the
+  /// run is not finished if the training function returns after `asked` was true. Collective.
   Preemption preemption();
 
   /// The newest committed checkpoint, or the one the run was told to start from. Waits for a checkpoint that is still

@@ -61,8 +61,8 @@ struct LoadOptions {
   std::vector<std::string> may_be_missing = {};
 };
 
-/// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();
-/// if they differ, nothing is changed.
+/// Loads a state, such as state_dict() and load_torch() return, into an object, usually a model. Compares names, shapes
+/// and types first, like Checkpoint::load(); if they differ, nothing is changed.
 ///
 /// A model also accepts these states, with a line in the log: only one of several tied parameters or buffers is there;
 /// a batch-norm has no num_batches_tracked, which then begins at 0; all names have a prefix "module." or "model.",

@@ -102,7 +102,7 @@ int Launch::State::returned(int code) {
   ends_with_process = this;
   static const pid_t process = ::getpid();
   constexpr auto end = [] {
-    if (ends_with_process != nullptr && ::getpid() == process) ends_with_process->end_launch();  // not in a fork
+    if (ends_with_process != nullptr && ::getpid() == process) ends_with_process->end_launch();  // not in a child
   };
   // Registered now, so that it is called before the destructors of static objects that training has made.
   std::atexit(end);

@@ -59,7 +59,7 @@ class Passes {
   virtual void end() = 0;
 };
 
-/// How passes are made.
+/// Options for MakePasses.
 struct PassesOptions {
   bool training = true;
   bool split = true;  ///< true: the samples are divided among the workers
