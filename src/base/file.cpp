@@ -85,7 +85,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 }
 
 /// The exit code for a failed mkdir(2): usage if something is in the way, since a retry does not help then.
-ExitCode code_of_making(int error) noexcept {
+ExitCode mkdir_error_code(int error) noexcept {
   return error == EEXIST || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG ? ExitCode::usage
                                                                                         : ExitCode::retry;
 }
@@ -115,7 +115,7 @@ const char* kind_of(std::filesystem::file_type type) noexcept {
 }
 
 /// True if a process with that id runs on this machine.
-bool runs(const std::string& process) noexcept {
+bool is_running(const std::string& process) noexcept {
   return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
 }
 
@@ -124,7 +124,7 @@ bool runs(const std::string& process) noexcept {
 bool may_be_written(const std::filesystem::path& file, const std::string& numbers) {
   const auto dot = numbers.find('.');
   const bool has_host = std::ranges::count(numbers, '.') == 3;
-  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_number()) return runs(numbers);
+  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_number()) return is_running(numbers);
   std::error_code error;
   const auto written = std::filesystem::last_write_time(file, error);
   return error || std::filesystem::file_time_type::clock::now() - written < std::chrono::hours(24);
@@ -363,7 +363,7 @@ void require_output(const std::filesystem::path& path) {
   const auto there = std::filesystem::status(folder, error);
   if (there.type() == std::filesystem::file_type::not_found)
     refuse("there is no folder " + folder.string(), "Make it first");
-  if (there.type() == std::filesystem::file_type::none && code_of_making(error.value()) == ExitCode::usage)
+  if (there.type() == std::filesystem::file_type::none && mkdir_error_code(error.value()) == ExitCode::usage)
     refuse(folder.string() + ": " + error.message(), "Check the path");
   if (there.type() != std::filesystem::file_type::none && !std::filesystem::is_directory(there))
     refuse(folder.string() + " is no folder", "Check the path");
@@ -397,7 +397,7 @@ void make_directories(const std::filesystem::path& path) {
     throw Error(ExitCode::usage, "making the folder " + path.string(), "something that is not a folder has this name",
                 "Choose another path");
   if (error) {
-    const auto code = code_of_making(error.value());
+    const auto code = mkdir_error_code(error.value());
     throw Error(code, "making the folder " + path.string(), error.message(),
                 code == ExitCode::usage ? "Choose another path" : remedy_of(error.value()));
   }

@@ -130,16 +130,16 @@ class SliceExchange {
     start_round();
   }
   void start_round() {
-    const auto count = static_cast<std::size_t>(std::min(known_, nodes_ - known_)) * count_;
-    receive(memory_->received.get() + static_cast<std::size_t>(known_) * slice_bytes(), count,
-            (here_ + known_) % nodes_, scatter_tag(number_));
-    send(memory_->received.get(), count, (here_ + nodes_ - known_) % nodes_, scatter_tag(number_));
+    const auto count = static_cast<std::size_t>(std::min(known_slices_, nodes_ - known_slices_)) * count_;
+    receive(memory_->received.get() + static_cast<std::size_t>(known_slices_) * slice_bytes(), count,
+            (here_ + known_slices_) % nodes_, scatter_tag(number_));
+    send(memory_->received.get(), count, (here_ + nodes_ - known_slices_) % nodes_, scatter_tag(number_));
   }
   /// True if the last round has ended.
   bool next_round() {
-    known_ = std::min(2 * known_, nodes_);
-    if (known_ < nodes_) start_round();
-    return known_ == nodes_;
+    known_slices_ = std::min(2 * known_slices_, nodes_);
+    if (known_slices_ < nodes_) start_round();
+    return known_slices_ == nodes_;
   }
 
   void reduce_share() {
@@ -183,7 +183,7 @@ class SliceExchange {
   /// True if every leader reduces the whole slice: one exchange instead of two.
   const bool whole_ = slice_bytes() <= short_bytes(nodes_);
   const bool in_rounds_ = whole_ && nodes_ > few_nodes;
-  int known_ = 1;  ///< in rounds: how many slices this leader has: those of its node and the nodes after it
+  int known_slices_ = 1;  ///< in rounds: how many slices this leader has: those of its node and the nodes after it
   struct Memory {
     std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares; in rounds [nodes] slices, from this node on
     std::vector<MPI_Request> pending;       ///< receives first, then sends

@@ -34,7 +34,7 @@ void start_quickly_on_one_node() {
 /// Open MPI copies large messages between processes by a system call that containers may forbid; it then prints a
 /// complaint for each message. If the kernel refuses the call even for this process's own memory, this function makes
 /// messages go through shared memory from the start, unless the user has chosen a mechanism.
-void copy_twice_where_once_is_forbidden() {
+void avoid_forbidden_single_copy() {
   const char from = 1;
   char to = 0;
   const iovec local{&to, 1}, remote{const_cast<char*>(&from), 1};
@@ -64,7 +64,7 @@ MpiScope::MpiScope(std::chrono::milliseconds timeout) {
   check(MPI_Initialized(&initialised), "MPI_Initialized");
   if (!initialised) {
     start_quickly_on_one_node();
-    copy_twice_where_once_is_forbidden();
+    avoid_forbidden_single_copy();
     tell(message_starting, "");
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");

@@ -72,7 +72,7 @@ class Rendezvous {
     // A rank that left some time ago has sent `gone` after its `here`: receive that first.
     for (int call = 0; call < calls_per_turn && !gone; ++call) listen();
     tell_all(gone ? Word::no : Word::go);
-    if (gone) refused();
+    if (gone) throw_refused();
   }
 
   void follow() {
@@ -83,7 +83,7 @@ class Rendezvous {
       // Rank 0 answers, or it is in agree() already, or it is busy elsewhere: then it will read that this rank is gone
       // before it lets any rank go.
       channel_.world->presence.ask({channel_.world_ranks.front()}, attempt_ + 1);
-      wait_until([&] { return answered() || first_is_done(); }, within);
+      wait_until([&] { return answered() || rank_0_is_in_agree(); }, within);
       return answered() && answer == Word::go;
     };
     tell(0, Word::here);
@@ -94,7 +94,7 @@ class Rendezvous {
     } catch (...) {
       if (!let_go(grace)) throw;
     }
-    if (answer == Word::no) refused();
+    if (answer == Word::no) throw_refused();
   }
 
  private:
@@ -134,13 +134,13 @@ class Rendezvous {
   }
 
   /// True if rank 0 waits in agree(): then it has not let any rank go.
-  bool first_is_done() {
+  bool rank_0_is_in_agree() {
     channel_.world->presence.poll(0);
     return channel_.world->presence.has_answered(channel_.world_ranks.front(), attempt_ + 1);
   }
 
   /// Called when another rank has left: throws that rank's alarm or, if none comes, an Error.
-  [[noreturn]] void refused() {
+  [[noreturn]] void throw_refused() {
     wait_until(
         [&] {
           require_in_use(*channel_.world);

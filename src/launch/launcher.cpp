@@ -48,24 +48,25 @@ constexpr std::array<LauncherVariables, 7> launchers{{{"mpirun", "OMPI_COMM_WORL
                                                       {"srun", step_tasks, "SLURM_PROCID"}}};
 
 /// The beginnings of the variables that Open MPI, PMIx and Hydra set for a process.
-constexpr std::array<std::string_view, 8> prefixes{
+constexpr std::array<std::string_view, 8> launcher_prefixes{
     "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess_base_", "ORTE_", "PMIX_", "PMI_", "OMPI_APP_CTX_", "HYDI_"};
-constexpr std::array<std::string_view, 11> whole_names{"OMPI_ARGV",
-                                                       "OMPI_COMMAND",
-                                                       "OMPI_FILE_LOCATION",
-                                                       "OMPI_FIRST_RANKS",
-                                                       "OMPI_NUM_APP_CTX",
-                                                       "OMPI_UNIVERSE_SIZE",
-                                                       "OMPI_MCA_ess",
-                                                       "OMPI_MCA_initial_wdir",
-                                                       "OMPI_MCA_mpi_oversubscribe",
-                                                       "OMPI_MCA_pmix",
-                                                       "OMPI_MCA_shmem_RUNTIME_QUERY_hint"};
+constexpr std::array<std::string_view, 11> launcher_names{"OMPI_ARGV",
+                                                          "OMPI_COMMAND",
+                                                          "OMPI_FILE_LOCATION",
+                                                          "OMPI_FIRST_RANKS",
+                                                          "OMPI_NUM_APP_CTX",
+                                                          "OMPI_UNIVERSE_SIZE",
+                                                          "OMPI_MCA_ess",
+                                                          "OMPI_MCA_initial_wdir",
+                                                          "OMPI_MCA_mpi_oversubscribe",
+                                                          "OMPI_MCA_pmix",
+                                                          "OMPI_MCA_shmem_RUNTIME_QUERY_hint"};
 /// The beginnings of variables that users set themselves.
-constexpr std::array<std::string_view, 5> of_users{"PMIX_MCA_", "OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_base_help_",
-                                                   "OMPI_MCA_orte_default_", "OMPI_MCA_orte_keep_fqdn_hostnames"};
+constexpr std::array<std::string_view, 5> user_prefixes{"PMIX_MCA_", "OMPI_MCA_orte_tmpdir_base",
+                                                        "OMPI_MCA_orte_base_help_", "OMPI_MCA_orte_default_",
+                                                        "OMPI_MCA_orte_keep_fqdn_hostnames"};
 /// The beginnings of variables that srun sets for the processes of a step, but not for a batch script.
-constexpr std::array<std::string_view, 4> of_steps{"SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN_"};
+constexpr std::array<std::string_view, 4> step_prefixes{"SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN_"};
 
 bool begins_with_any(std::string_view name, const auto& beginnings) {
   return std::ranges::any_of(beginnings, [&](auto beginning) { return name.starts_with(beginning); });
@@ -75,8 +76,8 @@ bool begins_with_any(std::string_view name, const auto& beginnings) {
 std::vector<std::string> variables_of_launchers(const std::vector<std::string>& names) {
   std::vector<std::string> found;
   for (const auto& name : names)
-    if ((begins_with_any(name, prefixes) && !begins_with_any(name, of_users)) ||
-        std::ranges::find(whole_names, name) != whole_names.end())
+    if ((begins_with_any(name, launcher_prefixes) && !begins_with_any(name, user_prefixes)) ||
+        std::ranges::find(launcher_names, name) != launcher_names.end())
       found.push_back(name);
   return found;
 }
@@ -115,7 +116,7 @@ std::vector<std::string> misleading_variables(const std::vector<std::string>& na
   if (is_free && environment("SLURM_STEP_ID") != nullptr && mpi_library.starts_with("Open MPI") &&
       number(environment, step_tasks, 1) <= 1)
     std::ranges::copy_if(names, std::back_inserter(found),
-                         [](const auto& name) { return begins_with_any(name, of_steps); });
+                         [](const auto& name) { return begins_with_any(name, step_prefixes); });
   return found;
 }
 

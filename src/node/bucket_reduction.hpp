@@ -61,7 +61,7 @@ class BucketReduction {
   bool advance(const OnChunk& on_chunk);
   /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
   /// rank calls advance(). The thread needs a separate OnChunk object.
-  bool process_chunk(const OnChunk& on_chunk) { return next_chunk(thread_, on_chunk) == Next::done; }
+  bool process_chunk(const OnChunk& on_chunk) { return next_chunk(seen_by_thread_, on_chunk) == Next::done; }
 
   /// Sets the order in which buckets are announced and processed from the next round on: a permutation of their
   /// indices, at first 0, 1, …. Call it between two rounds, with the same order on all ranks.
@@ -93,12 +93,12 @@ class BucketReduction {
   int size_;
   std::vector<Bucket> buckets_;
   std::size_t words_;
-  std::vector<std::size_t> order_;     ///< indices of buckets
-  std::vector<std::size_t> position_;  ///< [buckets]: position in order_
-  std::vector<Chunk> chunks_;          ///< in the order of order_
-  Seen own_, thread_;                  ///< what the rank's own thread and its progress thread have seen
+  std::vector<std::size_t> order_;      ///< indices of buckets
+  std::vector<std::size_t> position_;   ///< [buckets]: position in order_
+  std::vector<Chunk> chunks_;           ///< in the order of order_
+  Seen seen_by_rank_, seen_by_thread_;  ///< what the rank's own thread and its progress thread have seen
   std::uint64_t round_ = 0;
-  std::size_t mine_ = 0;  ///< buckets that this rank has announced
+  std::size_t own_announced_ = 0;  ///< buckets that this rank has announced
   bool finished_ = true;
 };
 

@@ -148,8 +148,8 @@ std::string MainThreadStack::take() const {
     std::this_thread::sleep_for(1ms);
   }
   std::string text;
-  constexpr int of_the_signal = 2;  // the handler's own frame and the kernel's
-  for (int i = of_the_signal; i < count; ++i)
+  constexpr int signal_frames = 2;  // the handler's own frame and the kernel's
+  for (int i = signal_frames; i < count; ++i)
     text += (text.empty() ? "" : "\n") + name_of(frames[static_cast<std::size_t>(i)]);
   return text;
 }
