@@ -25,7 +25,7 @@ class Flags {
   CLI::App app;
 
   /// Reads this rank's command line and environment, and makes sure that the shared flags are the same on all ranks.
-  /// False if help or version was requested on a rank; rank 0 has then printed it. Collective.
+  /// False if help or version was requested on any rank; rank 0 has printed it if it was requested there. Collective.
   bool parse(const Communicator& world);
   /// Returns the flags, after parse(). Throws an Error (ExitCode::usage) for an invalid value.
   LaunchFlags resolve() const;
