@@ -111,9 +111,9 @@ MUSTER_API Json measure_dataset(const std::string& path, const std::function<voi
 /// Reads samples once, and drops them.
 using PlainPass = std::function<void()>;
 
-/// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, to compare the speed of
-/// reading with. The pass, which may be called once, reads on the calling thread, column by column in the order of the
-/// file, and decodes each chunk as often as convert_h5() in order does.
+/// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, whose speed is a reference
+/// for other ways of reading. The pass, which may be called once, reads on the calling thread, column by column in the
+/// order of the file, and decodes each chunk as often as convert_h5() in order does.
 MUSTER_API PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples);
 
 }  // namespace muster

@@ -105,7 +105,8 @@ struct OneCycleOptions {
   bool three_phase = false;
 };
 
-/// Up to a large learning rate and down to a very small one (Smith and Topin, https://arxiv.org/abs/1708.07120).
+/// Raises the learning rate to a large value, then lowers it to a very small one (Smith and Topin,
+/// https://arxiv.org/abs/1708.07120).
 class MUSTER_API OneCycle final : public Schedule {
  public:
   /// Throws an Error (ExitCode::usage) for invalid options, or if the optimizer has no momentum to move.

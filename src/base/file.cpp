@@ -49,7 +49,8 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
                               : ::write(descriptor, from.data(), from.size());
     if (wrote < 0) {
       if (errno == EINTR) continue;
-      // A file system may accept write_directly() and then refuse the write, or be full after a part of a block.
+      // EINVAL: the file system refuses direct writes after all, or it was full after a part of a block, so that the
+      // rest is not aligned. Then write through the cache.
       if (errno == EINVAL && std::exchange(may_be_direct, false)) {
         write_through_cache(descriptor);
         continue;

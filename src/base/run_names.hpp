@@ -21,7 +21,7 @@ inline constexpr const char* sweep = "sweep.json";
 inline constexpr const char* sweep_table = "sweep.csv";
 inline constexpr const char* stop = "stop";
 inline constexpr const char* logs = "logs";
-inline constexpr const char* trial_prefix = "trial_";  ///< of the names of the trials' folders
+inline constexpr const char* trial_prefix = "trial_";  ///< begins the names of the trials' folders
 
 /// The present local time, as part of a name: "2026-11-27_14-05-59".
 inline std::string time_now() {

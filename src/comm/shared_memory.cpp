@@ -80,8 +80,8 @@ bool may_be_written_later(const Communicator& communicator, const void* data, st
   if (communicator.size() == 1) return false;
   const auto& channel = *Channel::of(communicator);
   if (!channel.hierarchy()) return true;
-  // Within one node only this rank writes to its own memory, and a registered region lives as long as operations are
-  // under way.
+  // Within one node, only this rank writes to its own memory. Between nodes, MPI may write to it, but registered memory
+  // lives as long as operations use it.
   return channel.topology.num_nodes > 1 && !channel.hierarchy()->communicator->is_registered(data, bytes);
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::seconds, std::chrono::steady_clock, std::chrono::system_clock;
 
-/// Batch systems' programs wait for minutes if their server does not answer.
+/// How long the batch system's program may take: it waits for minutes if its server does not answer.
 constexpr seconds answer_timeout{3};
 
 /// Parses a local time; `format` as for strptime, for the whole text.

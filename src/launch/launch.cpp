@@ -171,7 +171,8 @@ Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
 }
 
 Launch::~Launch() {
-  // A static Launch whose process ends inside of run(), by std::exit: MPI_Finalize would wait for the other ranks.
+  // The process ends inside of run(), by std::exit, which destroys a static Launch. Do not finalise MPI then:
+  // MPI_Finalize would wait for the other ranks.
   if (state_ && state_->is_running) static_cast<void>(state_.release());
 }
 

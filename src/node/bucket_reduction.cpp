@@ -13,7 +13,8 @@ namespace muster::detail::node {
 /// The beginning of the shared memory. All-zero memory is a valid initial state.
 struct BucketReduction::Shared {
   struct Rank {
-    /// The round in the upper half, the number of announced buckets in the lower, so that nothing has to be reset.
+    /// The round in the upper half and the number of announced buckets in the lower half, so that nothing must be reset
+    /// for a new round.
     alignas(cache_line) std::atomic<std::uint64_t> announced;
     alignas(cache_line) std::atomic<std::uint64_t> finished;  ///< the last round that the rank has finished
   };

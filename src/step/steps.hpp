@@ -71,7 +71,7 @@ struct CurrentEpoch {
   std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
   /// The most passes after which an epoch was saved as complete although another pass of it followed; 0: none.
   std::int64_t passes_before_more = 0;
-  /// The number of passes that the epoch had when the run was resumed at its supposed end; 0: not resumed there.
+  /// If the run was resumed at what looked like the end of an epoch: the number of passes of that epoch; otherwise 0.
   std::int64_t resumed_after = 0;
   std::int64_t call = -1;  ///< number of the operator trainer's call, from 0; -1 without an operator
 
