@@ -12,6 +12,7 @@
 namespace muster::detail {
 namespace {
 
+/// The socket address that stands for a name.
 struct Address {
   /// A name that is too long is cut.
   explicit Address(const std::string& name) {

@@ -9,6 +9,7 @@
 
 namespace muster::detail {
 
+/// Owns memory in whole pages. Move-only.
 class MUSTER_INTERNAL_API Pages {
  public:
   Pages() = default;

@@ -24,6 +24,7 @@ MUSTER_INTERNAL_API std::vector<std::string> environment_with(
 /// The strings as exec(3) takes them, with a null pointer at the end.
 MUSTER_INTERNAL_API std::vector<char*> pointers_to(std::vector<std::string>& strings);
 
+/// How a program ended, and what it has printed.
 struct ProgramEnd {
   enum class Kind { exited, killed_by_signal, out_of_time, not_started };
   Kind kind = Kind::not_started;

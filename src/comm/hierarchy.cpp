@@ -195,6 +195,8 @@ class SliceExchange {
   watch::TraceEvent event_ = {};
 };
 
+/// One all-reduce over several nodes: cuts the array into pieces, reduces each piece inside the node, and exchanges the
+/// slices that this rank leads.
 class HierarchicalAllReduce {
  public:
   HierarchicalAllReduce(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)

@@ -48,7 +48,7 @@ class Presence {
   const PooledCommunicator& comm_;
   mutable std::mutex mutex_;
   std::map<int, std::int64_t> asked_;      ///< by rank: the last agreement about which this rank has asked that rank
-  std::map<int, std::int64_t> questions_;  ///< by rank: the agreement that it has asked about and got no answer for
+  std::map<int, std::int64_t> questions_;  ///< by rank: the agreement of its question that is not answered yet
   std::map<int, std::int64_t> answers_;    ///< by rank: the last agreement for which that rank has answered
   Sends sends_;
 };

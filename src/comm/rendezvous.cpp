@@ -28,12 +28,14 @@ constexpr int calls_per_turn = 32;
 /// Other ranks tell rank 0 that they are here, or that they have left (gone). Rank 0 answers go or no.
 enum class Word : std::int64_t { here, gone, go, no };
 
+/// A message of a rendezvous.
 struct Note {
   std::int64_t attempt = 0;  ///< number of agreements before this attempt
   std::int64_t number = 0;   ///< number of the rendezvous, on this channel in this attempt
   Word word = Word::here;
 };
 
+/// One call of wait_for_all_ranks(): rank 0 leads, the other ranks follow.
 class Rendezvous {
  public:
   Rendezvous(Channel& channel, const char* doing)

@@ -16,6 +16,7 @@ namespace muster::detail::launch {
 /// parse() throws the Error for a value that is not valid.
 std::optional<std::chrono::milliseconds> timeout_at_start(int argc, const char* const* argv);
 
+/// Parses the flags of a launch, compares them between the ranks, and resolves them.
 class Flags {
  public:
   /// `version`: the program's version for --version; may be empty.

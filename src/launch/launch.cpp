@@ -60,7 +60,7 @@ void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>&
 
 }  // namespace
 
-/// All that a launch owns. end_launch() destroys the members in reverse order.
+/// All that a launch owns. end_launch() ends what the launch has begun, in reverse order.
 struct Launch::State {
   explicit State(std::shared_ptr<detail::launch::Flags> parser_) : parser(std::move(parser_)) {}
   ~State() { end_launch(); }

@@ -13,8 +13,9 @@
 
 namespace muster::detail::launch {
 
+/// The ranks of a launch, with their flags and callbacks.
 struct LaunchPart {
-  Communicator ranks;  ///< all ranks of a world of its own
+  Communicator ranks;  ///< all ranks of this part, in a world of their own
   LaunchFlags flags = {};
   std::function<bool()> asked_to_stop = {};  ///< true if this part alone must stop; throws nothing
   std::vector<std::shared_ptr<Callback>> callbacks = {};

@@ -17,6 +17,7 @@
 
 namespace muster::detail::launch {
 
+/// What a rank knows about the `muster run` that supervises it.
 struct Supervisor {
   std::string id;                                 ///< identifies the `muster run`; the same in all its starts
   std::string started;                            ///< when the `muster run` began, as part of a run's name

@@ -12,6 +12,7 @@
 
 namespace muster::detail::node {
 
+/// A call on a communicator, as ranks record it and compare it.
 struct Call {
   enum class Kind : std::uint8_t {
     none,

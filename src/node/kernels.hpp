@@ -16,6 +16,7 @@ enum class Isa { portable, avx2, avx512, neon };
 std::span<const Isa> usable_isas() noexcept;
 inline Isa best_isa() noexcept { return usable_isas().back(); }
 
+/// The type, the operation and the factor of a reduction.
 struct Reduction {
   Dtype type = Dtype::f32;
   ReduceOp op = ReduceOp::sum;

@@ -18,6 +18,7 @@
 
 namespace muster::detail::storage {
 
+/// A tier that is a folder of a file system.
 class FolderTier : public Tier {
  public:
   using Tier::Tier;

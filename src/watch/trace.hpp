@@ -20,6 +20,7 @@ enum class TraceTrack : std::uint8_t {
   network,  ///< exchanges between nodes; they may overlap
 };
 
+/// Something that a thread did, with its begin and its end.
 struct TraceEvent {
   const char* name = "";  ///< lives as long as the process
   TraceTrack track = TraceTrack::thread;
