@@ -29,7 +29,7 @@ struct Finding {
 
 struct Examination {
   std::string host;      ///< the host of rank 0
-  std::string launcher;  ///< "mpirun", "srun" or "mpiexec"; empty if this process was started alone
+  std::string launcher;  ///< "mpirun", "mpiexec", "srun", "PALS", "jsrun" or "Flux"; empty without one
   int ranks = 1;
   int nodes = 1;
   std::vector<Finding> findings = {};  ///< the worst first
