@@ -150,7 +150,8 @@ class Steps {
   const OpenPass* find_unsaved_pass() const;
   /// True if no step is half done.
   bool is_step_complete() const noexcept;
-  /// True if the workers can stop between two batches now: no step is half done, and no other pass is open.
+  /// True if the workers can stop between two batches now: no step is half done, at most one pass is open, and no pass
+  /// has been replaced or comes from an earlier epoch.
   bool is_boundary() const noexcept;
 
   /// Makes gradients belong to `batch` until leave_scope(). If it is null, all ranks have equal weights. Returns the
