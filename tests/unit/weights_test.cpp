@@ -726,7 +726,7 @@ TEST(HostileArchive, DirectoriesAreRefused) {
   const std::pair<const char*, std::function<void(std::string&)>> changes[] = {
       {"not a torch archive", [&](auto& bytes) { bytes.resize(bytes.size() - 1); }},
       {"not a torch archive", [&](auto& bytes) { bytes.resize(10); }},
-      {"not a torch archive", [&](auto& bytes) { bytes.clear(); }},
+      {"it has no bytes", [&](auto& bytes) { bytes.clear(); }},
       {"packed or encrypted",
        [&](auto& bytes) {
          bytes = archive("\x80\x02}.", {{"data/0", std::string(1 << 20, '\0')}}, true);
