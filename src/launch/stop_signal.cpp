@@ -57,9 +57,9 @@ void install_over_default(int signal) noexcept {
 void tell_exit(int code, void*) noexcept {
   if (code == 0 || std::getenv(supervised_variable) == nullptr) return;
   const char* const own = std::getenv(rank_process_variable);
-  if (own == nullptr || std::atoi(own) != ::getpid()) return;  // a program or a fork that the rank has started
+  if (own == nullptr || std::atoi(own) != ::getpid()) return;  // this process is a child of the rank
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells it
+  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun reports codes
   if (const auto host = host_name(); rank != nullptr && !host.empty())
     tell(message_exit, std::string(rank) + " " + std::to_string(code) + " " + host);
 }
@@ -79,7 +79,7 @@ bool supervised_in_batch_job() noexcept { return std::getenv(supervised_variable
 #ifdef __GLIBC__
   ::on_exit(tell_exit, nullptr);
 #endif
-  tell(message_loaded, "");  // from now on a wish to stop does no harm
+  tell(message_loaded, "");  // from now on a request to stop does not kill this process
 }
 
 }  // namespace
