@@ -71,17 +71,15 @@ int main(int argc, char** argv) {
   launch.app().add_option("--epochs", epochs, "Passes over the training set")->capture_default_str();
   return launch.run([&] {
     return muster::TorchTrainer(launch, train,
-                                {
-                                    .train_loop_config = {{"model", model},
-                                                          {"save", save},
-                                                          {"epochs", epochs},
-                                                          {"lr", 1e-3},
-                                                          {"lr_decay", 0.1},
-                                                          {"batch_size", 64}},
-                                    .dataset_config = {.split_all = true},
-                                    .run_config = {.checkpoint_config = {.num_to_keep = 1}},
-                                    .datasets = {{"train", train_set}, {"test", test_set}},
-                                })
+                                {.train_loop_config = {{"model", model},
+                                                       {"save", save},
+                                                       {"epochs", epochs},
+                                                       {"lr", 1e-3},
+                                                       {"lr_decay", 0.1},
+                                                       {"batch_size", 64}},
+                                 .dataset_config = {.split_all = true},
+                                 .run_config = {.checkpoint_config = {.num_to_keep = 1}},
+                                 .datasets = {{"train", train_set}, {"test", test_set}}})
         .fit();
   });
 }

@@ -59,19 +59,18 @@ std::map<std::string, c10::IValue> inputs_of(const Batch& batch, const std::vect
   std::map<std::string, c10::IValue> inputs;
   for (const auto& name : names) {
     if (!batch.contains(name)) {
-      std::string columns;
+      std::string columns, wanted;
       for (const auto& [column, tensor] : batch) columns += (columns.empty() ? "" : ", ") + column;
-      throw Error(ExitCode::data, predicting,
-                  "the program takes \"" + name + "\", and the data has the columns " + columns,
-                  "Name the columns as the inputs; those that are not for the model can be left out with --keep");
+      for (const auto& input : names) wanted += (wanted.empty() ? "" : ", ") + input;
+      throw Error(ExitCode::data, predicting, "the program takes " + wanted + ", and the data has " + columns,
+                  "Give the data's columns the names of the program's inputs");
     }
     inputs.emplace(name, batch[name]);
   }
   return inputs;
 }
 
-TorchPredictor make_predictor(const PredictArguments& arguments, const Schema& schema) {
-  auto net = load_exported(arguments.program);
+TorchPredictor make_predictor(ExportedModule net, const PredictArguments& arguments, const Schema& schema) {
   const auto names = net->input_names();
   PredictorOptions options{.use_gpu = arguments.use_gpu};
   // If all inputs are columns, other columns are left out. If not, a preprocessor may make the inputs from columns with
@@ -99,8 +98,10 @@ int predict_as_rank(const PredictArguments& arguments) {
   std::ranges::transform(words, argv.begin(), [](auto& word) { return word.data(); });
   Launch launch(static_cast<int>(words.size()), argv.data());
   return launch.run([&] {
+    const auto net = load_exported(arguments.program);
     const Dataset data(arguments.data);
-    BatchPredictor(make_predictor(arguments, data.schema())).predict(launch, data, arguments.out, arguments.options);
+    BatchPredictor(make_predictor(net, arguments, data.schema()))
+        .predict(launch, data, arguments.out, arguments.options);
   });
 }
 

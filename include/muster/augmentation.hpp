@@ -3,12 +3,12 @@
 //   auto train = muster::Dataset("train.h5").transform(muster::chain(
 //       {muster::random_crop({"image", "mask"}, {32, 32}, /*padding=*/4), muster::random_flip({"image", "mask"})}));
 //
-// Give them to the training set, as here. The trainer's preprocessor is applied to every dataset, also to those for
-// validation; it comes after those of the training set, and is fitted on augmented samples.
+// Give them to the training set only, as here: the trainer's preprocessor is applied to every dataset, also to those
+// for validation. It is applied after the training set's own preprocessors, so it is fitted on augmented samples.
 //
-// Each sample of a batch gets its own draw, from the generator that Preprocessor::transform() describes. Columns that
-// are named together get the same crop and the same flip, such as an image and its mask. Dimensions count within a
-// sample: in a column of shape [rows, 3, 32, 32], −1 is the width and 0 are the channels.
+// Each sample of a batch gets its own random numbers, from the generator that Preprocessor::transform() describes.
+// Columns that are named together get the same crop and the same flip, such as an image and its mask. Dimensions are
+// counted within a sample: in a column of shape [rows, 3, 32, 32], dimension 0 is the channels and −1 is the width.
 #pragma once
 
 #include <muster/detail/export.hpp>
@@ -21,18 +21,18 @@
 namespace muster {
 
 /// Cuts a box of `sizes` from the last sizes.size() dimensions of each sample, at a place that is drawn uniformly.
-/// Before, these dimensions get `padding` zeros on both sides. All columns must have the same sizes there (an Error
-/// with ExitCode::data), at least `sizes` with the padding. An Error (ExitCode::usage) if there is no size, if one is
-/// less than 1, or if `padding` is negative.
+/// These dimensions are first padded with `padding` zeros on both sides. An Error (ExitCode::data) unless all columns
+/// have the same sizes in these dimensions, and at least `sizes` with the padding. An Error (ExitCode::usage) if there
+/// is no size, if one is less than 1, or if `padding` is negative.
 MUSTER_API PreprocessorPtr random_crop(std::vector<std::string> columns, std::vector<std::int64_t> sizes,
                                        std::int64_t padding = 0);
 /// Reverses `dimension` of a sample with the given probability. An Error (ExitCode::data) if a column has no such
 /// dimension, and (ExitCode::usage) if `probability` is not between 0 and 1.
 MUSTER_API PreprocessorPtr random_flip(std::vector<std::string> columns, std::int64_t dimension = -1,
                                        double probability = 0.5);
-/// Adds Gaussian noise of mean 0 and the given standard deviation to each value; columns that are named together get
-/// noise of their own. An Error (ExitCode::data) if a column does not hold floats, and (ExitCode::usage) if `deviation`
-/// is negative or not finite.
+/// Adds Gaussian noise of mean 0 and the given standard deviation to each value. Each column gets different noise. An
+/// Error (ExitCode::data) if a column does not hold floats, and (ExitCode::usage) if `deviation` is negative or not
+/// finite.
 MUSTER_API PreprocessorPtr random_noise(std::vector<std::string> columns, double deviation);
 
 }  // namespace muster

@@ -19,25 +19,25 @@ class Session;
 
 /// Why a rank is late, as far as the kernel's counts and muster's clocks tell.
 enum class LateCause {
-  computation,  ///< its own computation takes longer, and nothing else is found
+  computation,  ///< its own computation takes longer, and no other cause was found
   shared_core,  ///< its threads are ready to run and have no core: other processes use it
   own_threads,  ///< other threads of its process use its core
   cpu_quota,    ///< its control group has used up its processor time
   hot_core,     ///< its core is slowed down because it is too hot
   memory,       ///< its pages are read back from swap, or from files that it maps
   data,         ///< it waits for its batches
-  file_system,  ///< it waits for its batches, and they wait for the reading of files
+  file_system,  ///< it waits for its batches, because reading files takes long
   saving,       ///< it takes longer to save its part of the checkpoints
 };
-/// In a few words, as "its core is shared with other processes".
+/// Describes the cause in a few words, as in "its core is shared with other processes".
 MUSTER_API std::string to_string(LateCause cause);
 
 /// A worker for which the others wait in most steps.
 struct LateRank {
-  int rank = 0;  ///< among the workers
+  int rank = 0;  ///< the rank among the workers
   std::string host;
   LateCause cause = LateCause::computation;
-  /// How much longer its part of a step takes than the median of the other workers, as a share of the step.
+  /// How much longer its own part of a step takes than the median of the other workers, as a fraction of the step.
   double behind = 0;
 };
 
@@ -59,31 +59,33 @@ class MUSTER_API Callback {
   virtual void on_epoch(std::int64_t /*epoch*/) {}
   /// A batch that completes a step has been handed out; `global_step` includes this step.
   virtual void on_batch(std::int64_t /*global_step*/) {}
-  /// The others wait for this worker: in 8 of the last 10 comparisons, fewer where the kernel has counted why, its part
-  /// of a step took longer than the median of the other workers' by more than 10% of the step. A comparison covers at
-  /// least two steps and 20 ms. Called on the first worker only, once until that worker is on time again.
+  /// The other workers wait for `late.rank`: in 8 of the last 10 comparisons, its own part of a step took longer than
+  /// the median of the other workers by more than 10% of the step. Fewer comparisons are enough if the kernel's counts
+  /// show the cause. A comparison covers at least two steps and 20 ms. Called on the first worker only, once until that
+  /// worker is on time again.
   virtual void on_late_rank(const LateRank& /*late*/) {}
-  /// A report, before its checkpoint is made: the row as in result.json but without checkpoint_dir_name, the same on
-  /// all workers.
+  /// A report is being made, and its checkpoint comes next. `row` is its row of result.json without
+  /// checkpoint_dir_name, the same on all workers.
   virtual void on_report(const Json& /*row*/) {}
-  /// A report has failed after metrics() was called, and after on_report() if it came so far; nothing of it counts.
-  /// Sets back what they have changed. `before` is what state() returned before them; by default load_state() gets it,
-  /// unless it is null.
+  /// A report has failed and does not count. metrics() was called for it, and perhaps on_report(): undo what these
+  /// calls have changed in the callback. `before` is what state() returned before these calls. By default, load_state()
+  /// gets it unless it is null.
   virtual void on_failed_report(const Json& before) {
     if (!before.is_null()) load_state(before);
   }
-  /// The same report, afterwards: each worker's own metrics, by rank, and the checkpoint that was made with it.
+  /// The report is complete. `metrics` has each worker's own metrics, by rank; `checkpoint` was made with the report.
   virtual void after_report(const std::vector<Json>& /*metrics*/, const std::optional<Checkpoint>& /*checkpoint*/) {}
-  /// The checkpoint of an earlier report is validated: its training_iteration, and the fields that its row has now.
-  /// Called on the first worker only, in a later report. When a run continues, it is called again for what was
-  /// validated before.
+  /// The checkpoint of an earlier report has been validated. `fields` has that report's training_iteration and the
+  /// fields that the validation adds to its row. Called on the first worker only, during a later report. When a run
+  /// continues, it is called again for the earlier validations.
   virtual void on_validated(const Json& /*fields*/) {}
   /// A checkpoint was committed, by a report or because the run was asked to stop.
   virtual void on_checkpoint(const Checkpoint& /*checkpoint*/) {}
   /// This worker leaves training with `error`, which may come from another worker, or be a stop on request.
   virtual void on_failure(const Error& /*error*/) {}
-  /// Training has failed, and all workers know it. `errors` has for each rank what it has thrown or, if it left because
-  /// of another rank's error, what it was told. The attempt is over, and another may follow.
+  /// Training has failed, and all workers know it. `errors` has an error text for each rank: of the exception that the
+  /// rank has thrown or, if the rank left because another one failed, of the error that it received. The attempt is
+  /// over, and another may follow.
   virtual void after_exception(const std::map<int, std::string>& /*errors*/) {}
   /// Training is done.
   virtual void on_end() {}
@@ -96,9 +98,9 @@ class MUSTER_API Callback {
   /// of them, as finished; an exception leaves the training function.
   virtual bool should_stop() const { return false; }
 
-  /// The metric without which should_stop() stays false, as long as no report has had it; otherwise empty. If a
-  /// validated report leaves it out, and no rank is free to validate while the others train, that is an Error
-  /// (ExitCode::usage).
+  /// The name of the metric by which should_stop() decides, as long as no report has had this metric; otherwise empty.
+  /// If all ranks train, validations run after training: then a report with validation that lacks this metric at an
+  /// epoch's end is an Error (ExitCode::usage).
   virtual std::string decides_by() const { return {}; }
 
   /// What the callback is configured for, such as "val_loss min"; empty if its state does not depend on that. When a

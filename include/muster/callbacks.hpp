@@ -30,7 +30,7 @@ class ReduceLROnPlateauScheduler;
 namespace muster {
 
 struct EarlyStoppingOptions {
-  /// A reported number, or one that the reports' validations give. NaN is never better.
+  /// The name of a reported number, or of one that validations of the reports' checkpoints give. NaN is never better.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required.
   std::optional<ScoreOrder> mode = {};
@@ -51,8 +51,8 @@ struct PlateauOptions {
 };
 
 /// Steps the scheduler with each report's metric, before the report's checkpoint is made: put the scheduler and its
-/// optimizer into the state. A report that fails sets both back. If a run continues with another metric, or the
-/// scheduler with another mode, the best value begins anew, with a warning; the learning rate stays.
+/// optimizer into the state. If the report fails, both get their earlier values back. If a run continues with another
+/// metric, or the scheduler with another mode, the best value begins anew, with a warning; the learning rate stays.
 MUSTER_API std::shared_ptr<Callback> plateau(torch::optim::ReduceLROnPlateauScheduler& scheduler,
                                              const PlateauOptions& options);
 

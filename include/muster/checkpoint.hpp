@@ -68,16 +68,16 @@ class CheckpointDict {
   StateEntries entries_ = {};
 };
 
-/// A handle to a checkpoint's directory; copies are cheap. It is the directory that it was opened with: where another
-/// one has got its name since, calls are an Error (ExitCode::retry).
+/// A handle to a checkpoint's directory; copies are cheap. It keeps referring to the directory that was opened: if
+/// another directory has its name now, calls throw an Error (ExitCode::retry).
 class MUSTER_API Checkpoint {
  public:
   /// An existing directory. It need not have been written by muster. A symbolic link, such as a name that moves to a
   /// newer checkpoint, is resolved now; path() is then the path of its target.
   static Checkpoint from_directory(std::filesystem::path path);
   /// A new temporary directory with these entries in its state.h5, for this rank only. It is removed with the last copy
-  /// of this handle. If every rank reports one, or starts from one, the rows of entries through per_rank() become one
-  /// entry.
+  /// of this handle. If every rank reports one, or starts from one, the ranks' values of a per_rank() entry become one
+  /// entry with all of them.
   static Checkpoint from_dict(const CheckpointDict& dict);
 
   const std::filesystem::path& path() const noexcept { return path_; }
@@ -104,7 +104,7 @@ class MUSTER_API Checkpoint {
   std::filesystem::path path_;
   std::shared_ptr<void> owner_;
   std::pair<std::uint64_t, std::uint64_t> folder_;  // device and inode of the directory; zeros: unknown
-  int rank_ = 0, ranks_ = 0;                        // the rank that got this handle, of how many; 0 ranks: unknown
+  int rank_ = 0, ranks_ = 0;                        // this rank, and the number of ranks; 0 ranks: unknown
 };
 
 /// The status of a run's checkpoint. In the row of a report that asked for a validation, "checkpoint_status" has one of
@@ -128,13 +128,13 @@ struct CheckpointInfo {
   std::string time = {};  ///< UTC, ISO 8601
   Json metrics = {};      ///< the metrics of its report and of its validation
   CheckpointStatus status = CheckpointStatus::committed;
-  std::string problem = {};  ///< empty if it is whole: manifest and file sizes (ls), also all checksums (verify)
+  std::string problem = {};  ///< empty if it is complete; checksums are compared by verify_checkpoint() only
   /// The code of the problem: data if the checkpoint is damaged, retry if it could not be read and may be whole.
   ExitCode code = ExitCode::done;
 };
 
-/// Lists the checkpoints in a run's directory, oldest first. Those that a start has found damaged and renamed to
-/// `….damaged` are among them, with a `problem`.
+/// Lists the checkpoints in a run's directory, oldest first, and looks for problems in their manifests and file sizes.
+/// Checkpoints that a start has found damaged and renamed to `….damaged` are among them, with a `problem`.
 MUSTER_API std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
 /// Describes one checkpoint after recomputing every checksum.
 MUSTER_API CheckpointInfo verify_checkpoint(const std::filesystem::path& checkpoint);

@@ -1,6 +1,6 @@
 // Metrics that cannot be computed as a mean over batches or ranks: accuracy, F1, confusion matrix, area under the ROC
-// curve, mean IoU, perplexity. Each keeps counts, or scores. A report combines those of all ranks before it computes
-// the value, so uneven shards give the same as one rank with all samples.
+// curve, mean IoU, perplexity. Each metric keeps counts, or scores. A report combines the counts or scores of all ranks
+// before it computes the value, so uneven shards give the same value as one rank with all samples.
 //
 //   muster::Accuracy top5({.top_k = 5});
 //   muster::F1 f1({.num_classes = 10, .average = muster::Average::macro});
@@ -11,9 +11,9 @@
 //   }
 //   session.report({{"val_top5", top5}, {"val_f1", f1}});
 //
-// Here the metrics are made anew for each validation. A metric that lives longer, such as the accuracy over a training
-// epoch, should be taken by the report at the end of the epoch, {"accuracy", accuracy.take()}, so that the saved metric
-// is that of the next epoch.
+// Here the metrics are made anew for each validation. For a metric that lives longer, such as the accuracy over a
+// training epoch, let the report at the end of the epoch take it, {"accuracy", accuracy.take()}: then the checkpoint
+// has a metric that is empty again, for the next epoch.
 //
 // A dataset that is not split (DataConfig) is whole on each worker, so each sample counts once per worker. This changes
 // no ratio, but it does change the counts of a ConfusionMatrix: a report warns about it.
@@ -27,8 +27,8 @@
 //   weight      the weight of each, [N] or in the shape of the target: numbers of at least 0, or a mask of bools.
 //               Elements of weight 0 are ignored: iou.add(logits, target, batch.size(), target.ne(255))
 //
-// A sample with a NaN among its logits counts as wrong: where a metric needs a predicted class, it is the one after the
-// target's. The first one is a warning.
+// A sample with a NaN among its logits counts as wrong: if a metric needs a predicted class, it is the class after the
+// target. A warning says so once.
 //
 // add() waits for the tensors' values. Arguments that do not fit are an Error (ExitCode::user_error). value() is this
 // rank's value only; where it is undefined it is NaN, which a report writes as null.
@@ -77,7 +77,7 @@ class MUSTER_API SampleMetric {
   }
   std::int64_t num_classes() const;
 
-  Json kind_;  ///< its name and options, which are the same on all ranks
+  Json kind_;  ///< the metric's name and options; the same on all ranks
   std::vector<double> sums_;
 
  private:
@@ -100,9 +100,9 @@ class MUSTER_API Accuracy : public SampleMetric {
 };
 
 enum class Average {
-  binary,  ///< of class 1, of two classes
-  macro,   ///< the mean over the classes that occur in predictions or targets
-  micro,   ///< of the counts of all classes together; this is the accuracy
+  binary,  ///< the F1 of class 1; there are two classes
+  macro,   ///< the mean of F1 over the classes that occur in predictions or targets
+  micro,   ///< the F1 of the counts of all classes together, which is the accuracy
   none,    ///< one value for each class: a list in the report
 };
 
@@ -165,14 +165,14 @@ class MUSTER_API AUC : public SampleMetric {
   AUC take() { return taken(*this); }
 };
 
-/// exp of the mean negative log-likelihood of the tokens.
+/// The perplexity: exp of the mean negative log-likelihood of the tokens.
 class MUSTER_API Perplexity : public SampleMetric {
  public:
   Perplexity();
   /// `logits`: [N, C, …], as cross_entropy takes them.
   void add(const at::Tensor& logits, const at::Tensor& target, Samples samples = {}, const at::Tensor& weight = {});
-  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if there are 0. Of a tensor of several elements
-  /// their mean is taken.
+  /// `loss`: the mean of cross_entropy over `tokens` tokens; ignored if `tokens` is 0. If `loss` has several elements,
+  /// their mean is used.
   void add(const at::Tensor& loss, std::int64_t tokens);
   double value() const;
   Perplexity take() { return taken(*this); }

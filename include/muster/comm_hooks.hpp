@@ -33,10 +33,11 @@ namespace muster {
 struct GradBucket {
   /// [elements], of one type on one device: this rank's gradients, weighted by its samples and divided by the number of
   /// ranks, so that their sum over the ranks is the average. The hook replaces them by the average, the same on all
-  /// ranks. With weights from the program (session.step(batch, weight)), the sum is a multiple of the average, which
-  /// muster divides afterwards: from the second average on, between once and about twice if weights stay alike.
+  /// ranks. With weights from the program (session.step(batch, weight)), the sum is a multiple of the average, and
+  /// muster divides the result afterwards. From the second average on, the multiple is between 1 and about 2 if the
+  /// weights change little.
   const at::Tensor gradients;
-  /// Views of its parts, each in the shape of its parameter.
+  /// Views of `gradients`: one for each parameter, in its shape.
   const std::vector<at::Tensor> views;
   /// The bucket's number among the model's buckets, which are averaged one after the other.
   const std::size_t index = 0;
@@ -52,7 +53,7 @@ struct GradBucket {
 
 /// Called at the end of every backward() that averages, for each bucket, on all ranks in the same order, without
 /// recording gradients. The group belongs to the model alone, so a hook may start and wait for any operations. A hook
-/// may ignore `used`, unless it remembers what it has sent. NaNs are passed on.
+/// may ignore `used`, unless it keeps gradients from one call to the next. Gradients may be NaN or infinite.
 using CommHook = std::function<void(GradBucket& bucket, c10d::ProcessGroup& group)>;
 
 /// Sends gradients as bfloat16 or half precision; gradients of 16 bits and complex ones are sent as they are. With

@@ -32,7 +32,7 @@ class Channel;
 
 /// The placement of a communicator's ranks on nodes. A node is a set of ranks that share memory.
 struct Topology {
-  int local_rank = 0;  ///< this rank among those of this communicator on its node
+  int local_rank = 0;  ///< this rank's number among the communicator's ranks on its node
   int local_size = 1;
   int node_rank = 0;  ///< nodes are numbered by their lowest rank
   int num_nodes = 1;

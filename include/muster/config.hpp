@@ -31,7 +31,7 @@ class NumWorkers {
   NumWorkers(std::optional<int> count) : least_(count), most_(count) {}
   NumWorkers(int least, int most) : least_(least), most_(most) {}
 
-  /// Both are empty for all ranks.
+  /// The bounds; both are empty if all ranks train.
   std::optional<int> least() const noexcept { return least_; }
   std::optional<int> most() const noexcept { return most_; }
   bool is_range() const noexcept { return least_ != most_; }
@@ -47,7 +47,7 @@ struct ScalingConfig {
   /// then starts the program with fewer ranks if not all are available, as with --min-workers, which overrides it. The
   /// number of samples per step stays the same.
   NumWorkers num_workers = {};
-  /// Train on cuda:local_rank, or another GPU that no other launch uses. An error if there is none.
+  /// True: train on cuda:local_rank or, if another launch uses that GPU, on a free one. An error if there is none.
   bool use_gpu = false;
   /// Threads of torch per rank; empty: the launch's choice.
   std::optional<int> threads_per_worker = {};
@@ -69,9 +69,9 @@ MUSTER_API void from_json(const Json& json, ScalingConfig& options);
 
 enum class ScoreOrder { max, min };
 
-/// What a report with a state does while the last save is still being written.
+/// What a report with a state does while the previous checkpoint is still being written.
 enum class WhenBusy {
-  wait,  ///< it waits until that save has been written
+  wait,  ///< it waits until that checkpoint has been written
   drop,  ///< it goes on without a checkpoint: its row has no checkpoint_dir_name
 };
 
@@ -85,8 +85,8 @@ struct CheckpointConfig {
   /// writes it while training continues; one save at a time. The copy takes memory: on each rank as much as the rank
   /// writes, that is, a share of the state that is the same on all ranks, and all of the rank's own state. The
   /// parameters and state of a fused optimizer (prepare_optimizer) are not copied: its next step leaves the old values
-  /// where they are and writes the new ones to other memory. So its node holds them twice from the start on, and each
-  /// save changes which of the two a parameter lies in. Where /dev/shm has no room for that, they are copied.
+  /// where they are and writes the new ones to other memory. So each node holds them twice from the start on, and a
+  /// parameter's memory changes with each save. If /dev/shm has no room for that, they are copied.
   ///
   /// Before the report returns, the ranks' states are compared and your own files are copied. An error in writing is
   /// thrown, on every rank, by the first report after it, which does nothing else, or at the end of training. Training
@@ -106,11 +106,11 @@ struct CheckpointConfig {
 MUSTER_API void to_json(Json& json, const CheckpointConfig& options);
 MUSTER_API void from_json(const Json& json, CheckpointConfig& options);
 
-/// What happens to an optimizer's step for which an averaged gradient is NaN or infinite. This is checked before the
-/// step in all prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For
-/// `stop`, `skip` and `roll_back`, a model with an optimizer that is not prepared is an Error (ExitCode::usage), and so
-/// is LBFGS. The loss itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite
-/// gradients does not harm the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
+/// What happens to an optimizer's step if an averaged gradient is NaN or infinite. This is checked before the step in
+/// all prepared optimizers (Session::prepare_optimizer), and all workers take or skip the step alike. For `stop`,
+/// `skip` and `roll_back`, a model with an optimizer that is not prepared is an Error (ExitCode::usage), and so is
+/// LBFGS. The loss itself is not checked: a NaN loss shows in its gradients, and an infinite loss with finite gradients
+/// does not harm the weights. A GradScaler checks first, and skips by its own rule the steps that it finds.
 ///
 /// For a fused optimizer the check is part of averaging or clipping; otherwise it reads the averages once.
 enum class BadNumbers {
@@ -130,16 +130,16 @@ enum class BadNumbers {
 };
 
 struct FailureConfig {
-  /// Failures without progress after which training goes on from the newest checkpoint: 0 none, -1 no limit. A failure
-  /// counts as the first one again if the newest checkpoint is of a later batch or epoch than at any failure before. If
-  /// muster counts no batches, a later report that saves another state counts too. Errors that all ranks know of are
-  /// tried again inside the job: at once, then after 1, 2, 4 … s, at most a minute. Errors of usage (64) and of data
-  /// (65) are not. After a lost or stuck rank (ExitCode::retry) `muster run` starts the job again. What lives outside
-  /// of the training function stays as the failed attempt has left it, if no State restores it: make optimizers and
-  /// schedulers inside.
+  /// How many failures, without progress between them, are each followed by another attempt from the newest checkpoint:
+  /// 0 none, -1 no limit. The count begins anew if the newest checkpoint is of a later batch or epoch than at every
+  /// failure before. If muster counts no batches, a later report that saves another state counts as progress too. After
+  /// an error that all ranks know of, the next attempt begins inside the job: at once, then after 1, 2, 4 … s, at most
+  /// a minute. Errors of usage (64) and of data (65) end the job. After a lost or stuck rank (ExitCode::retry) `muster
+  /// run` starts the job again. Objects outside of the training function stay as the failed attempt has left them,
+  /// unless a State restores them: make optimizers and schedulers inside.
   int max_failures = 0;
-  /// The same for ends that are not the program's fault, which `muster run` counts separately: a lost node, or SIGTERM
-  /// to ranks that do not handle it, as when a scheduler needs the nodes for another job.
+  /// The same limit for ends of the job that are not the program's fault, which `muster run` counts separately: a lost
+  /// node, or SIGTERM to ranks that do not handle it, as when a scheduler needs the nodes for another job.
   int max_preemption_failures = -1;
   BadNumbers bad_numbers = BadNumbers::ignore;
   /// How many steps in a row may be skipped (skip), or how often the run may go back to the same checkpoint
@@ -164,15 +164,15 @@ MUSTER_API void from_json(const Json& json, LoggingConfig& options);
 /// A trace of some steps, in which ui.perfetto.dev or chrome://tracing shows what each thread of each rank did and
 /// when, on one clock: waiting for data, forward, backward, the reduction of each bucket, the network, the optimizer,
 /// reports, saves, and the waits for other ranks with the rank that was last. It is written to the run's folder, as
-/// trace_FIRST_LAST.json, by the first report after the steps, or at the end of training; a start that fails before has
-/// none. A rank records at most 65,536 events; when there are more, the oldest are left out.
+/// trace_FIRST_LAST.json, by the first report after the steps, or at the end of training; a start that fails before
+/// that writes none. A rank records at most 65,536 events; when there are more, the oldest are left out.
 struct ProfileConfig {
   /// The flag --profile turns it on.
   bool enabled = false;
   /// The steps, as the row's global_step counts them; both 0: the 11th to the 20th step of each start. The flag
   /// --profile=FIRST:LAST overrides them.
   std::int64_t first_step = 0, last_step = 0;
-  /// Also libtorch's operators and autograd's functions. The flag --profile-operators turns it on.
+  /// Also records libtorch's operators and autograd's functions. The flag --profile-operators turns it on.
   bool operators = false;
 };
 MUSTER_API void to_json(Json& json, const ProfileConfig& options);
@@ -188,15 +188,15 @@ struct RunConfig {
   CheckpointConfig checkpoint_config = {};
   FailureConfig failure_config = {};
   LoggingConfig logging_config = {};
-  /// Receive the run's events on every worker; see muster/callback.hpp.
+  /// These callbacks receive the run's events on every worker; see muster/callback.hpp.
   std::vector<std::shared_ptr<Callback>> callbacks = {};
-  /// Write files for TensorBoard to the run's folder (events.out.tfevents.*): every report's numbers, the values and
-  /// pictures of Session::log_scalar and Session::log_image, and the training function's configuration. `tensorboard
-  /// --logdir STORAGE` shows all runs of a storage. The flag --tensorboard turns it on. An Error
+  /// True: the run writes files for TensorBoard to its folder (events.out.tfevents.*): every report's numbers, the
+  /// values and pictures of Session::log_scalar and Session::log_image, and the training function's configuration.
+  /// `tensorboard --logdir STORAGE` shows all runs of a storage. The flag --tensorboard turns it on. An Error
   /// (ExitCode::missing_package) if muster was built without protozero or libpng.
   bool tensorboard = false;
-  /// With `tensorboard`, every that many reports it gets a histogram of each parameter and of its averaged gradient, of
-  /// all prepared models; 0: none. All parameters are read then.
+  /// With `tensorboard`, one report in this many also writes a histogram of each parameter of the prepared models, and
+  /// of its averaged gradient; 0: none. Such a report reads all parameters.
   int histogram_interval = 0;
   ProfileConfig profile = {};
 };

@@ -30,7 +30,7 @@ struct ConvertOptions {
   std::vector<std::pair<std::string, double>> split = {};
   /// Shuffles the samples first with this seed; the order is the same on every machine.
   std::optional<std::uint64_t> shuffle = {};
-  /// Keeps only the first so many samples of each value of the last column, after the shuffle.
+  /// Keeps only this many samples of each value of the last column: the first ones after the shuffle.
   std::optional<std::int64_t> per_class = {};
   /// For CSV: true if the first line of each file is a header. Empty: it is a header if its last field is not a number;
   /// a warning says so if the line could be either.
@@ -111,9 +111,9 @@ MUSTER_API Json measure_dataset(const std::string& path, const std::function<voi
 /// Reads samples once, and drops them.
 using PlainPass = std::function<void()>;
 
-/// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, to compare the speed of
-/// reading with. The pass, which may be called once, reads on the calling thread, column by column in the order of the
-/// file, and decodes each chunk as often as convert_h5() in order does.
+/// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, whose speed is a reference
+/// for other ways of reading. The pass, which may be called once, reads on the calling thread, column by column in the
+/// order of the file, and decodes each chunk as often as convert_h5() in order does.
 MUSTER_API PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples);
 
 }  // namespace muster

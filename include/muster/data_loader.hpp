@@ -59,7 +59,8 @@ class DataLoader : public detail::data::Loader<Dataset> {
   /// Sets the epoch that seeds the order. The passes of one epoch have different orders too.
   void set_epoch(std::int64_t epoch) { this->sampler_->set_epoch(epoch); }
   /// How many samples of the current batch count. It is 0 if the last step has none left for this worker: the batch
-  /// then has a copy of another worker's sample, which its gradient leaves out, and so should a mean over samples.
+  /// then has a copy of another worker's sample, whose gradient does not count. Leave this sample out of your own means
+  /// over samples, too.
   std::int64_t batch_samples() const noexcept { return this->samples_; }
   /// True if it was given a sampler, which divides the samples among the workers.
   bool has_own_sampler() const noexcept { return this->sampler_->is_own(); }

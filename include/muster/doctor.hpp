@@ -12,30 +12,30 @@
 
 namespace muster {
 
-/// What was found out about one thing.
+/// The result of one check.
 struct Finding {
   enum class Severity {
-    to_mend,   ///< training would not start, or not be of use: something is to be installed or configured
+    to_mend,   ///< training would not start, or not be of use: something must be installed or configured
     may_pass,  ///< training would not start now: a full disk, a node that does not answer
     warning,   ///< training would start, but be slower or lose something
     ok,
   };
   Severity severity = Severity::ok;
-  std::string subject;                  ///< what was looked at: "MPI"
-  std::string fact;                     ///< without a full stop
+  std::string subject;                  ///< what was checked: "MPI"
+  std::string fact;                     ///< a sentence without its full stop
   std::string remedy = {};              ///< a sentence without its full stop; empty for ok
-  std::vector<std::string> hosts = {};  ///< where that is so
+  std::vector<std::string> hosts = {};  ///< the hosts for which it holds
 };
 
 struct Examination {
-  std::string host;      ///< of rank 0
-  std::string launcher;  ///< "mpirun", "srun" or "mpiexec"; empty if this process was started alone
+  std::string host;      ///< the host of rank 0
+  std::string launcher;  ///< "mpirun", "mpiexec", "srun", "PALS", "jsrun" or "Flux"; empty without one
   int ranks = 1;
   int nodes = 1;
   std::vector<Finding> findings = {};  ///< the worst first
   Json facts = Json::object();         ///< an object for each host
 
-  /// missing_package if something is to be mended, retry if something may pass by itself, otherwise done.
+  /// missing_package if a finding is to_mend; otherwise retry if a finding is may_pass; otherwise done.
   MUSTER_API ExitCode exit_code() const;
 };
 

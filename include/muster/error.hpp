@@ -13,8 +13,8 @@ namespace muster {
 enum class ExitCode : int {
   done = 0,
   user_error = 1,        ///< an exception of the user's own code
-  usage = 64,            ///< flags, --set, --workers, the run's name, its directory in use
-  data = 65,             ///< data, configuration file, checkpoint, model; a GPU that is wanted and missing
+  usage = 64,            ///< wrong flags, options or calls; a run whose name or directory cannot be used
+  data = 65,             ///< bad data, configuration file, checkpoint or model; no GPU although one is wanted
   missing_package = 69,  ///< a package is missing
   retry = 75,            ///< a lost rank, a timeout, a disk that is full or not writable: trying again may help
   stopped = 85,          ///< stopped on request, state saved
@@ -44,7 +44,7 @@ class MUSTER_API Error : public std::runtime_error {
   /// stop; an empty remedy is left out.
   Error(ExitCode code, std::string_view doing, std::string_view fact, std::string_view remedy = {});
 
-  /// An error on which the ranks have agreed: its whole text, the same on all of them.
+  /// An error on which the ranks have agreed. `text` is the whole text, the same on all ranks.
   Error(ExitCode code, const std::string& text) : std::runtime_error(text), code_(code), agreed_(true) {}
 
   ExitCode code() const noexcept { return code_; }

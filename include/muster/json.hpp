@@ -1,6 +1,6 @@
 // JSON: the type of everything that is read, written or reported as JSON.
 //
-// What a run is saved with, TrainerOptions and the structs in it, converts to and from JSON by to_json and from_json:
+// TrainerOptions and the structs in it, with which a run is saved, convert to and from JSON by to_json and from_json:
 // Json(options), json.get<RunConfig>(). The JSON object has a key for each field. Optional fields may be null;
 // enumerators are written as their names; durations are whole milliseconds, with _ms appended to the key. Fields that
 // are not data (functions, callbacks, datasets) are left out. When reading, a missing key leaves its field unchanged;
@@ -14,11 +14,12 @@
 namespace muster {
 namespace detail {
 
-/// An nlohmann/json: its version, JSON_DIAGNOSTICS, and one of its types, whose name has the other macros.
+/// Stands for one nlohmann/json: its version, JSON_DIAGNOSTICS, and one of its types, whose symbol name depends on its
+/// other macros.
 template <int major, int minor, int patch, int diagnostics, class Named>
 struct NlohmannJson {};
 
-/// That of the source file that includes this.
+/// The nlohmann/json that the including source file is compiled with.
 using ThisNlohmannJson = NlohmannJson<NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                                       NLOHMANN_JSON_VERSION_PATCH, JSON_DIAGNOSTICS, nlohmann::json::value_t>;
 

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-// For its number alone.
+// Only for CLI11's version number.
 #if !defined(CLI11_VERSION_MAJOR) && __has_include(<CLI/Version.hpp>)
 #include <CLI/Version.hpp>
 #endif
@@ -45,7 +45,7 @@ struct LaunchPart;
 template <int major, int minor, int patch>
 struct Cli11 {};
 
-/// That of the source file that includes this.
+/// The CLI11 that the including source file is compiled with.
 #ifdef CLI11_VERSION_MAJOR
 using ThisCli11 = Cli11<CLI11_VERSION_MAJOR, CLI11_VERSION_MINOR, CLI11_VERSION_PATCH>;
 #else
@@ -66,20 +66,20 @@ enum class Resume { automatic, never, must, path };
 struct LaunchFlags {
   std::optional<std::filesystem::path> storage;
   std::optional<std::string> name;
-  std::vector<std::filesystem::path> config_files;  ///< of each setting the last one that has it counts
+  std::vector<std::filesystem::path> config_files;  ///< if several have a setting, the last one counts
   std::vector<std::string> set;                     ///< "key.path=VALUE"
   Resume resume = Resume::automatic;
-  std::filesystem::path resume_path;  ///< with Resume::path
+  std::filesystem::path resume_path;  ///< the checkpoint or run for Resume::path
   std::uint64_t seed = 0;
-  bool has_seed = false;  ///< --seed or MUSTER_SEED is given; otherwise a run that goes on keeps the seed it had
+  bool has_seed = false;  ///< true if --seed or MUSTER_SEED is given; otherwise a continued run keeps its seed
   std::optional<int> workers;
   std::optional<int> threads;
-  Bind bind = Bind::automatic;  ///< with none, neither cores nor GPUs are claimed
+  Bind bind = Bind::automatic;  ///< Bind::none: neither cores nor GPUs are claimed
   std::optional<std::string> backend;
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<std::chrono::milliseconds> time_limit;
   Progress progress = Progress::automatic;
-  std::optional<std::string> log_level;  ///< this rank's
+  std::optional<std::string> log_level;  ///< may differ between ranks
   bool tensorboard = false;
   /// The first and the last step of --profile=FIRST:LAST; both 0 for --profile (ProfileConfig).
   std::optional<std::pair<std::int64_t, std::int64_t>> profile;
@@ -164,7 +164,8 @@ class MUSTER_API Launch {
   const std::set<pid_t>& processes_of_host() const noexcept;
   /// Returns the next trainer's number in this launch, from 1 on: the suffix of its run's name under --name.
   int next_trainer_number() noexcept;
-  /// Receive the events of every run of this launch, in addition to the run's own callbacks; used by sweeps.
+  /// Callbacks that receive the events of every run of this launch, in addition to the run's own callbacks; used by
+  /// sweeps.
   const std::vector<std::shared_ptr<Callback>>& callbacks() const noexcept;
   /// True if this rank has been asked to stop: by SIGUSR1 or SIGUSR2 (mpirun, srun and scancel forward them), by SIGHUP
   /// unless it is ignored (nohup), by SIGTERM in a batch job if srun or `muster run` has started it, or by its time

@@ -26,7 +26,7 @@ class StateEntry;
 ///
 /// Put a mean over an epoch into the state: if the run is stopped in the middle, the mean continues with its earlier
 /// samples; otherwise it would cover only the rest of the epoch. Let the report at the end of the epoch take() it, so
-/// that the saved mean is that of the next epoch:
+/// that the checkpoint has an empty mean for the next epoch:
 ///
 ///   muster::Mean loss;
 ///   auto state = session.state({{"model", net}, {"optimizer", optimizer}, {"loss", loss}});
@@ -79,7 +79,7 @@ class MUSTER_API Metric {
   const Json& value() const noexcept { return value_; }
   /// The number of samples behind the value; -1 if the user gave none.
   std::int64_t weight() const noexcept { return weight_; }
-  /// The sums of which the value is computed, if it must be computed from those of all ranks together; otherwise null.
+  /// The sums from which the value is computed, if a report must add up the sums of all ranks first; otherwise null.
   const Json& accumulator() const noexcept { return accumulator_; }
   /// Why this cannot be reported; empty if it can.
   const std::string& error() const noexcept { return error_; }

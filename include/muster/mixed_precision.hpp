@@ -111,10 +111,10 @@ class MUSTER_API GradScaler {
   operator StateEntry();
 
  private:
-  struct Progress {
+  struct StepStatus {
     bool unscaled = false;
     bool stepped = false;
-    bool found_inf = false;        // on any rank
+    bool found_inf = false;        // true if any rank found an infinite or NaN gradient
     bool is_step_complete = true;  // false before the step's last batch
   };
   /// `fetch`: true if gradients that were left to a fused optimizer must be averaged first.
@@ -126,7 +126,7 @@ class MUSTER_API GradScaler {
   GradScalerOptions options_;
   at::Tensor scale_;           // float, on the device, as torch's kernels want it
   at::Tensor growth_tracker_;  // int: steps without an infinite gradient since the scale changed
-  std::map<const torch::optim::Optimizer*, Progress> progress_;  // since the last update()
+  std::map<const torch::optim::Optimizer*, StepStatus> statuses_;  // since the last update()
 };
 
 }  // namespace muster

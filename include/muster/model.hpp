@@ -81,8 +81,8 @@ class MUSTER_API StepScope {
 };
 
 struct JoinOptions {
-  /// True: the sum of gradients is divided by the number of all ranks. False: by the number of ranks that still have
-  /// batches.
+  /// True: the sum of gradients is divided by the number of all ranks. False: it is divided by the number of ranks that
+  /// still have batches.
   bool divide_by_initial_world_size = false;
 };
 
@@ -113,6 +113,7 @@ class MUSTER_API Join {
   void finish();
 
  private:
+  /// Returns how many ranks begin an averaging round now; `this_one`: true if this rank does. Collective.
   std::int64_t ranks_with_a_round(bool this_one);
 
   std::shared_ptr<detail::gradients::PreparedModel> model_;

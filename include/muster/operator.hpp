@@ -86,15 +86,15 @@ class MUSTER_API AverageMeterCollection {
   /// Adds the metrics of one batch. The batch's weight is `n`, or else its metric num_samples, or else 1. A batch of
   /// weight 0 only increases batch_count. A Mean of the batch, such as one over its tokens, has its own weight.
   void update(const Metrics& metrics, std::optional<std::int64_t> n = {});
-  /// num_samples and batch_count; and for each metric m its mean as m and its last value as last_m, that of the last
-  /// batch with a weight. A metric of classification.hpp is that over the samples of all batches. For another metric
+  /// Returns num_samples and batch_count, and for each metric m its mean as m and its value in the last batch with a
+  /// weight as last_m. A metric of classification.hpp is computed over the samples of all batches. For any other metric
   /// that is not a number, both are the last value.
   Metrics summary() const;
 
  private:
   struct Meter {
     Mean mean = {};
-    std::vector<Json> accumulators = {};  ///< of batches, of a metric of classification.hpp
+    std::vector<Json> accumulators = {};  ///< one of each batch, for a metric of classification.hpp
     std::optional<Metric> last = {};
     std::int64_t last_weight = 0;
   };
@@ -491,7 +491,7 @@ class OperatorTrainer : public OperatorTrainerBase {
   explicit OperatorTrainer(Launch& launch, OperatorTrainerOptions options = {}) requires(!std::is_abstract_v<Operator>)
       : OperatorTrainerBase(
             launch, [] { return std::make_unique<Operator>(); }, std::move(options)) {}
-  /// With operators made by `make`.
+  /// The same, with operators that `make` returns.
   OperatorTrainer(Launch& launch, Make make, OperatorTrainerOptions options = {})
       : OperatorTrainerBase(launch, std::move(make), std::move(options)) {}
 

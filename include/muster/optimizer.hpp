@@ -66,8 +66,8 @@ class Optimizer;
 namespace muster {
 
 enum class Fuse {
-  automatic,  ///< if it is possible, and the model is large enough for a gain
-  always,     ///< if it is possible
+  automatic,  ///< fuses if that is possible and the model is large enough for a gain
+  always,     ///< fuses if that is possible
   never,
 };
 
@@ -101,7 +101,7 @@ class MUSTER_API Prepared {
 
  protected:
   using Closure = std::function<at::Tensor()>;
-  /// `plain` is the optimizer's own step. Collective.
+  /// `plain` is the step of the optimizer type itself, without averaging. Collective.
   at::Tensor take_step(torch::optim::Optimizer& optimizer, const Closure& closure,
                        const std::function<at::Tensor(Closure)>& plain);
   void average_gradients_of(torch::optim::Optimizer& optimizer);

@@ -55,16 +55,17 @@ class MUSTER_API Preprocessor {
 using PreprocessorPtr = std::shared_ptr<Preprocessor>;
 
 /// (x − mean) / deviation for each feature (the last dimension of a sample; one feature for scalars). The deviation is
-/// the population's, and 1 where that is 0. Means and variances of blocks of 256 samples are combined pairwise by the
-/// parallel formula of Chan, Golub and LeVeque (1979). All preprocessors here give the same bits at any number of
-/// ranks.
+/// the population's; a deviation of 0 is replaced by 1. Means and variances of blocks of 256 samples are combined
+/// pairwise by the parallel formula of Chan, Golub and LeVeque (1979). All preprocessors here give the same bits at any
+/// number of ranks.
 MUSTER_API PreprocessorPtr standard_scaler(std::vector<std::string> columns);
 /// (x − min) / (max − min) for each feature; 0 where max = min.
 MUSTER_API PreprocessorPtr min_max_scaler(std::vector<std::string> columns);
-/// Integers to 0 … k−1, in ascending order of the values seen in fit(); any other value is an Error. The columns that
-/// it transforms may be floats: 2.0 is the class 2, and 2.7 is an Error (ExitCode::data).
+/// Maps integers to 0 … k−1, in ascending order of the values seen in fit(); any other value is an Error. The columns
+/// that it transforms may be floats: 2.0 is the class 2, and 2.7 is an Error (ExitCode::data).
 MUSTER_API PreprocessorPtr label_encoder(std::string column);
-/// Integer columns to float vectors [k] with a single 1; a value not seen in fit() becomes all zeros. Floats as above.
+/// Maps integers to float vectors [k] with a single 1; a value not seen in fit() becomes all zeros. Floats are treated
+/// as in label_encoder().
 MUSTER_API PreprocessorPtr one_hot_encoder(std::vector<std::string> columns);
 /// Applies several, one after the other; each is fitted on the output of those before it. If some of them are already
 /// fitted, fit() does not change these.

@@ -1,5 +1,5 @@
-// A torch process group made from an MPI communicator: c10d code that was written elsewhere runs on it. It opens no
-// ports, except with gloo or NCCL, whose ranks connect to each other. To use the returned pointer, include
+// A torch process group made from an MPI communicator, on which existing code for c10d runs. It opens no ports, except
+// with gloo or NCCL, whose ranks connect to each other. To use the returned pointer, include
 // <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 #pragma once
 

@@ -48,8 +48,8 @@ struct MUSTER_API Result {
   /// The code of `error`; Launch::run() returns it to main.
   ExitCode exit_code() const noexcept { return error ? error->code() : ExitCode::done; }
 
-  /// Of best_checkpoints, the one whose report was best by that metric; empty if there are no checkpoints. An Error
-  /// (ExitCode::usage) if none of them has the metric.
+  /// The checkpoint in best_checkpoints whose report had the best value of that metric; empty if there are no
+  /// checkpoints. An Error (ExitCode::usage) if none of them has the metric.
   std::optional<Checkpoint> get_best_checkpoint(const std::string& metric, ScoreOrder mode) const;
   /// metrics_history as columns and rows.
   MetricsTable metrics_table() const;

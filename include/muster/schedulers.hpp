@@ -100,11 +100,13 @@ struct OneCycleOptions {
   double div_factor = 25;
   /// and the final one is the initial one / final_div_factor.
   double final_div_factor = 1e4;
-  /// Falls for as many steps as it rose, then anneals to the final rate. Otherwise it falls during all remaining steps.
+  /// True: the learning rate falls for as many steps as it rose, then anneals to the final rate. False: it falls during
+  /// all remaining steps.
   bool three_phase = false;
 };
 
-/// Up to a large learning rate and down to a very small one (Smith and Topin, https://arxiv.org/abs/1708.07120).
+/// Raises the learning rate to a large value, then lowers it to a very small one (Smith and Topin,
+/// https://arxiv.org/abs/1708.07120).
 class MUSTER_API OneCycle final : public Schedule {
  public:
   /// Throws an Error (ExitCode::usage) for invalid options, or if the optimizer has no momentum to move.

@@ -41,10 +41,10 @@ struct Worker;
 MUSTER_API Worker worker_of(const Session& session);
 }  // namespace detail::data
 
-/// Named objects that are saved and restored together, with the session's epoch, position in the data and random
-/// state. Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is
-/// gone. When the run is asked to stop, the living State that was restored or reported last is saved; one whose report
-/// or restore() has failed does not count.
+/// Named objects that are saved and restored together, with the session's epoch, position in the data and random state.
+/// Refers to the session and must not outlive it. Copies share one State, which lives until the last copy is gone. When
+/// the run is asked to stop, the living State that was restored or reported last is saved; a State whose report or
+/// restore() has failed does not count.
 class MUSTER_API State {
  public:
   /// Loads the checkpoint from which the run continues: its own newest one, or the one it was told to start from.
@@ -81,7 +81,7 @@ struct ReportOptions {
 /// A checkpoint and the metrics of its report.
 struct ReportedCheckpoint {
   Checkpoint checkpoint;
-  Json metrics;  ///< with the metrics of its validation
+  Json metrics;  ///< including the metrics of its validation
   CheckpointStatus status = CheckpointStatus::committed;
 };
 
@@ -93,9 +93,9 @@ struct Preemption {
   std::optional<std::chrono::duration<double>> time_left = {};
 };
 
-/// The epochs from the current one up to, not including, `count`; each iteration tells the session which epoch it is.
-/// After a loop that ran to its end, the current epoch is the next one; after a loop that was left early, it is the
-/// same one. So a second loop to the same count has no epochs, and a warning says so; session.epochs(6) after
+/// The epochs from the current one to `count` − 1; each iteration tells the session which epoch it is. After a loop
+/// that ran to its end, the current epoch is `count`; after a loop that was left early, it is the epoch in which the
+/// loop was left. So a second loop to the same count has no epochs, and a warning says so; session.epochs(6) after
 /// session.epochs(3) has three.
 ///
 /// A run can continue in the middle of an epoch if its data come from a split dataset or from one of muster's data
@@ -143,8 +143,9 @@ class MUSTER_API Evaluation {
 };
 
 /// Passed to the training function on every worker; lives as long as that call. All workers must make the calls that
-/// are marked collective, in the same order and with the same options. Those of prepare_model(), prepare_optimizer(),
-/// grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first one that differs.
+/// are marked collective, in the same order and with the same options. The options of prepare_model(),
+/// prepare_optimizer(), grad_scaler() and join() are compared: an Error (ExitCode::usage) names the first option that
+/// differs.
 ///
 /// Stopping. A run is asked to stop by SIGUSR1, SIGUSR2 or SIGHUP to any worker, by SIGTERM in Slurm, by `touch
 /// STORAGE/NAME/stop`, or by its time limit. All workers then stop at the same boundary: the next batch of a training
@@ -202,9 +203,9 @@ class MUSTER_API Session {
   const Communicator& communicator() const noexcept;
   /// Collective.
   void barrier() const;
-  /// Announces that this worker will be busy for `time` with its own work while others may wait for it: their time
-  /// limit (--timeout) counts from the end of that time. Long work for which no rank waits need not be announced. A
-  /// call replaces the one before; 0 cancels it. Not collective.
+  /// Announces that this worker will be busy for `time` with its own work while others may wait for it: their timeout
+  /// (--timeout) counts from the end of that time. Long work for which no rank waits need not be announced. A call
+  /// replaces the one before; 0 cancels it. Not collective.
   void keep_alive(std::chrono::milliseconds time) const;
   /// The mean over the workers, detached. Use it for a loss on which the program branches, so that all workers take the
   /// same branch. It has the value's type; for whole numbers and booleans it is a double. Collective.
@@ -264,10 +265,10 @@ class MUSTER_API Session {
   }
   [[nodiscard]] StepScope step(const AnyBatch& batch) const { return step_of(step_weight_of(batch)); }
 
-  /// The same for a loss that is no mean over samples: `weight` is what this rank's loss is a mean over, such as the
-  /// tokens that a mask leaves. It need not be a whole number. The gradient is the mean over all ranks, the sum of
-  /// weight × gradient over the sum of the weights; under no_sync(), over all passes up to the one that averages.
-  /// Averages of several backward() add up, as without a weight.
+  /// The same for a loss that is no mean over samples: `weight` is the number of items over which this rank's loss is a
+  /// mean, such as the tokens that a mask leaves. It need not be a whole number. The gradient is the mean over all
+  /// ranks, the sum of weight × gradient over the sum of the weights; under no_sync(), over all backward passes up to
+  /// the one that averages. Averages of several backward() add up, as without a weight.
   ///
   ///   const auto count = mask.sum().item<std::int64_t>();
   ///   { auto scope = session.step(batch, count); ((losses * mask).sum() / count).backward(); }
@@ -275,10 +276,10 @@ class MUSTER_API Session {
   /// With weight 0 the loss may be NaN; an empty batch always has weight 0. If the weights of all ranks are 0, no
   /// gradient is averaged and no optimizer steps with it; a warning says so the first time. A weight that is negative,
   /// NaN, infinite, below 1e-9 but not 0, or above 1e12 is an Error (ExitCode::usage); so are weights on some ranks
-  /// only, and passes with and without a weight that accumulate for one average, or for one step of a fused optimizer.
-  /// With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm leaves out
-  /// the samples of a rank with weight 0; with one the scope must hold forward(), too. In 16 bits the first weights
-  /// should be near the numbers of samples, since gradients are multiplied by them.
+  /// only, and backward passes with and without a weight that accumulate for one average, or for one step of a fused
+  /// optimizer. With weights, fused optimizers do not average in their step, so .grad holds the averages. SyncBatchNorm
+  /// leaves out the samples of a rank with weight 0; a model with SyncBatchNorm must call forward() inside the scope,
+  /// too. In 16 bits the first weights should be near the numbers of samples, since gradients are multiplied by them.
   template <class AnyBatch>
   requires requires(const AnyBatch& batch) {
     { step_weight_of(batch) } -> std::convertible_to<std::shared_ptr<const detail::step::BatchWeight>>;
@@ -350,8 +351,8 @@ class MUSTER_API Session {
   /// same one. Collective.
   void add_callback(std::shared_ptr<Callback> callback);
 
-  /// Like should_stop(), with the time that is left. It ends nothing by itself, and a function that returns after it
-  /// has reported a request to stop leaves the run unfinished, as described there. Collective.
+  /// Like should_stop(), but also returns the time that is left. It ends nothing by itself. As with should_stop(), the
+  /// run is not finished if the training function returns after `asked` was true. Collective.
   Preemption preemption();
 
   /// The newest committed checkpoint, or the one the run was told to start from. Waits for a checkpoint that is still

@@ -4,12 +4,12 @@
 //
 // A StateEntry refers to its object, which must outlive it; a module is held by its shared_ptr.
 //
-// All ranks save one common state, so its parts must be the same on all of them. At each save, before anything is
-// written, they are compared by a fingerprint that every rank computes of every tensor (CRC-64; for a tensor on a GPU,
-// on the GPU). This takes about a twentieth of the save's time.
+// All ranks save one common state, so its parts must be the same on all of them. At each save, before the checkpoint is
+// complete, they are compared: every rank computes a fingerprint of every tensor (on the CPU its CRC-64, on a GPU a sum
+// that the GPU computes). This takes about a twentieth of the save's time.
 //
 // If your own values (tensors, JSON, numbers, strings, functions) differ in a single bit, this is an Error
-// (ExitCode::user_error) that names the value and the ranks; nothing is written, and the previous checkpoint stays. Use
+// (ExitCode::user_error) that names the value and the ranks; no checkpoint is made, and the previous one stays. Use
 // per_rank() for values of which each rank has its own. Models, optimizers and schedulers may drift apart (after
 // join(), or on machines of two kinds): this is a warning with the ranks and the largest difference, and rank 0's are
 // saved.
@@ -76,7 +76,7 @@ class MUSTER_API StateEntry {
   StateEntry(double& value);
   StateEntry(std::int64_t& value);
   StateEntry(std::string& value);
-  /// Anything else, by two functions.
+  /// Anything else: `save` returns its state, and `load` restores it.
   StateEntry(std::function<StateDict()> save, std::function<void(const StateDict&)> load);
 
   explicit StateEntry(std::shared_ptr<detail::state::Stateful> object) : object_(std::move(object)) {}

@@ -12,27 +12,28 @@ namespace muster {
 
 struct SuperviseOptions {
   std::vector<std::string> command = {};  ///< the program, searched in PATH if it has no slash, and its arguments
-  /// The number of ranks; empty: the tasks of the Slurm job or, in one of several nodes, as many as its CPUs are enough
-  /// for, the slots of `hosts` or of a PBS or LSF job, or else the CPUs of this process; always without the spares.
+  /// The number of ranks. Empty: the slots of `hosts` or of a PBS or LSF job; or the tasks of the Slurm job or, if it
+  /// has several nodes and no number of tasks, as many as its CPUs suffice for; or else the cores of this process. The
+  /// spares are subtracted.
   std::optional<int> ranks = {};
   std::string hosts =
-      {};  ///< "n1,n2:4": with so many slots each, one unless given; empty: the hosts of the job, or this machine
-  /// Failures since the last progress after which the job is started again: 0 none, -1 no limit. FailureConfig's unless
-  /// given. FailureConfig::max_failures says what progress is. A lost node, or SIGTERM to the
-  /// ranks, is no failure of the program: FailureConfig::max_preemption_failures says how often.
+      {};  ///< "n1,n2:4": n1 with one slot and n2 with four; empty: the hosts of the job, or this machine
+  /// How many failures since the last progress are each followed by another start: 0 none, -1 no limit; empty:
+  /// FailureConfig::max_failures, which also says what progress is. A lost node, or SIGTERM to the ranks, is no failure
+  /// of the program: FailureConfig::max_preemption_failures limits these.
   std::optional<int> max_failures = {};
   /// The least number of ranks with which the job is started if not all are available; empty: the least of
   /// ScalingConfig::num_workers, or else `ranks`. The number of samples per step stays the same: that of the
   /// checkpoint, or else batch_size times all ranks.
   std::optional<int> min_workers = {};
-  /// So many slots are kept free for the ranks of a host that is lost: then the job goes on with as many ranks as
-  /// before. `ranks` is then by default all slots but these.
+  /// This many slots are kept free for the ranks of a host that is lost, so that the job goes on with as many ranks as
+  /// before. By default, `ranks` is then the number of the other slots.
   int spares = 0;
   /// Puts the Slurm job into the queue again when its ranks have saved and stopped (ExitCode::stopped) at the end of
   /// its time: after SIGUSR1, or without a signal in the last tenth of its time; and when it has lost a node and too
   /// few are left for `min_workers`.
   bool requeue = false;
-  /// Between the wish to stop and the end of ranks that do not heed it.
+  /// How long ranks that were asked to stop may go on. Then they are killed.
   std::chrono::milliseconds grace = std::chrono::seconds(60);
   /// How long the ranks may wait for each other in Launch's constructor. Then the start counts as a failure.
   std::chrono::milliseconds start_limit = std::chrono::seconds(600);

@@ -77,10 +77,10 @@ struct SweepOptions {
   int num_samples = 1;
   /// Neighbouring ranks that train together; the launch's remaining ranks wait.
   int ranks_per_trial = 1;
-  /// The metric, of reports or of their validations, by which trials are compared; the last value that each has
-  /// reported counts. If the first trial that is done has not reported it, or has reported what is no number, the sweep
-  /// ends with an Error (ExitCode::usage); so it does at its end if the value is NaN in all trials. A Trainable of
-  /// one's own may also add it to Result::metrics.
+  /// The metric, of reports or of their validations, by which trials are compared; the last value that each trial has
+  /// reported counts. If the first trial that is done has not reported the metric, or has reported a value that is not
+  /// a number, the sweep ends with an Error (ExitCode::usage). The same Error comes at the end of the sweep if the
+  /// value is NaN in all trials. Your own Trainable may also add the metric to Result::metrics.
   std::string metric = {};
   /// Whether a larger or a smaller value is better. Required with a metric.
   std::optional<ScoreOrder> mode = {};
@@ -95,13 +95,13 @@ enum class TrialStatus {
   waiting,  ///< not begun, stopped on request or interrupted; continued when the sweep is started again
   running,  ///< only in sweep.json
   done,
-  stopped,  ///< by the scheduler; counts as ended well
+  stopped,  ///< ended early by the scheduler; counts as ended well
   failed,   ///< tried again when the sweep is started again
 };
 
 struct Trial {
   std::string name = {};                      ///< trial_00003
-  Config config = {};                         ///< its settings from the space
+  Config config = {};                         ///< the trial's settings, drawn from the space
   TrialStatus status = TrialStatus::waiting;  ///< also failed if it lost a rank again and again
   /// The metrics of its last report that has SweepOptions::metric, or else of its last report; null if there was none.
   Json metrics = {};
@@ -136,7 +136,7 @@ struct MUSTER_API SweepResult {
 /// continues the others from their newest checkpoints, and runs the rest. Without --seed it keeps its seed. The space,
 /// a given --seed and the settings that all trials share (the trainer's train_loop_config, --config, --set) must be the
 /// same; otherwise an Error (ExitCode::usage) names the first difference. So must the metric and the mode once the
-/// scheduler has compared trials. Of other Trainables, such as an operator's, only --config and --set are compared.
+/// scheduler has compared trials. For other Trainables, such as an operator's, only --config and --set are compared.
 /// Requests to stop (signals, the file `stop` in the sweep's folder, --time-limit) stop all trials, and each saves its
 /// state. A start can run any number of trials, since trials reuse the MPI communicators of earlier ones.
 ///

@@ -50,7 +50,7 @@ class MUSTER_API Synchronised {
   int layer_ = 0;  ///< number of this layer in the model
 };
 
-/// A batch-norm of a module that runs operators and not modules.
+/// A batch-norm operator of a module that runs operators instead of submodules, such as an exported program.
 class MUSTER_API SynchronisedOperator : public Synchronised {
  public:
   bool is_connected() const noexcept { return !ranks_.expired(); }
@@ -61,13 +61,13 @@ class MUSTER_API SynchronisedOperator : public Synchronised {
                         double eps) const;
 };
 
-/// A base class of modules with such batch-norms, by which prepare_model finds them.
+/// The base class of modules with batch-norm operators, by which prepare_model finds these modules.
 class MUSTER_API BatchNormOperators {
  public:
   virtual ~BatchNormOperators() = default;
   /// ModelOptions::sync_batch_norm: makes all batch-norms synchronised ones, or throws an Error and changes nothing.
   virtual void synchronise_batch_norms() = 0;
-  /// The synchronised ones in the order of the forward pass, owned by the module.
+  /// The synchronised batch-norms, in the order of the forward pass; the module owns them.
   virtual std::vector<SynchronisedOperator*> synchronised_operators() = 0;
 };
 

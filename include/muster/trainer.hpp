@@ -112,7 +112,7 @@ struct TrainerOptions {
   std::map<std::string, Dataset> datasets = {};
   /// Fitted on "train" before training unless it is already fitted; applied to every dataset; saved with the
   /// checkpoints. A run that continues needs the same preprocessor again, and loads its saved fit. A run that starts
-  /// from another run's checkpoint loads that one's fit if its own preprocessor is not fitted.
+  /// from another run's checkpoint loads the fit from that checkpoint if its own preprocessor is not fitted.
   PreprocessorPtr preprocessor = {};
   /// The user's own JSON, kept with the run and its checkpoints.
   Json metadata = Json::object();
@@ -144,14 +144,14 @@ class MUSTER_API DataParallelTrainer {
   /// Called by fit() before anything else, on every rank. It may change options_, but alike on all ranks.
   virtual void setup() {}
 
-  /// The default of this kind of trainer, overridden by what the options give. A list of names replaces both the
-  /// default's list and its split_all.
+  /// default_dataset_config() of this kind of trainer, overridden by the options. A list of names in the options
+  /// replaces both the list and split_all of the default.
   DataConfig get_dataset_config() const;
 
-  /// This trainer for a sweep (muster/sweep.hpp). The settings of a trial override train_loop_config, as a
-  /// configuration file does; an unknown setting is an Error (ExitCode::usage). Then fit() is called, including
-  /// setup(), and launch() is the trial's. All trials have the same other options, except that name and storage_path of
-  /// run_config are the sweep's. The trainer must outlive the sweep.
+  /// Makes a Trainable of this trainer, for a sweep (muster/sweep.hpp). The settings of a trial override
+  /// train_loop_config, as a configuration file does; an unknown setting is an Error (ExitCode::usage). Then fit() is
+  /// called, including setup(), and launch() is the trial's. All trials have the same other options, except that name
+  /// and storage_path of run_config are the sweep's. The trainer must outlive the sweep.
   Trainable as_trainable();
 
   /// True if restore(path) will find a run: a folder with params.json and at least one complete checkpoint, or one that

@@ -37,8 +37,8 @@ struct ExportOptions {
 MUSTER_API void save_safetensors(const StateDict& state, const std::filesystem::path& file,
                                  const ExportOptions& options = {});
 /// Writes a dict for Python's torch.load(file, weights_only=True). Tensors that share a storage share it in the file
-/// too, except for those that view it as another type. Types that torch's storages have no class for are an Error
-/// (ExitCode::usage): save_safetensors() writes float8 and uint16 and its like, and no format complex32.
+/// too, except for those that view it as another type. A type for which Python's torch has no storage class is an Error
+/// (ExitCode::usage): save_safetensors() can write float8, uint16 and similar types; no format has complex32.
 MUSTER_API void save_torch(const StateDict& state, const std::filesystem::path& file,
                            const ExportOptions& options = {});
 
@@ -61,12 +61,12 @@ struct LoadOptions {
   std::vector<std::string> may_be_missing = {};
 };
 
-/// Loads such a state into an object, usually a model. Compares names, shapes and types first, like Checkpoint::load();
-/// if they differ, nothing is changed.
+/// Loads a state, such as state_dict() and load_torch() return, into an object, usually a model. Compares names, shapes
+/// and types first, like Checkpoint::load(); if they differ, nothing is changed.
 ///
-/// Into a model goes what Python loads strictly, with a line in the log: of parameters or buffers that are tied, one
-/// may be there; a batch-norm without num_batches_tracked counts from 0; a prefix "module." or "model." that all names
-/// have is left out. Any other buffer that is missing is an Error (ExitCode::data).
+/// A model also accepts these states, with a line in the log: only one of several tied parameters or buffers is there;
+/// a batch-norm has no num_batches_tracked, which then begins at 0; all names have a prefix "module." or "model.",
+/// which is removed. Any other buffer that is missing is an Error (ExitCode::data).
 MUSTER_API void load_state_dict(const StateEntry& entry, const StateDict& state, const LoadOptions& options = {});
 
 }  // namespace muster

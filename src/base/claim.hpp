@@ -1,7 +1,7 @@
-// Claims of processes on what they should not share, such as cores and GPUs. A claim is a name that one process of the
-// machine has: that of a socket in the kernel's abstract namespace. It leaves no file, other users see it, and it ends
-// with the process, SIGKILL included. Processes in different network namespaces (containers with a network of their
-// own) do not see each other's claims.
+// Claims of processes on what they should not share, such as cores and GPUs. A claim is a name that at most one process
+// of the machine holds: the name of a socket in the kernel's abstract namespace. It leaves no file, processes of other
+// users see it, and it ends with the process, even after SIGKILL. Processes in different network namespaces (containers
+// with a network of their own) do not see each other's claims.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@ class Claim {
   Claim& operator=(const Claim&) = delete;
   ~Claim();
 
-  /// The process that had claimed the name before, 0 if its id is not known here; empty if none had.
+  /// The process that already held the name; 0 if its id is not known here; empty if no process held it.
   std::optional<pid_t> other() const noexcept { return other_; }
 
  private:
@@ -30,7 +30,7 @@ class Claim {
   std::optional<pid_t> other_;
 };
 
-/// The process that has claimed the name, 0 if its id is not known here; empty if none has.
+/// The process that holds the name; 0 if its id is not known here; empty if no process holds it.
 std::optional<pid_t> holder_of(const std::string& name);
 
 }  // namespace muster::detail

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A set of the kernel's that holds `cpus` CPUs or more.
+/// A cpu_set_t with room for at least `cpus` CPUs.
 struct KernelSet {
   explicit KernelSet(std::size_t cpus)
       : bytes(CPU_ALLOC_SIZE(cpus)), set(CPU_ALLOC(cpus), [](cpu_set_t* one) { CPU_FREE(one); }) {
@@ -33,7 +33,7 @@ struct KernelSet {
   std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set;
 };
 
-/// The number in a file of one line; 0 if there is none.
+/// The number at the beginning of a file; 0 if there is none.
 int number_in(const fs::path& file) {
   int number = 0;
   std::ifstream(file) >> number;
@@ -42,7 +42,7 @@ int number_in(const fs::path& file) {
 
 std::vector<int> list_in(const fs::path& file) { return parse_cpu_list(first_line(file)); }
 
-/// The CPUs that a control group grants; infinity if it does not say. Version 2: "max 100000" or "150000 100000".
+/// How many CPUs a control group grants; infinity if it sets no limit. Version 2: "max 100000" or "150000 100000".
 double quota_of_group(const fs::path& folder) {
   std::string quota;
   double period = 0;
@@ -77,7 +77,7 @@ bool bind_threads(const std::string& mask) {
   for (std::size_t cpu = 0; cpu < mask.size(); ++cpu)
     if (mask[cpu] == '1') CPU_SET_S(cpu, wanted.bytes, wanted.set.get());
   if (::sched_setaffinity(0, wanted.bytes, wanted.set.get()) != 0) return false;
-  // A thread that is not bound yet may start another one meanwhile.
+  // A thread that is not bound yet may start another one meanwhile, so repeat until no new thread appears.
   std::set<pid_t> bound;
   for (std::size_t before = 0; bound.empty() || before != bound.size();) {
     before = bound.size();

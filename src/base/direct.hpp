@@ -1,5 +1,5 @@
-// Direct I/O: writing past the page cache, which is the fastest way to get large files onto the disk, and reading what
-// the cache could not keep.
+// Direct I/O, which bypasses the page cache: the fastest way to write large files to the disk, and to read files that
+// are too large for the cache.
 #pragma once
 
 #include "base/file.hpp"
@@ -23,8 +23,8 @@ void write_directly(File& file) noexcept;
 /// Ends write_directly().
 void write_through_cache(int descriptor) noexcept;
 
-/// Makes reads of the file's descriptor bypass the page cache, with the same alignment. False if the file system says
-/// that it does not support that; some refuse only the reads, with EINVAL.
+/// Makes reads of the file's descriptor bypass the page cache, with the same alignment. False if the file system
+/// refuses. Some file systems accept this call and then fail the reads with EINVAL.
 bool read_directly(File& file) noexcept;
 
 }  // namespace muster::detail

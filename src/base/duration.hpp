@@ -13,17 +13,16 @@
 
 namespace muster::detail {
 
-/// The timeout, or 100 years if it is longer: sums of such timeouts and of any clock's time fit into nanoseconds, which
-/// milliseconds::max() does not.
+/// The timeout, but at most 100 years: then the sum of timeouts and a clock's time fits into 64 bits of nanoseconds.
 constexpr std::chrono::milliseconds usable_timeout(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::years(100));
 }
 
-/// The longest time that can be added to any other: 30 years.
+/// The longest time that is accepted from users and batch systems: about 30 years, so that sums do not overflow.
 inline constexpr std::chrono::seconds longest_time{1'000'000'000};
 
-/// Parses a time as Slurm does: "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS", or a number of `unit`. None for
-/// another text, or more than longest_time.
+/// Parses a time as Slurm does: "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS", or a number, which counts `unit`.
+/// Empty for any other text, and for times above longest_time.
 inline std::optional<std::chrono::seconds> parse_clock(std::string_view text, std::chrono::seconds unit) {
   constexpr std::int64_t units[] = {86400, 3600, 60, 1};
   const bool has_days = text.find('-') != text.npos;

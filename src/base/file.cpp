@@ -49,7 +49,8 @@ void write_all(int descriptor, const std::filesystem::path& path, std::span<cons
                               : ::write(descriptor, from.data(), from.size());
     if (wrote < 0) {
       if (errno == EINTR) continue;
-      // A file system may accept write_directly() and then refuse the write, or be full after a part of a block.
+      // EINVAL: the file system refuses direct writes after all, or it was full after a part of a block, so that the
+      // rest is not aligned. Then write through the cache.
       if (errno == EINVAL && std::exchange(may_be_direct, false)) {
         write_through_cache(descriptor);
         continue;
@@ -70,14 +71,14 @@ int sync_descriptor(int descriptor) noexcept {
   return status;
 }
 
-/// Returns how the names of temporary files for `path` begin. A long name is cut, so that the rest of theirs fits into
-/// the 255 bytes of a file name.
+/// Returns the beginning of the names of temporary files for `path`. A long name is cut, so that the whole name has at
+/// most 255 bytes.
 std::string temporary_prefix(const std::filesystem::path& path) {
   constexpr std::size_t longest_kept = 200;
   return path.filename().string().substr(0, longest_kept) + ".tmp.";
 }
 
-/// A number for this host's name.
+/// A hash of this host's name.
 std::uint32_t host_number() noexcept { return static_cast<std::uint32_t>(std::hash<std::string>()(host_name())); }
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -85,12 +86,12 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 }
 
 /// The exit code for a failed mkdir(2): usage if something is in the way, since a retry does not help then.
-ExitCode code_of_making(int error) noexcept {
+ExitCode mkdir_error_code(int error) noexcept {
   return error == EEXIST || error == ENOTDIR || error == ELOOP || error == ENAMETOOLONG ? ExitCode::usage
                                                                                         : ExitCode::retry;
 }
 
-/// Throws the error of a temporary file again, as one of the file that it was to become.
+/// Throws an error about a temporary file again, as an error about `path`, which the file was to become.
 [[noreturn]] void fail_for(const std::filesystem::path& path, const std::filesystem::path& temporary,
                            const Error& error) {
   const std::string text = error.what(), name = printable(temporary.string()) + ": ";
@@ -115,16 +116,16 @@ const char* kind_of(std::filesystem::file_type type) noexcept {
 }
 
 /// True if a process with that id runs on this machine.
-bool runs(const std::string& process) noexcept {
+bool is_running(const std::string& process) noexcept {
   return ::kill(static_cast<pid_t>(std::atoi(process.c_str())), 0) == 0 || errno != ESRCH;
 }
 
-/// True if the process that made a temporary file may still write it. `numbers`: what its name has after the prefix:
-/// the process, the host and two more; only the process in those of earlier versions.
+/// True if the process that made a temporary file may still write it. `numbers`: the part of the name after the prefix:
+/// the process id, the hash of the host and two more numbers; in files of earlier versions only the process id.
 bool may_be_written(const std::filesystem::path& file, const std::string& numbers) {
   const auto dot = numbers.find('.');
   const bool has_host = std::ranges::count(numbers, '.') == 3;
-  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_number()) return runs(numbers);
+  if (!has_host || std::strtoul(numbers.c_str() + dot + 1, nullptr, 10) == host_number()) return is_running(numbers);
   std::error_code error;
   const auto written = std::filesystem::last_write_time(file, error);
   return error || std::filesystem::file_time_type::clock::now() - written < std::chrono::hours(24);
@@ -363,7 +364,7 @@ void require_output(const std::filesystem::path& path) {
   const auto there = std::filesystem::status(folder, error);
   if (there.type() == std::filesystem::file_type::not_found)
     refuse("there is no folder " + folder.string(), "Make it first");
-  if (there.type() == std::filesystem::file_type::none && code_of_making(error.value()) == ExitCode::usage)
+  if (there.type() == std::filesystem::file_type::none && mkdir_error_code(error.value()) == ExitCode::usage)
     refuse(folder.string() + ": " + error.message(), "Check the path");
   if (there.type() != std::filesystem::file_type::none && !std::filesystem::is_directory(there))
     refuse(folder.string() + " is no folder", "Check the path");
@@ -397,7 +398,7 @@ void make_directories(const std::filesystem::path& path) {
     throw Error(ExitCode::usage, "making the folder " + path.string(), "something that is not a folder has this name",
                 "Choose another path");
   if (error) {
-    const auto code = code_of_making(error.value());
+    const auto code = mkdir_error_code(error.value());
     throw Error(code, "making the folder " + path.string(), error.message(),
                 code == ExitCode::usage ? "Choose another path" : remedy_of(error.value()));
   }

@@ -1,8 +1,7 @@
 // Files: every call is checked, and write_file() returns when the data are on the disk. Failures throw muster::Error,
-// which names the path and the system's error text: ExitCode::data for what is wrong with the file (missing, a folder,
-// too short), ExitCode::retry for a read or write that failed, which says nothing about the content.
-// Reading follows symbolic links. Writing does not: opening a link throws an Error, and write_file() replaces the link,
-// never its target.
+// which names the path and the system's error text: ExitCode::data if the file itself is wrong (missing, a folder, too
+// short), ExitCode::retry if a read or write failed, which says nothing about the content. Reading follows symbolic
+// links. Writing does not: opening a link throws an Error, and write_file() replaces the link, never its target.
 #pragma once
 
 #include "base/export.hpp"
@@ -77,22 +76,22 @@ MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, std::stri
 /// the file exists.
 MUSTER_INTERNAL_API void write_file(const std::filesystem::path& path, const std::function<void(File&)>& write,
                                     bool replace = true);
-/// The same by a file that was written beside it, synced and closed.
+/// Replaces `path`, durably, by the file `by`, which the caller has written in the same folder, synced and closed.
 MUSTER_INTERNAL_API void replace_file(const std::filesystem::path& path, const std::filesystem::path& by);
 /// Like write_file(), but does not wait for the disk: after a crash of the machine the file may be empty. For one
 /// writer at a time.
 void write_file_unsynced(const std::filesystem::path& path, std::string_view content);
-/// A name for a temporary file beside `path`, which remove_unfinished() knows.
+/// Makes a name for a temporary file beside `path`, by which remove_unfinished() recognises it.
 MUSTER_INTERNAL_API std::filesystem::path temporary_beside(std::filesystem::path path);
 /// Removes the temporary files that killed processes have left beside `path`. `none_writes`: no process is writing
-/// `path` now; without it, the files of processes that run on this machine are kept, and those of other hosts that were
-/// written to in the last 24 hours.
+/// `path` now; without it, files of processes that run on this machine are kept, and so are files of other hosts that
+/// were written to in the last 24 hours.
 MUSTER_INTERNAL_API void remove_unfinished(const std::filesystem::path& path, bool none_writes = true) noexcept;
 /// Throws an Error (ExitCode::usage) unless a new file may be written at `path`: its folder exists, and there is
 /// nothing or a regular file at `path`, so that no link, pipe or device is replaced. ExitCode::retry if the folder is
 /// not writable.
 MUSTER_INTERNAL_API void require_output(const std::filesystem::path& path);
-/// Writes the folder's entries to the disk (after a create, rename or unlink in it).
+/// Writes the folder's entries to the disk. Call it after a file in the folder was created, renamed or removed.
 void sync_directory(const std::filesystem::path& path);
 /// Creates the folder and its parents, durably, with mode 0777 less the umask. The Error has ExitCode::usage if a file
 /// or a loop of links is in the way, or if a name is too long.
@@ -104,8 +103,8 @@ MUSTER_INTERNAL_API void require_own_directory(const std::filesystem::path& path
 /// rename(2) that never replaces: throws an Error if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Renames the folder `from`, which must be synced, to `to`, and removes the folder that was at `to`, if any. If the
-/// process is killed meanwhile, one of the two is at `to`. On a file system that cannot exchange names there may be
-/// none; then restore_directory() restores the old one.
+/// process is killed meanwhile, one of the two folders is at `to`. On a file system that cannot exchange names, nothing
+/// may be at `to`; then restore_directory() restores the old folder.
 MUSTER_INTERNAL_API void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
 /// Restores the folder `to` if a replace_directory() was killed and has left nothing at `to`.
 MUSTER_INTERNAL_API void restore_directory(const std::filesystem::path& to);

@@ -1,4 +1,5 @@
-// What a process asks the system: the name of its host, its environment variables, the first line of a file.
+// What a process can find out from the system: the name of its host, its environment variables, the first line of a
+// file.
 #pragma once
 
 #include <unistd.h>
@@ -28,7 +29,7 @@ inline std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-/// Empty if there is no such file.
+/// The first line of the file; empty if there is no such file.
 inline std::string first_line(const std::filesystem::path& file) {
   std::string line;
   std::getline(std::ifstream(file), line);

@@ -22,7 +22,7 @@ std::string reason_of(const Json::exception& error) {
 
 Json parse_json(std::string_view text, const std::string& doing, bool comments) {
   using Event = Json::parse_event_t;
-  std::vector<std::set<std::string>> keys;  // of each object around the present position
+  std::vector<std::set<std::string>> keys;  // the keys so far of each object that is open at this position
   const auto check = [&](int depth, Event event, const Json& value) {
     if (depth >= max_json_depth)
       throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(max_json_depth) + " levels deep",
@@ -74,7 +74,7 @@ std::string json_to_cbor(const Json& json) {
 }
 
 Json json_from_cbor(std::string_view bytes) {
-  // A binary value may have a subtype.
+  // store: a binary value may have a subtype, which is a tag in CBOR.
   return Json::from_cbor(bytes.begin(), bytes.end(), /*strict=*/true, /*allow_exceptions=*/true,
                          Json::cbor_tag_handler_t::store);
 }

@@ -23,18 +23,18 @@ MUSTER_INTERNAL_API Json parse_json(std::string_view text, const std::string& do
 /// Reads and parses a file; `doing` is "reading PATH" unless given.
 MUSTER_INTERNAL_API Json read_json(const std::filesystem::path& path, std::string doing = {}, bool comments = false);
 
-/// The JSON in a file that can be made again; null if the file is missing or damaged.
+/// Reads a file that the program can make again: null if it is missing or damaged.
 MUSTER_INTERNAL_API Json read_json_if_intact(const std::filesystem::path& file);
 
 /// JSON as text: in one line, or indented by `indent` spaces. Throws Json::type_error for text that is not UTF-8.
 MUSTER_INTERNAL_API std::string json_text(const Json& json, int indent = -1);
-/// The same with U+FFFD in place of what is not UTF-8.
+/// The same, but with U+FFFD in place of bytes that are not UTF-8.
 MUSTER_INTERNAL_API std::string json_text_lossy(const Json& json, int indent = -1);
 /// The JSON in a text that muster has written. Throws Json::parse_error for any other.
 MUSTER_INTERNAL_API Json json_from_text(std::string_view text);
 /// The JSON in a text, if it is JSON.
 MUSTER_INTERNAL_API std::optional<Json> json_if_valid(std::string_view text);
-/// JSON as bytes in CBOR, which keeps what text does not: NaN, infinity, text that is not UTF-8, and binary values.
+/// JSON as bytes in CBOR, which also holds NaN, infinity, text that is not UTF-8, and binary values.
 MUSTER_INTERNAL_API std::string json_to_cbor(const Json& json);
 /// Throws Json::parse_error unless json_to_cbor() has made the bytes.
 MUSTER_INTERNAL_API Json json_from_cbor(std::string_view bytes);

@@ -39,6 +39,7 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   File file_;
 };
 
+/// The places to which messages go, and the settings of logging.
 struct Sinks {
   std::shared_ptr<spdlog::sinks::sink> terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
   std::shared_ptr<spdlog::logger> logger = std::make_shared<spdlog::logger>("muster", terminal);

@@ -43,7 +43,7 @@ MUSTER_INTERNAL_API void write_to_file_only(const std::string& text) noexcept;
 /// Writes out buffered messages.
 void flush() noexcept;
 
-/// Its destructor restores the rank, the level and the file that were set when it was constructed.
+/// The destructor restores the rank, the level and the file that were set when this object was constructed.
 class MUSTER_INTERNAL_API Scope {
  public:
   Scope();

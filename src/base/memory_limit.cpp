@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 std::atomic<double> limit_for_tests = 0;
 
-/// The bytes that a control group grants; infinity if it does not say. Version 2 says "max" for that.
+/// The bytes that a control group grants; infinity if it sets no limit, for which version 2 has "max".
 double limit_of_group(const fs::path& folder) {
   for (const char* const name : {"memory.max", "memory.limit_in_bytes"})
     if (double bytes = 0; std::ifstream(folder / name) >> bytes) return bytes;

@@ -14,7 +14,7 @@
 
 namespace muster::detail {
 
-/// The number that the whole text is; none if it is something else, or does not fit.
+/// The number that the whole text stands for; empty if the text is not a number, or if it does not fit into Number.
 template <class Number>
 std::optional<Number> parse_number(std::string_view text) {
   Number value{};

@@ -26,7 +26,7 @@ struct InvalidOption : Error {
       : Error(ExitCode::data, "reading options", (which.empty() ? "the JSON" : which) + " " + what, "Correct it"),
         key(std::move(which)),
         fact(std::move(what)) {}
-  std::string key;  ///< with its parents, as "scaling_config" "num_workers"; empty for the whole JSON
+  std::string key;  ///< the key with its parents: "scaling_config" "num_workers"; empty for the whole JSON
   std::string fact;
 };
 

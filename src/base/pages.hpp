@@ -9,12 +9,13 @@
 
 namespace muster::detail {
 
+/// Owns memory in whole pages. Move-only.
 class MUSTER_INTERNAL_API Pages {
  public:
   Pages() = default;
   /// Takes `bytes` > 0, which are all zero. Throws std::bad_alloc if the kernel refuses them.
   explicit Pages(std::size_t bytes);
-  /// The same in large pages, if the kernel has some, from 2 MB on.
+  /// The same; from 2 MB on, the kernel may use large pages.
   static Pages large(std::size_t bytes);
   Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Pages& operator=(Pages&& other) noexcept {
@@ -24,7 +25,7 @@ class MUSTER_INTERNAL_API Pages {
   }
   ~Pages();
 
-  /// Null if there are none.
+  /// Null if the object holds no memory.
   std::byte* data() const noexcept { return data_; }
   std::size_t size() const noexcept { return bytes_; }
 

@@ -30,7 +30,7 @@ inline std::size_t character_count(std::string_view text) {
       std::ranges::count_if(text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }));
 }
 
-/// Returns `text` if it has at most that many characters, otherwise its beginning and "…", that many together.
+/// Returns `text` if it has at most that many characters. Otherwise cuts it and adds "…", so that it has that many.
 inline std::string shortened(std::string text, std::size_t characters) {
   if (character_count(text) <= characters) return text;
   while (character_count(text) >= characters && !text.empty()) text.pop_back();  // a character's first byte goes last
@@ -60,7 +60,7 @@ inline std::string printable(std::string_view text) {
   return shown;
 }
 
-/// The same in one line: line breaks and tabs are "\x0a" and "\x09".
+/// Like printable(), but in one line: line breaks and tabs become "\x0a" and "\x09".
 inline std::string printable_in_line(std::string_view text) {
   std::string shown;
   for (const char c : printable(text)) shown += c == '\n' ? "\\x0a" : c == '\t' ? "\\x09" : std::string(1, c);

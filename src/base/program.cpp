@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Appends what is read until the end of the file; false if that does not come in time.
+/// Appends everything until the end of the file to `text`; false if the end does not come before `until`.
 bool read_all(int file, std::string& text, Clock::time_point until) {
   std::array<char, 4096> buffer{};
   for (;;) {

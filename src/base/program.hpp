@@ -1,4 +1,4 @@
-// Programs by their name, and the output of a short one, such as scontrol, with a timeout.
+// Finds programs in PATH, and runs short ones, such as scontrol, with a timeout.
 #pragma once
 
 #include "base/export.hpp"
@@ -24,23 +24,25 @@ MUSTER_INTERNAL_API std::vector<std::string> environment_with(
 /// The strings as exec(3) takes them, with a null pointer at the end.
 MUSTER_INTERNAL_API std::vector<char*> pointers_to(std::vector<std::string>& strings);
 
+/// How a program ended, and what it has printed.
 struct ProgramEnd {
   enum class Kind { exited, killed_by_signal, out_of_time, not_started };
   Kind kind = Kind::not_started;
   int code = -1;       ///< the exit code, or the number of the signal
-  std::string output;  ///< of standard output
+  std::string output;  ///< what it wrote to standard output
   bool succeeded() const noexcept { return kind == Kind::exited && code == 0; }
 };
 
 /// Starts a program, searched in PATH, without input and in a process group of its own. Its standard output goes to the
-/// file `output`, and standard error with it if `errors`. Returns its process id, which the caller waits for, or -1.
+/// file descriptor `output`; so does standard error if `errors` is true. Returns its process id, which the caller waits
+/// for, or -1.
 MUSTER_INTERNAL_API pid_t start_program(std::vector<std::string> words, int output, bool errors = false);
 
 /// Runs the program, searched in PATH, without input, and waits for its end. Kills it, and what it has started, if its
 /// output does not end within `timeout`. With `errors`, the output includes standard error.
 MUSTER_INTERNAL_API ProgramEnd run_program(std::vector<std::string> words, std::chrono::milliseconds timeout,
                                            bool errors = false);
-/// What the program has written to standard output; none unless it has succeeded within `timeout`.
+/// Runs the program like run_program() and returns its standard output; empty unless it has succeeded within `timeout`.
 MUSTER_INTERNAL_API std::optional<std::string> output_of(std::vector<std::string> words,
                                                          std::chrono::milliseconds timeout);
 

@@ -16,7 +16,7 @@ constexpr bool is_reserved(std::string_view name) {
   return std::ranges::find(reserved, name) != reserved.end();
 }
 
-/// True for those and for "epoch", which a metric may replace.
+/// True for the reserved fields and for "epoch", which a metric may replace.
 constexpr bool is_row_field(std::string_view name) { return name == "epoch" || is_reserved(name); }
 
 }  // namespace muster::detail

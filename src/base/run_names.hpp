@@ -1,5 +1,5 @@
-// The names that muster gives to what lies in a run's folder or in a checkpoint. A link to a checkpoint, which a
-// program names, must have none of them.
+// The names of muster's own files and folders in a run's folder or in a checkpoint. The program's names for
+// checkpoints, which become links in the run's folder, must be different from all of them.
 #pragma once
 
 #include <algorithm>
@@ -21,9 +21,9 @@ inline constexpr const char* sweep = "sweep.json";
 inline constexpr const char* sweep_table = "sweep.csv";
 inline constexpr const char* stop = "stop";
 inline constexpr const char* logs = "logs";
-inline constexpr const char* trial_prefix = "trial_";  ///< of the trials' folders
+inline constexpr const char* trial_prefix = "trial_";  ///< begins the names of the trials' folders
 
-/// Now, as part of a name: "2026-11-27_14-05-59".
+/// The present local time, as part of a name: "2026-11-27_14-05-59".
 inline std::string time_now() {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
@@ -34,7 +34,7 @@ inline std::string time_now() {
 }
 
 /// True if muster has a file or folder of this name, or may have one.
-constexpr bool are_own(std::string_view name) {
+constexpr bool is_own(std::string_view name) {
   constexpr std::array<std::string_view, 19> names{params,
                                                    history,
                                                    table,

@@ -1,4 +1,4 @@
-// Lines on stderr that a rank writes for the `muster run` that has started it. Nobody else sees them.
+// Lines on stderr that a rank writes for the `muster run` that has started it, which does not show them.
 #pragma once
 
 #include <unistd.h>
@@ -9,19 +9,19 @@
 
 namespace muster::detail {
 
-/// In the environment of a supervised rank.
+/// An environment variable that `muster run` sets for its ranks.
 inline constexpr const char* supervised_variable = "MUSTER_SUPERVISED";
-/// In that of its children: the process id of the rank, the first of its processes that has loaded the library.
+/// An environment variable that a rank sets for its child processes: its process id.
 inline constexpr const char* rank_process_variable = "MUSTER_RANK_PROCESS";
 
-/// What such a line begins with. A word, a space and a text without line breaks follow.
+/// The beginning of such a line. After it come a word, a space and a text without line breaks.
 inline constexpr std::string_view message_prefix = "\x1emuster ";
-inline constexpr std::string_view message_loaded = "loaded";  ///< the library, in a rank or a program that it starts
+inline constexpr std::string_view message_loaded = "loaded";      ///< the library is loaded, in a rank or its child
 inline constexpr std::string_view message_starting = "starting";  ///< this rank initialises MPI
-inline constexpr std::string_view message_leaving = "leaving";    ///< the exit code: this rank ends the job now
-/// "RANK CODE HOST": this rank itself exits with a code other than 0; not under srun, which tells it.
+inline constexpr std::string_view message_leaving = "leaving";    ///< this rank ends the job; the text: exit code
+/// "RANK CODE HOST": this rank itself exits with a code other than 0. Not sent under srun, which reports exit codes.
 inline constexpr std::string_view message_exit = "exit";
-inline constexpr std::string_view message_silent = "silent";  ///< a host on which no rank answers
+inline constexpr std::string_view message_silent = "silent";  ///< no rank answers on the host that the text names
 
 /// True in a job of Slurm, PBS or LSF. They send SIGTERM to all processes of a job that they are about to end.
 inline bool in_batch_job() noexcept {

@@ -1,4 +1,4 @@
-// The folders of a user: for temporary files, and the home folder.
+// The user's folder for temporary files, and the user's home folder.
 #pragma once
 
 #include "base/export.hpp"
@@ -11,7 +11,7 @@ namespace muster::detail {
 MUSTER_INTERNAL_API std::filesystem::path temporary_parent();
 
 /// Sets HOME to /nonexistent for a user who has neither HOME nor an entry in passwd, as in a container that is started
-/// with another number: Open MPI would crash. To be called before threads and other processes are started.
+/// with another user id, because Open MPI would crash. To be called before threads and other processes are started.
 MUSTER_INTERNAL_API void require_home() noexcept;
 
 }  // namespace muster::detail

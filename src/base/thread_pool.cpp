@@ -12,7 +12,7 @@
 namespace muster::detail {
 namespace {
 
-/// Of the task that this thread does; without a task, stop is never requested.
+/// The stop token of the task that this thread runs. On a thread without a task, stop is never requested.
 thread_local std::stop_token stop_of_task;
 
 }  // namespace
@@ -26,7 +26,7 @@ std::size_t ThreadPool::start_locked() {
   if (!most_) most_ = static_cast<std::size_t>(count_());
   try {
     while (threads_.size() < *most_) threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
-  } catch (const std::system_error&) {  // the system has no more threads; those that are there will do
+  } catch (const std::system_error&) {  // the system refuses more threads; go on with those that run
   }
   return threads_.size();
 }
@@ -66,7 +66,7 @@ void ThreadPool::run(std::size_t count, const std::function<void(std::size_t)>& 
     std::size_t failed = 0;  ///< the number of the call that threw `error`
     std::exception_ptr error = {};
   };
-  const auto job = std::make_shared<Job>();  // a task may begin when all calls have returned
+  const auto job = std::make_shared<Job>();  // shared, because a task may begin after all calls have returned
   const auto make_calls = [job, count, &work] {
     std::unique_lock lock(job->mutex);
     while (job->next < count && !stop_of_task.stop_requested()) {
@@ -92,7 +92,7 @@ void ThreadPool::run(std::size_t count, const std::function<void(std::size_t)>& 
   try {
     const auto others = count > 1 ? std::min(count - 1, start()) : 0;
     for (std::size_t other = 0; other < others; ++other) add(make_calls);
-  } catch (const std::bad_alloc&) {  // this thread makes the calls that have no other
+  } catch (const std::bad_alloc&) {  // this thread makes the calls that no other thread makes
   }
   make_calls();
   std::unique_lock lock(job->mutex);

@@ -1,4 +1,4 @@
-// Threads that do tasks.
+// A pool of threads that run tasks.
 #pragma once
 
 #include <condition_variable>
@@ -15,10 +15,10 @@
 
 namespace muster::detail {
 
-/// Does tasks on threads of its own, in the order in which they were added. Thread-safe.
+/// Runs tasks on threads of its own, in the order in which they were added. Thread-safe.
 ///
-/// A task is unwanted once its pool is told to rest, or once the task that added it is unwanted. So leaving a pass also
-/// ends what its tasks have other pools do, after the call that run() is in.
+/// A task becomes unwanted when rest() is called on its pool, or when the task that added it becomes unwanted. So when
+/// a pass over data is left early, work that its tasks have given to other pools ends too: run() begins no more calls.
 class ThreadPool {
  public:
   /// Thrown by a task that is unwanted.
@@ -26,23 +26,25 @@ class ThreadPool {
     const char* what() const noexcept override { return "the pass for which this was done has been left"; }
   };
 
-  /// `name`: the system's name for the threads, at most 15 characters. `most`: how many threads; a function is called
-  /// once, when threads are first started.
+  /// `name`: the system's name for the threads, at most 15 characters. `most`: the largest number of threads. If it is
+  /// a function, it is called once, when threads are first started.
   ThreadPool(const char* name, std::function<int()> most) : name_(name), count_(std::move(most)) {}
   ThreadPool(const char* name, int most) : ThreadPool(name, [most] { return most; }) {}
   ~ThreadPool() { rest(); }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  /// Starts the threads that do not run. Returns how many run, which are fewer than `most` if the system has no more.
+  /// Starts the threads that are not running. Returns how many are running: fewer than `most` if the system refuses
+  /// more.
   std::size_t start();
-  /// Has a thread do the task, which must not throw. Starts the threads; if there are none, the task is dropped.
+  /// Gives the task, which must not throw, to a thread. Starts the threads; drops the task if none can be started.
   void add(std::function<void()> task);
   /// Calls work(0) … work(count − 1), on this thread and the others, and returns when all calls have returned. After an
-  /// exception no more calls begin; of several, that of the lowest number is thrown here. Called by a task that becomes
-  /// unwanted, it begins no more calls and throws Unwanted.
+  /// exception no more calls begin; of several exceptions, the one of the lowest number is thrown here. If the caller
+  /// is a task that becomes unwanted, no more calls begin and Unwanted is thrown.
   void run(std::size_t count, const std::function<void(std::size_t)>& work);
-  /// Drops the tasks that have not begun, waits for the others and ends the threads. The next task starts them again.
+  /// Drops the tasks that have not begun, waits for the running ones and ends the threads. The next task starts threads
+  /// again.
   void rest();
 
   static void throw_if_unwanted();
@@ -50,11 +52,11 @@ class ThreadPool {
  private:
   struct Task {
     std::function<void()> work;
-    std::stop_token stop;  ///< of the task that added it
+    std::stop_token stop;  ///< the stop token of the task that added this one
   };
 
   void work(const std::stop_token& stop);
-  /// start() under the lock.
+  /// Does the work of start(). The caller holds the mutex.
   std::size_t start_locked();
 
   const char* const name_;

@@ -18,11 +18,11 @@
 namespace muster::detail::comm {
 namespace {
 
-/// Each rank's outcome, and the attempt that it came from.
+/// The outcomes of all ranks, and the nesting depth of the attempt that each rank came from.
 struct Outcomes {
   std::vector<Outcome> of_rank;
-  std::vector<bool> raised;  ///< [rank]: it has raised an alarm
-  std::vector<int> depths;   ///< [rank]: of nested attempts
+  std::vector<bool> raised;  ///< [rank]: true if it has raised an alarm
+  std::vector<int> depths;   ///< [rank]: how deep its attempt is nested
 };
 
 /// Gives the outcomes of all ranks of a world to each of them, in ⌈log₂ p⌉ rounds. In round k each rank sends the
@@ -32,7 +32,7 @@ class OutcomeExchange {
  public:
   OutcomeExchange(World& world, int rank, const Outcome& mine)
       : world_(world), rank_(static_cast<std::size_t>(rank)), size_(world.members.size()) {
-    // What this rank has raised stays its outcome: other ranks may have left because of it.
+    // If this rank has raised an alarm, its outcome stays the one that it has raised: other ranks may have left for it.
     const auto raised = world_.alarm.raised();
     std::string own{static_cast<char>(raised.has_value()), static_cast<char>(world_.depth)};
     own += pack(raised.value_or(mine), longest - fields - packed_fields);
@@ -41,28 +41,28 @@ class OutcomeExchange {
 
   OutcomeExchange(const OutcomeExchange&) = delete;
   OutcomeExchange& operator=(const OutcomeExchange&) = delete;
-  /// If this rank has given up waiting, MPI may still use the memory.
+  /// MPI may still use the memory if this rank has given up waiting.
   ~OutcomeExchange() {
     if (!finished_) world_.agreement->abandon({memory_->receive}, memory_->sends, memory_);
   }
 
-  /// Advances. True if the outcomes of all ranks are here and no rank needs anything from this one.
+  /// Advances. True if this rank has the outcomes of all ranks, and its own messages are sent.
   bool advance() {
     while (!has_all() && advance_round()) continue;
     const bool sent = test_all(memory_->sends);
     return finished_ = has_all() && sent;
   }
 
-  /// True if the outcomes of all ranks are here.
+  /// True if this rank has the outcomes of all ranks.
   bool has_all() const { return known_.size() == size_; }
-  /// The ranks whose outcome is not here.
+  /// The ranks whose outcome this rank does not have.
   std::vector<int> without_outcome() const {
     std::vector<int> ranks;
     for (std::size_t distance = known_.size(); distance < size_; ++distance) ranks.push_back(rank_at(distance));
     std::ranges::sort(ranks);
     return ranks;
   }
-  /// Those of them that have not come, as far as this rank knows.
+  /// The ranks of without_outcome() that have not come to agree(), as far as this rank knows.
   std::vector<int> missing() const {
     auto ranks = without_outcome();
     std::erase_if(ranks, [&](int r) { return world_.presence.has_answered(r, world_.agreements + 1); });
@@ -87,15 +87,15 @@ class OutcomeExchange {
   static constexpr std::size_t fields = 2;          ///< bytes before the packed outcome: alarm raised, depth
   static constexpr int tag = 0;
 
-  /// What MPI uses.
+  /// The memory that MPI uses.
   struct Memory {
-    std::deque<std::string> sent;  ///< a deque, so that they keep their addresses
+    std::deque<std::string> sent;  ///< a deque, since it never moves its elements
     std::vector<MPI_Request> sends;
     std::string received;
     MPI_Request receive = MPI_REQUEST_NULL;
   };
 
-  /// The rank that far after this one; after the last rank comes rank 0.
+  /// The rank at this distance after this one; rank 0 comes after the last rank.
   int rank_at(std::size_t distance) const { return static_cast<int>((rank_ + distance) % size_); }
 
   /// Advances the round that this rank is in. True if it has ended. Each rank sends once to a given rank in an
@@ -166,7 +166,7 @@ std::vector<Outcome> with_depth_mismatch(std::vector<Outcome> outcomes, const st
   return outcomes;
 }
 
-/// The error if `missing` ranks did not come. `stalled`: the rank that has waited too long, if one has.
+/// The error that `missing` ranks did not come. `stalled`: the rank that has waited too long, if there is one.
 RanksMissing ranks_missing(const World& world, int rank, const std::vector<int>& missing, std::optional<int> stalled,
                            std::chrono::nanoseconds waited, const WaitMonitor::Decision& decision) {
   using namespace std::chrono_literals;
@@ -198,7 +198,7 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
   const WaitedFor end{0, number, Channel::of(communicator)->world_ranks};
   const auto begun = watch::now();
   WaitTime time;
-  std::optional<std::chrono::nanoseconds> given_up;  // when this rank learnt that some rank has waited too long
+  std::optional<std::chrono::nanoseconds> given_up;  // when this rank learnt that a rank has waited too long
   bool has_asked = false;
   const auto received_or_given_up = [&] {
     time.until();
@@ -209,7 +209,7 @@ Outcomes exchange_outcomes(const Communicator& communicator, World& world, const
     world.alarm.poll();
     world.presence.poll(world.agreements + 1);
     if (!given_up && world.alarm.stalled()) given_up = watch::now();
-    // The outcome of a rank that has come may be held up by one that has not.
+    // The outcome of a rank that has come may wait at a rank that has not come.
     if (!has_asked && (given_up || watch::now() - begun > timeout / 2)) {
       world.presence.ask(exchange.missing(), world.agreements + 1);
       has_asked = true;
@@ -258,7 +258,7 @@ void throw_if_alarm_raised(const Communicator& communicator) {
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   auto& world = *Channel::of(communicator)->world;
-  // An error that ranks have agreed on (`outer`) is known to all of them already.
+  // All ranks already know the error that an outer attempt has agreed on (`outer`).
   if (mine.kind == Outcome::Kind::failed && !world.outer) world.alarm.raise(mine);
 }
 

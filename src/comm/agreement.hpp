@@ -19,29 +19,30 @@
 
 namespace muster::detail::comm {
 
-/// current_outcome() for work in which ranks also wait for each other outside of communicators. An error that only
-/// follows from the one that another rank of the world has raised, such as a closed connection, becomes `interrupted`
-/// too. A rank that has raised an alarm keeps that outcome, whatever it receives or throws later, so that a cause
-/// remains if several ranks fail at once.
+/// current_outcome() for work in which ranks also wait for each other by other means than communicators, such as gloo.
+/// If another rank of the world has raised an alarm, this rank's error, such as a closed connection, follows from it
+/// and becomes `interrupted` too. A rank that has raised an alarm keeps that outcome, whatever it receives or throws
+/// later, so that a cause remains if several ranks fail at once.
 MUSTER_INTERNAL_API Outcome current_outcome(const Communicator& world);
 
-/// Tells all other ranks of the world if this rank has failed; their waits throw RemoteError from then on. Returns at
+/// If this rank has failed, tells all other ranks of the world, whose waits throw RemoteError from then on. Returns at
 /// once; a second call before agree() does nothing.
 MUSTER_INTERNAL_API void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
 /// Throws RemoteError if another rank of the world has raised an alarm, as every wait on a communicator does.
 void throw_if_alarm_raised(const Communicator& communicator);
 
-/// For a separate world with a thread of its own on this rank, whose work another thread gives up: the thread's waits
-/// on the world throw at once, as do its later calls. Local.
+/// For a separate world that a thread of its own uses on this rank. Another thread calls this to give up that thread's
+/// work: the thread's waits on the world throw at once, and so do its later calls. Local.
 void give_up_work(const Communicator& world) noexcept;
-/// Once that thread had its time to end: what it calls from now on never returns, so that MPI may end without it.
-/// Local.
+/// Call it when that thread has had its time to end: its calls on the world never return from now on, so that MPI may
+/// end without it. Local.
 void leave_thread_behind(const Communicator& world) noexcept;
-/// For that thread, before it uses or frees what may end with the process: never returns if it is left behind. Local.
+/// That thread calls this before it uses or frees objects that may end with the process: never returns if the thread is
+/// left behind. Local.
 void stay_if_left_behind(const Communicator& world);
 
-/// Some ranks did not come to agree(): they are stuck or lost, and the job has to end.
+/// The error that some ranks did not come to agree(): they are stuck or lost, and the job has to end.
 class RanksMissing : public Error {
  public:
   RanksMissing(const Error& error, std::chrono::milliseconds report_delay)

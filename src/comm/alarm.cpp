@@ -33,7 +33,7 @@ void Alarm::raise(const Outcome& mine) {
     if (r == rank_) continue;
     try {
       sends_.push_back(comm_->send(sent_->data(), static_cast<int>(sent_->size()), MPI_BYTE, r, tag_));
-    } catch (const Error&) {  // a lost rank must not keep the notice from the others
+    } catch (const Error&) {  // even if a rank is lost, the others must get the notice
     }
   }
 }

@@ -16,7 +16,7 @@
 
 namespace muster::detail::comm {
 
-/// Sends the error of this rank to all others, and receives theirs.
+/// Sends this rank's error to all other ranks, and receives the errors of other ranks.
 class Alarm {
  public:
   explicit Alarm(PooledCommunicator comm);
@@ -26,7 +26,7 @@ class Alarm {
 
   /// Sends this rank's failure to all other ranks, once per attempt.
   void raise(const Outcome& mine);
-  /// What this rank, on any of its threads, has raised since the last clear().
+  /// The failure that this rank, on any of its threads, has raised since the last clear().
   std::optional<Outcome> raised() const {
     const std::lock_guard lock(mutex_);
     return raised_;
@@ -35,7 +35,7 @@ class Alarm {
   void throw_if_raised();
   /// Receives a notice if one has come. throw_if_raised() throws the first one received.
   void poll();
-  /// The lowest rank known to have waited too long: this one, or one whose notice was received.
+  /// The lowest rank that is known to have waited too long: this rank, or a rank whose notice was received.
   std::optional<int> stalled() const noexcept {
     const int rank = stalled_;
     return rank == nobody ? std::nullopt : std::optional(rank);
@@ -53,13 +53,13 @@ class Alarm {
   mutable std::mutex mutex_;
   std::optional<Outcome> raised_;
   std::shared_ptr<std::string> sent_;   // kept until the sends have completed
-  std::vector<MPI_Request> sends_;      // in this attempt
+  std::vector<MPI_Request> sends_;      // this attempt's sends
   std::vector<bool> received_from_;     // [rank], in this attempt
-  std::atomic<bool> is_raised_{false};  // by another rank: `cause_` is set and no longer changes
+  std::atomic<bool> is_raised_{false};  // by another rank: `cause_` is set, and fixed until clear()
   std::optional<RemoteError> cause_;
   static constexpr int nobody = std::numeric_limits<int>::max();
   std::atomic<int> stalled_{nobody};
-  int tag_ = 0;  ///< for this attempt: a rank that is ahead may raise the next attempt's alarm while others still agree
+  int tag_ = 0;  ///< alternates between attempts, since a rank may raise the next alarm while others still agree
 };
 
 }  // namespace muster::detail::comm

@@ -37,7 +37,8 @@ Topology make_topology(const Placement& placement, const std::vector<int>& ranks
   return topology;
 }
 
-/// Returns null if there is one rank, or if the ranks of a node cannot share memory. Collective over `over`.
+/// Makes the hierarchy of a channel; null if there is only one rank, or if the ranks of a node cannot share memory.
+/// Collective over `over`.
 std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology& topology,
                                           const std::vector<int>& world_ranks) {
   const auto size = topology.node_of_rank.size();
@@ -72,11 +73,11 @@ std::shared_ptr<Hierarchy> make_hierarchy(MpiCommunicator& over, const Topology&
   return made;
 }
 
-/// The channels of this process.
+/// All channels of this process.
 struct Channels {
   std::mutex mutex;
   std::vector<Channel*> all;
-  std::vector<std::shared_ptr<Channel>> kept;  ///< until they are idle
+  std::vector<std::shared_ptr<Channel>> kept;  ///< see Channel::keep_until_idle()
 };
 Channels& channels() {
   static auto* const channels = new Channels;  // never destroyed, since channels may be destroyed at exit
@@ -218,7 +219,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   std::vector<int> other;
   if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
   const auto longest = usable_timeout(timeout.value_or(world->limits.timeout));
-  struct WaitNote {  // records that the main thread waits here, once it has waited for long
+  struct WaitNote {  // records that the main thread waits here, once the wait is long
     WaitMonitor& wait_monitor;
     bool is_set = false;
     void set(std::uint64_t channel, std::uint64_t call) {

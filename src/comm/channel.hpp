@@ -23,7 +23,7 @@
 
 namespace muster::detail::comm {
 
-/// Carries the messages of a channel. Unfinished requests share it, so it may outlive the channel's use of it.
+/// Carries the messages of a channel. Unfinished requests share it, so it may live on after Channel::renew().
 struct Transport {
   PooledCommunicator collective;
   PooledCommunicator point_to_point;
@@ -61,12 +61,12 @@ class Channel {
   /// counts of all ranks agree again. Called by agree() once all ranks have come. Collective.
   void renew();
 
-  /// A call of this rank that is in its record, from begin() to end().
+  /// A call in this rank's record, from begin() to end().
   struct RecordedCall {
     watch::CallLog::Ticket ticket = 0;
     std::uint64_t call_number = 0;  ///< number among the collective calls of the channel; 0 for a message
     int other = -1;                 ///< for a message: the rank on the other side, if it is known
-    watch::TraceEvent event = {};   ///< of a collective call, for a trace; begin_ns is 0 if nothing is recorded
+    watch::TraceEvent event = {};   ///< the trace event of a collective call; begin_ns is 0 if nothing is recorded
   };
   /// Records the call. Throws RemoteError, and records nothing, if this rank must return to an outer attempt first.
   RecordedCall begin(const node::Call& call, const char* name = nullptr);
@@ -75,23 +75,23 @@ class Channel {
     watch::record_until_now(call.event);
   }
 
-  /// See wait_on(). `recorded_call` is the call that waits.
+  /// Waits like wait_on(). `recorded_call` is the call that waits.
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
             const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> timeout = {});
 
-  /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs one.
+  /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs a body.
   template <class Body>
   auto run_exclusively(Body&& body) {
     const std::lock_guard lock(exclusive_);
     const UnderWayUpdate update{*this};
     return body();
   }
-  /// Advances the operations of every channel of this process. Two ranks may wait for several operations in
-  /// different orders, and each then needs the other's part in all of them. Local. An operation's error is not thrown
-  /// here but where the operation is waited for.
+  /// Advances the operations of every channel of this process. This is necessary because two ranks may wait for several
+  /// operations in different orders, and each rank then needs the other rank's part in all of them. Local. The error of
+  /// an operation is thrown where its caller waits, not here.
   static void advance_all();
-  /// Keeps `channel` until its operations on this node have finished or their attempt has failed: this rank no longer
-  /// waits for them, but other ranks need its part. Local; any thread.
+  /// Keeps `channel` alive until its operations on this node have finished or their attempt has failed. This rank no
+  /// longer waits for these operations, but other ranks need its part. Local; any thread.
   static void keep_until_idle(std::shared_ptr<Channel> channel);
   /// Releases the kept channels that are idle now.
   static void release_idle();
@@ -103,17 +103,17 @@ class Channel {
   const Topology topology;
   std::uint64_t id;              // the same on all of its ranks; unique to this channel
   std::uint64_t call_count = 0;  // collective calls so far
-  std::size_t call_count_slot;   // where this rank's record has `call_count`
+  std::size_t call_count_slot;   // the slot of `call_count` in this rank's record
   std::shared_ptr<Transport> transport;
   Hierarchy* hierarchy() const noexcept { return transport->hierarchy.get(); }
-  /// The calls of wait_for_all_ranks() in this attempt.
+  /// Counts the calls of wait_for_all_ranks() in this attempt.
   struct {
     std::int64_t attempt = 0;  ///< number of agreements before it
     std::int64_t count = 0;
   } rendezvous;
 
  private:
-  /// Its destructor notes whether operations are still under way.
+  /// The destructor notes whether operations are still under way.
   struct UnderWayUpdate {
     Channel& channel;
     ~UnderWayUpdate() { channel.note_under_way(); }
@@ -125,8 +125,8 @@ class Channel {
   void abandon_over_nodes();
 
   std::mutex exclusive_;
-  /// World::failures when operations were last seen under way; −1 if there are none. If an attempt has failed since,
-  /// the operations will never finish and no longer count as under way.
+  /// The value of World::failures when operations were last seen under way; −1 if none are. If an attempt has failed
+  /// since then, the operations will never finish, so they no longer count as under way.
   std::atomic<std::int64_t> under_way_{-1};
 };
 

@@ -11,18 +11,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int exchanges = 100;  ///< with each node
+constexpr int exchanges = 100;  ///< messages to each node
 constexpr int tag = 0;
 
 std::int64_t now() { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); }
 
-/// Waits for the request, which keeps the number: if the wait throws, MPI may still write to it.
+/// Waits for the request. The request keeps the number alive: if the wait throws, MPI may still write to it.
 void finish(Request request, const std::shared_ptr<std::int64_t>& number) {
   request.keep(number);
   request.wait();
 }
 
-/// Tells rank 0 the time, as often as it asks.
+/// Answers all of rank 0's questions for the time.
 void tell_time(Collectives& collectives) {
   for (int i = 0; i < exchanges; ++i) {
     const auto asked = std::make_shared<std::int64_t>();

@@ -18,7 +18,7 @@ void require_reducible(Dtype type, ReduceOp op, std::string_view doing) {
   throw Error(ExitCode::usage, doing, "bit operations are for integers and booleans", "Use sum, product, min or max");
 }
 
-/// The message that a receive expects; empty for other operations.
+/// The message that a receive expects; count −1 for other operations.
 struct Expected {
   int count = -1;  ///< elements
   MPI_Datatype type = MPI_DATATYPE_NULL;
@@ -27,19 +27,19 @@ struct Expected {
 /// An operation under way: either MPI requests (`pending`) or a ticket of the node's communicator (`local`).
 struct Request::State {
   std::shared_ptr<Channel> channel;
-  std::shared_ptr<Transport> transport;  ///< the channel's when the operation began
+  std::shared_ptr<Transport> transport;  ///< the channel's transport when the operation began
   node::Call call;
   Channel::RecordedCall recorded_call;
   std::vector<MPI_Request> pending = {};
   std::vector<Expected> expected = {};      ///< [pending]
   std::vector<MPI_Status> statuses = {};    ///< [pending]
-  node::NodeCommunicator* local = nullptr;  ///< issued the ticket; null if MPI carries the operation
+  node::NodeCommunicator* local = nullptr;  ///< has issued the ticket; null if MPI carries the operation
   node::NodeCommunicator::Ticket ticket = 0;
   std::vector<std::shared_ptr<void>> kept = {};
   int source = -1;
   bool finished = false;
 
-  /// Returns a new request for an MPI call to fill in.
+  /// Returns a new request, which an MPI call then fills in.
   MPI_Request* request(Expected what = {}) {
     expected.push_back(what);
     return &pending.emplace_back(MPI_REQUEST_NULL);
@@ -143,7 +143,7 @@ Collectives::Collectives(Communicator communicator, std::size_t chunk)
 
 namespace {
 
-/// Calls body(first, count) for each chunk; an empty range has one, so that every rank takes part.
+/// Calls body(first, count) for each chunk. An empty range has one chunk, so that every rank takes part.
 template <class Body>
 void each_chunk(std::size_t count, std::size_t chunk, Body&& body) {
   std::size_t first = 0;

@@ -63,11 +63,11 @@ class Request {
   std::unique_ptr<State> state_;
 };
 
-/// The data that a rank sends to another in an all-to-all, or receives from it.
+/// Data that this rank sends to another rank in an all-to-all, or receives from it.
 struct Message {
   void* data = nullptr;
   std::size_t count = 0;  ///< elements
-  int rank = 0;           ///< the other side
+  int rank = 0;           ///< the receiver or the sender
 };
 
 /// Throws an Error (ExitCode::usage), whose text begins with `doing`, unless the operation is defined for the type.
@@ -102,7 +102,7 @@ class Collectives {
   /// Receives from the rank that sends first with that tag; `count` must not exceed one chunk.
   Request receive_any(void* data, std::size_t count, Dtype type, int tag);
 
-  /// What this MPI allows.
+  /// The largest tag that this MPI allows.
   static int largest_tag();
 
   const Communicator& communicator() const noexcept { return communicator_; }

@@ -51,7 +51,7 @@ Communicator Communicator::split(int color, int key) const {
 
 namespace {
 
-/// Waits for the request, which keeps the memory: if the wait throws, MPI may still write there later.
+/// Waits for the request. The request keeps the memory alive: if the wait throws, MPI may still write there later.
 void finish(detail::comm::Request request, std::shared_ptr<void> memory) {
   request.keep(std::move(memory));
   request.wait();
@@ -84,8 +84,8 @@ std::string Communicator::broadcast(std::string value, int root) const {
   return std::move(*bytes);
 }
 
-// Sums to which each rank gives its own part and zeros: so the values go through the node's shared memory, and between
-// nodes as often as a sum does, not from each rank to each.
+// Gathers by reductions, in which each rank has zeros outside of its own part: so the values go through the node's
+// shared memory, and travel between nodes only as often as for a reduction, not from each rank to each other rank.
 std::vector<std::string> Communicator::all_gather(const std::string& value) const {
   Collectives collectives(*this);
   if (detail::watch::ScopedCallName::name() == nullptr) collectives.set_name("all_gather");

@@ -15,7 +15,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// Above the tags of Collectives::all_to_all(), SliceExchange and wait_for_all_ranks().
+/// These tags are above the tags of Collectives::all_to_all(), SliceExchange and wait_for_all_ranks().
 constexpr int text_tag = 16'386, max_tag = 16'387;
 
 constexpr std::size_t longest = 1024;

@@ -18,15 +18,16 @@ constexpr unsigned tags = 8192;
 int scatter_tag(unsigned number) { return static_cast<int>(1 + 2 * (number % tags)); }
 int gather_tag(unsigned number) { return scatter_tag(number) + 1; }
 
-/// Open MPI polls its sockets only in every eighth call that advances operations.
+/// How often each test calls MPI: Open MPI polls its sockets only in every eighth call that advances operations.
 constexpr int calls_per_poll = 8;
 
-/// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves. Since each leader gets
-/// the whole slice of every node, they are shorter where there are many nodes.
+/// For slices of up to this many bytes, a second exchange (gathering) costs more than it saves. The limit is lower for
+/// many nodes, since each leader gets the whole slice of every node.
 constexpr std::size_t short_bytes(int nodes) {
   return std::min(std::size_t{16} << 10, (std::size_t{128} << 10) / static_cast<std::size_t>(nodes));
 }
-/// Up to so many nodes, each sends a short slice to all others itself. Among more it goes in rounds.
+/// Up to this many nodes, each leader sends a short slice directly to all others. With more nodes, the exchange goes in
+/// rounds.
 constexpr int few_nodes = 8;
 /// An all-reduce is cut into pieces of this size so that network and memory work at the same time. With larger pieces
 /// the messages of the second exchange wait behind those of the first: pieces of 4 MB take 1.3 times as long on a link
@@ -34,15 +35,16 @@ constexpr int few_nodes = 8;
 std::size_t piece_bytes(int leaders) {
   return std::max(std::size_t{1} << 20, static_cast<std::size_t>(leaders) * (std::size_t{256} << 10));
 }
-/// A piece is split among so many leaders that each has at least this many bytes.
+/// A piece is split among fewer leaders if each would otherwise have less than this many bytes.
 constexpr std::size_t split_bytes = std::size_t{32} << 10;
 
 }  // namespace
 
 /// The exchange of one slice among its leaders, one on each node. Each leader reduces its share of the slice and sends
 /// the result to the others; a short slice is reduced whole by every leader. Sums are formed in the order of nodes, so
-/// all leaders get the same bits. Among many nodes a short slice comes to all of them in ⌈log₂ n⌉ rounds: in each round
-/// a leader sends the slices that it has to the node as many places before it, and gets as many from the node after it.
+/// all leaders get the same bits. With many nodes n, short slices reach all nodes in ⌈log₂ n⌉ rounds: in a round, a
+/// leader that has k slices sends them to the leader k nodes before it, and receives k slices from the leader k nodes
+/// after it.
 class SliceExchange {
  public:
   SliceExchange(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
@@ -128,16 +130,16 @@ class SliceExchange {
     start_round();
   }
   void start_round() {
-    const auto count = static_cast<std::size_t>(std::min(known_, nodes_ - known_)) * count_;
-    receive(memory_->received.get() + static_cast<std::size_t>(known_) * slice_bytes(), count,
-            (here_ + known_) % nodes_, scatter_tag(number_));
-    send(memory_->received.get(), count, (here_ + nodes_ - known_) % nodes_, scatter_tag(number_));
+    const auto count = static_cast<std::size_t>(std::min(known_slices_, nodes_ - known_slices_)) * count_;
+    receive(memory_->received.get() + static_cast<std::size_t>(known_slices_) * slice_bytes(), count,
+            (here_ + known_slices_) % nodes_, scatter_tag(number_));
+    send(memory_->received.get(), count, (here_ + nodes_ - known_slices_) % nodes_, scatter_tag(number_));
   }
   /// True if the last round has ended.
   bool next_round() {
-    known_ = std::min(2 * known_, nodes_);
-    if (known_ < nodes_) start_round();
-    return known_ == nodes_;
+    known_slices_ = std::min(2 * known_slices_, nodes_);
+    if (known_slices_ < nodes_) start_round();
+    return known_slices_ == nodes_;
   }
 
   void reduce_share() {
@@ -171,7 +173,7 @@ class SliceExchange {
     return true;
   }
 
-  Channel& channel_;  ///< its hierarchy owns this exchange
+  Channel& channel_;  ///< the hierarchy of this channel owns this exchange
   std::byte* data_;
   std::size_t count_;
   node::Reduction reduction_;
@@ -181,7 +183,7 @@ class SliceExchange {
   /// True if every leader reduces the whole slice: one exchange instead of two.
   const bool whole_ = slice_bytes() <= short_bytes(nodes_);
   const bool in_rounds_ = whole_ && nodes_ > few_nodes;
-  int known_ = 1;  ///< in rounds: the slices that this leader has, of its node and those after it
+  int known_slices_ = 1;  ///< in rounds: how many slices this leader has: those of its node and the nodes after it
   struct Memory {
     std::unique_ptr<std::byte[]> received;  ///< [nodes - 1] shares; in rounds [nodes] slices, from this node on
     std::vector<MPI_Request> pending;       ///< receives first, then sends
@@ -193,13 +195,15 @@ class SliceExchange {
   watch::TraceEvent event_ = {};
 };
 
+/// One all-reduce over several nodes: cuts the array into pieces, reduces each piece inside the node, and exchanges the
+/// slices that this rank leads.
 class HierarchicalAllReduce {
  public:
   HierarchicalAllReduce(Channel& channel, std::byte* data, std::size_t count, const node::Reduction& reduction)
       : channel_(channel), local_(*channel.hierarchy()->communicator), reduction_(reduction) {
     const auto element = size_of(reduction.type);
     const auto most = std::max<std::size_t>(1, piece_bytes(channel_.hierarchy()->leaders) / element);
-    // The factor is applied in the exchange between nodes, to complete sums.
+    // The exchange between nodes multiplies the complete sums by the scale.
     auto inside = reduction;
     inside.scale = 1.0;
     // While one piece is on the network, the next is reduced inside the node.
@@ -208,11 +212,11 @@ class HierarchicalAllReduce {
       const int leaders = std::clamp(static_cast<int>(n * element / split_bytes), 1, channel_.hierarchy()->leaders);
       auto* const begin = data + first * element;
       const auto reduced = local_.reduce_scatter(begin, n, leaders, inside);
-      if (!pieces_.empty()) share(pieces_.back());
+      if (!pieces_.empty()) start_gather(pieces_.back());
       pieces_.push_back(
           {.data = begin, .count = n, .leaders = leaders, .reduced = reduced, .exchanged = local_.rank() >= leaders});
     }
-    if (!pieces_.empty()) share(pieces_.back());
+    if (!pieces_.empty()) start_gather(pieces_.back());
   }
 
   void advance() {
@@ -229,11 +233,11 @@ class HierarchicalAllReduce {
       if (!piece.exchange->advance()) continue;
       piece.exchange.reset();
       piece.exchanged = true;
-      local_.open(piece.shared);
+      local_.open(piece.gathered);
     }
   }
 
-  node::NodeCommunicator::Ticket ticket() const noexcept { return pieces_.empty() ? 0 : pieces_.back().shared; }
+  node::NodeCommunicator::Ticket ticket() const noexcept { return pieces_.empty() ? 0 : pieces_.back().gathered; }
 
  private:
   struct Piece {
@@ -241,20 +245,20 @@ class HierarchicalAllReduce {
     std::size_t count = 0;
     int leaders = 1;
     node::NodeCommunicator::Ticket reduced = 0;
-    node::NodeCommunicator::Ticket shared = 0;
+    node::NodeCommunicator::Ticket gathered = 0;
     std::unique_ptr<SliceExchange> exchange = nullptr;
     bool exchanged = false;  ///< also true if this rank leads no slice of the piece
   };
 
-  /// Copies the slices of all leaders to all ranks of the node. It starts closed if this rank's slice has yet to be
-  /// exchanged.
-  void share(Piece& piece) {
+  /// Starts to copy the slices of all leaders to all ranks of the node. The operation is closed if this rank's slice
+  /// has yet to be exchanged.
+  void start_gather(Piece& piece) {
     using Start = node::NodeCommunicator::Start;
-    piece.shared = local_.all_gather(piece.data, piece.count, piece.leaders, reduction_.type,
-                                     piece.exchanged ? Start::open : Start::closed);
+    piece.gathered = local_.all_gather(piece.data, piece.count, piece.leaders, reduction_.type,
+                                       piece.exchanged ? Start::open : Start::closed);
   }
 
-  Channel& channel_;  ///< its hierarchy owns this all-reduce
+  Channel& channel_;  ///< the hierarchy of this channel owns this all-reduce
   node::NodeCommunicator& local_;
   node::Reduction reduction_;
   std::vector<Piece> pieces_;

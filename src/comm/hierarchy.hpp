@@ -19,11 +19,11 @@ class HierarchicalAllReduce;
 /// The nodes of a channel, as one rank sees them.
 struct Hierarchy {
   std::vector<int> ranks;        ///< [local size]: ranks of this node, as ranks of the channel
-  std::shared_ptr<void> memory;  ///< the communicator's
+  std::shared_ptr<void> memory;  ///< the memory of `communicator`
   std::unique_ptr<node::NodeCommunicator> communicator;
-  int leaders = 1;                                ///< per node, its first ranks: as many as the smallest node has ranks
+  int leaders = 1;                                ///< first ranks of each node: as many as the smallest node has ranks
   std::vector<std::vector<int>> leaders_of_node;  ///< [num_nodes][leaders]: rank in the channel
-  unsigned exchanges = 0;                         ///< started so far by this leader
+  unsigned exchanges = 0;                         ///< exchanges between nodes that this rank has started so far
   /// Unfinished all-reduces, in the order in which they were started; every wait advances all of them.
   std::deque<std::shared_ptr<HierarchicalAllReduce>> over_nodes;
 };
@@ -35,8 +35,8 @@ struct Hierarchy {
 node::NodeCommunicator::Ticket all_reduce_over_nodes(Channel& channel, void* data, std::size_t count,
                                                      const node::Reduction& reduction);
 
-/// Advances all unfinished all-reduces of the channel: if two ranks wait for different ones, each needs the
-/// other's part in both.
+/// Advances all unfinished all-reduces of the channel: if two ranks wait for different all-reduces, each of them needs
+/// the other rank's part in both.
 void advance_over_nodes(Channel& channel);
 
 }  // namespace muster::detail::comm

@@ -11,6 +11,7 @@
 
 namespace muster::detail::comm {
 
+/// The mailbox's communicator, and the messages that MPI is still sending.
 struct Mailbox::Memory {
   struct Letter {
     std::string text;

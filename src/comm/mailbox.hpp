@@ -1,4 +1,4 @@
-// Messages from rank to rank that nobody waits for: the sender goes on at once, the receiver polls when it likes.
+// Messages from rank to rank for which no rank waits: the sender goes on at once, and the receiver polls when it likes.
 #pragma once
 
 #include "muster/communicator.hpp"

@@ -38,7 +38,7 @@ std::array<MPI_Op, sizeof...(i)> make_ops(std::index_sequence<i...>) {
 
 thread_local bool tests_request = false;
 
-void leave_to_test(MPI_Comm* comm, int* code, ...) {
+void handle_error(MPI_Comm* comm, int* code, ...) {
   if (tests_request) return;
   MPI_Comm_set_errhandler(*comm, MPI_ERRORS_ARE_FATAL);
   MPI_Comm_call_errhandler(*comm, *code);
@@ -48,7 +48,7 @@ void leave_to_test(MPI_Comm* comm, int* code, ...) {
 
 void return_errors_of_tests() {
   MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
-  check(MPI_Comm_create_errhandler(leave_to_test, &handler), "MPI_Comm_create_errhandler");
+  check(MPI_Comm_create_errhandler(handle_error, &handler), "MPI_Comm_create_errhandler");
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler), "MPI_Comm_set_errhandler");
   check(MPI_Errhandler_free(&handler), "MPI_Errhandler_free");
 }

@@ -25,9 +25,9 @@ void return_errors_of_tests();
 /// Calls MPI_Test and returns its error code.
 int test(MPI_Request& request, bool& completed, MPI_Status* status = MPI_STATUS_IGNORE) noexcept;
 
-/// True if all requests have completed; those that have are MPI_REQUEST_NULL then. `statuses` has one for each request,
-/// or none: that of a request is written when it completes. Throws the Error of the request that has failed, where
-/// MPI_Testall says only that one has.
+/// True if all requests have completed. A completed request becomes MPI_REQUEST_NULL, and its status is written;
+/// `statuses` has one for each request, or is empty. If a request has failed, throws that request's Error; MPI_Testall
+/// would only say that some request has failed.
 bool test_all(std::span<MPI_Request> requests, std::span<MPI_Status> statuses = {});
 
 /// This process's rank in `comm`, and the size of `comm`.
@@ -41,9 +41,9 @@ MPI_Comm duplicate(MPI_Comm comm);
 
 MPI_Datatype mpi_type(node::Dtype type);
 
-/// The MPI operation for that type. It calls the kernels that the ranks of a node use (node/kernels.hpp), so results
-/// have the same bits whether MPI or shared memory carries a reduction. The operation must be defined for the type
-/// (node::is_reducible()).
+/// The MPI operation for that type. It calls the same kernels as reductions in a node's shared memory
+/// (node/kernels.hpp), so results have the same bits whether MPI or shared memory carries a reduction. The operation
+/// must be defined for the type (node::is_reducible()).
 MPI_Op mpi_op(ReduceOp op, node::Dtype type);
 
 }  // namespace muster::detail::comm

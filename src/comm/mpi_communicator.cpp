@@ -13,10 +13,10 @@
 namespace muster::detail::comm {
 namespace {
 
-/// Of the last message to a rank. Users may have this tag too.
+/// The tag of the last message to a rank. Other messages may have the same tag.
 constexpr int last_tag = 0;
 
-/// The most bytes that missed collectives may move: a rank allocates memory for all of them at once.
+/// How many bytes the missed collectives may move in all: a rank allocates memory for all of them at once.
 constexpr std::size_t most_missed_bytes = std::size_t{256} << 20;
 
 void wait_for_all_ranks(const char* doing, const std::function<bool()>& ready) {
@@ -96,7 +96,7 @@ void MpiCommunicator::free_memory() noexcept {
 void MpiCommunicator::cancel_receives() {
   for (auto& receive : receives_) {
     check(MPI_Cancel(&receive), "MPI_Cancel");
-    pending_.push_back(receive);  // it still ends, perhaps with a message that has come before
+    pending_.push_back(receive);  // a cancelled receive still completes, perhaps with a message that came before
   }
   receives_.clear();
 }
@@ -113,10 +113,11 @@ bool MpiCommunicator::clean(const char* doing, const AllMax& all_max) {
   return is_usable_ = true;
 }
 
-/// Each rank sends a last message, synchronously, to the ranks that it has sent to. MPI delivers the messages of a rank
-/// in order, so once the last ones of all ranks have been received, nothing of the old use is under way (Hoefler et
-/// al., Scalable communication protocols for dynamic sparse data exchange, 2010). No rank returns from the all_max()
-/// that follows in catch_up() before all have left this function, and so no message of the next use is dropped.
+/// Each rank sends a last message, synchronously, to every rank to which it has sent messages. MPI delivers the
+/// messages of a rank in order, so once all last messages have been received, no message of the old use is under way
+/// (Hoefler et al., Scalable communication protocols for dynamic sparse data exchange, 2010). No rank returns from the
+/// all_max() that follows in catch_up() before all ranks have left this function, so no message of the next use is
+/// dropped.
 void MpiCommunicator::drop_messages(const char* doing, const AllMax& all_max) {
   std::vector<MPI_Request> last;
   for (std::size_t rank = 0; rank < members.size(); ++rank)
@@ -132,7 +133,7 @@ void MpiCommunicator::drop_messages(const char* doing, const AllMax& all_max) {
   all_max(std::span(&none, 1), [this] { receive_all(); });
 }
 
-/// Receives the messages that have come, and advances what was abandoned.
+/// Receives the messages that have come, and advances the abandoned requests.
 void MpiCommunicator::receive_all() {
   for (;;) {
     int flag = 0;
@@ -157,15 +158,15 @@ void MpiCommunicator::receive_all() {
   all_finished();
 }
 
-/// Starts the collectives that other ranks have begun and this one has not, so that those of the others end. False, on
-/// all ranks alike, if the ranks were in different collectives, or if a rank misses too many.
+/// Starts the collectives that other ranks have begun and this rank has not, so that they end on the other ranks.
+/// False, on all ranks, if the ranks were in different collectives, or if a rank has missed too many.
 bool MpiCommunicator::catch_up(const AllMax& all_max) {
   std::array<std::uint64_t, 2> bounds{begun_, ~begun_};
   all_max(bounds, [] {});
   const auto most = bounds[0], least = ~bounds[1];
   if (most - least > kept_calls) return false;
   const auto oldest = most - std::min<std::uint64_t>(most, kept_calls);
-  // The maximum of a call and of its complement are complements if all ranks that have begun it have the same call.
+  // If all ranks have begun the same call, the maximum of its word and the maximum of the complement are complements.
   std::vector<std::uint64_t> words(2 * static_cast<std::size_t>(most - oldest));
   const auto word = [&](std::uint64_t number) {
     return words.begin() + 2 * static_cast<std::ptrdiff_t>(number - oldest);

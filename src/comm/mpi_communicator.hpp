@@ -3,8 +3,8 @@
 // Freeing a communicator is collective, but its user may end on one rank alone, for example when an exception unwinds.
 // So nobody frees it. Each rank gives it back to the pool (pool.hpp), and before the next use all of its ranks clean it
 // together. Cleaning ends the operations that the last user has abandoned and drops the messages that it has not
-// received. The ranks that have exchanged messages finish them with each other; apart from that a rank sends about
-// 3 log₂ p messages.
+// received. For this, each rank sends one message to every rank to which it has sent messages, and about 3 log₂ p
+// others.
 #pragma once
 
 #include "node/call.hpp"
@@ -30,7 +30,7 @@ std::uint64_t new_id(MPI_Comm comm, int first);
 /// Owns an MPI communicator, and cleans it before each use but the first.
 class MpiCommunicator {
  public:
-  /// `members`: its ranks, as the pool numbers them. `id`: the same on all of them, and unique among the communicators
+  /// `members`: the pool's numbers of its ranks. `id`: the same on all of its ranks, and unique among the communicators
   /// of these members.
   MpiCommunicator(MPI_Comm comm, std::vector<int> members, std::uint64_t id);
   MpiCommunicator(const MpiCommunicator&) = delete;
@@ -44,13 +44,13 @@ class MpiCommunicator {
   /// Starts a message to a rank.
   MPI_Request send(const void* data, int count, MPI_Datatype type, int to, int tag);
 
-  /// Takes over requests that this rank no longer waits for, and the memory that they use. Local; any thread.
+  /// Takes over requests for which this rank no longer waits, and the memory that they use. Local; any thread.
   void abandon(std::vector<MPI_Request> receives, const std::vector<MPI_Request>& others, std::shared_ptr<void> memory);
   /// Notes that the communicator cannot be cleaned, because this rank has left a handshake before its end. Local.
   void mark_unusable() noexcept { is_usable_ = false; }
   bool is_usable() const noexcept { return is_usable_; }
 
-  // For use after this rank's last user has ended:
+  // Call these after the last user on this rank has ended:
 
   /// Frees the abandoned memory if MPI no longer uses it. Local.
   void free_memory() noexcept;
@@ -59,9 +59,10 @@ class MpiCommunicator {
   /// Sets each value to its maximum over the ranks of the communicator, without using the communicator. Calls the
   /// function again and again while it waits.
   using AllMax = std::function<void(std::span<std::uint64_t>, const std::function<void()>&)>;
-  /// Ends all that the last user has left, so that the communicator is as good as new. False, on all ranks alike, if
-  /// that is impossible because the ranks were in different collectives, or one was too far behind. Throws an Error
-  /// (ExitCode::retry), whose text begins with `doing`, if not all ranks come within half an hour. Collective.
+  /// Ends the operations and drops the messages that the last user has left, so that the communicator can be used
+  /// again. False, on all ranks, if that is impossible because the ranks were in different collectives, or one rank had
+  /// missed too many. Throws an Error (ExitCode::retry), whose text begins with `doing`, if not all ranks come within
+  /// half an hour. Collective.
   bool clean(const char* doing, const AllMax& all_max);
 
   const MPI_Comm comm;
@@ -69,7 +70,7 @@ class MpiCommunicator {
   const std::uint64_t id;
 
  private:
-  /// The most collectives that a rank can have missed and still catch up.
+  /// How many collectives a rank can miss and still catch up.
   static constexpr std::size_t kept_calls = 256;
 
   void drop_messages(const char* doing, const AllMax& all_max);

@@ -22,8 +22,8 @@ namespace muster::detail::comm {
 namespace {
 
 /// Open MPI first looks for fast networks, which takes longer than the rest of the start. If mpirun's variables say
-/// that the whole job is on one node, this skips the search, unless the user has chosen OMPI_MCA_pml, or there is
-/// another program, which may find another way than this one.
+/// that the whole job is on one node, this skips the search, unless the user has set OMPI_MCA_pml, or mpirun has
+/// started several programs, which may choose different networks.
 void start_quickly_on_one_node() {
   const char* const ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
   const char* const here = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
@@ -32,9 +32,9 @@ void start_quickly_on_one_node() {
 }
 
 /// Open MPI copies large messages between processes by a system call that containers may forbid; it then prints a
-/// complaint for each message. If the call is refused even for this process's own memory, this makes messages go
-/// through shared memory from the start, unless the user has chosen the mechanism.
-void copy_twice_where_once_is_forbidden() {
+/// complaint for each message. If the kernel refuses the call even for this process's own memory, this function makes
+/// messages go through shared memory from the start, unless the user has chosen a mechanism.
+void avoid_forbidden_single_copy() {
   const char from = 1;
   char to = 0;
   const iovec local{&to, 1}, remote{const_cast<char*>(&from), 1};
@@ -49,8 +49,8 @@ std::string library_version() {
   return {text.data(), static_cast<std::size_t>(length)};
 }
 
-/// MPICH 4.0 and 4.1 over UCX: in MPI_Finalize, ranks that have closed their connections wait where they no longer
-/// answer those of other nodes that have not (pmodels/mpich, pull request 6596).
+/// MPICH 4.0 and 4.1 over UCX: in MPI_Finalize, a rank that has closed its connections waits without answering ranks of
+/// other nodes that still close theirs (pmodels/mpich, pull request 6596).
 bool may_hang_in_finalize() {
   const auto library = library_version();
   const auto has = [&](const char* text) { return library.find(text) != std::string::npos; };
@@ -64,7 +64,7 @@ MpiScope::MpiScope(std::chrono::milliseconds timeout) {
   check(MPI_Initialized(&initialised), "MPI_Initialized");
   if (!initialised) {
     start_quickly_on_one_node();
-    copy_twice_where_once_is_forbidden();
+    avoid_forbidden_single_copy();
     tell(message_starting, "");
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
@@ -88,7 +88,7 @@ MpiScope::~MpiScope() {
 std::string mpi_library() {
   auto library = library_version();
   library.resize(std::min(library.find_first_of(",\n"), library.size()));
-  std::ranges::replace(library, '\t', ' ');  // of MPICH
+  std::ranges::replace(library, '\t', ' ');  // MPICH's version has tabs
   return library;
 }
 

@@ -12,7 +12,8 @@
 
 namespace muster::detail::comm {
 
-/// Initialises MPI (MPI_THREAD_MULTIPLE) unless that is done already, and then finalises it too. One per process.
+/// Initialises MPI (MPI_THREAD_MULTIPLE) unless it is initialised already, and finalises it only if it has initialised
+/// it. One per process.
 class MpiScope {
  public:
   /// Waits for all ranks, up to `timeout`: see wait_for_world().

@@ -1,4 +1,4 @@
-// Work that may fail on any rank. All ranks get the same error.
+// Runs work that may fail on any rank, and gives all ranks the same error.
 #pragma once
 
 #include "base/export.hpp"
@@ -18,13 +18,13 @@
 
 namespace muster::detail::comm {
 
-/// run_on_all() and run_on_root() with results as bytes.
+/// Implement run_on_all() and run_on_root(), with results as bytes.
 MUSTER_INTERNAL_API std::vector<std::string> run_packed_on_all(const Communicator& communicator,
                                                                const std::function<std::string()>& work);
 MUSTER_INTERNAL_API std::string run_packed_on_root(const Communicator& communicator,
                                                    const std::function<std::string()>& work);
 
-/// A result of type T as bytes: text as it is, all else as its JSON in CBOR.
+/// A result of type T as bytes: text as it is, any other type as JSON in CBOR.
 template <class T>
 std::string pack_result(const T& result) {
   if constexpr (std::is_same_v<T, std::string>) {
@@ -59,13 +59,13 @@ auto run_on_all(const Communicator& communicator, const Work& work) {
   }
 }
 
-/// Throws an Error (ExitCode::usage), the same on all ranks, that names the first option that differs between two of
-/// them. `mine` has this rank's options by name, the same names on every rank. `whose` is named in the error.
-/// Collective.
+/// Throws an Error (ExitCode::usage), the same on all ranks, that names the first option that differs from rank 0's.
+/// `mine` has this rank's options by name, the same names on every rank. `whose` is named in the error. Collective.
 MUSTER_INTERNAL_API void require_same_options(const Communicator& communicator, const std::string& whose,
                                               const Json& mine);
 
-/// Waits until all ranks have come, or throws the Error with which one of them has failed in run_on_all(). Collective.
+/// Waits until all ranks have come, or throws the Error with which a rank has failed in another run_on_all().
+/// Collective.
 inline void wait_for_all(const Communicator& communicator) {
   run_on_all(communicator, [] {});
 }
@@ -88,8 +88,8 @@ struct Timeouts {
 
 /// Runs `work`, in which the ranks communicate, on every rank. If it fails on any, all ranks return the same root
 /// cause. A failure ends the waits of the other ranks at once. `errors` gets the error text of each rank that did not
-/// succeed, by rank. Throws RanksMissing past the timeout. A nested attempt throws the error that has ended the outer
-/// attempt on a rank that never entered the nested one. Collective over the world.
+/// succeed, by rank. Throws RanksMissing past the timeout. If the outer attempt has failed on a rank that never entered
+/// this nested attempt, throws that error. Collective over the world.
 MUSTER_INTERNAL_API std::optional<Error> attempt_on_all(const Communicator& world, const Timeouts& timeouts,
                                                         const std::function<void()>& work,
                                                         std::map<int, std::string>* errors = nullptr);

@@ -23,8 +23,7 @@ std::string shortened(const std::string& text, std::size_t longest) {
   return room.substr(0, end).append(mark);
 }
 
-/// The lowest rank that has failed. A rank leaves only because another has failed, so without a failed rank it is the
-/// lowest one that has left.
+/// The lowest failed rank; if no rank has failed, the lowest interrupted one.
 std::vector<Outcome>::const_iterator find_cause(const std::vector<Outcome>& outcomes) {
   const auto failed = std::ranges::find(outcomes, Outcome::Kind::failed, &Outcome::kind);
   return failed != outcomes.end() ? failed : std::ranges::find(outcomes, Outcome::Kind::interrupted, &Outcome::kind);
@@ -36,7 +35,7 @@ std::string name_of(const std::type_info& type) {
   return plain ? plain.get() : type.name();
 }
 
-/// Text about the exception that is being handled, and those nested in it.
+/// Text about the exception that is being handled, and about the exceptions nested in it.
 std::string current_text() {
   try {
     throw;

@@ -23,7 +23,7 @@ struct Outcome {
   ExitCode code = ExitCode::done;
   bool agreed = false;    ///< every rank has the same error
   std::string text = {};  ///< the error's text; for `done`, the rank's result
-  bool stalled = false;   ///< this rank waited for longer than the launch's timeout: others may be stuck
+  bool stalled = false;   ///< this rank's wait passed the launch's timeout: other ranks may be stuck
 };
 
 /// A wait took longer than the launch's timeout.
@@ -39,18 +39,18 @@ constexpr std::chrono::milliseconds stall_grace{1000};
 /// otherwise `failed`. Cuts the backtrace off the text of torch's exceptions. Call it inside catch (...).
 MUSTER_INTERNAL_API Outcome current_outcome();
 
-/// Returns the outcome as bytes for another rank. The text is cut to at most `longest` characters, at the end of a
-/// sentence or, if there is none, of a word.
+/// Returns the outcome as bytes for another rank. The text is cut to at most `longest` bytes, at the end of a sentence
+/// or, if there is none, of a word.
 std::string pack(const Outcome& outcome, std::size_t longest = std::string::npos);
 Outcome unpack(std::string_view bytes);
 constexpr std::size_t packed_fields = 3;  ///< bytes before the text
 
 /// Returns the error that caused the failure; none if all ranks are done. Its text begins with the rank and host unless
-/// all ranks have the same error. If ranks have left and none has failed, it is the error that the lowest of them
-/// received.
+/// all ranks have the same error. If no rank has failed and some were interrupted, it is the error that the lowest
+/// interrupted rank received.
 std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
 
-/// The root cause as the error of another rank: the one that root_cause() names. At least one rank must not be done.
+/// The root cause as the RemoteError of the rank that has caused it. At least one rank must not be done.
 RemoteError remote_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts);
 
 }  // namespace muster::detail::comm

@@ -36,7 +36,8 @@ std::string memory_name() {
   return ::stat("/dev/shm", &memory) == 0 ? boot + ' ' + std::to_string(memory.st_dev) : boot;
 }
 
-/// The CPUs that this process may run on, a '1' for each ([cpu]); empty if the machine has more than a cpu_set_t holds.
+/// The CPUs on which this process may run, as a text with a '1' at [cpu]; empty if the machine has more CPUs than a
+/// cpu_set_t holds.
 std::string own_cpus() {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);

@@ -13,7 +13,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// As many of the idle communicators as the ranks compare.
+/// How many idle communicators the ranks compare at most.
 constexpr std::size_t most_offered = 50;
 
 std::atomic<std::int64_t> num_made{0};

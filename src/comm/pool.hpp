@@ -1,7 +1,7 @@
 // A pool of MPI communicators, so that a job of many attempts and trials makes a constant number of them.
 //
-// Ranks take a communicator together, and each gives its own handle back alone. It is taken again when all of its ranks
-// have given it back. If no communicator is free on all ranks, they make a new one.
+// Ranks take a communicator together, and each gives its own handle back alone. A communicator can be taken again when
+// all of its ranks have given it back. If no communicator is free on all ranks, they make a new one.
 #pragma once
 
 #include "comm/mpi_communicator.hpp"
@@ -17,7 +17,7 @@ namespace muster::detail::comm {
 
 class Pool;
 
-/// A communicator in use. Move-only. The destructor gives it back to the pool, which is local.
+/// A communicator in use. Move-only. The destructor gives it back to this rank's pool. Local.
 class PooledCommunicator {
  public:
   PooledCommunicator(std::unique_ptr<MpiCommunicator> communicator, std::shared_ptr<Pool> pool) noexcept

@@ -8,7 +8,7 @@
 namespace muster::detail::comm {
 namespace {
 
-/// Agreements send outcomes with the tag 0.
+/// The tag of questions and answers. Agreements send outcomes with tag 0.
 constexpr int note_tag = 1;
 
 }  // namespace

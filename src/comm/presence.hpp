@@ -1,4 +1,4 @@
-// Which ranks wait in an agreement, asked by messages once a wait takes too long.
+// Finds out by messages which ranks wait in an agreement, once the agreement takes too long.
 #pragma once
 
 #include "comm/pool.hpp"
@@ -26,8 +26,8 @@ class Presence {
 
   /// Asks the ranks that this rank has not asked yet whether they wait in that agreement. They answer once they do.
   void ask(const std::vector<int>& ranks, std::int64_t agreement);
-  /// Receives what has come, and answers the ranks that ask about the agreement in which this rank waits; 0 if it waits
-  /// in none.
+  /// Receives the messages that have come. `agreement`: the agreement in which this rank waits, about which it answers
+  /// questions; 0 if it waits in none.
   void poll(std::int64_t agreement);
   /// True if the rank has answered that it waits in that agreement.
   bool has_answered(int rank, std::int64_t agreement) const;
@@ -40,16 +40,16 @@ class Presence {
   };
   /// Messages that are still being sent.
   struct Sends {
-    std::deque<Note> notes = {};  ///< a deque, so that they keep their addresses
+    std::deque<Note> notes = {};  ///< a deque, since it never moves its elements
     std::vector<MPI_Request> requests = {};
   };
   void send(int rank, Note note);
 
   const PooledCommunicator& comm_;
   mutable std::mutex mutex_;
-  std::map<int, std::int64_t> asked_;      ///< by this rank: the last agreement that the rank was asked about
-  std::map<int, std::int64_t> questions_;  ///< of other ranks, without an answer so far
-  std::map<int, std::int64_t> answers_;    ///< the last agreement that the rank has answered for
+  std::map<int, std::int64_t> asked_;      ///< by rank: the last agreement about which this rank has asked that rank
+  std::map<int, std::int64_t> questions_;  ///< by rank: the agreement of its question that is not answered yet
+  std::map<int, std::int64_t> answers_;    ///< by rank: the last agreement for which that rank has answered
   Sends sends_;
 };
 

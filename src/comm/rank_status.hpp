@@ -1,4 +1,4 @@
-// What this rank reports about itself, for other ranks that wait for it too long.
+// This rank's information about itself, for other ranks that wait for it too long.
 #pragma once
 
 #include "muster/communicator.hpp"
@@ -36,8 +36,8 @@ class WaitingForReader {
 /// Records the step, from 1, and the epoch that this rank is in. Local.
 void note_step(const Communicator& communicator, std::int64_t step, std::int64_t epoch);
 
-/// Announces that this rank works for up to `time` from now. When another rank waits for it, the timeout of that
-/// wait does not begin before this time has ended. Local.
+/// Announces that this rank works for up to `time` from now. If other ranks wait for this rank, their timeouts begin
+/// only when this time has ended. Local.
 void keep_alive(const Communicator& communicator, std::chrono::milliseconds time);
 
 }  // namespace muster::detail::comm

@@ -17,22 +17,25 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Above the tags of Collectives::all_to_all() and SliceExchange.
+/// This tag is above the tags of Collectives::all_to_all() and SliceExchange.
 constexpr int rendezvous_tag = 16'385;
-/// A rank that is in the rendezvous answers at once; after this time without an answer it is not in it.
+/// A rank that waits in the rendezvous answers at once, so a rank that has not answered after this time does not wait
+/// in it.
 constexpr auto grace = 5s;
-/// Open MPI does not poll its sockets in every call.
+/// How often rank 0 looks for messages before it answers: Open MPI does not poll its sockets in every call.
 constexpr int calls_per_turn = 32;
 
 /// Other ranks tell rank 0 that they are here, or that they have left (gone). Rank 0 answers go or no.
 enum class Word : std::int64_t { here, gone, go, no };
 
+/// A message of a rendezvous.
 struct Note {
   std::int64_t attempt = 0;  ///< number of agreements before this attempt
   std::int64_t number = 0;   ///< number of the rendezvous, on this channel in this attempt
   Word word = Word::here;
 };
 
+/// One call of wait_for_all_ranks(): rank 0 leads, the other ranks follow.
 class Rendezvous {
  public:
   Rendezvous(Channel& channel, const char* doing)
@@ -71,7 +74,7 @@ class Rendezvous {
     // A rank that left some time ago has sent `gone` after its `here`: receive that first.
     for (int call = 0; call < calls_per_turn && !gone; ++call) listen();
     tell_all(gone ? Word::no : Word::go);
-    if (gone) refused();
+    if (gone) throw_refused();
   }
 
   void follow() {
@@ -82,7 +85,7 @@ class Rendezvous {
       // Rank 0 answers, or it is in agree() already, or it is busy elsewhere: then it will read that this rank is gone
       // before it lets any rank go.
       channel_.world->presence.ask({channel_.world_ranks.front()}, attempt_ + 1);
-      wait_until([&] { return answered() || first_is_done(); }, within);
+      wait_until([&] { return answered() || rank_0_is_in_agree(); }, within);
       return answered() && answer == Word::go;
     };
     tell(0, Word::here);
@@ -93,12 +96,12 @@ class Rendezvous {
     } catch (...) {
       if (!let_go(grace)) throw;
     }
-    if (answer == Word::no) refused();
+    if (answer == Word::no) throw_refused();
   }
 
  private:
   struct Sends {
-    std::deque<Note> notes;  // a deque, so that they keep their addresses
+    std::deque<Note> notes;  // a deque, since it never moves its elements
     std::vector<MPI_Request> requests;
   };
 
@@ -116,7 +119,7 @@ class Rendezvous {
     for (int r = 1; r < channel_.size; ++r) tell(r, word);
   }
 
-  /// Returns the next word that has come for this rendezvous, if any; drops those of earlier ones.
+  /// Returns the next word that has come for this rendezvous, if any; drops words of earlier rendezvous.
   std::optional<Word> receive(int from) {
     for (;;) {
       require_in_use(*channel_.world);
@@ -133,13 +136,13 @@ class Rendezvous {
   }
 
   /// True if rank 0 waits in agree(): then it has not let any rank go.
-  bool first_is_done() {
+  bool rank_0_is_in_agree() {
     channel_.world->presence.poll(0);
     return channel_.world->presence.has_answered(channel_.world_ranks.front(), attempt_ + 1);
   }
 
-  /// Throws, since another rank has left: the alarm of that rank, or, if none comes, an Error of its own.
-  [[noreturn]] void refused() {
+  /// Called when another rank has left: throws that rank's alarm or, if none comes, an Error.
+  [[noreturn]] void throw_refused() {
     wait_until(
         [&] {
           require_in_use(*channel_.world);

@@ -41,7 +41,8 @@ std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicato
 
 namespace {
 
-/// Gives back the regions that no rank uses any more: as long as one rank does, the others need them. Collective.
+/// Gives back the regions that no rank uses any more. A region that one rank still uses must stay registered on all.
+/// Collective.
 void release_unused(const Communicator& communicator, Channel& channel) {
   if (!can_share(channel)) return;
   auto& node = *channel.hierarchy()->communicator;
@@ -60,11 +61,13 @@ void release_unused(const Communicator& communicator, Channel& channel) {
 
 std::shared_ptr<std::byte> shared_memory(const Communicator& communicator, std::size_t bytes) {
   auto& channel = *Channel::of(communicator);
-  // Before the new region, which needs a descriptor. If the exchange is cut off on some ranks, only a region stays.
+  // Called first, since the new region needs a file descriptor. If an error ends this on some ranks only, an old region
+  // stays registered, which does no harm.
   release_unused(communicator, channel);
   const auto shared = allocate_shared(communicator, bytes, bytes);
   if (!shared) return node::local_memory(bytes);
-  // No exchange since the region was made on all ranks: it must get the same number on all of them.
+  // The ranks do not communicate between the allocation and this call, so either all or none register the region, and
+  // it has the same number on all of them.
   channel.run_exclusively([&] { channel.hierarchy()->communicator->register_region(shared->region); });
   // The node's communicator keeps the region registered for the other ranks; the pages are freed with their last user
   // on this rank.
@@ -77,8 +80,8 @@ bool may_be_written_later(const Communicator& communicator, const void* data, st
   if (communicator.size() == 1) return false;
   const auto& channel = *Channel::of(communicator);
   if (!channel.hierarchy()) return true;
-  // Within one node only this rank writes to its own memory, and a registered region lives as long as operations are
-  // under way.
+  // Within one node, only this rank writes to its own memory. Between nodes, MPI may write to it, but registered memory
+  // lives as long as operations use it.
   return channel.topology.num_nodes > 1 && !channel.hierarchy()->communicator->is_registered(data, bytes);
 }
 

@@ -28,13 +28,13 @@ struct SharedRegion {
 };
 
 /// Gives each rank `bytes` bytes of shared address space, the same on all ranks, and reserves memory for the first
-/// `reserved` bytes. None if memory cannot be shared or any rank has not enough of it. The segment's name is already
-/// removed. Collective.
+/// `reserved` bytes. Empty, on all ranks, if memory cannot be shared or there is not enough for some rank. The
+/// segment's name is already removed. Collective.
 std::optional<SharedRegion> allocate_shared(const Communicator& communicator, std::size_t bytes, std::size_t reserved);
 
 /// Maps one segment of `bytes` zeroes on all ranks of each node, and reserves memory for its first `reserved` bytes.
-/// Null on all ranks if memory cannot be shared; a warning may say what follows then (`until_then`). The segment's name
-/// is already removed. Collective.
+/// Null on all ranks if memory cannot be shared; `until_then`: see map_node_segment(). The segment's name is already
+/// removed. Collective.
 std::shared_ptr<node::SharedSegment> map_segment(const Communicator& communicator, std::size_t bytes,
                                                  std::size_t reserved, const char* until_then);
 

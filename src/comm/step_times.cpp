@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds load_interval{20};
 constexpr std::chrono::seconds memory_interval{1};
-/// Rank 0 forgets what other nodes have sent when that many steps are incomplete.
+/// When times of more than this many steps have come from other nodes, rank 0 drops the oldest.
 constexpr std::size_t most_received = 1024;
 
 std::int64_t nanoseconds(std::chrono::nanoseconds time) { return time.count(); }
@@ -24,7 +24,7 @@ const watch::Record* record_of(const Channel& channel, int rank) {
   return channel.world->wait_monitor.record(channel.world_ranks[static_cast<std::size_t>(rank)]);
 }
 
-/// A message: words of 64 bits.
+/// A message consists of 64-bit words.
 std::string pack(const std::vector<std::int64_t>& words) {
   return {reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]};
 }

@@ -1,8 +1,8 @@
-// The times of all workers at the last steps, on rank 0. Nobody waits for them.
+// Collects the times of all workers at the last steps on rank 0. No rank waits for them.
 //
-// Ranks write the times into their records (watch/step_log.hpp), and rank 0 reads the records that it can. The ranks
-// whose records it cannot read, those of another node, are divided into groups that can read each other's; the first
-// rank of each group sends the times of its group to rank 0.
+// Ranks write the times into their records (watch/step_log.hpp), and rank 0 reads the records that it can. It cannot
+// read the records of ranks on other nodes. These ranks form groups whose members can read each other's records, and
+// the first rank of each group sends the group's times to rank 0.
 #pragma once
 
 #include "comm/mailbox.hpp"
@@ -25,20 +25,20 @@ class StepTimes {
   /// Construct it on the thread that trains. Collective over the workers.
   explicit StepTimes(const Communicator& workers);
 
-  /// Counts the time for which these threads have no core as well, see HostLoadReader.
+  /// Also counts the time in which these threads have no core; see HostLoadReader.
   void watch_threads(const std::vector<int>& threads) { load_reader_.watch_threads(threads); }
   /// Notes that this step begins on this rank; each step has the number after the one before. Takes less than a
   /// microsecond, and every 20 ms some tens of microseconds more to read what the kernel has counted.
   void note(std::int64_t step);
-  /// What each worker had spent when it began the step, by rank. None if a worker has not begun it, if its message has
-  /// not arrived, or if the step is too long ago. Call it on rank 0.
+  /// The totals of each worker when it began the step, by rank. Empty if a worker has not begun the step, if its
+  /// message has not arrived, or if the step is too long ago. Call it on rank 0.
   std::optional<std::vector<watch::StepSample>> at(std::int64_t step);
   /// From now on the groups of other nodes send the times of each step that is a multiple of `interval`, a power of two
   /// that is not smaller than the one before. Call it on rank 0.
   void set_interval(std::int64_t interval);
 
  private:
-  /// A step of another attempt of training has another key.
+  /// The key of a step in StepLog; steps of different attempts of training have different keys.
   std::uint64_t key_of(std::int64_t step) const noexcept { return attempt_ << 40 | static_cast<std::uint64_t>(step); }
   watch::StepSample sample();
   void send_group_samples(std::int64_t step);
@@ -49,8 +49,8 @@ class StepTimes {
   std::vector<int> group_;          ///< workers whose records this rank can read, itself among them
   std::optional<Mailbox> mailbox_;  ///< none if rank 0 can read all records
   std::vector<int> group_leaders_;  ///< on rank 0: the first rank of each other group
-  std::int64_t interval_ = 1;       ///< of the steps that are sent
-  std::int64_t next_to_send_ = 0;   ///< on the first rank of a group; 0 before the first step
+  std::int64_t interval_ = 1;       ///< between two steps whose times are sent
+  std::int64_t next_to_send_ = 0;   ///< on the first rank of a group: the next step whose times it sends; 0 at first
   /// On rank 0: samples that have come, [step][rank]; the ranks of its own group are missing.
   std::map<std::int64_t, std::map<int, watch::StepSample>> received_;
   watch::HostLoadReader load_reader_;

@@ -8,12 +8,13 @@
 
 namespace muster::detail::comm {
 
-/// The timeout for every later wait on communicators of this world.
+/// Sets the timeout of every later wait on communicators of this world.
 MUSTER_INTERNAL_API void set_timeout(const Communicator& communicator, std::chrono::milliseconds timeout);
 MUSTER_INTERNAL_API std::chrono::milliseconds timeout(const Communicator& communicator);
 
-/// How long a rank that has failed waits for the other ranks to agree on the error if nothing will be retried; then it
-/// ends the job. 30 s by default, so that a failed job ends soon. Set it higher if other work would end with the job.
+/// How long a rank that has failed waits for the other ranks to agree on the error, if nothing will be retried; then it
+/// ends the job. The default is 30 s, so that a failed job ends soon. Set it higher if the end of the job would also
+/// end other work.
 MUSTER_INTERNAL_API void set_final_grace(const Communicator& communicator, std::chrono::milliseconds grace);
 MUSTER_INTERNAL_API std::chrono::milliseconds final_grace(const Communicator& communicator);
 

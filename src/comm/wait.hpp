@@ -52,14 +52,14 @@ bool spin_until(Ready&& ready) {
   return false;
 }
 
-/// How long a wait has lasted, for its timeout. Gaps of a second or more in which its process did not run do not count,
-/// as when the job is suspended: the other ranks did not run either.
+/// Measures how long a wait has lasted, for its timeout. Gaps of a second or more between polls do not count: the
+/// process did not run, and if the job was suspended, the other ranks did not run either.
 class WaitTime {
  public:
   using Clock = std::chrono::steady_clock;
 
   explicit WaitTime(Clock::time_point now = Clock::now()) : begun_(now), polled_(now) {}
-  /// Call it at each poll, which is more often than once a second.
+  /// Returns how long the wait has lasted. Call it at each poll, more often than once a second.
   std::chrono::nanoseconds until(Clock::time_point now = Clock::now()) {
     const auto gap = now - std::exchange(polled_, now);
     if (gap >= std::chrono::seconds(1)) suspended_ += gap;
@@ -73,8 +73,9 @@ class WaitTime {
   Clock::duration suspended_{};
 };
 
-/// Calls ready() until it is true; false past the timeout. It spins each time before it gives up the core, since an
-/// operation of many steps waits in each step. Calls between() each time before it gives up the core.
+/// Calls ready() until it is true; false past the timeout. In the first 200 ms it spins each time before it gives up
+/// the core, since an operation of many steps waits in each step. Calls between() each time before it gives up the
+/// core.
 template <class Ready, class Between>
 bool wait_until(Ready&& ready, std::chrono::milliseconds timeout, Between&& between) {
   using namespace std::chrono_literals;
@@ -96,7 +97,8 @@ bool wait_until(Ready&& ready, std::chrono::milliseconds timeout) {
 }
 
 /// Waits until ready() is true, as every wait on a communicator does. Throws RemoteError if another rank has raised an
-/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `timeout`: if empty, the launch's.
+/// alarm, and an Error (ExitCode::retry), whose text begins with doing(), past `timeout`, which is the launch's timeout
+/// if it is empty.
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,
              const std::function<std::string()>& doing, std::optional<std::chrono::milliseconds> timeout = {});
 

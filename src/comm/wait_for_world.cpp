@@ -18,15 +18,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A tag that programs hardly use: to make a communicator for the messages would take all ranks. MPI has tags up to
-/// 32'767 at least.
+/// A tag that programs hardly use, in MPI_COMM_WORLD: all ranks would have to come to make another communicator. Every
+/// MPI has tags up to 32'767.
 constexpr int roll_call_tag = 32'749;
 /// How long ranks wait before they ask who has come, and then for answers. A rank that has come answers at once.
 constexpr std::chrono::milliseconds before_roll_call = 10s, answers_to_roll_call = 1s;
-/// The lowest rank that has come ends the job. The others leave it that time.
+/// The lowest rank that has come ends the job. The other ranks give it this much time.
 constexpr auto time_for_lowest = 2s;
 
-/// The ranks of MPI_COMM_WORLD that have come. When one of them asks, each tells each other once.
+/// Finds out which ranks of MPI_COMM_WORLD have come. When one of them asks, each rank tells every other rank once.
 class RollCall {
  public:
   RollCall()
@@ -55,7 +55,7 @@ class RollCall {
     }
   }
 
-  /// Receives what is under way, so that the program never sees it. Collective.
+  /// Receives the messages that are under way, so that the program never gets them. Collective.
   void finish() {
     int asked = has_asked_;
     check(MPI_Allreduce(MPI_IN_PLACE, &asked, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD), "MPI_Allreduce");
@@ -81,7 +81,7 @@ class RollCall {
     MPI_Request request = MPI_REQUEST_NULL;
     check(MPI_Isend(nullptr, 0, MPI_BYTE, static_cast<int>(rank), roll_call_tag, MPI_COMM_WORLD, &request),
           "MPI_Isend");
-    check(MPI_Request_free(&request), "MPI_Request_free");  // it has no memory, so nobody waits for its end
+    check(MPI_Request_free(&request), "MPI_Request_free");  // without data, nobody must wait for it
   }
 
   const std::size_t rank_;
@@ -97,7 +97,8 @@ class RollCall {
   std::_Exit(static_cast<int>(error.code()));
 }
 
-/// True if the launcher says so. MPI numbers the programs from 0, but does not say how many there are.
+/// True if the launcher or MPI says that there are several programs. MPI numbers the programs from 0, but does not say
+/// how many there are.
 bool has_other_programs() {
   if (mpirun_has_several_programs()) return true;
   int* number = nullptr;

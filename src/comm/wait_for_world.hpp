@@ -1,4 +1,4 @@
-// The first wait of a launch, for ranks of which some may run another program, which never comes.
+// The first wait of a launch. Some ranks of MPI_COMM_WORLD may run another program, which never makes a launch.
 #pragma once
 
 #include <chrono>

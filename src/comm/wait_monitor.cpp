@@ -31,7 +31,8 @@ using watch::Call;
 using watch::Record;
 
 constexpr int question_tag = 1, answer_tag = 2;
-/// How long a rank waits for another rank's stack, and for the answers of other nodes, which wait for stacks too.
+/// How long a rank waits for another rank's stack, and for the answers of other nodes, which themselves wait for
+/// stacks.
 constexpr auto stack_timeout = 250ms, answer_timeout = 500ms;
 /// How often the thread polls for questions from other nodes.
 constexpr auto poll_interval = 50ms;
@@ -88,13 +89,13 @@ std::string first_lines(const std::string& lines, std::size_t most) {
 /// What one rank is doing.
 struct WaitMonitor::Finding {
   int rank = 0;
-  bool late = false;     ///< it has not come
-  bool stopped = false;  ///< or dead
-  bool silent = false;   ///< nobody on its node has answered; seen from here, so it is never sent
+  bool late = false;     ///< the rank has not come to the call
+  bool stopped = false;  ///< the process is stopped or dead
+  bool silent = false;   ///< nobody on its node has answered; found by the asking rank, so not packed
   std::int64_t busy_ms = 0;
   std::string where = {}, calls = {}, stack = {};
   std::uint64_t word = 0;  ///< Call::encode() of the call that it has begun with this call number; 0 if unknown
-  std::string text = {};
+  std::string text = {};   ///< that call in words
 
   Json pack() const { return {rank, late, stopped, busy_ms, where, calls, stack, word, text}; }
   static Finding unpack(const Json& f) {
@@ -277,7 +278,7 @@ void WaitMonitor::add_stacks(std::span<Finding> findings) {
     auto& record = *records_[static_cast<std::size_t>(finding.rank)];
     if (!finding.late && !finding.stopped) continue;
     if (!record.is_answering || asked.size() >= shown_ranks) continue;
-    if (finding.rank == rank_) {  // only when this thread answers another node
+    if (finding.rank == rank_) {  // possible only on the thread that answers other nodes
       if (std::this_thread::get_id() == thread_.get_id()) finding.stack = stack_->take();
       continue;
     }
@@ -379,7 +380,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
   add_stacks(std::span(findings).first(static_cast<std::size_t>(here)));
 
   Decision decision;
-  // Ranks that do not answer may have come or not. Where others are known to be late, those are the cause.
+  // Ranks that do not answer may have come or not. If other ranks are known to be late, the late ranks are the cause.
   const bool any_late = std::ranges::any_of(findings, &Finding::late);
   std::size_t shown = 0, all = 0;
   std::string seen;

@@ -25,7 +25,7 @@
 
 namespace muster::detail::comm {
 
-/// A call that a rank waits in.
+/// A call in which a rank waits.
 struct WaitedFor {
   std::uint64_t channel = 0;
   std::uint64_t call_number = 0;
@@ -50,7 +50,7 @@ class WaitMonitor {
   /// ", in step 41 of epoch 2"; empty before the first step.
   std::string at_step() const { return at_step(*records_[static_cast<std::size_t>(rank_)]); }
 
-  /// Starts the thread that answers questions about this rank. The caller is the rank's main thread.
+  /// Starts the thread that answers questions about this rank. Call it on the rank's main thread.
   void start_answering();
   void end_answering();
   /// Answers the questions that have come from other nodes, if no thread does: call it while this rank waits.
@@ -62,13 +62,13 @@ class WaitMonitor {
     std::string fact;                   ///< "rank 1 (node) has not come: it is stopped …"
     std::string details;                ///< lines that say where the late ranks are
   };
-  /// Called when a wait that began at `begun` has reached its timeout. `suspended`: the time since then in which this
-  /// process did not run, by which announced work takes longer. Inspects all ranks that take part and writes what each
-  /// is doing to this rank's log. `late`: the late ranks if they are known. Throws an Error (ExitCode::user_error) if
-  /// another rank is in a different call.
+  /// Called when a wait that began at `begun` has reached its timeout. `suspended`: the time since `begun` in which
+  /// this process did not run; it is added to the time that late ranks have announced. Inspects all ranks that take
+  /// part and writes what each is doing to this rank's log. `late`: the late ranks, if the caller knows them. Throws an
+  /// Error (ExitCode::user_error) if another rank is in a different call.
   Decision decide(const WaitedFor& call, std::chrono::nanoseconds begun, std::chrono::nanoseconds suspended,
                   std::chrono::milliseconds timeout, const std::vector<int>* late = nullptr);
-  /// Records the call that the main thread waits in; call number 0 if it waits in none. Ignored on other threads.
+  /// Records the call in which the main thread waits; call number 0 if it does not wait. Ignored on other threads.
   void note_wait(std::uint64_t channel, std::uint64_t call_number) noexcept;
   /// Throws an Error (ExitCode::user_error), before the timeout of the wait, if another rank of the node has made a
   /// different call with that call number, has ended the attempt without this call, or waits for this rank in another
@@ -86,7 +86,7 @@ class WaitMonitor {
   /// True if a thread answers other nodes.
   bool thread_answers() const noexcept;
   bool main_waits_in(const WaitedFor& call) const;
-  /// True if the records of some ranks cannot be read, so that they are asked.
+  /// True if this rank must ask some ranks, since it cannot read their records.
   bool has_remote_ranks() const { return std::ranges::count(records_, nullptr) > 0; }
   static std::string at_step(const watch::Record& record);
   std::string where(const watch::Record& record) const;

@@ -1,4 +1,4 @@
-// What the communicators of a launch share: the alarm, the count of agreements, the monitor of waits, the timeouts.
+// The world of a launch: what all its communicators share, such as the alarm, the count of agreements and the timeouts.
 #pragma once
 
 #include "comm/alarm.hpp"
@@ -19,7 +19,7 @@
 
 namespace muster::detail::comm {
 
-/// What the communicators of a launch share on this rank.
+/// What all communicators of a launch share on this rank.
 struct World {
   /// Takes three `communicators`, each over all of the world's ranks, whose numbers in the pool are `members`.
   /// Collective.
@@ -36,11 +36,12 @@ struct World {
   const std::vector<int> members;  // [rank]: its number in the pool
   Alarm alarm;
   const PooledCommunicator agreement;     // used by agree() and `presence` alone
-  Presence presence{agreement};           // in agreements
+  Presence presence{agreement};           // of ranks in agreements
   std::int64_t agreements = 0;            // completed so far
   std::atomic<std::int64_t> failures{0};  // agreements so far in which some rank was not done
-  int depth = 0;                          // of nested attempts, on this rank
-  /// An agreement for an attempt around this rank's present one, because another rank was already back in that one.
+  int depth = 0;                          // how deep this rank's present attempt is nested
+  /// The outcomes that ranks have agreed on in an outer attempt. Another rank was already back in that attempt; this
+  /// rank has yet to return to it.
   struct Outer {
     int depth = 0;
     std::vector<Outcome> outcomes;
@@ -48,14 +49,14 @@ struct World {
   std::optional<Outer> outer;
   /// True if `outer` is set: not all ranks would come to a collective call now.
   std::atomic<bool> has_outer{false};
-  /// How the thread of this rank that uses the world goes on: after its work was given up, its calls throw; once it is
-  /// left behind they never return, since MPI may end meanwhile.
+  /// What happens to calls of the thread that uses the world. `given_up`: they throw; see give_up_work().
+  /// `left_behind`: they never return, since MPI may end meanwhile; see leave_thread_behind().
   enum class Use { open, given_up, left_behind };
   std::atomic<Use> use{Use::open};
   WaitMonitor wait_monitor;
   const Placement placement;
   struct {
-    std::atomic<std::chrono::milliseconds> timeout{default_timeout};  // for every wait
+    std::atomic<std::chrono::milliseconds> timeout{default_timeout};  // of every wait
     std::atomic<std::chrono::milliseconds> final_grace{std::chrono::seconds(30)};
   } limits;
 };

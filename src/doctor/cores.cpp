@@ -68,7 +68,7 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
 
   Findings findings;
   if (const auto binding = ranks.front().value("bound_by", std::string());
-      !binding.empty() && launch::share_cpus(masks))
+      !binding.empty() && launch::masks_overlap(masks))
     return {{warning, "cores",
              binding + " binds the threads of " + counted(count, "rank") + " of the node to the same cores",
              "Unset it: muster gives each rank cores of its own"}};

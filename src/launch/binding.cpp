@@ -21,7 +21,7 @@ namespace {
 
 std::string name_of(const Core& core) { return "cpu/" + std::to_string(core.number); }
 
-/// The CPUs that are in any of the masks.
+/// The union of the masks.
 std::string united(const std::vector<std::string>& masks) {
   std::string all;
   for (const auto& mask : masks) {
@@ -36,8 +36,8 @@ std::string united(const std::vector<std::string>& masks) {
 struct CoreGroup {
   std::string mask;
   std::vector<std::size_t> ranks;
-  std::vector<Core> free = {};  ///< cores of the mask that are not taken
-  TakenCores taken = {};        ///< those that are
+  std::vector<Core> free = {};  ///< cores of the mask that no other launch has claimed
+  TakenCores taken = {};        ///< cores of the mask that another launch has claimed
 };
 
 std::vector<CoreGroup> groups_of(const std::vector<Core>& cores, const std::vector<std::string>& masks,
@@ -57,14 +57,14 @@ std::vector<CoreGroup> groups_of(const std::vector<Core>& cores, const std::vect
   return result;
 }
 
-/// True if a CPU is in the masks of two groups.
+/// True if some CPU is in the masks of two groups.
 bool overlap(const std::vector<CoreGroup>& groups) {
   std::vector<std::string> masks;
   for (const auto& group : groups) masks.push_back(group.mask);
-  return share_cpus(masks);
+  return masks_overlap(masks);
 }
 
-/// Item `index` of `parts` almost equal parts of `items`.
+/// Divides `items` into `parts` almost equal parts and returns the part number `index`.
 template <class Item>
 std::span<const Item> part_of(const std::vector<Item>& items, std::size_t parts, std::size_t index) {
   const auto begin = items.size() * index / parts, end = items.size() * (index + 1) / parts;
@@ -78,7 +78,7 @@ std::string named(const std::set<pid_t>& processes) {
   return known.empty() ? "" : " (process " + listed(known, 3, [](pid_t one) { return std::to_string(one); }) + ")";
 }
 
-/// What rank 0 says of a node where another launch uses the cores.
+/// The warning about a node on which another launch uses cores that this launch needs.
 std::string conflict_on(const std::string& host, std::size_t ranks, const TakenCores& taken) {
   std::set<pid_t> processes;
   for (const auto& [core, process] : taken) processes.insert(process);
@@ -90,7 +90,7 @@ std::string conflict_on(const std::string& host, std::size_t ranks, const TakenC
 
 }  // namespace
 
-bool share_cpus(const std::vector<std::string>& masks) {
+bool masks_overlap(const std::vector<std::string>& masks) {
   const auto count = [](const std::string& mask) { return std::ranges::count(mask, '1'); };
   std::ptrdiff_t all = 0;
   for (const auto& mask : masks) all += count(mask);
@@ -164,7 +164,7 @@ std::vector<Claim> bind_to_cores(const Communicator& world, NodeRanks& ranks, in
   const auto cores = cores_in(united(ranks.masks), machine);
   const bool has_all = ranks.quota >= static_cast<double>(cores.size());
 
-  // Each rank claims in its part of the cores, and looks at those that it does not need.
+  // Each rank claims cores in its part of the node's cores, and looks whether the others of its part are claimed.
   std::vector<Claim> claims;
   auto found = Json::array();
   for (const auto& core : has_all ? part_of(cores, local_size, local_rank) : std::span<const Core>()) {
@@ -206,20 +206,20 @@ RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags
               std::to_string(most_threads) + " and is ignored; unset it");
   const int given = flags.threads.value_or(of_variable.value_or(0));
   const auto binding = openmp_binding(::getenv);
-  const bool shares = share_cpus(node.masks);
+  const bool shares = masks_overlap(node.masks);
   if (const int of_node = launcher_cpus(); !flags.threads && bound_below_share(node.masks, local_rank, of_node))
     log::warn("each rank is bound to " + std::to_string(threads_for(node.masks, local_rank)) + " of " +
               std::to_string(of_node) + " CPUs; " +
               (binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
                                : "unset " + binding + ", or start with mpirun --bind-to none,") +
               " to use them all");
-  // A rank that is bound to one core waits there for any other process that computes, and all ranks with it.
+  // A rank that is bound to a single core waits whenever another process computes there, and all ranks wait for it.
   if (may_bind && flags.bind != Bind::none)
     mine.claims = std::make_shared<const std::vector<Claim>>(
         bind_to_cores(world, node, given, flags.bind == Bind::cores ? 1 : 2));
   mine.cpus = threads_for(node.masks, local_rank, node.quota);
   mine.threads = given > 0 ? given : mine.cpus;
-  // OpenMP binds the threads beside the main thread when it starts them, whatever this process is bound to.
+  // OpenMP binds its threads, except the main thread, when it starts them, whatever this process is bound to.
   if (!binding.empty() && shares && (mine.threads > 1 || !may_bind || flags.bind == Bind::none))
     log::warn(binding +
               " binds the threads of all ranks of a node to the same cores, so that they slow each "

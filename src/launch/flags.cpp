@@ -30,8 +30,8 @@
 namespace muster::detail::launch {
 namespace {
 
-// Flags have the same value on all ranks, whether they come from the command line or from the environment: launchers
-// carry the command line to other hosts, but not always the environment.
+// A flag gets the same value on all ranks, whether it is given on the command line or in the environment. The ranks
+// must communicate for this, since launchers pass the command line to other hosts, but not always the environment.
 
 /// The values of options or of environment variables, by name.
 using Values = std::map<std::string, std::vector<std::string>>;
@@ -41,7 +41,7 @@ std::string pack(const Values& values) { return json_to_cbor(values); }
 Values unpack(const std::string& packed) { return json_from_cbor(packed).get<Values>(); }
 
 constexpr std::string_view variable_prefix = "MUSTER_";
-constexpr const char* group = "muster";  ///< of muster's own options in the help
+constexpr const char* group = "muster";  ///< the heading of muster's own options in the help
 
 bool has_variable(const CLI::Option& option) { return option.get_envname().starts_with(variable_prefix); }
 
@@ -127,7 +127,7 @@ void require_equal(const std::vector<Values>& values, const std::vector<std::str
     }
 }
 
-// Validators of values. They run before the value is converted to the flag's type.
+// Validators check the text of a value before CLI11 converts it to the flag's type.
 
 /// Returns a validator whose error for a bad value is "VALUE is PROBLEM".
 CLI::Validator check_value(const std::function<bool(std::string& value)>& is_good, const std::string& problem) {
@@ -169,7 +169,7 @@ CLI::Validator number_of_seconds() {
                      "no number of seconds from 0.001 to 1000000000");
 }
 
-/// Returns FIRST and LAST of "FIRST:LAST", and zeros for "auto"; none if the text is something else.
+/// Returns FIRST and LAST of "FIRST:LAST", and zeros for "auto"; empty for any other text.
 std::optional<std::pair<std::int64_t, std::int64_t>> parse_steps(const std::string& text) {
   std::pair<std::int64_t, std::int64_t> steps{0, 0};
   if (text == "auto") return steps;
@@ -276,7 +276,7 @@ Flags::Flags(int argc, char** argv, const std::string& version)
         ->group(group)
         ->type_size(1)
         ->take_all()
-        ->allow_extra_args(false);  // the words behind its value are the program's
+        ->allow_extra_args(false);  // it takes one word as its value, not all that follow
   };
   list("--config", config_, "JSON file with settings of the program;\nrepeatable, the later one wins")
       ->envname("MUSTER_CONFIG")

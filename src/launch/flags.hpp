@@ -12,10 +12,11 @@
 
 namespace muster::detail::launch {
 
-/// This rank's --timeout or MUSTER_TIMEOUT, for what ranks do together before Flags::parse(). None if there is no valid
-/// one: parse() says so.
+/// This rank's --timeout or MUSTER_TIMEOUT, for the waits before Flags::parse(). Empty if it is not given or not valid;
+/// parse() throws the Error for a value that is not valid.
 std::optional<std::chrono::milliseconds> timeout_at_start(int argc, const char* const* argv);
 
+/// Parses the flags of a launch, compares them between the ranks, and resolves them.
 class Flags {
  public:
   /// `version`: the program's version for --version; may be empty.
@@ -25,13 +26,13 @@ class Flags {
   CLI::App app;
 
   /// Reads this rank's command line and environment, and makes sure that the shared flags are the same on all ranks.
-  /// False if help or version was requested on a rank; rank 0 has then printed it. Collective.
+  /// False if help or version was requested on any rank; rank 0 has printed it if it was requested there. Collective.
   bool parse(const Communicator& world);
   /// Returns the flags, after parse(). Throws an Error (ExitCode::usage) for an invalid value.
   LaunchFlags resolve() const;
   /// The program's name without its folder.
   const std::string& program() const noexcept { return program_; }
-  /// The lowest level of messages that are shown.
+  /// The lowest level of messages that are logged.
   const std::string& log_level() const noexcept { return log_level_; }
 
  private:

@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::seconds, std::chrono::steady_clock, std::chrono::system_clock;
 
-/// The programs of a batch system wait for minutes for a server that does not answer.
+/// How long the batch system's program may take: it waits for minutes if its server does not answer.
 constexpr seconds answer_timeout{3};
 
 /// Parses a local time; `format` as for strptime, for the whole text.
@@ -31,7 +31,7 @@ JobEndTime local_time(const std::string& text, const char* format) {
   return time < 0 ? JobEndTime() : system_clock::from_time_t(time);
 }
 
-/// "HH:MM:SS" or "D:HH:MM:SS" as PBS writes them, or a number of seconds.
+/// Parses "HH:MM:SS" or "D:HH:MM:SS", as PBS writes them, or a number of seconds.
 std::optional<seconds> duration_of(std::string text) {
   if (text.find('-') != text.npos) return {};
   if (std::ranges::count(text, ':') == 3) text[text.find(':')] = '-';
@@ -70,7 +70,7 @@ std::string job_end_warning(const Environment& environment, system_clock::time_p
 
 std::vector<std::string> job_end_question(const Environment& environment) {
   if (auto job = value_of("SLURM_JOB_ID", environment); !job.empty()) {
-    // The number of an array's last job is also that of the whole array.
+    // An array's last job has the same id as the whole array, so ask by array and task.
     const auto array = value_of("SLURM_ARRAY_JOB_ID", environment), task = value_of("SLURM_ARRAY_TASK_ID", environment);
     if (!array.empty() && !task.empty()) job = array + "_" + task;
     return {"env", "SLURM_TIME_FORMAT=standard", "squeue", "-h", "-j", job, "-o", "%e"};
@@ -105,7 +105,7 @@ JobEndTime end_in_qstat(const std::string& text, system_clock::time_point now) {
 }
 
 JobEndTime end_in_bjobs(const std::string& text, system_clock::time_point now) {
-  // "1:05 E" and "1:05 X" are estimates of how long the job runs, not limits.
+  // "1:05 E" and "1:05 X" are estimates of the job's run time, not limits.
   std::istringstream words(text);
   std::string time, kind, more;
   words >> time >> kind;
@@ -137,7 +137,7 @@ void LaunchEnd::ask() {
 void LaunchEnd::choose(const Communicator& ranks, const LaunchFlags& flags) {
   const auto now = system_clock::now();
   if (flags.time_limit) {
-    // The limit is that of all starts under one `muster run`.
+    // Under `muster run`, the limit is for all starts together.
     const auto supervisor = launch::supervisor();
     end_ = begin_ - (supervisor ? supervisor->used : std::nullopt).value_or(seconds(0)) + *flags.time_limit;
     return;
@@ -147,8 +147,8 @@ void LaunchEnd::choose(const Communicator& ranks, const LaunchFlags& flags) {
   auto job_end = end_of_allocation(::getenv, now);
   if (!job_end) job_end = asked_.end;
   if (!job_end && !warning.empty()) log::warn(warning);
-  // Ranks of other nodes may not have the variable, and only rank 0 has asked. The first that knows says how much time
-  // is left, since the clock of a node may be wrong.
+  // Ranks of other nodes may not have the variable, and only rank 0 has asked. The first rank that knows the end sends
+  // the remaining time, and not the time of the end, since the clocks of nodes may differ.
   const auto left = job_end ? std::to_string(std::chrono::ceil<seconds>(*job_end - now).count()) : "";
   const auto all = ranks.all_gather(left);
   const auto known = std::ranges::find_if(all, [](const auto& seconds) { return !seconds.empty(); });

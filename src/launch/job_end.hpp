@@ -1,5 +1,5 @@
-// When the batch job ends in which this process runs, and with it the launch. Slurm tells it in a variable since
-// version 22.05; other batch systems, and an older Slurm, are asked by their own programs.
+// When the batch job of this process ends, and the launch with it. Slurm has a variable for this since version 22.05;
+// for other batch systems, and an older Slurm, the launch runs the batch system's own program.
 #pragma once
 
 #include "base/export.hpp"
@@ -15,28 +15,30 @@ namespace muster::detail::launch {
 
 using JobEndTime = std::optional<std::chrono::system_clock::time_point>;
 
-/// The end by SLURM_JOB_END_TIME, or else by MUSTER_JOB_END_TIME: seconds since 1970. None if it is in the past, which
-/// happens in a shell of an earlier allocation, and for what is no number.
+/// The time in SLURM_JOB_END_TIME, or else in MUSTER_JOB_END_TIME: seconds since 1970. A time in the past, as in a
+/// shell of an earlier allocation, or a text that is no number, counts as missing. Empty if both are missing.
 MUSTER_INTERNAL_API JobEndTime end_of_allocation(const Environment& environment,
                                                  std::chrono::system_clock::time_point now);
-/// What is wrong with MUSTER_JOB_END_TIME, which a user has set: a warning if it is in the past, an Error
-/// (ExitCode::usage) if it is no number of seconds; otherwise empty.
+/// Checks MUSTER_JOB_END_TIME, which a user may set. Returns a warning if it is in the past, otherwise an empty text.
+/// Throws an Error (ExitCode::usage) if it is no number of seconds.
 MUSTER_INTERNAL_API std::string job_end_warning(const Environment& environment,
                                                 std::chrono::system_clock::time_point now);
 
-/// What a batch system is asked with: the program and its arguments. Empty if this is no job of a known system.
+/// The command that asks the batch system for the end of the job: program and arguments. Empty if this is no job of a
+/// known system.
 std::vector<std::string> job_end_question(const Environment& environment);
 
-// Their answers. None for a text that tells no end: an error, or a job without a limit.
+// These functions read the output of such a command. Empty if it contains no end: an error, or a job without a limit.
 
 /// squeue -h -o %e: "2026-11-27T03:00:00", in local time.
 JobEndTime end_in_squeue(const std::string& text);
-/// qstat -f of PBS and Torque: when the job began, or how long it has run, and its limit.
+/// qstat -f of PBS and Torque: it has the limit of the job, and when the job began or how long it has run.
 JobEndTime end_in_qstat(const std::string& text, std::chrono::system_clock::time_point now);
 /// bjobs -noheader -o time_left: "1:05 L", hours and minutes until the limit.
 JobEndTime end_in_bjobs(const std::string& text, std::chrono::system_clock::time_point now);
 
-/// The end as the batch system tells it, or why it is not known; `note` is empty where there is no job.
+/// The end of the job that the batch system gave, or a note why the end is not known. Both are empty if there is no
+/// job.
 struct AskedJobEnd {
   JobEndTime end = {};
   std::string note = {};
@@ -47,8 +49,9 @@ MUSTER_INTERNAL_API AskedJobEnd ask_for_job_end(const Environment& environment);
 /// When a launch has to end: by its time limit, or with the batch job.
 class LaunchEnd {
  public:
-  /// Asks the batch system, on the job's first process; `muster run` has asked already. Call it before MPI is
-  /// initialised: afterwards no other program should be started, since some MPIs do not allow it.
+  /// Asks the batch system if no variable has the end of the job: only on the job's first process, and not under
+  /// `muster run`, which has asked already. Call it before MPI is initialised, because some MPIs do not allow a process
+  /// to start programs afterwards.
   void ask();
   /// Collective.
   void choose(const Communicator& ranks, const LaunchFlags& flags);
@@ -57,7 +60,7 @@ class LaunchEnd {
 
  private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  AskedJobEnd asked_;  ///< on rank 0, where no variable tells the end of the job
+  AskedJobEnd asked_;  ///< the result of ask(), on the job's first process
   std::optional<std::chrono::steady_clock::time_point> end_;
 };
 

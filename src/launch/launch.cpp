@@ -33,8 +33,8 @@
 namespace muster {
 namespace {
 
-/// Makes malloc keep the memory of large tensors in the heap, which would otherwise be mapped and page-faulted again in
-/// every step. The first GiB of the heap asks for huge pages. Memory is taken only when it is used.
+/// Makes malloc keep the memory of large tensors in the heap; otherwise the kernel would map and clear it anew in every
+/// step. Asks for huge pages for the first GiB of the heap, which takes memory only when it is used.
 void prepare_malloc() {
 #ifdef __GLIBC__
   ::mallopt(M_MMAP_MAX, 0);
@@ -60,7 +60,7 @@ void refuse_separate_worlds(const std::optional<detail::launch::SeparateWorlds>&
 
 }  // namespace
 
-/// All that a launch owns; end_launch() ends them in reverse order.
+/// All that a launch owns. end_launch() ends what the launch has begun, in reverse order.
 struct Launch::State {
   explicit State(std::shared_ptr<detail::launch::Flags> parser_) : parser(std::move(parser_)) {}
   ~State() { end_launch(); }
@@ -72,13 +72,13 @@ struct Launch::State {
     part.emplace(std::move(whole_or_part));
   }
   bool owns_mpi() const noexcept { return environment && environment->owns_mpi(); }
-  /// run() returns this code.
+  /// Called when run() returns `code`; returns it.
   int returned(int code);
-  /// Ends what this launch has begun, with MPI as the last thing. Does nothing when called again.
+  /// Ends everything that this launch has begun; MPI comes last. A second call does nothing.
   void end_launch() noexcept;
 
-  /// The one that ends with the process, after run(), unless it ends before: none is destroyed by std::exit,
-  /// quick_exit, or in memory that is never freed.
+  /// The launch that must end when the process ends, since nothing destroys it: its run() has returned, and the process
+  /// may call std::exit or quick_exit, or have a Launch in memory that is never freed.
   static inline State* ends_with_process = nullptr;
 
   const std::shared_ptr<detail::launch::Flags> parser;
@@ -86,9 +86,9 @@ struct Launch::State {
   detail::launch::LaunchEnd end;
   detail::launch::RankOnHost on_host;
   bool is_running = false;                            ///< inside of run()
-  std::optional<int> status;                          ///< of the last run()
-  std::optional<detail::comm::MpiScope> environment;  ///< empty if the program itself initialises MPI
-  std::optional<detail::launch::LaunchPart> part;     ///< all ranks, or those of a sweep's trial
+  std::optional<int> status;                          ///< the result of run(), once all ranks have agreed on it
+  std::optional<detail::comm::MpiScope> environment;  ///< empty for a launch on given ranks or of a trial
+  std::optional<detail::launch::LaunchPart> part;     ///< all ranks, or the ranks of a sweep's trial
   std::optional<detail::comm::AnsweringThread> answering;
   std::optional<detail::launch::stop_signal::ScopedHandlers> signals;
   std::optional<detail::log::Scope> log;
@@ -97,14 +97,14 @@ struct Launch::State {
 int Launch::State::returned(int code) {
   is_running = false;
   if (!owns_mpi()) return code;
-  // Each rank tells, since what it does next may end the others.
+  // Each rank sends it, since what a rank does next may end the other ranks.
   if (status) detail::launch::tell_supervisor(detail::launch::message_returned, std::to_string(*status));
   ends_with_process = this;
   static const pid_t process = ::getpid();
   constexpr auto end = [] {
-    if (ends_with_process != nullptr && ::getpid() == process) ends_with_process->end_launch();  // not in a fork
+    if (ends_with_process != nullptr && ::getpid() == process) ends_with_process->end_launch();  // not in a child
   };
-  // Now, so that it is called before the destructors of static objects that training has made.
+  // Registered now, so that it is called before the destructors of static objects that training has made.
   std::atexit(end);
   std::at_quick_exit(end);
   return code;
@@ -114,7 +114,7 @@ void Launch::State::end_launch() noexcept {
   if (ends_with_process == this) ends_with_process = nullptr;
   if (!part) return;
   detail::log::flush();
-  // Once all ranks are here, nothing is left to do but MPI_Finalize: a crash there spoils no work.
+  // When all ranks are here, only MPI_Finalize is left, so a crash from now on loses no work.
   if (status && owns_mpi()) {
     environment->wait_for_all();
     if (part->ranks.rank() == 0) detail::launch::tell_supervisor(detail::launch::message_ended, "");
@@ -171,7 +171,8 @@ Launch::Launch(const Launch& whole, detail::launch::LaunchPart part)
 }
 
 Launch::~Launch() {
-  // A static Launch whose process ends inside of run(), by std::exit: MPI_Finalize would wait for the other ranks.
+  // The process ends inside of run(), by std::exit, which destroys a static Launch. Do not finalise MPI then:
+  // MPI_Finalize would wait for the other ranks.
   if (state_ && state_->is_running) static_cast<void>(state_.release());
 }
 
@@ -214,7 +215,7 @@ int Launch::run_body(const std::function<int()>& body) {
     detail::log::configure(rank(), detail::log::level_from_name(parser.log_level()));
     flags = parser.resolve();
     if (const auto& timeout = flags.timeout) comm::set_timeout(communicator(), *timeout);
-    // The threads of a program that has brought its own ranks are that program's.
+    // If the program has given its own ranks, muster does not bind its threads.
     state_->on_host = detail::launch::find_rank_on_host(communicator(), flags, state_->environment.has_value());
     state_->end.choose(communicator(), flags);
     status = body();

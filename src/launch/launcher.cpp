@@ -28,7 +28,7 @@ int number(const Environment& environment, const char* name, int fallback) {
   return value == nullptr || *value == '\0' ? fallback : std::atoi(value);
 }
 
-/// The variables in which a launcher tells a process how many there are, and which one it is.
+/// The variables in which a launcher gives a process the number of processes and the process's own number.
 struct LauncherVariables {
   const char* launcher;
   const char* processes;
@@ -37,7 +37,8 @@ struct LauncherVariables {
 
 constexpr const char* step_tasks = "SLURM_STEP_NUM_TASKS";
 
-/// The first that is set counts: a launcher may start its daemons by srun. PALS tells only how many are on this node.
+/// The first launcher whose variable is set counts, since launchers may start their daemons by srun. PALS gives only
+/// the number of processes on this node.
 constexpr std::array<LauncherVariables, 7> launchers{{{"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
                                                       {"mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"},
                                                       {"mpiexec", "PMI_SIZE", "PMI_RANK"},
@@ -46,36 +47,37 @@ constexpr std::array<LauncherVariables, 7> launchers{{{"mpirun", "OMPI_COMM_WORL
                                                       {"Flux", "FLUX_JOB_SIZE", "FLUX_TASK_RANK"},
                                                       {"srun", step_tasks, "SLURM_PROCID"}}};
 
-/// What Open MPI, PMIx and Hydra tell a process begins with these.
-constexpr std::array<std::string_view, 8> prefixes{
+/// The beginnings of the variables that Open MPI, PMIx and Hydra set for a process.
+constexpr std::array<std::string_view, 8> launcher_prefixes{
     "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess_base_", "ORTE_", "PMIX_", "PMI_", "OMPI_APP_CTX_", "HYDI_"};
-constexpr std::array<std::string_view, 11> whole_names{"OMPI_ARGV",
-                                                       "OMPI_COMMAND",
-                                                       "OMPI_FILE_LOCATION",
-                                                       "OMPI_FIRST_RANKS",
-                                                       "OMPI_NUM_APP_CTX",
-                                                       "OMPI_UNIVERSE_SIZE",
-                                                       "OMPI_MCA_ess",
-                                                       "OMPI_MCA_initial_wdir",
-                                                       "OMPI_MCA_mpi_oversubscribe",
-                                                       "OMPI_MCA_pmix",
-                                                       "OMPI_MCA_shmem_RUNTIME_QUERY_hint"};
-/// What users set themselves.
-constexpr std::array<std::string_view, 5> of_users{"PMIX_MCA_", "OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_base_help_",
-                                                   "OMPI_MCA_orte_default_", "OMPI_MCA_orte_keep_fqdn_hostnames"};
-/// What srun tells the process of a step, but not that of a batch script.
-constexpr std::array<std::string_view, 4> of_steps{"SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN_"};
+constexpr std::array<std::string_view, 11> launcher_names{"OMPI_ARGV",
+                                                          "OMPI_COMMAND",
+                                                          "OMPI_FILE_LOCATION",
+                                                          "OMPI_FIRST_RANKS",
+                                                          "OMPI_NUM_APP_CTX",
+                                                          "OMPI_UNIVERSE_SIZE",
+                                                          "OMPI_MCA_ess",
+                                                          "OMPI_MCA_initial_wdir",
+                                                          "OMPI_MCA_mpi_oversubscribe",
+                                                          "OMPI_MCA_pmix",
+                                                          "OMPI_MCA_shmem_RUNTIME_QUERY_hint"};
+/// The beginnings of variables that users set themselves.
+constexpr std::array<std::string_view, 5> user_prefixes{"PMIX_MCA_", "OMPI_MCA_orte_tmpdir_base",
+                                                        "OMPI_MCA_orte_base_help_", "OMPI_MCA_orte_default_",
+                                                        "OMPI_MCA_orte_keep_fqdn_hostnames"};
+/// The beginnings of variables that srun sets for the processes of a step, but not for a batch script.
+constexpr std::array<std::string_view, 4> step_prefixes{"SLURM_STEP", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SRUN_"};
 
 bool begins_with_any(std::string_view name, const auto& beginnings) {
   return std::ranges::any_of(beginnings, [&](auto beginning) { return name.starts_with(beginning); });
 }
 
-/// Those of `names` that a launcher tells its processes.
+/// The variables in `names` that launchers set for their processes.
 std::vector<std::string> variables_of_launchers(const std::vector<std::string>& names) {
   std::vector<std::string> found;
   for (const auto& name : names)
-    if ((begins_with_any(name, prefixes) && !begins_with_any(name, of_users)) ||
-        std::ranges::find(whole_names, name) != whole_names.end())
+    if ((begins_with_any(name, launcher_prefixes) && !begins_with_any(name, user_prefixes)) ||
+        std::ranges::find(launcher_names, name) != launcher_names.end())
       found.push_back(name);
   return found;
 }
@@ -88,7 +90,7 @@ bool is_launcher(pid_t process) {
   return std::ranges::find(programs, first_line("/proc/" + std::to_string(process) + "/comm")) != programs.end();
 }
 
-/// True if a launcher has started this process or one that it comes from, such as a script.
+/// True if a launcher has started this process or one of its ancestors, such as a script.
 bool is_below_launcher() {
   for (auto process = parent_of(::getpid()); process > 1; process = parent_of(process))
     if (is_launcher(process)) return true;
@@ -105,7 +107,7 @@ std::vector<std::string> misleading_variables(const std::vector<std::string>& na
     if (name.starts_with("PMIX_SERVER_URI") && environment(name.c_str()) != nullptr) servers.push_back(name);
   std::ranges::copy_if(servers, std::back_inserter(found),
                        [&](const auto& name) { return !answers(environment(name.c_str())); });
-  // A launcher sets only the names that its version of PMIx knows; others may be left of a job that is over.
+  // A launcher sets only the variables that its version of PMIx knows; others may remain from a job that is over.
   const bool all_dead = !servers.empty() && found.size() == servers.size();
   if (all_dead) found = variables_of_launchers(names);
   const bool has_pmi = environment("PMIX_RANK") != nullptr || environment("PMI_RANK") != nullptr;
@@ -114,7 +116,7 @@ std::vector<std::string> misleading_variables(const std::vector<std::string>& na
   if (is_free && environment("SLURM_STEP_ID") != nullptr && mpi_library.starts_with("Open MPI") &&
       number(environment, step_tasks, 1) <= 1)
     std::ranges::copy_if(names, std::back_inserter(found),
-                         [](const auto& name) { return begins_with_any(name, of_steps); });
+                         [](const auto& name) { return begins_with_any(name, step_prefixes); });
   return found;
 }
 
@@ -122,7 +124,7 @@ bool server_answers(const std::string& uri) {
   constexpr std::string_view scheme = "tcp4://";
   constexpr int limit_ms = 1000;
   const auto at = uri.find(scheme), colon = uri.rfind(':');
-  if (at == std::string::npos || colon <= at + scheme.size()) return true;  // it is reached in another way
+  if (at == std::string::npos || colon <= at + scheme.size()) return true;  // not reached by TCP
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(std::atoi(uri.c_str() + colon + 1)));
@@ -141,7 +143,7 @@ bool server_answers(const std::string& uri) {
 void forget_other_launchers(const std::string& mpi_library, bool even_own) {
   const auto names = variable_names();
   auto found = misleading_variables(names, ::getenv, mpi_library, [](const std::string& uri) {
-    return is_launcher(::getppid()) || server_answers(uri);  // that which has started this process need not be asked
+    return is_launcher(::getppid()) || server_answers(uri);  // the launcher that has started this process runs
   });
   const auto launcher = started_by(::getenv);
   if (even_own && launcher && launcher->processes == 1)
@@ -164,7 +166,7 @@ std::optional<StartedBy> started_by(const Environment& environment) {
     if (environment(one.processes) == nullptr) continue;
     StartedBy found{one.launcher, number(environment, one.processes, 1), number(environment, one.number, 0),
                     one.processes};
-    // srun --pty bash is a step of one task too.
+    // A shell of srun --pty bash is a step of one task, too, and does not count.
     if (found.launcher != "srun" || found.processes > 1 || environment("PMIX_RANK") != nullptr) return found;
   }
   return {};

@@ -1,5 +1,5 @@
-// Finds out what the launcher (mpirun, srun) has set up: one world of N ranks, or by mistake N worlds of one rank each;
-// and the CPUs of each rank.
+// Finds out what the launcher (mpirun, srun) has set up: one world of N ranks or, by mistake, N worlds of one rank
+// each; and the CPUs of each rank.
 #pragma once
 
 #include "base/export.hpp"
@@ -17,42 +17,47 @@ namespace muster::detail::launch {
 struct StartedBy {
   std::string launcher;  ///< "mpirun"
   int processes = 1;
-  int number = 0;             ///< of this process among them
-  std::string variable = {};  ///< that says so
+  int number = 0;             ///< this process's number, from 0
+  std::string variable = {};  ///< the environment variable that has `processes`
 };
-/// Empty if no launcher has. Knows mpirun of Open MPI, Hydra (MPICH, Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux
-/// and srun, by their variables.
+/// Finds the launcher by its environment variables; empty if there is none. Knows mpirun of Open MPI, Hydra (MPICH,
+/// Intel MPI), MVAPICH, PALS (HPE), jsrun (IBM), Flux and srun.
 MUSTER_INTERNAL_API std::optional<StartedBy> started_by(const Environment& environment);
 
-/// True on the rank that asks for all where MPI does not tell yet: the launcher's first process, or the only one.
+/// True on the process that acts for all ranks before MPI is initialised: the launcher's first process, or the only
+/// one.
 bool is_first_process(const Environment& environment);
 
-/// "RANK PID HOST" of this process under Hydra, which names a lost rank by its process id; otherwise empty.
+/// "RANK PID HOST" of this process if Hydra has started it, which reports a lost rank by its process id; otherwise
+/// empty.
 std::string process_for_launcher(const Environment& environment);
 
-// Variables of a launcher that has not started this process: those of a job that is over, which a shell has kept, of an
-// srun --pty shell, or of the mpirun -n 1 that has started `muster run`. MPI would look for that launcher and fail.
+// Misleading variables come from a launcher that has not started this process as a rank: a shell has kept them from a
+// job that is over, or they come from an srun --pty shell, or from the mpirun -n 1 that has started `muster run`. MPI
+// would look for that launcher and fail.
 
-/// Those of `names` that lead MPI astray: of a launcher that does not answer, or of srun where this is its only task,
-/// and it does not use PMI. `answers`: see server_answers().
+/// The variables in `names` that mislead MPI: those of a launcher that does not answer; with Open MPI also those of
+/// srun if this process is its only task and does not use PMI. `answers`: see server_answers().
 std::vector<std::string> misleading_variables(const std::vector<std::string>& names, const Environment& environment,
                                               const std::string& mpi_library,
                                               const std::function<bool(const std::string& uri)>& answers);
 /// False if the server of PMIx at "NAMESPACE;tcp4://127.0.0.1:4711" refuses connections.
 bool server_answers(const std::string& uri);
-/// Removes them from this process's environment. `even_own`: for a process that starts a launcher itself; those of the
-/// launcher that has started it alone, too. To be called before threads are started.
+/// Removes the misleading variables from this process's environment. `even_own`: also removes the variables of a
+/// launcher that has started this process as its only one; for a process that starts a launcher itself. Call it before
+/// threads are started.
 MUSTER_INTERNAL_API void forget_other_launchers(const std::string& mpi_library, bool even_own = false);
 
-/// The program of that MPI that starts its ranks: "mpirun", or "mpiexec.hydra" of MPICH, Intel MPI and MVAPICH, since a
-/// machine may have another MPI's mpirun and mpiexec beside it. `mpi_library`: see comm::mpi_library().
+/// The program that starts ranks of that MPI: "mpirun", or "mpiexec.hydra" for MPICH, Intel MPI and MVAPICH, since
+/// mpirun and mpiexec may belong to another MPI of the machine. `mpi_library`: see comm::mpi_library().
 MUSTER_INTERNAL_API std::string launcher_of(const std::string& mpi_library);
-/// By which plugin the tasks of srun find each other with that MPI, as in srun --mpi=pmix.
+/// The plugin of srun by which its tasks find each other with that MPI, as in srun --mpi=pmix.
 MUSTER_INTERNAL_API std::string srun_plugin(const std::string& mpi_library);
 
 /// The error that the launcher has started N worlds of one rank.
 struct SeparateWorlds {
-  /// By the launcher's first process, and by one whose variables come from another job.
+  /// True if this process prints the error: the launcher's first process, or a process whose variables come from
+  /// another job.
   bool is_said_here = true;
   std::string fact;  ///< for the error text
   std::string remedy;

@@ -23,7 +23,7 @@ Function* openmp_function(const char* name) {
 
 std::string openmp_binding(const Environment& environment) {
   const char* const binds = environment("OMP_PROC_BIND");
-  if (binds != nullptr && ::strcasecmp(binds, "false") == 0) return {};  // whatever the others say
+  if (binds != nullptr && ::strcasecmp(binds, "false") == 0) return {};  // whatever the other variables are
   for (const char* name : {"GOMP_CPU_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"})
     if (const char* const value = environment(name); value != nullptr && *value != '\0') return name;
   return {};
@@ -35,7 +35,7 @@ std::optional<int> openmp_threads(const Environment& environment) {
   const char* const first = value + std::strspn(value, " \t");
   int threads = 0;
   const auto [end, error] = std::from_chars(first, first + std::strlen(first), threads);
-  const bool is_number = error == std::errc() && std::strchr(", \t", *end) != nullptr;  // or the text's end
+  const bool is_number = error == std::errc() && std::strchr(", \t", *end) != nullptr;  // or the end of the text
   return is_number && threads >= 1 && threads <= most_threads ? std::optional(threads) : std::nullopt;
 }
 

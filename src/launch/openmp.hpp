@@ -14,14 +14,15 @@ namespace muster::detail::launch {
 MUSTER_INTERNAL_API std::string openmp_binding(const Environment& environment);
 
 inline constexpr int most_threads = 4096;  ///< about as many as a process can start
-/// OMP_NUM_THREADS, the first number of a list; none if it is not set or no number of threads from 1 to most_threads.
+/// The number in OMP_NUM_THREADS, or the first number of a list; empty if it is not set or is no number from 1 to
+/// most_threads.
 MUSTER_INTERNAL_API std::optional<int> openmp_threads(const Environment& environment);
 
-/// Where this process may run. OpenMP binds its main thread to the first of its places when the library is loaded,
-/// before main(); then these are all places, and otherwise the CPUs of the calling thread. A mask as cpu_mask() returns
-/// it.
+/// The CPUs on which this process may run, as a mask like cpu_mask()'s. If OpenMP binds threads, these are the CPUs of
+/// all its places, since it has already bound the main thread to the first place when its library was loaded. Otherwise
+/// these are the CPUs of the calling thread.
 MUSTER_INTERNAL_API std::string process_mask();
-/// Binds this process to process_mask(), so that those that it starts do not inherit OpenMP's binding.
+/// Binds this process to process_mask(), so that the processes that it starts do not inherit OpenMP's binding.
 MUSTER_INTERNAL_API void undo_openmp_binding();
 
 }  // namespace muster::detail::launch

@@ -1,5 +1,5 @@
-// What a launch goes by: its ranks and its flags. A sweep makes one for each trial, on a part of the ranks, with what
-// it decides for the trial.
+// The ranks and flags of a launch. A sweep makes a LaunchPart for each trial, with some of the ranks and with the flags
+// that it chooses for the trial.
 #pragma once
 
 #include "base/export.hpp"
@@ -13,10 +13,11 @@
 
 namespace muster::detail::launch {
 
+/// The ranks of a launch, with their flags and callbacks.
 struct LaunchPart {
-  Communicator ranks;  ///< all ranks of a world of its own
+  Communicator ranks;  ///< all ranks of this part, in a world of their own
   LaunchFlags flags = {};
-  std::function<bool()> asked_to_stop = {};  ///< true to stop this part while the whole launch goes on; throws nothing
+  std::function<bool()> asked_to_stop = {};  ///< true if this part alone must stop; throws nothing
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 
   /// Returns the next sweep's number in a launch, from 1 on, as Launch::next_trainer_number() does for trainers.

@@ -58,7 +58,7 @@ const char* kind(const Json& value) {
 /// The value as text for a message; bytes that are not UTF-8 are replaced.
 std::string shown(const Json& value) { return json_text_lossy(value); }
 
-/// True if `value` may replace `was`; any value may replace null.
+/// True if `value` may replace the default `was`; any value may replace null.
 bool fits(const Json& was, const Json& value) {
   constexpr double beyond = 9223372036854775808.0;  // 2^63
   if (was.is_null()) return true;
@@ -85,14 +85,14 @@ Json nested(std::string_view path, const Json& value) {
       {{std::string(path.substr(0, dot)), dot == path.npos ? value : nested(path.substr(dot + 1), value)}});
 }
 
-/// The number that a text would be in a language other than JSON: 0.5 for ".5"; null if it is none.
+/// The number in a text that JSON does not take for a number: 0.5 for ".5"; null if the text is no number.
 Json number_in(const std::string& text) {
   const auto number = parse_number<double>(text);
   return number && std::isfinite(*number) ? Json(*number) : Json();
 }
 
-void lay_over(Json& target, const Json& value, ExitCode code, const std::string& doing, const std::string& key,
-              const Json& defaults) {
+void override_value(Json& target, const Json& value, ExitCode code, const std::string& doing, const std::string& key,
+                    const Json& defaults) {
   if (target.is_object() && value.is_object() && !(target.empty() && !key.empty())) {
     for (const auto& [name, child] : value.items()) {
       const auto path = key.empty() ? name : key + "." + name;
@@ -100,7 +100,7 @@ void lay_over(Json& target, const Json& value, ExitCode code, const std::string&
         throw Error(code, doing, "the name \"" + name + "\" has a dot, as only --set writes it",
                     "Write it as " + shown(nested(name, child)));
       if (!target.contains(name)) unknown_key(code, doing, path, defaults);
-      lay_over(target[name], child, code, doing, path, defaults);
+      override_value(target[name], child, code, doing, path, defaults);
     }
     return;
   }
@@ -142,10 +142,10 @@ void apply_setting(Json& config, const std::string& setting, const Json& default
     target = &(*target)[name];
     from = dot + 1;
   }
-  lay_over(*target, parse_value(setting.substr(equals + 1), *target), ExitCode::usage, doing, key, defaults);
+  override_value(*target, parse_value(setting.substr(equals + 1), *target), ExitCode::usage, doing, key, defaults);
 }
 
-/// The first setting that JSON, and so params.json, would not keep unchanged; empty if there is none.
+/// The name of the first setting that JSON, and so params.json, would not keep unchanged; empty if there is none.
 std::string lost_in_json(const Json& value, const std::string& key) {
   if (!value.is_object()) {
     const auto kept = json_from_text(json_text_lossy(value));
@@ -168,7 +168,8 @@ Json read_config(const std::filesystem::path& file) {
 Config resolve(Config defaults, const std::vector<std::filesystem::path>& files, const std::vector<std::string>& set) {
   Json config = defaults;
   for (const auto& file : files)
-    lay_over(config, read_config(file), ExitCode::data, "reading the configuration " + file.string(), "", defaults);
+    override_value(config, read_config(file), ExitCode::data, "reading the configuration " + file.string(), "",
+                   defaults);
   for (const auto& setting : set) apply_setting(config, setting, defaults);
   if (const auto key = lost_in_json(config, ""); !key.empty())
     throw Error(ExitCode::usage, "reading the settings", "\"" + key + "\" is NaN, infinite or a text that is not UTF-8",
@@ -179,7 +180,7 @@ Config resolve(Config defaults, const std::vector<std::filesystem::path>& files,
 Config override_defaults(Config defaults, const Config& values, const std::string& doing) {
   if (defaults.empty()) return values;
   Json config = defaults;
-  lay_over(config, values, ExitCode::usage, doing, "", defaults);
+  override_value(config, values, ExitCode::usage, doing, "", defaults);
   return config;
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 [[gnu::constructor(101)]] void open_closed_streams() noexcept {
   for (int descriptor = 0; descriptor <= 2; ++descriptor)
-    if (::fcntl(descriptor, F_GETFD) == -1) static_cast<void>(::open("/dev/null", O_RDWR));  // takes the lowest number
+    if (::fcntl(descriptor, F_GETFD) == -1) static_cast<void>(::open("/dev/null", O_RDWR));  // gets the lowest number
 }
 
 }  // namespace

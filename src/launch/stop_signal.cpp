@@ -40,9 +40,9 @@ bool ignored(int signal) noexcept {
 void tell_exit(int code, void*) noexcept {
   if (code == 0) return;
   const char* const own = std::getenv(rank_process_variable);
-  if (own == nullptr || std::atoi(own) != ::getpid()) return;  // a program or a fork that the rank has started
+  if (own == nullptr || std::atoi(own) != ::getpid()) return;  // this process is a child of the rank
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun tells it
+  if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun reports codes
   if (const auto host = host_name(); rank != nullptr && !host.empty())
     tell(message_exit, std::string(rank) + " " + std::to_string(code) + " " + host);
 }

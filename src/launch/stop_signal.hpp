@@ -1,5 +1,6 @@
-// The request to stop: SIGUSR1, SIGUSR2, SIGHUP (a lost terminal), and SIGTERM in two cases: if install_handlers() says
-// so, and under `muster run` in a batch job, whose processes get SIGTERM when it is about to be ended.
+// The request to stop: SIGUSR1, SIGUSR2, SIGHUP (a lost terminal), and SIGTERM in two cases: if the caller of
+// install_handlers() wants it, and under `muster run` in a batch job, since batch systems send SIGTERM to all processes
+// of a job that they are about to end.
 //
 // Loading muster changes no signal's disposition. A Launch handles the signals from the moment it is made; one that
 // comes before has the effect that it has without muster, and `muster run` takes a rank that it ends for stopped. It is
@@ -16,7 +17,7 @@ namespace muster::detail::launch::stop_signal {
 /// True if a request to stop has come since a Launch was made first.
 MUSTER_INTERNAL_API bool is_requested() noexcept;
 
-/// The first signal that has asked for it; 0 if none has.
+/// The first signal that has requested to stop; 0 if none has.
 MUSTER_INTERNAL_API int requested_by() noexcept;
 
 /// True if SIGHUP was ignored when the program was started (nohup), or is ignored now. Some libraries of MPI's networks

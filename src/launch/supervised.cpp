@@ -37,7 +37,8 @@ bool is_supervised(pid_t process) {
   return text.find(std::string(variable::supervised) + "=") != std::string::npos;
 }
 
-/// Not in the library of the stop signals: libc, which is initialised after it, would forget the variable.
+/// Here and not in the library of the stop signals, because libc is initialised after that library and would lose the
+/// variable.
 [[gnu::constructor]] void keep_rank_process() noexcept {
   if (std::getenv(supervised_variable) != nullptr)
     ::setenv(rank_process_variable, std::to_string(::getpid()).c_str(), /*overwrite=*/0);
@@ -85,7 +86,8 @@ void end_with_launcher() noexcept try {
   }
   if (::getppid() != parent) end();
   if (processes.empty()) {
-    // An old kernel. PR_SET_PDEATHSIG follows only the parent's thread that has started us, not the whole process.
+    // The kernel has no pidfd_open(). PR_SET_PDEATHSIG watches only the parent's thread that has started this process,
+    // not the whole parent.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     return;
   }

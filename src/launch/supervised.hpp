@@ -17,12 +17,13 @@
 
 namespace muster::detail::launch {
 
+/// What a rank knows about the `muster run` that supervises it.
 struct Supervisor {
-  std::string id;                                 ///< of the `muster run`, the same over all its restarts
+  std::string id;                                 ///< identifies the `muster run`; the same in all its starts
   std::string started;                            ///< when the `muster run` began, as part of a run's name
   std::optional<int> max_failures;                ///< --max-failures
   int full_worker_count = 0;                      ///< ranks of the job when none is missing; 0 without --min-workers
-  std::optional<std::chrono::seconds> used = {};  ///< from its first start to this one: the hosts' clocks may differ
+  std::optional<std::chrono::seconds> used = {};  ///< from the first start to this one; hosts' clocks may differ
 };
 
 /// Reads the supervisor's settings from the environment; none if this process is not supervised.
@@ -33,24 +34,24 @@ namespace variable {
 inline constexpr const char* supervised = supervised_variable;  // 1
 inline constexpr const char* id = "MUSTER_SUPERVISOR";
 inline constexpr const char* started = "MUSTER_STARTED";
-inline constexpr const char* used = "MUSTER_USED_SECONDS";     // since the first start
+inline constexpr const char* used = "MUSTER_USED_SECONDS";     // from the first start to this one
 inline constexpr const char* job_end = "MUSTER_JOB_END_TIME";  // seconds since 1970, as SLURM_JOB_END_TIME
 inline constexpr const char* max_failures = "MUSTER_MAX_FAILURES";
 inline constexpr const char* full_worker_count = "MUSTER_FULL_WORKERS";
 }  // namespace variable
 
 using detail::message_prefix;
-/// Text: "RANK PID HOST", where the launcher names a lost rank by its process id.
+/// "RANK PID HOST"; only if the launcher reports a lost rank by its process id.
 inline constexpr std::string_view message_process = "process";
-inline constexpr std::string_view message_up = "up";              ///< MPI is there: the ranks have come together
+inline constexpr std::string_view message_up = "up";              ///< MPI is initialised, and all ranks have come
 inline constexpr std::string_view message_run = "run";            ///< the folder of the run that begins
-inline constexpr std::string_view message_min_workers = "least";  ///< the workers that are enough
+inline constexpr std::string_view message_min_workers = "least";  ///< the least number of workers
 inline constexpr std::string_view message_ranks_needed =
-    "needed";  ///< the ranks that the saved state takes, no fewer and no more
-inline constexpr std::string_view message_stopped = "stopped";    ///< on request, and there was no state to save
-inline constexpr std::string_view message_cause = "cause";        ///< error.txt in the run's folder is of this start
-inline constexpr std::string_view message_returned = "returned";  ///< text: the exit code that Launch::run() returns
-inline constexpr std::string_view message_ended = "ended";        ///< every rank is through what came after it
+    "needed";  ///< the only number of ranks on which the saved state can be restored
+inline constexpr std::string_view message_stopped = "stopped";    ///< stopped on request; there was no state to save
+inline constexpr std::string_view message_cause = "cause";        ///< this start has written the run's error.txt
+inline constexpr std::string_view message_returned = "returned";  ///< the exit code that Launch::run() returns
+inline constexpr std::string_view message_ended = "ended";        ///< all ranks are done; MPI_Finalize comes next
 
 /// Writes a line to the supervisor. Does nothing if this process is not supervised.
 MUSTER_INTERNAL_API void tell_supervisor(std::string_view what, std::string_view text) noexcept;
@@ -71,7 +72,7 @@ class MUSTER_INTERNAL_API UnsupervisedScope {
   bool stopped_without_state_ = false;
 };
 
-/// The parent of a process; 0 if /proc does not show it.
+/// The parent of a process; 0 if /proc does not have it.
 MUSTER_INTERNAL_API pid_t parent_of(pid_t process);
 
 /// Makes this process be killed when its launcher ends, for whatever reason. The launcher itself ends with

@@ -13,12 +13,13 @@ namespace muster::detail::node {
 /// The beginning of the shared memory. All-zero memory is a valid initial state.
 struct BucketReduction::Shared {
   struct Rank {
-    /// The round in the upper half, the number of announced buckets in the lower, so that nothing has to be reset.
+    /// The round in the upper half and the number of announced buckets in the lower half, so that nothing must be reset
+    /// for a new round.
     alignas(cache_line) std::atomic<std::uint64_t> announced;
     alignas(cache_line) std::atomic<std::uint64_t> finished;  ///< the last round that the rank has finished
   };
   alignas(cache_line) ChunkCounter claims;
-  Rank ranks[1];  // [size], followed by what the ranks have written: [size][2][buckets + words]
+  Rank ranks[1];  // [size], followed by the memory of written(): [size][2][buckets + words]
 
   static std::size_t bytes(int size) { return sizeof(Shared) + sizeof(Rank) * static_cast<std::size_t>(size - 1); }
 };
@@ -38,8 +39,8 @@ BucketReduction::BucketReduction(std::byte* memory, Region region, int rank, int
       words_(words),
       order_(buckets_.size()),
       position_(buckets_.size()) {
-  own_.data.resize(static_cast<std::size_t>(size));
-  thread_.data.resize(static_cast<std::size_t>(size));
+  seen_by_rank_.data.resize(static_cast<std::size_t>(size));
+  seen_by_thread_.data.resize(static_cast<std::size_t>(size));
   std::iota(order_.begin(), order_.end(), std::size_t{0});
   std::iota(position_.begin(), position_.end(), std::size_t{0});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -64,14 +65,15 @@ std::uint64_t* BucketReduction::written(int rank) const {
 
 void BucketReduction::begin() {
   ++round_;
-  mine_ = own_.ready = thread_.ready = 0;
+  own_announced_ = seen_by_rank_.ready = seen_by_thread_.ready = 0;
   finished_ = false;
 }
 
 void BucketReduction::announce(const void* data) {
-  written(rank_)[order_[mine_]] = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
-  ++mine_;
-  shared_->ranks[rank_].announced.store(round_ << 32 | mine_, std::memory_order_release);
+  written(rank_)[order_[own_announced_]] =
+      static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - region_.of(rank_));
+  ++own_announced_;
+  shared_->ranks[rank_].announced.store(round_ << 32 | own_announced_, std::memory_order_release);
 }
 
 void BucketReduction::write_word(std::size_t index, std::uint32_t word) {
@@ -112,7 +114,7 @@ BucketReduction::Next BucketReduction::next_chunk(Seen& seen, const OnChunk& on_
 
 bool BucketReduction::advance(const OnChunk& on_chunk) {
   if (!finished_) {
-    if (next_chunk(own_, on_chunk) != Next::none_left || mine_ < buckets_.size()) return false;
+    if (next_chunk(seen_by_rank_, on_chunk) != Next::none_left || own_announced_ < buckets_.size()) return false;
     finished_ = true;
     shared_->ranks[rank_].finished.store(round_, std::memory_order_release);
   }

@@ -21,7 +21,7 @@
 
 namespace muster::detail::node {
 
-/// Many members: the shared memory, the buckets and their order, and how far the round is.
+/// One rank's side of the reduction: the shared memory, the buckets and their order, and how far the round has come.
 class BucketReduction {
  public:
   struct Bucket {
@@ -39,7 +39,7 @@ class BucketReduction {
   /// of the ranks.
   using OnChunk = std::function<void(const Chunk& chunk, std::span<std::byte* const> data)>;
 
-  /// Bytes of page-aligned memory needed for that many ranks, buckets and words.
+  /// Bytes of page-aligned memory that this many ranks, buckets and words need.
   static std::size_t memory_bytes(int size, std::size_t buckets, std::size_t words);
 
   /// `memory`: shared by all ranks, as for a NodeCommunicator. `region` holds the ranks' buckets. The buckets and the
@@ -61,7 +61,7 @@ class BucketReduction {
   bool advance(const OnChunk& on_chunk);
   /// Processes one chunk if one is ready; true if it did. For a progress thread of this rank, from begin() until the
   /// rank calls advance(). The thread needs a separate OnChunk object.
-  bool process_chunk(const OnChunk& on_chunk) { return next_chunk(thread_, on_chunk) == Next::done; }
+  bool process_chunk(const OnChunk& on_chunk) { return next_chunk(seen_by_thread_, on_chunk) == Next::done; }
 
   /// Sets the order in which buckets are announced and processed from the next round on: a permutation of their
   /// indices, at first 0, 1, …. Call it between two rounds, with the same order on all ranks.
@@ -73,7 +73,7 @@ class BucketReduction {
 
  private:
   struct Shared;
-  /// One thread's knowledge of the current round.
+  /// What one thread has seen of the current round.
   struct Seen {
     std::size_t ready = 0;  ///< buckets that all ranks have announced
     std::vector<std::byte*> data = {};
@@ -82,7 +82,7 @@ class BucketReduction {
   enum class Next { done, not_ready, none_left };
 
   Next next_chunk(Seen& seen, const OnChunk& on_chunk) const;
-  /// What the rank writes in this round: the offsets of its buckets, then its words.
+  /// Where the rank writes in this round: the offsets of its buckets, then its words.
   std::uint64_t* written(int rank) const;
   /// The number of buckets that all ranks have announced.
   std::size_t announced() const;
@@ -93,12 +93,12 @@ class BucketReduction {
   int size_;
   std::vector<Bucket> buckets_;
   std::size_t words_;
-  std::vector<std::size_t> order_;     ///< indices of buckets
-  std::vector<std::size_t> position_;  ///< [buckets]: position in order_
-  std::vector<Chunk> chunks_;          ///< in the order of order_
-  Seen own_, thread_;                  ///< what the rank's own thread and its progress thread have seen
+  std::vector<std::size_t> order_;      ///< indices of buckets
+  std::vector<std::size_t> position_;   ///< [buckets]: position in order_
+  std::vector<Chunk> chunks_;           ///< in the order of order_
+  Seen seen_by_rank_, seen_by_thread_;  ///< what the rank's own thread and its progress thread have seen
   std::uint64_t round_ = 0;
-  std::size_t mine_ = 0;  ///< buckets that this rank has announced
+  std::size_t own_announced_ = 0;  ///< buckets that this rank has announced
   bool finished_ = true;
 };
 

@@ -12,6 +12,7 @@
 
 namespace muster::detail::node {
 
+/// A call on a communicator, as ranks record it and compare it.
 struct Call {
   enum class Kind : std::uint8_t {
     none,
@@ -22,9 +23,9 @@ struct Call {
     reduce_scatter,
     all_gather,
     all_to_all,
-    average_gradients,  ///< averaging gradients
-    set_up,             ///< making a communicator or shared memory together
-    end,                ///< end of an attempt, where all ranks agree on its outcome
+    average_gradients,
+    set_up,  ///< making a communicator or shared memory together
+    end,     ///< end of an attempt, where all ranks agree on its outcome
     send,
     receive,
     read_stream,  ///< waiting for the user's reader of a stream; not a call on a communicator
@@ -37,7 +38,7 @@ struct Call {
   std::size_t count = 0;  ///< elements
   bool from_all = false;  ///< for an all_to_all: true if this rank receives from every other one
 
-  /// Encodes the call. 0 only for `none`. A count is cut to 35 bits and a root to 17 bits.
+  /// Encodes the call; the word is 0 only for `none`. A count is cut to 35 bits and a root to 17 bits.
   std::uint64_t encode() const noexcept;
   /// Decodes a word.
   static Call decode(std::uint64_t word) noexcept;
@@ -57,13 +58,14 @@ struct Call {
 /// "1st", "2nd", ….
 std::string nth(std::uint64_t number);
 
-/// Two ranks are in different calls of the same number.
+/// The error that two ranks have made different calls with the same call number.
 class CallMismatch : public Error {
  public:
   using Error::Error;
 };
 
-/// Returns that error, which is the same on both ranks.
+/// Returns the error, the same on both ranks. `lower` and `higher`: the two ranks in ascending order, each with the
+/// description of its call.
 CallMismatch mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call);
 
 }  // namespace muster::detail::node

@@ -42,7 +42,8 @@ struct Region {
 
 class Operation;
 
-/// Many members: the shared memory and its regions, and the progress of the operations that are queued.
+/// One rank's side of a communicator: the shared memory, the registered regions, and the queue of unfinished
+/// operations.
 class NodeCommunicator {
  public:
   /// Identifies an operation. Operations finish in the order of their tickets.
@@ -53,8 +54,9 @@ class NodeCommunicator {
   /// Bytes of page-aligned memory that a communicator of that size needs.
   static std::size_t memory_bytes(int size);
 
-  /// `memory`: shared by exactly these `size` ranks, all zeroes before the first of them comes; it must outlive the
-  /// communicator. `names`: [rank], the numbers for error texts, if users know the ranks by other numbers.
+  /// `memory`: shared by exactly these `size` ranks, all zeroes before the first rank constructs its NodeCommunicator.
+  /// It must outlive the communicator. `names`: [rank], the numbers for error texts, if users know the ranks by other
+  /// numbers.
   NodeCommunicator(std::byte* memory, int rank, int size, std::vector<int> names = {});
   ~NodeCommunicator();
 
@@ -64,7 +66,8 @@ class NodeCommunicator {
   /// Registers a region until unregister(). All ranks must register the same regions in the same order, and all must
   /// have mapped a region before any of them uses it. They are numbered from 1 on.
   void register_region(Region region) { regions_.emplace(++registered_, std::move(region)); }
-  /// The numbers of the regions whose memory this rank uses for nothing else; none while operations are in progress.
+  /// The numbers of the regions whose memory nothing on this rank uses any more; empty while operations are in
+  /// progress.
   std::set<std::uint64_t> unused_regions() const;
   /// Gives up a region that is unused on all ranks.
   void unregister(std::uint64_t region) { regions_.erase(region); }

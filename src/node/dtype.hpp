@@ -5,7 +5,7 @@
 
 namespace muster::detail::node {
 
-/// Tables with an entry per type are in this order.
+/// Tables with an entry for each type have this order.
 enum class Dtype { u8, i8, i16, i32, i64, f16, bf16, f32, f64, c64, c128, boolean };
 inline constexpr std::size_t num_dtypes = static_cast<std::size_t>(Dtype::boolean) + 1;
 

@@ -16,6 +16,7 @@ enum class Isa { portable, avx2, avx512, neon };
 std::span<const Isa> usable_isas() noexcept;
 inline Isa best_isa() noexcept { return usable_isas().back(); }
 
+/// The type, the operation and the factor of a reduction.
 struct Reduction {
   Dtype type = Dtype::f32;
   ReduceOp op = ReduceOp::sum;
@@ -31,8 +32,8 @@ inline constexpr std::size_t num_reduce_ops = static_cast<std::size_t>(ReduceOp:
 bool is_reducible(Dtype type, ReduceOp op) noexcept;
 
 /// targets[t][i] = scale · (sources[0][i] op sources[1][i] op …), left to right, so that the result does not depend on
-/// who computes it. Half types are reduced in float and rounded once, to nearest. A NaN is the minimum and the maximum
-/// of all. Integers wrap around. On booleans sum and max are or, product and min are and. A target may be a source.
+/// who computes it. Half types are reduced in float and rounded once, to nearest. If a source is NaN, so are min and
+/// max. Integers wrap around. On booleans sum and max are or, product and min are and. A target may be a source.
 void reduce_arrays(std::span<void* const> targets, std::span<const void* const> sources, std::size_t count,
                    const Reduction& reduction, Isa isa = best_isa());
 

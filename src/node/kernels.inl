@@ -143,9 +143,9 @@ struct Sum {
 struct Product {
   template <class T>
   static T apply(T a, T b) {
-    // At least 32 bits wide: small unsigned types would be promoted to int, whose overflow is undefined.
     return static_cast<T>(static_cast<Unsigned<T>>(a) * Unsigned<T>{1} * static_cast<Unsigned<T>>(b));
   }
+  // In 32 bits: 16-bit unsigned factors would be promoted to int, whose overflow is undefined.
   static std::int16_t apply(std::int16_t a, std::int16_t b) {
     return static_cast<std::int16_t>(std::uint32_t{static_cast<std::uint16_t>(a)} * static_cast<std::uint16_t>(b));
   }
@@ -211,7 +211,7 @@ template <class T>
   for (std::size_t i = 0; i < n; ++i) values[i] = {values[i].re * by, values[i].im * by};
 }
 
-/// The most common case in one pass: two sources, and one or two targets.
+/// The most common case in one loop: two sources, and one or two targets.
 template <class Op, class T>
 [[gnu::noinline]] void reduce_two(T* to, T* also, const T* a, const T* b, T factor, std::size_t n) {
   MUSTER_INDEPENDENT_ITERATIONS

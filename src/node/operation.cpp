@@ -9,10 +9,10 @@
 namespace muster::detail::node {
 
 void Operation::copy_data() {
-  if (bytes() == 0 || own_ || ranks_.is_registered(data_, bytes())) return;
-  own_ = std::make_unique_for_overwrite<std::byte[]>(bytes());
-  std::memcpy(own_.get(), data_, bytes());
-  data_ = own_.get();
+  if (bytes() == 0 || copy_ || ranks_.is_registered(data_, bytes())) return;
+  copy_ = std::make_unique_for_overwrite<std::byte[]>(bytes());
+  std::memcpy(copy_.get(), data_, bytes());
+  data_ = copy_.get();
 }
 
 void Operation::mismatched(int rank, std::uint64_t phase) const {

@@ -30,7 +30,7 @@ struct NodeCommunicator::Shared {
     /// The calls of the rank's present and previous phase, [phase % 2]. They share the cache line of `arrived`, so that
     /// reading both costs one cache miss.
     struct {
-      std::atomic<std::uint64_t> word;         ///< of the call
+      std::atomic<std::uint64_t> word;         ///< Call::encode() of the call
       std::atomic<std::uint64_t> call_number;  ///< see NodeCommunicator::set_call_number()
     } calls[2];
     alignas(cache_line) std::atomic<std::uint64_t> finished;
@@ -44,11 +44,10 @@ struct NodeCommunicator::Shared {
   }
 };
 
-/// In each phase a rank writes to its buffer, marks itself as arrived, and reads the others' buffers once they have
-/// arrived too. No rank waits at the end of a phase. Instead it arrives in a phase only after all ranks have arrived in
-/// the previous one, so that they have left the phase before that, whose buffer it reuses.
-///
-/// Many members: the call and its data, the places of the ranks' buffers, and the progress of this rank.
+/// The base class of one operation on one rank: its call, its data, and the phase that it is in. In each phase a rank
+/// writes to its buffer, marks itself as arrived, and reads the others' buffers once they have arrived too. No rank
+/// waits at the end of a phase. Instead it arrives in a phase only after all ranks have arrived in the previous one, so
+/// that they have left the phase before that, whose buffer it reuses.
 class Operation {
   NodeCommunicator& ranks_;
 
@@ -90,7 +89,7 @@ class Operation {
   }
   bool arrived(int rank) const { return arrived(rank, phase_); }
   bool all_arrived() { return all_arrived(phase_); }
-  /// Marks this rank's work of the phase as finished, for the others' all_finished().
+  /// Marks this rank's work in the phase as finished; other ranks read this in all_finished().
   void finish() { mine().finished.store(phase_, std::memory_order_release); }
   bool all_finished();
   /// The buffer of a rank in this phase.
@@ -125,7 +124,7 @@ class Operation {
     for (int r = 0; r < size_; ++r) sources_[static_cast<std::size_t>(r)] = source(r);
     reduce_arrays(targets, sources_, count, reduction);
   }
-  /// Like reduce_to(), with this rank's own elements as the target.
+  /// Like reduce_to(), but the target is this rank's elements of `slice`.
   template <class Source>
   void reduce_here(const Slice& slice, const Reduction& reduction, Source&& source) {
     void* const here = at(slice.first);
@@ -162,9 +161,9 @@ class Operation {
   }
 
   std::byte* data_;
-  std::unique_ptr<std::byte[]> own_;
-  std::vector<const void*> sources_;  // [size]
-  std::uint64_t phase_ = 0;           ///< 0 before it has begun
+  std::unique_ptr<std::byte[]> copy_;  ///< made by copy_data()
+  std::vector<const void*> sources_;   // [size]
+  std::uint64_t phase_ = 0;            ///< 0 before the phase has begun
   bool arrived_ = false;
   bool has_locations_ = false;
   std::size_t first_ = 0;  ///< index of the chunk's first element

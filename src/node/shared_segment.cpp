@@ -28,7 +28,7 @@ namespace {
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
 #ifndef MADV_POPULATE_WRITE
-constexpr int MADV_POPULATE_WRITE = 23;  // of Linux 5.14, which the C library may not know yet
+constexpr int MADV_POPULATE_WRITE = 23;  // new in Linux 5.14; old C libraries do not define it
 #endif
 
 constexpr const char* sharing = "sharing memory among the ranks of this node";

@@ -22,12 +22,12 @@ constexpr std::size_t whole_lines(std::size_t bytes) noexcept {
   return (bytes + cache_line - 1) / cache_line * cache_line;
 }
 
-/// How much memory of /dev/shm may hold what could as well be private. A quarter of /dev/shm stays free for gradients,
-/// which reach other ranks through MPI, more slowly, if they have no room there. 0 if that is not known.
+/// How many bytes of /dev/shm may be used for data that could lie in private memory, too. A quarter of /dev/shm is kept
+/// free for gradients: without room there, gradients go through MPI, which is slower. 0 if the free space is not known.
 std::size_t spare_shared_memory() noexcept;
 
-/// A child of fork() keeps the addresses, but what it writes there goes to private memory, and it cannot free memory of
-/// the segment.
+/// This process's mapping of a segment. A child of fork() keeps the addresses, but what it writes there goes to private
+/// memory, and it cannot free memory of the segment.
 ///
 /// Move-only. The destructor unmaps the segment from this process and, in the process that created it, removes the name
 /// if that has not been done.
@@ -38,7 +38,8 @@ class SharedSegment {
   /// reserved yet.
   static SharedSegment create(std::size_t bytes);
   static SharedSegment open(const std::string& name, std::size_t bytes);
-  /// Removes names that dead processes of this user have left: those older than a minute that no process has locked.
+  /// Removes the names that killed processes of this user have left: names that are older than a minute and that no
+  /// process has locked.
   static void remove_leftovers() noexcept;
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&& other) noexcept;
@@ -47,7 +48,7 @@ class SharedSegment {
   /// Reserves memory for that part, so that no access to it can fail later. Throws an Error (ExitCode::retry) if there
   /// is not enough.
   void reserve(std::size_t first, std::size_t bytes);
-  /// Frees the memory of a part (whole pages); if read again, it is zeroes.
+  /// Frees the memory of a part (whole pages). The part reads as zeroes afterwards.
   void discard(std::size_t first, std::size_t bytes) noexcept;
   /// Maps a part (whole pages) a second time. The view shows what is written to the segment. Writes to the view go to
   /// private pages of this process, which hide the segment's pages until they are dropped.

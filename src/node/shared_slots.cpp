@@ -7,7 +7,7 @@
 namespace muster::detail::node {
 namespace {
 
-/// The values of a slot's flag, which is an atomic byte. tests/fault/memory-model.pml has their memory orders.
+/// The values of a slot's flag, which is an atomic byte. tests/fault/memory-model.pml models the memory orders below.
 constexpr std::uint8_t empty = 0, claimed = 1, filled = 2;
 
 static_assert(std::atomic<std::uint8_t>::is_always_lock_free);
@@ -57,7 +57,7 @@ const std::byte* SharedSlots::find(std::size_t group, std::size_t slot) const no
 std::optional<SharedSlots::Claim> SharedSlots::claim(std::size_t group, std::size_t slot) const noexcept {
   auto& own = flag(group, slot);
   auto found = empty;
-  // Acquires what an earlier claim, which was given back, has written.
+  // Acquire, so that writes of an earlier claim, which was given back, come before the new ones.
   if (!own.compare_exchange_strong(found, claimed, std::memory_order_acquire, std::memory_order_relaxed)) return {};
   return Claim(this, &own, memory(group, slot));
 }
@@ -67,7 +67,7 @@ bool SharedSlots::reserve(std::span<const std::byte> memory) const {
   try {
     segment_->reserve(static_cast<std::size_t>(memory.data() - segment_->data()), memory.size());
     return true;
-  } catch (const Error&) {  // it has become full meanwhile
+  } catch (const Error&) {  // /dev/shm has become full meanwhile
     return false;
   }
 }

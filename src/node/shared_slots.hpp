@@ -1,4 +1,4 @@
-// Memory of a node that its ranks fill slot by slot, each slot once, for all of them to read.
+// Memory of a node in slots. One rank fills a slot, once, and all ranks of the node read it.
 #pragma once
 
 #include "node/shared_segment.hpp"
@@ -19,22 +19,22 @@ namespace muster::detail::node {
 /// Slots of one size.
 struct SlotGroup {
   std::size_t count = 0;
-  std::size_t bytes = 0;  ///< of each slot
+  std::size_t bytes = 0;  ///< size of each slot
 };
 
 /// Slots in a segment that all ranks of a node map. Any rank may claim an empty slot and fill it. Once it has filled
-/// the slot, every rank reads it in place, and it never changes again. No rank waits for another: a slot that is
-/// claimed counts as not there, also if the rank that has claimed it was killed. Thread-safe.
+/// the slot, every rank reads it in place, and it never changes again. No rank waits for another: find() does not
+/// return a slot that is claimed and not filled, not even if the rank that claimed it was killed. Thread-safe.
 class SharedSlots {
  public:
   class Claim;
 
-  /// Bytes of a segment for these slots, and how many of them, from its begin, must be reserved before its use. Zeroes
-  /// are empty slots.
+  /// Bytes of a segment with these slots. A segment of zeroes has empty slots. reserved_bytes(): how many bytes at its
+  /// beginning must be reserved before it is used.
   static std::size_t memory_bytes(std::span<const SlotGroup> groups);
   static std::size_t reserved_bytes(std::span<const SlotGroup> groups);
 
-  /// `segment`: of memory_bytes(groups); its other users give the same groups.
+  /// `segment`: memory_bytes(groups) long. All its users give the same groups.
   SharedSlots(std::shared_ptr<SharedSegment> segment, std::vector<SlotGroup> groups);
 
   /// The content of a filled slot, or null. Slots are numbered from 0 in each group.
@@ -43,7 +43,7 @@ class SharedSlots {
   std::optional<Claim> claim(std::size_t group, std::size_t slot) const noexcept;
 
  private:
-  /// Where a group lies in the segment.
+  /// Where a group lies in the segment, as offsets in bytes.
   struct Place {
     SlotGroup group;
     std::size_t first_flag = 0, first_byte = 0, stride = 0;
@@ -55,10 +55,11 @@ class SharedSlots {
 
   std::shared_ptr<SharedSegment> segment_;
   std::vector<Place> places_;
-  pid_t process_;  ///< that has mapped the segment
+  pid_t process_;  ///< the process that has mapped the segment, to recognise a child of fork()
 };
 
-/// The right to fill a slot. It gives the slot back, empty, if it is destroyed before finish(). The slots outlive it.
+/// The right to fill a slot. A claim that is destroyed before finish() gives the slot back, empty. The SharedSlots must
+/// outlive it.
 class SharedSlots::Claim {
  public:
   Claim(Claim&& other) noexcept
@@ -79,7 +80,7 @@ class SharedSlots::Claim {
       : slots_(slots), flag_(flag), memory_(memory) {}
 
   const SharedSlots* slots_;
-  std::atomic<std::uint8_t>* flag_;  ///< null once it was filled
+  std::atomic<std::uint8_t>* flag_;  ///< null after finish()
   std::span<std::byte> memory_;
 };
 

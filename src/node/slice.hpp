@@ -1,4 +1,5 @@
-// How ranks divide the elements of an array: into one slice per rank, or into chunks that the ranks claim as they come.
+// How ranks divide the elements of an array: into one slice per rank, or into chunks that ranks claim one after
+// another.
 #pragma once
 
 #include "node/dtype.hpp"
@@ -51,7 +52,7 @@ class ChunkCounter {
   }
 
  private:
-  /// The round in the upper half, the next number in the lower, so that nothing has to be reset.
+  /// The round in the upper half and the next number in the lower half, so that nothing must be reset for a new round.
   std::atomic<std::uint64_t> last_;
 };
 

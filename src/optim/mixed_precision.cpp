@@ -154,34 +154,34 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 }
 
 void GradScaler::unscale(torch::optim::Optimizer& optimizer, bool fetch) {
-  auto& progress = progress_[&optimizer];
-  if (progress.stepped)
+  auto& status = statuses_[&optimizer];
+  if (status.stepped)
     refuse(unscaling, "step() was called for this optimizer since the last update()", "Call unscale_() before step()");
-  if (progress.unscaled)
+  if (status.unscaled)
     refuse(unscaling, "unscale_() was called for this optimizer since the last update()",
            "Call it once, after the last backward()");
   for (const auto& group : optimizer.param_groups())
     fetch ? detail::gradients::fetch_averages(group.params()) : detail::gradients::before_own_change(group.params());
-  progress.found_inf = communicator_.all_reduce(std::int64_t{unscale_here(optimizer)}, ReduceOp::max) != 0;
-  progress.unscaled = true;
+  status.found_inf = communicator_.all_reduce(std::int64_t{unscale_here(optimizer)}, ReduceOp::max) != 0;
+  status.unscaled = true;
   for (const auto& group : optimizer.param_groups())
-    progress.is_step_complete =
-        progress.is_step_complete && std::ranges::all_of(group.params(), detail::gradients::is_step_complete);
+    status.is_step_complete =
+        status.is_step_complete && std::ranges::all_of(group.params(), detail::gradients::is_step_complete);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return optimizer.step(), true;
-  auto& progress = progress_[&optimizer];
-  if (progress.stepped)
+  auto& status = statuses_[&optimizer];
+  if (status.stepped)
     refuse("stepping an optimizer", "step() was called for it since the last update()",
            "Call the scaler's update() after each step");
   // A fused optimizer averages in its own step, so its gradients are unscaled before they are averaged; the result is
   // the same.
   const auto* const prepared = dynamic_cast<const detail::optim::Prepared*>(&optimizer);
-  if (!progress.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->fused());
-  if (!progress.found_inf) optimizer.step();
-  progress.stepped = true;
-  return !progress.found_inf;
+  if (!status.unscaled) unscale(optimizer, /*fetch=*/!prepared || !prepared->fused());
+  if (!status.found_inf) optimizer.step();
+  status.stepped = true;
+  return !status.found_inf;
 }
 
 void GradScaler::update(std::optional<double> new_scale) {
@@ -189,21 +189,21 @@ void GradScaler::update(std::optional<double> new_scale) {
   if (new_scale && !is_scale(*new_scale))
     refuse("updating a gradient scaler", "the new scale is not a finite number above 0",
            "Leave it out, and the scaler chooses the scale");
-  const auto any = [&](bool Progress::*what) {
-    return std::ranges::any_of(progress_, [&](const auto& of) { return of.second.*what; });
+  const auto any = [&](bool StepStatus::*what) {
+    return std::ranges::any_of(statuses_, [&](const auto& of) { return of.second.*what; });
   };
-  if (std::ranges::any_of(progress_, [](const auto& of) { return !of.second.is_step_complete; })) {
-    // Within a step of virtual workers: keep the scale, since stored gradients of the step's earlier batches have it.
+  if (std::ranges::any_of(statuses_, [](const auto& of) { return !of.second.is_step_complete; })) {
+    // Keep the scale: gradients with this scale are stored, to be summed with those of the step's other batches.
   } else if (new_scale) {
     scale_.fill_(*new_scale);
   } else {
-    if (!any(&Progress::unscaled))
+    if (!any(&StepStatus::unscaled))
       refuse("updating a gradient scaler", "there was no step() since the last update()", "Call step() first");
-    const auto found_inf = at::full({}, any(&Progress::found_inf) ? 1.0 : 0.0, scale_.options());
+    const auto found_inf = at::full({}, any(&StepStatus::found_inf) ? 1.0 : 0.0, scale_.options());
     at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
                            options_.growth_interval);
   }
-  progress_.clear();
+  statuses_.clear();
 }
 
 double GradScaler::get_scale() const { return is_enabled() ? scale_.item<float>() : 1.0; }
@@ -238,7 +238,7 @@ GradScaler::operator StateEntry() {
       throw Error(ExitCode::data, loading, std::string("the checkpoint holds something else: ") + error.what(),
                   "Restore it from a copy");
     }
-    progress_.clear();
+    statuses_.clear();
   };
   return StateEntry(save, load);
 }

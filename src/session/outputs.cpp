@@ -16,7 +16,7 @@
 namespace muster::detail::session {
 
 std::optional<std::string> problem_with_name(const std::string& name) {
-  if (run_names::are_own(name)) return "a file of the run or of a checkpoint has this name";
+  if (run_names::is_own(name)) return "a file of the run or of a checkpoint has this name";
   if (!is_utf8(name)) return "it is not UTF-8";
   const bool plain = !name.empty() && name.size() <= 200 && name.front() != '.' && !name.starts_with("checkpoint_") &&
                      std::ranges::none_of(name, [](unsigned char c) { return c < 0x20 || c == '/' || c == 0x7f; });

@@ -18,7 +18,7 @@ namespace {
 
 std::string join(const std::string& name, const std::string& path) { return path.empty() ? name : name + "/" + path; }
 
-/// True for the names of what is saved beside the entries.
+/// True for the names under which muster saves its own data beside the entries.
 bool is_own(const std::string& name) { return name == "random" || name == gradients_name || name == weights_name; }
 
 void check_names(const StateEntries& entries) {
@@ -45,7 +45,8 @@ std::optional<StateDict> part_of(const StateDict& state, const std::string& name
   return part;
 }
 
-/// Returns the number of ranks in the state of a per-rank entry; 0 if it is not the state of a per-rank entry.
+/// Returns the number of ranks that have saved the state of a per-rank entry; 0 if `all` is not the state of a per-rank
+/// entry.
 std::size_t ranks_in(const StateDict& all) {
   const auto ranks = all.values.is_array() ? all.values.size() : 0;
   for (const auto& [path, tensor] : all.tensors)
@@ -53,8 +54,9 @@ std::size_t ranks_in(const StateDict& all) {
   return ranks;
 }
 
-/// Returns the part of rank `here` of a per-rank entry. If there is none, it adds the reason to `differences` and
-/// returns none; if the reason is a different number of ranks, it sets `needed` to the number that saved it.
+/// Returns the part of rank `here` of a per-rank entry. If there is no such part, adds the reason to `differences` and
+/// returns nothing; if the reason is a different number of ranks, sets `needed` to the number of ranks that have saved
+/// the entry.
 std::optional<StateDict> local_part(const StateDict& all, const Stateful& object, RankInGroup here,
                                     Differences& differences, std::size_t& needed) {
   const auto ranks = ranks_in(all), size = static_cast<std::size_t>(here.size);
@@ -227,7 +229,7 @@ std::string weights_path(const std::string& parameter) { return join(weights_nam
 SavedGradients take_gradients(StateDict& state, int workers) {
   SavedGradients saved{.workers = workers};
   for (const auto& [name, into] : {std::pair(gradients_name, &saved.gradients), {weights_name, &saved.weights}}) {
-    if (state.values.contains(name)) continue;  // an entry, in a checkpoint of an earlier version
+    if (state.values.contains(name)) continue;  // in a checkpoint of an earlier version, this is an entry of the user
     const auto whole = std::string(name) + "/";
     for (auto at = state.tensors.lower_bound(whole); at != state.tensors.end() && at->first.starts_with(whole);) {
       into->emplace(at->first.substr(whole.size()), std::move(at->second));

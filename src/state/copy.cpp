@@ -17,7 +17,7 @@ namespace {
 /// Size of a cache line.
 constexpr std::int64_t line_bytes = 64;
 
-/// Copies whole cache lines past the cache. `to` is aligned to a line.
+/// Copies whole cache lines; the writes bypass the cache. `to` is aligned to a line.
 void stream_lines(char* to, const char* from, std::int64_t bytes) {
 #ifdef __SSE2__
   for (std::int64_t at = 0; at < bytes; at += line_bytes)

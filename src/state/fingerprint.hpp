@@ -1,5 +1,5 @@
-// The bytes of tensors, and fingerprints of them. Ranks compare these to find out whether their tensors are the same.
-// They are never stored.
+// The bytes of tensors, and fingerprints of tensors. Ranks compare fingerprints to find out whether their tensors are
+// the same. Fingerprints are never stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 
 namespace muster::detail::state {
 
-/// The bytes of a tensor, contiguous in CPU memory: the tensor's own memory if it is like that already, otherwise a
-/// copy.
+/// The bytes of a tensor, contiguous in CPU memory: the tensor's own memory if it is contiguous in CPU memory,
+/// otherwise a copy.
 class Bytes {
  public:
   explicit Bytes(const at::Tensor& tensor) : tensor_(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()) {}
@@ -29,15 +29,15 @@ class Bytes {
   at::Tensor tensor_;
 };
 
-/// Returns the CRC-64, continued from `before`.
+/// Returns the CRC-64 of the bytes. `before`: the CRC-64 of the bytes that precede them.
 std::uint64_t fingerprint(std::string_view bytes, std::uint64_t before = 0) noexcept;
 std::uint64_t fingerprint(const at::Tensor& tensor);
 
 /// Returns the mixed_sum() of each tensor. The results of each device come to the CPU in one small copy.
 std::vector<std::uint64_t> fingerprints_on_devices(const std::vector<at::Tensor>& tensors);
 
-/// Returns a fingerprint that is computed, and stays, on the tensor's device: the sum modulo 2^64 of the tensor's
-/// words, each mixed with its index.
+/// Returns a fingerprint as a tensor on the tensor's device, where it is computed: the sum, modulo 2^64, of the
+/// tensor's elements as integers, each of them mixed with its index.
 at::Tensor mixed_sum(const at::Tensor& tensor);
 
 }  // namespace muster::detail::state

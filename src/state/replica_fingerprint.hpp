@@ -9,6 +9,7 @@
 
 namespace muster::detail::state {
 
+/// Computes one fingerprint of several tensors, block by block.
 class ReplicaFingerprint {
  public:
   /// Each tensor is read once, in this order.

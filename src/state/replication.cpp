@@ -27,7 +27,7 @@ Replication kind_of(const EntryReplication& replication, const std::string& entr
   return at == replication.end() ? Replication::equal : at->second;
 }
 
-/// `path`: the name of an entry or the path of a tensor.
+/// True if an entry is per-rank. `path`: the name of the entry, or the path of one of its tensors.
 bool is_per_rank(const EntryReplication& replication, const std::string& path) {
   return kind_of(replication, entry_name_of(path)) == Replication::per_rank;
 }
@@ -122,8 +122,8 @@ std::string first_difference(const std::string& entry, const Json& first, const 
   return entry + path + " (" + shown(first) + " on rank 0, " + shown(other) + " on rank " + std::to_string(rank) + ")";
 }
 
-/// Returns the values that differ, and the tensors that have the same form but differ in their bits. Different names or
-/// forms are reported by check_layout().
+/// Returns the values that differ, and the tensors that have the same form but differ in their bits. Tensors that
+/// differ in names or forms are found later, by checkpoint::check_layout().
 std::vector<Disagreement> disagreements_of(const std::vector<Json>& ranks, const EntryReplication& replication) {
   std::vector<Disagreement> differences;
   const auto compare = [&](const std::string& name, bool is_tensor, auto&& differ) {

@@ -13,15 +13,15 @@
 
 namespace muster::detail::state {
 
-/// Replication by the entry's name. An entry that is missing here is the user's own: Replication::equal.
+/// Replication by the entry's name. An entry without a value has Replication::equal.
 using EntryReplication = std::map<std::string, Replication>;
 
 EntryReplication replication_of(const StateEntries& entries);
 
-/// Returns a fingerprint of the names, shapes and types, of which entries are per-rank, and of the values of all
-/// others. Not collective.
+/// Returns a fingerprint of all names, shapes and types, of the set of per-rank entries, and of the JSON values of all
+/// other entries. Not collective.
 std::uint64_t structure_fingerprint(const StateDict& state, const EntryReplication& replication);
-/// Returns the replicated tensors, whose ReplicaFingerprint should be the same on all ranks.
+/// Returns the tensors that are not per-rank. Their ReplicaFingerprint should be the same on all ranks.
 std::vector<at::Tensor> replicated_tensors(const StateDict& state, const EntryReplication& replication);
 
 /// Finds the differences between ranks, after their fingerprints of structure or tensors differed. A difference in one
@@ -34,7 +34,7 @@ std::set<std::string> find_drift(const Communicator& communicator, const StateDi
 /// Returns the names of the per-rank tensors.
 std::set<std::string> per_rank_tensors(const StateDict& state, const EntryReplication& replication);
 
-/// Returns for each entry of `values` whose replication is known whether it is per-rank.
+/// Returns, for each entry of `values` whose replication is known, true if it is per-rank.
 std::map<std::string, bool> per_rank_entries(const Json& values, const EntryReplication& replication);
 
 /// Returns the values on every rank, with each per-rank value as the list of all ranks' values. Collective. Without a

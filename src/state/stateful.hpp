@@ -20,7 +20,7 @@
 
 namespace muster::detail::state {
 
-/// The path of each parameter in the state. Optimizers name their state after it.
+/// The path of each parameter in the state. Optimizers use these paths as names in their own state.
 using ParameterPaths = std::map<const c10::TensorImpl*, std::string>;
 
 /// How the ranks' copies of an entry relate.
@@ -41,7 +41,8 @@ using Differences = std::vector<Difference>;
 void compare_tensor(const std::string& path, const at::Tensor& saved, at::IntArrayRef shape, at::ScalarType type,
                     Differences& differences);
 
-/// Like compare_tensor(), and adds a difference if the values cannot be copied to the tensor here, which is expanded.
+/// Like compare_tensor(). Also adds a difference if the tensor `here` is expanded and the saved values cannot be copied
+/// to it.
 void compare_values(const std::string& path, const at::Tensor& saved, const at::Tensor& here, at::ScalarType type,
                     Differences& differences);
 
@@ -50,13 +51,13 @@ void compare_values(const std::string& path, const at::Tensor& saved, const at::
 struct Stateful {
   virtual ~Stateful() = default;
   virtual StateDict save(const ParameterPaths& parameters) const = 0;
-  /// Adds what prevents `saved` from being loaded to `differences`. Changes nothing else.
+  /// Adds to `differences` all differences that prevent `saved` from being loaded. Changes nothing else.
   virtual void compare(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const = 0;
   /// Called only if compare() has found no difference.
   virtual void load(const StateDict& saved, const ParameterPaths& parameters) = 0;
 
-  /// Returns what shows a change of the object and costs little to read: numbers of steps, values. Null if nothing
-  /// does.
+  /// Returns values by which a change of the object can be noticed quickly: its number of steps, or its value. Null if
+  /// the object has none.
   virtual Json quick_values() const { return nullptr; }
 
   /// Returns the tensors for which an optimizer may have state, by path.
@@ -64,12 +65,12 @@ struct Stateful {
   /// Returns a module's buffers by path; none for other objects.
   virtual std::map<std::string, at::Tensor> buffers() const { return {}; }
   virtual Replication replication() const { return Replication::equal; }
-  /// For Replication::per_rank: returns the part for rank `here` of a state that another number of ranks saved; none if
-  /// it cannot be divided anew.
+  /// For Replication::per_rank: returns the part for rank `here` of a state that another number of ranks has saved;
+  /// empty if the state cannot be divided anew.
   virtual std::optional<StateDict> redistribute(const StateDict&, RankInGroup) const { return {}; }
 
-  /// Returns a function that sets back what the step of a schedule changes: learning rates, the schedule's own counts.
-  /// Empty for other objects. Call it while the object lives.
+  /// Returns a function that restores the values which the step of a schedule changes: learning rates, or the
+  /// schedule's own counts. Empty for other objects. Call the function while the object lives.
   virtual std::function<void()> keep_schedule() { return {}; }
 
   /// True if load() is the user's own code, which may throw for reasons that compare() cannot see.

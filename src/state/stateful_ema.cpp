@@ -1,4 +1,4 @@
-// Averages of weights. The state has the names of the module's parameters and its buffers, so it can be loaded into a
+// Averages of weights. Their state has the names of the module's parameters and buffers, so it can be loaded into a
 // module.
 #include "muster/ema.hpp"
 #include "muster/error.hpp"

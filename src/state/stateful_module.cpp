@@ -19,7 +19,7 @@ class StatefulModule : public Stateful {
 
   void compare(const StateDict& saved, const ParameterPaths&, Differences& differences) const override {
     const auto here = tensors(), trained = parameters();
-    // An EMA has saved its averages, floats for parameters of 16 bits, which the copy rounds.
+    // The state of an EMA has averages, in float for 16-bit parameters. They are rounded when they are copied.
     const bool of_averages = saved.values.is_object() && saved.values.contains("updates");
     std::map<const c10::TensorImpl*, const std::string*> first_name;
     for (const auto& [path, tensor] : here) {

@@ -202,8 +202,8 @@ class StatefulOptimizer : public Stateful {
     return at->second;
   }
 
-  /// Returns the path under which each parameter was saved. Adds what does not fit between the groups here and the
-  /// saved ones to `differences`.
+  /// Returns the path under which each parameter was saved. Adds to `differences` how the groups here and the saved
+  /// groups differ.
   Paths matched_paths(const StateDict& saved, const ParameterPaths& parameters, Differences& differences) const {
     auto& groups = optimizer_->param_groups();
     const auto& saved_kind = member(saved.values, "kind");

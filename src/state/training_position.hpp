@@ -1,4 +1,4 @@
-// Where training was when a checkpoint was made: "progress" in its manifest.
+// Where training was when a checkpoint was made; the key "progress" of the checkpoint's manifest.
 #pragma once
 
 #include "base/export.hpp"
@@ -11,9 +11,9 @@
 
 namespace muster::detail::state {
 
-/// What a checkpoint holds of it, a member for each number.
+/// The position of training in a checkpoint.
 struct TrainingPosition {
-  bool is_from_run = false;  ///< false for a checkpoint that no report made; then all other fields have their defaults
+  bool is_from_run = false;  ///< false for a checkpoint that no run has made; then all other fields have their defaults
   std::int64_t training_iteration = 0;
   std::int64_t epoch = 0;
   bool epoch_complete = true;
@@ -24,10 +24,10 @@ struct TrainingPosition {
   std::int64_t samples_since_report = 0;  ///< not 0 if the checkpoint was made between two reports
   double time_total_s = 0;
   std::uint64_t seed = 0;
-  int threads_per_worker = 0;                  ///< of torch; 0 in checkpoints of older versions
+  int threads_per_worker = 0;                  ///< threads of torch; 0 in checkpoints of older versions
   std::map<std::string, Json> positions = {};  ///< by name of the dataset or loader; see data/passes/pass_positions.hpp
-  Json preprocessor = {};                      ///< its state, which may be null
-  std::optional<bool> has_preprocessor = {};   ///< none in checkpoints of older versions
+  Json preprocessor = {};                      ///< the preprocessor's state, which may be null
+  std::optional<bool> has_preprocessor = {};   ///< empty in checkpoints of older versions
   Json callbacks = {};                         ///< states of callbacks by name
 };
 

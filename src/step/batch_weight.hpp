@@ -10,12 +10,12 @@ namespace muster::detail::step {
 /// may have several.
 struct MicroBatchShare {
   int total = 1;       ///< micro-batches of the step, over all ranks
-  int first = 0;       ///< the rank's first one
-  int count = 1;       ///< the rank's number of them
-  bool fixed = false;  ///< virtual workers: results must not depend on which rank processes which micro-batch
+  int first = 0;       ///< number of the rank's first micro-batch
+  int count = 1;       ///< how many micro-batches the rank processes
+  bool fixed = false;  ///< with virtual workers: results must not depend on which rank processes which micro-batch
 };
 
-/// The part that a batch of a training pass has in its step. It belongs to the batch.
+/// The weight of a batch of a training pass in its step. The batch owns it.
 struct BatchWeight {
   std::int64_t local = 0;   ///< samples in the batch
   std::int64_t global = 0;  ///< samples in the step, over all ranks; 0 if all ranks weigh the same
@@ -23,7 +23,7 @@ struct BatchWeight {
   int micro_batches = 1;    ///< the rank's micro-batches of the step
   std::int64_t number = 0;  ///< increases by one per batch of a pass; differs between passes
   int total = 1;            ///< micro-batches of the step, over all ranks
-  /// What the loss is a mean over, if the program says it; then it counts instead of the samples.
+  /// The weight that the program has given to the loss (Session::step); empty: the batch's samples are its weight.
   std::optional<double> given = {};
 
   /// The batch's samples relative to an even share: exactly 1 if all micro-batches have equally many, 0 for padding.

@@ -1,6 +1,6 @@
 // The steps of a run: which batch the gradients belong to now, which training passes are open, which epoch it is, and
-// how many steps have been taken. The data room reports passes and batches, the reducer reads the batch's weight, the
-// session the counts.
+// how many steps have been taken. The data room reports passes and batches, the reducer reads the batch's weight, and
+// the session reads the counts.
 #pragma once
 
 #include "step/batch_weight.hpp"
@@ -18,7 +18,7 @@ using BatchWeightPtr = std::shared_ptr<const BatchWeight>;
 
 /// How a pass is cut into steps. Two passes with the same plan and position have batches of equal weight.
 struct StepPlan {
-  std::int64_t samples = 0;       ///< in the dataset; 0 for a stream
+  std::int64_t samples = 0;       ///< samples of the dataset; 0 for a stream
   std::int64_t global_batch = 0;  ///< samples per step; 0 if the user's own sampler chooses them
   bool drop_last = false;
   bool is_stream() const noexcept { return samples == 0 && global_batch > 0; }
@@ -46,18 +46,18 @@ struct OpenPass {
 
 /// Where the training function is in a loop over the epochs: over Session::epochs(), or of an operator's train().
 enum class EpochLoop {
-  none,       ///< it has begun none
-  in_loop,    ///< inside of one
+  none,       ///< it has begun no loop
+  in_loop,    ///< inside a loop
   between,    ///< between two calls of an operator's train()
   after,      ///< a loop over Session::epochs() has ended
-  none_left,  ///< its first loop had no epoch left, as in a run that is resumed after it
+  none_left,  ///< its first loop had no epochs left, as in a run that is resumed after the loop
 };
 
 /// Whether epochs are counted, and who does. Not a part of EpochLoop: a program may set the epoch before, in and after
 /// a loop.
 enum class EpochCount {
-  none,           ///< they are not, so far
-  none_in_state,  ///< nor were they when the State was saved that the run was resumed from
+  none,           ///< nothing has counted epochs so far
+  none_in_state,  ///< the same, and also when the State was saved from which the run was resumed
   by_loop,
   own,  ///< the training function has set the epoch
 };
@@ -67,11 +67,13 @@ struct CurrentEpoch {
   std::int64_t number = 0;
   EpochLoop loop = EpochLoop::none;
   EpochCount count = EpochCount::none;
-  std::int64_t last_loop_end = -1;      ///< the epoch at which a loop over Session::epochs() has ended
-  std::int64_t last_complete = -1;      ///< the last epoch that was saved as complete
-  std::int64_t passes_before_more = 0;  ///< a State saved after so many passes of an epoch was followed by another pass
-  std::int64_t resumed_after = 0;       ///< passes of the epoch that a resume took as over; 0 if it took none so
-  std::int64_t call = -1;               ///< number of the operator trainer's call, from 0; -1 without an operator
+  std::int64_t last_loop_end = -1;  ///< the epoch at which a loop over Session::epochs() has ended
+  std::int64_t last_complete = -1;  ///< the last epoch that was saved as complete
+  /// The most passes after which an epoch was saved as complete although another pass of it followed; 0: none.
+  std::int64_t passes_before_more = 0;
+  /// If the run was resumed at what looked like the end of an epoch: the number of passes of that epoch; otherwise 0.
+  std::int64_t resumed_after = 0;
+  std::int64_t call = -1;  ///< number of the operator trainer's call, from 0; -1 without an operator
 
   bool is_in_loop() const noexcept { return loop == EpochLoop::in_loop; }
   bool has_left_loop() const noexcept { return loop == EpochLoop::between || loop == EpochLoop::after; }
@@ -91,11 +93,11 @@ struct BatchOfPass {
 class StepListener {
  public:
   virtual ~StepListener() = default;
-  /// Gradients now belong to that one of the rank's micro-batches; −1: to none, or to a batch without a weight.
+  /// Gradients now belong to the rank's micro-batch of this number; −1: to none, or to a batch without a weight.
   virtual void micro_batch_changed(int micro_batch) = 0;
   /// `pass` has handed out a batch, which is already counted.
   virtual void batch_begun(const OpenPass& pass) = 0;
-  /// An epoch begins, of session.epochs() or of a loop that sets it.
+  /// An epoch begins, in session.epochs() or because the program has set it.
   virtual void epoch_begun() {}
   /// `pass` ends, wholly or early.
   virtual void pass_ended(const OpenPass& pass) = 0;
@@ -116,8 +118,8 @@ class Steps {
 
   std::weak_ptr<StepListener> listener = {};  ///< receives events as long as it lives
 
-  /// The batch that gradients of a backward() belong to: the innermost scope's, else the one handed out last by the
-  /// open passes, else one with global = 0.
+  /// The batch to which gradients of a backward() belong: the batch of the innermost scope; without a scope, the batch
+  /// that the open passes have handed out last; without such a batch, one with global = 0.
   const BatchWeight& batch() const noexcept { return *batch_; }
   /// The weight that the program has given to batch(), else its relative weight. Throws an Error, the same on all
   /// ranks, if open passes have current batches of possibly different weights and no scope says which one counts.
@@ -138,7 +140,7 @@ class Steps {
   void mark_of_earlier_epoch(std::int64_t number) noexcept;
 
   bool is_current(const BatchOfPass& batch) const;
-  /// True if a pass other than `pass`, with this `in_loop`, is open or was replaced while it was open.
+  /// True if a pass other than `pass`, with this value of OpenPass::in_loop, is open or was replaced while it was open.
   bool has_other_open_pass(std::int64_t pass, bool in_loop) const;
   /// Returns an open pass whose position cannot be saved; null if there is none.
   const OpenPass* find_unresumable_pass() const;
@@ -148,10 +150,12 @@ class Steps {
   const OpenPass* find_unsaved_pass() const;
   /// True if no step is half done.
   bool is_step_complete() const noexcept;
-  /// True if the workers can stop between two batches now: no step is half done, and no other pass is open.
+  /// True if the workers can stop between two batches now: no step is half done, at most one pass is open, and no pass
+  /// has been replaced or comes from an earlier epoch.
   bool is_boundary() const noexcept;
 
-  /// Makes gradients belong to `batch` until leave_scope(); null if all ranks weigh the same. Returns the scope.
+  /// Makes gradients belong to `batch` until leave_scope(). If it is null, all ranks have equal weights. Returns the
+  /// number of the scope.
   std::int64_t enter_scope(BatchWeightPtr batch);
   void leave_scope(std::int64_t scope);
 

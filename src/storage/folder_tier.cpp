@@ -17,15 +17,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Smaller files go through the page cache, where a restart finds them.
+/// Smaller files go through the page cache, where a restarted run finds them.
 constexpr std::uint64_t min_direct_bytes = 16 << 20;
 
 [[noreturn]] void fail(const std::string& doing) {
   throw Error(ExitCode::retry, doing, std::strerror(errno), "Check the space and the permissions there");
 }
 
-/// The path of a checkpoint's file. Creates the folders that its name has, but not the checkpoint's: if that is gone,
-/// the run was removed, and is not made again. publish() syncs them.
+/// The path of a file in a checkpoint. Creates the folders in the file's name, which publish() syncs. Does not create
+/// the checkpoint's folder: if it is gone, the user has removed the run, which must not appear again.
 fs::path path_in(const fs::path& checkpoint, const fs::path& name) {
   auto folder = checkpoint;
   for (const auto& part : name.parent_path())
@@ -54,11 +54,11 @@ fs::path FolderTier::saving(int index) const { return folder() / ("." + name_of(
 fs::path FolderTier::pruning(int index) const { return folder() / ("." + name_of(index) + ".pruning"); }
 
 Tier::Listing FolderTier::list() const {
-  // While a job publishes and prunes, one look may miss all: the new one comes at a place that was read already, or the
-  // only one is gone before its type is known.
-  constexpr int looks = 8;
+  // While a job publishes and removes checkpoints, one listing may miss all of them: a new one may appear in a part of
+  // the folder that was read already, and an old one may be gone before its type is known.
+  constexpr int most_listings = 8;
   auto listing = list_once();
-  for (int look = 1; look < looks && listing.published.empty(); ++look) listing = list_once();
+  for (int i = 1; i < most_listings && listing.published.empty(); ++i) listing = list_once();
   return listing;
 }
 

@@ -18,6 +18,7 @@
 
 namespace muster::detail::storage {
 
+/// A tier that is a folder of a file system.
 class FolderTier : public Tier {
  public:
   using Tier::Tier;
@@ -36,31 +37,32 @@ class FolderTier : public Tier {
   std::vector<std::string> names(int index) const override;
   void remove_name(const std::string& name) const noexcept override;
 
-  /// Returns the folder that a checkpoint is written to until it is published.
+  /// Returns the folder in which a checkpoint is written until it is published.
   std::filesystem::path saving(int index) const;
 
  private:
   std::filesystem::path pruning(int index) const;
   Listing list_once() const;
 
-  mode_t mode_ = 0;  // permissions by the umask, for publish(); set by begin()
+  mode_t mode_ = 0;  // the permissions that the umask gives; set by begin(), used by publish()
 };
 
-/// The folder of one node of a fast tier. Its files have holes where other nodes have written.
+/// The folder of one node of a fast tier. Its files have holes where the bytes are that other nodes write.
 class NodeTier : public FolderTier {
  public:
   using FolderTier::FolderTier;
 
   void create(int index, const std::string& name, std::uint64_t bytes) const override;
-  /// Also removes a published one: this node may have published it while another node failed to.
+  /// Also removes the checkpoint if it is published: this node may have published it while another node has failed.
   void abandon(int index) const noexcept override;
 };
 
-/// Creates a file, `bytes` long and without content. If `with_space`, disk space is allocated for a large file.
+/// Creates a file that is `bytes` long and has no content. If `with_space` is true, reserves disk space for a large
+/// file.
 MUSTER_INTERNAL_API void create_file(const std::filesystem::path& path, std::uint64_t bytes, bool with_space = true);
 std::unique_ptr<SavedFile> open_file(const std::filesystem::path& path, Alignment alignment);
 
-/// Returns the number in a name that begins like that of a published checkpoint; none if it does not.
+/// Returns the index in a name that begins like the name of a published checkpoint; empty for other names.
 std::optional<int> leading_index(std::string_view name);
 /// Syncs the folder and every folder under it.
 void sync_folders(const std::filesystem::path& folder);

@@ -1,7 +1,7 @@
-// A tier is a place where a run's checkpoints lie: how ranks write the files of one there, and the operations on a
-// checkpoint as a whole. It knows neither ranks nor the content of a checkpoint. FolderTier is a folder of a file
-// system; another place, such as object storage, is another class derived from Tier that tier_of() returns for the
-// paths that name it.
+// A tier is a place where a run's checkpoints lie. Its interface has the writing of a checkpoint's files, and the
+// operations on a checkpoint as a whole. A tier knows neither ranks nor the content of checkpoints. FolderTier is a
+// folder of a file system. Another place, such as object storage, needs another class derived from Tier, which
+// tier_of() returns for the paths of that place.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +27,11 @@ class SavedFile {
   virtual void finish() = 0;
 };
 
-/// What the writer of a SavedFile keeps to. With `direct`, addresses, offsets and lengths are multiples of
-/// direct_alignment (base/direct.hpp), so that the page cache can be bypassed.
+/// How a writer of a SavedFile aligns its writes. With `direct`, addresses, offsets and lengths are multiples of
+/// direct_alignment (base/direct.hpp), so that the writes can bypass the page cache.
 enum class Alignment { any, direct };
 
-/// Not copyable: between begin() and publish() it keeps what publish() needs.
+/// The interface of a tier. Not copyable, since a tier keeps data between begin() and publish().
 class Tier {
  public:
   static constexpr int max_index = 999'999'999;
@@ -42,7 +42,7 @@ class Tier {
     std::multimap<int, std::filesystem::path> damaged;  ///< by index
     std::vector<std::filesystem::path> unfinished;      ///< interrupted saves and removals
     std::vector<std::filesystem::path> others;          ///< links and files with the name of a published checkpoint
-    std::set<int> indices;                              ///< of all of these: new checkpoints must not get them
+    std::set<int> indices;                              ///< indices of all of these, which new checkpoints must not get
   };
 
   explicit Tier(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -50,7 +50,7 @@ class Tier {
   Tier(const Tier&) = delete;
   Tier& operator=(const Tier&) = delete;
 
-  /// The run's folder, or the node's. The run's folder also holds the run's other files.
+  /// The run's folder, which also holds the run's other files; for a fast tier, the folder of a node.
   const std::filesystem::path& folder() const noexcept { return folder_; }
   /// Returns the name of a published checkpoint.
   static std::string name_of(int index);
@@ -62,34 +62,36 @@ class Tier {
   virtual Listing list() const = 0;
 
   // Saving. Readers see nothing of a checkpoint before publish().
-  /// Begins a checkpoint that only this user can access. What is left of an interrupted one is removed.
+  /// Begins a checkpoint that only this user can access. First removes the remains of an interrupted save with this
+  /// index.
   virtual void begin(int index) = 0;
-  /// Creates a file of it, `bytes` long, without content; `name` may have folders in it. Throws an Error
-  /// (ExitCode::retry) if there is no space for it, as far as that can be known.
+  /// Creates a file of the checkpoint, `bytes` long and without content; `name` may contain folders. Throws an Error
+  /// (ExitCode::retry) if the tier can find out that there is no space for the file.
   virtual void create(int index, const std::string& name, std::uint64_t bytes) const = 0;
-  /// Opens a file that another rank may have created.
+  /// Opens a file of the checkpoint; another rank may have created it.
   virtual std::unique_ptr<SavedFile> open(int index, const std::string& name, Alignment alignment) const = 0;
-  /// Creates a small file with this content, durably.
+  /// Creates a small file of the checkpoint with this content, durably.
   void put(int index, const std::string& name, std::string_view content) const;
   /// Makes the checkpoint visible under its published name, durably and with the permissions that the umask asks for.
-  /// All its files must be finished. Throws an Error if that name exists, or if something cannot be made durable; then
-  /// the checkpoint is not published.
+  /// All its files must be finished. Throws an Error, and does not publish, if that name exists or the files cannot be
+  /// made durable.
   virtual void publish(int index) const = 0;
-  /// Removes a checkpoint that was begun and will not be published, if there is one.
+  /// Removes a checkpoint that was begun and will not be published. Does nothing if there is none.
   virtual void abandon(int index) const noexcept = 0;
 
-  /// Puts a published checkpoint where readers do not see it. Returns its new path.
+  /// Moves a published checkpoint to a name that readers do not look for, and returns its new path.
   virtual std::filesystem::path quarantine(int index) const = 0;
-  /// Publishes a checkpoint that was set aside again. Returns false if a checkpoint with this index is published.
+  /// Gives a checkpoint that quarantine() has moved its published name again. Returns false if another checkpoint has
+  /// that name.
   virtual bool unquarantine(int index, const std::filesystem::path& damaged) const = 0;
-  /// Removes a published checkpoint and its names. If the process is killed meanwhile, the checkpoint is still whole or
-  /// is listed as unfinished.
+  /// Removes a published checkpoint and its names. If the process is killed meanwhile, the checkpoint is still complete
+  /// or is listed as unfinished.
   virtual void remove(int index) const = 0;
   virtual void remove_unfinished() const = 0;
 
   // Names that reports gave to published checkpoints.
-  /// Gives `name` to a published checkpoint, atomically, whether or not another one has it. Throws an Error
-  /// (ExitCode::retry) if that fails, for example because a file or folder has the name.
+  /// Gives `name` to a published checkpoint, atomically. If another checkpoint has the name, it loses it. Throws an
+  /// Error (ExitCode::retry) if that fails, for example because a file or folder has the name.
   virtual void set_name(int index, const std::string& name) const = 0;
   virtual std::vector<std::string> names(int index) const = 0;
   virtual void remove_name(const std::string& name) const noexcept = 0;

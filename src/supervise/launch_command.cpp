@@ -86,7 +86,7 @@ SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& 
     std::ifstream in(file);
     const auto hosts = hosts_of_slots(std::string(std::istreambuf_iterator<char>(in), {}));
     if (hosts.empty()) continue;
-    if (!options.ranks) options.ranks = slots_of(hosts_in(hosts));
+    if (!options.ranks) options.ranks = slots_of(hosts_in(hosts)) - options.spares;
     if (hosts.find(',') != std::string::npos) options.hosts = hosts;
     return options;
   }

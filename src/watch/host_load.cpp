@@ -48,7 +48,7 @@ std::int64_t number_of(std::string_view text, std::string_view key) {
   return 0;
 }
 
-/// cpu.stat of the control group of this process, or of the nearest one around it that can be seen.
+/// Opens cpu.stat of this process's control group or, if it cannot be read, of the nearest parent.
 int open_group(const std::filesystem::path& root) {
   int file = -1;
   for_each_control_group("cpu", root, [&](const std::filesystem::path& folder) {
@@ -62,13 +62,13 @@ int open_group(const std::filesystem::path& root) {
 HostLoadReader::HostLoadReader(const std::filesystem::path& root)
     : root_(root),
       threads_{{.file = open_file(root / "proc/thread-self/schedstat")}},
-      group_(open_group(root)),
-      faults_(open_file(root / "proc/self/stat")) {}
+      group_stat_(open_group(root)),
+      process_stat_(open_file(root / "proc/self/stat")) {}
 
 HostLoadReader::~HostLoadReader() {
   for (const auto& thread : threads_)
     if (thread.file >= 0) ::close(thread.file);
-  for (const int file : {group_, faults_, clock_})
+  for (const int file : {group_stat_, process_stat_, throttle_count_})
     if (file >= 0) ::close(file);
 }
 
@@ -92,23 +92,23 @@ HostLoad HostLoadReader::read() {
   }
   run_queue_ns_ += longest;
   load.run_queue_ns = run_queue_ns_;
-  const auto group = content(group_, buffer);
+  const auto group = content(group_stat_, buffer);
   load.throttled_ns = number_of(group, "throttled_time ");  // version 1, in nanoseconds
   if (load.throttled_ns == 0) load.throttled_ns = 1000 * number_of(group, "throttled_usec ");
-  auto stat = content(faults_, buffer);
+  auto stat = content(process_stat_, buffer);
   stat.remove_prefix(std::min(stat.size(), stat.rfind(')') + 2));  // the name may hold spaces
   load.major_faults = number_at(stat, 9);
   static const std::int64_t ns_per_tick = 1'000'000'000 / ::sysconf(_SC_CLK_TCK);
   load.other_threads_ns = (number_at(stat, 11) + number_at(stat, 12)) * ns_per_tick - watched_ns;
-  if (const int cpu = ::sched_getcpu(); cpu != clock_cpu_) {
-    clocks_ += number_at(content(clock_, buffer), 0) - clock_at_;
-    if (clock_ >= 0) ::close(clock_);
-    clock_ = open_file(root_ / "sys/devices/system/cpu" / ("cpu" + std::to_string(cpu)) /
-                       "thermal_throttle/core_throttle_count");
-    clock_cpu_ = cpu;
-    clock_at_ = number_at(content(clock_, buffer), 0);
+  if (const int cpu = ::sched_getcpu(); cpu != throttle_cpu_) {
+    throttles_before_ += number_at(content(throttle_count_, buffer), 0) - throttles_on_arrival_;
+    if (throttle_count_ >= 0) ::close(throttle_count_);
+    throttle_count_ = open_file(root_ / "sys/devices/system/cpu" / ("cpu" + std::to_string(cpu)) /
+                                "thermal_throttle/core_throttle_count");
+    throttle_cpu_ = cpu;
+    throttles_on_arrival_ = number_at(content(throttle_count_, buffer), 0);
   }
-  load.clock_throttles = clocks_ + number_at(content(clock_, buffer), 0) - clock_at_;
+  load.clock_throttles = throttles_before_ + number_at(content(throttle_count_, buffer), 0) - throttles_on_arrival_;
   return load;
 }
 

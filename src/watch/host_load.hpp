@@ -1,4 +1,4 @@
-// Why a rank may be slow: what the kernel has counted for its threads that compute, its process, its control group and
+// Why a rank may be slow: what the kernel counts for the rank's computing threads, its process, its control group and
 // its core.
 #pragma once
 
@@ -12,14 +12,14 @@ namespace muster::detail::watch {
 /// Totals since the process, the control group or the host began; 0 where the kernel does not tell. Only differences
 /// between two readings mean something.
 struct HostLoad {
-  std::int64_t run_queue_ns = 0;      ///< a watched thread was ready to run and had no core (proc(5), schedstat)
-  std::int64_t other_threads_ns = 0;  ///< threads of the process that are not watched had a core, to some 10 ms
+  std::int64_t run_queue_ns = 0;      ///< a watched thread was ready to run but had no core (proc(5), schedstat)
+  std::int64_t other_threads_ns = 0;  ///< CPU time of the process's threads that are not watched, to about 10 ms
   std::int64_t throttled_ns = 0;      ///< the control group had used up its quota of processor time (cpu.stat)
   std::int64_t major_faults = 0;      ///< pages that had to be read from a disk or from swap (proc(5), stat)
   std::int64_t clock_throttles = 0;   ///< the core was slowed down because it was too hot (thermal_throttle in sysfs)
 };
 
-/// Reads HostLoad. Its files stay open.
+/// Reads HostLoad from the kernel's files, which stay open.
 class HostLoadReader {
  public:
   /// `root` is the folder in which proc and sys are. Watches the thread on which it is constructed.
@@ -32,21 +32,21 @@ class HostLoadReader {
   /// from one reading to the next run_queue_ns grows by the longest time of any watched thread.
   void watch_threads(const std::vector<int>& threads);
 
-  /// Takes some tens of microseconds at most. Call it on the thread on which this was constructed.
+  /// Takes some tens of microseconds at most. Call it on the thread on which this object was constructed.
   HostLoad read();
 
  private:
   struct Thread {
-    int file = -1;                  ///< its schedstat
-    std::int64_t run_queue_ns = 0;  ///< at the last reading
+    int file = -1;                  ///< the thread's schedstat
+    std::int64_t run_queue_ns = 0;  ///< total at the last reading
   };
   std::filesystem::path root_;
   std::vector<Thread> threads_;
   std::int64_t run_queue_ns_ = 0;
-  int group_ = -1, faults_ = -1, clock_ = -1;
-  int clock_cpu_ = -1;         ///< the core that clock_ belongs to
-  std::int64_t clocks_ = 0;    ///< the counts of the cores that the thread has been on, without the current one's
-  std::int64_t clock_at_ = 0;  ///< the count when the thread came to the current core
+  int group_stat_ = -1, process_stat_ = -1, throttle_count_ = -1;  ///< open files
+  int throttle_cpu_ = -1;                                          ///< the CPU that throttle_count_ belongs to
+  std::int64_t throttles_before_ = 0;      ///< counted by earlier cores while the thread was on them
+  std::int64_t throttles_on_arrival_ = 0;  ///< the current core's count when the thread came to it
 };
 
 /// The resident memory of this process; 0 if it is not known.

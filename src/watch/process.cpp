@@ -40,7 +40,7 @@ std::string first_word(const std::string& path) {
   return word;
 }
 
-// The data that the signal handler uses.
+// Shared by take() and the signal handler.
 constexpr int most_frames = 40;
 std::array<void*, most_frames> frames;
 std::atomic<int> count{0};
@@ -119,7 +119,7 @@ MainThreadStack::MainThreadStack() {
   main_thread = ::pthread_self();
   main_id = static_cast<pid_t>(::syscall(SYS_gettid));
   void* first = nullptr;
-  ::backtrace(&first, 1);  // its first call loads a library, which must not happen in a signal handler
+  ::backtrace(&first, 1);  // the first call loads a library, which must not happen in a signal handler
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
@@ -148,8 +148,8 @@ std::string MainThreadStack::take() const {
     std::this_thread::sleep_for(1ms);
   }
   std::string text;
-  constexpr int of_the_signal = 2;  // the handler's own frame and the kernel's
-  for (int i = of_the_signal; i < count; ++i)
+  constexpr int signal_frames = 2;  // the handler's own frame and the kernel's
+  for (int i = signal_frames; i < count; ++i)
     text += (text.empty() ? "" : "\n") + name_of(frames[static_cast<std::size_t>(i)]);
   return text;
 }

@@ -12,8 +12,8 @@ namespace muster::detail::watch {
 /// Returns the start time of that process in the kernel's clock ticks since boot; 0 if there is no such process.
 std::int64_t start_time_of(pid_t process) noexcept;
 
-/// Describes the kernel's state of a process that was started at `started` (see start_time_of()), for example
-/// "it is stopped (State T, in do_signal_stop)". Empty if it runs or sleeps normally.
+/// Describes the kernel's state of a process that was started at `started` (see start_time_of()), for example "it is
+/// stopped (State T, in do_signal_stop): by SIGSTOP or the like". Empty if it runs or sleeps normally.
 std::string state_of(pid_t process, std::int64_t started);
 
 /// Takes the main thread's stack by a signal to it. Construct it on the main thread; instances may be nested. While it

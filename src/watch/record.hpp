@@ -1,6 +1,6 @@
-// A rank's record of what it is doing: its last calls, its step, and its main thread's stack on request. It is in
-// memory that all ranks of the node map, so they can read it even if the rank is stopped or dead. Writing takes some
-// tens of nanoseconds and no lock. All-zero memory is a valid empty record.
+// A rank's record of what it is doing: its last calls, its step, and, on request, its main thread's stack. The record
+// is in memory that all ranks of the node map, so they can read it even if the rank is stopped or dead. Writing takes
+// some tens of nanoseconds and no lock. All-zero memory is a valid empty record.
 #pragma once
 
 #include "base/export.hpp"
@@ -30,7 +30,7 @@ struct CallEntry {
   Call call;
   std::string name;  ///< the caller's name for it; may be empty
   std::chrono::nanoseconds begun{0};
-  std::chrono::nanoseconds ended{0};  ///< 0 while it is under way
+  std::chrono::nanoseconds ended{0};  ///< 0 while the call is under way
 
   /// As in "report: all_gather(uint8 [7])".
   std::string text() const;
@@ -57,14 +57,14 @@ class CallLog {
     std::atomic<std::int64_t> begun, ended;
     std::array<std::atomic<std::uint64_t>, name_words> name;
   };
-  /// Copies the entry of that ticket. False if its slot does not hold it, or not completely.
+  /// Copies the entry of that ticket. False if its slot holds another entry or is being written.
   bool read(Ticket ticket, CallEntry& entry) const;
 
   std::atomic<Ticket> newest_;
   std::array<Slot, slots> slots_;
 };
 
-/// The number of collective calls that this rank has begun on each of the channels that it opened last.
+/// The number of collective calls that this rank has begun on each of the last `slots` channels that it has opened.
 class CallCounts {
  public:
   static constexpr std::size_t slots = 64;
@@ -72,8 +72,8 @@ class CallCounts {
   /// Registers the channel and returns its slot for begin().
   std::size_t open(std::uint64_t channel) noexcept;
   void begin(std::size_t slot, std::uint64_t channel, std::uint64_t call_number) noexcept;
-  /// Returns the last call number that has begun on the channel, 0 if none has. Empty if the channel is not known (any
-  /// more).
+  /// Returns the last call number that has begun on the channel, 0 if none has. Empty if the channel is not, or no
+  /// longer, registered.
   std::optional<std::uint64_t> begun(std::uint64_t channel) const noexcept;
 
  private:
@@ -102,19 +102,19 @@ struct Record {
   std::atomic<std::int64_t> started;  ///< start_time_of(process), since the id may be reused by another process
   std::atomic<std::int64_t> step, epoch;
   std::atomic<std::int64_t> busy_until;  ///< announced by keep_alive(); in nanoseconds of now()
-  /// The call that its main thread has waited in for some time; call number 0 if it has not.
+  /// The call in which the main thread has waited for at least 100 ms; call number 0 if there is none.
   std::atomic<std::uint64_t> waits_channel, waits_call_number;
   /// Another rank increments `stack_requests` to ask for the main thread's stack. The rank writes `stack` and then sets
   /// `stack_replies` to the value of `stack_requests`. Both are futexes.
   std::atomic<std::uint32_t> stack_requests, stack_replies;
-  std::atomic<bool> is_answering;  ///< true if a thread of the rank answers
+  std::atomic<bool> is_answering;  ///< true while a thread of the rank answers stack requests
   SharedText stack;
   CallCounts call_counts;
   CallLog calls;
   StepLog steps;
 };
 
-/// While it lives, calls of this thread without a name of their own are recorded under `name`.
+/// While it lives, calls of this thread are recorded under `name`, unless they have a name of their own.
 class MUSTER_INTERNAL_API ScopedCallName {
  public:
   /// `name` must have static storage.

@@ -11,8 +11,8 @@
 
 namespace muster::detail::watch {
 
-/// A rank's totals when a step begins. The difference of two samples is what the steps between them took. `load` is at
-/// most 20 ms old, `memory_bytes`, which is no total, at most 1 s.
+/// A rank's totals when a step begins. The difference of two samples is the time spent in the steps between them.
+/// `load` is at most 20 ms old. `memory_bytes` is no total, and at most 1 s old.
 struct StepSample {
   std::int64_t clock_ns = 0;                                             ///< the node's steady clock
   std::int64_t wait_ns = 0, data_ns = 0, save_ns = 0, save_wait_ns = 0;  ///< see TimeUse
@@ -31,9 +31,9 @@ class StepLog {
  public:
   static constexpr std::uint64_t slots = 64;
 
-  /// `key`: identifies the step, not 0. Steps that follow each other have keys that do.
+  /// `key`: identifies the step; not 0. Successive steps have successive keys.
   void write(std::uint64_t key, const StepSample& sample) noexcept;
-  /// Returns the sample of that step if it is still there.
+  /// Returns the sample of that step if the log still holds it.
   std::optional<StepSample> read(std::uint64_t key) const noexcept;
 
  private:

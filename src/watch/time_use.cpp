@@ -8,7 +8,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The time of a thread. The current activity has not been counted since `since`.
+/// The time use of a thread. `use` does not contain the time of the current activity, which has begun at `since`.
 struct ThreadTime {
   TimeUse use = {};
   std::optional<Activity> current = {};
@@ -16,7 +16,7 @@ struct ThreadTime {
 
   void switch_to(std::optional<Activity> next) noexcept;
 };
-thread_local ThreadTime of_thread;
+thread_local ThreadTime this_thread;
 std::atomic<std::int64_t> read_ns{0};
 
 std::chrono::nanoseconds& time_of(TimeUse& use, Activity activity) noexcept {
@@ -42,19 +42,19 @@ void ThreadTime::switch_to(std::optional<Activity> next) noexcept {
 
 }  // namespace
 
-TimeUse time_use() noexcept { return of_thread.use; }
+TimeUse time_use() noexcept { return this_thread.use; }
 
 ScopedActivity::ScopedActivity(Activity activity) noexcept {
-  const bool is_saving = of_thread.current == Activity::save || of_thread.current == Activity::save_wait;
-  if (is_saving) activity = activity == Activity::wait ? Activity::save_wait : *of_thread.current;
-  switches_ = of_thread.current != activity;
+  const bool is_saving = this_thread.current == Activity::save || this_thread.current == Activity::save_wait;
+  if (is_saving) activity = activity == Activity::wait ? Activity::save_wait : *this_thread.current;
+  switches_ = this_thread.current != activity;
   if (!switches_) return;
-  before_ = of_thread.current;
-  of_thread.switch_to(activity);
+  before_ = this_thread.current;
+  this_thread.switch_to(activity);
 }
 
 ScopedActivity::~ScopedActivity() {
-  if (switches_) of_thread.switch_to(before_);
+  if (switches_) this_thread.switch_to(before_);
 }
 
 ScopedFileRead::~ScopedFileRead() {

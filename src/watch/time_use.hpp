@@ -12,25 +12,26 @@ enum class Activity : std::uint8_t {
   wait,       ///< a call in which ranks wait for each other or exchange data
   data,       ///< the next batch of a pass is not there yet
   save,       ///< a checkpoint is saved
-  save_wait,  ///< a wait within a save; ScopedActivity makes it of `wait`
+  save_wait,  ///< a wait within a save; ScopedActivity replaces `wait` by it
 };
 
-/// The time that a thread has spent on each activity since it began. An activity counts when it has ended. The rest of
-/// the thread's time is computation.
+/// The time that a thread has spent on each activity since it began. The time of an activity is added when the activity
+/// ends or another one interrupts it. The rest of the thread's time is computation.
 struct TimeUse {
   std::chrono::nanoseconds wait{0}, data{0}, save{0}, save_wait{0};
 
   TimeUse operator-(const TimeUse& earlier) const noexcept {
     return {wait - earlier.wait, data - earlier.data, save - earlier.save, save_wait - earlier.save_wait};
   }
-  /// What is not computation.
+  /// The time that is not computation.
   std::chrono::nanoseconds sum() const noexcept { return wait + data + save + save_wait; }
 };
-/// Of this thread.
+/// The time use of the calling thread.
 TimeUse time_use() noexcept;
 
-/// While it lives, this thread's time counts for the activity. Of several scopes the innermost counts, except that all
-/// within a save belongs to the save: `save` or, where ranks wait for each other, `save_wait`.
+/// While it lives, this thread's time counts for the activity. Of nested scopes the innermost one counts. Within a
+/// save, however, the time always counts for the save: as `save_wait` while ranks wait for each other, otherwise as
+/// `save`.
 class ScopedActivity {
  public:
   explicit ScopedActivity(Activity activity) noexcept;

@@ -13,7 +13,7 @@
 namespace muster::detail::watch {
 namespace {
 
-/// Every thread of the process writes here. Never destroyed, since threads may end after main().
+/// Holds the events of all threads of the process. Never destroyed, since threads may end after main().
 struct Recorder {
   std::mutex mutex;
   std::vector<TraceEvent> ring;
@@ -28,7 +28,7 @@ Recorder& recorder() {
   return *only;
 }
 
-/// This thread's index in Recorder::threads, for the trace after `traces_taken` others.
+/// A thread's index in Recorder::threads, which is valid for one trace: the one after `traces_taken` others.
 struct ThreadIndex {
   std::uint32_t index = 0;
   std::uint64_t traces_taken = 0;
@@ -43,7 +43,7 @@ std::string name_of_this_thread() {
   return name.data();
 }
 
-/// Call it with the recorder's mutex.
+/// The caller holds the recorder's mutex.
 std::uint32_t index_of_this_thread(Recorder& to) {
   if (!this_thread.is_set || this_thread.traces_taken != to.traces_taken) {
     this_thread = {static_cast<std::uint32_t>(to.threads.size()), to.traces_taken, true};

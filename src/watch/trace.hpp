@@ -14,27 +14,28 @@ namespace muster::detail::watch {
 
 /// Where an event is shown.
 enum class TraceTrack : std::uint8_t {
-  thread,   ///< with its thread. The events of a thread lie inside or beside each other
-  calls,    ///< collective calls, from the moment in which this rank comes until the call is over; they may overlap
+  thread,   ///< in the row of its thread, whose events are nested or do not overlap
+  calls,    ///< collective calls, from this rank's arrival until the call is over; they may overlap
   buckets,  ///< the reduction of buckets of gradients; they may overlap
   network,  ///< exchanges between nodes; they may overlap
 };
 
+/// Something that a thread did, with its begin and its end.
 struct TraceEvent {
   const char* name = "";  ///< lives as long as the process
   TraceTrack track = TraceTrack::thread;
   std::uint32_t thread = 0;               ///< index in Trace::threads
   std::int64_t begin_ns = 0, end_ns = 0;  ///< trace_clock()
-  std::uint64_t channel = 0, call = 0;    ///< of a collective call or a wait in it: the same on all ranks; 0 if none
-  std::int64_t number = -1;               ///< of the step or bucket; −1 if none
-  std::int64_t bytes = -1;                ///< that are reduced or exchanged; −1 if unknown
+  std::uint64_t channel = 0, call = 0;    ///< ids of a collective call, the same on all ranks; 0 for other events
+  std::int64_t number = -1;               ///< number of the step or bucket; −1 if none
+  std::int64_t bytes = -1;                ///< bytes that are reduced or exchanged; −1 if unknown
 };
 
 /// What was recorded.
 struct Trace {
-  std::vector<TraceEvent> events = {};    ///< in the order in which they ended
+  std::vector<TraceEvent> events = {};    ///< in the order of their ends
   std::vector<std::string> threads = {};  ///< names
-  std::uint64_t dropped = 0;              ///< the oldest events, for which there was no room
+  std::uint64_t dropped = 0;              ///< how many of the oldest events were overwritten
 };
 
 /// The steady clock of this node, in nanoseconds.
@@ -69,7 +70,7 @@ inline std::int64_t trace_begin() noexcept { return is_tracing() ? trace_clock()
 /// Returns a copy of the text that lives as long as the process, the same for the same text.
 const char* interned(std::string_view text);
 
-/// Records what this thread does while it lives, if it is recorded at both ends.
+/// Records an event of this thread that lasts as long as this object, if events are recorded at its begin and its end.
 class TraceSpan {
  public:
   /// `name` lives as long as the process.
@@ -87,14 +88,14 @@ class TraceSpan {
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;
 
-  /// The span waits for this collective call.
+  /// Says that this span is a wait in this collective call.
   void set_call(std::uint64_t channel, std::uint64_t call) noexcept {
     event_.channel = channel;
     event_.call = call;
   }
 
  private:
-  TraceEvent event_ = {};  ///< begin_ns is 0 if it is not recorded
+  TraceEvent event_ = {};  ///< begin_ns is 0 if events were not recorded at the begin
 };
 
 }  // namespace muster::detail::watch

@@ -30,11 +30,11 @@ Archive::Archive(const std::filesystem::path& path) : file_(path, File::Mode::re
   has_sums_ = std::ranges::any_of(records_, [](const auto& record) { return record.second.crc32 != 0; });
 }
 
-std::string Archive::folder_of(const std::string& name, const std::string& remedy) const {
+std::string Archive::folder_of(const std::string& name) const {
   for (const auto& [path, record] : records_)
     if (path.size() > name.size() && path.ends_with("/" + name) && path.find('/') == path.size() - name.size() - 1)
       return path.substr(0, path.size() - name.size());
-  refuse("it is an archive without a " + name, remedy);
+  return {};
 }
 
 void Archive::check_stored() const {
@@ -80,6 +80,7 @@ Archive::Directory Archive::find_directory() const {
   constexpr std::uint64_t end_bytes = 22, locator_bytes = 20, end64_bytes = 56;
   const auto size = file_.size();
   const auto end = size < end_bytes ? std::string() : read(size - end_bytes, end_bytes);
+  if (size == 0) refuse("it has no bytes");
   if (!end.starts_with("PK\5\6"))
     refuse("it is not a torch archive, or it is truncated",
            "If torch before 1.6 wrote it, load and save it with a newer version");

@@ -35,9 +35,9 @@ class Archive {
   /// True if the record is neither compressed nor encrypted.
   bool stored(const std::string& name) const { return find(name).stored; }
 
-  /// Returns the archive's own name, with a slash: the folder in which `name` lies. `remedy`: what to do if there is no
-  /// such record.
-  std::string folder_of(const std::string& name, const std::string& remedy) const;
+  const std::filesystem::path& path() const noexcept { return file_.path(); }
+  /// Returns the archive's own name, with a slash: the folder in which `name` lies; empty if there is no such record.
+  std::string folder_of(const std::string& name) const;
 
   /// Refuses an archive with compressed or encrypted records, which torch never writes.
   void check_stored() const;

@@ -2,14 +2,12 @@
 
 #include "base/json.hpp"
 #include "state/stateful.hpp"
-#include "state/tensor_bytes.hpp"
 #include "weights/weights_file.hpp"
 
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/conj.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <deque>
@@ -50,41 +48,25 @@ struct PickleValue : std::variant<std::monostate, bool, std::int64_t, double, st
 };
 
 /// Types that have a storage class in torch.
-constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> storage_types{{
-    {"torch.ByteStorage", at::kByte},
-    {"torch.CharStorage", at::kChar},
-    {"torch.ShortStorage", at::kShort},
-    {"torch.IntStorage", at::kInt},
-    {"torch.LongStorage", at::kLong},
-    {"torch.HalfStorage", at::kHalf},
-    {"torch.BFloat16Storage", at::kBFloat16},
-    {"torch.FloatStorage", at::kFloat},
-    {"torch.DoubleStorage", at::kDouble},
-    {"torch.BoolStorage", at::kBool},
-    {"torch.ComplexFloatStorage", at::kComplexFloat},
-    {"torch.ComplexDoubleStorage", at::kComplexDouble},
-}};
+constexpr at::ScalarType storage_types[] = {at::kByte,   at::kChar, at::kShort,        at::kInt,
+                                            at::kLong,   at::kHalf, at::kBFloat16,     at::kFloat,
+                                            at::kDouble, at::kBool, at::kComplexFloat, at::kComplexDouble};
 constexpr std::string_view untyped_storage = "torch.storage.UntypedStorage";
-
 /// Newer types, which tensors name themselves.
-constexpr std::array<std::pair<std::string_view, at::ScalarType>, 9> tensor_types{{
-    {"torch.uint16", at::kUInt16},
-    {"torch.uint32", at::kUInt32},
-    {"torch.uint64", at::kUInt64},
-    {"torch.complex32", at::kComplexHalf},
-    {"torch.float8_e5m2", at::kFloat8_e5m2},
-    {"torch.float8_e4m3fn", at::kFloat8_e4m3fn},
-    {"torch.float8_e5m2fnuz", at::kFloat8_e5m2fnuz},
-    {"torch.float8_e4m3fnuz", at::kFloat8_e4m3fnuz},
-    {"torch.float8_e8m0fnu", at::kFloat8_e8m0fnu},
-}};
+constexpr at::ScalarType tensor_types[] = {at::kUInt16,          at::kUInt32,          at::kUInt64,
+                                           at::kComplexHalf,     at::kFloat8_e5m2,     at::kFloat8_e4m3fn,
+                                           at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu};
 
-at::ScalarType find_type(std::span<const std::pair<std::string_view, at::ScalarType>> types, const std::string& name) {
-  const auto known = std::ranges::find(types, name, [](const auto& pair) { return pair.first; });
+std::string storage_name(at::ScalarType type) { return std::string("torch.") + c10::toString(type) + "Storage"; }
+std::string tensor_name(at::ScalarType type) { return std::string("torch.").append(c10::getDtypeNames(type).first); }
+
+at::ScalarType find_type(std::span<const at::ScalarType> types, const std::string& name,
+                         std::string (*name_of)(at::ScalarType)) {
+  const auto known = std::ranges::find(types, name, name_of);
   if (known == types.end())
     throw BadPickle("it holds tensors of the type " + name + ", which is not known here",
                     "Save them in another type, such as tensor.float()");
-  return known->second;
+  return *known;
 }
 
 /// Runs the stack machine that a pickle is a program for. It owns all values, so they may refer to each other in any
@@ -289,7 +271,7 @@ class Unpickler {
       throw BadPickle("its pickle refers to something that is not a storage");
     const auto& type = as<Global>(*items[1], "a storage's type").name;
     std::optional<at::ScalarType> known;
-    if (type != untyped_storage) known = find_type(storage_types, type);
+    if (type != untyped_storage) known = find_type(storage_types, type, storage_name);
     push(StorageRef{as<std::string>(*items[2], "a storage's key"), known,
                     as<std::int64_t>(*items[4], "a storage's size")});
   }
@@ -302,8 +284,9 @@ class Unpickler {
     if (name == "torch._utils._rebuild_tensor_v2" && arguments.size() >= 4)
       return push(viewed(tensor(arguments, std::nullopt), metadata(6)));
     if (name == "torch._utils._rebuild_tensor_v3" && arguments.size() >= 7)
-      return push(viewed(tensor(arguments, find_type(tensor_types, as<Global>(*arguments[6], "a tensor's type").name)),
-                         metadata(7)));
+      return push(viewed(
+          tensor(arguments, find_type(tensor_types, as<Global>(*arguments[6], "a tensor's type").name, tensor_name)),
+          metadata(7)));
     if (name == "torch._utils._rebuild_parameter" && !arguments.empty())
       return push(as<at::Tensor>(*arguments[0], "a parameter"));
     throw BadPickle("it wants to call " + name +
@@ -349,22 +332,14 @@ class Unpickler {
     const auto type = own_type ? *own_type : *storage.type;
     const auto width = static_cast<std::int64_t>(c10::elementSize(type));
     const auto stored = own_type ? storage.count / width : storage.count;
-    const auto bytes = state::tensor_bytes(type, sizes);
-    const auto count = static_cast<std::int64_t>(bytes.value_or(0)) / width;
-    std::int64_t last = offset;  // index of the last value in the storage
-    bool fits = bytes && offset >= 0 && strides.size() == sizes.size();
-    for (std::size_t i = 0; fits && i < sizes.size(); ++i) {
-      std::int64_t span = 0;
-      fits = strides[i] >= 0 && !__builtin_mul_overflow(std::max<std::int64_t>(sizes[i] - 1, 0), strides[i], &span) &&
-             !__builtin_add_overflow(last, span, &last);
-    }
-    if (!fits || (count > 0 && last >= stored)) throw BadPickle("a tensor in it is not inside its storage");
-    if (count > stored)  // it would take more memory as soon as it is used
+    const auto count = values_of_view(type, sizes, strides, offset, stored);
+    if (!count) throw BadPickle("a tensor in it is not inside its storage");
+    if (*count > stored)  // it would take more memory as soon as it is used
       throw BadPickle("a tensor in it is expanded, so it is larger than its storage",
                       "Call .contiguous() on it before it is saved");
     auto values = storages_(storage.key, storage.type.value_or(at::kByte), storage.count);
     if (own_type) values = values.narrow(0, 0, stored * width).view(type);
-    return values.as_strided(sizes, strides, count > 0 ? offset : 0);
+    return values.as_strided(sizes, strides, *count > 0 ? offset : 0);
   }
 
   std::string_view pickle_;
@@ -443,7 +418,7 @@ class Flattened {
 }  // namespace
 
 bool has_storage_class(at::ScalarType type) noexcept {
-  return std::ranges::any_of(storage_types, [&](const auto& pair) { return pair.second == type; });
+  return std::ranges::find(storage_types, type) != std::end(storage_types);
 }
 
 StateDict unpickle_state_dict(std::string_view pickle, const StorageReader& storages) {

@@ -3,6 +3,7 @@
 // "__metadata__": {strings}}, padded with spaces. Then come the values, one tensor after the other without gaps. Files
 // written here have wider types first and a header that ends at a multiple of eight, so every tensor is aligned.
 #include "base/file.hpp"
+#include "base/json.hpp"
 #include "muster/weights.hpp"
 #include "state/fingerprint.hpp"
 #include "state/tensor_bytes.hpp"
@@ -13,7 +14,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <set>
 
 namespace muster {
 namespace {
@@ -25,7 +25,6 @@ static_assert(std::endian::native == std::endian::little, "the values in these f
 
 constexpr const char* metadata_key = "__metadata__";
 constexpr std::uint64_t max_header_bytes = 100'000'000;  // the limit of the format's own library
-constexpr int max_header_depth = 3;
 
 struct FormatType {
   at::ScalarType type;
@@ -60,26 +59,6 @@ struct Listed {
   std::vector<std::int64_t> shape = {};
   std::uint64_t begin = 0, end = 0;  // in bytes after the header
 };
-
-/// Parses the header as JSON. Refuses a duplicate key.
-Json parse_header(const std::string& text, const std::filesystem::path& path) {
-  std::vector<std::set<std::string>> keys;
-  const auto check = [&](int depth, Json::parse_event_t event, const Json& value) {
-    if (depth > max_header_depth) throw_unreadable(path, "its header is nested deeper than any of this format");
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second)
-      throw_unreadable(path, "its header names " + value.dump() + " twice");
-    return true;
-  };
-  try {
-    auto header = Json::parse(text, check);
-    if (!header.is_object()) throw_unreadable(path, "its header is not a JSON object");
-    return header;
-  } catch (const Json::exception& error) {
-    throw_unreadable(path, std::string("its header is not JSON: ") + error.what());
-  }
-}
 
 Listed listed_from_json(const std::string& name, const Json& json, const std::filesystem::path& path) {
   const auto fail = [&](const std::string& fact) { throw_unreadable(path, "the tensor " + name + " " + fact); };
@@ -187,7 +166,8 @@ StateDict load_safetensors(const std::filesystem::path& path) {
                      "It is not a .safetensors file, or it is truncated");
   std::string text(length, '\0');
   file.read_at(std::as_writable_bytes(std::span(text)), sizeof length);
-  const auto header = parse_header(text, path);
+  const auto header = detail::parse_json(text, "reading the header of " + path.string());
+  if (!header.is_object()) throw_unreadable(path, "its header is not a JSON object");
 
   StateDict state;
   std::vector<Listed> tensors;

@@ -43,10 +43,19 @@ void write_dict(const c10::IValue& dict, const ArchiveSink& sink) {
   writer.writeEndOfFile();
 }
 
-constexpr const char* file_remedy = "Use a file that torch.save() or torch.jit.save() wrote";
 constexpr const char* constants_record = "constants.pkl";  // only TorchScript archives have this record
 constexpr const char* cpp_root = "c__torch__\nModule\n";   // the root's class in files of torch::save() in C++
 constexpr std::size_t root_class_bytes = 16;               // the root's class begins within so many bytes of the pickle
+
+/// The archive's folder.
+std::string folder_in(const Archive& archive) {
+  auto folder = archive.folder_of("data.pkl");
+  if (!archive.folder_of("archive_format").empty())
+    archive.refuse("it is a program of torch.export", "Load it with load_exported()");
+  if (folder.empty())
+    archive.refuse("it is an archive without a data.pkl", "Use a file that torch.save() or torch.jit.save() wrote");
+  return folder;
+}
 
 }  // namespace
 
@@ -65,7 +74,7 @@ void detail::weights::write_archive(const ByteSink& sink, const std::function<vo
 
 void detail::weights::check_script(const std::filesystem::path& path) {
   const Archive archive(path);
-  if (!archive.contains(archive.folder_of("data.pkl", file_remedy) + constants_record))
+  if (!archive.contains(folder_in(archive) + constants_record))
     archive.refuse("it holds values and no program of TorchScript",
                    "In Python: torch.jit.script(model).save(FILE); for a state dict, load_torch()");
   archive.check_sums();
@@ -102,7 +111,7 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
 
 StateDict load_torch(const std::filesystem::path& path) {
   const Archive archive(path);
-  const auto folder = archive.folder_of("data.pkl", file_remedy);
+  const auto folder = folder_in(archive);
   if (archive.contains(folder + constants_record)) {
     const auto pickle = archive.stored(folder + "data.pkl") ? archive.text(folder + "data.pkl", max_pickle_bytes) : "";
     if (pickle.find(cpp_root) < root_class_bytes)

@@ -5,6 +5,7 @@
 #include "launch/settings.hpp"
 #include "muster/error.hpp"
 #include "state/collect.hpp"
+#include "state/tensor_bytes.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -50,6 +51,22 @@ void write_weights(const std::filesystem::path& path, const ExportOptions& optio
 
 void throw_unreadable(const std::filesystem::path& path, const std::string& fact, const std::string& remedy) {
   throw Error(ExitCode::data, "reading " + path.string(), fact, remedy);
+}
+
+std::optional<std::int64_t> values_of_view(at::ScalarType type, std::span<const std::int64_t> sizes,
+                                           std::span<const std::int64_t> strides, std::int64_t offset,
+                                           std::int64_t stored) {
+  const auto bytes = state::tensor_bytes(type, sizes);
+  if (!bytes || offset < 0 || strides.size() != sizes.size()) return std::nullopt;
+  std::int64_t last = offset;  // index of the last value in the storage
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    std::int64_t span = 0;
+    if (strides[i] < 0 || __builtin_mul_overflow(std::max<std::int64_t>(sizes[i] - 1, 0), strides[i], &span) ||
+        __builtin_add_overflow(last, span, &last))
+      return std::nullopt;
+  }
+  if (*bytes > 0 && last >= stored) return std::nullopt;
+  return static_cast<std::int64_t>(*bytes) / static_cast<std::int64_t>(c10::elementSize(type));
 }
 
 at::Tensor read_values(const File& file, std::uint64_t offset, at::ScalarType type,

@@ -42,6 +42,12 @@ void check_script(const std::filesystem::path& path);
 [[noreturn]] void throw_unreadable(const std::filesystem::path& path, const std::string& fact,
                                    const std::string& remedy = "Use another file, or make it anew");
 
+/// Returns how many values a view of a storage has; nothing if one lies outside of the storage, which has `stored`
+/// values of that type.
+std::optional<std::int64_t> values_of_view(at::ScalarType type, std::span<const std::int64_t> sizes,
+                                           std::span<const std::int64_t> strides, std::int64_t offset,
+                                           std::int64_t stored);
+
 /// Reads a tensor from the file. Bytes of bool tensors other than 0 and 1 become 1.
 at::Tensor read_values(const File& file, std::uint64_t offset, at::ScalarType type,
                        std::span<const std::int64_t> shape);

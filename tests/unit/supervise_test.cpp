@@ -905,6 +905,9 @@ TEST_F(LaunchCommandTest, InPbsAndLsf) {
     variables = {{variable, file}};
     EXPECT_EQ(with_hosts_of_job(options, environment).hosts, "n1.cluster:2,n2.cluster:2");
     EXPECT_EQ(with_hosts_of_job(options, environment).ranks, 4);
+    auto spared = options;
+    spared.spares = 2;
+    EXPECT_EQ(with_hosts_of_job(spared, environment).ranks, 2);
     std::ofstream(file) << "n1\nn1\n";
     EXPECT_EQ(with_hosts_of_job(options, environment).hosts, "") << "mpirun needs no daemon here";
     EXPECT_EQ(with_hosts_of_job(options, environment).ranks, 2);

@@ -2,7 +2,7 @@
 #include "muster/weights.hpp"
 
 #include "base/file.hpp"
-#include "muster/error.hpp"
+#include "support/errors.hpp"
 #include "support/folder.hpp"
 #include "weights/pickle.hpp"
 
@@ -31,19 +31,8 @@ namespace {
 namespace fs = std::filesystem;
 using detail::read_file;
 using detail::write_file;
+using test::error_of;
 using test::Folder;
-
-std::string error_of(const std::function<void()>& call, ExitCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
-
-#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 StateDict sample() {
   const auto numbers = at::arange(24, at::kFloat).reshape({4, 6});
@@ -416,11 +405,11 @@ TEST(HostileSafetensors, AreRefused) {
       {"too short", "abc"},
       {"claims a header of", std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + "{}"},
       {"claims a header of", std::string("\x03\0\0\0\0\0\0\0{}", 10)},
-      {"not JSON", safetensors("{", "")},
+      {"reading the header of ", safetensors("{", "")},
       {"its header is not a JSON object", safetensors("[]", "")},
-      {"nested deeper", safetensors(header("{\"dtype\":" + std::string(200'000, '[')), "")},
-      {"nested deeper", safetensors(std::string(200'000, '['), "")},
-      {"its header names \"a\" twice",
+      {"levels deep", safetensors(header("{\"dtype\":" + std::string(200'000, '[')), "")},
+      {"levels deep", safetensors(std::string(200'000, '['), "")},
+      {"the key \"a\" comes twice",
        safetensors(
            R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})",
            values)},
@@ -458,7 +447,7 @@ TEST(HostileSafetensors, AreRefused) {
   for (const auto& [fact, bytes] : files) {
     write_file(folder / "it", bytes);
     const auto text = error_of([&] { load_safetensors(folder / "it"); }, ExitCode::data);
-    if (std::string(fact) == "does not take" && text.find("not JSON") != std::string::npos)
+    if (std::string(fact) == "does not take" && text.find("number overflow") != std::string::npos)
       continue;  // the JSON parser refuses the case with a number of 2000 digits
     EXPECT_SAYS(text, fact);
     EXPECT_SAYS(text, folder.file("it"));
@@ -737,7 +726,7 @@ TEST(HostileArchive, DirectoriesAreRefused) {
   const std::pair<const char*, std::function<void(std::string&)>> changes[] = {
       {"not a torch archive", [&](auto& bytes) { bytes.resize(bytes.size() - 1); }},
       {"not a torch archive", [&](auto& bytes) { bytes.resize(10); }},
-      {"not a torch archive", [&](auto& bytes) { bytes.clear(); }},
+      {"it has no bytes", [&](auto& bytes) { bytes.clear(); }},
       {"packed or encrypted",
        [&](auto& bytes) {
          bytes = archive("\x80\x02}.", {{"data/0", std::string(1 << 20, '\0')}}, true);

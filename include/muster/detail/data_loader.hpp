@@ -179,7 +179,7 @@ class Loader : public torch::data::StatelessDataLoader<Dataset, TorchSampler> {
 
   c10::Device device_;
   std::optional<BatchType> batch_;
-  std::int64_t number_ = 0;  ///< of the current pass
+  std::int64_t number_ = 0;  ///< number of the current pass
   std::exception_ptr failure_ = {};
 };
 

@@ -52,16 +52,17 @@ class Passes {
   virtual void advance() = 0;
   /// The current batch; null if the pass is over.
   virtual Batch* current() = 0;
-  /// If nobody has given an order for the columns of the batches: the dataset's name. Call it after the first batch.
+  /// The dataset's name if the columns of its batches have no order that the program has given; otherwise empty. Call
+  /// it after the first batch.
   virtual std::optional<std::string> without_column_order() { return {}; }
   /// Ends the current pass.
   virtual void end() = 0;
 };
 
-/// How passes are made.
+/// Options for MakePasses.
 struct PassesOptions {
   bool training = true;
-  bool split = true;  ///< among the workers
+  bool split = true;  ///< true: the samples are divided among the workers
 };
 /// Collective over the workers.
 using MakePasses = std::function<std::unique_ptr<Passes>(OperatorRegistry& parts, const PassesOptions& options)>;
@@ -145,7 +146,7 @@ MakePasses make_passes_of(std::unique_ptr<Loader> loader) {
   };
 }
 
-/// `Options` is DataLoaderOptions, which is known where such a dataset is.
+/// `Options` is DataLoaderOptions, which is incomplete in this header.
 template <class Dataset, class Options>
 MakePasses make_passes_of(Dataset dataset, const Options& given) {
   return [dataset, given](OperatorRegistry& parts, const PassesOptions& options) -> std::unique_ptr<Passes> {

@@ -2,14 +2,10 @@
 
 #include "muster/sync_batch_norm.hpp"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <set>
-#include <string_view>
 #include <utility>
 
 namespace muster::detail::weights::exported {
@@ -111,19 +107,16 @@ at::Tensor normalise(const gradients::SynchronisedOperator& over_ranks, const st
 }
 
 void call(const Node& node, std::vector<c10::IValue>& stack, const Settings& settings) {
+  const auto number = static_cast<std::size_t>(node.mode.batch_norm);
   if (node.arithmetic) {
-    auto result = node.arithmetic(stack);
-    stack.assign(1, std::move(result));
-    return;
+    stack.assign(1, node.arithmetic(stack));
+  } else if (node.mode.batch_norm >= 0 && number < settings.batch_norms.size() && settings.in_training &&
+             settings.batch_norms[number]->is_connected() && stack[5].toBool()) {
+    stack.assign(1, normalise(*settings.batch_norms[number], stack));
+  } else {
+    if (node.check != nullptr) node.check(stack);
+    node.op->callBoxed(stack);
   }
-  if (const auto number = static_cast<std::size_t>(node.mode.batch_norm);
-      node.mode.batch_norm >= 0 && number < settings.batch_norms.size() && settings.in_training &&
-      settings.batch_norms[number]->is_connected() && stack[5].toBool()) {
-    auto result = normalise(*settings.batch_norms[number], stack);
-    stack.assign(1, std::move(result));
-    return;
-  }
-  node.op->callBoxed(stack);
 }
 
 void run_node(const Node& node, std::vector<c10::IValue>& values, std::vector<c10::IValue>& stack,
@@ -150,12 +143,6 @@ void run_node(const Node& node, std::vector<c10::IValue>& values, std::vector<c1
     if (node.outputs[i] != no_slot) values[node.outputs[i]] = std::move(stack.at(i));
 }
 
-template <class Visit>
-void for_each_slot(const Operand& operand, const Visit& visit) {
-  if (operand.slot != no_slot) visit(operand.slot);
-  for (const auto& item : operand.items) for_each_slot(item, visit);
-}
-
 }  // namespace
 
 c10::IValue value_of(const Operand& operand, std::vector<c10::IValue>& values, const Settings& settings) {
@@ -174,20 +161,18 @@ c10::IValue value_of(const Operand& operand, std::vector<c10::IValue>& values, c
     }
     case Kind::number_as_tensor: {
       auto value = take(operand, values);
-      if (value.isTensor()) return value;
-      auto tensor = at::scalar_to_tensor(value.toScalar());
-      tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-      return tensor;
+      return value.isTensor() ? value : number_as_tensor(value);
     }
   }
   return {};
 }
 
-void run(const Program& program, const Block& block, std::vector<c10::IValue>& values, const Settings& settings) {
+void run(const Program& program, std::size_t begin, std::size_t end, std::vector<c10::IValue>& values,
+         const Settings& settings) {
   OpenScopes scopes(program, settings);
   std::vector<c10::IValue> stack;
   stack.reserve(16);
-  for (auto i = block.begin; i < block.end; ++i) {
+  for (auto i = begin; i < end; ++i) {
     const auto& node = program.nodes[i];
     if (node.scope != scopes.current()) scopes.move_to(node.scope);
     try {
@@ -198,42 +183,6 @@ void run(const Program& program, const Block& block, std::vector<c10::IValue>& v
       throw;
     }
   }
-}
-
-std::vector<Block> blocks_of(const Program& program, const std::string& module) {
-  std::vector<Block> blocks;
-  const auto& nodes = program.nodes;
-  const auto is_inside = [&](const Node& node) {
-    return node.module == module || node.module.starts_with(module + ".");
-  };
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    if (!is_inside(nodes[i])) continue;
-    if (blocks.empty() || blocks.back().end != i) blocks.push_back({.begin = i});
-    blocks.back().end = i + 1;
-  }
-  for (auto& block : blocks) {
-    std::set<Slot> inputs, made, outputs;
-    const auto use_from_outside = [&](Slot slot) {
-      if (made.contains(slot)) outputs.insert(slot);
-    };
-    for (auto i = block.begin; i < nodes.size(); ++i) {
-      const bool is_in_block = i < block.end;
-      for (const auto& operand : nodes[i].operands)
-        for_each_slot(operand, [&](Slot slot) {
-          if (!is_in_block)
-            use_from_outside(slot);
-          else if (!made.contains(slot))
-            inputs.insert(slot);
-        });
-      if (is_in_block) made.insert(nodes[i].outputs.begin(), nodes[i].outputs.end());
-    }
-    for (const auto& output : program.outputs) for_each_slot(output, use_from_outside);
-    for (const auto& mutation : program.mutations) for_each_slot(mutation.value, use_from_outside);
-    outputs.erase(no_slot);
-    block.inputs.assign(inputs.begin(), inputs.end());
-    block.outputs.assign(outputs.begin(), outputs.end());
-  }
-  return blocks;
 }
 
 }  // namespace muster::detail::weights::exported

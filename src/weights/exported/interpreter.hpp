@@ -22,19 +22,10 @@ struct Settings {
   std::vector<std::shared_ptr<gradients::SynchronisedOperator>> batch_norms = {};
 };
 
-/// Consecutive nodes: those of one call of a submodule.
-struct Block {
-  std::size_t begin = 0, end = 0;
-  std::vector<Slot> inputs = {};   ///< values from outside, parameters and buffers among them
-  std::vector<Slot> outputs = {};  ///< values that others use
-};
-
-/// The calls of the submodule with that path, as in "layers.0", with those of its own submodules.
-std::vector<Block> blocks_of(const Program& program, const std::string& module);
-
-/// Runs the nodes of the block. `values` has its inputs, by slot, and then its outputs. Values that no node uses any
-/// more are freed. What an operator throws is passed on, with the node's name and line.
-void run(const Program& program, const Block& block, std::vector<c10::IValue>& values, const Settings& settings);
+/// Runs the nodes from `begin` to before `end`. `values` has what they use, by slot, and then what they return. Values
+/// that no node uses any more are freed. What an operator throws is passed on, with the node's name and line.
+void run(const Program& program, std::size_t begin, std::size_t end, std::vector<c10::IValue>& values,
+         const Settings& settings);
 
 /// The operand's present value.
 c10::IValue value_of(const Operand& operand, std::vector<c10::IValue>& values, const Settings& settings);

@@ -36,12 +36,6 @@ constexpr const char* calling = "running an exported program";
   throw Error(ExitCode::usage, calling, fact, remedy);
 }
 
-std::string text_of(const c10::IValue& value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
-}
-
 /// True unless the program was exported in evaluation. Operators of torch's own modules tell; those that a model calls
 /// itself, such as F.dropout(x, 0.5), may have a mode of their own, and are asked only if there are no others.
 bool was_in_training(const Program& program) {
@@ -87,12 +81,6 @@ void flatten(const Tree& tree, const c10::IValue& value, const std::string& name
   }
 }
 
-std::size_t count_leaves(const Tree& tree) {
-  std::size_t count = tree.kind == Tree::Kind::leaf;
-  for (const auto& child : tree.children) count += count_leaves(child);
-  return count;
-}
-
 /// The leaves of all inputs, in the order of the program's. Constants may be left out.
 std::vector<c10::IValue> leaves_of(const Program& program, const std::vector<c10::IValue>& inputs,
                                    const std::map<std::string, c10::IValue>& named) {
@@ -107,7 +95,7 @@ std::vector<c10::IValue> leaves_of(const Program& program, const std::vector<c10
     } else if (by_name != named.end()) {
       flatten(tree, by_name->second, name, leaves);
     } else {
-      for (std::size_t i = 0, count = count_leaves(tree); i < count; ++i) {
+      for (std::size_t i = 0, count = tree.leaf_count(); i < count; ++i) {
         const auto& input = program.inputs[leaves.size()];
         if (!input.is_constant) refuse_input("the input " + name + " is missing", "Give all inputs of the model");
         leaves.push_back(input.constant);
@@ -158,8 +146,8 @@ void check_input(const Program& program, const Input& input, const c10::IValue& 
                                                   ? value.toScalar().equal(input.constant.toScalar().toDouble())
                                                   : value == input.constant));
     if (!is_equal)
-      refuse_input("the input " + input.name + " is " + text_of(value) + ", and the program was exported with " +
-                       text_of(input.constant),
+      refuse_input("the input " + input.name + " is " + c10::str(value) + ", and the program was exported with " +
+                       c10::str(input.constant),
                    "Export the model with that value, or make it a tensor");
     return;
   }
@@ -258,7 +246,7 @@ c10::IValue ExportedModuleImpl::call(std::vector<c10::IValue> inputs, std::map<s
   }
   std::vector<c10::IValue> changed;
   for (const auto& mutation : program.mutations) changed.push_back(values[mutation.target]);
-  run(program, {.begin = 0, .end = program.nodes.size()}, values, state.settings);
+  run(program, 0, program.nodes.size(), values, state.settings);
   leaves.clear();
   for (const auto& output : program.outputs) leaves.push_back(value_of(output, values, state.settings));
   const at::NoGradGuard no_grad;

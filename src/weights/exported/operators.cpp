@@ -4,8 +4,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <ranges>
 #include <string_view>
 
 namespace muster::detail::weights::exported {
@@ -71,6 +74,25 @@ c10::IValue bits(Numbers n, Combine of) {
   return of(integer(n[0]), integer(n[1]));
 }
 
+c10::IValue true_divide(Numbers n) {
+  TORCH_CHECK(real(n[1]) != 0, "a number is divided by 0");
+  return real(n[0]) / real(n[1]);
+}
+
+c10::IValue floor_divide(Numbers n) {
+  if (is_integer(n[0]) && is_integer(n[1])) return floor_divide(integer(n[0]), integer(n[1]));
+  return (real(n[0]) - modulo(real(n[0]), real(n[1]))) / real(n[1]);
+}
+
+c10::IValue modulo(Numbers n) {
+  if (!is_integer(n[0]) || !is_integer(n[1])) return modulo(real(n[0]), real(n[1]));
+  return integer(n[0]) - floor_divide(integer(n[0]), integer(n[1])) * integer(n[1]);
+}
+
+c10::IValue product(const c10::IValue& a, const c10::IValue& b) {
+  return combine<multiply>(std::array{a, b}, std::multiplies());
+}
+
 std::int64_t shift(Numbers n) {
   TORCH_CHECK(integer(n[1]) >= 0 && integer(n[1]) < 62, "a size is shifted by ", integer(n[1]));
   return std::int64_t{1} << integer(n[1]);
@@ -90,30 +112,11 @@ const std::map<std::string_view, Entry>& table() {
       {"_operator.add", {2, [](Numbers n) { return combine<add>(n, std::plus()); }}},
       {"_operator.sub", {2, [](Numbers n) { return combine<subtract>(n, std::minus()); }}},
       {"_operator.mul", {2, [](Numbers n) { return combine<multiply>(n, std::multiplies()); }}},
-      {"_operator.neg",
-       {1,
-        [](Numbers n) {
-          return combine<subtract>(std::array<c10::IValue, 2>{0, n[0]}, std::minus());
-        }}},
+      {"_operator.neg", {1, [](Numbers n) { return product(n[0], -1); }}},
       {"_operator.pos", {1, [](Numbers n) { return n[0]; }}},
-      {"_operator.truediv",
-       {2,
-        [](Numbers n) -> c10::IValue {
-          TORCH_CHECK(real(n[1]) != 0, "a number is divided by 0");
-          return real(n[0]) / real(n[1]);
-        }}},
-      {"_operator.floordiv",
-       {2,
-        [](Numbers n) -> c10::IValue {
-          if (is_integer(n[0]) && is_integer(n[1])) return floor_divide(integer(n[0]), integer(n[1]));
-          return (real(n[0]) - modulo(real(n[0]), real(n[1]))) / real(n[1]);
-        }}},
-      {"_operator.mod",
-       {2,
-        [](Numbers n) -> c10::IValue {
-          if (!is_integer(n[0]) || !is_integer(n[1])) return modulo(real(n[0]), real(n[1]));
-          return integer(n[0]) - floor_divide(integer(n[0]), integer(n[1])) * integer(n[1]);
-        }}},
+      {"_operator.truediv", {2, true_divide}},
+      {"_operator.floordiv", {2, floor_divide}},
+      {"_operator.mod", {2, modulo}},
       {"_operator.pow", {2, power}},
       {"_operator.eq", {2, [](Numbers n) -> c10::IValue { return compare(n, std::equal_to()); }}},
       {"_operator.ne", {2, [](Numbers n) -> c10::IValue { return compare(n, std::not_equal_to()); }}},
@@ -123,11 +126,7 @@ const std::map<std::string_view, Entry>& table() {
       {"_operator.ge", {2, [](Numbers n) -> c10::IValue { return compare(n, std::greater_equal()); }}},
       {"_operator.and_", {2, [](Numbers n) { return bits(n, std::bit_and()); }}},
       {"_operator.or_", {2, [](Numbers n) { return bits(n, std::bit_or()); }}},
-      {"_operator.lshift",
-       {2,
-        [](Numbers n) {
-          return combine<multiply>(std::array<c10::IValue, 2>{n[0], shift(n)}, std::multiplies());
-        }}},
+      {"_operator.lshift", {2, [](Numbers n) { return product(n[0], shift(n)); }}},
       {"_operator.rshift", {2, [](Numbers n) -> c10::IValue { return floor_divide(integer(n[0]), shift(n)); }}},
       {"math.trunc", {1, [](Numbers n) { return rounded(n[0], std::trunc); }}},
       {"math.floor", {1, [](Numbers n) { return rounded(n[0], std::floor); }}},
@@ -145,8 +144,49 @@ const std::map<std::string_view, Entry>& table() {
   return entries;
 }
 
-bool begins_with_one_of(std::string_view name, std::initializer_list<std::string_view> prefixes) {
-  return std::ranges::any_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); });
+/// `prefixes` are separated by spaces.
+bool begins_with_one_of(std::string_view name, std::string_view prefixes) {
+  return std::ranges::any_of(prefixes | std::views::split(' '), [&](const auto& prefix) {
+    return name.starts_with(std::string_view(prefix.begin(), prefix.end()));
+  });
+}
+
+/// Those that replace a tensor's memory, read a file, take memory that is packed for a kernel, or leave checks to their
+/// callers.
+constexpr std::string_view refused =
+    "set_ resize from_file fbgemm_ quantized_ mkldnn_ cudnn_ miopen_ sparse_ to_padded nested_ batch_norm_ "
+    "segment_reduce";
+/// Torch's own internal operators leave checks to their callers. These do not, and are what programs have.
+constexpr std::string_view allowed =
+    "__ _adaptive_avg_pool _assert_ _batch_norm_ _cdist_ _conj _convolution _embedding_bag _fft_ _fused_rms_norm "
+    "_linalg_ "
+    "_local_scalar_dense _log_softmax _native_batch_norm_legit _neg_view _pdist_ _prelu_kernel _safe_softmax _softmax "
+    "_to_copy _trilinear _unsafe_index _unsafe_view _upsample_ _weight_norm";
+
+/// Statistics and weights of a batch-norm, which only torch.batch_norm() checks: one value for each channel.
+void check_channels(Numbers arguments) {
+  const auto channels = arguments[0].toTensor().size(1);
+  for (const auto& argument : arguments.slice(1, std::min<std::size_t>(4, arguments.size() - 1)))
+    TORCH_CHECK(!argument.isTensor() || argument.toTensor().numel() == channels, "there are ", channels,
+                " channels, and other statistics or weights");
+}
+
+void check_norms(Numbers arguments) {
+  const auto &v = arguments[0].toTensor(), &g = arguments[1].toTensor();
+  const auto dim = arguments[2].toInt();
+  TORCH_CHECK(v.dim() > 0 && (dim < 0 || g.numel() == v.size(dim)), "the norms do not fit the weight");
+}
+
+/// Torch checks none of the targets, padding among them.
+void check_targets(Numbers arguments) {
+  const auto classes = arguments[0].toTensor().size(-1);
+  const auto& targets = arguments[1].toTensor();
+  TORCH_CHECK(!targets.lt(0).logical_or(targets.ge(classes)).any().item<bool>(), "a target is none of the ", classes,
+              " classes");
+}
+
+std::string_view name_of(const c10::FunctionSchema& schema) {
+  return std::string_view(schema.name()).substr(schema.name().find("::") + 2);
 }
 
 }  // namespace
@@ -156,39 +196,17 @@ Arithmetic find_arithmetic(const std::string& target, std::size_t operands) {
   return at == table().end() || at->second.count != operands ? nullptr : at->second.function;
 }
 
+Check find_check(const c10::FunctionSchema& schema) {
+  const auto name = name_of(schema);
+  if (name.starts_with("_batch_norm_") || name.find("native_batch_norm") != name.npos) return check_channels;
+  if (name.starts_with("_weight_norm")) return check_norms;
+  return name == "ctc_loss" ? check_targets : nullptr;
+}
+
 bool is_allowed(const c10::FunctionSchema& schema) {
-  const std::string_view name = std::string_view(schema.name()).substr(schema.name().find("::") + 2);
-  // Those that replace a tensor's memory, read a file, or take memory that is packed for a kernel.
-  if (begins_with_one_of(name, {"set_", "resize", "from_file", "fbgemm_", "quantized_", "mkldnn_", "cudnn_", "miopen_",
-                                "sparse_", "to_padded", "nested_"}))
-    return false;
-  // Torch's own internal operators leave checks to their callers. These do not, and are what programs have.
-  if (name.starts_with('_') && !begins_with_one_of(name, {"_adaptive_avg_pool",
-                                                          "_assert_",
-                                                          "_batch_norm_",
-                                                          "_cdist_",
-                                                          "_conj",
-                                                          "_convolution",
-                                                          "_embedding_bag",
-                                                          "_fft_",
-                                                          "_fused_rms_norm",
-                                                          "_linalg_",
-                                                          "_local_scalar_dense",
-                                                          "_log_softmax",
-                                                          "_native_batch_norm_legit",
-                                                          "_neg_view",
-                                                          "_pdist_",
-                                                          "_prelu_kernel",
-                                                          "_safe_softmax",
-                                                          "_scaled_dot_product_",
-                                                          "_softmax",
-                                                          "_to_copy",
-                                                          "_trilinear",
-                                                          "_unsafe_index",
-                                                          "_unsafe_view",
-                                                          "_upsample_",
-                                                          "_weight_norm"}))
-    return false;
+  const auto name = name_of(schema);
+  if (begins_with_one_of(name, refused) || name.find("backward") != name.npos) return false;
+  if (name.starts_with('_') && !begins_with_one_of(name, allowed)) return false;
   return std::ranges::none_of(schema.arguments(), [](const c10::Argument& argument) {
     const auto kind = argument.type()->kind();
     return kind == c10::TypeKind::StorageType || kind == c10::TypeKind::StreamObjType;

@@ -1,9 +1,5 @@
-// Reads what torch.export.save() writes. The file's format: torch/_export/serde/schema.py in torch's Python package.
+// Reads the graph of a program. A number of the file is not trusted before it is compared with what it stands for.
 #include "weights/exported/program.hpp"
-
-#include "base/json.hpp"
-#include "muster/error.hpp"
-#include "weights/archive.hpp"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/Dict.h>
@@ -13,16 +9,11 @@
 
 #include <algorithm>
 #include <array>
-#include <initializer_list>
-#include <set>
-#include <span>
 #include <string_view>
 #include <utility>
 
 namespace muster::detail::weights::exported {
 namespace {
-
-constexpr std::int64_t known_major = 8, known_minor = 20;
 
 /// Values by name, in one graph.
 using Names = std::map<std::string, Slot>;
@@ -52,89 +43,49 @@ std::string source_of(std::string_view trace) {
   return found;
 }
 
-[[noreturn]] void refuse_version(const Archive& archive, const std::string& fact, const std::string& version) {
-  archive.refuse(fact + ": the file has version " + version + " of the format, and muster knows " +
-                     std::to_string(known_major) + "." + std::to_string(known_minor),
-                 "Export the model again with a version of torch that muster knows");
+/// Numbers of some types stand for something, and operators do not check them. Returns how a file must give such a
+/// type; nothing for other types.
+std::string_view enumeration_form(const c10::Type& type) {
+  static const std::map<std::string_view, std::string_view> forms{{"ScalarType", "as_scalar_type"},
+                                                                  {"Layout", "as_layout"},
+                                                                  {"MemoryFormat", "as_memory_format"},
+                                                                  {"QScheme", "as_none"}};
+  const auto name = type.str();
+  const auto at = forms.find(std::string_view(name).substr(0, name.find('?')));
+  return at == forms.end() ? std::string_view() : at->second;
 }
 
 class Reader {
  public:
   Reader(const std::filesystem::path& file, const std::vector<std::string>& namespaces)
-      : archive_(file), namespaces_(namespaces) {
-    program_.file = file;
-  }
+      : file_(file), namespaces_(namespaces) {}
 
   Program read() {
-    archive_.check_stored();
-    folder_ = archive_.folder_of("archive_format", "Write it with torch.export.save()");
-    if (archive_.text(folder_ + "archive_format", 64) != "pt2") archive_.refuse("it is not of torch.export.save()");
-    if (const auto order = folder_ + "byteorder"; archive_.contains(order) && archive_.text(order, 64) != "little")
-      archive_.refuse("its byte order is not little-endian", "Make it again on the type of machine used here");
     try {
-      const auto model = find_model();
-      const auto json = parse(folder_ + "models/" + model + ".json");
-      const auto& version = json.at("schema_version");
-      version_ = check_version(archive_, version.at("major"), version.at("minor"));
-      check_fields(json, {"graph_module", "opset_version", "range_constraints", "schema_version", "verifiers",
-                          "torch_version", "guards_code"});
-      read_weights("data/constants/" + model + "_constants_config.json", "data/constants/");
-      for (const auto& [name, value] : stored_) constants_.insert(name);
-      read_weights("data/weights/" + model + "_weights_config.json", "data/weights/");
+      const auto& json = file_.program();
+      file_.check_fields(json, {"graph_module", "opset_version", "range_constraints", "schema_version", "verifiers",
+                                "torch_version", "guards_code"});
+      constants_ = file_.read_tensors("constants");
+      weights_ = file_.read_tensors("weights");
       for (const auto& [symbol, range] : json.at("range_constraints").items()) {
         auto& limits = program_.ranges[symbol];
-        if (range.contains("min_val") && !range.at("min_val").is_null()) limits.min = range.at("min_val");
-        if (range.contains("max_val") && !range.at("max_val").is_null()) limits.max = range.at("max_val");
+        if (const auto min = range.value("min_val", Json()); !min.is_null()) limits.min = file_.integer_at(min);
+        if (const auto max = range.value("max_val", Json()); !max.is_null()) limits.max = file_.integer_at(max);
       }
       read_module(json.at("graph_module"));
     } catch (const Json::exception& error) {
-      archive_.refuse(std::string("its program is damaged: ") + error.what());
+      file_.refuse_damaged(error.what());
     } catch (const c10::Error& error) {
-      archive_.refuse(std::string("its program is damaged: ") + error.what_without_backtrace());
+      file_.refuse_damaged(error.what_without_backtrace());
     }
     return std::move(program_);
   }
 
  private:
-  Json parse(const std::string& record) const {
-    return parse_json(archive_.text(record, max_json_bytes), "reading " + record + " in " + program_.file.string());
-  }
-
-  /// Refuses fields of a newer format, unless they are empty.
-  void check_fields(const Json& object, std::initializer_list<std::string_view> known) const {
-    for (const auto& [name, value] : object.items())
-      if (std::ranges::find(known, name) == known.end() && !value.is_null() &&
-          !(value.is_structured() && value.empty()))
-        refuse_version(archive_, "it has a field " + name, version_);
-  }
-
-  [[noreturn]] void refuse_object(const std::string& what) const {
-    archive_.refuse("the program needs " + what + ", which muster does not run", "Export a model that does without it");
-  }
-
   /// Returns the only entry of an object.
   std::pair<std::string, const Json&> variant(const Json& object) const {
-    if (!object.is_object() || object.size() != 1)
-      archive_.refuse("its program is damaged: a value in it has several types, or none");
+    if (!object.is_object() || object.size() != 1) file_.refuse_damaged("a value in it has several types, or none");
     return {object.begin().key(), object.begin().value()};
-  }
-
-  std::string find_model() const {
-    std::vector<std::string> found;
-    const auto prefix = folder_ + "models/";
-    for (const auto& [name, record] : archive_.records())
-      if (name.starts_with(prefix) && name.ends_with(".json"))
-        found.push_back(name.substr(prefix.size(), name.size() - prefix.size() - 5));
-    if (found.size() != 1)
-      archive_.refuse("it has " + std::to_string(found.size()) + " exported programs",
-                      "Write one program with torch.export.save()");
-    return found[0];
-  }
-
-  at::ScalarType type_at(const Json& number) const {
-    const auto type = scalar_type(number.get<std::int64_t>());
-    if (!type) archive_.refuse("it has a type with the unknown number " + std::to_string(number.get<std::int64_t>()));
-    return *type;
   }
 
   static c10::Device device_at(const Json& device) {
@@ -150,64 +101,11 @@ class Reader {
     return number.get<double>();
   }
 
-  void check_tensor_fields(const Json& meta) const {
-    check_fields(meta, {"dtype", "sizes", "requires_grad", "device", "strides", "storage_offset", "layout"});
-  }
-
-  /// Reads the tensors that a config lists. Names of the same bytes with the same shape are one tensor.
-  void read_weights(const std::string& config, const std::string& folder) {
-    const auto json = parse(folder_ + config);
-    std::map<std::string, at::Tensor> storages, views;
-    for (const auto& [name, entry] : json.at("config").items()) {
-      check_fields(entry, {"path_name", "is_param", "use_pickle", "tensor_meta"});
-      const auto& meta = entry.at("tensor_meta");
-      if (entry.at("use_pickle").get<bool>() || meta.is_null()) refuse_object("the pickled object " + name);
-      check_tensor_fields(meta);
-      const auto record = folder_ + folder + entry.at("path_name").get<std::string>();
-      auto& view = views[record + json_text(meta)];
-      if (!view.defined()) {
-        view = read_view(record, name, meta, storages[record]);
-        if (entry.at("is_param").get<bool>()) view.set_requires_grad(meta.at("requires_grad").get<bool>());
-      }
-      stored_[name] = view;
-    }
-  }
-
-  at::Tensor read_view(const std::string& record, const std::string& name, const Json& meta, at::Tensor& storage) {
-    const auto type = type_at(meta.at("dtype"));
-    if (meta.at("layout") != 7) refuse_object("the tensor " + name + " of a layout that is not strided");
-    if (!storage.defined())
-      storage = archive_.values(record, at::kByte, static_cast<std::int64_t>(archive_.bytes_in(record)));
-    std::vector<std::int64_t> sizes, strides;
-    for (const auto& size : meta.at("sizes")) sizes.push_back(size.at("as_int"));
-    for (const auto& stride : meta.at("strides")) strides.push_back(stride.at("as_int"));
-    const std::int64_t offset = meta.at("storage_offset").at("as_int"),
-                       item_bytes = static_cast<std::int64_t>(c10::elementSize(type)),
-                       capacity = storage.numel() / item_bytes;
-    // The values must lie inside of the bytes, and be no more than them.
-    bool fits = sizes.size() == strides.size() && offset >= 0 && offset <= capacity;
-    std::int64_t count = 1, last = offset;
-    for (std::size_t i = 0; fits && i < sizes.size(); ++i) {
-      std::int64_t span = 0;
-      fits = sizes[i] >= 0 && strides[i] >= 0 && !__builtin_mul_overflow(count, sizes[i], &count) &&
-             (sizes[i] == 0 ||
-              (!__builtin_mul_overflow(sizes[i] - 1, strides[i], &span) && !__builtin_add_overflow(last, span, &last)));
-    }
-    if (!fits || (count > 0 && last >= capacity) || count > capacity)
-      archive_.refuse("its " + name + " is larger than its bytes, or lies outside of them");
-    const at::NoGradGuard no_grad;
-    auto flat = at::empty({0}, at::TensorOptions(type));
-    if (type == at::kBool) storage.clamp_max_(1);  // other bytes are no values of a bool
-    flat.set_(storage.storage(), offset, sizes, strides);
-    return flat;
-  }
-
   void read_module(const Json& module) {
-    check_fields(module, {"graph", "signature", "module_call_graph", "metadata", "treespec_namedtuple_fields"});
+    file_.check_fields(module, {"graph", "signature", "module_call_graph", "metadata", "treespec_namedtuple_fields"});
     const auto &graph = module.at("graph"), &signature = module.at("signature");
-    check_fields(signature, {"input_specs", "output_specs"});
-    const auto& calls = module.at("module_call_graph");
-    const auto& call = calls.at(0).at("signature");
+    file_.check_fields(signature, {"input_specs", "output_specs"});
+    const auto& call = module.at("module_call_graph").at(0).at("signature");
     program_.in_tree = read_tree(call.at("in_spec"));
     program_.out_tree = read_tree(call.at("out_spec"));
     if (const auto at = call.find("forward_arg_names"); at != call.end() && !at->is_null())
@@ -215,68 +113,56 @@ class Reader {
 
     Names names;
     const auto &inputs = graph.at("inputs"), &specs = signature.at("input_specs");
-    if (inputs.size() != specs.size()) archive_.refuse("its program is damaged: its inputs are not those it lists");
+    if (inputs.size() != specs.size()) file_.refuse_damaged("its inputs are not those it lists");
     for (std::size_t i = 0; i < specs.size(); ++i) read_input(inputs[i], specs[i], graph, names);
     const auto outputs = read_graph(graph, 0, names);
 
     const auto& output_specs = signature.at("output_specs");
-    if (outputs.size() != output_specs.size())
-      archive_.refuse("its program is damaged: its outputs are not those it lists");
+    if (outputs.size() != output_specs.size()) file_.refuse_damaged("its outputs are not those it lists");
     for (std::size_t i = 0; i < outputs.size(); ++i) read_output(outputs[i], output_specs[i], names);
-    check_leaves(program_.in_tree, program_.inputs.size(), "inputs");
-    check_leaves(program_.out_tree, program_.outputs.size(), "outputs");
+    if (program_.in_tree.leaf_count() != program_.inputs.size()) file_.refuse_damaged("its inputs do not fit its tree");
+    if (program_.out_tree.leaf_count() != program_.outputs.size())
+      file_.refuse_damaged("its outputs do not fit its tree");
     if (const auto& in = program_.in_tree;
         in.children.size() != 2 || in.children[0].kind != Tree::Kind::tuple || in.children[1].kind != Tree::Kind::dict)
-      archive_.refuse("its program is damaged: its inputs are not arguments of a call");
-    for (const auto& [name, value] : stored_)
-      if (std::ranges::none_of(program_.tensors, [&](const auto& tensor) { return tensor.name == name; }) &&
-          !constants_.contains(name))
-        program_.tensors.push_back({.name = name, .is_parameter = value.requires_grad(), .value = value});
+      file_.refuse_damaged("its inputs are not arguments of a call");
+    for (const auto& [name, stored] : weights_)
+      if (!tensor_slots_.contains(name))
+        program_.tensors.push_back({.name = name, .is_parameter = stored.is_parameter, .value = stored.value});
     program_.slot_count = next_;
     mark_last_uses();
   }
 
   Tree read_tree(const std::string& text) const {
-    const auto json = parse_json(text, "reading a signature in " + program_.file.string());
-    if (json.at(0) != 1) archive_.refuse("its signature has another version");
+    const auto json = file_.parse(text, "a signature");
+    if (json.at(0) != 1) file_.refuse("its signature has another version");
     return read_tree_node(json.at(1));
   }
 
   Tree read_tree_node(const Json& json) const {
-    check_fields(json, {"type", "context", "children_spec"});
+    using Kind = Tree::Kind;
+    static const std::map<std::string, Kind> kinds{{"builtins.tuple", Kind::tuple},
+                                                   {"collections.namedtuple", Kind::tuple},
+                                                   {"builtins.list", Kind::list},
+                                                   {"builtins.dict", Kind::dict},
+                                                   {"collections.OrderedDict", Kind::dict}};
+    file_.check_fields(json, {"type", "context", "children_spec"});
     Tree tree;
     if (json.at("type").is_null()) return tree;
     const auto type = json.at("type").get<std::string>();
-    if (type == "builtins.tuple" || type == "collections.namedtuple")
-      tree.kind = Tree::Kind::tuple;
-    else if (type == "builtins.list")
-      tree.kind = Tree::Kind::list;
-    else if (type == "builtins.dict" || type == "collections.OrderedDict")
-      tree.kind = Tree::Kind::dict;
-    else
-      refuse_object("the class " + type + " among its inputs or outputs");
+    const auto kind = kinds.find(type);
+    if (kind == kinds.end()) file_.refuse_object("the class " + type + " among its inputs or outputs");
+    tree.kind = kind->second;
     for (const auto& child : json.at("children_spec")) tree.children.push_back(read_tree_node(child));
-    if (tree.kind == Tree::Kind::dict) {
-      for (const auto& key : parse_json(json.at("context").get<std::string>(), "reading a signature"))
-        tree.keys.push_back(key.is_number_integer() ? c10::IValue(key.get<std::int64_t>())
-                                                    : c10::IValue(key.get<std::string>()));
-      if (tree.keys.size() != tree.children.size()) archive_.refuse("its signature has a dict without its keys");
-    }
+    if (tree.kind != Kind::dict) return tree;
+    for (const auto& key : file_.parse(json.at("context").get<std::string>(), "a signature"))
+      tree.keys.push_back(key.is_number() ? c10::IValue(file_.integer_at(key)) : c10::IValue(key.get<std::string>()));
+    if (tree.keys.size() != tree.children.size()) file_.refuse("its signature has a dict without its keys");
     return tree;
   }
 
-  void check_leaves(const Tree& tree, std::size_t count, const std::string& what) const {
-    const auto leaves = [](const auto& self, const Tree& node) -> std::size_t {
-      std::size_t sum = node.kind == Tree::Kind::leaf;
-      for (const auto& child : node.children) sum += self(self, child);
-      return sum;
-    };
-    if (leaves(leaves, tree) != count) archive_.refuse("its program is damaged: its " + what + " do not fit its tree");
-  }
-
   Slot define(const std::string& name, Names& names) {
-    if (!names.try_emplace(name, next_).second)
-      archive_.refuse("its program is damaged: two values are called " + name);
+    if (!names.try_emplace(name, next_).second) file_.refuse_damaged("two values are called " + name);
     return next_++;
   }
 
@@ -285,44 +171,39 @@ class Reader {
     const auto [form, content] = variant(input);
     const auto tensor = [&](const char* field, bool is_parameter, bool in_state) {
       const std::string name = value.at(field);
-      const auto at = stored_.find(name);
-      if (at == stored_.end()) archive_.refuse("there is no " + name + " in it");
+      auto at = weights_.find(name);
+      if (at == weights_.end() && (at = constants_.find(name)) == constants_.end())
+        file_.refuse("there is no " + name + " in it");
       const auto slot = define(content.at("name"), names);
       tensor_slots_[name] = slot;
-      program_.tensors.push_back({name, is_parameter, kind == "tensor_constant", in_state, slot, at->second});
+      program_.tensors.push_back({name, is_parameter, kind == "tensor_constant", in_state, slot, at->second.value});
     };
     if (kind == "parameter") return tensor("parameter_name", true, true);
     if (kind == "buffer") return tensor("buffer_name", false, value.at("persistent").get<bool>());
     if (kind == "tensor_constant") return tensor("tensor_constant_name", false, false);
-    Input result;
-    if (kind == "constant_input") {
-      result.name = value.at("name");
-      result.is_constant = true;
-      result.constant = read_constant(value.at("value"));
-    } else if (kind == "user_input" && form == "as_tensor") {
+    Input result{.name = "a constant"};
+    if (kind == "user_input" && form == "as_tensor") {
       result.name = content.at("name");
-      result.slot = define(result.name, names);
       const auto& meta = graph.at("tensor_values").at(result.name);
-      check_tensor_fields(meta);
-      result.dtype = type_at(meta.at("dtype"));
+      result.dtype = file_.tensor_type(meta);
       for (const auto& size : meta.at("sizes")) result.sizes.push_back(read_size(size));
     } else if (kind == "user_input" && form == "as_sym_int") {
       result.name = content.at("as_name");
-      result.slot = define(result.name, names);
       result.sizes.push_back(read_size(graph.at("sym_int_values").at(result.name)));
-    } else if (kind == "user_input" && form != "as_custom_obj") {
-      result.name = "a constant";
+    } else if (kind == "constant_input" || (kind == "user_input" && !form.starts_with("as_sym_"))) {
       result.is_constant = true;
-      result.constant = read_constant(input);
+      if (kind == "constant_input") result.name = value.at("name");
+      result.constant = read_constant(kind == "constant_input" ? value.at("value") : input);
     } else {
-      refuse_object("an input of the kind " + kind);
+      file_.refuse_object("an input of the kind " + (kind == "user_input" ? form : kind));
     }
+    if (!result.is_constant) result.slot = define(result.name, names);
     program_.inputs.push_back(std::move(result));
   }
 
   Size read_size(const Json& json) const {
     const auto [form, value] = variant(json);
-    if (form == "as_int") return {.constant = value.get<std::int64_t>()};
+    if (form == "as_int") return {.constant = file_.integer_at(value)};
     const auto text = value.at("expr_str").get<std::string>();
     constexpr std::string_view begin = "Symbol('";
     const auto end = text.find('\'', begin.size());
@@ -332,47 +213,39 @@ class Reader {
   }
 
   c10::IValue read_constant(const Json& json) const {
-    const auto [form, value] = variant(json);
-    if (form == "as_none") return {};
-    if (form == "as_int") return value.get<std::int64_t>();
-    if (form == "as_float") return real_at(value);
-    if (form == "as_string") return value.get<std::string>();
-    if (form == "as_bool") return value.get<bool>();
-    refuse_object("a constant of the kind " + form);
+    auto operand = read_operand(json, {});
+    if (operand.kind != Operand::Kind::constant) file_.refuse_object("a constant of the kind " + variant(json).first);
+    return std::move(operand.constant);
   }
 
   void read_output(const Operand& output, const Json& spec, const Names& names) {
     const auto [kind, value] = variant(spec);
     if (output.kind != Operand::Kind::constant && output.kind != Operand::Kind::value)
-      archive_.refuse("its program is damaged: an output is no value");
-    const auto mutation = [&](Slot target) { program_.mutations.push_back({output, target}); };
-    const auto of_tensor = [&](const char* field) {
-      const auto at = tensor_slots_.find(value.at(field).get<std::string>());
-      if (at == tensor_slots_.end()) archive_.refuse("its program is damaged: it changes a tensor that is not there");
-      return at->second;
-    };
-    if (kind == "user_output")
-      program_.outputs.push_back(output);
-    else if (kind == "buffer_mutation")
-      mutation(of_tensor("buffer_name"));
-    else if (kind == "parameter_mutation")
-      mutation(of_tensor("parameter_name"));
-    else if (kind == "user_input_mutation")
-      mutation(find(value.at("user_input_name"), names));
-    else
-      refuse_object("an output of the kind " + kind);
+      file_.refuse_damaged("an output is no value");
+    if (kind == "user_output") return program_.outputs.push_back(output);
+    Slot target = no_slot;
+    if (kind == "user_input_mutation") {
+      target = find(value.at("user_input_name"), names);
+    } else if (kind == "buffer_mutation" || kind == "parameter_mutation") {
+      const std::string name = value.at(kind == "buffer_mutation" ? "buffer_name" : "parameter_name");
+      if (!tensor_slots_.contains(name)) file_.refuse_damaged("it changes a tensor that is not there");
+      target = tensor_slots_.at(name);
+    } else {
+      file_.refuse_object("an output of the kind " + kind);
+    }
+    program_.mutations.push_back({output, target});
   }
 
   Slot find(const std::string& name, const Names& names) const {
     const auto at = names.find(name);
-    if (at == names.end()) archive_.refuse("its program is damaged: it uses " + name + " before it is computed");
+    if (at == names.end()) file_.refuse_damaged("it uses " + name + " before it is computed");
     return at->second;
   }
 
   /// Adds the nodes of a graph to the program. Returns its outputs.
   std::vector<Operand> read_graph(const Json& graph, std::uint32_t scope, Names& names) {
-    check_fields(graph, {"inputs", "outputs", "nodes", "tensor_values", "sym_int_values", "sym_bool_values",
-                         "is_single_tensor_return", "custom_obj_values", "sym_float_values"});
+    file_.check_fields(graph, {"inputs", "outputs", "nodes", "tensor_values", "sym_int_values", "sym_bool_values",
+                               "is_single_tensor_return", "custom_obj_values", "sym_float_values"});
     for (const auto& node : graph.at("nodes")) read_node(node, scope, names);
     std::vector<Operand> outputs;
     for (const auto& output : graph.at("outputs")) outputs.push_back(read_operand(output, names));
@@ -380,7 +253,7 @@ class Reader {
   }
 
   void read_node(const Json& json, std::uint32_t scope, Names& names) {
-    check_fields(json, {"target", "inputs", "outputs", "metadata", "is_hop_single_tensor_return", "name"});
+    file_.check_fields(json, {"target", "inputs", "outputs", "metadata", "is_hop_single_tensor_return", "name"});
     const auto target = json.at("target").get<std::string>();
     const auto& metadata = json.at("metadata");
     Node node{.name = target, .scope = scope};
@@ -404,32 +277,20 @@ class Reader {
           }))
         refuse_node(node, "whose operands are no numbers");
     }
-    for (const auto& output : json.at("outputs")) {
-      const auto [form, value] = variant(output);
-      if (form == "as_none")
-        node.outputs.push_back(no_slot);
-      else if (form == "as_tensor")
-        node.outputs.push_back(define(value.at("name"), names));
-      else if (form == "as_sym_int" || form == "as_sym_float" || form == "as_sym_bool")
-        node.outputs.push_back(define(value.at("as_name"), names));
-      else if (form == "as_tensors" && json.at("outputs").size() == 1) {
-        node.returns_list = true;
-        for (const auto& item : value) node.outputs.push_back(define(item.at("name"), names));
-      } else {
-        refuse_node(node, "whose outputs muster does not know");
-      }
-    }
+    for (const auto& name : names_of_outputs(json))
+      node.outputs.push_back(name.empty() ? no_slot : define(name, names));
+    node.returns_list = json.at("outputs").size() == 1 && json.at("outputs").at(0).contains("as_tensors");
     const auto returns = node.op ? node.op->schema().returns().size() : 1;
     if (!node.returns_list && node.outputs.size() > returns)
-      archive_.refuse("its program is damaged: " + node.name + " does not give so many values");
+      file_.refuse_damaged(node.name + " does not give so many values");
     if (node.op && node.returns_list && returns != 1) refuse_node(node, "whose outputs muster does not know");
     program_.nodes.push_back(std::move(node));
   }
 
   [[noreturn]] void refuse_node(const Node& node, const std::string& fact,
                                 const std::string& remedy = "Export a model that does without it") const {
-    archive_.refuse("the program uses " + node.name + (node.source.empty() ? "" : " in " + node.source) + ", " + fact,
-                    remedy);
+    file_.refuse("the program uses " + node.name + (node.source.empty() ? "" : " in " + node.source) + ", " + fact,
+                 remedy);
   }
 
   /// A `with` block: its nodes become nodes of the program, in a scope.
@@ -443,7 +304,8 @@ class Reader {
       graph_at = 1;
     } else if (node.name.ends_with(".wrap_with_autocast")) {
       scope.device = c10::Device(argument(0).toStringRef()).type();
-      if (const auto [form, type] = variant(inputs.at(1).at("arg")); form != "as_none") scope.dtype = type_at(type);
+      if (const auto [form, type] = variant(inputs.at(1).at("arg")); form != "as_none")
+        scope.dtype = file_.type_at(type);
       scope.enabled = argument(2).toBool();
       if (const auto cache = argument(3); !cache.isNone()) scope.cache = cache.toBool();
       graph_at = 4;
@@ -451,38 +313,44 @@ class Reader {
       refuse_node(node, "which muster does not run", "Write the model without control flow that depends on data");
     }
     const auto [form, value] = variant(inputs.at(graph_at).at("arg"));
-    if (form != "as_graph") archive_.refuse("its program is damaged: " + node.name + " has no graph");
+    if (form != "as_graph") file_.refuse_damaged(node.name + " has no graph");
     const auto& graph = value.at("graph");
     Names inner;
     const auto& parameters = graph.at("inputs");
     if (parameters.size() + graph_at + 1 != inputs.size())
-      archive_.refuse("its program is damaged: " + node.name + " has other inputs than its graph");
+      file_.refuse_damaged(node.name + " has other inputs than its graph");
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto outer = read_operand(inputs.at(graph_at + 1 + i).at("arg"), names);
       if (outer.kind != Operand::Kind::value) continue;
       if (!inner.try_emplace(name_of(parameters.at(i)), outer.slot).second)
-        archive_.refuse("its program is damaged: " + node.name + " has two inputs of one name");
+        file_.refuse_damaged(node.name + " has two inputs of one name");
     }
     program_.scopes.push_back(scope);
     const auto outputs = read_graph(graph, static_cast<std::uint32_t>(program_.scopes.size() - 1), inner);
-    std::vector<std::string> results;
-    for (const auto& output : json.at("outputs")) {
-      const auto [kind, content] = variant(output);
-      if (kind == "as_tensors")
-        for (const auto& item : content) results.push_back(item.at("name"));
-      else
-        results.push_back(kind == "as_none" ? std::string() : name_of(output));
-    }
-    if (results.size() > outputs.size()) archive_.refuse("its program is damaged: " + node.name + " has other outputs");
+    const auto results = names_of_outputs(json);
+    if (results.size() > outputs.size()) file_.refuse_damaged(node.name + " has other outputs");
     for (std::size_t i = 0; i < results.size(); ++i)
       if (!results[i].empty() && outputs[i].kind == Operand::Kind::value &&
           !names.try_emplace(results[i], outputs[i].slot).second)
-        archive_.refuse("its program is damaged: two values are called " + results[i]);
+        file_.refuse_damaged("two values are called " + results[i]);
   }
 
   std::string name_of(const Json& argument) const {
     const auto [form, value] = variant(argument);
     return value.at(form.starts_with("as_sym_") ? "as_name" : "name");
+  }
+
+  /// The names of a node's outputs; empty for those that nothing uses.
+  std::vector<std::string> names_of_outputs(const Json& node) const {
+    std::vector<std::string> names;
+    for (const auto& output : node.at("outputs")) {
+      const auto [form, value] = variant(output);
+      if (form == "as_tensors")
+        for (const auto& item : value) names.push_back(item.at("name"));
+      else
+        names.push_back(form == "as_none" ? std::string() : name_of(output));
+    }
+    return names;
   }
 
   void read_operator(const Json& json, Node& node, const Names& names) {
@@ -500,22 +368,25 @@ class Reader {
                   of_torch ? "Export the model with the version of torch used here" : "Load the library that has it");
     const auto& schema = node.op->schema();
     if (of_torch && !is_allowed(schema)) refuse_node(node, "which files may not use");
+    node.check = find_check(schema);
     std::map<std::string, const Json*> given;
     for (const auto& input : json.at("inputs")) {
-      check_fields(input, {"name", "arg", "kind"});
+      file_.check_fields(input, {"name", "arg", "kind"});
       given[input.at("name").get<std::string>()] = &input.at("arg");
     }
     for (const auto& argument : schema.arguments()) {
       const auto at = given.find(argument.name());
-      if (at != given.end()) {
-        node.operands.push_back(
-            convert(read_operand(*at->second, names), argument.type(), argument.N(), node, argument.name()));
-        given.erase(at);
-      } else if (argument.default_value()) {
+      if (at == given.end()) {
+        if (!argument.default_value()) refuse_node(node, "without its argument " + argument.name());
         node.operands.push_back({.constant = *argument.default_value()});
-      } else {
-        refuse_node(node, "without its argument " + argument.name());
+        continue;
       }
+      const auto form = variant(*at->second).first;
+      if (const auto needed = enumeration_form(*argument.real_type());
+          !needed.empty() && form != needed && form != "as_none")
+        refuse_argument(node, argument);
+      node.operands.push_back(convert(read_operand(*at->second, names), argument.type(), argument.N(), node, argument));
+      given.erase(at);
     }
     if (!given.empty()) refuse_node(node, "which has no argument " + given.begin()->first);
     // Export notes the type and device of each tensor that it converts. Here both follow the model and autocast.
@@ -524,152 +395,116 @@ class Reader {
     node.mode = find_mode(node);
   }
 
+  [[noreturn]] void refuse_argument(const Node& node, const c10::Argument& argument) const {
+    refuse_node(node, "whose argument " + argument.name() + " is not of its type " + argument.real_type()->str());
+  }
+
   /// Brings an operand into the type that an operator takes, as Python does.
   Operand convert(Operand operand, const c10::TypePtr& type, std::optional<std::int32_t> count, const Node& node,
-                  const std::string& argument) const {
+                  const c10::Argument& argument) const {
     using Kind = Operand::Kind;
-    const auto fail = [&] { refuse_node(node, "whose argument " + argument + " is not of its type " + type->str()); };
     auto& constant = operand.constant;
-    const bool is_constant = operand.kind == Kind::constant;
+    const bool is_constant = operand.kind == Kind::constant, is_value = operand.kind == Kind::value;
+    const auto require = [&](bool fits) {
+      if (!fits) refuse_argument(node, argument);
+    };
     switch (type->kind()) {
       case c10::TypeKind::OptionalType:
         if (is_constant && constant.isNone()) return operand;
         return convert(std::move(operand), type->castRaw<c10::OptionalType>()->getElementType(), count, node, argument);
       case c10::TypeKind::TensorType:
-        if (operand.kind == Kind::value)
+        require(is_value || (is_constant && constant.isScalar()));
+        if (is_value)
           operand.kind = Kind::number_as_tensor;
-        else if (is_constant && constant.isScalar())
-          constant = number_as_tensor(constant);
         else
-          fail();
+          constant = number_as_tensor(constant);
         return operand;
       case c10::TypeKind::FloatType:
-        if (operand.kind == Kind::value)
+        require(is_value || (is_constant && (constant.isInt() || constant.isDouble())));
+        if (is_value)
           operand.kind = Kind::number_as_float;
-        else if (is_constant && constant.isInt())
+        else if (constant.isInt())
           constant = static_cast<double>(constant.toInt());
-        else if (!is_constant || !constant.isDouble())
-          fail();
-        return operand;
-      case c10::TypeKind::IntType:
-        if (operand.kind != Kind::value && !(is_constant && constant.isInt())) fail();
-        return operand;
-      case c10::TypeKind::BoolType:
-        if (operand.kind != Kind::value && !(is_constant && constant.isBool())) fail();
-        return operand;
-      case c10::TypeKind::NumberType:
-        if (operand.kind != Kind::value && !(is_constant && constant.isScalar())) fail();
-        return operand;
-      case c10::TypeKind::StringType:
-        if (!is_constant || !constant.isString()) fail();
         return operand;
       case c10::TypeKind::DeviceObjType:
-        if (operand.kind != Kind::device) fail();
+        require(operand.kind == Kind::device);
         return operand;
       case c10::TypeKind::ListType: {
-        const auto item_type = type->castRaw<c10::ListType>()->getElementType();
         if (operand.kind != Kind::list) {  // one number for all
-          if (!count || *count < 1 || *count > 8) fail();
-          Operand list{.kind = Kind::list};
-          list.items.assign(static_cast<std::size_t>(*count), operand);
-          operand = std::move(list);
+          require(count && *count >= 1 && *count <= 8);
+          operand = {.kind = Kind::list, .items = std::vector<Operand>(static_cast<std::size_t>(*count), operand)};
         }
-        operand.item_type = item_type;
-        bool all_constant = true;
-        for (auto& item : operand.items) {
-          item = convert(std::move(item), item_type, std::nullopt, node, argument);
-          all_constant = all_constant && item.kind == Kind::constant;
-        }
-        if (!all_constant) return operand;
-        c10::impl::GenericList list(item_type);
+        operand.item_type = type->castRaw<c10::ListType>()->getElementType();
+        for (auto& item : operand.items)
+          item = convert(std::move(item), operand.item_type, std::nullopt, node, argument);
+        if (!std::ranges::all_of(operand.items, [](const auto& item) { return item.kind == Kind::constant; }))
+          return operand;
+        c10::impl::GenericList list(operand.item_type);
         for (const auto& item : operand.items) list.push_back(item.constant);
         return {.constant = list};
       }
+      case c10::TypeKind::IntType:
+      case c10::TypeKind::BoolType:
+      case c10::TypeKind::NumberType:
+        if (is_value) return operand;  // checked when the operator is called
+        [[fallthrough]];
       default:
-        fail();
+        require(is_constant && (constant.type()->isSubtypeOf(*type) ||
+                                (type->kind() == c10::TypeKind::NumberType && constant.isBool())));
         return operand;
     }
   }
 
-  static c10::IValue number_as_tensor(const c10::IValue& number) {
-    auto tensor = at::scalar_to_tensor(number.toScalar());
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return tensor;
+  Operand read_operand(const Json& json, const Names& names) const {
+    const auto [form, value] = variant(json);
+    return read_value(form, value, names);
   }
 
-  Operand read_operand(const Json& json, const Names& names) const {
+  Operand read_value(std::string_view form, const Json& value, const Names& names) const {
     using Kind = Operand::Kind;
-    const auto [form, value] = variant(json);
-    const auto by_name = [&](const Json& name) { return Operand{.kind = Kind::value, .slot = find(name, names)}; };
-    const auto symbolic = [&](const Json& number) {
-      const auto [kind, content] = variant(number);
-      return kind == "as_name" ? by_name(content) : Operand{.constant = read_constant(number)};
-    };
-    const auto list = [&](const auto& read) {
-      Operand result{.kind = Kind::list};
-      for (const auto& item : value) result.items.push_back(read(item));
-      return result;
-    };
-    if (form == "as_tensor") return by_name(value.at("name"));
-    if (form == "as_tensors") return list([&](const Json& item) { return by_name(item.at("name")); });
-    if (form == "as_optional_tensor") return optional_tensor(value, names);
-    if (form == "as_optional_tensors") return list([&](const Json& item) { return optional_tensor(item, names); });
-    if (form == "as_sym_int" || form == "as_sym_float" || form == "as_sym_bool") return symbolic(value);
-    if (form == "as_sym_ints" || form == "as_sym_floats" || form == "as_sym_bools") return list(symbolic);
-    if (form == "as_ints") return list([](const Json& item) { return Operand{.constant = item.get<std::int64_t>()}; });
-    if (form == "as_floats") return list([](const Json& item) { return Operand{.constant = real_at(item)}; });
-    if (form == "as_bools") return list([](const Json& item) { return Operand{.constant = item.get<bool>()}; });
-    if (form == "as_strings")
-      return list([](const Json& item) { return Operand{.constant = item.get<std::string>()}; });
-    if (form == "as_scalar_type") return {.constant = static_cast<std::int64_t>(type_at(value))};
+    if (value.is_array() && form.ends_with('s')) {  // as_ints are many of as_int
+      Operand list{.kind = Kind::list};
+      for (const auto& item : value) list.items.push_back(read_value(form.substr(0, form.size() - 1), item, names));
+      return list;
+    }
+    if (form == "as_tensor") return {.kind = Kind::value, .slot = find(value.at("name"), names)};
+    if (form == "as_name") return {.kind = Kind::value, .slot = find(value, names)};
+    if (form == "as_optional_tensor" || form.starts_with("as_sym_")) return read_operand(value, names);
+    if (form == "as_none") return {};
+    if (form == "as_int") return {.constant = file_.integer_at(value)};
+    if (form == "as_float") return {.constant = real_at(value)};
+    if (form == "as_bool") return {.constant = value.get<bool>()};
+    if (form == "as_string") return {.constant = value.get<std::string>()};
+    if (form == "as_complex")
+      return {.constant = c10::complex<double>(real_at(value.at("real")), real_at(value.at("imag")))};
+    if (form == "as_device") return {.kind = Kind::device, .constant = device_at(value)};
+    if (form == "as_scalar_type") return {.constant = static_cast<std::int64_t>(file_.type_at(value))};
     if (form == "as_memory_format") {
       constexpr std::array formats{at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast,
                                    at::MemoryFormat::ChannelsLast3d, at::MemoryFormat::Preserve};
-      const auto number = value.get<std::int64_t>();
-      if (number < 1 || number > 4) archive_.refuse("its program has an unknown memory format");
+      const auto number = file_.integer_at(value);
+      if (number < 1 || number > 4) file_.refuse("its program has an unknown memory format");
       return {.constant = static_cast<std::int64_t>(formats[static_cast<std::size_t>(number - 1)])};
     }
-    if (form == "as_layout") {
-      if (value != 7) refuse_object("tensors of a layout that is not strided");
-      return {.constant = static_cast<std::int64_t>(at::kStrided)};
-    }
-    if (form == "as_device") return {.kind = Kind::device, .constant = device_at(value)};
-    if (form == "as_complex")
-      return {.constant = c10::complex<double>(real_at(value.at("real")), real_at(value.at("imag")))};
-    if (form == "as_custom_obj") refuse_object("the object " + value.at("class_fqn").get<std::string>());
-    return {.constant = read_constant(json)};
-  }
-
-  Operand optional_tensor(const Json& json, const Names& names) const {
-    const auto [form, value] = variant(json);
-    if (form == "as_none") return {};
-    return {.kind = Operand::Kind::value, .slot = find(value.at("name"), names)};
+    if (form == "as_layout" && value == 7) return {.constant = static_cast<std::int64_t>(at::kStrided)};
+    if (form == "as_layout") file_.refuse_object("tensors of a layout that is not strided");
+    if (form == "as_custom_obj") file_.refuse_object("the object " + value.at("class_fqn").get<std::string>());
+    file_.refuse_object("a constant of the kind " + std::string(form));
   }
 
   Mode find_mode(const Node& node) {
     Mode mode;
-    const auto& arguments = node.op->schema().arguments();
-    const auto position = [&](std::string_view name) {
-      return static_cast<std::size_t>(
-          std::ranges::find_if(arguments, [&](const auto& argument) { return argument.name() == name; }) -
-          arguments.begin());
-    };
-    const auto is_none = [&](std::string_view name) {
-      const auto at = position(name);
-      return at < arguments.size() && node.operands[at].kind == Operand::Kind::constant &&
-             node.operands[at].constant.isNone();
-    };
-    for (const auto* const name : {"train", "training", "use_input_stats"})
-      if (const auto at = position(name); at < arguments.size()) {
-        mode.argument = static_cast<int>(at);
-        mode.in_evaluation = false;
+    const auto& schema = node.op->schema();
+    for (const auto* const name : {"train", "training", "use_input_stats", "dropout_p"})
+      if (const auto at = schema.argumentIndexWithName(name)) {
+        mode.argument = *at;
+        mode.in_evaluation = std::string_view(name) == "dropout_p" ? c10::IValue(0.0) : c10::IValue(false);
       }
-    if (const auto at = position("dropout_p"); at < arguments.size()) {
-      mode.argument = static_cast<int>(at);
-      mode.in_evaluation = 0.0;
-    }
     // Without running statistics, a norm uses the batch's in evaluation too.
-    if (is_none("running_mean")) mode = {};
+    if (const auto at = schema.argumentIndexWithName("running_mean"))
+      if (const auto& mean = node.operands[static_cast<std::size_t>(*at)];
+          mean.kind == Operand::Kind::constant && mean.constant.isNone())
+        mode = {};
     if (node.name == "aten.batch_norm.default") mode.batch_norm = batch_norms_++;
     if (node.name == "aten.add_.Tensor" || node.name == "aten.add.Tensor")
       mode.counts_batches = std::ranges::any_of(program_.tensors, [&](const auto& tensor) {
@@ -703,12 +538,10 @@ class Reader {
     }
   }
 
-  Archive archive_;
+  ProgramFile file_;
   const std::vector<std::string>& namespaces_;
   Program program_;
-  std::string folder_, version_;
-  std::map<std::string, at::Tensor> stored_;  ///< the tensors of the file
-  std::set<std::string> constants_;           ///< those of them that are not in Python's state_dict()
+  std::map<std::string, StoredTensor> weights_, constants_;  ///< only weights are in Python's state_dict()
   std::map<std::string, Slot> tensor_slots_;
   Slot next_ = 0;
   int batch_norms_ = 0;
@@ -716,20 +549,16 @@ class Reader {
 
 }  // namespace
 
-std::optional<at::ScalarType> scalar_type(std::int64_t number) {
-  static const std::map<std::int64_t, at::ScalarType> others{
-      {13, at::kBFloat16},       {28, at::kUInt16},          {29, at::kFloat8_e4m3fn},
-      {30, at::kFloat8_e5m2},    {31, at::kFloat8_e4m3fnuz}, {32, at::kFloat8_e5m2fnuz},
-      {33, at::kFloat8_e8m0fnu}, {34, at::kUInt32},          {35, at::kUInt64}};
-  if (number >= 1 && number <= 12) return static_cast<at::ScalarType>(number - 1);  // the same order
-  const auto at = others.find(number);
-  return at == others.end() ? std::nullopt : std::optional(at->second);
+std::size_t Tree::leaf_count() const {
+  std::size_t count = kind == Kind::leaf;
+  for (const auto& child : children) count += child.leaf_count();
+  return count;
 }
 
-std::string check_version(const Archive& archive, std::int64_t major, std::int64_t minor) {
-  auto version = std::to_string(major) + "." + std::to_string(minor);
-  if (major != known_major) refuse_version(archive, "its format is another", version);
-  return version;
+at::Tensor number_as_tensor(const c10::IValue& number) {
+  auto tensor = at::scalar_to_tensor(number.toScalar());
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
 }
 
 Program read_program(const std::filesystem::path& file, const std::vector<std::string>& namespaces) {

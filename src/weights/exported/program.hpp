@@ -1,5 +1,9 @@
-// A program of torch.export in memory: checked, with each operator looked up, so that running it is a loop over nodes.
+// A program of torch.export in memory: checked, with each operator looked up, so that running it is a loop over nodes;
+// and its file, whose format is in torch/_export/serde/schema.py of torch's Python package.
 #pragma once
+
+#include "base/json.hpp"
+#include "weights/archive.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -7,15 +11,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
-
-namespace muster::detail::weights {
-class Archive;
-}
 
 namespace muster::detail::weights::exported {
 
@@ -31,6 +33,14 @@ Arithmetic find_arithmetic(const std::string& target, std::size_t operands);
 /// True for operators of `aten` that a file may use: none that reach files or memory by themselves, or that leave
 /// checks to their callers.
 bool is_allowed(const c10::FunctionSchema& schema);
+
+/// Checks the arguments of an operator that leaves it to its callers; throws c10::Error.
+using Check = void (*)(at::ArrayRef<c10::IValue> arguments);
+/// Returns nullptr for operators that check them.
+Check find_check(const c10::FunctionSchema& schema);
+
+/// The number as torch takes it in place of a tensor.
+at::Tensor number_as_tensor(const c10::IValue& number);
 
 /// An argument of a node.
 struct Operand {
@@ -56,6 +66,7 @@ struct Node {
   std::string name;                            ///< as in "aten.linear.default"
   std::optional<c10::OperatorHandle> op = {};  ///< or
   Arithmetic arithmetic = nullptr;
+  Check check = nullptr;  ///< of the operator's arguments
   std::vector<Operand> operands = {};
   std::vector<Slot> outputs = {};  ///< no_slot for those that nothing uses
   bool returns_list = false;       ///< `outputs` are the items of the only value
@@ -80,6 +91,7 @@ struct Tree {
   Kind kind = Kind::leaf;
   std::vector<c10::IValue> keys = {};  ///< of a dict: strings or integers
   std::vector<Tree> children = {};
+  std::size_t leaf_count() const;
 };
 
 /// A parameter, buffer or constant.
@@ -118,7 +130,6 @@ struct Range {
 };
 
 struct Program {
-  std::filesystem::path file;
   std::vector<Node> nodes = {};
   std::vector<Scope> scopes = {Scope{}};
   Slot slot_count = 0;
@@ -135,8 +146,49 @@ struct Program {
 /// The type with this number in the format; none if there is no such type.
 std::optional<at::ScalarType> scalar_type(std::int64_t number);
 
-/// Refuses a file of another version of the format than muster knows. Returns the version's text.
-std::string check_version(const Archive& archive, std::int64_t major, std::int64_t minor);
+struct StoredTensor {
+  at::Tensor value = {};
+  bool is_parameter = false;
+};
+
+/// An archive with one program, in a version of the format that muster knows. All functions throw an Error
+/// (ExitCode::data) that names the file if it is damaged.
+class ProgramFile : public Archive {
+ public:
+  explicit ProgramFile(const std::filesystem::path& path);
+
+  /// The folder of all records, with a slash.
+  const std::string& root() const noexcept { return root_; }
+  /// The record of the graph.
+  const Json& program() const noexcept { return program_; }
+  /// The name of the record that lists the tensors of a folder, "weights" or "constants".
+  std::string config_of(const std::string& folder) const;
+  /// Reads the tensors of a folder. Those of the same bytes with the same shape are one tensor: they are tied in
+  /// Python.
+  std::map<std::string, StoredTensor> read_tensors(const std::string& folder) const;
+
+  Json json(const std::string& record) const { return parse(text(record, max_json_bytes), record); }
+  /// `what`: the part of the file that has the text.
+  Json parse(std::string_view text, const std::string& what) const;
+  /// Refuses fields of a newer format, unless they are empty.
+  void check_fields(const Json& object, std::initializer_list<std::string_view> known) const;
+  /// Refuses other numbers, which a cast would change.
+  std::int64_t integer_at(const Json& number) const;
+  at::ScalarType type_at(const Json& number) const;
+  /// Checks the fields of a tensor's description, and returns its type.
+  at::ScalarType tensor_type(const Json& meta) const;
+
+  [[noreturn]] void refuse_damaged(const std::string& fact) const;
+  [[noreturn]] void refuse_object(const std::string& what) const;
+
+ private:
+  void find_program();
+  [[noreturn]] void refuse_version(const std::string& fact) const;
+  at::Tensor read_view(const std::string& record, const std::string& name, const Json& meta, at::Tensor& storage) const;
+
+  std::string root_, model_, version_;
+  Json program_;
+};
 
 /// Reads and checks a file. Throws an Error (ExitCode::data) that names it.
 Program read_program(const std::filesystem::path& file, const std::vector<std::string>& namespaces);

@@ -2,7 +2,6 @@
 #include "base/listed.hpp"
 #include "muster/error.hpp"
 #include "muster/exported.hpp"
-#include "weights/archive.hpp"
 #include "weights/exported/program.hpp"
 #include "weights/weights_file.hpp"
 
@@ -22,9 +21,8 @@ namespace muster {
 namespace {
 
 using namespace detail::weights;
+using exported::ProgramFile;
 using OrderedJson = nlohmann::ordered_json;
-
-constexpr std::uint64_t max_text_bytes = 256 << 20;
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
@@ -52,7 +50,7 @@ struct Folder {
 
 /// Replaces the folder's tensors by those of `left`, and removes these from it. Tensors of one view of one record are
 /// tied, and share a record again.
-void replace(const Archive& archive, Folder& folder, bool needs_all, std::map<std::string, at::Tensor>& left,
+void replace(const ProgramFile& program, Folder& folder, bool needs_all, std::map<std::string, at::Tensor>& left,
              Differences& differences) {
   std::map<std::string, std::vector<std::string>> views;  // names of tied tensors
   std::set<std::string> replaced, kept;                   // paths of old records
@@ -76,7 +74,7 @@ void replace(const Archive& archive, Folder& folder, bool needs_all, std::map<st
       const auto& entry = entries.at(name);
       const auto& meta = entry.at("tensor_meta");
       if (entry.at("use_pickle") == true || meta.is_null())
-        archive.refuse("its " + name + " is pickled", "Export the model with plain tensors");
+        program.refuse("its " + name + " is pickled", "Export the model with plain tensors");
       auto plain = given.mapped().detach().resolve_conj().resolve_neg().cpu().contiguous();
       if (meta.at("sizes") != numbers(plain.sizes()) || exported::scalar_type(meta.at("dtype")) != plain.scalar_type())
         differences.different.push_back(name);
@@ -88,7 +86,7 @@ void replace(const Archive& archive, Folder& folder, bool needs_all, std::map<st
     if (!is_given && needs_all) differences.missing.push_back(names.front());
     (value.defined() ? replaced : kept).insert(old);
     if (!value.defined()) continue;
-    while (archive.contains(folder.path + folder.prefix + std::to_string(number))) ++number;
+    while (program.contains(folder.path + folder.prefix + std::to_string(number))) ++number;
     const auto record = folder.prefix + std::to_string(number++);
     folder.written.emplace(folder.path + record, value);
     for (const auto& name : names) {
@@ -101,13 +99,13 @@ void replace(const Archive& archive, Folder& folder, bool needs_all, std::map<st
   std::ranges::set_difference(replaced, kept, std::inserter(folder.unused, folder.unused.end()));
 }
 
-Folder read_folder(const Archive& archive, const std::string& path, const std::string& config,
-                   const std::string& prefix) {
-  return {.path = path,
-          .config = path + config,
+Folder read_folder(const ProgramFile& program, const std::string& name, const std::string& prefix) {
+  const auto config = program.config_of(name);
+  program.json(config);  // refuses what is nested too deep to be written
+  return {.path = program.root() + "data/" + name + "/",
+          .config = config,
           .prefix = prefix,
-          .content = archive.contains(path + config) ? OrderedJson::parse(archive.text(path + config, max_text_bytes))
-                                                     : OrderedJson{{"config", OrderedJson::object()}}};
+          .content = OrderedJson::parse(program.text(config, detail::max_json_bytes))};
 }
 
 void require_fit(const std::filesystem::path& program, const std::filesystem::path& file,
@@ -129,8 +127,8 @@ void require_fit(const std::filesystem::path& program, const std::filesystem::pa
                 "Give the weights of the model that was exported");
 }
 
-void write_program(const Archive& archive, const std::string& root, const std::vector<Folder>& folders,
-                   const ArchiveSink& sink) {
+void write_program(const ProgramFile& program, const std::vector<Folder>& folders, const ArchiveSink& sink) {
+  const auto& root = program.root();
   caffe2::serialize::PyTorchStreamWriter writer(sink);
   const auto write = [&](const std::string& path, const void* data, std::size_t bytes) {
     writer.writeRecord(path.substr(root.size()), data, bytes);
@@ -139,15 +137,15 @@ void write_program(const Archive& archive, const std::string& root, const std::v
   for (const auto& folder : folders) {
     for (const auto& [path, tensor] : folder.written) write(path, tensor.const_data_ptr(), tensor.nbytes());
     done.insert(folder.unused.begin(), folder.unused.end());
-    if (!archive.contains(folder.config)) continue;
     const auto config = folder.content.dump();
     write(folder.config, config.data(), config.size());
     done.insert(folder.config);
   }
-  for (const auto& [path, record] : archive.records()) {
-    // The writer makes the records of .data/ itself.
-    if (!path.starts_with(root) || path.starts_with(root + ".data/") || done.contains(path)) continue;
-    const auto content = archive.values(path, at::kByte, static_cast<std::int64_t>(record.bytes));
+  for (const auto& [path, record] : program.records()) {
+    // The writer makes the records of .data/ itself, and takes no folders.
+    if (!path.starts_with(root) || path.starts_with(root + ".data/") || path.ends_with('/') || done.contains(path))
+      continue;
+    const auto content = program.values(path, at::kByte, static_cast<std::int64_t>(record.bytes));
     write(path, content.const_data_ptr(), content.nbytes());
   }
   writer.writeEndOfFile();
@@ -158,29 +156,24 @@ void write_program(const Archive& archive, const std::string& root, const std::v
 void save_exported(const std::filesystem::path& program, const StateDict& state, const std::filesystem::path& file,
                    const ExportOptions& options) {
   check_exportable(state);
-  const Archive archive(program);
-  const std::string graph = "models/model.json", remedy = "Use a file that torch.export.save() wrote";
-  const auto root = archive.folder_of(graph, remedy);
-  archive.check_stored();
-  archive.check_sums();
+  const ProgramFile from(program);
+  from.check_sums();
   std::vector<Folder> folders;
   std::uint64_t total = 0;
   try {
-    const auto version = OrderedJson::parse(archive.text(root + graph, max_text_bytes)).at("schema_version");
-    exported::check_version(archive, version.at("major"), version.at("minor"));
-    folders.push_back(read_folder(archive, root + "data/weights/", "model_weights_config.json", "weight_"));
-    folders.push_back(read_folder(archive, root + "data/constants/", "model_constants_config.json", "tensor_"));
+    folders.push_back(read_folder(from, "weights", "weight_"));
+    folders.push_back(read_folder(from, "constants", "tensor_"));
     auto left = state.tensors;
     Differences differences;
-    for (auto& folder : folders) replace(archive, folder, &folder == folders.data(), left, differences);
+    for (auto& folder : folders) replace(from, folder, &folder == folders.data(), left, differences);
     require_fit(program, file, left, differences);
   } catch (const nlohmann::json::exception& error) {
-    archive.refuse(std::string("its description of weights is damaged: ") + error.what(), remedy);
+    from.refuse_damaged(error.what());
   }
   for (const auto& folder : folders)
     for (const auto& [path, tensor] : folder.written) total += tensor.nbytes();
   write_weights(file, options, total, [&](const ByteSink& sink) {
-    write_archive(sink, [&](const ArchiveSink& out) { write_program(archive, root, folders, out); });
+    write_archive(sink, [&](const ArchiveSink& out) { write_program(from, folders, out); });
   });
 }
 

@@ -139,6 +139,7 @@ SHAPES = {
     "arange": (1, fixed(lambda x: torch.arange(x.shape[0]) + x.shape[0] ** 2)),
     "eye": (1, fixed(lambda x: torch.eye(x.shape[0], x.shape[-1]))),
     "where": (2, fixed(lambda x, y: torch.where(x > y, x, y))),
+    "masks": (2, fixed(lambda x, y: torch.where((x > y) & (x < 1) | ~(y > 0) ^ (x > 2), x, y))),
     "index_by_mask": (1, fixed(lambda x: x[x > 0])),
     "index": (1, fixed(lambda x: x[torch.tensor([0, -1])])),
     "nonzero": (1, fixed(lambda x: torch.nonzero(x > 0))),
