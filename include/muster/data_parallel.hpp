@@ -44,12 +44,11 @@ struct DataParallelOptions {
 /// may be destroyed in any order. Destroyed after MPI_Finalize, it does nothing; what needs other ranks is then an
 /// Error (ExitCode::usage).
 ///
-/// All ranks make the same collective calls in the same order, with the same options, and run the same backward(). A
-/// backward() that reaches no parameter on one rank is still to be averaged by the others: use step() with weight 0,
-/// and a loss that is 0 times the output. Errors are thrown as muster::Error, the same on all ranks where all of them
-/// are in the call. If one rank throws an exception in backward() and all go on, see muster/session.hpp: call
-/// zero_grad() on all of them. If an exception ends the life of this object on one rank, the other ranks' waits throw a
-/// RemoteError at once, which names that rank.
+/// All ranks make the same collective calls in the same order, with the same options, and run the same backward(). Each
+/// backward() must reach a parameter on every rank: a rank without a batch takes part with a weight of 0 (step()).
+/// Errors are thrown as muster::Error, the same on all ranks that are in the call. After an exception in backward()
+/// that all ranks catch, call zero_grad() on all of them and go on. If an exception ends the life of this object on one
+/// rank, the waits of the other ranks throw a RemoteError at once, which names that rank.
 ///
 /// Calls are made on MPI's main thread below MPI_THREAD_SERIALIZED, and always by one thread at a time.
 class MUSTER_API DataParallel {

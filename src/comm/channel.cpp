@@ -233,6 +233,8 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   const auto since = watch::now();
   auto compared = since;
   WaitTime time;
+  bool has_ended = false;  // ready() may take a message, so it is not called again
+  const auto ended = [&] { return has_ended = has_ended || ready(); };
   const auto listen = [&] {
     time.until();
     require_in_use(*world);
@@ -240,7 +242,7 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     try {
       world->alarm.throw_if_raised();
     } catch (const RemoteError&) {
-      if (!ready()) throw;  // the other rank has failed after this call, perhaps by an error that comes from it
+      if (!ended()) throw;  // the other rank has failed after this call, perhaps by an error that comes from it
       return;
     }
     if (watch::now() - compared < between_comparisons) return;
@@ -251,7 +253,8 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     world->wait_monitor.compare(call, world->agreements + 1);
   };
   WaitMonitor::Decision decision;
-  for (auto more = longest; !wait_until(ready, more, listen); more = decision.more) {
+  for (auto more = longest; !wait_until(ended, more, listen); more = decision.more) {
+    if (has_ended) break;
     if (!timeout)
       decision = world->wait_monitor.decide(call, since, time.suspended(), longest, other.empty() ? nullptr : &other);
     if (decision.more > 0ms) continue;

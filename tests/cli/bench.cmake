@@ -71,9 +71,12 @@ if(NOT result EQUAL 64 OR NOT err MATCHES "Start it without mpirun or srun")
 endif()
 set(LAUNCHER)
 
-bench_rows(step --case "mlp batch 64" --rounds 2 -n 2 --json)
+bench_rows(step --case "mlp batch 64" "own loop prepared" --rounds 2 -n 2 --json)
 foreach(candidate muster mpi no_communication)
   string(JSON ms GET "${out}" 0 median_ms ${candidate})
+endforeach()
+foreach(candidate muster session mpi_each)
+  string(JSON ms GET "${out}" 1 median_ms ${candidate})
 endforeach()
 expect_json(2 0 rounds)
 
