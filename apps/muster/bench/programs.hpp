@@ -17,6 +17,9 @@ bool started_by_launcher();
 /// does not bind them. Throws an Error with ExitCode::missing_package if there is no mpirun.
 Command on_ranks(int ranks, const std::vector<std::string>& arguments);
 
+/// Any program so, with its arguments.
+Command under_mpirun(int ranks, const std::vector<std::string>& words);
+
 /// The same under `muster run`, which may start the ranks again once.
 Command supervised(int ranks, const std::vector<std::string>& arguments);
 

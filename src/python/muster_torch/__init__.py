@@ -106,7 +106,7 @@ def _make_group(options, _):
     if _default is None:
         raise RuntimeError("starting a process group: the default group has not met over MPI. Give "
                            "init_process_group() init_method=\"muster://\"")
-    backend = _C.make_backend(_default, members, options.timeout)
+    backend = _default.make_backend(members, options.timeout)
     if torch.accelerator.is_available():
         return backend  # another backend may serve the accelerator
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
