@@ -77,6 +77,12 @@ class Channel {
   /// See wait_on(). `recorded_call` is the call that waits.
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
             const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> timeout = {});
+  /// Throws the Error (ExitCode::retry), whose text begins with `doing`, of an operation that has not finished within
+  /// `longest`; it names the late ranks. If they have announced that they will be late, and the timeout is not the
+  /// operation's own, returns how much longer to wait instead. `since`, `suspended`: see WaitMonitor::decide().
+  std::chrono::milliseconds past_timeout(const RecordedCall& recorded_call, const std::string& doing,
+                                         std::chrono::nanoseconds since, std::chrono::nanoseconds suspended,
+                                         std::chrono::milliseconds longest, bool is_own) const;
 
   /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs one.
   template <class Body>

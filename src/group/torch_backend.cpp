@@ -1,5 +1,8 @@
 #include "group/torch_backend.hpp"
 
+#include "base/log.hpp"
+#include "comm/mpi_threads.hpp"
+#include "comm/progress.hpp"
 #include "group/mpi_backend.hpp"
 #include "muster/process_group.hpp"
 
@@ -7,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -28,7 +32,15 @@ class TorchGroup final : public c10d::ProcessGroup {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_torch_backend(Communicator ranks, std::chrono::milliseconds timeout) {
-  return c10::make_intrusive<MpiBackend>(std::move(ranks), ProcessGroupOptions{.timeout = timeout});
+  comm::prepare_progress();
+  if (!comm::threads_may_call_mpi()) {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      log::warn("MPI was initialised without MPI_THREAD_MULTIPLE, so operations advance only where the program waits for "
+                "them: DistributedDataParallel does not average during backward().");
+    });
+  }
+  return c10::make_intrusive<MpiBackend>(std::move(ranks), ProcessGroupOptions{.timeout = timeout}, /*for_torch=*/true);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_torch_group(c10::intrusive_ptr<c10d::Store> store,
