@@ -1,6 +1,7 @@
 // The extension module muster_torch._C: what the Python package needs of muster's library.
 #include "comm/mpi_scope.hpp"
 #include "comm/mpi_threads.hpp"
+#include "comm/progress.hpp"
 #include "comm/subset.hpp"
 #include "comm/timeout.hpp"
 #include "group/mpi_store.hpp"
@@ -19,6 +20,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -54,7 +56,7 @@ Process& process() {
 }
 
 /// Ends the stores. `all_come`: first waits until all ranks have come here, since rank 0 answers the others until then.
-void leave(bool all_come) {
+void leave(bool all_come) noexcept try {
   for (const auto& world : std::exchange(process().worlds, {})) {
     if (!world->store) continue;
     if (all_come) {
@@ -64,25 +66,26 @@ void leave(bool all_come) {
     }
     world->store->close();
   }
+} catch (const muster::Error&) {  // MPI has failed, and the process ends in any case
 }
 
 /// Runs when Python has gone. A process that fails does not finalise MPI, where it would wait for the other ranks: so the
 /// launcher ends them. A child of fork() leaves MPI alone.
-void end(int exit_code, void*) noexcept try {
+void end(int exit_code, void*) noexcept {
   if (process().id != ::getpid() || comm::mpi_is_finalised()) return;
   leave(exit_code == 0);
-  if (exit_code == 0 && process().owns_mpi) comm::finalise_mpi(process().on_one_node);
-} catch (const muster::Error&) {  // MPI has failed, and the process ends in any case
+  if (exit_code == 0) comm::finalise_mpi(process().on_one_node);
 }
 
 /// Initialises MPI unless that is done already.
 void start() {
+  if (comm::mpi_is_initialised()) return;
   launch::forget_other_launchers(comm::mpi_library());
   const auto refuse = [](const launch::SeparateWorlds& worlds) {
     throw muster::Error(muster::ExitCode::usage, "starting MPI", worlds.fact, worlds.remedy);
   };
   if (const auto error = launch::srun_without_pmix(::getenv, comm::mpi_library())) refuse(*error);
-  if (!comm::initialise_mpi()) return;
+  comm::initialise_mpi();
   process().owns_mpi = true;
   ::on_exit(end, nullptr);
   if (const auto error = launch::separate_worlds(::getenv, comm::rank_and_size().second, comm::mpi_library()))
@@ -98,8 +101,10 @@ std::shared_ptr<World> make_world(Communicator ranks, milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10d::Store> mpi_store(World& world, milliseconds timeout) {
-  if (!world.store) world.store = c10::make_intrusive<MpiStore>(world.ranks.duplicate(), timeout);
-  return world.store;
+  if (world.store) return world.store;
+  static std::once_flag once;
+  std::call_once(once, [] { comm::call_before_finalize([] { leave(true); }); });
+  return world.store = c10::make_intrusive<MpiStore>(world.ranks.duplicate(), timeout);
 }
 
 }  // namespace
@@ -129,5 +134,5 @@ PYBIND11_MODULE(_C, module) {
              [](int handle, milliseconds timeout) { return make_world(comm::from_fortran_handle(handle), timeout); },
              Unlocked());
   module.def("make_group", group::make_torch_group, Unlocked());
-  module.def("leave", leave, Unlocked());
+  module.def("end_progress", comm::end_progress, Unlocked());
 }

@@ -117,15 +117,17 @@ def _make_group(options, _):
 
 
 def _end():
-    """At the exit where MPI is someone else's, who finalises it after this; otherwise the exit handler ends all."""
-    if os.getpid() != _process or _C.owns_mpi() or not (_worlds or _all_ranks):
-        return
-    if getattr(sys, "last_value", None) is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        # This rank has failed: MPI_Finalize would wait for the other ranks, which wait for this one.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    _C.leave(True)
+    """At the exit, before Python goes. Where muster has initialised MPI, the rest follows when the exit code is known."""
+    if os.getpid() != _process:
+        return  # a child of fork()
+    _C.end_progress()  # its callbacks need Python
+    if _worlds or _all_ranks:
+        failed = getattr(sys, "last_value", None) is not None
+        if failed and not _C.owns_mpi() and _C.rank_and_size()[1] > 1:
+            # Whoever has initialised MPI would finalise it now, and wait there for the ranks that wait for this one.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
 
 
 def _set_variables():
