@@ -7,6 +7,7 @@
 #include "group/mpi_store.hpp"
 #include "group/torch_backend.hpp"
 #include "launch/launcher.hpp"
+#include "launch/supervised.hpp"
 #include "muster/error.hpp"
 
 #include <pybind11/chrono.h>
@@ -47,6 +48,7 @@ struct Process {
   bool owns_mpi = false;
   bool on_one_node = true;
   std::vector<std::shared_ptr<World>> worlds;
+  std::vector<c10::intrusive_ptr<c10d::Store>> kept;
 };
 
 /// Never destroyed: the destructors of a child of fork() would wait for threads that it does not have.
@@ -77,19 +79,20 @@ void end(int exit_code, void*) noexcept {
   if (exit_code == 0) comm::finalise_mpi(process().on_one_node);
 }
 
-/// Initialises MPI unless that is done already.
-void start() {
-  if (comm::mpi_is_initialised()) return;
+/// Initialises MPI unless that is done already. Returns what is wrong with the launcher and its remedy; empty if nothing.
+std::string start() {
+  if (comm::mpi_is_initialised()) return "";
   launch::forget_other_launchers(comm::mpi_library());
-  const auto refuse = [](const launch::SeparateWorlds& worlds) {
-    throw muster::Error(muster::ExitCode::usage, "starting MPI", worlds.fact, worlds.remedy);
-  };
-  if (const auto error = launch::srun_without_pmix(::getenv, comm::mpi_library())) refuse(*error);
-  comm::initialise_mpi();
-  process().owns_mpi = true;
-  ::on_exit(end, nullptr);
-  if (const auto error = launch::separate_worlds(::getenv, comm::rank_and_size().second, comm::mpi_library()))
-    refuse(*error);
+  auto wrong = launch::srun_without_pmix(::getenv, comm::mpi_library());
+  if (!wrong) {
+    comm::initialise_mpi();
+    process().owns_mpi = true;
+    ::on_exit(end, nullptr);
+    const auto [rank, size] = comm::rank_and_size();
+    wrong = launch::separate_worlds(::getenv, size, comm::mpi_library());
+    if (rank == 0) launch::tell_supervisor(launch::message_up, std::to_string(size));
+  }
+  return wrong ? wrong->fact + ". " + wrong->remedy : "";
 }
 
 std::shared_ptr<World> make_world(Communicator ranks, milliseconds timeout) {
@@ -134,5 +137,6 @@ PYBIND11_MODULE(_C, module) {
              [](int handle, milliseconds timeout) { return make_world(comm::from_fortran_handle(handle), timeout); },
              Unlocked());
   module.def("make_group", group::make_torch_group, Unlocked());
+  module.def("keep", [](c10::intrusive_ptr<c10d::Store> store) { process().kept.push_back(std::move(store)); });
   module.def("end_progress", comm::end_progress, Unlocked());
 }

@@ -11,6 +11,7 @@ whoever has initialised it, so mpi4py may be imported before or after.
 import atexit
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 from urllib.parse import parse_qsl, urlsplit
@@ -38,6 +39,12 @@ _default = None  # the world of the default group
 _num_groups = 0  # default groups so far
 
 
+def _start_mpi():
+    wrong = _C.start()
+    if wrong:
+        raise RuntimeError(f"starting MPI: {wrong}")
+
+
 def from_mpi(comm):
     """Returns the init_method of a default group over a duplicate of an mpi4py communicator. Collective over comm.
 
@@ -50,7 +57,7 @@ def from_mpi(comm):
 def _world_of_all_ranks(timeout):
     global _all_ranks
     if _all_ranks is None:
-        _C.start()
+        _start_mpi()
         _all_ranks = _C.world_of_mpi(timeout)
     return _all_ranks
 
@@ -65,15 +72,15 @@ def _make_store(world, timeout):
         raise RuntimeError("starting the process group: MPI was initialised without MPI_THREAD_MULTIPLE, and the ranks "
                            "are on several nodes. Import muster_torch first, or ask mpi4py for \"multiple\"")
     folder = world.broadcast(tempfile.mkdtemp(prefix="muster-") if world.rank == 0 else "")  # mode 0700
-    atexit.register(_remove, folder)
-    return dist.FileStore(os.path.join(folder, "store"), world.size)
+    store = dist.FileStore(os.path.join(folder, "store"), world.size)
+    _C.keep(store)  # its destructor would use the file that may be removed by then
+    atexit.register(_remove, folder, store, world.size)
+    return store
 
 
-def _remove(folder):
-    try:
-        os.rmdir(folder)  # the last FileStore has removed its file
-    except OSError:
-        pass
+def _remove(folder, store, size):
+    if os.getpid() == _process and store.add("left", 1) == size:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rendezvous(url, timeout=dist.default_pg_timeout, **_):
@@ -133,7 +140,7 @@ def _end():
 def _set_variables():
     launched = _C.is_launched()
     if launched:
-        _C.start()
+        _start_mpi()
     rank, size = _C.rank_and_size() if launched or _C.is_mpi_initialised() else (0, 1)
     local_rank = 0 if size == 1 else next((os.environ[name] for name in _LOCAL_RANK_VARIABLES if name in os.environ), None)
     for name, value in (("RANK", rank), ("LOCAL_RANK", local_rank), ("WORLD_SIZE", size)):
