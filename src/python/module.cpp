@@ -13,10 +13,10 @@
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <cstdlib>
@@ -71,15 +71,16 @@ void leave(bool all_come) noexcept try {
 } catch (const muster::Error&) {  // MPI has failed, and the process ends in any case
 }
 
-/// Runs when Python has gone. A process that fails does not finalise MPI, where it would wait for the other ranks: so the
-/// launcher ends them. A child of fork() leaves MPI alone.
+/// Runs when Python has gone. A process that fails does not finalise MPI, where it would wait for the other ranks: so
+/// the launcher ends them. A child of fork() leaves MPI alone.
 void end(int exit_code, void*) noexcept {
   if (process().id != ::getpid() || comm::mpi_is_finalised()) return;
   leave(exit_code == 0);
   if (exit_code == 0) comm::finalise_mpi(process().on_one_node);
 }
 
-/// Initialises MPI unless that is done already. Returns what is wrong with the launcher and its remedy; empty if nothing.
+/// Initialises MPI unless that is done already. Returns what is wrong with the launcher and its remedy; empty if
+/// nothing.
 std::string start() {
   if (comm::mpi_is_initialised()) return "";
   launch::forget_other_launchers(comm::mpi_library());
@@ -118,24 +119,28 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("rank", [](const World& world) { return world.ranks.rank(); })
       .def_property_readonly("size", [](const World& world) { return world.ranks.size(); })
       .def_property_readonly("num_nodes", [](const World& world) { return world.ranks.topology().num_nodes; })
-      .def("broadcast", [](const World& world, std::string text) { return world.ranks.broadcast(std::move(text)); },
-           Unlocked())
+      .def(
+          "broadcast", [](const World& world, std::string text) { return world.ranks.broadcast(std::move(text)); },
+          Unlocked())
       .def("mpi_store", mpi_store, Unlocked())
-      .def("make_backend",
-           [](const World& world, const std::vector<int>& members, milliseconds timeout) {
-             return group::make_torch_backend(comm::make_subset(world.ranks, members), timeout);
-           },
-           Unlocked());
+      .def(
+          "make_backend",
+          [](const World& world, const std::vector<int>& members, milliseconds timeout) {
+            return group::make_torch_backend(comm::make_subset(world.ranks, members), timeout);
+          },
+          Unlocked());
   module.def("is_launched", [] { return launch::started_by(::getenv).has_value(); });
   module.def("start", start, Unlocked());
   module.def("is_mpi_initialised", comm::mpi_is_initialised);
   module.def("rank_and_size", comm::rank_and_size);
   module.def("owns_mpi", [] { return process().owns_mpi; });
   module.def("threads_may_call_mpi", comm::threads_may_call_mpi);
-  module.def("world_of_mpi", [](milliseconds timeout) { return make_world(comm::world_of_mpi(), timeout); }, Unlocked());
-  module.def("from_fortran_handle",
-             [](int handle, milliseconds timeout) { return make_world(comm::from_fortran_handle(handle), timeout); },
-             Unlocked());
+  module.def(
+      "world_of_mpi", [](milliseconds timeout) { return make_world(comm::world_of_mpi(), timeout); }, Unlocked());
+  module.def(
+      "from_fortran_handle",
+      [](int handle, milliseconds timeout) { return make_world(comm::from_fortran_handle(handle), timeout); },
+      Unlocked());
   module.def("make_group", group::make_torch_group, Unlocked());
   module.def("keep", [](c10::intrusive_ptr<c10d::Store> store) { process().kept.push_back(std::move(store)); });
   module.def("end_progress", comm::end_progress, Unlocked());

@@ -104,7 +104,8 @@ void add_step_peers(Row& row, const Options& options, const Measurement& measure
     programs.push_back(std::move(*over_muster));
   else
     row.notes.push_back(
-        "torch_ddp_over_muster: left out, since no Python has torch and muster_torch. To have it: scripts/build-python, "
+        "torch_ddp_over_muster: left out, since no Python has torch and muster_torch. To have it: "
+        "scripts/build-python, "
         "and install the wheel that it makes");
   add_peers(row, alternate(programs, measurement, [](const Finished&, const auto& result) {
               return result.at("step_ms").template get<double>();

@@ -3,9 +3,9 @@
     import torch.distributed as dist, muster_torch       # mpirun -n 4 python train.py
     dist.init_process_group("muster", init_method="muster://")
 
-The import sets RANK, LOCAL_RANK and WORLD_SIZE where they are missing. It initialises MPI if a launcher (mpirun, srun and
-others) has started this process; a process that nobody has launched is a world of one. MPI is finalised at the exit by
-whoever has initialised it, so mpi4py may be imported before or after.
+The import sets RANK, LOCAL_RANK and WORLD_SIZE where they are missing. It initialises MPI if a launcher (mpirun, srun
+and others) has started this process; a process that nobody has launched is a world of one. MPI is finalised at the exit
+by whoever has initialised it, so mpi4py may be imported before or after.
 """
 
 import atexit
@@ -106,8 +106,8 @@ def _make_group(options, _):
         if _default is None or place != (_default.rank, _default.size):  # after another rendezvous, such as env://
             _default = _world_of_all_ranks(options.timeout)
         if place != (_default.rank, _default.size):
-            raise RuntimeError(f"starting the process group: torch takes this process for rank {place[0]} of {place[1]}, "
-                               f"and for MPI it is rank {_default.rank} of {_default.size}. Start the ranks with "
+            raise RuntimeError(f"starting the process group: torch takes this process for rank {place[0]} of {place[1]}"
+                               f", and for MPI it is rank {_default.rank} of {_default.size}. Start the ranks with "
                                f"mpirun -n {place[1]} or srun instead of torchrun, and give init_method=\"muster://\"")
         members = list(range(_default.size))
     if _default is None:
@@ -124,7 +124,7 @@ def _make_group(options, _):
 
 
 def _end():
-    """At the exit, before Python goes. Where muster has initialised MPI, the rest follows when the exit code is known."""
+    """At the exit, before Python goes. Where muster has initialised MPI, the rest follows once the exit code is known."""
     if os.getpid() != _process:
         return  # a child of fork()
     _C.end_progress()  # its callbacks need Python
@@ -142,7 +142,8 @@ def _set_variables():
     if launched:
         _start_mpi()
     rank, size = _C.rank_and_size() if launched or _C.is_mpi_initialised() else (0, 1)
-    local_rank = 0 if size == 1 else next((os.environ[name] for name in _LOCAL_RANK_VARIABLES if name in os.environ), None)
+    known = [os.environ[name] for name in _LOCAL_RANK_VARIABLES if name in os.environ]
+    local_rank = 0 if size == 1 else known[0] if known else None
     for name, value in (("RANK", rank), ("LOCAL_RANK", local_rank), ("WORLD_SIZE", size)):
         if value is not None:
             os.environ.setdefault(name, str(value))

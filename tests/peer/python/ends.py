@@ -1,6 +1,8 @@
 """How Python programs over muster begin and end: ends.py MUSTER MPIRUN [--all | Ends.TEST…]"""
 
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +24,8 @@ assert x.eq(size * (size + 1) / 2).all()
 LIMIT_S = 250
 # Without --all. Each starts ranks that load torch, which takes seconds.
 QUICK = ("alone", "data_loader_workers", "exception_on_one_rank", "exit_code_of_one_rank", "interrupt", "mpi4py",
-         "no_port", "one_rank_leaves_late", "other_torch", "processes_are_left_alone", "started_again")
+         "no_port", "one_rank_leaves_late", "other_torch", "processes_are_left_alone", "program_of_the_page",
+         "started_again")
 
 
 class Ends(unittest.TestCase):
@@ -44,6 +47,12 @@ class Ends(unittest.TestCase):
         end = self.run_command(MPIRUN, "-n", str(ranks), sys.executable, self.script(text, begin), **variables)
         self.assertEqual(end.returncode, code, end.stdout + end.stderr)
         return end
+
+    def test_program_of_the_page(self):
+        page = pathlib.Path(__file__).parents[3] / "docs" / "from-torchrun.md"
+        program = re.search("^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)[1]
+        end = self.launch(program, begin="")
+        self.assertEqual(sorted(end.stdout.splitlines()), [f"rank {rank} of 2: loss 0.0000" for rank in range(2)])
 
     def test_exit_with_destroy(self):
         self.launch("dist.destroy_process_group()")
@@ -138,7 +147,8 @@ class Ends(unittest.TestCase):
             """, begin="""
 import os, signal
 def state():
-    handlers = [open("/proc/self/status").read().split(name)[1].split()[0] for name in ("SigIgn:", "SigCgt:", "SigBlk:")]
+    status = open("/proc/self/status").read()
+    handlers = [status.split(name)[1].split()[0] for name in ("SigIgn:", "SigCgt:", "SigBlk:")]
     return handlers, os.sched_getaffinity(0), {name for name in os.environ if name.startswith("MALLOC")}
 import torch
 before = state()
@@ -152,7 +162,7 @@ before = state()
             """, begin="""
 import os
 def ports():
-    mine = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    mine = {os.path.basename(os.path.realpath(f"/proc/self/fd/{fd}")) for fd in os.listdir("/proc/self/fd")}
     return {line.split()[1] for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")
             if " 0A " in line and f"socket:[{line.split()[9]}]" in mine}
 import torch, muster_torch

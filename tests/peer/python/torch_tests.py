@@ -3,8 +3,8 @@
 mpirun -n 3 python torch_tests.py FOLDER [--quick] [NAME…]
 
 The ranks run each test together, with a default group of its own. FOLDER is empty and shared by the ranks, which tell
-each other there how a test has ended. --quick: every eighth test, and those of `ALWAYS`. Ends with 1 if a test has failed
-that is not in `EXPECTED`, or one has passed that is.
+each other there how a test has ended. --quick: every eighth test, and those of `ALWAYS`. Ends with 1 if a test has
+failed that is not in `EXPECTED`, or one has passed that is.
 """
 
 import contextlib
@@ -85,7 +85,8 @@ def run(name, case):
     if result.skipped:
         return f"skipped: {result.skipped[0][1]}"
     if problems:
-        exited = re.search(r"^SystemExit: (\d+)$", problems[0][1], re.MULTILINE)  # torch's way to skip a test in a process
+        # torch's way to skip a test in a process of its own.
+        exited = re.search(r"^SystemExit: (\d+)$", problems[0][1], re.MULTILINE)
         skips = [skip.message for skip in TEST_SKIPS.values() if exited and skip.exit_code == int(exited[1])]
         return f"skipped: {skips[0]}" if skips else problems[0][1]
     return "passed"

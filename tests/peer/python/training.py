@@ -1,5 +1,5 @@
-"""Trainings over muster and over gloo beside each other: mpirun -n 2 python training.py FOLDER. The ranks of gloo meet by
-muster's rendezvous."""
+"""Trainings over muster and over gloo beside each other: mpirun -n 2 python training.py FOLDER. The ranks of gloo meet
+by muster's rendezvous."""
 
 import os
 import sys
