@@ -23,12 +23,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import TEST_SKIPS
 
-# Tests that cannot pass, with the reason.
-EXPECTED = {}
+# Kinds of tests that cannot pass, by the beginning of their names, with the reason.
+EXPECTED = {"test_monitored_barrier": "torch refuses monitored_barrier() unless the backend's name is gloo"}
 # In a quick run, too.
 ALWAYS = {"test_all_reduce_sum", "test_all_to_all", "test_barrier_timeout_global", "test_batch_isend_irecv_gloo",
-          "test_ddp_logging_data_cpu", "test_DistributedDataParallelCPU", "test_monitored_barrier_gloo",
-          "test_send_recv_any_source", "test_scatter_object_list", "test_sparse_all_reduce_sum"}
+          "test_ddp_logging_data_cpu", "test_DistributedDataParallelCPU", "test_send_recv_any_source",
+          "test_scatter_object_list", "test_sparse_all_reduce_sum"}
 LIMIT_S = 60
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -43,6 +43,21 @@ def tests_of(backend):
         if backend in features:
             features.add("muster")
     return module
+
+
+class As(str):
+    """ "muster", which the bodies of the tests take for that other backend."""
+
+    def __new__(cls, other):
+        self = super().__new__(cls, "muster")
+        self.other = other
+        return self
+
+    def __eq__(self, name):
+        return name == self.other or super().__eq__(name)
+
+    def __hash__(self):
+        return super().__hash__()
 
 
 def case_of(module):
@@ -67,7 +82,9 @@ def case_of(module):
 def chosen_tests():
     """The tests with the module they are in: gloo's, and those that only MPI runs."""
     mpi, gloo = tests_of("mpi"), tests_of("gloo")  # the last one's classes can be pickled
-    gloo.BACKEND = mpi.BACKEND = os.environ["BACKEND"] = "muster"
+    # For gloo torch leaves out tests of groups on fewer than 8 ranks, for MPI it runs them; they need rank 2.
+    os.environ["BACKEND"] = "mpi" if size > 2 else "muster"
+    gloo.BACKEND, mpi.BACKEND = As("gloo"), As("mpi")
     chosen = {}
     for module in (gloo, mpi):
         case = case_of(module)
@@ -132,7 +149,7 @@ def main():
         kinds = {one.split(":")[0] if one.startswith(("passed", "skipped")) else "failed" for one in outcomes}
         kind = next(one for one in ("failed", "passed", "skipped") if one in kinds)
         counts[kind] += 1
-        if (kind == "failed") != (name in EXPECTED):
+        if kind == ("passed" if name.startswith(tuple(EXPECTED)) else "failed"):
             wrong.append(name)
         if rank == 0:
             print(f"{kind} {name} {time.monotonic() - start:.1f} s", flush=True)
@@ -145,7 +162,7 @@ def main():
     if rank == 0:
         print(", ".join(f"{count} {kind}" for kind, count in counts.items()), f"on {size} ranks")
         for name in wrong:
-            print(f"not as expected: {name}", EXPECTED.get(name, ""))
+            print(f"not as expected: {name}")
     sys.exit(1 if wrong or not counts["passed"] else 0)
 
 
