@@ -134,24 +134,29 @@ class Training(unittest.TestCase):
         self.assertIn("muster:all_reduce", [event.name for event in profile.events()])
 
     def test_buckets_overlap_backward(self):
-        """The first bucket's all-reduce begins while backward() still computes."""
+        """In a trace, the first bucket's all-reduce begins and ends while backward() still computes. On a busy machine that
+        is not so in every step."""
         begin("muster")
-        model = DistributedDataParallel(nn.Sequential(*[nn.Linear(1000, 1000) for _ in range(6)]), bucket_cap_mb=4)
+        model = DistributedDataParallel(nn.Sequential(*[nn.Linear(1000, 1000) for _ in range(8)]), bucket_cap_mb=4)
         x = torch.randn(256, 1000)
         for _ in range(3):
             model(x).sum().backward()
-        path = os.path.join(FOLDER, f"trace-{dist.get_rank()}.json")
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            model(x).sum().backward()
-        profile.export_chrome_trace(path)
-        events = profile.events()
-        reductions = [event.time_range for event in events if event.name == "muster:all_reduce"]
-        products = [event.time_range for event in events if event.name == "aten::mm"]
-        self.assertGreater(len(reductions), 1)
-        first = min(reductions, key=lambda time: time.start)
-        self.assertLess(first.start, products[-1].start)
-        self.assertLess(first.end, max(time.end for time in products))
-        self.assertTrue(any(time.start < first.end and first.start < time.end for time in products))
+        overlaps = 0
+        for _ in range(20):
+            loss = model(x).sum()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                loss.backward()
+            events = profile.events()
+            reductions = [event.time_range for event in events if event.name == "muster:all_reduce"]
+            products = [event.time_range for event in events if event.name == "aten::mm"]
+            self.assertGreater(len(reductions), 4)
+            first = min(reductions, key=lambda time: time.start)
+            during = [time for time in products if first.start < time.start]
+            overlaps += bool(during) and first.end < max(time.end for time in during)
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, overlaps)
+        print(f"{every} of 20 steps overlapped")
+        self.assertGreater(min(every), 0)
 
 
 if __name__ == "__main__":
