@@ -124,7 +124,7 @@ def _make_group(options, _):
 
 
 def _end():
-    """At the exit, before Python goes. Where muster has initialised MPI, the rest follows once the exit code is known."""
+    """At the exit, before Python goes. If muster has initialised MPI, the rest follows once the exit code is known."""
     if os.getpid() != _process:
         return  # a child of fork()
     _C.end_progress()  # its callbacks need Python
@@ -149,7 +149,8 @@ def _set_variables():
             os.environ.setdefault(name, str(value))
 
 
-if multiprocessing.parent_process() is None:  # a process that a rank has spawned is none
+# A process that multiprocessing has spawned imports the main module again, before it knows its parent; it is no rank.
+if multiprocessing.parent_process() is None and not getattr(multiprocessing.current_process(), "_inheriting", False):
     _set_variables()
 dist.distributed_c10d.Backend.register_backend("muster", _make_group, extended_api=True, devices=["cpu"])
 dist.register_rendezvous_handler("muster", _rendezvous)

@@ -149,7 +149,7 @@ class Training(unittest.TestCase):
             events = profile.events()
             reductions = [event.time_range for event in events if event.name == "muster:all_reduce"]
             products = [event.time_range for event in events if event.name == "aten::mm"]
-            self.assertGreater(len(reductions), 4)
+            self.assertGreater(len(reductions), 1)
             first = min(reductions, key=lambda time: time.start)
             during = [time for time in products if first.start < time.start]
             overlaps += bool(during) and first.end < max(time.end for time in during)
