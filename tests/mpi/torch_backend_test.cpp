@@ -1,12 +1,12 @@
 // The backend as torch.distributed uses it: futures that complete by themselves, torch's errors, groups of some ranks.
-#include "comm/subset.hpp"
 #include "group/torch_backend.hpp"
+#include "comm/subset.hpp"
 #include "group_tensors.hpp"
 
 #include <ATen/record_function.h>
 #include <sys/wait.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
 #include <functional>
@@ -217,7 +217,10 @@ TEST(Group, SumsSparseTensors) {
 
 TEST(Group, RefusesSparseTensorsThatDoNotFit) {
   Tensors tensors{sparse_of(1, at::kDouble)};
-  EXPECT_TRUE(contains(error_of([&] { group().allreduce(tensors, {.reduceOp = ReduceOp::MAX}); }), "no such reduction"));
+  EXPECT_TRUE(
+      contains(error_of([&] { group().allreduce(tensors, {.reduceOp = ReduceOp::MAX}); }), "no such reduction"));
+  Tensors dense{at::ones({3})};
+  EXPECT_TRUE(contains(error_of([&] { backend().allreduce_sparse(dense); }), "the tensor is not sparse in coordinates"));
   if (size() == 1) return;
   Tensors other{at::eye(rank() == 0 ? 3 : 4).to_sparse()};
   EXPECT_TRUE(contains(error_of([&] { group().allreduce(other)->wait(); }), "differ from this rank's"));
