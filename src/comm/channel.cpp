@@ -257,14 +257,14 @@ std::chrono::milliseconds Channel::past_timeout(const RecordedCall& recorded_cal
   if (!is_own && decision.more > std::chrono::milliseconds(0)) return decision.more;
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
-  const auto fact =
-      std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
-      std::to_string(size) + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
-      world->wait_monitor.at_step() + (decision.fact.empty() ? "" : ". " + decision.fact);
+  const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
+                    std::to_string(size) + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
+                    world->wait_monitor.at_step() + ". " + decision.fact;
   if (is_own)
-    throw Error(ExitCode::retry, doing, fact,
-                "A rank is stuck, lost or in another collective; the timeout of the group or of the call sets the limit" +
-                    decision.details);
+    throw Error(
+        ExitCode::retry, doing, fact,
+        "A rank is stuck, lost or in another collective; the timeout of the group or of the call sets the limit" +
+            decision.details);
   throw WaitTimeout(ExitCode::retry, doing, fact,
                     "A rank is stuck, lost or in another collective; --timeout sets the limit, and "
                     "session.keep_alive() announces work that takes longer" +

@@ -47,7 +47,8 @@ class Channel {
                            std::vector<int> world_ranks) {
     return Communicator(std::make_shared<Channel>(std::move(communicators), std::move(world), std::move(world_ranks)));
   }
-  /// Returns a communicator over `ranks` of this channel, in that order. Collective over `ranks`: all of them must come.
+  /// Returns a communicator over `ranks` of this channel, in that order. Collective over `ranks`: all of them must
+  /// come.
   Communicator open_part(const std::vector<int>& ranks, const char* doing) const;
   /// Takes MPI communicators over `ranks` of this channel from the pool. Collective like open_part().
   std::vector<PooledCommunicator> take_from_pool(std::size_t count, const std::vector<int>& ranks,

@@ -41,8 +41,8 @@ Progress& progress() {
   return *progress;
 }
 
-/// Tells for how long the thread rests between two rounds. While the program computes, it sleeps, to leave the core to the
-/// program; while the program waits, it only offers the core to others.
+/// Tells for how long the thread rests between two rounds. While the program computes, it sleeps, to leave the core to
+/// the program; while the program waits, it only offers the core to others.
 class Rest {
  public:
   void restart() { begun_ = Clock::now(); }
@@ -134,7 +134,8 @@ void prepare_progress() {
 
 void require_progress(const char* doing, const char* operation) {
   if (is_forked())
-    throw Error(ExitCode::usage, std::string(doing) + operation, "this process is a child of fork(), which cannot use its parent's MPI",
+    throw Error(ExitCode::usage, std::string(doing) + operation,
+                "this process is a child of fork(), which cannot use its parent's MPI",
                 "Communicate in the process that has initialised MPI");
   if (progress().is_finalised)
     throw Error(ExitCode::usage, std::string(doing) + operation, "MPI is finalised", "Communicate before MPI_Finalize");

@@ -1,5 +1,5 @@
-// One thread for the process that advances operations for which nobody waits, so that they end during other work. MPI and
-// the node's shared memory advance an operation only in calls of this process. Needs MPI_THREAD_MULTIPLE.
+// One thread for the process that advances operations for which nobody waits, so that they end during other work. MPI
+// and the node's shared memory advance an operation only in calls of this process. Needs MPI_THREAD_MULTIPLE.
 #pragma once
 
 #include "base/export.hpp"
@@ -19,8 +19,8 @@ void require_progress(const char* doing, const char* operation);
 /// True in a child of fork(): it must call no MPI, and must leave shared memory alone.
 bool is_forked() noexcept;
 
-/// Held by the thread while it advances an operation. Others that share operations with the thread start and advance them
-/// under it, too. Do not wait for other threads while you hold it.
+/// Held by the thread while it advances an operation. Others that share operations with the thread start and advance
+/// them under it, too. Do not wait for other threads while you hold it.
 std::mutex& operation_mutex() noexcept;
 
 struct Advanced {

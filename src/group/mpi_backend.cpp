@@ -256,7 +256,8 @@ MpiBackend::Started MpiBackend::allreduce_sparse(Tensors& tensors, const c10d::A
 }
 
 MpiBackend::Started MpiBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce_coalesced", tensors, options.timeout, options.asyncOp);
+  auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce_coalesced", tensors, options.timeout,
+                    options.asyncOp);
   for (const auto& tensor : tensors) all_reduce(*work, tensor, options.reduceOp);
   return start(std::move(work));
 }
@@ -293,7 +294,8 @@ void MpiBackend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> 
 
 MpiBackend::Started MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", inputs.empty() ? Tensors() : inputs.front(), options.timeout, options.asyncOp);
+  auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", inputs.empty() ? Tensors() : inputs.front(),
+                    options.timeout, options.asyncOp);
   const auto& tensors = one_per_rank(*work, only(*work, inputs));
   auto& output = work->keep_buffer(only(*work, outputs), Access::write);
   std::vector<Buffer*> blocks;
@@ -316,14 +318,16 @@ void MpiBackend::reduce_scatter_even(Work& work, const at::Tensor& output, const
 
 MpiBackend::Started MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                      const c10d::ReduceScatterOptions& options) {
-  auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_tensor", {input}, options.timeout, options.asyncOp);
+  auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_tensor", {input}, options.timeout,
+                    options.asyncOp);
   reduce_scatter_even(*work, output, input, options.reduceOp);
   return start(std::move(work));
 }
 
 MpiBackend::Started MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
-  auto work = begin(c10d::OpType::COALESCED, "muster:reduce_scatter_tensor_coalesced", inputs, options.timeout, options.asyncOp);
+  auto work = begin(c10d::OpType::COALESCED, "muster:reduce_scatter_tensor_coalesced", inputs, options.timeout,
+                    options.asyncOp);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) reduce_scatter_even(*work, outputs[i], inputs[i], options.reduceOp);
   return start(std::move(work));
@@ -360,14 +364,16 @@ MpiBackend::Started MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors
 
 MpiBackend::Started MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                 const c10d::AllgatherOptions& options) {
-  auto work = begin(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", {input}, options.timeout, options.asyncOp);
+  auto work =
+      begin(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", {input}, options.timeout, options.asyncOp);
   all_gather_even(*work, output, input);
   return start(std::move(work));
 }
 
 MpiBackend::Started MpiBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
-  auto work = begin(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather_coalesced", inputs, options.timeout, options.asyncOp);
+  auto work =
+      begin(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather_coalesced", inputs, options.timeout, options.asyncOp);
   for (const auto& of_rank : outputs) check_same_length(*work, of_rank.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors from_ranks;
@@ -379,7 +385,8 @@ MpiBackend::Started MpiBackend::allgather_coalesced(std::vector<Tensors>& output
 
 MpiBackend::Started MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
-  auto work = begin(c10d::OpType::COALESCED, "muster:all_gather_into_tensor_coalesced", inputs, options.timeout, options.asyncOp);
+  auto work = begin(c10d::OpType::COALESCED, "muster:all_gather_into_tensor_coalesced", inputs, options.timeout,
+                    options.asyncOp);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) all_gather_even(*work, outputs[i], inputs[i]);
   return start(std::move(work));
@@ -398,7 +405,8 @@ MpiBackend::Started MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
 
 MpiBackend::Started MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                         const c10d::ScatterOptions& options) {
-  auto work = begin(c10d::OpType::SCATTER, "muster:scatter", inputs.empty() ? Tensors() : inputs.front(), options.timeout, options.asyncOp);
+  auto work = begin(c10d::OpType::SCATTER, "muster:scatter", inputs.empty() ? Tensors() : inputs.front(),
+                    options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
   const auto& out = work->keep_buffer(only(*work, outputs), Access::write);
   std::vector<Message> sends;
@@ -502,9 +510,10 @@ void MpiBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait
       return message(c10d::OpType::RECV, 0, may_go);
     } catch (const std::exception&) {
       throw Error(ExitCode::retry, doing,
-                  "Rank " + std::to_string(rank_) + " successfully reached monitoredBarrier, but received errors while " +
+                  "Rank " + std::to_string(rank_) +
+                      " successfully reached monitoredBarrier, but received errors while " +
                       "waiting for send/recv from rank 0",
-                  "The error of rank 0 names the rank that has not come");
+                  "Rank 0 says which rank has not come");
     }
   std::string late;
   for (int r = 1; r < size_ && (late.empty() || wait_all_ranks); ++r) {

@@ -17,9 +17,9 @@
 namespace muster::detail::group {
 
 /// The contract. All ranks start the same collectives in the same order, with the same types, counts and options; they
-/// may wait for them in any order. Only one thread at a time may start operations and call their Works, and no thread is
-/// made, unless the backend is torch.distributed's (torch_backend.hpp). The functions here only start an operation; it
-/// advances inside its Work (see there). Do not touch its tensors before it has finished. monitoredBarrier() and
+/// may wait for them in any order. Only one thread at a time may start operations and call their Works, and no thread
+/// is made, unless the backend is torch.distributed's (torch_backend.hpp). The functions here only start an operation;
+/// it advances inside its Work (see there). Do not touch its tensors before it has finished. monitoredBarrier() and
 /// reductions of sparse tensors wait for all ranks before they return.
 ///
 /// Any dense tensor can be used: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not

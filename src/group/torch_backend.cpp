@@ -36,8 +36,9 @@ c10::intrusive_ptr<c10d::Backend> make_torch_backend(Communicator ranks, std::ch
   if (!comm::threads_may_call_mpi()) {
     static std::once_flag once;
     std::call_once(once, [] {
-      log::warn("MPI was initialised without MPI_THREAD_MULTIPLE, so operations advance only where the program waits for "
-                "them: DistributedDataParallel does not average during backward().");
+      log::warn(
+          "MPI was initialised without MPI_THREAD_MULTIPLE, so operations advance only where the program waits for "
+          "them: DistributedDataParallel does not average during backward().");
     });
   }
   return c10::make_intrusive<MpiBackend>(std::move(ranks), ProcessGroupOptions{.timeout = timeout}, /*for_torch=*/true);
