@@ -23,9 +23,8 @@ assert x.eq(size * (size + 1) / 2).all()
 """
 LIMIT_S = 250
 # Without --all. Each starts ranks that load torch, which takes seconds.
-QUICK = ("alone", "data_loader_workers", "exception_on_one_rank", "exit_code_of_one_rank", "interrupt", "mpi4py",
-         "no_port", "one_rank_leaves_late", "other_torch", "processes_are_left_alone", "program_of_the_page",
-         "started_again")
+QUICK = ("alone", "exception_on_one_rank", "exit_code_of_one_rank", "interrupt", "no_port", "one_rank_leaves_late",
+         "other_torch", "processes_are_left_alone", "program_of_the_page", "started_again")
 
 
 class Ends(unittest.TestCase):
