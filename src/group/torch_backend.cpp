@@ -33,7 +33,7 @@ class TorchGroup final : public c10d::ProcessGroup {
 
 c10::intrusive_ptr<c10d::Backend> make_torch_backend(Communicator ranks, std::chrono::milliseconds timeout) {
   comm::prepare_progress();
-  if (!comm::threads_may_call_mpi()) {
+  if (!comm::threads_may_call_mpi() && ranks.rank() == 0) {
     static std::once_flag once;
     std::call_once(once, [] {
       log::warn(
