@@ -3,6 +3,7 @@
 #include "base/duration.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/progress.hpp"
 #include "comm/wait.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
@@ -101,6 +102,7 @@ Channel::Channel(std::vector<PooledCommunicator> own, std::shared_ptr<World> the
 }
 
 Channel::~Channel() {
+  if (is_forked()) return;
   {
     const std::lock_guard lock(channels().mutex);
     std::erase(channels().all, this);
@@ -216,8 +218,6 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
   constexpr auto between_comparisons = 100ms;
   const auto call_number = recorded_call.call_number;
   const WaitedFor call{id, call_number, world_ranks};
-  std::vector<int> other;
-  if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
   const auto longest = usable_timeout(timeout.value_or(world->limits.timeout));
   struct WaitNote {  // records that the main thread waits here, once the wait is long
     WaitMonitor& wait_monitor;
@@ -252,26 +252,33 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     wait_note.set(id, call_number);
     world->wait_monitor.compare(call, world->agreements + 1);
   };
-  WaitMonitor::Decision decision;
-  for (auto more = longest; !wait_until(ended, more, listen); more = decision.more) {
-    if (has_ended) break;
-    if (!timeout)
-      decision = world->wait_monitor.decide(call, since, time.suspended(), longest, other.empty() ? nullptr : &other);
-    if (decision.more > 0ms) continue;
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
-    const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
-                      std::to_string(size);
-    if (timeout)
-      throw Error(ExitCode::retry, doing(), fact,
-                  "A rank is stuck, lost or in another collective; --timeout sets the limit");
-    throw WaitTimeout(ExitCode::retry, doing(),
-                      fact + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
-                          world->wait_monitor.at_step() + ". " + decision.fact,
-                      "A rank is stuck, lost or in another collective; --timeout sets the limit, and "
-                      "session.keep_alive() announces work that takes longer" +
-                          decision.details);
-  }
+  for (auto more = longest; !wait_until(ended, more, listen) && !has_ended;)
+    more = past_timeout(recorded_call, doing(), since, time.suspended(), longest, timeout.has_value());
+}
+
+std::chrono::milliseconds Channel::past_timeout(const RecordedCall& recorded_call, const std::string& doing,
+                                                std::chrono::nanoseconds since, std::chrono::nanoseconds suspended,
+                                                std::chrono::milliseconds longest, bool is_own) const {
+  const auto call_number = recorded_call.call_number;
+  std::vector<int> other;
+  if (recorded_call.other >= 0) other.push_back(world_ranks[static_cast<std::size_t>(recorded_call.other)]);
+  const auto decision = world->wait_monitor.decide({id, call_number, world_ranks}, since, suspended, longest,
+                                                   other.empty() ? nullptr : &other);
+  if (!is_own && decision.more > std::chrono::milliseconds(0)) return decision.more;
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
+  const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
+                    std::to_string(size) + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
+                    world->wait_monitor.at_step() + ". " + decision.fact;
+  if (is_own)
+    throw Error(
+        ExitCode::retry, doing, fact,
+        "A rank is stuck, lost or in another collective; the timeout of the group or of the call sets the limit" +
+            decision.details);
+  throw WaitTimeout(ExitCode::retry, doing, fact,
+                    "A rank is stuck, lost or in another collective; --timeout sets the limit, and "
+                    "session.keep_alive() announces work that takes longer" +
+                        decision.details);
 }
 
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,

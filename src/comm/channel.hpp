@@ -47,8 +47,8 @@ class Channel {
                            std::vector<int> world_ranks) {
     return Communicator(std::make_shared<Channel>(std::move(communicators), std::move(world), std::move(world_ranks)));
   }
-  /// Returns a communicator over `ranks` of this channel, in that order. Collective over this channel: all ranks must
-  /// have come, and each names the part that it belongs to.
+  /// Returns a communicator over `ranks` of this channel, in that order. Collective over `ranks`: all of them must
+  /// come.
   Communicator open_part(const std::vector<int>& ranks, const char* doing) const;
   /// Takes MPI communicators over `ranks` of this channel from the pool. Collective like open_part().
   std::vector<PooledCommunicator> take_from_pool(std::size_t count, const std::vector<int>& ranks,
@@ -78,6 +78,12 @@ class Channel {
   /// Waits like wait_on(). `recorded_call` is the call that waits.
   void wait(const std::function<bool()>& ready, const std::function<std::string()>& doing,
             const RecordedCall& recorded_call, std::optional<std::chrono::milliseconds> timeout = {});
+  /// Throws the Error (ExitCode::retry), whose text begins with `doing`, of an operation that has not finished within
+  /// `longest`; it names the late ranks. If they have announced that they will be late, and the timeout is not the
+  /// operation's own, returns how much longer to wait instead. `since`, `suspended`: see WaitMonitor::decide().
+  std::chrono::milliseconds past_timeout(const RecordedCall& recorded_call, const std::string& doing,
+                                         std::chrono::nanoseconds since, std::chrono::nanoseconds suspended,
+                                         std::chrono::milliseconds longest, bool is_own) const;
 
   /// Calls body(), which starts, ends or advances an operation of the hierarchy. Only one thread at a time runs a body.
   template <class Body>

@@ -1,8 +1,10 @@
 #include "comm/collectives.hpp"
 
+#include "base/duration.hpp"
 #include "comm/channel.hpp"
 #include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/progress.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -86,7 +88,7 @@ struct Request::State {
   }
 
   ~State() {
-    if (finished) return;
+    if (finished || is_forked()) return;
     channel->end(recorded_call);
     if (local != nullptr) {
       if (kept.empty() && channel->topology.num_nodes == 1)
@@ -128,6 +130,11 @@ void Request::wait_until(const std::function<bool()>& ready, const std::string& 
                          std::optional<std::chrono::milliseconds> timeout) {
   state_->channel->wait(
       ready, [&] { return doing; }, state_->recorded_call, timeout);
+}
+
+void Request::fail_after(std::chrono::milliseconds timeout, const std::string& doing) const {
+  const auto longest = usable_timeout(timeout);
+  state_->channel->past_timeout(state_->recorded_call, doing, watch::now() - longest, {}, longest, true);
 }
 
 bool Request::pending() const noexcept { return state_ && !state_->finished; }

@@ -54,6 +54,8 @@ class Request {
   /// not have finished yet.
   void wait_until(const std::function<bool()>& ready, const std::string& doing,
                   std::optional<std::chrono::milliseconds> timeout = {});
+  /// Throws the Error (ExitCode::retry) of a wait of that length. This request must not have finished yet.
+  void fail_after(std::chrono::milliseconds timeout, const std::string& doing) const;
   /// The rank that a receive got its message from; -1 for receive_any() until it has finished.
   int source() const noexcept;
   /// Holds `memory` until the operation has finished.

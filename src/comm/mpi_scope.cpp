@@ -4,6 +4,7 @@
 #include "base/supervisor_message.hpp"
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
+#include "comm/mpi_threads.hpp"
 #include "comm/wait_for_world.hpp"
 #include "muster/mpi.hpp"
 
@@ -59,30 +60,50 @@ bool may_hang_in_finalize() {
 
 }  // namespace
 
-MpiScope::MpiScope(std::chrono::milliseconds timeout) {
-  int initialised = 0;
-  check(MPI_Initialized(&initialised), "MPI_Initialized");
-  if (!initialised) {
-    start_quickly_on_one_node();
-    avoid_forbidden_single_copy();
-    tell(message_starting, "");
-    int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-    initialised_here_ = true;
-    return_errors_of_tests();
-  }
+bool initialise_mpi() {
+  if (mpi_is_initialised()) return false;
+  start_quickly_on_one_node();
+  avoid_forbidden_single_copy();
+  tell(message_starting, "");
+  int provided = 0;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  return_errors_of_tests();
+  return true;
+}
+
+void finalise_mpi(bool on_one_node) noexcept {
+  if (!mpi_is_finalised() && (on_one_node || !may_hang_in_finalize())) MPI_Finalize();
+}
+
+void call_before_finalize(void (*call)()) {
+  static void (*called)() = nullptr;
+  called = call;
+  int key = MPI_KEYVAL_INVALID;
+  const auto on_delete = [](MPI_Comm, int, void*, void*) {
+    called();
+    return MPI_SUCCESS;
+  };
+  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_delete, &key, nullptr), "MPI_Comm_create_keyval");
+  check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "MPI_Comm_set_attr");
+}
+
+std::pair<int, int> rank_and_size() { return {rank_in(MPI_COMM_WORLD), size_in(MPI_COMM_WORLD)}; }
+
+Communicator world_of_mpi() { return from_mpi(MPI_COMM_WORLD); }
+
+Communicator from_fortran_handle(int handle) { return from_mpi(MPI_Comm_f2c(handle)); }
+
+MpiScope::MpiScope(std::chrono::milliseconds timeout) : initialised_here_(initialise_mpi()) {
   wait_for_world(timeout);
-  world_.emplace(from_mpi(MPI_COMM_WORLD));
+  world_.emplace(world_of_mpi());
 }
 
 void MpiScope::wait_for_all() const noexcept { MPI_Barrier(MPI_COMM_WORLD); }
 
 MpiScope::~MpiScope() {
-  const bool finalises = world_->topology().num_nodes == 1 || !may_hang_in_finalize();
+  const bool on_one_node = world_->topology().num_nodes == 1;
   world_.reset();
-  int finalised = 0;
-  MPI_Finalized(&finalised);
-  if (initialised_here_ && !finalised && finalises) MPI_Finalize();
+  if (initialised_here_) finalise_mpi(on_one_node);
 }
 
 std::string mpi_library() {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace muster::detail::comm {
 
@@ -33,6 +34,21 @@ class MpiScope {
   bool initialised_here_ = false;
   std::optional<Communicator> world_;
 };
+
+/// Initialises MPI (MPI_THREAD_MULTIPLE) as quickly as this machine allows; false if that was done already. Does not
+/// wait for other ranks.
+MUSTER_INTERNAL_API bool initialise_mpi();
+/// Finalises MPI, unless this MPI library might hang in it. For whoever got true from initialise_mpi().
+MUSTER_INTERNAL_API void finalise_mpi(bool on_one_node) noexcept;
+/// Has `call` called at the beginning of MPI_Finalize(), whoever calls that; MPI can still be used then. Once a
+/// process.
+MUSTER_INTERNAL_API void call_before_finalize(void (*call)());
+/// This process's rank in MPI_COMM_WORLD, and the number of ranks there. Local.
+MUSTER_INTERNAL_API std::pair<int, int> rank_and_size();
+/// All ranks of MPI_COMM_WORLD. Collective.
+MUSTER_INTERNAL_API Communicator world_of_mpi();
+/// from_mpi() of the MPI communicator with that Fortran handle, in which other languages pass it on. Collective.
+MUSTER_INTERNAL_API Communicator from_fortran_handle(int handle);
 
 /// The name and version of the MPI library: "Open MPI v4.1.4".
 MUSTER_INTERNAL_API std::string mpi_library();

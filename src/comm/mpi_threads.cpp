@@ -20,6 +20,11 @@ void require_mpi(const char* doing) {
                 "Do it on the main thread, or ask for MPI_THREAD_MULTIPLE in MPI_Init_thread");
 }
 
+bool mpi_is_initialised() noexcept {
+  int initialised = 0;
+  return MPI_Initialized(&initialised) == MPI_SUCCESS && initialised != 0;
+}
+
 bool mpi_is_finalised() noexcept {
   int finalised = 0;
   return MPI_Finalized(&finalised) == MPI_SUCCESS && finalised != 0;

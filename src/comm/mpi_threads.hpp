@@ -9,6 +9,9 @@ namespace muster::detail::comm {
 /// be called by this thread. Local.
 void require_mpi(const char* doing);
 
+/// True from MPI_Init on, also after MPI_Finalize.
+MUSTER_INTERNAL_API bool mpi_is_initialised() noexcept;
+
 /// True from MPI_Finalize on.
 MUSTER_INTERNAL_API bool mpi_is_finalised() noexcept;
 

@@ -82,7 +82,8 @@ std::vector<PooledCommunicator> Pool::take(std::size_t count, const std::vector<
   }
   for (auto& one : offered) give_back(std::move(one));
   for (const auto& one : chosen) one->cancel_receives();
-  handshake.all_true(true);
+  std::uint64_t none = 0;
+  handshake.all_max(ranks, std::span(&none, 1));  // all have cancelled
 
   const auto all_max = [&](std::span<std::uint64_t> values, const std::function<void()>& meanwhile) {
     handshake.all_max(ranks, values, meanwhile);

@@ -39,9 +39,9 @@ class PooledCommunicator {
 /// same on all ranks of the pool.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
-  /// Takes `count` communicators over `ranks` of `over`, whose member numbers are `members`. Collective over `over`:
-  /// all ranks must have come (see Handshake), take the same count, and name the part of `over` that they belong to. If
-  /// two threads of a rank take communicators of the same members at once, new ones may be made.
+  /// Takes `count` communicators over `ranks` of `over`, whose member numbers are `members`. Collective over `ranks`:
+  /// all of them must come (see Handshake) and take the same count. If two threads of a rank take communicators of the
+  /// same members at once, new ones may be made.
   std::vector<PooledCommunicator> take(std::size_t count, const std::vector<int>& members, MpiCommunicator& over,
                                        const std::vector<int>& ranks, const char* doing);
   /// Local.

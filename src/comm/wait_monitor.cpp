@@ -357,6 +357,7 @@ std::vector<WaitMonitor::Finding> WaitMonitor::ask_other_nodes(const WaitedFor& 
 WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::nanoseconds begun,
                                           std::chrono::nanoseconds suspended, std::chrono::milliseconds timeout,
                                           const std::vector<int>* late) {
+  constexpr auto announced = "The late ranks have announced work that takes longer";
   auto findings = inspect_node(call, call.ranks, late);
   const auto more = [&](std::span<const Finding> of) {
     auto longest = 0ms;
@@ -369,10 +370,10 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
     return longest;
   };
   const auto here = static_cast<std::ptrdiff_t>(findings.size());
-  if (const auto longer = more(findings); longer > 0ms) return {.more = longer, .fact = {}, .details = {}};
+  if (const auto longer = more(findings); longer > 0ms) return {.more = longer, .fact = announced, .details = {}};
   if (has_remote_ranks()) std::ranges::move(ask_other_nodes(call, late), std::back_inserter(findings));
   if (const auto longer = more(std::span(findings).subspan(static_cast<std::size_t>(here))); longer > 0ms)
-    return {.more = longer, .fact = {}, .details = {}};
+    return {.more = longer, .fact = announced, .details = {}};
   const auto mine = std::ranges::find(findings, rank_, &Finding::rank);
   for (const auto& theirs : findings)
     if (mine->word != 0 && theirs.word != 0 && !is_same_call(Call::decode(mine->word), Call::decode(theirs.word)))

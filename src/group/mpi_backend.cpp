@@ -1,12 +1,20 @@
 #include "group/mpi_backend.hpp"
 
+#include "comm/wait.hpp"
 #include "group/reduction.hpp"
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -85,29 +93,41 @@ std::vector<Message> messages(const Buffer& buffer, const std::vector<std::size_
   return all;
 }
 
+/// The tags of monitoredBarrier() are the two above.
+int largest_tag() { return comm::Collectives::largest_tag() - 2; }
+
 void check_tag(const Work& work, int tag) {
-  const auto largest = comm::Collectives::largest_tag();
+  const auto largest = largest_tag();
   if (tag < 0 || tag > largest)
     refuse(work, "the tag is " + std::to_string(tag), "Give a tag from 0 to " + std::to_string(largest));
 }
 
 }  // namespace
 
-MpiBackend::MpiBackend(Communicator communicator, const ProcessGroupOptions& options)
+MpiBackend::MpiBackend(Communicator communicator, const ProcessGroupOptions& options, bool for_torch)
     : c10d::Backend(communicator.rank(), communicator.size()),
       collectives_(std::move(communicator), options.chunk),
-      timeout_(options.timeout) {}
+      timeout_(options.timeout),
+      for_torch_(for_torch) {}
 
 MpiBackend::Started MpiBackend::start(Operation work) {
+  collectives_.set_name(work->title());
+  sequence_number_ = work->getSequencenumber();
   work->start();
   return work;
 }
 
-MpiBackend::Operation MpiBackend::begin(c10d::OpType type, const char* title, std::chrono::milliseconds timeout) {
-  collectives_.set_name(title);
-  auto own = timeout_;
-  if (timeout > kNoTimeout) own = timeout;
-  return c10::make_intrusive<Work>(rank_, type, title, own);
+MpiBackend::Operation MpiBackend::begin(c10d::OpType type, const char* title, const Tensors& inputs,
+                                        std::chrono::milliseconds timeout, bool is_async) {
+  const auto own = timeout > kNoTimeout ? std::optional(timeout) : timeout_;
+  return c10::make_intrusive<Work>(rank_,
+                                   Work::Options{.type = type,
+                                                 .title = title,
+                                                 .timeout = own,
+                                                 .sequence_number = sequence_number_ + (c10d::isP2POp(type) ? 0 : 1),
+                                                 .for_torch = for_torch_,
+                                                 .is_async = is_async},
+                                   inputs);
 }
 
 int MpiBackend::checked_rank(const Work& work, int64_t rank) const {
@@ -154,9 +174,9 @@ at::Tensor MpiBackend::allocateTensor(long size, at::TensorOptions options) {
 }
 
 MpiBackend::Started MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  auto work = begin(c10d::OpType::BROADCAST, "muster:broadcast", options.timeout);
+  auto work = begin(c10d::OpType::BROADCAST, "muster:broadcast", tensors, options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
-  const auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::read : Access::write);
+  const auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::read : Access::write, true);
   work->add([this, &buffer, root] {
     const auto message = buffer.message(root);
     return collectives_.broadcast(message.data, message.count, buffer.wire_type(), root);
@@ -182,26 +202,70 @@ void MpiBackend::all_reduce(Work& work, const at::Tensor& tensor, const c10d::Re
 }
 
 MpiBackend::Started MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  auto work = begin(c10d::OpType::ALLREDUCE, "muster:allreduce", options.timeout);
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
+  auto work = begin(c10d::OpType::ALLREDUCE, "muster:all_reduce", tensors, options.timeout, options.asyncOp);
   all_reduce(*work, only(*work, tensors), options.reduceOp);
   return start(std::move(work));
 }
 
-MpiBackend::Started MpiBackend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions& options) {
-  refuse(*begin(c10d::OpType::_ALLREDUCE_SPARSE, "muster:allreduce_sparse", options.timeout), "the tensor is sparse",
-         "Only dense tensors are reduced; use to_dense()");
+// Each rank gets the entries of all ranks and adds them up. First the ranks learn how many entries each of them has.
+MpiBackend::Started MpiBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  constexpr auto title = "muster:sparse_all_reduce";
+  const auto checked = begin(c10d::OpType::_ALLREDUCE_SPARSE, title, tensors, options.timeout, options.asyncOp);
+  auto tensor = only(*checked, tensors);
+  const bool is_average = options.reduceOp == c10d::ReduceOp::AVG;
+  if (!tensor.defined() || !tensor.is_sparse())
+    refuse(*checked, "the tensor is not sparse in coordinates", "Use to_sparse_coo()");
+  if (!is_average && options.reduceOp != c10d::ReduceOp::SUM)
+    refuse(*checked, "sparse tensors have no such reduction", "Use SUM or AVG, or to_dense()");
+  reduction_of(options.reduceOp, tensor.scalar_type(), checked->error_prefix());
+
+  const at::NoGradGuard no_grad;
+  const auto own = tensor.detach().cpu().coalesce();
+  const auto indices = own._indices().t().contiguous(), values = own._values().contiguous();
+  const auto shape = c10::str(own.sizes(), " of ", own.scalar_type(), " with ", own.sparse_dim(), " sparse dimensions");
+  Tensors mine{at::tensor({values.size(0), static_cast<std::int64_t>(std::hash<std::string>()(shape))}, at::kLong)};
+  std::vector<Tensors> all(1);
+  for (int r = 0; r < size_; ++r) all[0].push_back(at::empty_like(mine[0]));
+  allgather(all, mine, {.timeout = options.timeout, .asyncOp = false})->wait();
+  Tensors all_indices, all_values;
+  for (const auto& of_rank : all[0]) {
+    if (of_rank[1].item<std::int64_t>() != mine[0][1].item<std::int64_t>())
+      refuse(*checked, "the ranks' tensors differ from this rank's, which is " + shape,
+             "Give tensors of one shape and type on all ranks");
+    const auto count = of_rank[0].item<std::int64_t>();
+    auto value_sizes = values.sizes().vec();
+    value_sizes[0] = count;
+    all_indices.push_back(at::empty({count, indices.size(1)}, indices.options()));
+    all_values.push_back(at::empty(value_sizes, values.options()));
+  }
+  auto work = begin(c10d::OpType::_ALLREDUCE_SPARSE, title, tensors, options.timeout, options.asyncOp);
+  all_gather(*work, all_indices, indices);
+  all_gather(*work, all_values, values);
+  work->finish_by(
+      [=, size = size_] {
+        const at::NoGradGuard none;
+        const auto type = own.scalar_type();
+        const auto every = at::cat(all_values).to(at::toOpMathType(type));
+        auto sum = at::sparse_coo_tensor(at::cat(all_indices).t(), every, own.sizes()).coalesce();
+        if (is_average) sum = sum / size;
+        tensor.copy_(sum.to(type));
+      },
+      tensor);
+  return start(std::move(work));
 }
 
 MpiBackend::Started MpiBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:allreduce_coalesced", options.timeout);
+  auto work = begin(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce_coalesced", tensors, options.timeout,
+                    options.asyncOp);
   for (const auto& tensor : tensors) all_reduce(*work, tensor, options.reduceOp);
   return start(std::move(work));
 }
 
 MpiBackend::Started MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  auto work = begin(c10d::OpType::REDUCE, "muster:reduce", options.timeout);
+  auto work = begin(c10d::OpType::REDUCE, "muster:reduce", tensors, options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
-  auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::update : Access::read);
+  auto& buffer = work->keep_buffer(only(*work, tensors), rank_ == root ? Access::update : Access::read, true);
   const auto reduction = reduction_of(options.reduceOp, buffer.scalar_type(), work->error_prefix());
   work->add([this, &buffer, reduction, root] {
     prepare(buffer, reduction);
@@ -230,7 +294,8 @@ void MpiBackend::reduce_blocks(Work& work, Buffer& output, std::vector<Buffer*> 
 
 MpiBackend::Started MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.timeout);
+  auto work = begin(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", inputs.empty() ? Tensors() : inputs.front(),
+                    options.timeout, options.asyncOp);
   const auto& tensors = one_per_rank(*work, only(*work, inputs));
   auto& output = work->keep_buffer(only(*work, outputs), Access::write);
   std::vector<Buffer*> blocks;
@@ -253,14 +318,16 @@ void MpiBackend::reduce_scatter_even(Work& work, const at::Tensor& output, const
 
 MpiBackend::Started MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                      const c10d::ReduceScatterOptions& options) {
-  auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_base", options.timeout);
+  auto work = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "muster:reduce_scatter_tensor", {input}, options.timeout,
+                    options.asyncOp);
   reduce_scatter_even(*work, output, input, options.reduceOp);
   return start(std::move(work));
 }
 
 MpiBackend::Started MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
-  auto work = begin(c10d::OpType::COALESCED, "muster:reduce_scatter_tensor_coalesced", options.timeout);
+  auto work = begin(c10d::OpType::COALESCED, "muster:reduce_scatter_tensor_coalesced", inputs, options.timeout,
+                    options.asyncOp);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) reduce_scatter_even(*work, outputs[i], inputs[i], options.reduceOp);
   return start(std::move(work));
@@ -290,21 +357,23 @@ void MpiBackend::all_gather_even(Work& work, const at::Tensor& output, const at:
 
 MpiBackend::Started MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
-  auto work = begin(c10d::OpType::ALLGATHER, "muster:allgather", options.timeout);
+  auto work = begin(c10d::OpType::ALLGATHER, "muster:all_gather", inputs, options.timeout, options.asyncOp);
   all_gather(*work, only(*work, outputs), only(*work, inputs));
   return start(std::move(work));
 }
 
 MpiBackend::Started MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                 const c10d::AllgatherOptions& options) {
-  auto work = begin(c10d::OpType::_ALLGATHER_BASE, "muster:allgather_base", options.timeout);
+  auto work =
+      begin(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", {input}, options.timeout, options.asyncOp);
   all_gather_even(*work, output, input);
   return start(std::move(work));
 }
 
 MpiBackend::Started MpiBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
-  auto work = begin(c10d::OpType::ALLGATHER_COALESCED, "muster:allgather_coalesced", options.timeout);
+  auto work =
+      begin(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather_coalesced", inputs, options.timeout, options.asyncOp);
   for (const auto& of_rank : outputs) check_same_length(*work, of_rank.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors from_ranks;
@@ -316,7 +385,8 @@ MpiBackend::Started MpiBackend::allgather_coalesced(std::vector<Tensors>& output
 
 MpiBackend::Started MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
-  auto work = begin(c10d::OpType::COALESCED, "muster:allgather_into_tensor_coalesced", options.timeout);
+  auto work = begin(c10d::OpType::COALESCED, "muster:all_gather_into_tensor_coalesced", inputs, options.timeout,
+                    options.asyncOp);
   check_same_length(*work, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) all_gather_even(*work, outputs[i], inputs[i]);
   return start(std::move(work));
@@ -324,7 +394,7 @@ MpiBackend::Started MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs
 
 MpiBackend::Started MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
-  auto work = begin(c10d::OpType::GATHER, "muster:gather", options.timeout);
+  auto work = begin(c10d::OpType::GATHER, "muster:gather", inputs, options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
   const auto& in = work->keep_buffer(only(*work, inputs), Access::read);
   std::vector<Message> receives;
@@ -335,7 +405,8 @@ MpiBackend::Started MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
 
 MpiBackend::Started MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                         const c10d::ScatterOptions& options) {
-  auto work = begin(c10d::OpType::SCATTER, "muster:scatter", options.timeout);
+  auto work = begin(c10d::OpType::SCATTER, "muster:scatter", inputs.empty() ? Tensors() : inputs.front(),
+                    options.timeout, options.asyncOp);
   const int root = checked_rank(*work, options.rootRank);
   const auto& out = work->keep_buffer(only(*work, outputs), Access::write);
   std::vector<Message> sends;
@@ -345,7 +416,7 @@ MpiBackend::Started MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
 }
 
 MpiBackend::Started MpiBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  auto work = begin(c10d::OpType::ALLTOALL, "muster:alltoall", options.timeout);
+  auto work = begin(c10d::OpType::ALLTOALL, "muster:all_to_all", inputs, options.timeout, options.asyncOp);
   one_per_rank(*work, outputs);
   one_per_rank(*work, inputs);
   std::vector<Message> sends, receives;
@@ -367,7 +438,7 @@ MpiBackend::Started MpiBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
 MpiBackend::Started MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                               const c10d::AllToAllOptions& options) {
-  auto work = begin(c10d::OpType::ALLTOALL_BASE, "muster:alltoall_base", options.timeout);
+  auto work = begin(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all", {input}, options.timeout, options.asyncOp);
   const auto& out = work->keep_buffer(output, Access::write);
   const auto& in = work->keep_buffer(input, Access::read);
   check_same_type(*work, out, in);
@@ -382,7 +453,7 @@ MpiBackend::Started MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
 // Point to point.
 
 MpiBackend::Started MpiBackend::send(Tensors& tensors, int to, int tag) {
-  auto work = begin(c10d::OpType::SEND, "muster:send");
+  auto work = begin(c10d::OpType::SEND, "muster:send", tensors);
   const auto& buffer = work->keep_buffer(only(*work, tensors), Access::read);
   const auto message = buffer.message(checked_rank(*work, to));
   check_tag(*work, tag);
@@ -392,7 +463,7 @@ MpiBackend::Started MpiBackend::send(Tensors& tensors, int to, int tag) {
 }
 
 MpiBackend::Started MpiBackend::recv(Tensors& tensors, int from, int tag) {
-  auto work = begin(c10d::OpType::RECV, "muster:recv");
+  auto work = begin(c10d::OpType::RECV, "muster:recv", tensors);
   const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
   const auto message = buffer.message(checked_rank(*work, from));
   check_tag(*work, tag);
@@ -403,7 +474,7 @@ MpiBackend::Started MpiBackend::recv(Tensors& tensors, int from, int tag) {
 }
 
 MpiBackend::Started MpiBackend::recvAnysource(Tensors& tensors, int tag) {
-  auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnysource");
+  auto work = begin(c10d::OpType::RECVANYSOURCE, "muster:recvAnySource", tensors);
   const auto& buffer = work->keep_buffer(only(*work, tensors), Access::write);
   const auto message = buffer.message(rank_);
   check_tag(*work, tag);
@@ -414,9 +485,54 @@ MpiBackend::Started MpiBackend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 MpiBackend::Started MpiBackend::barrier(const c10d::BarrierOptions& options) {
-  auto work = begin(c10d::OpType::BARRIER, "muster:barrier", options.timeout);
+  auto work = begin(c10d::OpType::BARRIER, "muster:barrier", {}, options.timeout, options.asyncOp);
   work->add([this] { return collectives_.barrier(); });
   return start(std::move(work));
+}
+
+void MpiBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  using namespace std::chrono_literals;
+  using Clock = std::chrono::steady_clock;
+  constexpr auto doing = "waiting in monitored_barrier";
+  const auto timeout = options.timeout < 0ms ? timeout_.value_or(comm::default_timeout) : options.timeout;
+  const auto end = Clock::now() + timeout;
+  const int has_come = largest_tag() + 1, may_go = largest_tag() + 2;
+  const auto message = [&](c10d::OpType type, int other, int tag) {
+    auto work = begin(type, "muster:monitored_barrier", {});
+    work->add([=, this] {
+      return type == c10d::OpType::SEND ? collectives_.send(nullptr, 0, comm::Dtype::u8, other, tag)
+                                        : collectives_.receive(nullptr, 0, comm::Dtype::u8, other, tag);
+    });
+    start(work)->wait(std::max(1ms, std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now())));
+  };
+  if (rank_ != 0) try {
+      message(c10d::OpType::SEND, 0, has_come);
+      return message(c10d::OpType::RECV, 0, may_go);
+    } catch (const std::exception&) {
+      throw Error(ExitCode::retry, doing,
+                  "Rank " + std::to_string(rank_) +
+                      " successfully reached monitoredBarrier, but received errors while " +
+                      "waiting for send/recv from rank 0",
+                  "Rank 0 says which rank has not come");
+    }
+  std::string late;
+  for (int r = 1; r < size_ && (late.empty() || wait_all_ranks); ++r) {
+    if (!wait_all_ranks && Clock::now() >= end)
+      throw Error(ExitCode::retry, doing,
+                  "Rank 0 timed out in monitoredBarrier after " + std::to_string(timeout.count()) + " ms",
+                  "Give it more time");
+    try {
+      message(c10d::OpType::RECV, r, has_come);
+    } catch (const std::exception&) {
+      late += (late.empty() ? "" : ", ") + std::to_string(r);
+    }
+  }
+  if (!late.empty())
+    throw Error(ExitCode::retry, doing,
+                std::string("[Rank 0]: ") + (wait_all_ranks ? "Ranks " : "Rank ") + late +
+                    " failed to pass monitoredBarrier in " + std::to_string(timeout.count()) + " ms",
+                "A rank is stuck, lost or in another collective");
+  for (int r = 1; r < size_; ++r) message(c10d::OpType::SEND, r, may_go);
 }
 
 }  // namespace muster::detail::group

@@ -1,4 +1,4 @@
-// A c10d backend over MPI: implements every collective of c10d::Backend, and uses no port and no thread.
+// A c10d backend over MPI: implements every collective of c10d::Backend, and opens no port.
 #pragma once
 
 #include "comm/collectives.hpp"
@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,26 +17,31 @@
 namespace muster::detail::group {
 
 /// The contract. All ranks start the same collectives in the same order, with the same types, counts and options; they
-/// may wait for them in any order. Only one thread at a time may start operations and call their Works. The functions
-/// here only start an operation; it advances inside its Work (see there). Do not touch its tensors before it has
-/// finished.
+/// may wait for them in any order. Only one thread at a time may start operations and call their Works, and no thread
+/// is made, unless the backend is torch.distributed's (torch_backend.hpp). The functions here only start an operation;
+/// it advances inside its Work (see there). Do not touch its tensors before it has finished. monitoredBarrier() and
+/// reductions of sparse tensors wait for all ranks before they return.
 ///
 /// Any dense tensor can be used: one that is not contiguous, or on a GPU, is copied in and back. Inputs are not
 /// written; reduce() writes its tensor only on the root. If c10d takes a list of tensors (allgather, gather, scatter,
 /// reduce_scatter, alltoall), their sizes may differ from rank to rank. Half and bfloat16 are reduced in float and
 /// rounded on each node, or by MPI at every step. Their averages travel as float and are rounded once, since the sum
-/// may be too large for the type. For anything unsupported, the starting call throws an Error (ExitCode::usage) before
-/// anything is sent or written.
+/// may be too large for the type. allreduce() sums and averages sparse tensors, too. For anything unsupported, the
+/// starting call throws an Error (ExitCode::usage) before anything is sent or written.
 class MpiBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using Started = c10::intrusive_ptr<c10d::Work>;
 
-  /// `communicator` must serve this backend only.
-  MpiBackend(Communicator communicator, const ProcessGroupOptions& options);
+  /// `communicator` must serve this backend only. `for_torch`: as torch_backend.hpp says.
+  MpiBackend(Communicator communicator, const ProcessGroupOptions& options, bool for_torch = false);
 
   const std::string getBackendName() const override { return "muster"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  /// The ranks count from 0 on, so there is nothing to agree on.
+  void setSequenceNumberForGroup() override {}
+  /// The number of collectives that this rank has started.
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_number_; }
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   /// Returns a vector of `size` elements on the device of `options`. On the CPU, the default, it lies in memory that
@@ -72,13 +78,18 @@ class MpiBackend final : public c10d::Backend {
   Started recvAnysource(Tensors& tensors, int tag) override;
 
   Started barrier(const c10d::BarrierOptions& options) override;
+  /// Returns when all ranks have called it. Past the timeout rank 0 names the first rank that has not come, or all such
+  /// ranks if `wait_all_ranks`, in the words of torch's gloo; after that, do not call it again on this group.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
   using Operation = c10::intrusive_ptr<Work>;
 
   /// Starts the parts that were added to `work`, and returns it.
-  static Started start(Operation work);
-  Operation begin(c10d::OpType type, const char* title, std::chrono::milliseconds timeout = c10d::kUnsetTimeout);
+  Started start(Operation work);
+  /// `inputs`: for torch's profiler.
+  Operation begin(c10d::OpType type, const char* title, const Tensors& inputs,
+                  std::chrono::milliseconds timeout = c10d::kUnsetTimeout, bool is_async = true);
   void prepare(Buffer& buffer, const Reduction& reduction) const;
   void all_reduce(Work& work, const at::Tensor& tensor, const c10d::ReduceOp& op);
   /// Reduces block r of `blocks` onto rank r; this rank's block goes to `output`.
@@ -97,6 +108,8 @@ class MpiBackend final : public c10d::Backend {
 
   comm::Collectives collectives_;
   std::optional<std::chrono::milliseconds> timeout_;
+  const bool for_torch_;
+  std::uint64_t sequence_number_ = 0;
 };
 
 }  // namespace muster::detail::group

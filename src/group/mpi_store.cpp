@@ -134,6 +134,8 @@ class MpiStore::Connection {
     return std::move(memory->answer);
   }
 
+  void close() { server_ = {}; }
+
  private:
   using Announcement = std::array<std::int64_t, 2>;  // length of the request in bytes, and its tag
   static constexpr int announcement_tag = 0;
@@ -246,6 +248,8 @@ bool MpiStore::check(const std::vector<std::string>& keys) {
 }
 
 std::int64_t MpiStore::getNumKeys() { return number_of(*connection_->ask({StoreRequest::Kind::count})); }
+
+void MpiStore::close() { connection_->close(); }
 
 void MpiStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   for (const auto& key : keys) wait_for(key, timeout);

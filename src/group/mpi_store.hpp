@@ -60,6 +60,8 @@ class MUSTER_INTERNAL_API MpiStore final : public c10d::Store {
   /// Throws an Error (ExitCode::retry) after the timeout.
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+  /// Ends rank 0's thread, also while clones of the store live. No rank may use it any more. Local.
+  void close();
 
  private:
   class Connection;

@@ -2,52 +2,144 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <utility>
 
 namespace muster::detail::group {
+namespace {
 
-Work::Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> timeout)
-    : c10d::Work(rank, type, title),
-      title_(title),
-      timeout_(timeout),
-      buffers_(std::make_shared<std::deque<Buffer>>()) {}
+/// Returns muster's error as torch's. `late`: it is about a timeout.
+std::exception_ptr as_torchs(const std::exception_ptr& failure, bool late) try {
+  std::rethrow_exception(failure);
+} catch (const Error& error) {
+  return std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
+                            (late ? "an operation has reached its timeout while " : "") + std::string(error.what())));
+} catch (...) {
+  return failure;
+}
 
-std::string Work::error_prefix() const { return std::string("starting ") + title_; }
+}  // namespace
 
-Buffer& Work::keep_buffer(const at::Tensor& tensor, Access access) {
+Work::Work(int rank, const Options& options, const std::vector<at::Tensor>& inputs)
+    : c10d::Work(rank, options.type, options.title, inputs),
+      options_(options),
+      buffers_(std::make_shared<std::deque<Buffer>>()) {
+  if (options.for_torch) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+}
+
+std::string Work::error_prefix() const { return std::string("starting ") + options_.title; }
+
+Buffer& Work::keep_buffer(const at::Tensor& tensor, Access access, bool is_result) {
   auto& buffer = buffers_->emplace_back(tensor, access, error_prefix());
-  if (access != Access::read) results_.push_back(tensor);
+  if (is_result || access != Access::read) results_.push_back(tensor);
   return buffer;
 }
 
+void Work::finish_by(std::function<void()> step, const at::Tensor& result) {
+  last_step_ = std::move(step);
+  results_ = {result};
+}
+
+std::unique_lock<std::mutex> Work::lock() const {
+  return options_.for_torch ? std::unique_lock(comm::operation_mutex()) : std::unique_lock<std::mutex>();
+}
+
 void Work::start() {
-  for (const auto& start : std::exchange(planned_, {})) parts_.emplace_back(start()).keep(buffers_);
+  {
+    const auto held = lock();
+    if (options_.for_torch) comm::require_progress("starting ", title());
+    for (const auto& start : std::exchange(planned_, {})) parts_.emplace_back(start()).keep(buffers_);
+  }
+  if (options_.for_torch && options_.is_async && !isCompleted()) advances_in_background();
+}
+
+bool Work::has_future() const {
+  const std::lock_guard held(mutex_);
+  return self_.defined();
+}
+
+bool Work::advance() {
+  if (is_over_) return false;
+  bool late = false;
+  try {
+    if (options_.for_torch) comm::require_progress("waiting for ", title());
+    if (!std::all_of(parts_.begin(), parts_.end(), [](comm::Request& part) { return part.done(); })) {
+      if (!has_future() || !options_.timeout || std::chrono::steady_clock::now() - created_ < *options_.timeout)
+        return false;
+      late = true;
+      std::ranges::find_if(parts_, &comm::Request::pending)->fail_after(*options_.timeout, waiting());
+    }
+    for (auto& buffer : *buffers_) buffer.finish();
+    if (last_step_) last_step_();
+  } catch (...) {
+    failure_ = std::current_exception();
+    if (options_.for_torch) failure_ = as_torchs(failure_, late);
+  }
+  return is_over_ = true;
+}
+
+void Work::end() {
+  // Freeing a tensor may wait for Python, so that this comes without the lock.
+  buffers_.reset();
+  last_step_ = nullptr;
+  finish(failure_);
+  if (!options_.for_torch) return;
+  c10::intrusive_ptr<Work> self;
+  {
+    const std::lock_guard held(mutex_);
+    self.swap(self_);
+  }
+  if (failure_)
+    future_->setError(failure_);
+  else
+    future_->markCompleted(c10::IValue(results_));
+}
+
+void Work::fail(std::exception_ptr failure) {
+  {
+    const auto held = lock();
+    if (is_over_) return;
+    is_over_ = true;
+    failure_ = options_.for_torch ? as_torchs(failure, false) : failure;
+  }
+  end();
 }
 
 bool Work::isCompleted() {
   if (c10d::Work::isCompleted()) return true;
-  std::exception_ptr failure;
-  try {
-    if (!std::all_of(parts_.begin(), parts_.end(), [](comm::Request& part) { return part.done(); })) return false;
-    for (auto& buffer : *buffers_) buffer.finish();
-    buffers_.reset();
-  } catch (...) {
-    failure = std::current_exception();
+  {
+    // Not lock(): another thread that advances operations may need the interpreter's lock, which this one may hold.
+    const auto held = options_.for_torch ? std::unique_lock(comm::operation_mutex(), std::try_to_lock)
+                                         : std::unique_lock<std::mutex>();
+    if ((options_.for_torch && !held) || !advance()) return false;
   }
-  finish(failure);
+  end();
   return true;
 }
 
+comm::Request* Work::pending_part() {
+  const auto held = lock();
+  const auto part = std::ranges::find_if(parts_, &comm::Request::pending);
+  return is_over_ || part == parts_.end() ? nullptr : &*part;
+}
+
 bool Work::wait(std::chrono::milliseconds timeout) {
+  const auto longest = timeout > kNoTimeout ? std::optional(timeout) : options_.timeout;
   while (!isCompleted()) try {
-      const auto own = timeout > kNoTimeout ? std::optional(timeout) : timeout_;
-      std::ranges::find_if(parts_, &comm::Request::pending)
-          ->wait_until([this] { return isCompleted(); }, std::string("waiting for ") + title_, own);
+      if (auto* const part = pending_part())
+        part->wait_until([this] { return isCompleted(); }, waiting(), longest);
+      else
+        std::this_thread::yield();  // another thread ends it now
     } catch (const RemoteError&) {
-      finish(std::current_exception());
+      fail(std::current_exception());
+    } catch (const Error& error) {
+      if (!options_.for_torch) throw;
+      std::rethrow_exception(as_torchs(std::current_exception(), error.code() == ExitCode::retry));
     }
   if (const auto failure = exception()) std::rethrow_exception(failure);
   return true;
@@ -55,20 +147,53 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 
 void Work::abort() {
   if (c10d::Work::isCompleted()) return;
-  finish(std::make_exception_ptr(Error(ExitCode::user_error, std::string("waiting for ") + title_, "it was aborted")));
+  fail(std::make_exception_ptr(Error(ExitCode::user_error, waiting(), "it was aborted")));
 }
 
 int Work::sourceRank() const { return parts_.empty() ? -1 : parts_.front().source(); }
 
-c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-  try {
-    wait();
-    future->markCompleted(c10::IValue(results_));
-  } catch (...) {
-    future->setError(std::current_exception());
+bool Work::advances_in_background() {
+  {
+    const std::lock_guard held(mutex_);
+    if (std::exchange(is_in_background_, true)) return true;
   }
-  return future;
+  const auto advance = [weak = c10::weak_intrusive_ptr<Work>(c10::intrusive_ptr<Work>::reclaim_copy(this))] {
+    auto work = weak.lock();
+    if (!work) return comm::Advanced{.is_over = true};
+    const bool is_over = work->is_over_, ends = work->advance();
+    // The thread may hold the last reference by now: it is dropped without the lock.
+    return comm::Advanced{.is_over = is_over || ends, .then = [work = std::move(work), ends] {
+                            if (ends) work->end();
+                          }};
+  };
+  if (comm::advance_in_background(advance)) return true;
+  const std::lock_guard held(mutex_);
+  return is_in_background_ = false;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  if (!options_.for_torch) {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+    try {
+      wait();
+      future->markCompleted(c10::IValue(results_));
+    } catch (...) {
+      future->setError(std::current_exception());
+    }
+    return future;
+  }
+  if (!isCompleted()) {
+    {
+      const std::lock_guard held(mutex_);
+      if (!completed_) self_ = c10::intrusive_ptr<Work>::reclaim_copy(this);
+    }
+    if (!advances_in_background()) try {
+        wait();
+      } catch (...) {
+        fail(std::current_exception());
+      }
+  }
+  return future_;
 }
 
 }  // namespace muster::detail::group

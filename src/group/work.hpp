@@ -2,14 +2,18 @@
 #pragma once
 
 #include "comm/collectives.hpp"
+#include "comm/progress.hpp"
 #include "group/buffer.hpp"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,19 +28,35 @@ namespace muster::detail::group {
 ///
 /// An error on another rank ends the operation and becomes its exception(). A wait() that exceeds its timeout throws,
 /// but does not end the operation: it may be waited for again.
+///
+/// In a group of torch.distributed (torch_backend.hpp) a thread advances it, too, where MPI allows several threads, as
+/// long as the program or a future of it holds the Work. Its calls are thread-safe, and its failures are
+/// c10::DistBackendError. A future ends with that error once the operation has exceeded its timeout.
 class Work final : public c10d::Work {
  public:
-  /// `title`: the operation's name in errors and in torch's profiler; must have static storage. `timeout`: that of a
-  /// wait() that names none; if empty, that of the launch.
-  Work(int rank, c10d::OpType type, const char* title, std::optional<std::chrono::milliseconds> timeout);
+  struct Options {
+    c10d::OpType type;
+    /// The operation's name in errors and in torch's profiler; must have static storage.
+    const char* title;
+    /// The timeout of a wait() that names none; if empty, that of the launch.
+    std::optional<std::chrono::milliseconds> timeout;
+    std::uint64_t sequence_number = 0;
+    bool for_torch = false;  ///< true in a group of torch.distributed
+    bool is_async = true;    ///< false if the caller waits for it at once
+  };
+  /// `inputs`: for torch's profiler.
+  Work(int rank, const Options& options, const std::vector<at::Tensor>& inputs);
 
+  const char* title() const noexcept { return options_.title; }
   /// "starting " and the title: the beginning of errors about arguments.
   std::string error_prefix() const;
-  /// Keeps the tensor's memory until the operation ends. A tensor that is written becomes part of result().
-  Buffer& keep_buffer(const at::Tensor& tensor, Access access);
+  /// Keeps the tensor's memory until the operation ends. A tensor that is written is part of result().
+  Buffer& keep_buffer(const at::Tensor& tensor, Access access, bool is_result = false);
   /// Adds a part of the operation, which `start` starts. It may use memory that was held before. The operation ends
   /// when all its parts have ended.
   void add(std::function<comm::Request()> start) { planned_.push_back(std::move(start)); }
+  /// Makes `step` the last step of the operation, and `result` its only result.
+  void finish_by(std::function<void()> step, const at::Tensor& result);
   /// Starts all parts. Callers check arguments before, so that an Error about them comes before anything is sent.
   void start();
 
@@ -48,19 +68,39 @@ class Work final : public c10d::Work {
   void abort() override;
   /// The rank whose message was received; -1 before it has arrived.
   int sourceRank() const override;
-  /// The tensors that the operation writes on this rank.
+  /// The tensors that the operation writes on this rank; of broadcast() and reduce(), the tensor on every rank.
   std::vector<at::Tensor> result() override { return results_; }
-  /// Waits for the end and returns a completed future of result(). A future that is not completed would not work:
-  /// c10d's Future is final and its wait() only sleeps, so the operation would not advance.
+  std::uint64_t getSequencenumber() const override { return options_.sequence_number; }
+  /// Returns a future of result(). Waits for the end, unless a thread advances the operation: a future that is not
+  /// completed would not work, since c10d's Future is final and its wait() only sleeps.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  const char* title_;
-  std::optional<std::chrono::milliseconds> timeout_;
+  /// Held while the operation is started or advanced; for torch only.
+  std::unique_lock<std::mutex> lock() const;
+  /// Call with the lock. True if this call has found the operation at its end; end() must follow, without the lock.
+  bool advance();
+  /// Frees the memory and tells those who wait.
+  void end();
+  void fail(std::exception_ptr failure);
+  bool advances_in_background();
+  bool has_future() const;
+  comm::Request* pending_part();
+  std::string waiting() const { return std::string("waiting for ") + options_.title; }
+
+  const Options options_;
   std::vector<std::function<comm::Request()>> planned_;
   std::vector<comm::Request> parts_;
   std::shared_ptr<std::deque<Buffer>> buffers_;
   std::vector<at::Tensor> results_;
+  std::function<void()> last_step_;
+  bool is_over_ = false;  ///< advance() has returned true, or the operation has failed
+  std::exception_ptr failure_;
+  const std::chrono::steady_clock::time_point created_ = std::chrono::steady_clock::now();
+  // For torch.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<Work> self_;  ///< while a future needs it
+  bool is_in_background_ = false;
 };
 
 }  // namespace muster::detail::group

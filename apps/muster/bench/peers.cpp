@@ -42,11 +42,13 @@ void add_own_loop_with_malloc(Row& row, int ranks, const std::string& steps, con
 struct Peers::State {
   ScratchFolder scratch;
   std::optional<std::string> torch_python;
+  std::optional<std::string> muster_python;
   std::optional<std::string> ray_python;
 };
 
 Peers::Peers() : state_(std::make_unique<State>()) {
   state_->torch_python = python_with({"torch"});
+  state_->muster_python = python_with({"torch", "muster_torch"});
   state_->ray_python = python_with({"torch", "ray"});
   write(state_->scratch.path() / "torch_job.py", torch_job);
   write(state_->scratch.path() / "ray_job.py", ray_job);
@@ -72,6 +74,17 @@ std::optional<Program> Peers::torchrun(const std::string& name, int ranks, const
   words.insert(words.end(), flags.begin(), flags.end());
   words.push_back(folder + "/torch_job.py");
   words.insert(words.end(), arguments.begin(), arguments.end());
+  return Program{name, std::move(command)};
+}
+
+std::optional<Program> Peers::ddp_over_muster(const std::string& name, int ranks,
+                                              const std::vector<std::string>& arguments) const {
+  if (!state_->muster_python) return std::nullopt;
+  std::vector<std::string> words{*state_->muster_python, state_->scratch.path().string() + "/torch_job.py"};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  auto command = under_mpirun(ranks, words);
+  command.environment.emplace_back("OMP_NUM_THREADS", "1");
+  command.environment.emplace_back("MUSTER_BENCH_BACKEND", "muster");
   return Program{name, std::move(command)};
 }
 
@@ -103,10 +116,15 @@ void add_step_peers(Row& row, const Options& options, const Measurement& measure
     return;
   }
   ddp_with_malloc->command = with_malloc(std::move(ddp_with_malloc->command));
-  add_peers(row, alternate({{ours, on_ranks(options.ranks, {"job", "step", row.name, steps})},
-                            std::move(*ddp),
-                            std::move(*ddp_with_malloc)},
-                           measurement, step_ms));
+  std::vector<Program> programs{
+      {ours, on_ranks(options.ranks, {"job", "step", row.name, steps})}, std::move(*ddp), std::move(*ddp_with_malloc)};
+  if (auto over_muster = peers.ddp_over_muster("torch_ddp_over_muster", options.ranks, arguments))
+    programs.push_back(std::move(*over_muster));
+  else
+    row.notes.push_back(
+        "torch_ddp_over_muster: left out, since no Python has torch and muster_torch. To have it: "
+        "scripts/build-python, and install the wheel that it makes");
+  add_peers(row, alternate(programs, measurement, step_ms));
   row.notes.push_back(
       "torch_ddp and torch_ddp_malloc (with muster's settings of malloc) are processes of their own, in rounds beside "
       "processes of muster");

@@ -21,6 +21,9 @@ class Peers {
   /// loopback device. None if no Python with torch is found.
   std::optional<Program> torchrun(const std::string& name, int ranks, const std::vector<std::string>& arguments,
                                   const std::vector<std::string>& flags = {}) const;
+  /// Returns the same job under mpirun with DDP over muster; none if no Python with torch and muster_torch is found.
+  std::optional<Program> ddp_over_muster(const std::string& name, int ranks,
+                                         const std::vector<std::string>& arguments) const;
   /// Returns the job with this name under Ray Train; none if no Python with Ray is found.
   std::optional<Program> ray_train(const std::string& job, int ranks) const;
   /// Returns a note "NAMES: left out, …" that says how to install the Python module.
@@ -31,7 +34,7 @@ class Peers {
   std::unique_ptr<State> state_;
 };
 
-/// Adds torch's DDP to a row of `step`, with and without muster's malloc settings.
+/// Adds torch's DDP to a row of `step`: over gloo, with and without muster's malloc settings, and over muster.
 void add_step_peers(Row& row, const Options& options, const Measurement& measurement);
 
 }  // namespace muster::bench

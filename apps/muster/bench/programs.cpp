@@ -42,8 +42,14 @@ bool started_by_launcher() {
 }
 
 Command on_ranks(int ranks, const std::vector<std::string>& arguments) {
-  Command command{.words = {find_mpirun(ranks), "-n", std::to_string(ranks), this_program().string()}};
-  command.words.insert(command.words.end(), arguments.begin(), arguments.end());
+  std::vector<std::string> words{this_program().string()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return under_mpirun(ranks, words);
+}
+
+Command under_mpirun(int ranks, const std::vector<std::string>& words) {
+  Command command{.words = {find_mpirun(ranks), "-n", std::to_string(ranks)}};
+  command.words.insert(command.words.end(), words.begin(), words.end());
   constexpr std::array<std::pair<const char*, const char*>, 5> settings{{
       {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},

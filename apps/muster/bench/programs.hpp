@@ -17,6 +17,9 @@ bool started_by_launcher();
 /// than cores, and binds no ranks. Throws an Error (ExitCode::missing_package) if there is no mpirun.
 Command on_ranks(int ranks, const std::vector<std::string>& arguments);
 
+/// Returns any program with its arguments, started in this way.
+Command under_mpirun(int ranks, const std::vector<std::string>& words);
+
 /// The same under `muster run`, which may start the ranks once more.
 Command supervised(int ranks, const std::vector<std::string>& arguments);
 

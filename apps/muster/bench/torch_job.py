@@ -1,4 +1,5 @@
-"""A rank of a job under torchrun, with DistributedDataParallel over gloo, as `muster bench` compares it:
+"""A rank of a job under torchrun, with DistributedDataParallel over gloo, as `muster bench` compares it, or under mpirun
+and over muster if MUSTER_BENCH_BACKEND says so:
 
 torch_job.py step MODEL BATCH STEPS   the median time of a step, that of the slowest rank
 torch_job.py start                    when the first step was done, by the machine's monotonic clock
@@ -226,7 +227,12 @@ def time_checkpoints(method, folder, megabytes, tensors, times=3):
 
 
 def main():
-    dist.init_process_group("gloo")
+    if os.environ.get("MUSTER_BENCH_BACKEND") == "muster":
+        import muster_torch  # noqa: F401
+
+        dist.init_process_group("muster", init_method="muster://")
+    else:
+        dist.init_process_group("gloo")
     if sys.argv[1] == "start":
         result = first_step()
     elif sys.argv[1] == "recovery":
@@ -238,8 +244,8 @@ def main():
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
     dist.barrier()
-    # torch 2.13 aborts now and then while it takes its gloo group down.
-    os._exit(0)
+    if dist.get_backend() == "gloo":
+        os._exit(0)  # torch 2.13 aborts now and then while it takes its gloo group down
 
 
 if __name__ == "__main__":
