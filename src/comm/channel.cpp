@@ -1,6 +1,7 @@
 #include "comm/channel.hpp"
 
 #include "base/duration.hpp"
+#include "base/text.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
@@ -9,7 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <iterator>
 #include <map>
 
@@ -247,10 +247,8 @@ void Channel::wait(const std::function<bool()>& ready, const std::function<std::
     if (!timeout)
       decision = world->wait_monitor.decide(call, since, time.suspended(), longest, other.empty() ? nullptr : &other);
     if (decision.more > 0ms) continue;
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
-    const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
-                      std::to_string(size);
+    const auto seconds = static_cast<double>(longest.count()) / 1000;
+    const auto fact = formatted("not finished within %g s on rank %d of %d", seconds, rank, size);
     if (timeout)
       throw Error(ExitCode::retry, doing(), fact,
                   "A rank is stuck, lost or in another collective; --timeout sets the limit");
