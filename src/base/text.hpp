@@ -19,12 +19,12 @@ void append_piece(std::string& text, const Piece& piece) {
   static_assert(!std::is_same_v<Piece, bool>, "Say what is true, as in (last ? \"the last\" : \"not the last\")");
   if constexpr (std::is_same_v<Piece, char>)
     text += piece;
-  else if constexpr (std::is_arithmetic_v<Piece>)
-    text += std::to_string(piece);
+  else if constexpr (std::is_convertible_v<const Piece&, std::string_view>)
+    text += std::string_view(piece);
   else if constexpr (requires { piece.native(); })
     text += piece.native();
   else
-    text += std::string_view(piece);
+    text += std::to_string(piece);
 }
 
 /// One text of several pieces, as in str("rank ", rank, " has read ", path): texts, characters, paths, and numbers as
