@@ -11,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -266,11 +265,7 @@ std::string time_text(const Json& status) {
   for (std::size_t part = 0; part < 4; ++part) useful -= parts[part].seconds;
   const auto starts = status.value("starts", Json());
   const auto count = starts.is_array() ? starts.size() : 1;
-  const auto share = [&](double part) {
-    std::array<char, 16> text{};
-    std::snprintf(text.data(), text.size(), "%5.1f%%", 100 * part / total);
-    return std::string(text.data());
-  };
+  const auto share = [&](double part) { return detail::formatted("%5.1f%%", 100 * part / total); };
   std::string text = "time: " + seconds_text(total) + " in " + std::to_string(count) +
                      (count == 1 ? " start" : " starts") + "\n  " + share(std::max(useful, 0.0)) + "  useful steps\n";
   for (const auto& part : parts)

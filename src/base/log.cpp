@@ -9,7 +9,6 @@
 #include <spdlog/spdlog.h>
 
 #include <array>
-#include <cstdio>
 #include <memory>
 #include <mutex>
 
@@ -86,9 +85,7 @@ Level level() noexcept { return sinks().level; }
 void set_level(Level level) { configure(sinks().rank, level); }
 
 std::filesystem::path file_of_rank(const std::filesystem::path& run, int rank) {
-  char name[32];
-  std::snprintf(name, sizeof name, "rank_%05d.log", rank);
-  return run / "logs" / name;
+  return run / "logs" / formatted("rank_%05d.log", rank);
 }
 
 void write_to(const std::filesystem::path& path) {

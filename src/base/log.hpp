@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "base/text.hpp"  // messages are made with str()
 
 #include <filesystem>
 #include <string>

@@ -1,9 +1,10 @@
 // Makes text from files and flags safe to print on a terminal.
 #pragma once
 
+#include "base/text.hpp"
+
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -41,18 +42,13 @@ inline std::string shortened(std::string text, std::size_t characters) {
 /// tabs stay.
 inline std::string printable(std::string_view text) {
   std::string shown;
-  const auto escape = [&](const char* form, unsigned code) {
-    char digits[8];
-    std::snprintf(digits, sizeof digits, form, code);
-    shown += digits;
-  };
   while (!text.empty()) {
     const auto byte = static_cast<unsigned char>(text[0]);
     const auto length = utf8_length(text);
     if (length == 0 || (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f)
-      escape("\\x%02x", byte);
+      shown += formatted("\\x%02x", byte);
     else if (byte == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0)  // U+0080 to U+009F
-      escape("\\u%04x", static_cast<unsigned char>(text[1]));
+      shown += formatted("\\u%04x", static_cast<unsigned char>(text[1]));
     else
       shown += text.substr(0, length);
     text.remove_prefix(std::max<std::size_t>(length, 1));

@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -43,11 +44,7 @@ fs::path note_of(const storage::Tier& run) { return run.folder() / "fast_tier.js
 std::string new_id() {
   std::random_device random;
   std::string id;
-  for (int word = 0; word < 4; ++word) {
-    char digits[9];
-    std::snprintf(digits, sizeof digits, "%08x", static_cast<unsigned>(random()));
-    id += digits;
-  }
+  for (int word = 0; word < 4; ++word) id += formatted("%08x", random());
   return id;
 }
 

@@ -1,6 +1,7 @@
 #include "comm/channel.hpp"
 
 #include "base/duration.hpp"
+#include "base/text.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/progress.hpp"
@@ -10,7 +11,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <iterator>
 #include <map>
 
@@ -265,10 +265,8 @@ std::chrono::milliseconds Channel::past_timeout(const RecordedCall& recorded_cal
   const auto decision = world->wait_monitor.decide({id, call_number, world_ranks}, since, suspended, longest,
                                                    other.empty() ? nullptr : &other);
   if (!is_own && decision.more > std::chrono::milliseconds(0)) return decision.more;
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(longest.count()) / 1000);
-  const auto fact = std::string("not finished within ") + seconds + " s on rank " + std::to_string(rank) + " of " +
-                    std::to_string(size) + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
+  const auto fact = formatted("not finished within %g s on rank %d of %d", static_cast<double>(longest.count()) / 1000,
+                              rank, size) + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
                     world->wait_monitor.at_step() + ". " + decision.fact;
   if (is_own)
     throw Error(

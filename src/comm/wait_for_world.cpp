@@ -1,6 +1,7 @@
 #include "comm/wait_for_world.hpp"
 
 #include "base/supervisor_message.hpp"
+#include "base/text.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
 #include "muster/error.hpp"
@@ -109,10 +110,9 @@ bool has_other_programs() {
 
 /// "2 of the 3 ranks of MPI_COMM_WORLD have made a Launch within 10 s"
 std::string come_within(std::chrono::milliseconds time, const RollCall& roll_call) {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(time.count()) / 1000);
+  const auto seconds = formatted("%g s", static_cast<double>(time.count()) / 1000);
   return std::to_string(roll_call.count()) + " of the " + std::to_string(size_in(MPI_COMM_WORLD)) +
-         " ranks of MPI_COMM_WORLD have made a Launch within " + seconds + " s";
+         " ranks of MPI_COMM_WORLD have made a Launch within " + seconds;
 }
 
 }  // namespace

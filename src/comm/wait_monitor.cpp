@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdio>
 #include <iterator>
 #include <map>
 #include <ranges>
@@ -52,9 +51,7 @@ void futex_wake(std::atomic<std::uint32_t>& word) {
 }
 
 std::string seconds(std::chrono::nanoseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(time).count());
-  return text;
+  return formatted("%.1f s", std::chrono::duration<double>(time).count());
 }
 
 std::string indented(const std::string& lines) {

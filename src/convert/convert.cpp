@@ -1,8 +1,8 @@
 #include "convert/convert.hpp"
 
 #include "base/file.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "convert/dataset_writer.hpp"
 
 #include <algorithm>

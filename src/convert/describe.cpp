@@ -1,7 +1,7 @@
 // Describes the content and layout of a dataset file, for `muster inspect`.
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "convert/hdf5_rows.hpp"
 #include "convert/ragged.hpp"
 #include "convert/reading.hpp"

@@ -4,10 +4,8 @@
 #include "hdf5/file.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <set>
 
@@ -159,10 +157,8 @@ class Scales {
     const hdf5::Handle dataset(check(H5Dcreate2(file_, scale.name().c_str(), H5T_IEEE_F32BE, space.get(), H5P_DEFAULT,
                                                 creation.get(), H5P_DEFAULT)),
                                H5Dclose);
-    std::array<char, 32> width{};
-    std::snprintf(width.data(), width.size(), ".%10lld", static_cast<long long>(size));
     write_text(dataset.get(), "CLASS", "DIMENSION_SCALE");
-    write_text(dataset.get(), "NAME", hdf5::only_dimension + std::string(width.data()));
+    write_text(dataset.get(), "NAME", hdf5::only_dimension + formatted(".%10lld", static_cast<long long>(size)));
     if (scale.number) write(dataset.get(), "_Netcdf4Dimid", H5T_NATIVE_INT32, {}, &*scale.number);
   }
 

@@ -1,5 +1,5 @@
 #include "base/cpus.hpp"
-#include "base/listed.hpp"
+#include "base/text.hpp"
 #include "doctor/checks.hpp"
 #include "launch/binding.hpp"
 #include "launch/launcher.hpp"
@@ -7,20 +7,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 
 namespace muster::detail::doctor {
-namespace {
-
-std::string text_of(double cpus) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g", cpus);
-  return text;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Json look_at_node_cores(const std::filesystem::path& root) {
   const double quota = cpu_quota(root);
@@ -82,8 +73,8 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
   if (!findings.empty()) return findings;
   if (quota < std::min(available, threads))
     findings.push_back({warning, "cores",
-                        "the control group grants " + text_of(quota) + " CPUs, and " + counted(count, "rank") +
-                            " with " + counted(threads, "thread") + " run there",
+                        "the control group grants " + formatted("%.3g", quota) + " CPUs, and " +
+                            counted(count, "rank") + " with " + counted(threads, "thread") + " run there",
                         "Ask for more CPUs (--cpus of a container, --cpus-per-task of Slurm), or start fewer ranks"});
   if (count > available)
     findings.push_back({warning, "cores", counted(count, "rank") + " share " + counted(available, "CPU"),

@@ -2,9 +2,9 @@
 
 #include "base/cpus.hpp"
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 #include "comm/mpi_scope.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/timeout.hpp"
@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
@@ -251,15 +250,13 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
   }
   for (auto& difference : check_differences(compared)) findings.push_back(std::move(difference));
 
-  char text[64];
-  std::snprintf(text, sizeof text, "a sum over all of them took %.2g ms", took.count());
   if (sum == world.size())
-    findings.push_back(
-        {ok,
-         "ranks",
-         detail::counted(world.size(), "rank") + " on " + detail::counted(topology.num_nodes, "node") + "; " + text,
-         "",
-         {hosts[0]}});
+    findings.push_back({ok,
+                        "ranks",
+                        detail::counted(world.size(), "rank") + " on " + detail::counted(topology.num_nodes, "node") +
+                            detail::formatted("; a sum over all of them took %.2g ms", took.count()),
+                        "",
+                        {hosts[0]}});
 
   watch.begin("asking Slurm");
   nodes[0]["mpi"] = look_at_mpi(detail::comm::mpi_library(), environment, run);

@@ -1,4 +1,4 @@
-#include "base/listed.hpp"
+#include "base/text.hpp"
 #include "doctor/checks.hpp"
 #include "hdf5/library.hpp"
 #include "muster/version.hpp"

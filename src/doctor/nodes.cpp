@@ -1,5 +1,5 @@
-#include "base/listed.hpp"
 #include "base/readable.hpp"
+#include "base/text.hpp"
 #include "doctor/checks.hpp"
 
 #include <algorithm>

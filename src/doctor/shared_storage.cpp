@@ -1,11 +1,12 @@
 #include "doctor/shared_storage.hpp"
 
+#include "base/text.hpp"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <optional>
 #include <thread>
 
@@ -97,12 +98,11 @@ Findings check_shared_storage(const Json& facts, const std::string& writer) {
          "a file that " + writer + " has written is not seen within " + std::to_string(sight_timeout.count()) + " s",
          "Choose a --storage on a file system that all nodes share"}};
   Findings findings;
-  if (facts.at("after_s") > slow_sight_s) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.1f s", facts.at("after_s").get<double>());
-    findings.push_back({warning, subject, "a file that " + writer + " has written is seen only after " + text,
+  if (facts.at("after_s") > slow_sight_s)
+    findings.push_back({warning, subject,
+                        "a file that " + writer + " has written is seen only after " +
+                            formatted("%.1f s", facts.at("after_s").get<double>()),
                         "Shorten the time for which its attributes are cached (NFS: actimeo)"});
-  }
   if (facts.at("sees_lock") == false)
     findings.push_back({warning, subject,
                         "a lock of " + writer + " is not seen, so that two jobs on different hosts might use one run",

@@ -238,14 +238,11 @@ Findings check_storage(const Json& facts) {
   if (is_memory(type))
     findings.push_back({warning, subject, "it is in memory (" + type + "), and is lost when the node starts again",
                         "Choose a --storage on a disk"});
-  if (ahead > 1 || ahead < -1) {
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%.1f s", ahead > 0 ? ahead : -ahead);
-    findings.push_back(
-        {warning, subject,
-         std::string("the clock of its server is ") + seconds + (ahead > 0 ? " ahead of" : " behind") + " this node's",
-         "Have the clocks set by NTP"});
-  }
+  if (ahead > 1 || ahead < -1)
+    findings.push_back({warning, subject,
+                        formatted("the clock of its server is %.1f s %s this node's", std::abs(ahead),
+                                  ahead > 0 ? "ahead of" : "behind"),
+                        "Have the clocks set by NTP"});
   if (speed < slow)
     findings.push_back({warning, subject, "it takes " + bytes_text(speed) + "/s",
                         "Choose a faster --storage, or save behind training (async_save)"});

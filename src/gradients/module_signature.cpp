@@ -1,6 +1,6 @@
 #include "gradients/module_signature.hpp"
 
-#include "base/listed.hpp"
+#include "base/text.hpp"
 
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>

@@ -7,7 +7,6 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>
 
-#include <string>
 #include <utility>
 
 namespace muster::detail::group {

@@ -1,6 +1,6 @@
 #include "hdf5/types.hpp"
 
-#include "base/listed.hpp"
+#include "base/text.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,8 @@
 #include "launch/binding.hpp"
 
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "launch/launcher.hpp"
 #include "launch/openmp.hpp"
 #include "muster/json.hpp"

@@ -2,8 +2,8 @@
 
 #include "base/duration.hpp"
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>

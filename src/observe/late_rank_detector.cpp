@@ -1,8 +1,9 @@
 #include "observe/late_rank_detector.hpp"
 
+#include "base/text.hpp"
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <utility>
 
@@ -75,11 +76,7 @@ const char* remedy(LateCause cause) {
   return "Look at the file system's load from there, or save less often";
 }
 
-std::string percent(double share) {
-  char text[16];
-  std::snprintf(text, sizeof text, "%.0f%%", 100 * share);
-  return text;
-}
+std::string percent(double share) { return formatted("%.0f%%", 100 * share); }
 
 /// Returns for each worker how much longer part(its times) is than the median of the other workers', in seconds.
 std::vector<double> behind_in(const StepWindow& window, const std::function<double(const RankTimes&)>& part) {

@@ -73,9 +73,7 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
   const auto samples = static_cast<double>(position.samples), consumed = static_cast<double>(position.consumed);
   const double share = samples > 0 ? std::clamp(consumed / samples, 0.0, 1.0) : 0;
   const auto before = epoch_of(position.epoch, position.epochs) + " ";
-  std::array<char, 16> percent{};
-  std::snprintf(percent.data(), percent.size(), " %3.0f%%", 100 * share);
-  std::string after = percent.data();
+  auto after = formatted(" %3.0f%%", 100 * share);
   const auto room_beside = [&](const std::string& text) {
     return width - 1 - static_cast<int>(before.size() + after.size() + text.size());
   };

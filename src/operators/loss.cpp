@@ -10,7 +10,6 @@
 #include <iterator>
 #include <memory>
 #include <sstream>
-#include <string>
 #include <string_view>
 
 namespace muster::detail::operators {

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -37,11 +36,8 @@ std::string uuid_of_gpu(int index) {
   const bool known = function("cuDeviceGet", get_device) &&
                      (function("cuDeviceGetUuid_v2", get_uuid) || function("cuDeviceGetUuid", get_uuid)) &&
                      get_device(&device, index) == 0 && get_uuid(&bytes, device) == 0;
-  for (std::size_t i = 0; known && i < bytes.size(); ++i) {
-    std::array<char, 4> digits{};
-    std::snprintf(digits.data(), digits.size(), "%02x", bytes[i]);
-    text += (i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + std::string(digits.data());
-  }
+  for (std::size_t i = 0; known && i < bytes.size(); ++i)
+    text += (i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + formatted("%02x", bytes[i]);
   ::dlclose(driver);
   return text;
 }

@@ -2,7 +2,7 @@
 
 #include "base/duration.hpp"
 #include "base/json.hpp"
-#include "base/listed.hpp"
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/timeout.hpp"
 #include "launch/settings.hpp"

@@ -2,9 +2,9 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/run_names.hpp"
+#include "base/text.hpp"
 #include "checkpoint/fast_tier.hpp"
 #include "checkpoint/files/checked_files.hpp"
 #include "checkpoint/files/validation_file.hpp"

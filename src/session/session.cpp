@@ -2,8 +2,8 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/rank_status.hpp"
 #include "muster/detail/worker.hpp"

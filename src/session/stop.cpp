@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <span>
-#include <string>
 #include <system_error>
 #include <utility>
 

@@ -1,7 +1,7 @@
 #include "state/collect.hpp"
 #include "base/json.hpp"
 
-#include "base/listed.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "optim/weight_averages.hpp"
 #include "state/copy.hpp"

@@ -1,8 +1,8 @@
 #include "state/replication.hpp"
 
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 #include "muster/error.hpp"
 #include "state/collect.hpp"
@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -221,10 +220,7 @@ std::set<std::string> find_drift(const Communicator& communicator, const StateDi
     largest = std::max(largest, largest_difference(communicator, state.tensors.at(difference.what)));
   }
   if (communicator.rank() != 0 || drifted.empty()) return tensors;
-  char by[64] = "";
-  if (!tensors.empty())
-    std::snprintf(by, sizeof by, ", by up to %.3g in %zu tensor%s", largest, tensors.size(),
-                  tensors.size() == 1 ? "" : "s");
+  const auto by = tensors.empty() ? "" : formatted(", by up to %.3g in ", largest) + counted(tensors.size(), "tensor");
   const bool statistics = std::ranges::any_of(drifted, [](const Disagreement& difference) {
     return difference.what.ends_with("running_mean") || difference.what.ends_with("running_var");
   });

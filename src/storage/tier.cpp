@@ -1,9 +1,9 @@
 #include "storage/tier.hpp"
 
+#include "base/text.hpp"
 #include "storage/folder_tier.hpp"
 
 #include <charconv>
-#include <cstdio>
 
 namespace muster::detail::storage {
 namespace {
@@ -12,11 +12,7 @@ constexpr std::string_view prefix = "checkpoint_";
 
 }  // namespace
 
-std::string Tier::name_of(int index) {
-  char digits[16];
-  std::snprintf(digits, sizeof digits, "%06d", index);
-  return std::string(prefix) + digits;
-}
+std::string Tier::name_of(int index) { return str(prefix, formatted("%06d", index)); }
 
 std::optional<int> Tier::index_of(const std::string& name) {
   const auto index = leading_index(name);

@@ -1,7 +1,7 @@
 #include "supervise/launch_command.hpp"
 
-#include "base/listed.hpp"
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "launch/supervised.hpp"
 #include "muster/error.hpp"
 #include "supervise/lost_hosts.hpp"

@@ -2,12 +2,12 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "observe/csv.hpp"
 #include "run/failures.hpp"
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <set>
 #include <string>
 
@@ -37,11 +37,7 @@ std::optional<Checkpoint> checkpoint_at(const std::filesystem::path& path, const
 
 }  // namespace
 
-std::string name_of(int trial) {
-  std::array<char, 16> number{};
-  std::snprintf(number.data(), number.size(), "%05d", trial);
-  return std::string(trial_prefix) + number.data();
-}
+std::string name_of(int trial) { return trial_prefix + formatted("%05d", trial); }
 
 const char* text_of(TrialStatus status) noexcept { return statuses[static_cast<std::size_t>(status)]; }
 

@@ -2,9 +2,9 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
 #include "base/row_fields.hpp"
+#include "base/text.hpp"
 #include "comm/agreement.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/timeout.hpp"

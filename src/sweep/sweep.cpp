@@ -1,8 +1,8 @@
 #include "muster/sweep.hpp"
 
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "comm/agreement.hpp"
 #include "comm/make_world.hpp"
 #include "comm/mpi_threads.hpp"

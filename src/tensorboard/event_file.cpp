@@ -2,6 +2,7 @@
 
 #include "base/host.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <isa-l/crc.h>
@@ -12,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <functional>
@@ -75,9 +75,8 @@ std::string new_name(const fs::path& folder) {
     // Ignore a file of the far future, written when a clock was wrong; else all later files would need such names.
     if (other < second + 3600) second = std::max(second, other + 1);
   }
-  std::array<char, 32> digits{};
-  std::snprintf(digits.data(), digits.size(), "%010lld", static_cast<long long>(second));
-  return std::string(name_prefix) + digits.data() + "." + host_name() + "." + std::to_string(::getpid());
+  return std::string(name_prefix) + formatted("%010lld.", static_cast<long long>(second)) + host_name() + "." +
+         std::to_string(::getpid());
 }
 
 /// Calls use(name, value) for each value in `config` that is not an object.

@@ -12,7 +12,6 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 
 namespace muster::detail::trainer {
 

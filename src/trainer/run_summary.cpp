@@ -1,18 +1,16 @@
 #include "trainer/run_summary.hpp"
 
 #include "base/json.hpp"
-#include "base/listed.hpp"
 #include "base/printable.hpp"
 #include "base/readable.hpp"
 #include "base/row_fields.hpp"
+#include "base/text.hpp"
 #include "muster/checkpoint.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <utility>
@@ -23,13 +21,6 @@ namespace {
 
 constexpr std::size_t most_metrics = 12;
 constexpr std::size_t name_width = 26;
-
-template <class... Values>
-std::string formatted(const char* format, const Values&... values) {
-  std::array<char, 128> text{};
-  std::snprintf(text.data(), text.size(), format, values...);
-  return text.data();
-}
 
 /// Returns "2:05" or "1:00:05"; below ten seconds "0.4 s".
 std::string duration(double seconds) {

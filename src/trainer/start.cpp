@@ -1,6 +1,6 @@
 #include "base/file.hpp"
-#include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 #include "data/sources/source.hpp"
 #include "muster/version.hpp"

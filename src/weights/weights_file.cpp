@@ -1,7 +1,7 @@
 #include "weights/weights_file.hpp"
 
-#include "base/listed.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "launch/settings.hpp"
 #include "muster/error.hpp"
 #include "state/collect.hpp"

@@ -1,11 +1,10 @@
 #include "script.hpp"
 
 #include "base/duration.hpp"
+#include "base/text.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cstdio>
 #include <filesystem>
 
 namespace muster::tool {
@@ -21,10 +20,8 @@ int ranks_per_node(const BatchOptions& options) {
 
 /// Returns "HH:MM:SS", which both batch systems accept.
 std::string time_text(seconds time) {
-  std::array<char, 64> text{};
   const auto all = static_cast<long long>(time.count());
-  std::snprintf(text.data(), text.size(), "%02lld:%02lld:%02lld", all / 3600, all / 60 % 60, all % 60);
-  return text.data();
+  return detail::formatted("%02lld:%02lld:%02lld", all / 3600, all / 60 % 60, all % 60);
 }
 
 std::string name_of_program(const BatchOptions& options) {
@@ -68,9 +65,7 @@ std::string escaped(char c) {
   if (c == '\'' || c == '\\') return std::string("\\") + c;
   const auto byte = static_cast<unsigned char>(c);
   if (byte >= 0x20 && byte != 0x7f) return {c};
-  std::array<char, 8> octal{};
-  std::snprintf(octal.data(), octal.size(), "\\%03o", static_cast<unsigned>(byte));
-  return octal.data();
+  return detail::formatted("\\%03o", byte);
 }
 
 /// Says why signal_lead() is as it is.

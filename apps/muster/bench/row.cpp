@@ -1,11 +1,10 @@
 #include "row.hpp"
 
 #include "../text.hpp"
+#include "base/text.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <iostream>
 
 namespace muster::bench {
@@ -23,15 +22,9 @@ std::vector<double> ratios(const std::vector<double>& mine, const std::vector<do
   return result;
 }
 
-std::string number(const char* format, double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
 /// Returns the number with at least three digits.
 std::string digits(double value) {
-  return number(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
+  return detail::formatted(value >= 100 ? "%.0f" : value >= 10 ? "%.1f" : value >= 0.1 ? "%.2f" : "%.3f", value);
 }
 
 std::string time_text(double ms) {
@@ -107,8 +100,8 @@ std::string pass_text(const Row& row) {
   return row.name + ": " + whole(pass.samples_per_s) + " samples/s (" + whole(pass.slowest) + " – " +
          whole(pass.fastest) + "), " + tool::bytes_text(static_cast<std::uint64_t>(pass.bytes_per_s)) +
          " per second; the first batch takes " + time_text(pass.first_batch_ms) +
-         "; a step that computes as long as reading a batch takes waits " + number("%.0f", 100 * pass.waiting) +
-         " % of its time";
+         "; a step that computes as long as reading a batch takes waits " +
+         detail::formatted("%.0f", 100 * pass.waiting) + " % of its time";
 }
 
 std::string row_text(const Row& row, bool first) {
@@ -124,7 +117,8 @@ std::string row_text(const Row& row, bool first) {
       }
     table.rows.push_back(std::move(cells));
   }
-  table.rows.push_back({"", "A/A", "", number("%.3f", row.twin_ratio), row.valid() ? rounds_text(row.rounds) : "void"});
+  table.rows.push_back(
+      {"", "A/A", "", detail::formatted("%.3f", row.twin_ratio), row.valid() ? rounds_text(row.rounds) : "void"});
   return tool::to_text(table, first);
 }
 

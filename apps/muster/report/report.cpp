@@ -6,7 +6,6 @@
 
 #include <filesystem>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace muster::tool {

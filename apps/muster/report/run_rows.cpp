@@ -1,8 +1,9 @@
 #include "run_rows.hpp"
 
+#include "base/text.hpp"
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <limits>
 
@@ -16,11 +17,7 @@ constexpr double not_known = std::numeric_limits<double>::quiet_NaN();
 std::int64_t whole(double value) { return std::abs(value) < 9e15 ? std::llround(value) : 0; }
 
 /// Rounds to six digits, which are enough for a time.
-double rounded(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.6g", value);
-  return std::strtod(text.data(), nullptr);
-}
+double rounded(double value) { return std::strtod(detail::formatted("%.6g", value).c_str(), nullptr); }
 
 std::size_t share(std::size_t buckets, std::size_t curves) {
   return std::clamp<std::size_t>(buckets / std::max<std::size_t>(curves, 1), 20, most_buckets);

@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "checkpoint/files/pieces.hpp"
 #include "state/tensor_bytes.hpp"
 #include "state/training_position.hpp"
@@ -76,9 +77,7 @@ const Json& object_at(const Json& json, const char* key) { return member_at(json
 const Json& array_at(const Json& json, const char* key) { return member_at(json, key, &Json::is_array, "a list"); }
 
 std::string checksum_line(std::string_view before) {
-  std::array<char, 9> digits{};
-  std::snprintf(digits.data(), digits.size(), "%08x", crc32(std::as_bytes(std::span(before))));
-  return std::string("\"checksum\": \"") + digits.data() + "\"\n}\n";
+  return formatted("\"checksum\": \"%08x\"\n}\n", crc32(std::as_bytes(std::span(before))));
 }
 
 void check_name(const std::string& name) {

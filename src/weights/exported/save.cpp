@@ -1,5 +1,5 @@
 // Writes a program of torch.export with other weights: a copy of its archive, with new records for the tensors.
-#include "base/listed.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "muster/exported.hpp"
 #include "weights/exported/program.hpp"

@@ -20,6 +20,13 @@ EXIT_CODES = {
 }
 MARK, UNMARK = "\ue000", "\ue001"  # around the name of a placeholder
 
+NUMBERS = "int long unsigned short size_t ptrdiff_t int32_t int64_t uint32_t uint64_t pid_t uid_t hsize_t double float rep".split()
+NUMBER_CALLS = ("size", "count", "min", "max", "clamp", "round", "lround", "llround")
+TEXT_CALLS = (
+    "dump", "what", "what_without_backtrace", "substr", "c_str", "data", "type_name", "get_name", "toString", "top_of",
+    "zip_strerror", "zip_error_strerror", "str", "counted", "formatted", "string",
+)  # fmt: skip
+TEXTS = ("string", "string_view", "path", "char")
 MOST_ALTERNATIVES = 12
 MOST_LEVELS = 6
 
@@ -64,6 +71,7 @@ class Texts:
         self.find_classes()
         self.find_constants()
         self.find_functions()
+        self.find_kinds()
 
     # What the sources declare
 
@@ -115,6 +123,35 @@ class Texts:
                 if source.is_name(at) and source.is_sign(at + 1, "(", "{"):
                     self.calls.setdefault(source.tokens[at].text, []).append((source, at))
 
+    def find_kinds(self):
+        """Of each file, what names are declared as: name to (its place, is in a container, is a number)."""
+        self.kinds = {}
+        for source in self.sources.values():
+            kinds = self.kinds[source.path] = {}
+            for at in range(1, len(source.tokens)):
+                before = at - 1
+                while source.is_sign(before, "&", "*", ">", "&&") or source.is_name(before, "const"):
+                    before -= 1
+                if source.is_name(at) and source.is_name(before, *NUMBERS, *TEXTS):
+                    inside = any(source.is_sign(one, ">") for one in range(before, at))
+                    is_number = source.tokens[before].text in NUMBERS or source.is_name(before - 1, "unsigned")
+                    kind = at, inside, is_number
+                    kinds.setdefault(source.tokens[at].text, []).append(kind)
+
+    def kind_of(self, source, name, at, inside):
+        """True if a name is declared as a number, False for a text, None if nothing is known or it is both."""
+        own = self.kinds[source.path].get(name, [])
+        header = self.kinds.get(source.path.replace(".cpp", ".hpp"), {}).get(name, [])
+        near = [one for one in own if one[0] < at]
+        everywhere = [one for kinds in self.kinds.values() for one in kinds.get(name, [])]
+        is_member = source.is_sign(at - 1, ".", "->")
+        for kinds in (header, near, own, everywhere) if is_member else (near, own, header, everywhere):
+            kinds = [one for one in kinds if one[1] == inside][-1 if kinds is not everywhere else 0 :]
+            if kinds:
+                found = {one[2] for one in kinds}
+                return found.pop() if len(found) == 1 else False if inside else None
+        return False if inside else None
+
     # Texts
 
     def texts(self, value, level=0):
@@ -163,12 +200,12 @@ class Texts:
         return first[:begin] + placeholder() + (first[-end:] if end else "")
 
     @staticmethod
-    def top_level(source, begin, end, sign):
+    def top_level(source, begin, end, *signs):
         at = begin
         while at < end:
             if source.is_sign(at, "(", "{", "["):
                 at = source.close[at]
-            elif source.is_sign(at, sign):
+            elif source.is_sign(at, *signs):
                 return at
             at += 1
         return None
@@ -221,6 +258,10 @@ class Texts:
             if callee == "c10::str":
                 alternatives = [self.texts(Range(source, *one, bound), level + 1) for one in source.arguments(opening)]
                 return self.combined(alternatives)
+            if re.fullmatch(r"(muster::)?(detail::)?str", callee):
+                return self.combined([self.piece(Range(source, *one, bound), level) for one in source.arguments(opening)])
+            if re.fullmatch(r"(muster::)?(detail::)?formatted", callee):
+                return self.formatted(Range(source, begin, end, bound), opening, level)
             if re.fullmatch(r"\w+\.(c_str|str|data)", callee):
                 return self.texts(Range(source, begin, begin + 1, bound), level + 1)
             if re.fullmatch(r"(\w+::)*\w+", callee):
@@ -233,6 +274,73 @@ class Texts:
         if end - begin == 3 and source.is_sign(begin + 1, "::") and source.is_name(begin + 2):
             return self.texts(Range(source, begin + 2, end, bound), level + 1)
         return [self.name_for(source, begin, end)]
+
+    def formatted(self, value, opening, level):
+        """The texts of formatted("%d rows of %s", n, path): N for whole numbers, the texts of other texts."""
+        source = value.source
+        format_, *arguments = source.arguments(opening)
+        alternatives = []
+        for text in self.texts(Range(source, *format_, value.bound), level + 1):
+            values = iter(arguments)
+            parts = re.split(r"%([-+ 0#]*[\d.*]*(?:hh|h|ll|l|z)?[a-zA-Z%])", text)
+            for number in range(1, len(parts), 2):
+                kind = parts[number][-1]
+                argument = None if kind == "%" else next(values, None)
+                if kind == "s" and argument:
+                    parts[number] = self.texts(Range(source, *argument, value.bound), level + 1)
+                else:
+                    parts[number] = ["%" if kind == "%" else placeholder("N" if kind in "dux" else "")]
+            alternatives += self.combined([part if isinstance(part, list) else [part] for part in parts])
+        return self.limited(alternatives)
+
+    def piece(self, value, level):
+        """The texts of an argument of str(); N for a number."""
+        kind = self.is_number(value.source, value.begin, value.end)
+        found = [] if kind else self.texts(value, level)
+        if value.end - value.begin == 1 and found == [placeholder()]:
+            found = [placeholder(self.NAMES.get(value.source.tokens[value.begin].text, ""))]
+        return [placeholder("N")] if kind or (kind is None and found == [placeholder()]) else found
+
+    def is_number(self, source, begin, end, level=0):
+        """Whether an expression is a number, as its signs, calls and the declarations of its names say; else None."""
+        tokens = source.tokens
+        question = self.top_level(source, begin, end, "?")
+        if question is not None:
+            colon = self.matching_colon(source, question, end)
+            kinds = [self.is_number(source, *one, level) for one in ((question + 1, colon), (colon + 1, end))]
+            return False if False in kinds else True if True in kinds else None
+        if level > MOST_LEVELS or "text" in (tokens[begin].kind, tokens[end - 1].kind):
+            return False
+        if "number" in (tokens[begin].kind, tokens[end - 1].kind) or self.top_level(source, begin + 1, end, *"-/%*"):
+            return True
+        if source.is_sign(end - 1, ")") and source.is_sign(source.open[end - 1] - 1, ">"):
+            # static_cast<int>(x), x.get<double>()
+            at = source.open[end - 1] - 2
+            return tokens[at].text in NUMBERS or source.is_name(at - 1, "unsigned")
+        inside = source.is_sign(begin, "*")
+        while end > begin and source.is_sign(end - 1, ")", "]", "}"):
+            inside |= source.is_sign(end - 1, "]")
+            end = source.open[end - 1]
+        while source.is_name(end - 1, "front", "back", "at", "value") and source.is_sign(end - 2, ".", "->"):
+            end, inside = end - 2, True
+            while end > begin and source.is_sign(end - 1, ")", "]"):
+                end = source.open[end - 1]
+        if end <= begin or not source.is_name(end - 1):
+            return None
+        name = tokens[end - 1].text
+        if name in NUMBER_CALLS or name in TEXT_CALLS or (name == "first" and source.is_sign(end - 2, ".", "->")):
+            return name in NUMBER_CALLS
+        for function in source.functions_at(end - 1) if end - 1 == begin or source.is_sign(begin, "*") else ():
+            value = self.initialiser(source, function, name, end - 1)
+            kind = self.is_number(source, *value, level + 1) if value else None
+            if value and tokens[value[0] - 3].text in NUMBERS:
+                return True
+            if value and source.is_sign(begin, "*"):  # of an iterator nothing is known
+                found = {one[2] for kinds in self.kinds.values() for one in kinds.get(name, [])}
+                return bool(kind) or found == {True}
+            if kind is not None:
+                return kind
+        return self.kind_of(source, name, end - 1, inside)
 
     @staticmethod
     def is_literal(token):
@@ -357,10 +465,10 @@ class Texts:
             if not declared or source.is_name(at - 1, "return", "else", "throw"):
                 continue
             if source.is_sign(at + 1, "="):
-                return at + 2, self.end_of_statement(source, at)
+                return at + 2, self.end_of_value(source, at)
             if source.is_sign(at + 1, "[") and source.is_sign(at + 3, "="):
                 return at + 4, self.end_of_statement(source, at)
-            if source.is_sign(at + 1, "(", "{") and source.is_name(at - 1, "string", "string_view"):
+            if source.is_sign(at + 1, "(", "{") and source.is_name(at - 1, "string", "string_view", "span"):
                 return at + 2, source.close[at + 1]
         return None
 
@@ -424,7 +532,10 @@ class Texts:
         names = [token.text for token in source.tokens[begin:end] if token.kind == "name"]
         if names and names[-1] == "nullopt":
             return ""
-        if "to_string" in names and "std" in names:
+        if ("to_string" in names and "std" in names) or any(
+            source.is_name(at, "str") and source.is_sign(at + 1, "(") and not source.is_sign(at - 1, ".", "->")
+            for at in range(begin, end)
+        ):
             return placeholder("N")
         if {"json_text", "json_text_lossy"} & set(names):  # a value of any kind
             return placeholder("")
