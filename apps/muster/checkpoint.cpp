@@ -1,4 +1,5 @@
 // muster checkpoint: lists, verifies and exports the checkpoints of a run.
+#include "base/text.hpp"
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "text.hpp"
@@ -64,15 +65,13 @@ void verify(const CheckpointArguments& arguments) {
     return std::count_if(verified.begin(), verified.end(), [&](auto& info) { return info.code == code; });
   };
   if (const auto unread = count(ExitCode::retry); unread > 0)
-    throw Error(ExitCode::retry, doing,
-                std::to_string(unread) + " of " + std::to_string(verified.size()) + " could not be read",
+    throw Error(ExitCode::retry, doing, detail::str(unread, " of ", verified.size(), " could not be read"),
                 "That says nothing about their content; try again");
   const auto damaged = count(ExitCode::data);
   if (damaged > 0)
     throw Error(ExitCode::data, doing,
-                std::to_string(damaged) + " of " + std::to_string(verified.size()) +
-                    (verified.size() == 1 ? " checkpoint" : " checkpoints") + (damaged == 1 ? " is" : " are") +
-                    " damaged",
+                detail::str(damaged, " of ", detail::counted(verified.size(), "checkpoint"),
+                            damaged == 1 ? " is" : " are", " damaged"),
                 "Resuming takes the newest that is whole");
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoint_text.hpp"
 
+#include "base/text.hpp"
 #include "run_files.hpp"
 #include "text.hpp"
 
@@ -120,8 +121,7 @@ void require_outside_records(const std::filesystem::path& output) {
     const bool checkpoint = is_numbered(folder) || (has("manifest.json") && has("state.h5"));
     if (checkpoint || (has("params.json") && has("logs") && has(".lock")))
       throw Error(ExitCode::usage, "writing " + output.string(),
-                  "it lies in the " + std::string(checkpoint ? "checkpoint " : "run ") + folder.string() +
-                      ", which is a record",
+                  detail::str("it lies in the ", checkpoint ? "checkpoint " : "run ", folder, ", which is a record"),
                   "Choose a path outside of it");
   }
 }

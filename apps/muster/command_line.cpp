@@ -1,5 +1,6 @@
 #include "command_line.hpp"
 
+#include "base/text.hpp"
 #include "interrupt.hpp"
 #include "text.hpp"
 
@@ -161,8 +162,8 @@ int run(const std::string& name, const std::string& description, int argc, char*
                                        named_command(app) + " --help` lists them");
     if (!named.empty() && named.front()->get_name() == "run" &&
         dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr)
-      return fail(ExitCode::usage, std::string(error.what()) + ". For a flag of the program put -- before the program");
-    return fail(ExitCode::usage, std::string(error.what()) + ". `" + named_command(app) + " --help` lists the options");
+      return fail(ExitCode::usage, detail::str(error.what(), ". For a flag of the program put -- before the program"));
+    return fail(ExitCode::usage, detail::str(error.what(), ". `", named_command(app), " --help` lists the options"));
   }
   if (!std::cout.flush())
     return fail(ExitCode::retry,
@@ -177,7 +178,7 @@ CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
     std::uint64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || value < least || value > most)
-      return "\"" + text + "\" is no whole number from " + std::to_string(least) + " to " + std::to_string(most);
+      return detail::str("\"", text, "\" is no whole number from ", least, " to ", most);
     text = std::to_string(value);  // CLI11 would read 010 as 8
     return {};
   };

@@ -1,4 +1,5 @@
 // muster convert: makes datasets from downloaded files, or from datasets with another layout.
+#include "base/text.hpp"
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 #include "dataset_text.hpp"
@@ -83,8 +84,7 @@ void convert(Converter converter, ConvertArguments& arguments) {
     options.progress = [&](std::uint64_t done, std::uint64_t total) {
       interrupt.check();
       if (total == 0) return;  // it is still reading
-      line.show("writing " + bytes_text(done) + " of " + bytes_text(total) + " (" + std::to_string(100 * done / total) +
-                "%)");
+      line.show(detail::str("writing ", bytes_text(done), " of ", bytes_text(total), " (", 100 * done / total, "%)"));
     };
     try {
       written = converter(inputs, output, options);
@@ -111,7 +111,7 @@ void add_format(CLI::App& parent, const std::string& name, const std::string& de
   auto& options = arguments->options;
   command
       ->add_option("files", arguments->files,
-                   std::string(copies ? "The input" : "Inputs") + ", and last the file to make (replaced if it exists)")
+                   detail::str(copies ? "The input" : "Inputs", ", and last the file to make (replaced if it exists)"))
       ->option_text(input + " OUT.h5");
   command
       ->add_option("--columns", arguments->columns,

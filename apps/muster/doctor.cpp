@@ -1,4 +1,5 @@
 // muster doctor: says whether training would start on this machine or on a launcher's ranks, and what to mend.
+#include "base/text.hpp"
 #include "commands.hpp"
 #include "run_files.hpp"
 #include "text.hpp"
@@ -45,7 +46,7 @@ std::string mark_of(Finding::Severity severity) {
 std::string named(const std::vector<std::string>& hosts) {
   std::string text;
   for (std::size_t i = 0; i < std::min(hosts.size(), most_hosts); ++i) text += (i == 0 ? "" : ", ") + hosts[i];
-  return hosts.size() <= most_hosts ? text : text + " and " + std::to_string(hosts.size() - most_hosts) + " more";
+  return hosts.size() <= most_hosts ? text : detail::str(text, " and ", hosts.size() - most_hosts, " more");
 }
 
 std::string text_of(const Finding& finding, bool names_hosts) {
@@ -60,7 +61,7 @@ std::string text_of(const Finding& finding, bool names_hosts) {
   return lines;
 }
 
-std::string things(std::ptrdiff_t count) { return std::to_string(count) + (count == 1 ? " thing" : " things"); }
+std::string things(std::ptrdiff_t count) { return detail::counted(count, "thing"); }
 
 std::string verdict(const Examination& examination) {
   const auto count = [&](Finding::Severity severity) {
@@ -79,9 +80,9 @@ void print_text(const Examination& examination) {
   if (examination.launcher.empty())
     title += "started alone";
   else
-    title += std::to_string(examination.ranks) + (examination.ranks == 1 ? " rank" : " ranks") +
-             (examination.nodes > 1 ? " on " + std::to_string(examination.nodes) + " nodes" : "") + " under " +
-             examination.launcher;
+    title += detail::str(detail::counted(examination.ranks, "rank"),
+                         examination.nodes > 1 ? detail::str(" on ", examination.nodes, " nodes") : "", " under ",
+                         examination.launcher);
   std::cout << printable(title) << "\n";
   for (const auto& finding : examination.findings) std::cout << text_of(finding, examination.nodes > 1);
   std::cout << verdict(examination) << std::endl;

@@ -1,4 +1,5 @@
 // muster predict: applies a program of torch.export to a dataset, in this process or on ranks that it starts.
+#include "base/text.hpp"
 #include "checkpoint_text.hpp"
 #include "commands.hpp"
 
@@ -45,8 +46,7 @@ void add_columns(const std::string& name, bool is_root, const c10::IValue& value
                   item.value(), columns);
   } else if (value.isTuple() || value.isList()) {
     const auto parts = value.isTuple() ? value.toTupleRef().elements().vec() : value.toListRef().vec();
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      add_columns(name + "_" + std::to_string(i), false, parts[i], columns);
+    for (std::size_t i = 0; i < parts.size(); ++i) add_columns(detail::str(name, "_", i), false, parts[i], columns);
   } else if (!value.isNone()) {
     throw Error(ExitCode::usage, predicting, "the program's \"" + name + "\" is no tensor", "Have it return tensors");
   }

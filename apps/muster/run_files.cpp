@@ -65,10 +65,10 @@ double number_at(const Json& object, const std::string& key) {
 std::string seconds_text(double seconds) {
   if (!(seconds < 1e10)) return "years";
   const auto rounded = static_cast<long long>(std::llround(seconds));
-  if (rounded < 120) return std::to_string(rounded) + " s";
-  if (rounded < 2 * 3600) return std::to_string(rounded / 60) + " min";
-  if (rounded < 48 * 3600) return std::to_string(rounded / 3600) + " h";
-  return std::to_string(rounded / 86400) + " d";
+  if (rounded < 120) return detail::str(rounded, " s");
+  if (rounded < 2 * 3600) return detail::str(rounded / 60, " min");
+  if (rounded < 48 * 3600) return detail::str(rounded / 3600, " h");
+  return detail::str(rounded / 86400, " d");
 }
 
 std::string text_at(const Json& object, const Json::json_pointer& path) {
@@ -211,8 +211,7 @@ RunSummary summary_of(const fs::path& run) {
   summary.best = best_of(read_json(run / "params.json"), reports);
   if (summary.status.is_object()) {
     summary.epoch = std::to_string(count_at(summary.status, "epoch") + 1);
-    if (const auto epochs = count_at(summary.status, "epochs"); epochs > 0)
-      summary.epoch += "/" + std::to_string(epochs);
+    if (const auto epochs = count_at(summary.status, "epochs"); epochs > 0) summary.epoch += detail::str("/", epochs);
     summary.updated = std::max(count_at(summary.status, "updated"), reported);
   } else if (!reports.empty()) {
     summary.updated = reported;
@@ -228,12 +227,11 @@ Json to_json(const RunSummary& summary) {
 }
 
 std::string progress_text(const Json& status) {
-  std::string text = "epoch " + std::to_string(count_at(status, "epoch") + 1);
-  if (const auto epochs = count_at(status, "epochs"); epochs > 0) text += "/" + std::to_string(epochs);
+  std::string text = detail::str("epoch ", count_at(status, "epoch") + 1);
+  if (const auto epochs = count_at(status, "epochs"); epochs > 0) text += detail::str("/", epochs);
   if (const auto samples = count_at(status, "samples"); samples > 0)
-    text +=
-        "  " + std::to_string(std::clamp<std::int64_t>(count_at(status, "consumed"), 0, samples) * 100 / samples) + "%";
-  text += "  step " + std::to_string(count_at(status, "global_step"));
+    text += detail::str("  ", std::clamp<std::int64_t>(count_at(status, "consumed"), 0, samples) * 100 / samples, "%");
+  text += detail::str("  step ", count_at(status, "global_step"));
   if (const double rate = number_at(status, "samples_per_s"); !std::isnan(rate))
     text += "  " + detail::number_text(rate) + " samples/s";
   if (const double left = number_at(status, "run_s_left"); !std::isnan(left))
@@ -266,8 +264,8 @@ std::string time_text(const Json& status) {
   const auto starts = status.value("starts", Json());
   const auto count = starts.is_array() ? starts.size() : 1;
   const auto share = [&](double part) { return detail::formatted("%5.1f%%", 100 * part / total); };
-  std::string text = "time: " + seconds_text(total) + " in " + std::to_string(count) +
-                     (count == 1 ? " start" : " starts") + "\n  " + share(std::max(useful, 0.0)) + "  useful steps\n";
+  std::string text = detail::str("time: ", seconds_text(total), " in ", detail::counted(count, "start"), "\n  ",
+                                 share(std::max(useful, 0.0)), "  useful steps\n");
   for (const auto& part : parts)
     if (part.seconds >= total / 2000)
       text += "  " + share(part.seconds) + "  " + part.name + ", " + seconds_text(part.seconds) + "\n";
@@ -284,7 +282,7 @@ std::string metrics_text(const Json& row) {
 }
 
 std::string report_text(const Json& row) {
-  std::string text = "report " + std::to_string(count_at(row, "training_iteration")) + ":";
+  std::string text = detail::str("report ", count_at(row, "training_iteration"), ":");
   for (const auto& [name, value] : row.items())
     if (!detail::is_row_field(name) || name == "checkpoint_dir_name")
       text += " " + (name == "checkpoint_dir_name" ? "" : name + " ") + value_text(value);

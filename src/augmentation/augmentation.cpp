@@ -1,6 +1,7 @@
 #include "muster/augmentation.hpp"
 
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
 
@@ -23,7 +24,7 @@ namespace {
 
 std::string joined(at::IntArrayRef sizes) {
   std::string all;
-  for (const auto size : sizes) all += (all.empty() ? "" : ", ") + std::to_string(size);
+  for (const auto size : sizes) all += detail::str(all.empty() ? "" : ", ", size);
   return "[" + all + "]";
 }
 
@@ -108,8 +109,8 @@ class RandomCrop final : public Augmentation {
       for (std::size_t d = 0; d < sizes.size(); ++d)
         if (sizes[d] + 2 * padding_ < sizes_[d])
           refuse(name,
-                 "the crop " + joined(sizes_) + " is larger than a sample, " + joined(sizes) + " with padding " +
-                     std::to_string(padding_),
+                 detail::str("the crop ", joined(sizes_), " is larger than a sample, ", joined(sizes), " with padding ",
+                             padding_),
                  "Give smaller sizes or more padding");
     }
     for (auto& size : first) size += 2 * padding_;
@@ -149,8 +150,8 @@ class RandomFlip final : public Augmentation {
       const auto dimensions = values.dim() - 1;
       if (dimension_ < -dimensions || dimension_ >= dimensions)
         refuse(name,
-               "its samples have the shape " + joined(values.sizes().slice(1)) + ", without dimension " +
-                   std::to_string(dimension_),
+               detail::str("its samples have the shape ", joined(values.sizes().slice(1)), ", without dimension ",
+                           dimension_),
                "Name a dimension of a sample");
       std::vector<std::int64_t> shape(static_cast<std::size_t>(values.dim()), 1);
       shape.front() = values.size(0);
@@ -177,7 +178,7 @@ class RandomNoise final : public Augmentation {
     for (const auto& name : columns()) {
       const auto& values = batch[name];
       if (!values.is_floating_point())
-        refuse(name, std::string("it holds ") + c10::toString(values.scalar_type()) + " values",
+        refuse(name, detail::str("it holds ", c10::toString(values.scalar_type()), " values"),
                "Convert it to floats before, or name other columns");
       const auto wide = values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
       const auto noise = at::randn(values.sizes(), generator, wide).mul_(deviation_);

@@ -2,6 +2,7 @@
 
 #include "base/control_groups.hpp"
 #include "base/host.hpp"
+#include "base/text.hpp"
 
 #include <sched.h>
 
@@ -117,7 +118,7 @@ std::vector<Core> cores_of_machine(const fs::path& root) {
   const auto cpus = root / "sys/devices/system/cpu";
   std::map<std::tuple<int, int, int, int>, Core> cores;  // package, die, core, first CPU
   for (const int cpu : list_in(cpus / "online")) {
-    const auto topology = cpus / ("cpu" + std::to_string(cpu)) / "topology";
+    const auto topology = cpus / str("cpu", cpu) / "topology";
     auto siblings = list_in(topology / "thread_siblings_list");
     if (siblings.empty()) siblings = {cpu};
     if (siblings.front() != cpu) continue;

@@ -26,7 +26,7 @@ namespace muster::detail {
 namespace {
 
 [[noreturn]] void fail(ExitCode code, const char* doing, const std::filesystem::path& path, int error) {
-  throw Error(code == ExitCode::data ? read_error_code(error) : code, std::string(doing) + " " + path.string(),
+  throw Error(code == ExitCode::data ? read_error_code(error) : code, str(doing, " ", path),
               error == ELOOP && code == ExitCode::retry ? "it is a symbolic link, and links are not written through"
                                                         : std::strerror(error),
               remedy_of(error));
@@ -138,7 +138,7 @@ bool is_own_group(gid_t id) { return id == ::getegid() || ::group_member(id) != 
 
 std::string user_of(uid_t id) {
   const passwd* const user = ::getpwuid(id);
-  return user != nullptr ? user->pw_name : "user " + std::to_string(id);
+  return user != nullptr ? user->pw_name : str("user ", id);
 }
 
 }  // namespace
@@ -198,8 +198,8 @@ void File::read_at(std::span<std::byte> into, std::uint64_t offset) const {
       fail(ExitCode::data, "reading", path_, errno);
     }
     if (got == 0)
-      throw Error(ExitCode::data, "reading " + path_.string(),
-                  "the file is truncated: it ends at byte " + std::to_string(offset), "Make or copy it anew");
+      throw Error(ExitCode::data, "reading " + path_.string(), str("the file is truncated: it ends at byte ", offset),
+                  "Make or copy it anew");
     into = into.subspan(static_cast<std::size_t>(got));
     offset += static_cast<std::uint64_t>(got);
   }
@@ -284,7 +284,7 @@ std::string read_file(const std::filesystem::path& path, std::uint64_t most) {
   const File file(path, File::Mode::read);
   const auto size = file.size();
   if (size > most)
-    throw Error(ExitCode::data, "reading " + path.string(), "it is absurdly large: " + std::to_string(size) + " bytes",
+    throw Error(ExitCode::data, "reading " + path.string(), str("it is absurdly large: ", size, " bytes"),
                 "Use another file");
   std::string content(size, '\0');
   file.read_at(std::as_writable_bytes(std::span(content)), 0);
@@ -375,7 +375,7 @@ void require_output(const std::filesystem::path& path) {
   if (path.has_filename() &&
       (type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular))
     return;
-  refuse(std::string(path.has_filename() ? kind_of(type) : "a folder") + " has this name", "Choose another");
+  refuse(str(path.has_filename() ? kind_of(type) : "a folder", " has this name"), "Choose another");
 }
 
 void sync_directory(const std::filesystem::path& path) {

@@ -1,6 +1,7 @@
 #include "base/json.hpp"
 
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <cmath>
@@ -25,7 +26,7 @@ Json parse_json(std::string_view text, const std::string& doing, bool comments) 
   std::vector<std::set<std::string>> keys;  // the keys so far of each object that is open at this position
   const auto check = [&](int depth, Event event, const Json& value) {
     if (depth >= max_json_depth)
-      throw Error(ExitCode::data, doing, "it is nested more than " + std::to_string(max_json_depth) + " levels deep",
+      throw Error(ExitCode::data, doing, str("it is nested more than ", max_json_depth, " levels deep"),
                   "Write it flatter, or use another file");
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
@@ -102,8 +103,7 @@ void require_json_readable(const Json& value, const std::string& doing) {
                   "Keep bytes in a tensor of torch::kUInt8");
     if (!inner.is_structured()) return;
     if (levels == most)
-      throw Error(ExitCode::user_error, doing, "it is nested more than " + std::to_string(most) + " levels deep",
-                  "Make it flatter");
+      throw Error(ExitCode::user_error, doing, str("it is nested more than ", most, " levels deep"), "Make it flatter");
     for (const auto& child : inner) self(self, child, levels + 1);
   };
   check(check, value, 0);
@@ -113,12 +113,12 @@ namespace {
 
 void require_values_kept(const Json& value, const std::string& path, const std::string& remedy) {
   const auto refuse_text = [&](const char* what) {
-    throw Error(ExitCode::user_error, "saving " + path, std::string(what) + " is not UTF-8, which JSON does not keep",
+    throw Error(ExitCode::user_error, "saving " + path, str(what, " is not UTF-8, which JSON does not keep"),
                 "Keep other bytes in a tensor of torch::kUInt8");
   };
   if (value.is_number_float() && !std::isfinite(value.get<double>()))
     throw Error(ExitCode::user_error, "saving " + path,
-                "it is " + std::to_string(value.get<double>()) + ", which JSON does not keep", remedy);
+                str("it is ", value.get<double>(), ", which JSON does not keep"), remedy);
   if (value.is_string() && !is_utf8(value.get_ref<const std::string&>())) refuse_text("its text");
   if (!value.is_structured()) return;
   for (const auto& [name, child] : value.items()) {

@@ -64,7 +64,7 @@ Sinks& sinks() {
 Level level_from_name(std::string_view name) {
   for (std::size_t i = 0; i < names.size(); ++i)
     if (names[i] == name) return static_cast<Level>(i);
-  throw Error(ExitCode::usage, "choosing what is logged", "\"" + std::string(name) + "\" is not a level",
+  throw Error(ExitCode::usage, "choosing what is logged", str("\"", name, "\" is not a level"),
               "Choose one of trace, debug, info, warn, error, off");
 }
 

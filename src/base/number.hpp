@@ -1,13 +1,13 @@
 // Reads numbers from files, flags and environment variables, whose text may be no number or too large a one.
 #pragma once
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <charconv>
 #include <concepts>
 #include <limits>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -29,8 +29,8 @@ To checked_cast(From value, std::string_view doing, std::string_view what, ExitC
   if (std::in_range<To>(value)) return static_cast<To>(value);
   const bool below = std::cmp_less(value, std::numeric_limits<To>::min());
   throw Error(code, doing,
-              std::string(what) + " is " + std::to_string(value) + ", " + (below ? "less than " : "more than ") +
-                  std::to_string(below ? std::numeric_limits<To>::min() : std::numeric_limits<To>::max()),
+              str(what, " is ", value, ", ", below ? "less than " : "more than ",
+                  below ? std::numeric_limits<To>::min() : std::numeric_limits<To>::max()),
               "Give another, or make the file anew");
 }
 
@@ -39,7 +39,7 @@ template <std::integral T>
 T checked_product(T a, T b, std::string_view doing, std::string_view what, ExitCode code = ExitCode::data) {
   T product{};
   if (!__builtin_mul_overflow(a, b, &product)) return product;
-  throw Error(code, doing, std::string(what) + " is larger than any memory", "Give another, or make the file anew");
+  throw Error(code, doing, str(what, " is larger than any memory"), "Give another, or make the file anew");
 }
 
 }  // namespace muster::detail

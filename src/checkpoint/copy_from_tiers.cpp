@@ -180,7 +180,7 @@ bool has_index_or_newer(const storage::Tier& run, int index) {
     if (problem.empty() && !copied) return true;
     if (there == index) {
       const auto new_path = run.quarantine(index);
-      const auto cause = copied ? " is a copy of the checkpoint " + std::to_string(*copied) : " is damaged";
+      const auto cause = copied ? str(" is a copy of the checkpoint ", *copied) : " is damaged";
       log::warn(path.filename().string() + cause + " and now named " + new_path.filename().string() +
                 (problem.empty() ? "" : ": " + problem));
     }
@@ -219,7 +219,7 @@ std::string take_checkpoint(const Communicator& communicator, const std::vector<
 std::vector<std::string> missing_hosts(const NotedTier& tier, const std::vector<NodeFolder>& folders) {
   std::vector<std::string> hosts;
   for (std::size_t node = 0; node < tier.hosts.size(); ++node) {
-    const auto begin = tier.prefix() + std::to_string(node) + "-";
+    const auto begin = str(tier.prefix(), node, "-");
     if (std::ranges::none_of(folders,
                              [&](const auto& folder) { return folder.path.filename().string().starts_with(begin); }))
       hosts.push_back(tier.hosts[node]);

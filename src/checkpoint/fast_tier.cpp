@@ -39,7 +39,7 @@ bool or_warn(const char* doing, const Work& work) noexcept try {
   work();
   return true;
 } catch (const std::exception& error) {
-  log::warn(std::string(doing) + ": " + error.what());
+  log::warn(str(doing, ": ", error.what()));
   return false;
 }
 
@@ -77,8 +77,8 @@ void FastTiers::create_own(const Communicator& communicator, const fs::path& pla
     return made.id;
   });
   if (id.empty()) return;
-  const auto own = folder / (NotedTier{folder.string(), id}.prefix() + std::to_string(topology.node_rank) + "-" +
-                             topology.hosts[static_cast<std::size_t>(communicator.rank())]);
+  const auto own = folder / str(NotedTier{folder.string(), id}.prefix(), topology.node_rank, "-",
+                                topology.hosts[static_cast<std::size_t>(communicator.rank())]);
   const bool is_leader = topology.local_rank == 0;
   run_on_all(communicator, [&] {
     const auto doing = "making the folder " + own.string() + " of the fast tier";

@@ -34,7 +34,7 @@ struct stat status_at(const fs::path& path) {
 
 std::string user_name(uid_t id) {
   const passwd* const user = ::getpwuid(id);
-  return user != nullptr ? user->pw_name : "user " + std::to_string(id);
+  return user != nullptr ? user->pw_name : str("user ", id);
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ std::string identity_of(const storage::Tier& run) {
     throw Error(ExitCode::retry, "looking at " + path.string(), std::strerror(errno), "Check the path");
   auto identity = std::to_string(status.stx_ino);
   if ((status.stx_mask & STATX_BTIME) != 0)
-    identity += " " + std::to_string(status.stx_btime.tv_sec) + "." + std::to_string(status.stx_btime.tv_nsec);
+    identity += str(" ", status.stx_btime.tv_sec, ".", status.stx_btime.tv_nsec);
   return identity;
 }
 

@@ -73,7 +73,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
       continue;
     }
     if (info.problem.empty() && info.index != index) {
-      info.problem = "it is a copy of the checkpoint " + std::to_string(info.index);
+      info.problem = detail::str("it is a copy of the checkpoint ", info.index);
       info.code = ExitCode::data;
     }
     info.index = index;
@@ -138,8 +138,8 @@ int detail::checkpoint::next_index(const fs::path& run) {
     const auto manifest_index = index_in_manifest(path);
     if (manifest_index && *manifest_index != index) {
       indices.erase(index);
-      detail::log::warn(path.string() + " is a copy of the checkpoint " + std::to_string(*manifest_index) +
-                        ", so the run does not go on from it. Move it out of the run's folder");
+      detail::log::warn(detail::str(path, " is a copy of the checkpoint ", *manifest_index,
+                                    ", so the run does not go on from it. Move it out of the run's folder"));
     } else if (manifest_index) {
       next = index + 1;
       break;
@@ -150,7 +150,7 @@ int detail::checkpoint::next_index(const fs::path& run) {
     if (index < next + widest_gap) next = std::max(next, index + 1);
   if (next > detail::storage::Tier::max_index)
     throw Error(ExitCode::data, "numbering the next checkpoint of " + run.string(),
-                "the highest index is " + std::to_string(detail::storage::Tier::max_index) + ", and it is in use",
+                detail::str("the highest index is ", detail::storage::Tier::max_index, ", and it is in use"),
                 "Look for it in the names of the checkpoints there and in steps_back.json, or give the run another "
                 "name");
   return next;

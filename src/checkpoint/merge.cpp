@@ -53,7 +53,7 @@ StateDict with_rows_of_all(const Communicator& communicator, const StateDict& mi
 
 std::string fingerprint(const StateDict& entry) {
   auto text = json_text(outline_of(entry));
-  for (const auto& [name, tensor] : entry.tensors) text += "/" + std::to_string(state::fingerprint(tensor));
+  for (const auto& [name, tensor] : entry.tensors) text += str("/", state::fingerprint(tensor));
   return text;
 }
 
@@ -103,8 +103,8 @@ StateDict merge_entries(const Communicator& communicator, const std::optional<Ch
       const auto its = of_rank[rank].value(name, Json());
       everywhere = everywhere && its == kept;
       if (!its.is_null() && its != kept && communicator.rank() == 0)
-        log::warn("the entry " + name + " of the checkpoint that rank " + std::to_string(rank) +
-                  " gives differs from that of rank " + std::to_string(root) + ", which is kept");
+        log::warn(str("the entry ", name, " of the checkpoint that rank ", rank, " gives differs from that of rank ",
+                      root, ", which is kept"));
     }
     auto entry = state::select_entry(mine, name);
     if (!everywhere)

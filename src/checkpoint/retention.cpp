@@ -100,7 +100,7 @@ void prune(const storage::Tier& tier, const CheckpointConfig& config, bool keep_
       tier.remove(index);
     }
   } catch (const std::exception& error) {
-    log::warn(std::string("removing old checkpoints: ") + error.what());
+    log::warn(str("removing old checkpoints: ", error.what()));
   }
 }
 

@@ -29,7 +29,7 @@ namespace {
 CheckpointConfig checked(CheckpointConfig config) {
   if (config.num_to_keep.value_or(1) < 1)
     throw Error(ExitCode::usage, "keeping checkpoints",
-                "num_to_keep is " + std::to_string(*config.num_to_keep) + ", and the newest always stays",
+                str("num_to_keep is ", *config.num_to_keep, ", and the newest always stays"),
                 "Give 1 or more, or leave it out to keep all");
   return config;
 }
@@ -118,10 +118,10 @@ std::string CheckpointStore::problem_of(const fs::path& checkpoint) const {
   if (bad != seen.end()) {
     if (std::ranges::none_of(seen, &std::string::empty)) return *bad;
     const auto rank = static_cast<std::size_t>(bad - seen.begin());
-    throw Error(ExitCode::retry, "verifying " + checkpoint.string(),
-                "other ranks see it whole, but rank " + std::to_string(rank) + " (" +
-                    communicator_.topology().hosts[rank] + ") says: " + *bad,
-                "The file system does not show the same files on all nodes; try again");
+    throw Error(
+        ExitCode::retry, "verifying " + checkpoint.string(),
+        str("other ranks see it whole, but rank ", rank, " (", communicator_.topology().hosts[rank], ") says: ", *bad),
+        "The file system does not show the same files on all nodes; try again");
   }
   const auto& topology = communicator_.topology();
   const state::RankInGroup in_node{topology.local_rank, topology.local_size};
@@ -177,8 +177,7 @@ std::optional<Checkpoint> CheckpointStore::newest() {
                     "the checkpoint to which the run was rolled back is gone, and the later ones were given up",
                     "Name the one to go on from: --resume " + there.published.rbegin()->second.string());
       if (!there.damaged.empty())
-        throw Error(ExitCode::data, doing,
-                    "all that are there are damaged (" + std::to_string(there.damaged.size()) + ")",
+        throw Error(ExitCode::data, doing, str("all that are there are damaged (", there.damaged.size(), ")"),
                     "`muster checkpoint verify` says what is wrong with each. The next start uses one that has been "
                     "repaired. To start from the beginning, give the run another name");
       return -1;
@@ -252,7 +251,7 @@ void CheckpointStore::roll_back(int index, const std::string& name) {
   if (const auto problem = problem_of(path); !problem.empty()) throw Error(ExitCode::data, problem);
   if (verified_.manifest.index != index)
     throw Error(ExitCode::data, "going back to " + path.string(),
-                "it is a copy of the checkpoint " + std::to_string(verified_.manifest.index),
+                str("it is a copy of the checkpoint ", verified_.manifest.index),
                 "Name that checkpoint, if it is still there");
   rollback_ = {index, indices_.next - 1, name};
 }

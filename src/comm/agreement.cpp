@@ -1,5 +1,6 @@
 #include "comm/agreement.hpp"
 
+#include "base/text.hpp"
 #include "comm/channel.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
@@ -158,10 +159,10 @@ std::vector<Outcome> with_depth_mismatch(std::vector<Outcome> outcomes, const st
   const auto least = std::ranges::min_element(depths), most = std::ranges::max_element(depths);  // the lowest ranks
   const bool all_done = std::ranges::all_of(outcomes, [](const Outcome& o) { return o.kind == Outcome::Kind::done; });
   if (*least == *most || !all_done) return outcomes;
-  const Error mismatch(ExitCode::user_error, "waiting for all ranks",
-                       "rank " + std::to_string(most - depths.begin()) + " is in a call that rank " +
-                           std::to_string(least - depths.begin()) + " does not make",
-                       "Make collective calls on all ranks alike");
+  const Error mismatch(
+      ExitCode::user_error, "waiting for all ranks",
+      str("rank ", most - depths.begin(), " is in a call that rank ", least - depths.begin(), " does not make"),
+      "Make collective calls on all ranks alike");
   for (auto& outcome : outcomes) outcome = {Outcome::Kind::failed, mismatch.code(), /*agreed=*/true, mismatch.what()};
   return outcomes;
 }
@@ -174,17 +175,16 @@ RanksMissing ranks_missing(const World& world, int rank, const std::vector<int>&
   std::string names;
   for (const int r : missing) {
     if (r == lowest_here) ++lowest_here;
-    names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" +
-             world.placement.hosts[static_cast<std::size_t>(r)] + ")";
+    names += str(names.empty() ? "" : ", ", r, " (", world.placement.hosts[static_cast<std::size_t>(r)], ")");
   }
   // The rank that waited too long reports first, as it knows most; without one, the lowest rank that came.
   const bool first = stalled.value_or(lowest_here) == rank;
   const auto seconds = std::chrono::round<std::chrono::seconds>(waited).count();
-  return {Error(ExitCode::retry, "waiting for all ranks to agree",
-                "no word within " + std::to_string(seconds) + " s from rank " + names +
-                    (decision.fact.empty() ? "" : ": " + decision.fact),
-                "It is stuck or lost; start the job again" + decision.details),
-          first ? 0ms : 2000ms};
+  return {
+      Error(ExitCode::retry, "waiting for all ranks to agree",
+            str("no word within ", seconds, " s from rank ", names, decision.fact.empty() ? "" : ": " + decision.fact),
+            "It is stuck or lost; start the job again" + decision.details),
+      first ? 0ms : 2000ms};
 }
 
 /// Exchanges outcomes with all ranks. Throws RanksMissing as agree() does.

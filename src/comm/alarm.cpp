@@ -1,5 +1,6 @@
 #include "comm/alarm.hpp"
 
+#include "base/text.hpp"
 #include "comm/mpi_call.hpp"
 
 #include <algorithm>
@@ -51,7 +52,7 @@ void Alarm::receive(const MPI_Status& status) {
   const auto theirs = unpack(bytes);
   if (theirs.stalled) note_stalled(rank);
   if (is_raised_) return;
-  cause_.emplace(theirs.code, rank, "rank " + std::to_string(rank) + " failed: " + theirs.text);
+  cause_.emplace(theirs.code, rank, str("rank ", rank, " failed: ", theirs.text));
   is_raised_ = true;
 }
 

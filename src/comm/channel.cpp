@@ -265,9 +265,10 @@ std::chrono::milliseconds Channel::past_timeout(const RecordedCall& recorded_cal
   const auto decision = world->wait_monitor.decide({id, call_number, world_ranks}, since, suspended, longest,
                                                    other.empty() ? nullptr : &other);
   if (!is_own && decision.more > std::chrono::milliseconds(0)) return decision.more;
-  const auto fact = formatted("not finished within %g s on rank %d of %d", static_cast<double>(longest.count()) / 1000,
-                              rank, size) + (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") +
-                    world->wait_monitor.at_step() + ". " + decision.fact;
+  const auto fact =
+      formatted("not finished within %g s on rank %d of %d", static_cast<double>(longest.count()) / 1000, rank, size) +
+      (call_number > 0 ? ", its " + node::nth(call_number) + " call there" : "") + world->wait_monitor.at_step() +
+      ". " + decision.fact;
   if (is_own)
     throw Error(
         ExitCode::retry, doing, fact,

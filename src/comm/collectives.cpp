@@ -1,6 +1,7 @@
 #include "comm/collectives.hpp"
 
 #include "base/duration.hpp"
+#include "base/text.hpp"
 #include "comm/channel.hpp"
 #include "comm/hierarchy.hpp"
 #include "comm/mpi_call.hpp"
@@ -80,11 +81,11 @@ struct Request::State {
     int count = 0;
     check(MPI_Get_count(&status, what.type, &count), "MPI_Get_count");
     if (count != what.count)
-      throw Error(ExitCode::user_error, "receiving from rank " + std::to_string(status.MPI_SOURCE),
-                  (count == MPI_UNDEFINED ? "its message has another length"
-                                          : "its message has " + std::to_string(count) + " elements") +
-                      std::string(", but ") + std::to_string(what.count) + " are expected",
-                  "Give tensors of the same type and size on both sides");
+      throw Error(
+          ExitCode::user_error, str("receiving from rank ", status.MPI_SOURCE),
+          str(count == MPI_UNDEFINED ? "its message has another length" : str("its message has ", count, " elements"),
+              ", but ", what.count, " are expected"),
+          "Give tensors of the same type and size on both sides");
   }
 
   ~State() {
@@ -121,7 +122,7 @@ void Request::wait(std::optional<std::chrono::milliseconds> timeout) {
   if (!state_ || state_->test()) return;
   const auto doing = [&] {
     const char* const part_of = watch::ScopedCallName::name();
-    return "waiting for " + (part_of == nullptr ? "" : part_of + std::string(": ")) + state_->call.text();
+    return "waiting for " + (part_of == nullptr ? "" : str(part_of, ": ")) + state_->call.text();
   };
   state_->channel->wait([&] { return state_->test(); }, doing, state_->recorded_call, timeout);
 }
@@ -305,8 +306,8 @@ Request Collectives::receive(void* data, std::size_t count, Dtype type, int from
 
 Request Collectives::receive_any(void* data, std::size_t count, Dtype type, int tag) {
   if (count > chunk_)
-    throw Error(ExitCode::usage, "receiving from any rank",
-                std::to_string(count) + " elements are more than one message holds", "Receive from a named rank");
+    throw Error(ExitCode::usage, "receiving from any rank", str(count, " elements are more than one message holds"),
+                "Receive from a named rank");
   auto state = start(communicator_, {.kind = Kind::receive, .type = type, .count = count}, name_);
   start_receive(*state, state->transport->point_to_point, {data, count, MPI_ANY_SOURCE}, type, tag, chunk_);
   return Request(std::move(state));

@@ -1,5 +1,6 @@
 #include "muster/communicator.hpp"
 
+#include "base/text.hpp"
 #include "comm/channel.hpp"
 #include "comm/collectives.hpp"
 #include "comm/handshake.hpp"
@@ -35,7 +36,7 @@ Communicator Communicator::duplicate() const {
 Communicator Communicator::split(int color, int key) const {
   constexpr auto doing = "splitting a communicator";
   if (color < 0)
-    throw Error(ExitCode::usage, doing, "the colour " + std::to_string(color) + " is negative",
+    throw Error(ExitCode::usage, doing, detail::str("the colour ", color, " is negative"),
                 "Give every rank a colour of 0 or more");
   detail::comm::wait_for_all_ranks(*this, doing);
   detail::comm::Handshake handshake(*channel_->transport->collective, doing);
@@ -72,8 +73,7 @@ void Communicator::barrier() const { Collectives(*this).barrier().wait(); }
 
 std::string Communicator::broadcast(std::string value, int root) const {
   if (root < 0 || root >= size())
-    throw Error(ExitCode::usage, "starting a broadcast",
-                "there is no rank " + std::to_string(root) + " among " + std::to_string(size()),
+    throw Error(ExitCode::usage, "starting a broadcast", detail::str("there is no rank ", root, " among ", size()),
                 "Ranks are those of this communicator, from 0");
   Collectives collectives(*this);
   auto length = std::make_shared<std::int64_t>(static_cast<std::int64_t>(value.size()));

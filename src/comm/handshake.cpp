@@ -56,8 +56,7 @@ void Handshake::finish(const std::function<void()>& meanwhile) {
     return test_all(pending);
   };
   if (!wait_until(done, default_timeout))
-    throw Error(ExitCode::retry, doing_,
-                "not all of its ranks came within " + std::to_string(default_timeout.count() / 1000) + " s",
+    throw Error(ExitCode::retry, doing_, str("not all of its ranks came within ", default_timeout.count() / 1000, " s"),
                 "A rank is stuck, lost or in another collective");
   pending.clear();
 }
@@ -146,8 +145,7 @@ std::shared_ptr<node::SharedSegment> map_node_segment(MpiCommunicator& over, con
   const auto problems = handshake.all_gather(problem);
   const auto lowest = std::ranges::find_if_not(problems, &std::string::empty);
   if (lowest != problems.end() && !warned.exchange(true) && rank == 0)
-    log::warn("rank " + std::to_string(lowest - problems.begin()) + ": " + *lowest + ". Until then " + until_then +
-              ".");
+    log::warn(str("rank ", lowest - problems.begin(), ": ", *lowest, ". Until then ", until_then, "."));
   return nullptr;
 }
 

@@ -1,5 +1,6 @@
 #include "comm/mpi_call.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "node/kernels.hpp"
 
@@ -8,7 +9,6 @@
 #include <cstddef>
 #include <numeric>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -65,15 +65,13 @@ int test(MPI_Request& request, bool& completed, MPI_Status* status) noexcept {
 void fail(int code, const char* call) {
   int kind = MPI_SUCCESS;
   if (MPI_Error_class(code, &kind) == MPI_SUCCESS && kind == MPI_ERR_TRUNCATE)
-    throw Error(ExitCode::user_error, std::string("calling ") + call,
-                "another rank's message is longer than the memory for it",
+    throw Error(ExitCode::user_error, str("calling ", call), "another rank's message is longer than the memory for it",
                 "Give tensors of the same type and size on all ranks");
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   const bool known = MPI_Error_string(code, text.data(), &length) == MPI_SUCCESS;
   std::replace(text.begin(), text.end(), '\n', ' ');  // MPICH's has a stack
-  throw Error(ExitCode::retry, std::string("calling ") + call,
-              known ? text.data() : "MPI error " + std::to_string(code),
+  throw Error(ExitCode::retry, str("calling ", call), known ? text.data() : str("MPI error ", code),
               "A rank or its node may be lost; start the job again");
 }
 

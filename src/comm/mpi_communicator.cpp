@@ -1,5 +1,6 @@
 #include "comm/mpi_communicator.hpp"
 
+#include "base/text.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
 #include "muster/error.hpp"
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <string>
 #include <utility>
 
 namespace muster::detail::comm {
@@ -21,8 +21,7 @@ constexpr std::size_t most_missed_bytes = std::size_t{256} << 20;
 
 void wait_for_all_ranks(const char* doing, const std::function<bool()>& ready) {
   if (!wait_until(ready, default_timeout))
-    throw Error(ExitCode::retry, doing,
-                "not all of its ranks came within " + std::to_string(default_timeout.count() / 1000) + " s",
+    throw Error(ExitCode::retry, doing, str("not all of its ranks came within ", default_timeout.count() / 1000, " s"),
                 "A rank is stuck, lost or in another collective");
 }
 

@@ -1,5 +1,6 @@
 #include "comm/on_ranks.hpp"
 
+#include "base/text.hpp"
 #include "comm/agreement.hpp"
 
 namespace muster::detail::comm {
@@ -61,10 +62,10 @@ void require_same_options(const Communicator& communicator, const std::string& w
     const auto other = json_from_text(of_ranks[rank]);
     for (const auto& [option, value] : first.items())
       if (value != other.at(option))
-        throw Error(ExitCode::usage, "comparing the options of " + whose + " on all ranks",
-                    option + " is " + json_text(value) + " on rank 0 and " + json_text(other.at(option)) + " on rank " +
-                        std::to_string(rank),
-                    "Give the same options on every rank");
+        throw Error(
+            ExitCode::usage, "comparing the options of " + whose + " on all ranks",
+            str(option, " is ", json_text(value), " on rank 0 and ", json_text(other.at(option)), " on rank ", rank),
+            "Give the same options on every rank");
   }
 }
 

@@ -1,5 +1,6 @@
 #include "comm/outcome.hpp"
 
+#include "base/text.hpp"
 #include "muster/communicator.hpp"
 
 #include <cxxabi.h>
@@ -93,8 +94,7 @@ std::optional<Error> root_cause(const std::vector<Outcome>& outcomes, const std:
       outcomes, [&](const Outcome& o) { return o.kind == Outcome::Kind::failed && o.text == first->text; });
   if (first->agreed || alike) return Error(first->code, first->text);
   const auto rank = first - outcomes.begin();
-  return Error(first->code,
-               "rank " + std::to_string(rank) + " (" + hosts[static_cast<std::size_t>(rank)] + "): " + first->text);
+  return Error(first->code, str("rank ", rank, " (", hosts[static_cast<std::size_t>(rank)], "): ", first->text));
 }
 
 RemoteError remote_cause(const std::vector<Outcome>& outcomes, const std::vector<std::string>& hosts) {

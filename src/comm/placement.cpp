@@ -1,6 +1,7 @@
 #include "comm/placement.hpp"
 
 #include "base/host.hpp"
+#include "base/text.hpp"
 #include "comm/handshake.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/mpi_communicator.hpp"
@@ -33,7 +34,7 @@ std::string host_name() {
 std::string memory_name() {
   const auto boot = first_line("/proc/sys/kernel/random/boot_id");
   struct stat memory {};
-  return ::stat("/dev/shm", &memory) == 0 ? boot + ' ' + std::to_string(memory.st_dev) : boot;
+  return ::stat("/dev/shm", &memory) == 0 ? str(boot, ' ', memory.st_dev) : boot;
 }
 
 /// The CPUs on which this process may run, as a text with a '1' at [cpu]; empty if the machine has more CPUs than a

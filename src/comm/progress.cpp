@@ -1,5 +1,6 @@
 #include "comm/progress.hpp"
 
+#include "base/text.hpp"
 #include "comm/mpi_call.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/wait.hpp"
@@ -15,7 +16,6 @@
 #include <cstdlib>
 #include <iterator>
 #include <list>
-#include <string>
 #include <thread>
 #include <utility>
 
@@ -134,11 +134,11 @@ void prepare_progress() {
 
 void require_progress(const char* doing, const char* operation) {
   if (is_forked())
-    throw Error(ExitCode::usage, std::string(doing) + operation,
+    throw Error(ExitCode::usage, str(doing, operation),
                 "this process is a child of fork(), which cannot use its parent's MPI",
                 "Communicate in the process that has initialised MPI");
   if (progress().is_finalised)
-    throw Error(ExitCode::usage, std::string(doing) + operation, "MPI is finalised", "Communicate before MPI_Finalize");
+    throw Error(ExitCode::usage, str(doing, operation), "MPI is finalised", "Communicate before MPI_Finalize");
 }
 
 bool is_forked() noexcept { return progress().is_forked; }

@@ -1,5 +1,6 @@
 #include "comm/shared_memory.hpp"
 
+#include "base/text.hpp"
 #include "comm/channel.hpp"
 #include "comm/handshake.hpp"
 #include "comm/rendezvous.hpp"
@@ -47,7 +48,7 @@ void release_unused(const Communicator& communicator, Channel& channel) {
   if (!can_share(channel)) return;
   auto& node = *channel.hierarchy()->communicator;
   auto unused = channel.run_exclusively([&] { return node.unused_regions(); });
-  const auto word = [](std::uint64_t region) { return " " + std::to_string(region) + " "; };
+  const auto word = [](std::uint64_t region) { return str(" ", region, " "); };
   std::string mine;
   for (const auto region : unused) mine += word(region);
   for (const auto& of_rank : communicator.all_gather(mine))

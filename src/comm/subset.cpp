@@ -1,5 +1,6 @@
 #include "comm/subset.hpp"
 
+#include "base/text.hpp"
 #include "comm/channel.hpp"
 #include "comm/world.hpp"
 #include "muster/error.hpp"
@@ -14,8 +15,8 @@ Communicator make_subset(const Communicator& over, const std::vector<int>& ranks
   const std::set<int> all(ranks.begin(), ranks.end());
   if (!all.contains(over.rank()) || all.size() != ranks.size() || *all.begin() < 0 || *all.rbegin() >= over.size())
     throw Error(ExitCode::usage, doing,
-                "the list of ranks names a rank twice, or one that does not exist, or lacks this rank, " +
-                    std::to_string(over.rank()) + " of " + std::to_string(over.size()),
+                str("the list of ranks names a rank twice, or one that does not exist, or lacks this rank, ",
+                    over.rank(), " of ", over.size()),
                 "Make the call on the ranks of the list alone");
   const auto& channel = *Channel::of(over);
   require_in_use(*channel.world);

@@ -111,8 +111,8 @@ bool has_other_programs() {
 /// "2 of the 3 ranks of MPI_COMM_WORLD have made a Launch within 10 s"
 std::string come_within(std::chrono::milliseconds time, const RollCall& roll_call) {
   const auto seconds = formatted("%g s", static_cast<double>(time.count()) / 1000);
-  return std::to_string(roll_call.count()) + " of the " + std::to_string(size_in(MPI_COMM_WORLD)) +
-         " ranks of MPI_COMM_WORLD have made a Launch within " + seconds;
+  return str(roll_call.count(), " of the ", size_in(MPI_COMM_WORLD),
+             " ranks of MPI_COMM_WORLD have made a Launch within ", seconds);
 }
 
 }  // namespace

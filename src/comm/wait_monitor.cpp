@@ -219,14 +219,14 @@ void WaitMonitor::answer_questions() try {
     comm_->abandon({}, {request}, sent);  // not waited for: the rank that asked may be gone
   }
 } catch (const std::exception& error) {
-  log::debug(std::string("answering another node: ") + error.what());
+  log::debug(str("answering another node: ", error.what()));
 }
 
 // Findings.
 
 std::string WaitMonitor::at_step(const Record& record) {
   const auto step = record.step.load();
-  return step == 0 ? "" : ", in step " + std::to_string(step) + " of epoch " + std::to_string(record.epoch);
+  return step == 0 ? "" : str(", in step ", step, " of epoch ", record.epoch);
 }
 
 std::string WaitMonitor::where(const Record& record) const {
@@ -383,7 +383,7 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
   std::size_t shown = 0, all = 0;
   std::string seen;
   for (const auto& finding : findings) {
-    const auto name = "rank " + std::to_string(finding.rank) + " (" + host(finding.rank) + ")";
+    const auto name = str("rank ", finding.rank, " (", host(finding.rank), ")");
     seen += "\n" + name + (finding.late ? ", which has not come: " : ": ") + finding.where + indented(finding.calls);
     if (!finding.stack.empty()) seen += "\nIt stands in" + indented(finding.stack);
     if (any_late ? !finding.late : !finding.stopped && !finding.silent) continue;
@@ -396,9 +396,9 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
                      finding.where;
     if (!finding.stack.empty())
       decision.details +=
-          "\nRank " + std::to_string(finding.rank) + " stands in" + indented(first_lines(finding.stack, shown_frames));
+          str("\nRank ", finding.rank, " stands in", indented(first_lines(finding.stack, shown_frames)));
   }
-  if (all > shown) decision.fact += "; and " + std::to_string(all - shown) + " more";
+  if (all > shown) decision.fact += str("; and ", all - shown, " more");
   if (decision.fact.empty())
     decision.fact = call.call_number > 0 ? "all ranks have come, but the call does not finish"
                                          : "no rank that may send is stopped or gone";
@@ -432,8 +432,8 @@ void WaitMonitor::compare(const WaitedFor& call, std::int64_t attempt) const {
                            last.call_number == static_cast<std::uint64_t>(attempt);
     if (has_ended)
       throw Error(ExitCode::user_error, "waiting in " + mine->text(),
-                  "rank " + std::to_string(r) + " (" + host(r) +
-                      ") has returned from its work without that call, this rank's " + node::nth(call.call_number),
+                  str("rank ", r, " (", host(r), ") has returned from its work without that call, this rank's ",
+                      node::nth(call.call_number)),
                   "All ranks of a communicator make the same calls in the same order");
     // Two ranks may each wait for the other in a call that the other has not begun.
     const std::uint64_t channel = record->waits_channel, call_number = record->waits_call_number;

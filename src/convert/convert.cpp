@@ -126,7 +126,7 @@ std::optional<std::int64_t> chunk_of(const InputColumn& column, std::int64_t sam
   const auto bytes = static_cast<std::int64_t>(column.sample_bytes());
   const auto chunk = std::min(options.chunk.value_or(std::max<std::int64_t>(1, default_chunk_bytes / bytes)), samples);
   if (chunk > largest_chunk_bytes / bytes)
-    refuse("laying out " + column.shown(), "a chunk of " + std::to_string(chunk) + " samples is larger than 4 GB",
+    refuse("laying out " + column.shown(), str("a chunk of ", chunk, " samples is larger than 4 GB"),
            "Give a smaller --chunk");
   return chunk;
 }
@@ -213,8 +213,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
   for (const auto& column : columns)
     if (column.samples() != first.samples())
       throw Error(ExitCode::data, "converting to " + output.string(),
-                  first.shown() + " has " + std::to_string(first.samples()) + " samples, " + column.shown() + " has " +
-                      std::to_string(column.samples()),
+                  str(first.shown(), " has ", first.samples(), " samples, ", column.shown(), " has ", column.samples()),
                   "Give files that belong together; of h5 and npz, choose columns of one length with --columns");
 
   auto order = samples ? Order(*samples) : choose(columns.back(), options);
@@ -223,7 +222,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
   std::deque<DatasetWriter> writers;  // a deque does not move its elements
   for (const auto& split : splits) {
     if (split.begin == split.end)
-      refuse("splitting", split.output.string() + " would get none of the " + std::to_string(order.size()) + " samples",
+      refuse("splitting", str(split.output, " would get none of the ", order.size(), " samples"),
              "Give it a larger share");
     for (const auto& column : columns)
       total += static_cast<std::uint64_t>(split.end - split.begin) * column.sample_bytes();
@@ -231,8 +230,7 @@ std::vector<std::filesystem::path> convert_columns(std::vector<InputColumn> colu
   }
 
   if (const auto left = order.size() - splits.back().end; left > 0)
-    log::warn("the shares sum to less than 1: " + std::to_string(left) + " of the " + std::to_string(order.size()) +
-              " samples go to no file");
+    log::warn(str("the shares sum to less than 1: ", left, " of the ", order.size(), " samples go to no file"));
 
   std::vector<ColumnDimensions> dimensions;
   for (std::size_t c = 0; c < columns.size(); ++c)

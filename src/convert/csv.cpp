@@ -56,7 +56,7 @@ class Lines {
   }
   /// Throws an Error that names the line read last.
   [[noreturn]] void fail(const std::string& fact, const std::string& remedy = {}) const {
-    throw Error(ExitCode::data, "reading " + file_.shown() + ", line " + std::to_string(number_), fact, remedy);
+    throw Error(ExitCode::data, detail::str("reading ", file_.shown(), ", line ", number_), fact, remedy);
   }
 
  private:
@@ -251,9 +251,8 @@ class Table {
       if (fields.size() < 2) lines.fail("it has one field", "Separate features and target by commas");
       if (width_ == 0) width_ = fields.size();
       if (fields.size() != width_)
-        lines.fail(
-            "it has " + std::to_string(fields.size()) + " fields, the lines before it have " + std::to_string(width_),
-            "Give every line the same number of fields");
+        lines.fail(detail::str("it has ", fields.size(), " fields, the lines before it have ", width_),
+                   "Give every line the same number of fields");
       const bool may_be_header = std::exchange(first, false);
       if (may_be_header && !header_ && fields.back().empty())
         lines.fail("it ends in a comma, so the last column, the target, is empty",
@@ -296,7 +295,7 @@ class Table {
                         "; set --header yes or no (ConvertOptions::header) to decide it");
     };
     if (header && std::all_of(fields.begin(), fields.end() - 1, is_number))
-      say("has numbers and ends in \"" + std::string(fields.back().substr(0, 40)) + "\",", "header");
+      say(detail::str("has numbers and ends in \"", fields.back().substr(0, 40), "\","), "header");
     else if (!header && counts_columns(fields))
       say("counts the columns", "sample");
     else if (!header && are_years(fields))
@@ -309,8 +308,8 @@ class Table {
     if (names_.empty()) names_.assign(fields.begin(), fields.end());
     for (std::size_t i = 0; i < fields.size(); ++i)
       if (fields[i] != names_[i])
-        lines.fail("its header names column " + std::to_string(i + 1) + " \"" + std::string(fields[i].substr(0, 40)) +
-                       "\", but an earlier file names it \"" + names_[i].substr(0, 40) + '"',
+        lines.fail(detail::str("its header names column ", i + 1, " \"", fields[i].substr(0, 40),
+                               "\", but an earlier file names it \"", names_[i].substr(0, 40), '"'),
                    "Give files of the same columns in the same order");
   }
 
@@ -341,11 +340,11 @@ class Table {
 
   [[noreturn]] static void refuse(std::string_view field, std::size_t column, const std::string& problem,
                                   const Lines& lines) {
-    const std::string where = "field " + std::to_string(column);
+    const std::string where = detail::str("field ", column);
     const auto value = number(field);
     if (is_missing(field) || (value && std::isnan(*value)))
       lines.fail(where + " is missing", "Fill it in, or leave the line out");
-    lines.fail(where + ", \"" + std::string(field.substr(0, 40)) + "\", " + problem,
+    lines.fail(detail::str(where, ", \"", field.substr(0, 40), "\", ", problem),
                value ? "Choose another type for the column, as in --type x=float64" : "Turn names into numbers first");
   }
 

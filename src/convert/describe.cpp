@@ -52,7 +52,7 @@ std::string number_name(hid_t type) {
 }
 
 std::string megabytes(std::int64_t bytes) {
-  return bytes < 1'000'000 ? "less than 1 MB" : std::to_string(bytes / 1'000'000) + " MB";
+  return bytes < 1'000'000 ? "less than 1 MB" : detail::str(bytes / 1'000'000, " MB");
 }
 
 /// A word of a command line, in quotes if it needs them.
@@ -132,7 +132,7 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
   if (packing && packing->has_missing() && !is_floating)
     advise("its missing values stay the numbers that they are, since integers without a scale_factor have no NaN");
   if (const auto unwritten = unwritten_values(stored, dataset); unwritten != nullptr)
-    advise(unwritten + std::string(is_floating && !has_fill_value ? ", which is no NaN: it has no _FillValue" : ""));
+    advise(detail::str(unwritten, is_floating && !has_fill_value ? ", which is no NaN: it has no _FillValue" : ""));
   if (!reading.problem.empty()) advise(reading.problem);
   for (const auto& problem : convert::chunk_problems(stored, reading)) advise(problem);
   if (all.columns.back().at("dtype") == "float64")
@@ -156,8 +156,7 @@ Json count_samples(const std::string& path, Description& all) {
     }
     all.advice.push_back(
         "columns differ in their number of samples (" +
-        joined(all.stored,
-               [](const auto& column) { return column.name + " " + std::to_string(column.shape.front()); }) +
+        joined(all.stored, [](const auto& column) { return detail::str(column.name, " ", column.shape.front()); }) +
         "); choose columns of the same length");
     return nullptr;
   }
@@ -185,8 +184,8 @@ Json advise_conversion(const std::string& path, Description& all) {
       return nullptr;
     command += (names.starts_with('-') ? " --columns=" : " --columns ") + in_shell(names);
   }
-  if (layout->chunk) command += " --chunk " + std::to_string(*layout->chunk);
-  if (layout->compress) command += " --compress " + std::to_string(*layout->compress);
+  if (layout->chunk) command += detail::str(" --chunk ", *layout->chunk);
+  if (layout->compress) command += detail::str(" --compress ", *layout->compress);
 
   std::vector<std::string> kept;
   double bytes = 0;

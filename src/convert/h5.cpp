@@ -1,4 +1,5 @@
 // Copies columns of an HDF5 file into another layout.
+#include "base/text.hpp"
 #include "convert/convert.hpp"
 #include "convert/hdf5_rows.hpp"
 
@@ -51,7 +52,7 @@ std::vector<std::filesystem::path> convert_h5(const std::vector<std::filesystem:
                                               const std::filesystem::path& output, const ConvertOptions& options) {
   if (inputs.size() != 1)
     throw Error(ExitCode::usage, "converting to " + output.string(),
-                std::to_string(inputs.size()) + " inputs are given, and one HDF5 file is copied",
+                detail::str(inputs.size(), " inputs are given, and one HDF5 file is copied"),
                 "Name one, as FILE.h5 or FILE.h5:/group");
   return detail::convert::copy_columns(inputs.front(), output, options);
 }

@@ -1,6 +1,7 @@
 #include "convert/hdf5_rows.hpp"
 
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "convert/convert.hpp"
 #include "hdf5/fields.hpp"
 #include "hdf5/filters.hpp"
@@ -95,7 +96,7 @@ void Hdf5Rows::check_shape() {
   if (row_bytes_ == 0)
     throw Error(ExitCode::data, doing, "its samples hold no values (a dimension is 0)", "Choose other columns");
   if (row_bytes_ > most_row_bytes)
-    throw Error(ExitCode::data, doing, "a sample has " + std::to_string(row_bytes_) + " bytes; the most are 1 GiB",
+    throw Error(ExitCode::data, doing, str("a sample has ", row_bytes_, " bytes; the most are 1 GiB"),
                 "Give an array whose first dimension counts the samples");
 }
 

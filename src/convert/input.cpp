@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "convert/convert.hpp"
 #include "convert/hdf5_rows.hpp"
 #include "hdf5/types.hpp"
@@ -24,8 +25,7 @@ std::size_t bytes_per_sample(const NumberType& type, const std::vector<std::uint
     throw Error(ExitCode::data, "reading " + shown, fact, "Give an array whose first dimension counts the samples");
   };
   if (shape.empty()) refuse("it holds one number, not samples");
-  if (shape.size() > H5S_MAX_RANK)
-    refuse("it has " + std::to_string(shape.size()) + " dimensions; the most are " + std::to_string(H5S_MAX_RANK));
+  if (shape.size() > H5S_MAX_RANK) refuse(str("it has ", shape.size(), " dimensions; the most are ", H5S_MAX_RANK));
   if (shape.front() == 0) refuse("it holds no sample");
   std::uint64_t all = type.size;
   for (const auto size : shape) {
@@ -61,7 +61,7 @@ class DiskFile final : public InputStream {
         if (status == Z_ERRNO) file.reject(std::strerror(errno));
         if (status == Z_BUF_ERROR)
           file.reject("the file is truncated: its gzip stream has no end", "Download it again");
-        file.reject("its gzip stream is damaged (" + std::string(message) + ")", "Download it again");
+        file.reject(str("its gzip stream is damaged (", message, ")"), "Download it again");
       }
       if (got == 0) break;
       done += static_cast<std::size_t>(got);
@@ -73,7 +73,7 @@ class DiskFile final : public InputStream {
     if (!size_) return;
     if (gzdirect(file_.get()) == 0) {
       if (bytes / most_deflated > *size_)
-        file.reject("it announces " + std::to_string(bytes) + " bytes, more than can be packed in it");
+        file.reject(str("it announces ", bytes, " bytes, more than can be packed in it"));
       return;
     }
     file.expect_exactly(bytes, *size_ - std::min(*size_, static_cast<std::uint64_t>(gztell(file_.get()))));
@@ -123,8 +123,8 @@ void InputFile::expect_remaining(std::uint64_t bytes) const { stream_->expect_re
 
 void InputFile::expect_exactly(std::uint64_t bytes, std::uint64_t left) const {
   if (bytes != left)
-    reject("it announces " + std::to_string(bytes) + " bytes of values, but " + std::to_string(left) +
-               " follow: it is " + (left < bytes ? "truncated" : "longer than it should be"),
+    reject(str("it announces ", bytes, " bytes of values, but ", left, " follow: it is ",
+               left < bytes ? "truncated" : "longer than it should be"),
            "Make or copy it again");
 }
 

@@ -2,6 +2,8 @@
 // values. https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 #include "convert/npy.hpp"
 
+#include "base/text.hpp"
+
 #include <array>
 #include <charconv>
 #include <cstdlib>
@@ -129,7 +131,7 @@ std::size_t header_length(InputFile& file) {
     file.reject("it is not a .npy file", "numpy.save makes one; `muster convert npz` reads .npz archives");
   const int major = std::to_integer<int>(start[6]), minor = std::to_integer<int>(start[7]);
   if (major < 1 || major > 3 || minor != 0)
-    file.reject("its version, " + std::to_string(major) + "." + std::to_string(minor) + ", is not 1.0, 2.0 or 3.0");
+    file.reject(detail::str("its version, ", major, ".", minor, ", is not 1.0, 2.0 or 3.0"));
   std::array<std::byte, 4> bytes{};
   file.read(std::span(bytes).first(major == 1 ? 2 : 4));
   std::size_t length = 0;

@@ -1,5 +1,6 @@
 // Reads NumPy's .npz files: zip archives of .npy files, stored or deflated.
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "convert/npy.hpp"
 #include "muster/convert.hpp"
 
@@ -51,7 +52,7 @@ class EntryStream final : public InputStream {
       const auto got = zip_fread(entry_.get(), into.data() + done, into.size() - done);
       if (got < 0)
         file.reject(
-            "it is damaged or truncated (" + std::string(zip_error_strerror(zip_file_get_error(entry_.get()))) + ")",
+            detail::str("it is damaged or truncated (", zip_error_strerror(zip_file_get_error(entry_.get())), ")"),
             "Make or copy the archive again");
       if (got == 0) break;
       done += static_cast<std::size_t>(got);
@@ -107,15 +108,15 @@ class Archive {
     if (status.encryption_method != ZIP_EM_NONE)
       unread.reject("it is encrypted", "Make the archive again without a password");
     if (status.comp_method != ZIP_CM_STORE && status.comp_method != ZIP_CM_DEFLATE)
-      unread.reject("it is compressed by method " + std::to_string(status.comp_method) + " of zip, not by deflate",
+      unread.reject(detail::str("it is compressed by method ", status.comp_method, " of zip, not by deflate"),
                     "Save it again with numpy.savez_compressed");
     const auto most = status.comp_method == ZIP_CM_STORE ? 1 : detail::convert::most_deflated;
     if (status.comp_size > bytes_ || status.size / most > status.comp_size)
-      unread.reject("it announces " + std::to_string(status.size) + " bytes, more than can be packed in it",
+      unread.reject(detail::str("it announces ", status.size, " bytes, more than can be packed in it"),
                     "Make or copy the archive again");
     auto* const entry = zip_fopen_index(archive_.get(), array.index, 0);
     if (entry == nullptr)
-      unread.reject("it is damaged or truncated (" + std::string(zip_strerror(archive_.get())) + ")",
+      unread.reject(detail::str("it is damaged or truncated (", zip_strerror(archive_.get()), ")"),
                     "Make or copy the archive again");
     return {shown, std::make_unique<EntryStream>(archive_, entry, status.size), progress};
   }
@@ -178,7 +179,7 @@ std::vector<std::filesystem::path> convert_npz(const std::vector<std::filesystem
                                                const std::filesystem::path& output, const ConvertOptions& options) {
   if (inputs.size() != 1)
     throw Error(ExitCode::usage, "converting to " + output.string(),
-                std::to_string(inputs.size()) + " inputs are given, and one .npz archive is read", "Name one");
+                detail::str(inputs.size(), " inputs are given, and one .npz archive is read"), "Name one");
   auto arrays = open_arrays(Archive(inputs.front()), options);
   std::vector<std::string> names;
   for (const auto& array : arrays) names.push_back(array.name);

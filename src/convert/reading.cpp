@@ -1,6 +1,7 @@
 #include "convert/reading.hpp"
 
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "convert/convert.hpp"
 #include "hdf5/chunk_index.hpp"
 #include "hdf5/codecs.hpp"
@@ -98,9 +99,9 @@ std::vector<std::string> chunk_problems(const StoredColumn& column, const Readin
   if (column.chunk.empty() || column.shape.front() == 0 || column.bytes == 0) return problems;
   const auto bytes = chunk_bytes(column);
   if (bytes > large_chunk_bytes && column.chunk.front() > 1 && reading.reader != Reader::direct)
-    problems.push_back("a chunk is " + std::to_string(bytes >> 20) +
-                       " MiB and is decoded whole for one of its samples; convert it again with --chunk " +
-                       std::to_string(good_chunk(column)));
+    problems.push_back(str("a chunk is ", bytes >> 20,
+                           " MiB and is decoded whole for one of its samples; convert it again with --chunk ",
+                           good_chunk(column)));
   if (is_spread(column))
     problems.emplace_back(
         "a sample is spread over several chunks; convert it again, so that chunks hold whole samples");

@@ -1,5 +1,6 @@
 #include "muster/dataset.hpp"
 
+#include "base/text.hpp"
 #include "data/preprocess/batch_work.hpp"
 #include "data/sources/items.hpp"
 #include "data/sources/source.hpp"
@@ -32,8 +33,8 @@ Batch::Batch(std::vector<Item> items, std::optional<std::int64_t> samples, std::
   for (const auto& item : items_)
     if (rows(item) != rows(items_.front()))
       throw Error(ExitCode::data, "making a batch",
-                  "column \"" + items_.front().first + "\" has " + std::to_string(rows(items_.front())) + " rows, \"" +
-                      item.first + "\" has " + std::to_string(rows(item)),
+                  detail::str("column \"", items_.front().first, "\" has ", rows(items_.front()), " rows, \"",
+                              item.first, "\" has ", rows(item)),
                   "Give columns of the same length");
   samples_ = samples.value_or(items_.empty() ? 0 : rows(items_.front()));
   global_samples_ = global_samples.value_or(samples_);
@@ -46,7 +47,7 @@ at::Tensor& Batch::operator[](std::string_view name) { return const_cast<at::Ten
 const at::Tensor& Batch::operator[](std::string_view name) const {
   const auto found = std::ranges::find(items_, name, &Item::first);
   if (found == items_.end())
-    throw Error(ExitCode::data, "looking into a batch", "it has no column \"" + std::string(name) + "\"",
+    throw Error(ExitCode::data, "looking into a batch", detail::str("it has no column \"", name, "\""),
                 "Its columns are " + detail::data::joined(items_, &Item::first));
   return found->second;
 }
@@ -101,8 +102,8 @@ Batch Dataset::read(std::span<const std::int64_t> samples) const {
   for (const auto sample : samples)
     if (sample < 0 || sample >= count())
       throw Error(ExitCode::usage, "reading " + source_->shown(),
-                  "there is no sample " + std::to_string(sample) + ", it has " + std::to_string(count()),
-                  "Ask for samples from 0 to " + std::to_string(count() - 1));
+                  detail::str("there is no sample ", sample, ", it has ", count()),
+                  detail::str("Ask for samples from 0 to ", count() - 1));
   return source_->read(samples);
 }
 

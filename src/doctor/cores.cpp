@@ -67,8 +67,8 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
     if (together.size() > 1 && cpus >= count)
       findings.push_back(
           {to_mend, "cores",
-           counted(together.size(), "rank") + " of the node are bound to CPU " + std::to_string(mask.find('1')) +
-               ", and it has " + std::to_string(cpus),
+           str(counted(together.size(), "rank"), " of the node are bound to CPU ", mask.find('1'), ", and it has ",
+               cpus),
            "Start with mpirun --bind-to none, or srun --cpus-per-task, and one launcher at a time on a node"});
   if (!findings.empty()) return findings;
   if (quota < std::min(available, threads))
@@ -85,10 +85,10 @@ Findings check_cores(const Json& node, const std::vector<Json>& ranks) {
          counted(count, "rank") + " with " + counted(threads, "thread") + " in all share " + counted(available, "CPU"),
          "Unset OMP_NUM_THREADS, and each rank takes its share"});
   else if (launch::bound_below_share(masks, 0, of_launcher))
-    findings.push_back({warning, "cores",
-                        "each rank is bound to " + std::to_string(launch::threads_for(masks, 0)) + " of " +
-                            counted(of_launcher, "CPU"),
-                        "Start with mpirun --bind-to none, or srun --cpus-per-task, to use them all"});
+    findings.push_back(
+        {warning, "cores",
+         str("each rank is bound to ", launch::threads_for(masks, 0), " of ", counted(of_launcher, "CPU")),
+         "Start with mpirun --bind-to none, or srun --cpus-per-task, to use them all"});
   std::vector<std::string> claimants;
   std::size_t claimed = 0;
   for (const auto& claim : node.at("claims")) {

@@ -114,7 +114,7 @@ class Watch {
             examination_.findings.begin(),
             {may_pass,
              "time",
-             step_ + " has not ended within " + std::to_string(step_timeout.count()) + " s",
+             detail::str(step_, " has not ended within ", step_timeout.count(), " s"),
              "Look at the network (OMPI_MCA_btl_tcp_if_include chooses it), the nodes and the file server",
              {examination_.host}});
         print_(examination_);
@@ -153,7 +153,7 @@ MpiStart try_mpi_alone(const std::vector<std::string>& command) {
   MpiStart start{.calls_from_threads = end.output.find("multiple") != std::string::npos};
   if (end.succeeded()) return start;
   start.may_pass = end.kind == Kind::out_of_time;
-  start.problem = start.may_pass ? "it did not start here within " + std::to_string(mpi_timeout.count()) + " s"
+  start.problem = start.may_pass ? detail::str("it did not start here within ", mpi_timeout.count(), " s")
                                  : "it does not start here without a launcher: " + first_words(end.output);
   start.remedy =
       "Look from the nodes where you train: srun --mpi=pmix -n 2 muster doctor, or mpirun -n 2 muster doctor";
@@ -269,7 +269,7 @@ Findings look_together(const Communicator& world, const DoctorOptions& options, 
   add(findings, check_slurm(nodes[0].at("slurm"), std::chrono::system_clock::now()), hosts[0]);
   for (std::size_t n = 0; n < nodes.size(); ++n) {
     // Containers may have the same host name.
-    const auto name = examination.facts.contains(hosts[n]) ? hosts[n] + " (" + std::to_string(n) + ")" : hosts[n];
+    const auto name = examination.facts.contains(hosts[n]) ? detail::str(hosts[n], " (", n, ")") : hosts[n];
     examination.facts[name] = std::move(nodes[n]);
   }
   return findings;

@@ -116,7 +116,7 @@ Findings check_memory(const Json& facts, int ranks) {
   if (facts.at("single_copy") == false || scope > 1)
     findings.push_back({warning, "copies between processes",
                         facts.at("single_copy") == false ? "the kernel forbids process_vm_readv()"
-                                                         : "kernel.yama.ptrace_scope is " + std::to_string(scope),
+                                                         : str("kernel.yama.ptrace_scope is ", scope),
                         "Large messages of MPI inside a node are slower; a container may need --cap-add SYS_PTRACE"});
   if (facts.at("huge_pages") == "never")
     findings.push_back({warning, "huge pages", "transparent huge pages are off, so that large tensors are slower",

@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "doctor/checks.hpp"
 
 #include <ifaddrs.h>
@@ -59,10 +60,10 @@ Findings check_network(const Json& facts, int nodes) {
   const auto host = facts.at("host").get<std::string>();
   const auto severity = nodes > 1 ? warning : ok;
   if (facts.at("resolves").is_null())
-    findings.push_back({warning, "network",
-                        "the name service did not say within " + std::to_string(name_timeout.count()) +
-                            " s what address " + host + " has",
-                        "Add it to /etc/hosts, or have the name service mended"});
+    findings.push_back(
+        {warning, "network",
+         str("the name service did not say within ", name_timeout.count(), " s what address ", host, " has"),
+         "Add it to /etc/hosts, or have the name service mended"});
   else if (facts.at("resolves") == false)
     findings.push_back({warning, "network", "the host name " + host + " has no address",
                         "Add it to /etc/hosts, or have the name service mended"});

@@ -51,7 +51,7 @@ Findings check_differences(const std::vector<Json>& nodes) {
     for (const auto& node : nodes)
       if (node.at(key).is_string()) hosts[node.at(key)].push_back(node.at("host"));
     if (hosts.size() > 1)
-      findings.push_back({severity, "differences", std::string(name) + " differs: " + by_value(hosts), remedy});
+      findings.push_back({severity, "differences", str(name, " differs: ", by_value(hosts)), remedy});
   }
 
   const auto range = [&](const char* key) {
@@ -73,12 +73,11 @@ Findings check_differences(const std::vector<Json>& nodes) {
                         "What fits the smallest node decides"});
   if (const auto [least, most] = range("clock_s");
       least != nullptr && most->at("clock_s").get<double>() - least->at("clock_s").get<double>() > clock_limit_s)
-    findings.push_back(
-        {warning, "differences",
-         "the clock of " + most->at("host").get<std::string>() + " is " +
-             std::to_string(std::lround(most->at("clock_s").get<double>() - least->at("clock_s").get<double>())) +
-             " s ahead of that of " + least->at("host").get<std::string>(),
-         "Have the clocks set by NTP"});
+    findings.push_back({warning, "differences",
+                        str("the clock of ", most->at("host").get<std::string>(), " is ",
+                            std::lround(most->at("clock_s").get<double>() - least->at("clock_s").get<double>()),
+                            " s ahead of that of ", least->at("host").get<std::string>()),
+                        "Have the clocks set by NTP"});
   return findings;
 }
 

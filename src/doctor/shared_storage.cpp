@@ -93,10 +93,9 @@ Findings check_shared_storage(const Json& facts, const std::string& writer) {
   if (facts.is_null()) return {};
   const auto subject = "storage " + facts.at("path").get<std::string>();
   if (facts.at("seen") == false)
-    return {
-        {to_mend, subject,
-         "a file that " + writer + " has written is not seen within " + std::to_string(sight_timeout.count()) + " s",
-         "Choose a --storage on a file system that all nodes share"}};
+    return {{to_mend, subject,
+             str("a file that ", writer, " has written is not seen within ", sight_timeout.count(), " s"),
+             "Choose a --storage on a file system that all nodes share"}};
   Findings findings;
   if (facts.at("after_s") > slow_sight_s)
     findings.push_back({warning, subject,

@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "doctor/checks.hpp"
 
 #include <cstdlib>
@@ -78,8 +79,8 @@ Findings check_slurm(const Json& facts, std::chrono::system_clock::time_point no
     const auto left = facts.at("end").get<std::int64_t>() -
                       std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count();
     if (left > 0 && left < little_time_s)
-      findings.push_back({warning, "Slurm", "the allocation ends in " + std::to_string(left) + " s",
-                          "Ask for more with sbatch --time"});
+      findings.push_back(
+          {warning, "Slurm", str("the allocation ends in ", left, " s"), "Ask for more with sbatch --time"});
   }
   if (findings.empty())
     findings.push_back(

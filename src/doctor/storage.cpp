@@ -227,8 +227,7 @@ Findings check_storage(const Json& facts) {
     findings.push_back({free < no_space ? may_pass : warning, subject, "only " + bytes_text(free) + " are free",
                         "Free some space there, or choose another --storage"});
   if (inodes < few_inodes)
-    findings.push_back({warning, subject,
-                        "only " + std::to_string(static_cast<long>(inodes)) + " more files fit (inodes)",
+    findings.push_back({warning, subject, str("only ", static_cast<long>(inodes), " more files fit (inodes)"),
                         "Remove files there, or choose another --storage"});
   if (facts.at("locks") == false)
     findings.push_back({warning, subject,

@@ -5,7 +5,6 @@
 #include "muster/model.hpp"
 
 #include <exception>
-#include <string>
 #include <utility>
 
 namespace muster {
@@ -69,7 +68,7 @@ Join::~Join() {
   if (!finished_ && std::uncaught_exceptions() == exceptions_) try {
       finish();
     } catch (const std::exception& error) {
-      detail::log::error(std::string("At the end of join(): ") + error.what());
+      detail::log::error(detail::str("At the end of join(): ", error.what()));
       reducer->fail_next_backward(std::current_exception());
     }
   reducer->before_each_round({});

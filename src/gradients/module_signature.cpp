@@ -84,8 +84,7 @@ std::optional<std::string> first_difference(const std::vector<std::string>& sign
   // Here all ranks have the same tensors, so only their order can differ.
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank) {
     const auto [here, there] = std::mismatch(of_rank[0].begin(), of_rank[0].end(), of_rank[rank].begin());
-    if (here != of_rank[0].end())
-      return here->name + " comes on rank 0 where rank " + std::to_string(rank) + " has " + there->name;
+    if (here != of_rank[0].end()) return str(here->name, " comes on rank 0 where rank ", rank, " has ", there->name);
   }
   return std::nullopt;
 }

@@ -22,7 +22,6 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -121,7 +120,7 @@ bool needs_progress_thread(c10d::ProcessGroup& group, const std::vector<at::Tens
 void log_unused_bucket_sizes(const ModelOptions& options, const char* instead) {
   const ModelOptions defaults;
   if (options.bucket_bytes != defaults.bucket_bytes || options.first_bucket_bytes != defaults.first_bucket_bytes)
-    log::info(std::string("bucket_bytes and first_bucket_bytes have no effect: gradients ") + instead);
+    log::info(str("bucket_bytes and first_bucket_bytes have no effect: gradients ", instead));
 }
 
 Reducer::MakeExchange exchange_maker(const ParallelContext& context,

@@ -1,5 +1,6 @@
 // The part of the reducer for fused optimizers. backward() leaves this rank's own gradients in .grad and marks them.
 // The optimizer's step, or another reader of the averages, gives them to the exchange later.
+#include "base/text.hpp"
 #include "gradients/reducer_parameter.hpp"
 #include "muster/error.hpp"
 
@@ -72,8 +73,8 @@ void Reducer::throw_changed() {
   const auto first = std::ranges::find_if(of_ranks, [](const auto& name) { return !name.empty(); });
   throw Error(
       ExitCode::user_error, averaging,
-      "the gradient of parameter " + *first + " on rank " + std::to_string(first - of_ranks.begin()) +
-          " was changed after backward(), before it was averaged, since an optimizer is fused with the averaging",
+      str("the gradient of parameter ", *first, " on rank ", first - of_ranks.begin(),
+          " was changed after backward(), before it was averaged, since an optimizer is fused with the averaging"),
       "Clip by OptimizerOptions::max_grad_norm; or call the optimizer's average_gradients() before the change; "
       "or prepare it with Fuse::never");
 }

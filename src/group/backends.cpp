@@ -1,4 +1,5 @@
 #include "group/backends.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <set>
@@ -18,9 +19,9 @@ void choose_one(BackendChoice& choice, std::set<std::string_view>& devices, std:
   const auto name = all ? part : part.substr(colon + 1);
   const bool everywhere = name == "mpi" || name == "gloo";
   if ((!all && device != "cpu" && device != "cuda") || (!everywhere && (name != "nccl" || device == "cpu")))
-    refuse("there is no backend \"" + std::string(part) + "\"");
+    refuse(str("there is no backend \"", part, "\""));
   if (devices.contains(device) || (all && !devices.empty()) || devices.contains(""))
-    refuse("\"" + std::string(part) + "\" is for a device that has a backend already");
+    refuse(str("\"", part, "\" is for a device that has a backend already"));
   devices.insert(device);
   if (everywhere && device != "cuda") choice.cpu = name;
   if (device != "cpu") choice.cuda = name;
@@ -42,7 +43,7 @@ BackendChoice parse_backends(std::string_view text) {
 std::string backends_for_gpus(std::string_view text, bool has_nccl) {
   const bool open = text == "auto" || (text.starts_with("cpu:") && text.find(',') == std::string_view::npos);
   if (!open || !has_nccl) return std::string(text);
-  return text == "auto" ? "nccl" : std::string(text) + ",cuda:nccl";
+  return text == "auto" ? "nccl" : str(text, ",cuda:nccl");
 }
 
 #if !defined(MUSTER_HAS_GLOO)

@@ -1,5 +1,6 @@
 #include "group/mpi_backend.hpp"
 
+#include "base/text.hpp"
 #include "comm/wait.hpp"
 #include "group/reduction.hpp"
 
@@ -29,35 +30,30 @@ using comm::Message;
 }
 
 /// Returns a text such as "3 ranks".
-std::string num_ranks(int size) { return std::to_string(size) + (size == 1 ? " rank" : " ranks"); }
+std::string num_ranks(int size) { return counted(size, "rank"); }
 
 /// Returns the only entry of a list that c10d provides for several devices per rank.
 template <class T>
 T& only(const Work& work, std::vector<T>& list) {
   if (list.size() != 1)
-    refuse(work, std::to_string(list.size()) + " tensors or lists of tensors were given instead of one",
+    refuse(work, str(list.size(), " tensors or lists of tensors were given instead of one"),
            "Each rank has one device; use the coalesced operations for several tensors");
   return list.front();
 }
 
 void check_same_type(const Work& work, const Buffer& a, const Buffer& b) {
   if (a.scalar_type() != b.scalar_type())
-    refuse(
-        work,
-        std::string("the tensors are of ") + c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()),
-        "Give tensors of one type");
+    refuse(work, str("the tensors are of ", c10::toString(a.scalar_type()), " and ", c10::toString(b.scalar_type())),
+           "Give tensors of one type");
 }
 
 void check_count(const Work& work, std::size_t have, std::size_t want, std::string_view what) {
   if (have != want)
-    refuse(work, std::string(what) + " has " + std::to_string(have) + " elements instead of " + std::to_string(want),
-           "Make the tensors' sizes agree");
+    refuse(work, str(what, " has ", have, " elements instead of ", want), "Make the tensors' sizes agree");
 }
 
 void check_same_length(const Work& work, std::size_t outputs, std::size_t inputs) {
-  if (outputs != inputs)
-    refuse(work, std::to_string(outputs) + " outputs for " + std::to_string(inputs) + " inputs",
-           "Give as many of each");
+  if (outputs != inputs) refuse(work, str(outputs, " outputs for ", inputs, " inputs"), "Give as many of each");
 }
 
 /// Returns the number of elements to or from each rank. `splits`: rows of the first dimension for each rank; if empty,
@@ -69,12 +65,11 @@ std::vector<std::size_t> split_counts(const Work& work, const Buffer& buffer, co
   const auto rows = buffer.memory().size(0);
   const auto ranks = static_cast<std::size_t>(size);
   if (splits.empty() && rows % size != 0)
-    refuse(work, std::to_string(rows) + " rows do not divide by " + num_ranks(size), "Give the sizes of the splits");
+    refuse(work, str(rows, " rows do not divide by ", num_ranks(size)), "Give the sizes of the splits");
   const auto parts = splits.empty() ? std::vector<int64_t>(ranks, rows / size) : splits;
   const bool negative = std::any_of(parts.begin(), parts.end(), [](int64_t part) { return part < 0; });
   if (parts.size() != ranks || negative || std::accumulate(parts.begin(), parts.end(), int64_t{0}) != rows)
-    refuse(work,
-           "the splits are not " + std::to_string(size) + " sizes that add up to " + std::to_string(rows) + " rows",
+    refuse(work, str("the splits are not ", size, " sizes that add up to ", rows, " rows"),
            "Give one size for each rank");
   const auto per_row = rows == 0 ? 0 : buffer.count() / static_cast<std::size_t>(rows);
   std::vector<std::size_t> counts;
@@ -98,8 +93,7 @@ int largest_tag() { return comm::Collectives::largest_tag() - 2; }
 
 void check_tag(const Work& work, int tag) {
   const auto largest = largest_tag();
-  if (tag < 0 || tag > largest)
-    refuse(work, "the tag is " + std::to_string(tag), "Give a tag from 0 to " + std::to_string(largest));
+  if (tag < 0 || tag > largest) refuse(work, str("the tag is ", tag), str("Give a tag from 0 to ", largest));
 }
 
 }  // namespace
@@ -132,14 +126,13 @@ MpiBackend::Operation MpiBackend::begin(c10d::OpType type, const char* title, co
 
 int MpiBackend::checked_rank(const Work& work, int64_t rank) const {
   if (rank < 0 || rank >= size_)
-    refuse(work, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size_),
-           "Give a rank of this group, counted from 0");
+    refuse(work, str("there is no rank ", rank, " among ", size_), "Give a rank of this group, counted from 0");
   return static_cast<int>(rank);
 }
 
 const MpiBackend::Tensors& MpiBackend::one_per_rank(const Work& work, const Tensors& tensors) const {
   if (tensors.size() != static_cast<std::size_t>(size_))
-    refuse(work, std::to_string(tensors.size()) + " tensors for " + num_ranks(size_), "Give one for each rank");
+    refuse(work, str(tensors.size(), " tensors for ", num_ranks(size_)), "Give one for each rank");
   return tensors;
 }
 
@@ -510,27 +503,25 @@ void MpiBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait
       return message(c10d::OpType::RECV, 0, may_go);
     } catch (const std::exception&) {
       throw Error(ExitCode::retry, doing,
-                  "Rank " + std::to_string(rank_) +
-                      " successfully reached monitoredBarrier, but received errors while " +
-                      "waiting for send/recv from rank 0",
+                  str("Rank ", rank_, " successfully reached monitoredBarrier, but received errors while ",
+                      "waiting for send/recv from rank 0"),
                   "Rank 0 says which rank has not come");
     }
   std::string late;
   for (int r = 1; r < size_ && (late.empty() || wait_all_ranks); ++r) {
     if (!wait_all_ranks && Clock::now() >= end)
-      throw Error(ExitCode::retry, doing,
-                  "Rank 0 timed out in monitoredBarrier after " + std::to_string(timeout.count()) + " ms",
+      throw Error(ExitCode::retry, doing, str("Rank 0 timed out in monitoredBarrier after ", timeout.count(), " ms"),
                   "Give it more time");
     try {
       message(c10d::OpType::RECV, r, has_come);
     } catch (const std::exception&) {
-      late += (late.empty() ? "" : ", ") + std::to_string(r);
+      late += str(late.empty() ? "" : ", ", r);
     }
   }
   if (!late.empty())
     throw Error(ExitCode::retry, doing,
-                std::string("[Rank 0]: ") + (wait_all_ranks ? "Ranks " : "Rank ") + late +
-                    " failed to pass monitoredBarrier in " + std::to_string(timeout.count()) + " ms",
+                str("[Rank 0]: ", wait_all_ranks ? "Ranks " : "Rank ", late, " failed to pass monitoredBarrier in ",
+                    timeout.count(), " ms"),
                 "A rank is stuck, lost or in another collective");
   for (int r = 1; r < size_; ++r) message(c10d::OpType::SEND, r, may_go);
 }

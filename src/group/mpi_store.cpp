@@ -1,6 +1,7 @@
 #include "group/mpi_store.hpp"
 
 #include "base/duration.hpp"
+#include "base/text.hpp"
 #include "comm/collectives.hpp"
 #include "comm/mpi_threads.hpp"
 #include "comm/wait.hpp"
@@ -228,7 +229,7 @@ Bytes MpiStore::wait_for(const std::string& key, std::chrono::milliseconds timeo
           },
           [&] { return time.until() > usable_timeout(timeout); }))
     throw Error(ExitCode::retry, "waiting for the other ranks' backend",
-                "no rank has set \"" + key + "\" within " + std::to_string(timeout.count() / 1000) + " s",
+                str("no rank has set \"", key, "\" within ", timeout.count() / 1000, " s"),
                 "A rank is stuck or lost; --timeout sets the limit");
   return std::move(*value);
 }

@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <exception>
-#include <string>
 #include <utility>
 
 namespace muster::detail::group {
@@ -26,7 +25,7 @@ class Nccl final : public c10d::ProcessGroupNCCL {
     try {
       abort();
     } catch (const std::exception& error) {
-      log::error(std::string("ending NCCL's connections: ") + error.what());
+      log::error(str("ending NCCL's connections: ", error.what()));
     }
   }
 };

@@ -1,5 +1,6 @@
 #include "group/reduction.hpp"
 
+#include "base/text.hpp"
 #include "group/buffer.hpp"
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -50,7 +51,7 @@ Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, std::strin
       return {.op = ReduceOp::sum, .factor = factor};
     }
     default:
-      throw Error(ExitCode::usage, doing, "unknown reduction " + std::to_string(op.op_), "Use one of c10d::ReduceOp");
+      throw Error(ExitCode::usage, doing, str("unknown reduction ", op.op_), "Use one of c10d::ReduceOp");
   }
 }
 

@@ -1,5 +1,7 @@
 #include "group/work.hpp"
 
+#include "base/text.hpp"
+
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
@@ -18,7 +20,7 @@ std::exception_ptr as_torchs(const std::exception_ptr& failure, bool late) try {
 } catch (const Error& error) {
   return std::make_exception_ptr(
       c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
-                            (late ? "an operation has reached its timeout while " : "") + std::string(error.what())));
+                            str(late ? "an operation has reached its timeout while " : "", error.what())));
 } catch (...) {
   return failure;
 }
@@ -32,7 +34,7 @@ Work::Work(int rank, const Options& options, const std::vector<at::Tensor>& inpu
   if (options.for_torch) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
 }
 
-std::string Work::error_prefix() const { return std::string("starting ") + options_.title; }
+std::string Work::error_prefix() const { return str("starting ", options_.title); }
 
 Buffer& Work::keep_buffer(const at::Tensor& tensor, Access access, bool is_result) {
   auto& buffer = buffers_->emplace_back(tensor, access, error_prefix());

@@ -1,5 +1,7 @@
 #include "hdf5/attributes.hpp"
 
+#include "base/text.hpp"
+
 #include <charconv>
 #include <optional>
 #include <string_view>
@@ -70,10 +72,8 @@ std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const 
   if (kind != H5T_INTEGER && kind != H5T_FLOAT && kind != H5T_STRING) return {};
   const hssize_t most = kind == H5T_STRING ? 64 : 1024;  // a hostile file may repeat a long string
   if (found.count > most)
-    throw Error(
-        ExitCode::data, doing,
-        std::string(name) + " has " + std::to_string(found.count) + " numbers; the most are " + std::to_string(most),
-        "Shorten it, or choose other columns");
+    throw Error(ExitCode::data, doing, str(name, " has ", found.count, " numbers; the most are ", most),
+                "Shorten it, or choose other columns");
   if (kind != H5T_STRING) {
     std::vector<double> values(static_cast<std::size_t>(found.count));
     check(H5Aread(found.attribute.get(), H5T_NATIVE_DOUBLE, values.data()), doing);
@@ -84,7 +84,7 @@ std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const 
   for (const auto& text : texts) all += text + " ";
   const auto numbers = numbers_in(all);
   if (!numbers || texts.empty())
-    throw Error(ExitCode::data, doing, std::string(name) + " is not a number", "Correct it, or choose other columns");
+    throw Error(ExitCode::data, doing, str(name, " is not a number"), "Correct it, or choose other columns");
   return *numbers;
 }
 

@@ -1,6 +1,7 @@
 #include "hdf5/chunk_index.hpp"
 
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
 
@@ -62,7 +63,7 @@ std::vector<std::int64_t> ChunkIndex::coordinates(std::int64_t number) const {
 
 std::string ChunkIndex::text(std::int64_t number) const {
   std::string all;
-  for (const auto at : coordinates(number)) all += (all.empty() ? "" : ", ") + std::to_string(at);
+  for (const auto at : coordinates(number)) all += str(all.empty() ? "" : ", ", at);
   return "chunk (" + all + ")";
 }
 

@@ -1,5 +1,6 @@
 #include "hdf5/filter_pipeline.hpp"
 
+#include "base/text.hpp"
 #include "hdf5/codecs.hpp"
 #include "hdf5/shuffle.hpp"
 #include "muster/error.hpp"
@@ -77,8 +78,8 @@ void FilterPipeline::decode(std::span<const std::byte> stored, std::uint32_t mas
     return filter->id != H5Z_FILTER_FLETCHER32 && filter->id != H5Z_FILTER_SHUFFLE;
   };
   const auto refuse_size = [&](const std::string& by) {
-    refuse(doing, "its " + std::to_string(stored.size()) + " stored bytes do not decode to " +
-                      std::to_string(into.size()) + (by.empty() ? "" : " by " + by));
+    refuse(doing,
+           str("its ", stored.size(), " stored bytes do not decode to ", into.size(), by.empty() ? "" : " by " + by));
   };
 
   auto bytes = stored;

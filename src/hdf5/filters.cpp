@@ -1,5 +1,6 @@
 #include "hdf5/filters.hpp"
 
+#include "base/text.hpp"
 #include "hdf5/codecs.hpp"
 #include "hdf5/filter_pipeline.hpp"
 #include "muster/error.hpp"
@@ -23,13 +24,13 @@ bool is_available(const Filter& filter) {
 std::string Filter::text() const {
   switch (id) {
     case H5Z_FILTER_DEFLATE:
-      return values.empty() ? "deflate" : "deflate " + std::to_string(values.front());
+      return values.empty() ? "deflate" : str("deflate ", values.front());
     case H5Z_FILTER_SHUFFLE:
       return "shuffle";
     case H5Z_FILTER_FLETCHER32:
       return "checksum";
     default:
-      return name.empty() ? "filter " + std::to_string(id) : name;
+      return name.empty() ? str("filter ", id) : name;
   }
 }
 
@@ -70,8 +71,8 @@ void require_filters(const std::vector<Filter>& filters, std::string_view doing)
   throw Error(ExitCode::data, std::string(doing),
               "it is compressed by a filter that neither muster nor HDF5 was built with here (" + name + ")",
               package == nullptr ? store
-                                 : std::string("Build muster again where ") + package +
-                                       " is installed, or store it with deflate; h5repack does that");
+                                 : str("Build muster again where ", package,
+                                       " is installed, or store it with deflate; h5repack does that"));
 }
 
 void compress(hid_t creation, hid_t type, int level, std::string_view doing) {

@@ -1,13 +1,13 @@
 #include "hdf5/library.hpp"
 
+#include "base/text.hpp"
+
 #include <hdf5.h>
 
 namespace muster::detail::hdf5 {
 namespace {
 
-std::string version(unsigned major, unsigned minor, unsigned release) {
-  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
-}
+std::string version(unsigned major, unsigned minor, unsigned release) { return str(major, ".", minor, ".", release); }
 
 }  // namespace
 

@@ -1,5 +1,6 @@
 #include "hdf5/packing.hpp"
 
+#include "base/text.hpp"
 #include "hdf5/attributes.hpp"
 #include "hdf5/types.hpp"
 #include "muster/error.hpp"
@@ -19,7 +20,7 @@ std::optional<Packing> packing_of(hid_t dataset, hid_t type, const std::string& 
     if (check(H5Aexists(dataset, name), doing) == 0) continue;
     const auto values = numbers_of_attribute(dataset, name, doing);
     if (values.size() != 1 || !std::isfinite(values.front()))
-      throw Error(ExitCode::data, doing, std::string(name) + " is not a number", "Correct it, or choose other columns");
+      throw Error(ExitCode::data, doing, str(name, " is not a number"), "Correct it, or choose other columns");
     *number = values.front();
     packing.is_scaled = true;
   }
@@ -29,8 +30,7 @@ std::optional<Packing> packing_of(hid_t dataset, hid_t type, const std::string& 
     const auto values = numbers_of_attribute(dataset, name, doing);
     if (values.empty()) return;
     if (values.size() != into.size())
-      throw Error(ExitCode::data, doing,
-                  std::string(name) + " is not " + (into.size() == 1 ? "a number" : "two numbers"),
+      throw Error(ExitCode::data, doing, str(name, " is not ", into.size() == 1 ? "a number" : "two numbers"),
                   "Correct it, or choose other columns");
     for (std::size_t i = 0; i < into.size(); ++i) *into[i] = values[i];
   };

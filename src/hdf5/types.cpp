@@ -41,8 +41,7 @@ Handle make_complex(hid_t part) {
 }
 
 [[noreturn]] void refuse_type(const char* kind, const std::string& shown) {
-  throw Error(ExitCode::data, "reading " + shown,
-              std::string("it holds ") + kind + ", but tensors can only hold numbers",
+  throw Error(ExitCode::data, "reading " + shown, str("it holds ", kind, ", but tensors can only hold numbers"),
               "Convert it, or choose other columns");
 }
 
@@ -69,7 +68,7 @@ std::string fields_of(hid_t type, const std::string& column) {
 
 [[noreturn]] void refuse_size(const char* kind, std::size_t bytes, const char* sizes, const std::string& shown) {
   throw Error(ExitCode::data, "reading " + shown,
-              std::string("it holds ") + kind + " of " + counted(bytes, "byte") + "; tensors hold those of " + sizes,
+              str("it holds ", kind, " of ", counted(bytes, "byte"), "; tensors hold those of ", sizes),
               "Store them in one of these sizes, or choose other columns");
 }
 
@@ -130,7 +129,7 @@ Handle memory_type_of(at::ScalarType type) {
   if (type == at::kBool) return make_bool();
   if (type == at::kComplexFloat) return make_complex(H5T_NATIVE_FLOAT);
   if (type == at::kComplexDouble) return make_complex(H5T_NATIVE_DOUBLE);
-  throw Error(ExitCode::data, "storing a tensor", std::string("HDF5 has no type for ") + c10::toString(type),
+  throw Error(ExitCode::data, "storing a tensor", str("HDF5 has no type for ", c10::toString(type)),
               "Convert it to another type first");
 }
 

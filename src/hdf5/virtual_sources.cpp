@@ -1,6 +1,7 @@
 #include "hdf5/virtual_sources.hpp"
 
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
 
@@ -118,15 +119,14 @@ void require(const Mapping& source, const std::filesystem::path& own_path, const
   const auto sizes = shape(dataset.get(), shown);
   const auto need = [&](std::uint64_t needed, std::int64_t there, const std::string& where) {
     if (std::cmp_greater(needed, there))
-      refuse("its source " + shown + " is too short: it has " + std::to_string(there) + " values" + where + ", " +
-                 std::to_string(needed) + " are needed",
+      refuse(str("its source ", shown, " is too short: it has ", there, " values", where, ", ", needed, " are needed"),
              make);
   };
   std::int64_t there = 1;
   for (const auto size : sizes) there = checked_product(there, size, doing, "the shape of " + shown);
   if (source.count > 0) need(static_cast<std::uint64_t>(source.count), there, "");
   for (std::size_t d = 0; d < source.last.size() && d < sizes.size(); ++d)
-    need(source.last[d] + 1, sizes[d], " along dimension " + std::to_string(d));
+    need(source.last[d] + 1, sizes[d], str(" along dimension ", d));
 }
 
 }  // namespace

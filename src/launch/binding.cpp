@@ -19,7 +19,7 @@
 namespace muster::detail::launch {
 namespace {
 
-std::string name_of(const Core& core) { return "cpu/" + std::to_string(core.number); }
+std::string name_of(const Core& core) { return str("cpu/", core.number); }
 
 /// The union of the masks.
 std::string united(const std::vector<std::string>& masks) {
@@ -202,17 +202,16 @@ RankOnHost find_rank_on_host(const Communicator& world, const LaunchFlags& flags
   const char* const variable = std::getenv("OMP_NUM_THREADS");
   const auto of_variable = openmp_threads(::getenv);
   if (variable != nullptr && *variable != '\0' && !of_variable)
-    log::warn("OMP_NUM_THREADS=" + std::string(variable) + " is no number of threads from 1 to " +
-              std::to_string(most_threads) + " and is ignored; unset it");
+    log::warn(str("OMP_NUM_THREADS=", variable, " is no number of threads from 1 to ", most_threads,
+                  " and is ignored; unset it"));
   const int given = flags.threads.value_or(of_variable.value_or(0));
   const auto binding = openmp_binding(::getenv);
   const bool shares = masks_overlap(node.masks);
   if (const int of_node = launcher_cpus(); !flags.threads && bound_below_share(node.masks, local_rank, of_node))
-    log::warn("each rank is bound to " + std::to_string(threads_for(node.masks, local_rank)) + " of " +
-              std::to_string(of_node) + " CPUs; " +
-              (binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
-                               : "unset " + binding + ", or start with mpirun --bind-to none,") +
-              " to use them all");
+    log::warn(str("each rank is bound to ", threads_for(node.masks, local_rank), " of ", of_node, " CPUs; ",
+                  binding.empty() ? "start with mpirun --bind-to none, or srun --cpus-per-task,"
+                                  : "unset " + binding + ", or start with mpirun --bind-to none,",
+                  " to use them all"));
   // A rank that is bound to a single core waits whenever another process computes there, and all ranks wait for it.
   if (may_bind && flags.bind != Bind::none)
     mine.claims = std::make_shared<const std::vector<Claim>>(

@@ -115,7 +115,7 @@ void require_equal(const std::vector<Values>& values, const std::vector<std::str
       text = " not given";
     else
       for (const auto& value : found->second) text += " " + value;
-    return text + " on rank " + std::to_string(rank) + " (" + hosts[rank] + ")";
+    return str(text, " on rank ", rank, " (", hosts[rank], ")");
   };
   for (std::size_t rank = 1; rank < values.size(); ++rank)
     for (const auto& [name, value] : values[rank]) {
@@ -152,7 +152,7 @@ CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
     text = std::to_string(*value);  // CLI11 would read 010 as octal 8
     return true;
   };
-  return check_value(is_good, "no whole number from " + std::to_string(least) + " to " + std::to_string(most));
+  return check_value(is_good, str("no whole number from ", least, " to ", most));
 }
 
 std::optional<double> parse_seconds(std::string_view text) {
@@ -216,7 +216,7 @@ std::string fact_of(const CLI::App& app, const CLI::ParseError& error) {
 void refuse_missing_values(int argc, char** argv) {
   for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i)
     if (const std::string_view word = argv[i]; word.starts_with("--") && word.find('=') == word.size() - 1)
-      throw Error(ExitCode::usage, "reading the command line", std::string(word) + " has no value", "Give it one");
+      throw Error(ExitCode::usage, "reading the command line", str(word, " has no value"), "Give it one");
 }
 
 /// Throws an Error for a flag of muster's that is given several times, since one of the values would be ignored.
@@ -225,7 +225,7 @@ void refuse_repeated_flags(const CLI::App& app) {
     if (option->get_group() == group && option->get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll &&
         option->count() > 1)
       throw Error(ExitCode::usage, "reading the command line",
-                  option->get_name() + " is given " + std::to_string(option->count()) + " times", "Give it once");
+                  str(option->get_name(), " is given ", option->count(), " times"), "Give it once");
 }
 
 /// Warns of each MUSTER_… variable that nothing reads and whose name is close to the variable of one of `app`'s
@@ -239,7 +239,7 @@ void warn_of_unknown_variables(const CLI::App& app) {
     if (word == "SET") log::warn("nothing reads the variable " + name + "; give --set on the command line");
     const auto close = nearest_match(word, known);
     if (!close.empty() && close != word)
-      log::warn("nothing reads the variable " + name + "; did you mean " + std::string(variable_prefix) + close + "?");
+      log::warn(str("nothing reads the variable ", name, "; did you mean ", variable_prefix, close, "?"));
   }
 }
 

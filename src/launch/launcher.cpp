@@ -2,6 +2,7 @@
 
 #include "base/cpus.hpp"
 #include "base/host.hpp"
+#include "base/text.hpp"
 #include "launch/supervised.hpp"
 
 #include <arpa/inet.h>
@@ -87,7 +88,7 @@ bool is_launcher(pid_t process) {
   constexpr std::array<std::string_view, 11> programs{"mpirun",          "mpiexec", "orterun",   "orted",
                                                       "prterun",         "prte",    "prted",     "slurmstepd",
                                                       "hydra_pmi_proxy", "palsd",   "flux-shell"};
-  return std::ranges::find(programs, first_line("/proc/" + std::to_string(process) + "/comm")) != programs.end();
+  return std::ranges::find(programs, first_line(str("/proc/", process, "/comm"))) != programs.end();
 }
 
 /// True if a launcher has started this process or one of its ancestors, such as a script.
@@ -181,7 +182,7 @@ std::string process_for_launcher(const Environment& environment) {
   const char* const rank = environment("PMI_RANK");
   const auto host = host_name();
   if (rank == nullptr || environment("SLURM_PROCID") != nullptr || host.empty()) return {};
-  return std::string(rank) + " " + std::to_string(::getpid()) + " " + host;
+  return str(rank, " ", ::getpid(), " ", host);
 }
 
 std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, const std::string& mpi_library) {
@@ -189,10 +190,9 @@ std::optional<SeparateWorlds> srun_without_pmix(const Environment& environment, 
   const bool other_launcher = environment("PMIX_RANK") != nullptr || environment("OMPI_COMM_WORLD_SIZE") != nullptr;
   if (tasks <= 1 || environment("SLURM_PROCID") == nullptr || other_launcher || !mpi_library.starts_with("Open MPI"))
     return std::nullopt;
-  return SeparateWorlds{
-      .is_said_here = number(environment, "SLURM_PROCID", 0) == 0 || !is_below_launcher(),
-      .fact = "srun started " + std::to_string(tasks) + " tasks without PMIx, so they cannot find each other",
-      .remedy = "Start them with srun --mpi=pmix"};
+  return SeparateWorlds{.is_said_here = number(environment, "SLURM_PROCID", 0) == 0 || !is_below_launcher(),
+                        .fact = str("srun started ", tasks, " tasks without PMIx, so they cannot find each other"),
+                        .remedy = "Start them with srun --mpi=pmix"};
 }
 
 std::optional<SeparateWorlds> separate_worlds(const Environment& environment, int world_size,
@@ -201,8 +201,8 @@ std::optional<SeparateWorlds> separate_worlds(const Environment& environment, in
   if (world_size != 1 || !launcher || launcher->processes <= 1) return std::nullopt;
   return SeparateWorlds{
       .is_said_here = launcher->number == 0 || !is_below_launcher(),
-      .fact = "the launcher started " + std::to_string(launcher->processes) +
-              " processes, but each of them is alone in its MPI world",
+      .fact =
+          str("the launcher started ", launcher->processes, " processes, but each of them is alone in its MPI world"),
       .remedy = "This program uses " + mpi_library +
                 ": start it with the mpirun of that MPI, or with srun --mpi=" + srun_plugin(mpi_library) +
                 ". If nothing was launched, unset " + launcher->variable + ", which another job has left"};

@@ -110,7 +110,7 @@ void override_value(Json& target, const Json& value, ExitCode code, const std::s
   const auto written = target.is_number() && value.is_string() ? number_in(value.get<std::string>()) : Json();
   if (!fits(target, value))
     throw Error(code, doing, "\"" + key + "\" is " + kind(target) + ", not " + kind(value) + " (" + shown(value) + ")",
-                "Give it " + std::string(kind(target)) + (written.is_null() ? "" : ", as in " + json_text(written)));
+                str("Give it ", kind(target), written.is_null() ? "" : ", as in " + json_text(written)));
   if (target.is_number_integer() && value.is_number_float())
     target = value.get<std::int64_t>();
   else if (target.is_number_float() && value.is_number())
@@ -207,7 +207,7 @@ std::chrono::seconds parse_duration(std::string_view text) {
     const auto unit = digits == rest.size() ? names.npos : names.find(rest[digits]);
     if (number && unit != names.npos) total += std::chrono::seconds(*number * units[3 - names.size() + unit]);
     if (!number || unit == names.npos || total > longest_time)
-      throw Error(ExitCode::usage, "reading a duration", "\"" + std::string(text) + "\" is not a duration",
+      throw Error(ExitCode::usage, "reading a duration", str("\"", text, "\" is not a duration"),
                   "Write it as 90, 45s, 30m, 1h30m, HH:MM:SS or D-HH:MM:SS");
     names.remove_prefix(unit + 1);
     rest.remove_prefix(digits + 1);

@@ -2,6 +2,7 @@
 
 #include "base/host.hpp"
 #include "base/supervisor_message.hpp"
+#include "base/text.hpp"
 
 #include <signal.h>
 #include <unistd.h>
@@ -10,7 +11,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <iterator>
-#include <string>
 
 namespace muster::detail::launch::stop_signal {
 namespace {
@@ -44,7 +44,7 @@ void tell_exit(int code, void*) noexcept {
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if (rank == nullptr && std::getenv("SLURM_PROCID") == nullptr) rank = std::getenv("PMI_RANK");  // srun reports codes
   if (const auto host = host_name(); rank != nullptr && !host.empty())
-    tell(message_exit, std::string(rank) + " " + std::to_string(code) + " " + host);
+    tell(message_exit, str(rank, " ", code, " ", host));
 }
 #endif
 

@@ -1,6 +1,7 @@
 #include "launch/supervised.hpp"
 
 #include "base/host.hpp"
+#include "base/text.hpp"
 
 #include <poll.h>
 #include <pthread.h>
@@ -32,9 +33,9 @@ void end_with_any(std::vector<pollfd> processes) noexcept {
 }
 
 bool is_supervised(pid_t process) {
-  std::ifstream environment("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
+  std::ifstream environment(str("/proc/", process, "/environ"), std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(environment)), {});
-  return text.find(std::string(variable::supervised) + "=") != std::string::npos;
+  return text.find(str(variable::supervised, "=")) != std::string::npos;
 }
 
 /// Here and not in the library of the stop signals, because libc is initialised after that library and would lose the
@@ -47,7 +48,7 @@ bool is_supervised(pid_t process) {
 }  // namespace
 
 pid_t parent_of(pid_t process) {
-  const auto text = first_line("/proc/" + std::to_string(process) + "/stat");
+  const auto text = first_line(str("/proc/", process, "/stat"));
   pid_t parent = 0;
   if (const auto name = text.rfind(')'); name != std::string::npos)
     std::sscanf(text.c_str() + name, ") %*c %d", &parent);

@@ -1,5 +1,7 @@
 #include "node/call.hpp"
 
+#include "base/text.hpp"
+
 #include <array>
 
 namespace muster::detail::node {
@@ -48,14 +50,13 @@ Call Call::decode(std::uint64_t word) noexcept {
 std::string nth(std::uint64_t number) {
   const auto last = number % 10;
   const bool plain = number / 10 % 10 != 1 && last >= 1 && last <= 3;
-  return std::to_string(number) + (plain ? std::array{"st", "nd", "rd"}[last - 1] : "th");
+  return str(number, plain ? std::array{"st", "nd", "rd"}[last - 1] : "th");
 }
 
 CallMismatch mismatch(int lower, const std::string& its_call, int higher, const std::string& other_call) {
-  return {
-      ExitCode::user_error, "comparing what the ranks call",
-      "rank " + std::to_string(lower) + " is in " + its_call + ", rank " + std::to_string(higher) + " in " + other_call,
-      "All ranks of a communicator make the same calls in the same order"};
+  return {ExitCode::user_error, "comparing what the ranks call",
+          str("rank ", lower, " is in ", its_call, ", rank ", higher, " in ", other_call),
+          "All ranks of a communicator make the same calls in the same order"};
 }
 
 const char* Call::name() const noexcept {
@@ -86,11 +87,10 @@ std::string Call::text() const {
   const bool messages = kind == Kind::send || kind == Kind::receive;
   if (kind == Kind::barrier) return text + "()";
   if ((kind < Kind::broadcast || kind > Kind::all_to_all) && !messages) return text;
-  text += std::string("(") + types.at(static_cast<std::size_t>(type)) + " [" + std::to_string(count) + "]";
-  if (kind == Kind::all_reduce || kind == Kind::reduce)
-    text += std::string(", ") + ops.at(static_cast<std::size_t>(op));
+  text += str("(", types.at(static_cast<std::size_t>(type)), " [", count, "]");
+  if (kind == Kind::all_reduce || kind == Kind::reduce) text += str(", ", ops.at(static_cast<std::size_t>(op)));
   if (messages && root < 0) text += ", any rank";
-  if (root >= 0) text += (messages ? ", rank " : ", root ") + std::to_string(root);
+  if (root >= 0) text += str(messages ? ", rank " : ", root ", root);
   return text + ")";
 }
 

@@ -1,5 +1,6 @@
 #include "node/shared_segment.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <dirent.h>
@@ -34,7 +35,7 @@ constexpr int MADV_POPULATE_WRITE = 23;  // new in Linux 5.14; old C libraries d
 constexpr const char* sharing = "sharing memory among the ranks of this node";
 
 [[noreturn]] void fail(const char* call, int error) {
-  throw Error(ExitCode::retry, sharing, std::string(call) + ": " + std::strerror(error),
+  throw Error(ExitCode::retry, sharing, str(call, ": ", std::strerror(error)),
               "Make /dev/shm larger (--shm-size of a container), and look at the limits of this machine (ulimit -a)");
 }
 
@@ -100,7 +101,7 @@ constexpr std::size_t random_digits = 32;
 std::string random_name() {
   std::array<unsigned char, random_digits / 2> random{};
   if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) fail("getrandom", errno);
-  std::string name = "/" + std::string(prefix);
+  std::string name = str("/", prefix);
   for (const auto byte : random) {
     name += "0123456789abcdef"[byte >> 4];
     name += "0123456789abcdef"[byte & 15];

@@ -31,7 +31,7 @@ std::string key_of(const std::vector<std::shared_ptr<Callback>>& callbacks, cons
     if (other.get() == &callback) break;
     number += name_of(*other) == name;
   }
-  return number == 1 ? name : name + " " + std::to_string(number);
+  return number == 1 ? name : str(name, " ", number);
 }
 
 /// True if `key` is the key of a state of a callback of class `name`.
@@ -139,7 +139,7 @@ void tell_and_log_errors(const char* what, const std::vector<std::shared_ptr<Cal
   for (const auto& callback : callbacks) try {
       if (callback) tell(*callback);
     } catch (...) {
-      log::warn(std::string("telling a callback of ") + what + ": " + comm::current_outcome().text);
+      log::warn(str("telling a callback of ", what, ": ", comm::current_outcome().text));
     }
 }
 

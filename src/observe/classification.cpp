@@ -183,8 +183,8 @@ at::Tensor is_in_top_k(const at::Tensor& logits, const at::Tensor& target, std::
 
 Json of_classes(const char* metric, std::int64_t num_classes, std::int64_t least = 1) {
   if (num_classes < least)
-    throw Error(ExitCode::usage, std::string("making the metric ") + metric,
-                "num_classes is " + std::to_string(num_classes), "Give the number of classes of the model");
+    throw Error(ExitCode::usage, detail::str("making the metric ", metric), detail::str("num_classes is ", num_classes),
+                "Give the number of classes of the model");
   return {{"metric", metric}, {"num_classes", num_classes}};
 }
 
@@ -193,7 +193,7 @@ Json f1_kind(const F1Options& options) {
   auto kind = of_classes("F1", options.num_classes);
   if (options.average == Average::binary && options.num_classes != 2)
     throw Error(ExitCode::usage, "making the metric F1",
-                "Average::binary needs two classes, but num_classes is " + std::to_string(options.num_classes),
+                detail::str("Average::binary needs two classes, but num_classes is ", options.num_classes),
                 "Choose Average::macro, micro or none");
   kind["average"] = names.at(static_cast<std::size_t>(options.average));
   return kind;
@@ -201,7 +201,7 @@ Json f1_kind(const F1Options& options) {
 
 Json accuracy_kind(const AccuracyOptions& options) {
   if (options.top_k < 1)
-    throw Error(ExitCode::usage, "making the metric accuracy", "top_k is " + std::to_string(options.top_k),
+    throw Error(ExitCode::usage, "making the metric accuracy", detail::str("top_k is ", options.top_k),
                 "Give at least 1, for the largest logit alone");
   return {{"metric", "accuracy"}, {"top_k", options.top_k}};
 }
@@ -292,7 +292,7 @@ void Accuracy::add(const at::Tensor& prediction, const at::Tensor& target, Sampl
     input.require_classes("a target", all.target, all.prediction.size(1));
     right = is_in_top_k(all.prediction, all.target, top_k).logical_and(input.has_nan(all.prediction).logical_not());
   } else {
-    input.require(top_k == 1, "the prediction holds classes, but top_k is " + std::to_string(top_k),
+    input.require(top_k == 1, detail::str("the prediction holds classes, but top_k is ", top_k),
                   "Give logits [N, C, ...]");
     input.require(!at::isFloatingType(all.prediction.scalar_type()),
                   "the prediction holds floating-point numbers, not classes",

@@ -28,8 +28,8 @@ std::int64_t iteration_of(const Json& row) { return row.value("training_iteratio
 
 void warn_of_missing(const std::filesystem::path& folder, std::int64_t have, std::int64_t last) {
   if (have < last)
-    log::warn("the metrics of the reports " + std::to_string(have + 1) + " to " + std::to_string(last) +
-              " are not in " + (folder / run_names::history).string() + " any more");
+    log::warn(str("the metrics of the reports ", have + 1, " to ", last, " are not in ", (folder / run_names::history),
+                  " any more"));
 }
 
 void check_row(const Json& row, const std::string& doing) {
@@ -52,7 +52,7 @@ std::vector<Json> History::read(const std::filesystem::path& folder) {
   std::istringstream lines(read_file(path, max_json_bytes));
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
-    const auto doing = "reading " + path.string() + ", line " + std::to_string(++number);
+    const auto doing = str("reading ", path, ", line ", ++number);
     if (line.empty()) continue;
     // A crash may cut off the last line. A power loss may leave zeros in a file that was not synced.
     const bool cut_off = lines.eof() || line.find('\0') != line.npos;
@@ -111,7 +111,7 @@ void History::end() {
   try {
     for (const char* name : {run_names::history, run_names::table}) File(folder_ / name, File::Mode::write).sync();
   } catch (const Error& error) {
-    log::warn(std::string("result.json and progress.csv are written again: ") + error.what());
+    log::warn(str("result.json and progress.csv are written again: ", error.what()));
     // Write the files anew even if they read as unchanged: a file that could not be synced may still be in memory only.
     rewrite("result.json and progress.csv may lose this run's last metrics: ", Unchanged::replaced);
   }
@@ -136,7 +136,7 @@ void History::report(const Json& row, std::int64_t) {
   try {
     append(row);
   } catch (const Error& error) {
-    log::warn(std::string("a row of the metrics could not be written: ") + error.what());
+    log::warn(str("a row of the metrics could not be written: ", error.what()));
   }
 }
 
@@ -170,7 +170,7 @@ void History::rewrite(const char* warning, Unchanged unchanged) noexcept {
     is_outdated_ = false;
   } catch (const std::exception& error) {
     is_outdated_ = true;
-    log::warn(std::string(warning) + error.what());
+    log::warn(str(warning, error.what()));
   }
 }
 

@@ -209,9 +209,9 @@ LateRank LateRankDetector::describe(std::size_t rank) const {
 }
 
 std::string text_of(const LateRank& late) {
-  return "the other ranks wait for rank " + std::to_string(late.rank) + " (" + late.host + "), for " +
-         percent(late.behind) + " of " + (late.cause == LateCause::saving ? "the time" : "each step") + ": " +
-         to_string(late.cause) + ". " + remedy(late.cause);
+  return str("the other ranks wait for rank ", late.rank, " (", late.host, "), for ", percent(late.behind), " of ",
+             late.cause == LateCause::saving ? "the time" : "each step", ": ", to_string(late.cause), ". ",
+             remedy(late.cause));
 }
 
 std::string LateRankWarnings::line_about(const LateRank& late, Clock::time_point now) {
@@ -226,9 +226,8 @@ std::string LateRankWarnings::line_about(const LateRank& late, Clock::time_point
   topic.interval *= 2;
   if (!is_another) return text_of(late);
   topic.in_turn = true;
-  return "the ranks on " + late.host + " are late in turn, now rank " + std::to_string(late.rank) + " for " +
-         percent(late.behind) + " of each step: the machine is shared with other processes. " +
-         remedy(LateCause::shared_core);
+  return str("the ranks on ", late.host, " are late in turn, now rank ", late.rank, " for ", percent(late.behind),
+             " of each step: the machine is shared with other processes. ", remedy(LateCause::shared_core));
 }
 
 }  // namespace muster::detail::observe

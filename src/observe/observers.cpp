@@ -8,8 +8,6 @@
 #include "observe/status_file.hpp"
 #include "observe/tensorboard.hpp"
 
-#include <string>
-
 namespace muster::detail::observe {
 
 Observers::Observers(bool first_worker, const ObservedRun& run, const RunConfig& config) {
@@ -70,7 +68,7 @@ void Observers::finish(const std::optional<Error>& failure) noexcept {
 }
 
 void Observers::log_error(const char* what) noexcept {
-  log::warn(std::string("telling the observers of the run of ") + what + ": " + comm::current_outcome().text);
+  log::warn(str("telling the observers of the run of ", what, ": ", comm::current_outcome().text));
 }
 
 }  // namespace muster::detail::observe

@@ -46,12 +46,12 @@ bool can_redraw() {
 }
 
 std::string epoch_of(std::int64_t epoch, std::int64_t epochs) {
-  return "epoch " + std::to_string(epoch + 1) + (epochs > 0 ? "/" + std::to_string(epochs) : "");
+  return str("epoch ", epoch + 1, epochs > 0 ? str("/", epochs) : "");
 }
 
 std::string speed(double samples_per_second) {
   if (samples_per_second >= 10'000) return number_text(samples_per_second / 1000) + "k samples/s";
-  return std::to_string(std::llround(samples_per_second)) + " samples/s";
+  return str(std::llround(samples_per_second), " samples/s");
 }
 
 /// Returns "  1:05 left", the time to the end of the run; if the number of epochs is unknown, "  0:12 left in the
@@ -78,7 +78,7 @@ std::string progress_line(const EpochPosition& position, double samples_per_seco
     return width - 1 - static_cast<int>(before.size() + after.size() + text.size());
   };
   for (const auto& field : {"  " + speed(samples_per_second), time_left(position, samples_per_second), metrics,
-                            "  step " + std::to_string(position.global_step), ranks}) {
+                            str("  step ", position.global_step), ranks}) {
     if (room_beside(field) < 0) break;
     after += field;
   }
@@ -98,7 +98,7 @@ std::string ranks_text(const StepWindow& window) {
     const auto slowest = std::ranges::max_element(window.times, {}, &RankTimes::own);
     const std::array<std::pair<double, const char*>, 4> parts{
         {{slowest->compute, "compute"}, {slowest->data, "data"}, {slowest->save, "save"}, {slowest->wait, "network"}}};
-    text = "  slowest " + std::to_string(slowest - window.times.begin()) + " (" + std::ranges::max(parts).second + ")";
+    text = str("  slowest ", slowest - window.times.begin(), " (", std::ranges::max(parts).second, ")");
   }
   const auto most = window.memory_bytes.empty() ? 0 : std::ranges::max(window.memory_bytes);
   if (most > 0) text += "  " + number_text(static_cast<double>(most) / 1e9) + " GB";

@@ -78,9 +78,9 @@ class EarlyStopping final : public Callback {
     }
     ++waited_;
     if (should_stop())
-      detail::log::info("\"" + options_.metric + "\" has not been better than " +
-                        (best_ ? detail::json_text(Json(*best_)) : "NaN") + " for " + std::to_string(waited_) +
-                        (waited_ == 1 ? " report" : " reports"));
+      detail::log::info(detail::str("\"", options_.metric, "\" has not been better than ",
+                                    best_ ? detail::json_text(Json(*best_)) : "NaN", " for ",
+                                    detail::counted(waited_, "report")));
   }
   void on_validated(const Json& fields) override {
     if (fields.contains(options_.metric) && iteration_of(fields) > counted_) on_report(fields);
@@ -176,7 +176,7 @@ class LearningRateMonitor final : public Callback {
     Metrics rates;
     const auto& groups = optimizer_.param_groups();
     for (std::size_t i = 0; i < groups.size(); ++i)
-      rates.emplace(groups.size() == 1 ? name_ : name_ + "_" + std::to_string(i), groups[i].options().get_lr());
+      rates.emplace(groups.size() == 1 ? name_ : detail::str(name_, "_", i), groups[i].options().get_lr());
     return rates;
   }
 

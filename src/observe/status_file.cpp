@@ -148,7 +148,7 @@ void StatusFile::write(const char* state, const std::string& error) noexcept try
   write_file_unsynced(run_ / run_names::status, json_text_lossy(status, 2) + "\n");
 } catch (const std::exception& failed) {
   is_broken_ = true;
-  log::warn(std::string("status.json is not written any more: ") + failed.what());
+  log::warn(str("status.json is not written any more: ", failed.what()));
 }
 
 }  // namespace muster::detail::observe

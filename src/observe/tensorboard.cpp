@@ -117,7 +117,7 @@ class TensorBoard final : public Observer {
       if (value.is_number()) file.add_scalar(tag, value.get<double>(), step);
       if (!value.is_array()) continue;
       for (std::size_t rank = 0; rank < value.size(); ++rank)
-        if (value[rank].is_number()) file.add_scalar(tag + "/" + std::to_string(rank), value[rank].get<double>(), step);
+        if (value[rank].is_number()) file.add_scalar(str(tag, "/", rank), value[rank].get<double>(), step);
     }
   }
 
@@ -140,7 +140,7 @@ class TensorBoard final : public Observer {
     } catch (const std::exception& error) {
       is_broken_ = true;
       file_.reset();
-      log::warn(std::string("TensorBoard's files end here: ") + error.what());
+      log::warn(str("TensorBoard's files end here: ", error.what()));
     }
   }
 

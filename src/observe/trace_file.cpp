@@ -2,6 +2,7 @@
 
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "muster/json.hpp"
 
 #include <algorithm>
@@ -91,7 +92,7 @@ class TraceWriter {
     const auto name = [&](const char* what, Json args, std::uint32_t thread = 0) {
       add({{"ph", "M"}, {"name", what}, {"pid", rank}, {"tid", thread}, {"args", std::move(args)}});
     };
-    name("process_name", {{"name", "rank " + std::to_string(rank) + " (" + host + ")"}});
+    name("process_name", {{"name", str("rank ", rank, " (", host, ")")}});
     name("process_sort_index", {{"sort_index", rank}});
     const auto& threads = traces_[static_cast<std::size_t>(rank)].threads;
     for (std::uint32_t thread = 0; thread < threads.size(); ++thread)
@@ -140,7 +141,7 @@ class TraceWriter {
     // If the last rank had come before this rank began to wait, this rank waits for data, not for that rank.
     if (ranks < size() || late == rank || time <= event.begin_ns) return args;
     const auto waited = std::min(time, event.end_ns) - event.begin_ns;
-    args["for"] = "rank " + std::to_string(late);
+    args["for"] = str("rank ", late);
     args["after_ms"] = milliseconds(waited);
     waited_for_[late] += waited;
     return args;

@@ -1,5 +1,6 @@
 #include "operators/batches.hpp"
 
+#include "base/text.hpp"
 #include "data/passes/pass_positions.hpp"
 #include "muster/error.hpp"
 #include "step/batch_weight.hpp"
@@ -58,7 +59,7 @@ class ShardPasses final : public Passes {
 
 void check_steps(const char* doing, std::optional<std::int64_t> limit) {
   if (limit.value_or(1) < 1)
-    throw Error(ExitCode::usage, doing, "num_steps is " + std::to_string(*limit), "Give 1 or more, or leave it out");
+    throw Error(ExitCode::usage, doing, str("num_steps is ", *limit), "Give 1 or more, or leave it out");
 }
 
 /// Throws an Error inside a call, since the passes own the current batch.
@@ -71,9 +72,9 @@ void require_between_calls(bool in_call, const std::string& call) {
 void require_loader(const char* doing, const std::unique_ptr<Passes>& passes, const char* loader, bool has_model) {
   if (passes) return;
   if (!has_model)
-    throw Error(ExitCode::user_error, doing, std::string("the operator has no ") + loader + " and no model",
+    throw Error(ExitCode::user_error, doing, str("the operator has no ", loader, " and no model"),
                 "Call register_training() and register_data() in its setup()");
-  throw Error(ExitCode::user_error, doing, std::string("the operator has no ") + loader,
+  throw Error(ExitCode::user_error, doing, str("the operator has no ", loader),
               "Call register_data() with one in its setup()");
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 /// Returns a name for an object: "model", or "model_0" if there are several.
 std::string name_of(const char* kind, std::size_t number, std::size_t all) {
-  return all == 1 ? kind : kind + ("_" + std::to_string(number));
+  return all == 1 ? kind : str(kind, "_", number);
 }
 
 std::string in_quotes(const std::string& name) { return '"' + name + '"'; }
@@ -36,7 +36,7 @@ std::pair<std::vector<at::Tensor>, at::Tensor> split(const char* doing, Operator
     names.push_back(in_quotes(name));
   }
   if (features.size() < 2)
-    throw Error(ExitCode::user_error, doing, "a batch has " + std::to_string(features.size()) + " columns",
+    throw Error(ExitCode::user_error, doing, str("a batch has ", features.size(), " columns"),
                 "Give features and, as the last column, the target; or override the method");
   if (const auto source = passes != nullptr ? passes->without_column_order() : std::nullopt)
     throw Error(ExitCode::usage, doing,
@@ -90,14 +90,14 @@ std::vector<std::string> column_names(const BatchColumns& columns, data::Source&
 }
 
 void require_one_of_each(const OperatorRegistry& parts, const char* doing, const char* method) {
-  const auto remedy = std::string("Override ") + method;
+  const auto remedy = str("Override ", method);
   if (parts.models.empty())
     throw Error(ExitCode::user_error, doing, "the operator has no model",
-                "Call register_training() in its setup(), or " + std::string("override ") + method);
+                str("Call register_training() in its setup(), or ", "override ", method));
   if (parts.models.size() > 1 || parts.optimizers.size() > 1)
     throw Error(ExitCode::user_error, doing,
-                "it has " + std::to_string(parts.models.size()) + " models and " +
-                    std::to_string(parts.optimizers.size()) + " optimizers, and the default method takes one",
+                str("it has ", parts.models.size(), " models and ", parts.optimizers.size(),
+                    " optimizers, and the default method takes one"),
                 remedy);
   if (!parts.criterion) throw Error(ExitCode::user_error, doing, "no criterion was registered", remedy);
 }
@@ -154,7 +154,7 @@ void refuse_loader() {
 
 void refuse_features(std::size_t number) {
   throw Error(ExitCode::user_error, "calling the model's forward()",
-              "it does not take " + std::to_string(number) + " features and return a tensor",
+              str("it does not take ", number, " features and return a tensor"),
               "Override train_batch() and validate_batch()");
 }
 

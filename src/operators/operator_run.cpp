@@ -55,8 +55,8 @@ run::ResolvedOptions resolve(const Launch& launch, const OperatorTrainerOptions&
   resolved.first_epoch = 1;
   const int waiting = launch.size() - resolved.worker_count;
   if (!options.num_workers.most() && !launch.flags().workers && waiting > 0 && launch.rank() == 0)
-    log::warn("one rank trains and " + std::to_string(waiting) + (waiting == 1 ? " waits" : " wait") +
-              ": num_workers is 1 unless given. Write .num_workers = launch.size() to train on all");
+    log::warn(str("one rank trains and ", waiting, waiting == 1 ? " waits" : " wait",
+                  ": num_workers is 1 unless given. Write .num_workers = launch.size() to train on all"));
   return resolved;
 }
 
@@ -85,9 +85,8 @@ OperatorRun::OperatorRun(Launch& launch, const OperatorWorker::Make& make, const
   }
   if (!history_.empty() && !config_before.is_null() && config_before != resolved_.options.train_loop_config &&
       world.rank() == 0)
-    log::warn("the run " + run_.path().string() + " goes on with another configuration: the first " +
-              std::to_string(history_.size()) +
-              " calls of the trainer return their saved results. Choose another --name to begin anew");
+    log::warn(str("the run ", run_.path(), " goes on with another configuration: the first ", history_.size(),
+                  " calls of the trainer return their saved results. Choose another --name to begin anew"));
 }
 
 OperatorRun::~OperatorRun() {
@@ -123,8 +122,8 @@ Json OperatorRun::replay(Call call, const CallRecord& before) {
   if (history_.next() == nullptr && worker_) worker_->end_replay();
   if (before.call == call && before.refusal) throw *before.refusal;
   if (before.call == call) return before.result;
-  refuse_calls("call " + std::to_string(history_.position()) + " of the trainer is " + name_of(call) + "() and was " +
-               name_of(before.call) + "() before the run was resumed");
+  refuse_calls(str("call ", history_.position(), " of the trainer is ", name_of(call), "() and was ",
+                   name_of(before.call), "() before the run was resumed"));
 }
 
 Json OperatorRun::run_or_replay(Call call, const Check& check, const Work& work) {
@@ -226,8 +225,8 @@ void OperatorRun::shutdown(bool force) {
   if (!is_open_) return;
   if (!force && history_.next() != nullptr)
     refuse_calls(
-        "main has made " + std::to_string(history_.position()) + " of the " + std::to_string(history_.size()) +
-        " calls of the trainer that were made before the run was resumed: the model is later than the results");
+        str("main has made ", history_.position(), " of the ", history_.size(),
+            " calls of the trainer that were made before the run was resumed: the model is later than the results"));
   if (!force) {
     run_on_all([](OperatorWorker& worker) { return worker.session().close(), std::string(); });
   } else if (worker_) {

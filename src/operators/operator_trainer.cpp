@@ -1,4 +1,5 @@
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "launch/settings.hpp"
 #include "muster/error.hpp"
 #include "operators/operator_run.hpp"
@@ -95,13 +96,13 @@ TrainingOperator& OperatorTrainerBase::local_operator() { return run_->worker().
 std::shared_ptr<torch::nn::Module> OperatorTrainerBase::model_of(bool to_cpu, std::size_t number) {
   const auto& models = run_->worker().parts().models;
   if (number >= models.size())
-    throw Error(ExitCode::usage, "asking for model " + std::to_string(number),
-                "the operator has registered " + std::to_string(models.size()), "Numbers begin with 0");
+    throw Error(ExitCode::usage, detail::str("asking for model ", number),
+                detail::str("the operator has registered ", models.size()), "Numbers begin with 0");
   return to_cpu ? models[number]->clone(at::Device(at::kCPU)) : models[number];
 }
 
 void OperatorTrainerBase::refuse_type(std::size_t number) {
-  throw Error(ExitCode::usage, "asking for model " + std::to_string(number), "it is of another type",
+  throw Error(ExitCode::usage, detail::str("asking for model ", number), "it is of another type",
               "Name the type of the module, as in get_model<NetImpl>()");
 }
 

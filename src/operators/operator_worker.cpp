@@ -35,18 +35,18 @@ constexpr const char* stale_key = "gone";
 Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
   const auto found = config.find(BATCH_SIZE);
   if (found == config.end()) return config;
-  const std::string doing = std::string("dividing ") + BATCH_SIZE;
+  const std::string doing = str("dividing ", BATCH_SIZE);
   const int workers = resolved.full_worker_count > 0 ? resolved.full_worker_count : resolved.worker_count;
   if (!found->is_number_integer() || found->get<std::int64_t>() < workers)
     throw Error(ExitCode::usage, doing,
-                "it is " + found->dump() + ", and " + std::to_string(workers) +
-                    (workers == 1 ? " worker needs" : " workers need") + " at least one sample each",
+                str("it is ", found->dump(), ", and ", workers, workers == 1 ? " worker needs" : " workers need",
+                    " at least one sample each"),
                 "It is the number of samples of a step over all workers");
   const auto all = found->get<std::int64_t>();
   const auto each = all / workers;
   if (each * workers != all && resolved.world().rank() == 0)
-    log::warn(doing + ": " + std::to_string(all) + " is no multiple of " + std::to_string(workers) +
-              " workers; each takes " + std::to_string(each) + ", a step " + std::to_string(each * workers));
+    log::warn(str(doing, ": ", all, " is no multiple of ", workers, " workers; each takes ", each, ", a step ",
+                  each * workers));
   *found = each;
   return config;
 }
@@ -192,7 +192,7 @@ Json OperatorWorker::finish_call(Call call, const Metrics& own, bool reduce, boo
 void OperatorWorker::check(const TrainOptions& options) {
   require_same(workers().control, "train()", options);
   if (options.max_retries < 0)
-    throw Error(ExitCode::usage, "training", "max_retries is " + std::to_string(options.max_retries), "Give 0 or more");
+    throw Error(ExitCode::usage, "training", str("max_retries is ", options.max_retries), "Give 0 or more");
   parts().train.check_call(options.num_steps, !parts().models.empty());
 }
 
@@ -352,8 +352,7 @@ void update_params(const Communicator& world, run::RunFolder& run, int max_retri
   try {
     run.write_params(std::move(params));
   } catch (const std::exception& error) {
-    log::warn(std::string("params.json could not be written, so muster run does not know max_retries: ") +
-              error.what());
+    log::warn(str("params.json could not be written, so muster run does not know max_retries: ", error.what()));
   }
 }
 

@@ -18,7 +18,6 @@
 #include <cmath>
 #include <mutex>
 #include <set>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -59,9 +58,10 @@ void warn_if_slow(at::DeviceType device, const AutocastOptions& options) {
   static std::once_flag warned;
   if (options.enabled && device == at::kCPU && !has_fast_16_bits())
     std::call_once(warned, [&] {
-      detail::log::warn("Autocast computes in " + std::string(c10::toString(options.dtype)) +
-                        ", for which this processor has no fast instructions (AVX-512): convolutions take many times "
-                        "as long as in float. Switch autocast off with enabled = false");
+      detail::log::warn(
+          detail::str("Autocast computes in ", c10::toString(options.dtype),
+                      ", for which this processor has no fast instructions (AVX-512): convolutions take many times "
+                      "as long as in float. Switch autocast off with enabled = false"));
     });
 }
 
@@ -88,7 +88,7 @@ Autocast::Autocast(at::DeviceType device, const AutocastOptions& options)
       was_dtype_(autocast::get_autocast_dtype(device)) {
   if (options.dtype != at::kBFloat16 && options.dtype != at::kHalf)
     throw Error(ExitCode::usage, "starting autocast",
-                std::string(c10::toString(options.dtype)) + " is not a type for it", "Use at::kBFloat16 or at::kHalf");
+                detail::str(c10::toString(options.dtype), " is not a type for it"), "Use at::kBFloat16 or at::kHalf");
   warn_if_slow(device_, options);
   autocast::set_autocast_enabled(device_, options.enabled);
   set_dtype(device_, options.dtype);
@@ -235,7 +235,7 @@ GradScaler::operator StateEntry() {
       scale_.fill_(options.init_scale);
       growth_tracker_.fill_(growth_tracker);
     } catch (const Json::exception& error) {
-      throw Error(ExitCode::data, loading, std::string("the checkpoint holds something else: ") + error.what(),
+      throw Error(ExitCode::data, loading, detail::str("the checkpoint holds something else: ", error.what()),
                   "Restore it from a copy");
     }
     statuses_.clear();

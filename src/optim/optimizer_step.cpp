@@ -1,5 +1,6 @@
 #include "optim/optimizer_step.hpp"
 
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 #include "gradients/hooks.hpp"
 #include "gradients/prepared_model.hpp"
@@ -126,7 +127,7 @@ class Numbers {
       for (const auto& weak : reducers_)
         if (const auto reducer = weak.lock())
           if (auto name = reducer->name_of(parameters[i]); !name.empty()) return name;
-      return "number " + std::to_string(i) + " of the optimizer";
+      return str("number ", i, " of the optimizer");
     }
     return {};
   }

@@ -1,5 +1,6 @@
 #include "muster/schedulers.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "optim/fields.hpp"
 
@@ -37,7 +38,7 @@ bool visit_momentum(torch::optim::Optimizer& optimizer, auto&& use) {
 
 class Checks {
  public:
-  explicit Checks(const char* schedule) : doing_(std::string("making the schedule ") + schedule) {}
+  explicit Checks(const char* schedule) : doing_(detail::str("making the schedule ", schedule)) {}
 
   void require(bool holds, const std::string& fact, std::string_view remedy = "Correct its options") const {
     if (!holds) throw Error(ExitCode::usage, doing_, fact, remedy);
@@ -71,8 +72,8 @@ CosineWithWarmupOptions checked(const CosineWithWarmupOptions& options, const to
   const Checks checks("CosineWithWarmup");
   checks.require_steps(options.warmup_steps, options.start_factor);
   checks.require(options.total_steps > options.warmup_steps,
-                 "total_steps, which includes the warm-up, is " + std::to_string(options.total_steps) +
-                     ", and warmup_steps is " + std::to_string(options.warmup_steps),
+                 detail::str("total_steps, which includes the warm-up, is ", options.total_steps,
+                             ", and warmup_steps is ", options.warmup_steps),
                  "Give the number of all steps of the training");
   checks.require(options.min_lr >= 0, "min_lr is negative");
   for (const auto& group : optimizer.param_groups())

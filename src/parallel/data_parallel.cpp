@@ -28,7 +28,6 @@
 
 #include <exception>
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace muster {
@@ -47,7 +46,7 @@ Communicator separate(const Communicator& ranks, const DataParallelOptions& opti
   constexpr auto doing = "preparing a model";
   comm::require_mpi(doing);
   if (options.timeout.count() <= 0)
-    throw Error(ExitCode::usage, doing, "the timeout is " + std::to_string(options.timeout.count()) + " ms",
+    throw Error(ExitCode::usage, doing, detail::str("the timeout is ", options.timeout.count(), " ms"),
                 "Give the longest wait for other ranks, such as 60s");
   const comm::ScopedTimeout while_joining(ranks, options.timeout);
   auto own = comm::make_separate_world(ranks);
@@ -65,8 +64,7 @@ bool has_spare_core(const Communicator& ranks) {
 void require_own_folder(const std::filesystem::path& folder) {
   for (const auto* const name : {run_names::params, run_names::history, run_names::sweep, "manifest.json"})
     if (std::filesystem::exists(status_of(folder / name)))
-      throw Error(ExitCode::usage, "using the folder " + folder.string(),
-                  std::string("it has a ") + name + " of muster",
+      throw Error(ExitCode::usage, "using the folder " + folder.string(), detail::str("it has a ", name, " of muster"),
                   "Give DataParallel a folder of its own; Checkpoint::load() loads from the checkpoints of runs");
 }
 

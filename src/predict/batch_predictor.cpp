@@ -1,4 +1,5 @@
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 #include "comm/timeout.hpp"
 #include "data/passes/batches.hpp"
@@ -45,10 +46,9 @@ void require_same_columns(const Communicator& world, const std::string& mine) {
   const auto of_rank = world.all_gather(mine);
   for (std::size_t rank = 1; rank < of_rank.size(); ++rank)
     if (!of_rank[rank].empty() && of_rank[rank] != of_rank.front())
-      throw Error(
-          ExitCode::data, "predicting",
-          "the columns are " + of_rank.front() + " on rank 0 and " + of_rank[rank] + " on rank " + std::to_string(rank),
-          "Use the same model and options on every rank");
+      throw Error(ExitCode::data, "predicting",
+                  detail::str("the columns are ", of_rank.front(), " on rank 0 and ", of_rank[rank], " on rank ", rank),
+                  "Use the same model and options on every rank");
 }
 
 /// Throws an Error if `output` cannot be written, or is a file of the dataset.

@@ -1,5 +1,6 @@
 #include "muster/predictor.hpp"
 
+#include "base/text.hpp"
 #include "checkpoint/inspect.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/preprocess/registry.hpp"
@@ -202,8 +203,7 @@ Prediction TorchPredictor::predict(const Batch& batch, const std::vector<std::st
   for (const auto& [name, tensor] : given.columns()) {
     if (const auto rows = rows_of(tensor); rows != expected)
       throw Error(ExitCode::data, predicting,
-                  "\"" + name + "\" has " + std::to_string(rows) + " rows for " + std::to_string(expected) +
-                      " rows of the batch",
+                  detail::str("\"", name, "\" has ", rows, " rows for ", expected, " rows of the batch"),
                   "Have the model give one row for each");
     columns[name] = tensor.detach().cpu();
   }

@@ -7,6 +7,7 @@
 // hooks do not see the inner one.
 #include "muster/recompute.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/Context.h>
@@ -373,8 +374,7 @@ class Recompute final : public autograd::Node {
                   "Let it depend only on its inputs, on parameters and on torch's default generators");
     };
     if (run.outputs.size() != shapes_.size())
-      refuse("it has made " + std::to_string(run.outputs.size()) + " tensors, but " + std::to_string(shapes_.size()) +
-             " in the forward pass");
+      refuse(str("it has made ", run.outputs.size(), " tensors, but ", shapes_.size(), " in the forward pass"));
     std::size_t trained = 0;
     for (std::size_t i = 0; i < shapes_.size(); ++i) {
       trained += run.roots[i].is_valid();

@@ -75,9 +75,8 @@ OwnGpu claim_gpu(const std::vector<std::string>& gpus, const Launch& launch) {
     OwnGpu own{.index = choose_gpu(gpus, taken, launch.local_process_index())};
     const auto& gpu = gpus[own.index];
     if (const auto other = others.find(gpu); other != others.end()) {
-      own.shared_with = "another muster launch" +
-                        (other->second > 0 ? " (process " + std::to_string(other->second) + ")" : "") + " uses GPU " +
-                        gpu;
+      own.shared_with = str("another muster launch", other->second > 0 ? str(" (process ", other->second, ")") : "",
+                            " uses GPU ", gpu);
       return own;
     }
     Claim claim("gpu/" + gpu);
@@ -132,9 +131,9 @@ void warn_of_shared_gpus(const Launch& launch) {
   if (first == shared.end()) return;
   const auto rank = static_cast<std::size_t>(first - shared.begin());
   log::warn(
-      *first + " of " + world.topology().hosts[rank] + ", which rank " + std::to_string(rank) +
-      " of this one uses: the two slow each other. Start them one after the other, or give each its own GPUs with "
-      "CUDA_VISIBLE_DEVICES");
+      str(*first, " of ", world.topology().hosts[rank], ", which rank ", rank,
+          " of this one uses: the two slow each other. Start them one after the other, or give each its own GPUs with "
+          "CUDA_VISIBLE_DEVICES"));
 }
 
 }  // namespace muster::detail::run

@@ -21,10 +21,9 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full_
   const auto& asked = scaling.num_workers;
   const bool range = asked.is_range() && !launch.flags().workers;
   if (range && (*asked.least() < 1 || *asked.least() > *asked.most()))
-    throw Error(
-        ExitCode::usage, "choosing the workers",
-        "{" + std::to_string(*asked.least()) + ", " + std::to_string(*asked.most()) + "} is not a range of workers",
-        "Ask for {least, most}, from 1 on");
+    throw Error(ExitCode::usage, "choosing the workers",
+                str("{", *asked.least(), ", ", *asked.most(), "} is not a range of workers"),
+                "Ask for {least, most}, from 1 on");
   const int there = std::max(launch.size(), full_worker_count);
   int workers = launch.flags().workers.value_or(asked.most().value_or(there));
   if (range) workers = full_worker_count = std::min(workers, there);
@@ -34,17 +33,15 @@ int count_workers(const Launch& launch, const ScalingConfig& scaling, int& full_
   }
   if (range && workers < *asked.least())
     throw Error(ExitCode::usage, "choosing the workers",
-                "at least " + std::to_string(*asked.least()) + " were asked for and the launch has " +
-                    counted(launch.size(), "rank"),
-                "Start it with mpirun -n " + std::to_string(*asked.least()) + " or more, or ask for fewer");
+                str("at least ", *asked.least(), " were asked for and the launch has ", counted(launch.size(), "rank")),
+                str("Start it with mpirun -n ", *asked.least(), " or more, or ask for fewer"));
   if (workers < 1)
-    throw Error(ExitCode::usage, "choosing the workers", std::to_string(workers) + " is not a number of workers",
+    throw Error(ExitCode::usage, "choosing the workers", str(workers, " is not a number of workers"),
                 "Ask for 1 or more");
   if (workers > launch.size())
-    throw Error(
-        ExitCode::usage, "choosing the workers",
-        std::to_string(workers) + " workers were asked for and the launch has " + counted(launch.size(), "rank"),
-        "Start it with mpirun -n " + std::to_string(workers) + ", or ask for fewer with --workers");
+    throw Error(ExitCode::usage, "choosing the workers",
+                str(workers, " workers were asked for and the launch has ", counted(launch.size(), "rank")),
+                str("Start it with mpirun -n ", workers, ", or ask for fewer with --workers"));
   return workers;
 }
 
@@ -52,16 +49,14 @@ std::chrono::milliseconds choose_timeout(const Launch& launch, const BackendConf
   const auto own = backend == nullptr ? std::nullopt : backend->timeout();
   if (own && own->count() <= 0)
     throw Error(ExitCode::usage, "choosing how long ranks wait for each other",
-                std::to_string(own->count()) + " ms is not a time limit",
-                "Give TorchConfig::timeout more than 0, or leave it out");
+                str(own->count(), " ms is not a time limit"), "Give TorchConfig::timeout more than 0, or leave it out");
   return usable_timeout(launch.flags().timeout.value_or(own.value_or(comm::timeout(launch.communicator()))));
 }
 
 /// Throws an Error if the text is not UTF-8, since params.json could not hold it.
 void require_utf8(const std::string& text, const char* option) {
   if (!is_utf8(text))
-    throw Error(ExitCode::usage, std::string("reading CheckpointConfig::") + option, "it is not UTF-8",
-                "Choose another one");
+    throw Error(ExitCode::usage, str("reading CheckpointConfig::", option), "it is not UTF-8", "Choose another one");
 }
 
 /// Returns the options that must be equal on all ranks. Not among them: rank 0's name, settings and metadata, which are
@@ -87,8 +82,7 @@ step::MicroBatchShare ResolvedOptions::share_of(int worker) const {
   if (!virtual_workers) return {.total = worker_count, .first = worker, .count = 1};
   if (*virtual_workers < 1 || *virtual_workers % worker_count != 0)
     throw Error(ExitCode::usage, "choosing the workers",
-                std::to_string(*virtual_workers) + " virtual workers cannot be divided evenly among " +
-                    std::to_string(worker_count),
+                str(*virtual_workers, " virtual workers cannot be divided evenly among ", worker_count),
                 "Start as many workers as divide them; 12 goes with 1, 2, 3, 4, 6 and 12");
   const int count = *virtual_workers / worker_count;
   return {.total = *virtual_workers, .first = worker * count, .count = count, .fixed = true};
@@ -134,20 +128,18 @@ ResolvedOptions resolve(const Launch& launch, const TrainerOptions& options,
   if (flags.profile_operators) profile.enabled = profile.operators = true;
   if (const bool is_default = profile.first_step == 0 && profile.last_step == 0;
       !is_default && (profile.first_step < 1 || profile.last_step < profile.first_step))
-    throw Error(
-        ExitCode::usage, "choosing the steps of the profile",
-        std::to_string(profile.first_step) + " to " + std::to_string(profile.last_step) + " is no range of steps",
-        "Give the first and the last step, from 1 on, or neither");
+    throw Error(ExitCode::usage, "choosing the steps of the profile",
+                str(profile.first_step, " to ", profile.last_step, " is no range of steps"),
+                "Give the first and the last step, from 1 on, or neither");
   if (run_config.histogram_interval < 0)
     throw Error(ExitCode::usage, "choosing the reports with histograms",
-                "histogram_interval is " + std::to_string(run_config.histogram_interval),
-                "Give 1 or more, or 0 for none");
+                str("histogram_interval is ", run_config.histogram_interval), "Give 1 or more, or 0 for none");
   resolved.timeout = choose_timeout(launch, resolved.backend.get());
   auto& longest_validation = resolved.options.validation.timeout;
   longest_validation = usable_timeout(longest_validation);
   if (const auto& validation = options.validation; validation.function && validation.timeout.count() <= 0)
     throw Error(ExitCode::usage, "choosing how long a validation may take",
-                std::to_string(validation.timeout.count()) + " ms is not a time limit",
+                str(validation.timeout.count(), " ms is not a time limit"),
                 "Give ValidationConfig::timeout more than 0");
   return resolved;
 }

@@ -51,9 +51,7 @@ bool claim(const std::filesystem::path& folder) {
 }
 
 /// Returns NAME, NAME_2, NAME_3, … for the numbers 1, 2, 3, …
-std::string numbered_name(const std::string& name, int number) {
-  return number == 1 ? name : name + "_" + std::to_string(number);
-}
+std::string numbered_name(const std::string& name, int number) { return number == 1 ? name : str(name, "_", number); }
 
 /// True if this process may use the folder: the folder is new, or an earlier start of the same `muster run` or of the
 /// same requeued Slurm job has used it.
@@ -65,7 +63,7 @@ bool take(const std::filesystem::path& folder) {
   if (std::getenv("SLURM_JOB_ID") == nullptr || restarts == nullptr || std::atoi(restarts) == 0) return is_new;
   // In a requeued job, each start of the program needs a folder of its own: the start that creates this file gets the
   // folder.
-  const auto mark = folder / (std::string(".slurm_restart.") + restarts);
+  const auto mark = folder / str(".slurm_restart.", restarts);
   const int descriptor = ::open(mark.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor >= 0) ::close(descriptor);
   return descriptor >= 0 || errno != EEXIST;
@@ -86,7 +84,7 @@ std::pair<std::string, std::string> default_name(const std::string& program, con
                         : supervisor   ? supervisor->started
                                        : run_names::time_now());
     own = first;
-    for (int start = 2; !take(storage / own); ++start) own = first + "." + std::to_string(start);
+    for (int start = 2; !take(storage / own); ++start) own = str(first, ".", start);
   }
   auto name = own;
   for (int i = 2; !taken.insert(storage / name).second; ++i) name = numbered_name(own, i);
@@ -264,7 +262,7 @@ void RunFolder::check_shared(const Communicator& world) const {
   if (world.topology().num_nodes == 1) return;
   const auto file = path_ / ".token";
   const auto token = comm::run_on_root(world, [&] {
-    const auto value = std::to_string(std::random_device{}()) + std::to_string(::getpid());
+    const auto value = str(std::random_device{}(), ::getpid());
     write_file(file, value);
     return value;
   });
@@ -300,9 +298,8 @@ void RunFolder::mark_finished(const Json& returned) noexcept {
     write_params(params_);
   } catch (const std::exception& error) {
     log::warn(
-        std::string(
-            "training is finished, but this could not be saved, so a new start goes on from the newest checkpoint: ") +
-        error.what());
+        str("training is finished, but this could not be saved, so a new start goes on from the newest checkpoint: ",
+            error.what()));
   }
 }
 
@@ -311,7 +308,7 @@ void RunFolder::restore_params(Json params) noexcept {
   try {
     write_params(std::move(params));
   } catch (const std::exception& error) {
-    log::warn(std::string("params.json could not be restored: ") + error.what());
+    log::warn(str("params.json could not be restored: ", error.what()));
   }
 }
 
@@ -325,14 +322,14 @@ void RunFolder::write_error(const std::string& text) const noexcept {
     write_file(path_ / run_names::error, text + "\n");
     launch::tell_supervisor(launch::message_cause, path_.string());
   } catch (const std::exception& error) {
-    log::warn(std::string("error.txt, with the cause of the failure, could not be written: ") + error.what());
+    log::warn(str("error.txt, with the cause of the failure, could not be written: ", error.what()));
   }
 }
 
 void RunFolder::write_error(const Communicator& world, const comm::RanksMissing& lost) const noexcept {
   std::this_thread::sleep_for(lost.report_delay());
-  write_error("rank " + std::to_string(world.rank()) + " (" +
-              world.topology().hosts[static_cast<std::size_t>(world.rank())] + "): " + lost.what());
+  write_error(str("rank ", world.rank(), " (", world.topology().hosts[static_cast<std::size_t>(world.rank())],
+                  "): ", lost.what()));
 }
 
 }  // namespace muster::detail::run

@@ -100,7 +100,7 @@ std::string this_pid_namespace() {
 }
 
 std::string this_job() {
-  auto text = host_name() + ", process " + std::to_string(::getpid()) + ", since " + checkpoint::time_now();
+  auto text = str(host_name(), ", process ", ::getpid(), ", since ", checkpoint::time_now());
   if (const auto job = value_of("SLURM_JOB_ID"); !job.empty()) text += ", Slurm job " + job;
   return text;
 }
@@ -177,7 +177,7 @@ std::vector<int> leases_in(const std::filesystem::path& folder) {
 }
 
 std::filesystem::path lease_of(const std::filesystem::path& folder, int number) {
-  return folder / (std::string(lease_prefix) + std::to_string(number));
+  return folder / str(lease_prefix, number);
 }
 
 }  // namespace

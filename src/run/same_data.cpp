@@ -1,6 +1,7 @@
 #include "run/same_data.hpp"
 
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "muster/json.hpp"
 
@@ -11,9 +12,7 @@ void require_same_data(const Communicator& world, int workers,
   Json prints = Json::object();
   for (const auto& [name, print] : mine) prints[name] = print.to_json();
   const auto of_rank = world.all_gather(json_text_lossy(prints));
-  const auto where = [&](std::size_t rank) {
-    return "rank " + std::to_string(rank) + " (" + world.topology().hosts[rank] + ")";
-  };
+  const auto where = [&](std::size_t rank) { return str("rank ", rank, " (", world.topology().hosts[rank], ")"); };
   const auto refuse = [](const std::string& name, const std::string& fact) {
     throw Error(
         ExitCode::data, "comparing the dataset \"" + name + "\" over the ranks", fact,

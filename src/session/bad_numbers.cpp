@@ -17,7 +17,7 @@
 namespace muster::detail::session {
 namespace {
 
-std::string counted_steps(int count) { return std::to_string(count) + (count == 1 ? " step was" : " steps were"); }
+std::string counted_steps(int count) { return str(count, count == 1 ? " step was" : " steps were"); }
 
 }  // namespace
 
@@ -47,7 +47,7 @@ bool BadNumbersWatch::begin_step(int optimizer) {
   current_ = {global_step_, optimizer, step_counts_[optimizer]++};
   if (!record_.skipped.contains(current_)) return true;
   ++skipped_;
-  last_skipped_ = "step " + std::to_string(global_step_) + ", for which training has gone back";
+  last_skipped_ = str("step ", global_step_, ", for which training has gone back");
   return false;
 }
 
@@ -60,16 +60,15 @@ void BadNumbersWatch::note_bad_gradient(int optimizer, const std::string& where,
     const auto owns = control_.all_gather(own);
     for (std::size_t r = 0; r < owns.size() && fact.empty(); ++r)
       if (!owns[r].empty())
-        fact = "the gradient of parameter " + owns[r] + " on rank " + std::to_string(r) + " (" +
-               control_.topology().hosts[r] + ")";
+        fact = str("the gradient of parameter ", owns[r], " on rank ", r, " (", control_.topology().hosts[r], ")");
     for (const auto& averaged : fact.empty() ? control_.all_gather(where) : std::vector<std::string>())
       if (fact.empty() && !averaged.empty()) fact = "the averaged gradient of parameter " + averaged;
     if (fact.empty()) fact = "an average of finite gradients";
   } else {
     fact = "the averaged gradient of parameter " + where;
   }
-  last_skipped_ = "step " + std::to_string(global_step_) + ": " + fact;
-  fact += " is NaN or infinite in step " + std::to_string(global_step_);
+  last_skipped_ = str("step ", global_step_, ": ", fact);
+  fact += str(" is NaN or infinite in step ", global_step_);
   const auto end = [&](const char* remedy) {
     const Error error(ExitCode::user_error, "stepping an optimizer", fact, remedy);
     attempt_end_->end_with(together ? Error(error.code(), std::string(error.what())) : error);
@@ -79,11 +78,11 @@ void BadNumbersWatch::note_bad_gradient(int optimizer, const std::string& where,
   if (policy_ == BadNumbers::skip) {
     ++skipped_;
     if (++in_a_row_[optimizer] <= limit_ || limit_ < 0) return;
-    fact += ", as in the " + std::to_string(limit_) + " before it, which were left out";
+    fact += str(", as in the ", limit_, " before it, which were left out");
     end(look);
   }
   if (limit_ >= 0 && record_.rollback_count >= limit_) {
-    fact += ", and training has gone back " + std::to_string(limit_) + " times since the last checkpoint";
+    fact += str(", and training has gone back ", limit_, " times since the last checkpoint");
     end(look);
   }
   rollback_step_ = current_;

@@ -4,7 +4,6 @@
 #include "comm/on_ranks.hpp"
 
 #include <algorithm>
-#include <string>
 
 namespace muster::detail::session {
 
@@ -15,8 +14,7 @@ void CallbackEnd::check() {
     has_ended_ = std::ranges::find(of_workers, true) != of_workers.end();
     if (!has_ended_) return;
     if (workers_.is_first())
-      log::info("training ends after report " + std::to_string(progress_.training_iteration) +
-                ", as a callback has asked");
+      log::info(str("training ends after report ", progress_.training_iteration, ", as a callback has asked"));
   }
   if (throws_) attempt_end_.end_with(TrainingEndedByCallback());
 }

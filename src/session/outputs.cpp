@@ -30,7 +30,7 @@ void link_name(const std::filesystem::path& checkpoint, const std::string& name)
     if (const auto index = storage::Tier::index_of(checkpoint.filename()))
       storage::tier_of(checkpoint.parent_path())->set_name(*index, name);
   } catch (const std::exception& error) {
-    log::warn(std::string("the checkpoint could not be named: ") + error.what());
+    log::warn(str("the checkpoint could not be named: ", error.what()));
   }
 }
 

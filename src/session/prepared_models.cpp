@@ -79,8 +79,7 @@ void PreparedModels::for_each_parameter(const std::function<void(const std::stri
     const auto reducer = models_[i]->reducer();
     if (!reducer || !reducer->accumulates_with_weights()) gradients::fetch_averages(module->parameters());
     for (const auto& parameter : module->named_parameters())
-      visit((models_.size() > 1 ? std::to_string(i) + "/" : "") + parameter.key(), parameter.value(),
-            parameter.value().grad());
+      visit(str(models_.size() > 1 ? str(i, "/") : "", parameter.key()), parameter.value(), parameter.value().grad());
   }
 }
 

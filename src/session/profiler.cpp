@@ -106,16 +106,15 @@ void Profiler::write() {
     std::vector<watch::Trace> traces;
     for (const auto& text : texts) traces.push_back(observe::unpack_trace(text));
     if (std::ranges::all_of(traces, [](const auto& trace) { return trace.events.empty(); })) {
-      log::warn("the profile has no trace: training " +
-                (last_ == 0 ? std::string("has counted no step")
-                            : "has come to step " + std::to_string(step_) + ", and the steps to record are " +
-                                  std::to_string(first_) + " to " + std::to_string(last_)));
+      log::warn(str("the profile has no trace: training ",
+                    last_ == 0
+                        ? std::string("has counted no step")
+                        : str("has come to step ", step_, ", and the steps to record are ", first_, " to ", last_)));
       return;
     }
-    const auto path = run_ / ("trace_" + std::to_string(first_) + "_" + std::to_string(last_) + ".json");
+    const auto path = run_ / str("trace_", first_, "_", last_, ".json");
     observe::write_trace_file(path, traces, {workers_.topology(), clocks_at_begin_, clocks});
-    log::info("the trace of the steps " + std::to_string(first_) + " to " + std::to_string(last_) + " is in " +
-              path.string() + "; ui.perfetto.dev shows it");
+    log::info(str("the trace of the steps ", first_, " to ", last_, " is in ", path, "; ui.perfetto.dev shows it"));
   } catch (...) {
     log::warn("writing the trace: " + comm::current_outcome().text);
   }

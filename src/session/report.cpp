@@ -78,9 +78,8 @@ void require_same_rates(const std::vector<Contribution>& of_ranks) {
             of_rank = state::value_to_json(theirs[i].get<double>());
             of_first != of_rank)
           throw Error(ExitCode::user_error, "comparing the learning rates on all ranks",
-                      "that of parameter group " + std::to_string(i - 1) + " of optimizer " +
-                          std::to_string(optimizer) + " is " + of_first.dump() + " on rank 0 and " + of_rank.dump() +
-                          " on rank " + std::to_string(rank),
+                      str("that of parameter group ", i - 1, " of optimizer ", optimizer, " is ", of_first.dump(),
+                          " on rank 0 and ", of_rank.dump(), " on rank ", rank),
                       "Give schedulers the same value on every rank, as in session.mean(loss)");
     }
 }

@@ -199,16 +199,15 @@ void Resumer::resume() {
     const auto& position = content_->position;
     const auto path = checkpoint_->path().string();
     if (position.is_from_run)
-      log::info("resuming from " + path + " (report " + std::to_string(position.training_iteration) + ", epoch " +
-                std::to_string(position.epoch + 1) + (position.epoch_complete ? " done)" : " in progress)"));
+      log::info(str("resuming from ", path, " (report ", position.training_iteration, ", epoch ", position.epoch + 1,
+                    position.epoch_complete ? " done)" : " in progress)"));
     else
       log::info("starting from " + path);
     const bool promises_bits = own && (workers_.share.fixed || content_->world_size == workers_.size());
     if (const int before = position.threads_per_worker, now = resolved_.threads_per_worker;
         promises_bits && before > 0 && before != now)
-      log::warn("the run was saved with " + counted(before, "thread") + " of torch per worker and goes on with " +
-                std::to_string(now) + ", so its results have other bits; --threads " + std::to_string(before) +
-                " keeps them");
+      log::warn(str("the run was saved with ", counted(before, "thread"), " of torch per worker and goes on with ", now,
+                    ", so its results have other bits; --threads ", before, " keeps them"));
   }
   data_.prepare_preprocessor(preprocessor, own, workers_.control, had_preprocessor);
 }
@@ -328,10 +327,11 @@ void Resumer::warn_of_unrestored_state(bool reports_state) {
     log::warn("the run goes on from " + name +
               ", but the training function has restored nothing from it; call state.restore() before the first epoch");
   else if (progress_.training_iteration > 0)
-    log::warn("the run goes on from " + name + ", which the training function loads by itself: training_iteration is " +
-              std::to_string(progress_.training_iteration) + ", but " + (sets_epoch ? "" : "epoch, ") +
-              "global_step, the position in the data and the random state begin again; state.restore() restores all of "
-              "them");
+    log::warn(
+        str("the run goes on from ", name, ", which the training function loads by itself: training_iteration is ",
+            progress_.training_iteration, ", but ", sets_epoch ? "" : "epoch, ",
+            "global_step, the position in the data and the random state begin again; state.restore() restores all of "
+            "them"));
 }
 
 }  // namespace muster::detail::session

@@ -19,8 +19,8 @@ void require_same(const std::string& name, const Json& first, std::size_t first_
   for (const auto& [option, value] : first.items())
     if (value != other.at(option))
       throw Error(ExitCode::usage, "comparing the passes over \"" + name + "\" on all ranks",
-                  option + " is " + value.get<std::string>() + " on rank " + std::to_string(first_rank) + " and " +
-                      other.at(option).get<std::string>() + " on rank " + std::to_string(rank),
+                  str(option, " is ", value.get<std::string>(), " on rank ", first_rank, " and ",
+                      other.at(option).get<std::string>(), " on rank ", rank),
                   "Give the same options on every rank; weights that are computed on one rank must be broadcast");
 }
 
@@ -44,10 +44,10 @@ void SamePasses::compare(const Communicator& control) {
 void SamePasses::warn_of_different_steps(const std::vector<std::int64_t>& steps, bool is_first) {
   const auto other = std::ranges::find_if(steps, [&](auto count) { return count != steps.front(); });
   if (other == steps.end() || std::exchange(has_warned_of_steps_, true) || !is_first) return;
-  log::warn("reporting: rank 0 has taken " + std::to_string(steps.front()) + " training steps and rank " +
-            std::to_string(other - steps.begin()) + " " + std::to_string(*other) +
-            ". Unless ranks leave their loops early on purpose, make the same training passes on all ranks: without "
-            ".training = false or torch::NoGradGuard on some of them");
+  log::warn(str(
+      "reporting: rank 0 has taken ", steps.front(), " training steps and rank ", other - steps.begin(), " ", *other,
+      ". Unless ranks leave their loops early on purpose, make the same training passes on all ranks: without "
+      ".training = false or torch::NoGradGuard on some of them"));
 }
 
 void require_same_passes(const std::vector<Json>& of_ranks) {

@@ -52,10 +52,10 @@ Epochs::iterator Epochs::begin() const {
   const auto epoch = current.count == EpochCount::none_in_state ? 0 : current.number + (again ? 1 : 0);
   session_->progress.epoch_count = count_;
   if (again && epoch >= count_ && session_->workers.is_first())
-    detail::log::warn("session.epochs(" + std::to_string(count_) +
-                      ") has no epoch left: an earlier loop has ended after " + detail::counted(epoch, "epoch") +
-                      ". Epochs are counted over the whole run; for n more, loop over session.epochs(" +
-                      std::to_string(epoch) + " + n)");
+    detail::log::warn(detail::str("session.epochs(", count_, ") has no epoch left: an earlier loop has ended after ",
+                                  detail::counted(epoch, "epoch"),
+                                  ". Epochs are counted over the whole run; for n more, loop over session.epochs(",
+                                  epoch, " + n)"));
   if (epoch < count_) {
     session_->saved_values.forget();  // a resumed run repeats what the program does before the loop
     session_->data.pass_positions->enter_loop();
@@ -71,25 +71,27 @@ Epochs::iterator Epochs::end() const { return {session_, count_}; }
 Epochs::iterator& Epochs::iterator::operator++() {
   session_->throw_if_ended();
   if (const auto name = session_->data.pass_positions->name_of_pass_not_resumed(/*in_loop=*/true); !name.empty())
-    throw Error(ExitCode::user_error, "resuming the pass over \"" + name + "\"",
-                "the run was saved in the middle of it, but epoch " + std::to_string(epoch_) +
+    throw Error(
+        ExitCode::user_error, "resuming the pass over \"" + name + "\"",
+        detail::str("the run was saved in the middle of it, but epoch ", epoch_,
                     " has ended without it: the passes that were finished before it are empty now, and no other pass "
-                    "has begun",
-                "Make the same passes in an epoch at every start. Passes that only a fresh start makes belong before "
-                "the loop over session.epochs(), or under torch::NoGradGuard");
+                    "has begun"),
+        "Make the same passes in an epoch at every start. Passes that only a fresh start makes belong before "
+        "the loop over session.epochs(), or under torch::NoGradGuard");
   if (const auto name = session_->data.pass_positions->name_of_unused_position();
       !name.empty() && session_->workers.is_first())
-    detail::log::warn("data \"" + name + "\": the run was saved in the middle of epoch " + std::to_string(epoch_) +
-                      ", and since the start the epoch has ended without a pass over these data. If they have another "
-                      "name now, the epoch has trained on a part of them twice: names stay the same between starts");
+    detail::log::warn(
+        detail::str("data \"", name, "\": the run was saved in the middle of epoch ", epoch_,
+                    ", and since the start the epoch has ended without a pass over these data. If they have another "
+                    "name now, the epoch has trained on a part of them twice: names stay the same between starts"));
   auto& rest = session_->progress.unfinished_pass;
   if (!rest.dataset.empty() && rest.step == session_->progress.steps->global_step &&
       !std::exchange(rest.warned, true) && session_->workers.is_first())
-    detail::log::warn(
-        "dataset \"" + rest.dataset + "\": the last State of epoch " + std::to_string(epoch_) +
+    detail::log::warn(detail::str(
+        "dataset \"", rest.dataset, "\": the last State of epoch ", epoch_,
         " was reported in the middle of a pass that the epoch then left, so a run that goes on from there "
         "makes the rest of the pass. Put the range and its iterators into a scope of their own, which ends before "
-        "the report");
+        "the report"));
   session_->data.pass_positions->end_epoch();
   session_->outputs.observers.tell(&detail::observe::Observer::epoch, epoch_);
   if (epoch_ + 1 >= session_->progress.epoch_count) {
@@ -270,7 +272,7 @@ State Session::state(StateEntries entries) const { return State(*state_, std::mo
 Epochs Session::epochs(std::int64_t count) const {
   state_->require_training("counting epochs");
   if (count < 0)
-    throw Error(ExitCode::usage, "counting epochs", std::to_string(count) + " is not a number of epochs",
+    throw Error(ExitCode::usage, "counting epochs", detail::str(count, " is not a number of epochs"),
                 "Loop over 1 or more");
   if (count == 0 && state_->workers.is_first()) detail::log::warn("session.epochs(0) trains for no epoch");
   return Epochs(*state_, count);

@@ -41,7 +41,7 @@ void SessionData::prepare_preprocessor(const Json& saved, bool own, const Commun
     if (saved.is_null() && !had_one.value_or(false)) return;
     const char* const fact = "the checkpoint was saved with one, and the trainer has none";
     if (own) throw Error(ExitCode::usage, "restoring the preprocessor", fact, "Give the trainer the same one again");
-    log::warn(std::string("preprocessing: ") + fact + "; the data are not preprocessed");
+    log::warn(str("preprocessing: ", fact, "; the data are not preprocessed"));
     return;
   }
   if (own && !had_one.value_or(true))
@@ -79,11 +79,11 @@ void SessionData::warn_of_unsplit_data(const std::vector<Json>& metrics, const W
   if (metric.empty()) return;
   has_warned_of_unsplit_data = true;
   if (workers.is_first())
-    log::warn(
-        "reporting \"" + metric + "\": all " + std::to_string(workers.size()) +
+    log::warn(str(
+        "reporting \"", metric, "\": all ", workers.size(),
         " workers have counted the same number of samples of each class. Datasets that are not split are whole on each "
-        "worker, so each sample counts once per worker: " +
-        whole + ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split");
+        "worker, so each sample counts once per worker: ",
+        whole, ". Set split_all in dataset_config (DataConfig), or name them in datasets_to_split"));
 }
 
 }  // namespace muster::detail::session

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <exception>
 #include <map>
-#include <string>
 #include <utility>
 
 namespace muster::detail::session {
@@ -91,7 +90,7 @@ class SessionStepListener final : public step::StepListener {
     try {
       write_file(session_.run.path() / run_names::passes, json_text({{"passes_before_more", passes}}));
     } catch (const std::exception& error) {
-      log::warn(std::string("noting the passes of an epoch: ") + error.what());
+      log::warn(str("noting the passes of an epoch: ", error.what()));
     }
   }
 

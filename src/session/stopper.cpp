@@ -1,5 +1,6 @@
 #include "session/stopper.hpp"
 
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 #include "launch/stop_signal.hpp"
 #include "launch/supervised.hpp"
@@ -32,14 +33,14 @@ std::string name_of_signal(int signal) {
          : signal == SIGUSR2 ? "SIGUSR2"
          : signal == SIGHUP  ? "SIGHUP"
          : signal == SIGTERM ? "SIGTERM"
-                             : "signal " + std::to_string(signal);
+                             : str("signal ", signal);
 }
 
 /// Returns a text such as "90 min", in the largest unit in which the number is whole.
 std::string text_of(std::chrono::milliseconds time) {
   const auto seconds = time.count() / 1000;
-  if (seconds > 0 && seconds % 3600 == 0) return std::to_string(seconds / 3600) + " h";
-  return seconds > 0 && seconds % 60 == 0 ? std::to_string(seconds / 60) + " min" : std::to_string(seconds) + " s";
+  if (seconds > 0 && seconds % 3600 == 0) return str(seconds / 3600, " h");
+  return seconds > 0 && seconds % 60 == 0 ? str(seconds / 60, " min") : str(seconds, " s");
 }
 
 /// Returns the time of day at which `left` will be over, such as "14:00".

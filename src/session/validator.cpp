@@ -245,8 +245,8 @@ ValidationResult Validator::write_result(const PendingValidation& of, Decision d
       if (decision == Decision::finished)
         found.warning += outcome_.get().error->what();
       else
-        found.warning += "given up after " + std::to_string(timeout.count()) +
-                         " ms (ValidationConfig::timeout); its ranks validate nothing more in this job";
+        found.warning += str("given up after ", timeout.count(),
+                             " ms (ValidationConfig::timeout); its ranks validate nothing more in this job");
       fields = earlier_names_as_null(*tier_of(run_->path()), checkpoint::read_manifest(path).metrics);
     }
     fields[checkpoint::status_name] = checkpoint::text_of(status);

@@ -91,8 +91,8 @@ std::string text_of(const std::vector<std::string>& lines) {
   constexpr std::size_t most = 5;
   std::string text;
   for (std::size_t i = 0; i < std::min(lines.size(), most); ++i) text += (text.empty() ? ": " : "; ") + lines[i];
-  return "it does not fit" + (lines.size() == 1 ? "" : " in " + std::to_string(lines.size()) + " places") +
-         (lines.size() > most ? "; the first are" : "") + text;
+  return str("it does not fit", lines.size() == 1 ? "" : str(" in ", lines.size(), " places"),
+             lines.size() > most ? "; the first are" : "", text);
 }
 
 }  // namespace
@@ -230,7 +230,7 @@ SavedGradients take_gradients(StateDict& state, int workers) {
   SavedGradients saved{.workers = workers};
   for (const auto& [name, into] : {std::pair(gradients_name, &saved.gradients), {weights_name, &saved.weights}}) {
     if (state.values.contains(name)) continue;  // in a checkpoint of an earlier version, this is an entry of the user
-    const auto whole = std::string(name) + "/";
+    const auto whole = str(name, "/");
     for (auto at = state.tensors.lower_bound(whole); at != state.tensors.end() && at->first.starts_with(whole);) {
       into->emplace(at->first.substr(whole.size()), std::move(at->second));
       at = state.tensors.erase(at);

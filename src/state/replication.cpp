@@ -82,8 +82,7 @@ void check_entries(const std::vector<Json>& ranks) {
     for (const auto& entry : want)
       if (!have.contains(entry))
         throw Error(ExitCode::user_error, "saving " + entry,
-                    "rank " + std::to_string(rank) + " has no such entry in its state, and rank " +
-                        std::to_string(other) + " has one",
+                    str("rank ", rank, " has no such entry in its state, and rank ", other, " has one"),
                     "Give entries of the same names on every rank");
   };
   for (std::size_t r = 1; r < ranks.size(); ++r) {
@@ -97,7 +96,7 @@ void check_entries(const std::vector<Json>& ranks) {
 void check_per_rank(const std::vector<Json>& ranks) {
   const auto check = [&](std::size_t from, std::size_t to) {
     const auto& there = ranks[to].at("per_rank");
-    const auto here = " on rank " + std::to_string(from), other = " on rank " + std::to_string(to);
+    const auto here = str(" on rank ", from), other = str(" on rank ", to);
     for (const auto& [what, form] : ranks[from].at("per_rank").items())
       if (const std::string mine = form, its = there.value(what, ""); its != mine)
         throw Error(ExitCode::user_error, "saving " + what,
@@ -118,7 +117,7 @@ std::string first_difference(const std::string& entry, const Json& first, const 
     auto text = text_of(json.at(at));
     return text.size() <= 40 ? text : text.substr(0, 37) + "...";
   };
-  return entry + path + " (" + shown(first) + " on rank 0, " + shown(other) + " on rank " + std::to_string(rank) + ")";
+  return str(entry, path, " (", shown(first), " on rank 0, ", shown(other), " on rank ", rank, ")");
 }
 
 /// Returns the values that differ, and the tensors that have the same form but differ in their bits. Tensors that

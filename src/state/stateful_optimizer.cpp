@@ -2,6 +2,7 @@
 // "state": {path: {"step": …, …}, …}}. Tensors of a parameter's state have the path PATH/FIELD. Tensors in a list have
 // the paths PATH/FIELD.0, PATH/FIELD.1 …, and the JSON has the list's length. A parameter that was never stepped has no
 // state.
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "optim/fields.hpp"
 #include "state/copy.hpp"
@@ -27,7 +28,7 @@ const Json& member(const Json& json, const char* key) {
   return json.is_object() && json.contains(key) ? json.at(key) : nothing;
 }
 
-std::string list_path(const std::string& path, std::size_t index) { return path + "." + std::to_string(index); }
+std::string list_path(const std::string& path, std::size_t index) { return detail::str(path, ".", index); }
 
 /// Writes the fields of a parameter's state to a StateDict.
 struct FieldWriter {
@@ -79,7 +80,7 @@ struct FieldReader {
   static constexpr std::uint64_t max_list_size = 1'000'000;
 
   void add_missing(const char* name) {
-    differences.push_back({parameter, std::string(name) + " is missing in the checkpoint"});
+    differences.push_back({parameter, detail::str(name, " is missing in the checkpoint")});
   }
   void get(const char* name, const std::string& path, at::Tensor& tensor) {
     const auto at = saved.tensors.find(path);
@@ -196,7 +197,7 @@ class StatefulOptimizer : public Stateful {
   std::string path_of(const at::Tensor& parameter, const ParameterPaths& parameters) const {
     const auto at = parameters.find(parameter.unsafeGetTensorImpl());
     if (at == parameters.end())
-      throw Error(ExitCode::usage, std::string("saving the optimizer ") + kind_,
+      throw Error(ExitCode::usage, detail::str("saving the optimizer ", kind_),
                   "it has a parameter that no module or tensor of this state has",
                   "Add the model to the same state, as in {{\"model\", net}, {\"optimizer\", optimizer}}");
     return at->second;
@@ -213,14 +214,14 @@ class StatefulOptimizer : public Stateful {
       return Paths();
     };
     if (saved_kind != kind_)
-      return differ("the optimizer " + std::string(kind_),
+      return differ(detail::str("the optimizer ", kind_),
                     saved_kind.is_string() ? saved_kind.get<std::string>() : "something else");
     if (!saved_groups.is_array() || saved_groups.size() != groups.size())
-      return differ(std::to_string(groups.size()) + " groups of parameters", std::to_string(saved_groups.size()));
+      return differ(detail::str(groups.size(), " groups of parameters"), std::to_string(saved_groups.size()));
     Paths paths(groups.size());
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto& json = saved_groups[g];
-      const auto where = "param_groups." + std::to_string(g);
+      const auto where = detail::str("param_groups.", g);
       std::vector<std::string> saved_paths;
       for (const auto& path : member(json, "params"))
         if (path.is_string()) saved_paths.push_back(path.get<std::string>());
@@ -231,7 +232,7 @@ class StatefulOptimizer : public Stateful {
       auto options = static_cast<const Options&>(groups[g].options());
       visit_fields(options, [&](const char* name, auto& value) {
         if (!value_from_json(member(json, name), value))
-          differences.push_back({where, std::string(name) + " is missing in the checkpoint"});
+          differences.push_back({where, detail::str(name, " is missing in the checkpoint")});
       });
     }
     return paths;
@@ -243,7 +244,7 @@ class StatefulOptimizer : public Stateful {
     const auto at = parameters.find(parameter.unsafeGetTensorImpl());
     if (at != parameters.end()) return at->second;
     const bool nameless = parameters.empty() && position < saved_paths.size();
-    return nameless ? saved_paths[position] : "parameter " + std::to_string(position) + " (without a name)";
+    return nameless ? saved_paths[position] : detail::str("parameter ", position, " (without a name)");
   }
 
   static std::string describe(const std::vector<std::string>& here, const std::vector<std::string>& saved) {
@@ -272,7 +273,7 @@ std::shared_ptr<Stateful> make_object(torch::optim::Optimizer& optimizer) {
   };
   if (detail::optim::with_optimizer_kind(optimizer, make)) return made;
   std::string names;
-  const auto name = [&](const auto& kind) { names += (names.empty() ? "" : ", ") + std::string(kind.name); };
+  const auto name = [&](const auto& kind) { names += detail::str(names.empty() ? "" : ", ", kind.name); };
   std::apply([&](const auto&... each) { (name(each), ...); }, detail::optim::optimizer_kinds);
   throw Error(ExitCode::usage, "taking an optimizer into the state", "its type is none of " + names,
               "Give its state by two functions, save and load");

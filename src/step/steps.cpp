@@ -1,5 +1,6 @@
 #include "step/steps.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -14,8 +15,8 @@ std::string conflict_of(const OpenPass& a, const OpenPass& b) {
     std::string text = "\"" + pass.name + "\"";
     if (!plan) return text;
     if (pass.plan.global_batch == 0) return text + " (from a sampler of its own)";
-    return text + " (" + (pass.plan.is_stream() ? "a stream" : std::to_string(pass.plan.samples) + " samples") + ", " +
-           std::to_string(pass.plan.global_batch) + " a step" + (pass.plan.drop_last ? ", the last dropped)" : ")");
+    return str(text, " (", pass.plan.is_stream() ? "a stream" : str(pass.plan.samples, " samples"), ", ",
+               pass.plan.global_batch, " a step", pass.plan.drop_last ? ", the last dropped)" : ")");
   };
   if (a.plan.global_batch == 0 && b.plan.global_batch == 0) return {};  // all ranks weigh the same in both
   const bool plans = a.plan != b.plan || a.plan.is_stream();            // the length of a stream is unknown

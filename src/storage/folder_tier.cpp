@@ -128,7 +128,7 @@ void FolderTier::abandon(int index) const noexcept { remove_folder(saving(index)
 fs::path FolderTier::quarantine(int index) const {
   const auto from = published(index);
   auto to = fs::path(from) += ".damaged";
-  for (int n = 1; fs::exists(status_of(to)); ++n) to = fs::path(from) += ".damaged." + std::to_string(n);
+  for (int n = 1; fs::exists(status_of(to)); ++n) to = fs::path(from) += str(".damaged.", n);
   rename_new(from, to);
   sync_directory(folder());
   return to;
@@ -212,7 +212,7 @@ void NodeTier::abandon(int index) const noexcept {
   try {
     if (list().published.contains(index)) remove(index);
   } catch (const std::exception& error) {
-    log::warn("removing a checkpoint that another node could not publish: " + std::string(error.what()));
+    log::warn(str("removing a checkpoint that another node could not publish: ", error.what()));
   }
 }
 

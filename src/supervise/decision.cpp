@@ -10,10 +10,10 @@ namespace muster::detail::supervise {
 namespace {
 
 std::string signal_text(int signal) {
-  return "signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")" +
-         (signal == SIGKILL   ? ", as the kernel does when memory runs out"
-          : signal == SIGUSR1 ? ", the request to stop, which the program does not handle (yet)"
-                              : "");
+  return str("signal ", signal, " (", ::strsignal(signal), ")",
+             signal == SIGKILL   ? ", as the kernel does when memory runs out"
+             : signal == SIGUSR1 ? ", the request to stop, which the program does not handle (yet)"
+                                 : "");
 }
 
 /// True if a rank was lost. Some launchers report this only by their exit code: 128 + signal, as shells do.
@@ -108,8 +108,8 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
     return report.launcher_error;  // if a host was lost, its ranks are lost with it
   if (end.not_up) return "the ranks did not come together: one did not start, or its host does not answer";
   if (const auto& lost = report.lost_rank)
-    return (lost->rank < 0 ? "a rank" : "rank " + std::to_string(lost->rank)) + " (" + lost->host + ") was ended by " +
-           signal_text(lost->signal);
+    return str(lost->rank < 0 ? "a rank" : str("rank ", lost->rank), " (", lost->host, ") was ended by ",
+               signal_text(lost->signal));
   if (!report.error.empty()) return report.error;
   if (!in_file.empty()) return in_file;
   if (!report.launcher_error.empty()) return report.launcher_error;
@@ -117,11 +117,11 @@ std::string cause_of(const JobEnd& end, const std::string& in_file) {
   if (end.launcher_signal != 0) return "the launcher was ended by " + signal_text(end.launcher_signal);
   if (!report.loaded && !report.failed_rank && !report.slurm.empty()) return "no rank has started: " + report.slurm;
   const auto where = !report.failed_rank ? std::string()
-                                         : " on rank " + std::to_string(*report.failed_rank) +
-                                               (report.failed_host.empty() ? "" : ", host " + report.failed_host);
+                                         : str(" on rank ", *report.failed_rank,
+                                               report.failed_host.empty() ? "" : ", host " + report.failed_host);
   if (report.exited_improperly)
     return "the program ended without MPI_Finalize, as by _exit()" + (where.empty() ? "" : "," + where);
-  return "the program ended with exit code " + std::to_string(end.code) + where;
+  return str("the program ended with exit code ", end.code, where);
 }
 
 std::string log_hint(const JobEnd& end) {
@@ -129,7 +129,7 @@ std::string log_hint(const JobEnd& end) {
   if (report.run.empty()) return {};
   const auto rank = report.lost_host ? -1 : report.lost_rank ? report.lost_rank->rank : report.failed_rank.value_or(-1);
   if (rank < 0) return "The logs of the ranks are in " + report.run + "/logs";
-  return "The log of rank " + std::to_string(rank) + " is " + log::file_of_rank(report.run, rank).string();
+  return str("The log of rank ", rank, " is ", log::file_of_rank(report.run, rank));
 }
 
 }  // namespace muster::detail::supervise

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr auto patience = 3s;
 
 [[noreturn]] void fail(const char* what) {
-  throw Error(ExitCode::retry, "starting the ranks", std::string(what) + ": " + std::strerror(errno),
+  throw Error(ExitCode::retry, "starting the ranks", str(what, ": ", std::strerror(errno)),
               "Look at the limits of this machine (ulimit -a)");
 }
 
@@ -109,7 +109,7 @@ Job::Job(const LaunchCommand& command, const Launcher& launcher, bool has_remote
   auto words = command.words;
   auto variables = environment_with(command.environment);
   // Set only if a rank of another job has started this process.
-  std::erase_if(variables, [](const auto& text) { return text.starts_with(rank_process_variable + std::string("=")); });
+  std::erase_if(variables, [](const auto& text) { return text.starts_with(str(rank_process_variable, "=")); });
   const auto words_to = pointers_to(words), variables_to = pointers_to(variables);
   const int error_end = make_pipe(output_);
   const int output_end = launcher.uses_proxies ? make_pipe(standard_output_) : -1;

@@ -74,7 +74,7 @@ std::string hosts_of_slots(const std::string& text) {
     known == hosts.end() ? hosts.emplace_back(name, 1).second : ++known->second;
   }
   std::vector<std::string> entries;
-  for (const auto& [name, slots] : hosts) entries.push_back(name + ":" + std::to_string(slots));
+  for (const auto& [name, slots] : hosts) entries.push_back(str(name, ":", slots));
   return joined(entries);
 }
 
@@ -165,21 +165,20 @@ void check(const SuperviseOptions& options, int ranks, int slots, const Environm
     if (host.slots < 1)
       refuse("\"" + host.entry + "\" in --hosts has no number of slots behind the colon",
              "Name the hosts with 1 slot or more, as in n1:4,n2:4");
-  if (ranks < 1) refuse(std::to_string(ranks) + " is not a number of ranks", "Ask for 1 or more");
+  if (ranks < 1) refuse(str(ranks, " is not a number of ranks"), "Ask for 1 or more");
   if (options.spares < 0 || (options.spares > 0 && ranks + options.spares > slots))
-    refuse(counted(ranks, "rank") + " and " + counted(options.spares, "spare") +
-               " are asked for, and there is room for " + std::to_string(slots),
+    refuse(str(counted(ranks, "rank"), " and ", counted(options.spares, "spare"),
+               " are asked for, and there is room for ", slots),
            "Name more hosts, or ask for fewer");
   const auto hosts = hosts_in(options.hosts).size();
   if (options.spares > 0 && (options.hosts.empty() ? launcher.nodes(environment) : static_cast<int>(hosts)) < 2)
-    refuse("--spares is " + std::to_string(options.spares) + " on a single host, whose loss they cannot make good",
+    refuse(str("--spares is ", options.spares, " on a single host, whose loss they cannot make good"),
            "Name several in --hosts, or leave it away");
   const int least = options.min_workers.value_or(1);
   if (least < 1 || least > ranks)
-    refuse("--min-workers is " + std::to_string(least) + " of " + counted(ranks, "rank"),
-           "Give it from 1 to the number of ranks");
+    refuse(str("--min-workers is ", least, " of ", counted(ranks, "rank")), "Give it from 1 to the number of ranks");
   if (options.max_failures.value_or(0) < -1)
-    refuse("--max-failures is " + std::to_string(*options.max_failures), "Give a number, or -1 for no limit");
+    refuse(str("--max-failures is ", *options.max_failures), "Give a number, or -1 for no limit");
 }
 
 LaunchCommand launch_command(const FoundLauncher& launcher, const SuperviseOptions& options, int ranks,

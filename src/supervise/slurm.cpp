@@ -1,6 +1,7 @@
 #include "supervise/slurm.hpp"
 
 #include "base/program.hpp"
+#include "base/text.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -44,7 +45,7 @@ std::optional<std::vector<std::string>> steps_of(const std::set<pid_t>& sruns, c
       if (word.starts_with(srun_key)) srun = word.substr(srun_key.size());
     }
     const bool started = !id.empty() && id.back() >= '0' && id.back() <= '9';  // not "12.TBD", which waits for CPUs
-    const auto is_this = [&](pid_t pid) { return srun == host + ":" + std::to_string(pid); };
+    const auto is_this = [&](pid_t pid) { return srun == str(host, ":", pid); };
     if (started && std::ranges::any_of(sruns, is_this)) steps.push_back(id);
   }
   return steps;
@@ -73,7 +74,7 @@ std::vector<std::string> in_components(const Environment& environment, const std
   std::vector<std::string> values;
   const int components = std::atoi(value_of("SLURM_HET_SIZE", environment).c_str());
   for (int i = 0; i < std::max(components, 1); ++i)
-    values.push_back(value_of(components > 0 ? name + "_HET_GROUP_" + std::to_string(i) : name, environment));
+    values.push_back(value_of(components > 0 ? str(name, "_HET_GROUP_", i) : name, environment));
   return values;
 }
 
@@ -122,8 +123,7 @@ std::set<std::string> nodes_out_of_service(const std::string& text) {
 std::set<std::string> nodes_out_of_service() {
   const char* const nodes = std::getenv("SLURM_JOB_NODELIST");
   if (nodes == nullptr) return {};
-  const auto text =
-      output_of({"sinfo", "--noheader", "--Node", "--format=%N %t", "--nodes=" + std::string(nodes)}, tool_limit);
+  const auto text = output_of({"sinfo", "--noheader", "--Node", "--format=%N %t", str("--nodes=", nodes)}, tool_limit);
   return text ? nodes_out_of_service(*text) : std::set<std::string>();
 }
 

@@ -60,7 +60,7 @@ bool has_input() {
 
 SupervisorInfo make_supervisor_info(const SuperviseOptions& options, int ranks) {
   std::random_device random;
-  return {.id = std::to_string(random()) + "." + std::to_string(::getpid()),
+  return {.id = str(random(), ".", ::getpid()),
           .started = run_names::time_now(),
           .full_worker_count = options.min_workers ? ranks : 0};
 }
@@ -74,7 +74,7 @@ std::string read_kept_cause(const LauncherReport& report) {
     while (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
   } catch (const Error& error) {
-    return std::string("the ranks have left a cause that cannot be read: ") + error.what();
+    return str("the ranks have left a cause that cannot be read: ", error.what());
   }
 }
 
@@ -126,7 +126,7 @@ struct ReportedRun {
     try {
       write_file(folder / run_names::error, text + "\n");
     } catch (const Error& error) {
-      terminal.warn(std::string("the cause of the failure is not kept: ") + error.what());
+      terminal.warn(str("the cause of the failure is not kept: ", error.what()));
     }
   }
 };
@@ -352,13 +352,12 @@ class Supervision {
     auto text = cause;
     if (is_failure(end, signals_.stop_requested())) {
       if (is_preemption(end))
-        text += ". It is not started again: " + std::to_string(failures_.like(end).count) +
-                " preemptions since the last progress, and max_preemption_failures is " +
-                std::to_string(requirements_.max_preemptions);
+        text +=
+            str(". It is not started again: ", failures_.like(end).count,
+                " preemptions since the last progress, and max_preemption_failures is ", requirements_.max_preemptions);
       else if (requirements_.max_failures > 0)
-        text += ". It is not started again: " + std::to_string(failures_.like(end).count) +
-                " failures since the last progress, and --max-failures is " +
-                std::to_string(requirements_.max_failures);
+        text += str(". It is not started again: ", failures_.like(end).count,
+                    " failures since the last progress, and --max-failures is ", requirements_.max_failures);
       if (const auto where = log_hint(end); !where.empty()) text += ". " + where;
     }
     terminal_.error(text);
@@ -385,7 +384,7 @@ class Supervision {
     terminal_.add("muster: " + reason + "; it is queued again\n");
     terminal_.flush();
     if (requeue(job)) return true;
-    terminal_.warn("Slurm does not queue the job " + std::string(job) + " again; submit it again");
+    terminal_.warn(str("Slurm does not queue the job ", job, " again; submit it again"));
     return false;
   }
 
@@ -402,14 +401,14 @@ class Supervision {
     text += ". Starting again";
     if (next.ranks != requirements_.ranks || end.report.required_ranks)
       text += " with " + detail::counted(next.ranks, "rank");
-    if (next.wait.count() > 0) text += " in " + std::to_string(next.wait.count()) + " s";
+    if (next.wait.count() > 0) text += str(" in ", next.wait.count(), " s");
     if (end.report.required_ranks)
       return terminal_.warn(text + ", as its saved state requires, once that many are available");
     const auto& failures = failures_.like(end);
     const int most = is_preemption(end) ? requirements_.max_preemptions : requirements_.max_failures;
     text += failures.furthest.empty() ? "" : " from the newest checkpoint";
-    text += (is_preemption(end) ? " (preemption " : " (failure ") + std::to_string(failures.count);
-    if (most > 0) text += " of " + std::to_string(most);
+    text += str(is_preemption(end) ? " (preemption " : " (failure ", failures.count);
+    if (most > 0) text += str(" of ", most);
     terminal_.warn(text + ")");
   }
 

@@ -1,6 +1,7 @@
 #include "supervise/temporary_folders.hpp"
 
 #include "base/temporary.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <fcntl.h>
@@ -59,7 +60,7 @@ void remove_leftovers(const fs::path& parent) {
 fs::path make_folder(const fs::path& parent, int& lock) {
   remove_leftovers(parent);
   for (;;) {
-    auto name = (parent / (prefix + std::to_string(::getpid()) + suffix)).string();
+    auto name = (parent / str(prefix, ::getpid(), suffix)).string();
     if (::mkdtemp(name.data()) == nullptr)
       throw Error(ExitCode::retry, "making a folder in " + parent.string(), std::strerror(errno),
                   "Make room there; TMPDIR names another place than /tmp");

@@ -1,6 +1,7 @@
 #include "supervise/watch.hpp"
 
 #include "base/host.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "supervise/launch_command.hpp"
 #include "supervise/launcher_output.hpp"
@@ -29,7 +30,7 @@ constexpr std::chrono::seconds suspension(2);
 constexpr std::chrono::seconds time_after_work(60);
 
 std::string in_seconds(std::chrono::milliseconds time) {
-  return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
+  return str(std::chrono::round<std::chrono::seconds>(time).count(), " s");
 }
 
 }  // namespace
@@ -135,8 +136,8 @@ JobEnd watch(Job& job, const Launcher& launcher, Signals& signals, Terminal& ter
       if ((events & (POLLERR | POLLNVAL)) == 0) continue;
       read_by_others[i] = -1;
       if ((events & POLLNVAL) != 0) continue;  // the file is closed; polling it again would return at once
-      say("warning: ", std::string("nobody reads standard ") + (i == 0 ? "output" : "error") +
-                           " any more, to which the ranks write");
+      say("warning: ",
+          str("nobody reads standard ", i == 0 ? "output" : "error", " any more, to which the ranks write"));
       signals.request_stop();
     }
     if (reads) {

@@ -322,18 +322,18 @@ Error missing_metric(const std::string& metric, const std::vector<Json>& rows) {
   if (std::ranges::any_of(rows, [&](const Json& row) { return row.contains(metric); }))
     return Error(ExitCode::usage, "comparing the trials", "none has a number as its \"" + metric + "\"" + but,
                  "Report a number, which NaN and infinity are not, or name another metric");
-  return Error(ExitCode::usage, "comparing the trials", "none has reported \"" + metric + "\"" + but,
-               "Name a metric of session.report() in SweepOptions::metric" +
-                   std::string(std::ranges::any_of(rows, lacks_validation)
-                                   ? ", or mend the validation, which has failed in some trials"
-                                   : ""));
+  return Error(
+      ExitCode::usage, "comparing the trials", "none has reported \"" + metric + "\"" + but,
+      str("Name a metric of session.report() in SweepOptions::metric",
+          std::ranges::any_of(rows, lacks_validation) ? ", or mend the validation, which has failed in some trials"
+                                                      : ""));
 }
 
 void ask_others_to_stop(const std::filesystem::path& folder) noexcept {
   try {
     File(folder / stopping_file, File::Mode::append).close();
   } catch (const std::exception& error) {
-    log::warn(std::string("asking the other trials to stop: ") + error.what());
+    log::warn(str("asking the other trials to stop: ", error.what()));
   }
 }
 

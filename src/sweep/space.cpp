@@ -2,6 +2,7 @@
 
 #include "base/hash.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -80,7 +81,7 @@ void check_size(const Space& space, int num_samples) {
     if (domain.kind() == Domain::Kind::grid) trials *= static_cast<double>(domain.values().size());
   if (trials > most_trials)
     throw Error(ExitCode::usage, "reading the space of a sweep",
-                "its grids and num_samples make more than " + std::to_string(most_trials) + " trials",
+                str("its grids and num_samples make more than ", most_trials, " trials"),
                 "Draw some settings by muster::choice() instead of muster::grid(), or lower num_samples");
 }
 
@@ -119,7 +120,7 @@ std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std
 
 Domain::Domain(Kind kind, std::vector<Json> values) : kind_(kind), values_(std::move(values)) {
   const auto require = [](bool holds, const char* what, const std::string& fact) {
-    if (!holds) throw Error(ExitCode::usage, std::string("choosing from ") + what, fact, "Correct the sweep's space");
+    if (!holds) throw Error(ExitCode::usage, detail::str("choosing from ", what), fact, "Correct the sweep's space");
   };
   if (kind == Kind::grid || kind == Kind::choice) {
     const char* const what = kind == Kind::grid ? "a grid" : "a choice";

@@ -170,7 +170,7 @@ std::vector<Scores> read_scores(const SweepWork& work, const std::string& metric
       for (const auto& one : comparisons_in(observe::History::read(work.trials[i].path), work.rungs, metric, mode))
         scores[one.rung][static_cast<int>(i)] = one.score;
     } catch (const Error& error) {
-      log::warn(std::string("comparing the trials without those of one of them: ") + error.what());
+      log::warn(str("comparing the trials without those of one of them: ", error.what()));
     }
   return scores;
 }
@@ -467,14 +467,14 @@ std::optional<Error> error_of(const SweepResult& sweep, const std::string& name,
         ended > 0 || std::ranges::any_of(trials, [](const Trial& trial) { return trial.checkpoint.has_value(); });
     if (!asked)
       return agreed(Error(saved ? ExitCode::stopped : ExitCode::retry, "the sweep",
-                          std::to_string(waiting) + " of " + counted(trials.size(), "trial") +
-                              " stopped without a request; the warnings above name the cause",
+                          str(waiting, " of ", counted(trials.size(), "trial"),
+                              " stopped without a request; the warnings above name the cause"),
                           "Start it again with --name " + name + " to go on"));
-    return agreed(Error(saved ? ExitCode::stopped : ExitCode::retry, "the sweep",
-                        "stopped on request, " + std::to_string(waiting) + " of " + counted(trials.size(), "trial") +
-                            (waiting == 1 ? " is left" : " are left") +
-                            (saved ? ", state saved" : ", and there is no state saved"),
-                        "Start it again with --name " + name + " to go on"));
+    return agreed(
+        Error(saved ? ExitCode::stopped : ExitCode::retry, "the sweep",
+              str("stopped on request, ", waiting, " of ", counted(trials.size(), "trial"),
+                  waiting == 1 ? " is left" : " are left", saved ? ", state saved" : ", and there is no state saved"),
+              "Start it again with --name " + name + " to go on"));
   }
   if (ended == 0) {
     const auto& first = trials.front();
@@ -538,12 +538,12 @@ SweepResult Sweep::fit() {
   };
   const bool has_failed = std::ranges::count(work.trials, TrialStatus::failed, &Trial::status) > 0;
   if (world.rank() == 0)
-    detail::log::info("sweep " + work.folder.string() + ": " + detail::counted(work.trials.size(), "trial") + ", " +
-                      (work.to_do.empty()
-                           ? has_failed ? "some have failed for good, nothing is left to do"
-                                        : "all of them done; choose another --name to begin a new one"
-                           : std::to_string(work.to_do.size()) + " to do, " +
-                                 std::to_string(world.size() / options_.ranks_per_trial) + " at a time"));
+    detail::log::info(detail::str(
+        "sweep ", work.folder, ": ", detail::counted(work.trials.size(), "trial"), ", ",
+        work.to_do.empty()
+            ? has_failed ? "some have failed for good, nothing is left to do"
+                         : "all of them done; choose another --name to begin a new one"
+            : detail::str(work.to_do.size(), " to do, ", world.size() / options_.ranks_per_trial, " at a time")));
   if (!work.to_do.empty()) try {
       run_all(work, world);
     } catch (const Error& error) {

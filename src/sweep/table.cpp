@@ -97,7 +97,7 @@ std::string table_of(const SweepResult& sweep, std::size_t width, std::size_t mo
   }
   std::string text;
   for (auto& line : lines) text += line.erase(line.find_last_not_of(' ') + 1) + "\n";
-  if (all.size() > shown.size()) text += "and " + std::to_string(all.size() - shown.size()) + " more in sweep.csv\n";
+  if (all.size() > shown.size()) text += str("and ", all.size() - shown.size(), " more in sweep.csv\n");
   if (const auto best = sweep.best()) text += shortened("best: " + one_line(*best, sweep.metric), width) + "\n";
   return text;
 }

@@ -1,5 +1,6 @@
 #include "sweep/trial_queue.hpp"
 
+#include "base/text.hpp"
 #include "comm/on_ranks.hpp"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace muster::detail::sweep {
 namespace {
 
-std::string key_of(std::size_t rung) { return "rung " + std::to_string(rung); }
+std::string key_of(std::size_t rung) { return str("rung ", rung); }
 
 /// Returns the scores as bytes, which are exact, even for infinity.
 group::Bytes bytes_of(const Scores& scores) {

@@ -75,8 +75,7 @@ std::string new_name(const fs::path& folder) {
     // Ignore a file of the far future, written when a clock was wrong; else all later files would need such names.
     if (other < second + 3600) second = std::max(second, other + 1);
   }
-  return std::string(name_prefix) + formatted("%010lld.", static_cast<long long>(second)) + host_name() + "." +
-         std::to_string(::getpid());
+  return str(name_prefix, formatted("%010lld.", static_cast<long long>(second)), host_name(), ".", ::getpid());
 }
 
 /// Calls use(name, value) for each value in `config` that is not an object.

@@ -139,7 +139,7 @@ class FailureCount {
       try {
         run::write_failures(run_.path(), supervisor_->id, failures_);
       } catch (const std::exception& error) {
-        log::warn(std::string("the number of failures could not be saved: ") + error.what());
+        log::warn(str("the number of failures could not be saved: ", error.what()));
       }
     });
     return failures_.may_retry(max_failures);
@@ -210,10 +210,9 @@ TrainingOutcome train_with_retries(const run::ResolvedOptions& resolved, const r
     if (is_asked_to_stop(resolved)) return {.error = stopped_between_attempts(resolved, run, *error)};
     const auto time = run::retry_delay(count.failures());
     if (world.rank() == 0)
-      log::warn(std::string(error->what()) + " — trying again from the newest checkpoint" +
-                (time.count() > 0 ? " in " + std::to_string(time.count()) + " s" : "") + " (failure " +
-                std::to_string(count.failures().count) +
-                (max_failures > 0 ? " of " + std::to_string(max_failures) : "") + ")");
+      log::warn(str(error->what(), " — trying again from the newest checkpoint",
+                    time.count() > 0 ? str(" in ", time.count(), " s") : "", " (failure ", count.failures().count,
+                    max_failures > 0 ? str(" of ", max_failures) : "", ")"));
     if (!pause(resolved, time)) return {.error = stopped_between_attempts(resolved, run, *error)};
   }
 }

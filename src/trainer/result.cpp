@@ -139,7 +139,7 @@ std::optional<Checkpoint> Result::get_best_checkpoint(const std::string& metric,
   const auto best = std::ranges::max_element(best_checkpoints, {}, score);
   if (best->second.is_object() && best->second.value(metric, Json()).is_number()) return best->first;
   throw Error(ExitCode::usage, "choosing the best checkpoint by \"" + metric + "\"",
-              "none of the " + std::to_string(best_checkpoints.size()) + " has it as a number",
+              detail::str("none of the ", best_checkpoints.size(), " has it as a number"),
               "Report it with every checkpoint");
 }
 

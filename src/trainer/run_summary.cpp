@@ -75,9 +75,7 @@ std::string metric_lines(const std::vector<Json>& rows) {
   if (values.empty()) return {};
   std::string text = formatted("  %-*s %10s %18s %18s\n", static_cast<int>(name_width), "metric", "last",
                                "lowest (report)", "highest (report)");
-  const auto with_report = [](double value, std::int64_t report) {
-    return number_text(value) + " (" + std::to_string(report) + ")";
-  };
+  const auto with_report = [](double value, std::int64_t report) { return str(number_text(value), " (", report, ")"); };
   std::size_t shown = 0;
   for (const auto& [name, of] : values) {
     if (shown++ == most_metrics) break;

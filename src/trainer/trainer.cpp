@@ -26,7 +26,7 @@ namespace {
 
 void require_no_torch_config(const TrainerOptions& options, const char* fact) {
   if (Json(options.torch_config) != Json(TorchConfig{}))
-    throw Error(ExitCode::usage, "choosing the backend of a trainer", std::string("torch_config is set, and ") + fact,
+    throw Error(ExitCode::usage, "choosing the backend of a trainer", detail::str("torch_config is set, and ", fact),
                 "Use a TorchTrainer without backend_config, or leave torch_config out; --timeout and "
                 "BackendConfig::timeout() say how long ranks wait");
 }
@@ -62,7 +62,7 @@ Json saved_preprocessor(const std::filesystem::path& run) {
     if (const auto newest = checkpoint::newest_own(listing, checkpoint::read_rollbacks(run)))
       return checkpoint::preprocessor_state(newest->second);
   } catch (const Error& error) {
-    fact = std::string("has a checkpoint that cannot be read: ") + error.what();
+    fact = detail::str("has a checkpoint that cannot be read: ", error.what());
   }
   detail::log::warn("the finished run " + run.string() + " " + fact +
                     ". Its preprocessor is not fitted, so another trainer that uses it fits it anew");

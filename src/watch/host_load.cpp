@@ -2,6 +2,7 @@
 
 #include "base/control_groups.hpp"
 #include "base/page_size.hpp"
+#include "base/text.hpp"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -103,8 +104,8 @@ HostLoad HostLoadReader::read() {
   if (const int cpu = ::sched_getcpu(); cpu != throttle_cpu_) {
     throttles_before_ += number_at(content(throttle_count_, buffer), 0) - throttles_on_arrival_;
     if (throttle_count_ >= 0) ::close(throttle_count_);
-    throttle_count_ = open_file(root_ / "sys/devices/system/cpu" / ("cpu" + std::to_string(cpu)) /
-                                "thermal_throttle/core_throttle_count");
+    throttle_count_ =
+        open_file(root_ / "sys/devices/system/cpu" / str("cpu", cpu) / "thermal_throttle/core_throttle_count");
     throttle_cpu_ = cpu;
     throttles_on_arrival_ = number_at(content(throttle_count_, buffer), 0);
   }

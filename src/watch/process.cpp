@@ -1,5 +1,7 @@
 #include "watch/process.hpp"
 
+#include "base/text.hpp"
+
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -27,7 +29,7 @@ namespace {
 /// Returns the fields of /proc/PID/stat after the process's name, which may contain any character. The first is the
 /// state.
 std::string stat_after_name(pid_t process) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::ifstream file(str("/proc/", process, "/stat"));
   std::string text((std::istreambuf_iterator<char>(file)), {});
   const auto end = text.rfind(')');
   return end == std::string::npos ? "" : text.substr(end + 1);
@@ -96,8 +98,8 @@ std::string state_of(pid_t process, std::int64_t started) {
   std::istringstream fields(stat_after_name(process));
   std::string state;
   fields >> state;
-  if (state.empty() || start_time_of(process) != started) return "its process " + std::to_string(process) + " is gone";
-  const auto where = first_word("/proc/" + std::to_string(process) + "/wchan");
+  if (state.empty() || start_time_of(process) != started) return str("its process ", process, " is gone");
+  const auto where = first_word(str("/proc/", process, "/wchan"));
   const auto in = where.empty() || where == "0" ? "" : ", in " + where;
   switch (state.front()) {
     case 'T':
@@ -105,9 +107,9 @@ std::string state_of(pid_t process, std::int64_t started) {
     case 't':
       return "a debugger holds it (State t" + in + ")";
     case 'Z':
-      return "its process " + std::to_string(process) + " has ended (State Z)";
+      return str("its process ", process, " has ended (State Z)");
     case 'X':
-      return "its process " + std::to_string(process) + " is dead (State X)";
+      return str("its process ", process, " is dead (State X)");
     case 'D':
       return "it waits in the kernel (State D" + in + ")";
     default:
@@ -141,7 +143,7 @@ std::string MainThreadStack::take() const {
   while (!taken.load(std::memory_order_acquire)) {
     if (std::chrono::steady_clock::now() > end) {
       taken.store(true, std::memory_order_release);  // the handler ignores the signal if it comes later
-      const auto where = first_word("/proc/self/task/" + std::to_string(main_id) + "/wchan");
+      const auto where = first_word(str("/proc/self/task/", main_id, "/wchan"));
       return "no stack: its main thread does not react to signals" +
              (where.empty() || where == "0" ? "" : ", in " + where);
     }

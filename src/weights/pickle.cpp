@@ -1,6 +1,7 @@
 #include "weights/pickle.hpp"
 
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "state/stateful.hpp"
 #include "weights/weights_file.hpp"
 
@@ -57,7 +58,7 @@ constexpr at::ScalarType tensor_types[] = {at::kUInt16,          at::kUInt32,   
                                            at::kComplexHalf,     at::kFloat8_e5m2,     at::kFloat8_e4m3fn,
                                            at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu};
 
-std::string storage_name(at::ScalarType type) { return std::string("torch.") + c10::toString(type) + "Storage"; }
+std::string storage_name(at::ScalarType type) { return str("torch.", c10::toString(type), "Storage"); }
 std::string tensor_name(at::ScalarType type) { return std::string("torch.").append(c10::getDtypeNames(type).first); }
 
 at::ScalarType find_type(std::span<const at::ScalarType> types, const std::string& name,
@@ -158,7 +159,7 @@ class Unpickler {
       case 'b':
         return build(pop(1));
       default:
-        throw BadPickle("its pickle has the instruction " + std::to_string(opcode) + ", which no state dict needs");
+        throw BadPickle(str("its pickle has the instruction ", opcode, ", which no state dict needs"));
     }
   }
 
@@ -220,14 +221,14 @@ class Unpickler {
   template <class Kind>
   static const Kind& as(const PickleValue& value, const char* what) {
     if (const auto* found = std::get_if<Kind>(&value)) return *found;
-    throw BadPickle(std::string("its pickle puts something else in the place of ") + what);
+    throw BadPickle(str("its pickle puts something else in the place of ", what));
   }
 
   // --- The instructions ---
 
   void check_protocol() {
     if (const int version = number<std::uint8_t>(); version < 2 || version > 5)
-      throw BadPickle("its pickle is of protocol " + std::to_string(version) + ", and 2 to 5 are known here",
+      throw BadPickle(str("its pickle is of protocol ", version, ", and 2 to 5 are known here"),
                       "Save it with torch.save() without pickle_protocol");
   }
 
@@ -359,8 +360,7 @@ class Flattened {
   /// Returns the value as JSON. Moves its tensors to `tensors`; returns a discarded value if it is itself a tensor.
   Json take(const PickleValue& value, const std::string& path, int depth) {
     spend(1 + path.size());
-    if (depth > max_json_depth)
-      throw BadPickle("it is nested more than " + std::to_string(max_json_depth) + " levels deep");
+    if (depth > max_json_depth) throw BadPickle(str("it is nested more than ", max_json_depth, " levels deep"));
     if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
       if (!tensors.emplace(path, *tensor).second) throw BadPickle("two tensors in it are called " + path);
       return Json(Json::value_t::discarded);

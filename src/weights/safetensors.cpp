@@ -4,6 +4,7 @@
 // written here have wider types first and a header that ends at a multiple of eight, so every tensor is aligned.
 #include "base/file.hpp"
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "muster/weights.hpp"
 #include "state/fingerprint.hpp"
 #include "state/tensor_bytes.hpp"
@@ -65,10 +66,10 @@ Listed listed_from_json(const std::string& name, const Json& json, const std::fi
   const auto numbers = [&](const char* key) {
     std::vector<std::int64_t> values;
     const auto at = json.find(key);
-    if (at == json.end() || !at->is_array()) fail(std::string("has no proper \"") + key + "\"");
+    if (at == json.end() || !at->is_array()) fail(detail::str("has no proper \"", key, "\""));
     for (const auto& value : *at) {
       if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())
-        fail(std::string("has an absurd \"") + key + "\"");
+        fail(detail::str("has an absurd \"", key, "\""));
       values.push_back(value.get<std::int64_t>());
     }
     return values;
@@ -101,8 +102,8 @@ void check_offsets(std::vector<Listed>& tensors, std::uint64_t bytes, const std:
     end = tensor.end;
   }
   if (end != bytes)
-    throw_unreadable(path, "its tensors take " + std::to_string(end) + " bytes, and there are " +
-                               std::to_string(bytes) + (end > bytes ? ": it is truncated" : ""));
+    throw_unreadable(path, detail::str("its tensors take ", end, " bytes, and there are ", bytes,
+                                       end > bytes ? ": it is truncated" : ""));
 }
 
 std::string header_text(const std::vector<Listed>& tensors) {
@@ -113,7 +114,7 @@ std::string header_text(const std::vector<Listed>& tensors) {
       throw Error(ExitCode::usage, "writing " + tensor.name + " as safetensors", fact, remedy);
     };
     if (type == format_types.end())
-      fail(std::string("the format has no type for ") + c10::toString(tensor.type),
+      fail(detail::str("the format has no type for ", c10::toString(tensor.type)),
            has_storage_class(tensor.type) ? "Convert it to another type, or write torch's format"
                                           : "Convert it to another type: torch's format has none for it");
     if (tensor.name == metadata_key) fail("the format itself uses that name", "Give it another name");
@@ -161,8 +162,7 @@ StateDict load_safetensors(const std::filesystem::path& path) {
   if (size < sizeof length) throw_unreadable(path, "it is too short for a .safetensors file");
   file.read_at(std::as_writable_bytes(std::span(&length, 1)), 0);
   if (length > max_header_bytes || length > size - sizeof length)
-    throw_unreadable(path,
-                     "it claims a header of " + std::to_string(length) + " bytes, in a file of " + std::to_string(size),
+    throw_unreadable(path, detail::str("it claims a header of ", length, " bytes, in a file of ", size),
                      "It is not a .safetensors file, or it is truncated");
   std::string text(length, '\0');
   file.read_at(std::as_writable_bytes(std::span(text)), sizeof length);

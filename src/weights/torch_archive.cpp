@@ -1,5 +1,6 @@
 // Files of torch.save(): ARCHIVE/data.pkl is a pickle, and ARCHIVE/data/KEY holds the values of a storage. libtorch
 // writes them.
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "muster/weights.hpp"
 #include "state/tensor_bytes.hpp"
@@ -38,7 +39,7 @@ void write_dict(const c10::IValue& dict, const ArchiveSink& sink) {
   std::size_t key = 0;
   for (const auto& tensor : pickler.tensorData()) {
     const auto& storage = tensor.storage();
-    writer.writeRecord("data/" + std::to_string(key++), storage.data(), storage.nbytes());
+    writer.writeRecord(detail::str("data/", key++), storage.data(), storage.nbytes());
   }
   writer.writeEndOfFile();
 }
@@ -85,7 +86,7 @@ void save_torch(const StateDict& state, const std::filesystem::path& path, const
   for (const auto& [name, tensor] : state.tensors)
     if (!has_storage_class(tensor.scalar_type()))
       throw Error(ExitCode::usage, "writing " + name,
-                  std::string("Python cannot load a pickle from here with ") + c10::toString(tensor.scalar_type()),
+                  detail::str("Python cannot load a pickle from here with ", c10::toString(tensor.scalar_type())),
                   is_safetensors_type(tensor.scalar_type())
                       ? "Write it as safetensors, or convert it to another type"
                       : "Convert it to another type: safetensors has none for it");

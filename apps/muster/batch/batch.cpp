@@ -5,6 +5,7 @@
 #include "../run_files.hpp"
 #include "../text.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 #include "script.hpp"
 
 #include <muster/error.hpp>
@@ -125,7 +126,7 @@ void add(CLI::App& app, const System& system) {
     std::string time, file;
     bool force = false;
   };
-  auto* command = app.add_subcommand(system.command, std::string("Write a batch script for ") + system.title);
+  auto* command = app.add_subcommand(system.command, detail::str("Write a batch script for ", system.title));
   const auto asked = std::make_shared<Asked>();
   auto& options = asked->options;
   constexpr std::uint64_t most = 1'000'000;
@@ -156,12 +157,12 @@ void add(CLI::App& app, const System& system) {
   command->add_option("command", options.command, "The program and its arguments")
       ->required()
       ->option_text("-- PROGRAM ARGS...");
-  const std::string example = std::string("muster ") + system.command + " --nodes 2 --time 12:00:00 -o train." +
-                              system.submit + " -- ./fit --name demo";
+  const std::string example = detail::str("muster ", system.command, " --nodes 2 --time 12:00:00 -o train.",
+                                          system.submit, " -- ./fit --name demo");
   command->footer("Example:\n  " + example + "\n  " + system.submit + " train." + system.submit);
   command->callback([command, asked, system] {
     auto& options = asked->options;
-    options.written_by = std::string("muster ") + system.command;
+    options.written_by = detail::str("muster ", system.command);
     for (const auto* option : command->parse_order())
       if (const auto& name = option->get_lnames(); !name.empty() && name.front() != "output" && name.front() != "force")
         options.written_by += " --" + name.front() + " " + shell_word(option->results().back());

@@ -62,7 +62,7 @@ std::string modules() {
 std::string escaped(char c) {
   if (c == '\n') return "\\n";
   if (c == '\t') return "\\t";
-  if (c == '\'' || c == '\\') return std::string("\\") + c;
+  if (c == '\'' || c == '\\') return detail::str("\\", c);
   const auto byte = static_cast<unsigned char>(c);
   if (byte >= 0x20 && byte != 0x7f) return {c};
   return detail::formatted("\\%03o", byte);
@@ -72,7 +72,7 @@ std::string escaped(char c) {
 std::string reason_of_lead(const BatchOptions& options) {
   if (signal_lead(options) < least_lead || signal_lead(options) * 2 == options.time) return "half of the job's time";
   if (!options.longest_save) return "no earlier run says how long a save takes";
-  return "the longest save of the earlier run took " + std::to_string(options.longest_save->count()) + " s";
+  return detail::str("the longest save of the earlier run took ", options.longest_save->count(), " s");
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ std::string slurm_script(const BatchOptions& options) {
   auto text = head("Slurm", "sbatch", options);
   const auto line = [&](const std::string& option, auto value) {
     if constexpr (std::is_arithmetic_v<decltype(value)>)
-      text += "#SBATCH --" + option + "=" + std::to_string(value) + "\n";
+      text += detail::str("#SBATCH --", option, "=", value, "\n");
     else
       text += "#SBATCH --" + option + "=" + value + "\n";
   };
@@ -144,7 +144,7 @@ std::string slurm_script(const BatchOptions& options) {
         "# A chain of jobs, for sites that do not queue a job again: they run one after the other, and each goes on\n"
         "# from what the one before has saved. When the run has finished, those that are left end at once; scancel\n"
         "# ends the whole chain.\n";
-    line("array", "1-" + std::to_string(options.chain) + "%1");
+    line("array", detail::str("1-", options.chain, "%1"));
   } else {
     text +=
         "# Then muster run --requeue queues the job again, and it goes on from there. Slurm itself queues it again "
@@ -176,10 +176,10 @@ std::string pbs_script(const BatchOptions& options) {
   auto text = head("PBS", "qsub", options) + "#PBS -N " + job_name(options) + "\n#PBS -S /bin/bash\n";
   if (!options.queue.empty()) text += "#PBS -q " + options.queue + "\n";
   if (!options.account.empty()) text += "#PBS -A " + options.account + "\n";
-  text += "# Nodes, and the cores" + std::string(options.gpus > 0 ? ", ranks and GPUs" : " and ranks") +
-          " of each.\n#PBS -l select=" + std::to_string(options.nodes) +
-          ":ncpus=" + std::to_string(ranks * options.cpus_per_rank) + ":mpiprocs=" + std::to_string(ranks) +
-          (options.gpus > 0 ? ":ngpus=" + std::to_string(options.gpus) : std::string()) + "\n";
+  text +=
+      detail::str("# Nodes, and the cores", options.gpus > 0 ? ", ranks and GPUs" : " and ranks",
+                  " of each.\n#PBS -l select=", options.nodes, ":ncpus=", ranks * options.cpus_per_rank,
+                  ":mpiprocs=", ranks, options.gpus > 0 ? detail::str(":ngpus=", options.gpus) : std::string(), "\n");
   if (options.nodes > 1) text += "#PBS -l place=scatter\n";
   text +=
       "# muster run asks PBS when this time ends, and the ranks save, stop and end with code 85 before it.\n"
@@ -191,16 +191,16 @@ std::string pbs_script(const BatchOptions& options) {
       "# PBS starts the job again after the failure of a node, and it goes on from its newest checkpoint.\n"
       "#PBS -r y\n";
   if (options.chain > 0)
-    text +=
+    text += detail::str(
         "# A chain of jobs: they run one after the other (%1), and each goes on from what the one before has saved.\n"
         "# When the run has finished, those that are left end at once; qdel ends the whole chain.\n"
-        "#PBS -J 1-" +
-        std::to_string(options.chain) + "%1\n";
+        "#PBS -J 1-",
+        options.chain, "%1\n");
   else
-    text += "# After code 85, submit this script again " +
-            std::string(options.name.empty() && !flag_in(options.command, "--name") ? "with a --name for the program "
-                                                                                    : "") +
-            "to go on; muster pbs --chain N writes a script of N jobs.\n";
+    text +=
+        detail::str("# After code 85, submit this script again ",
+                    options.name.empty() && !flag_in(options.command, "--name") ? "with a --name for the program " : "",
+                    "to go on; muster pbs --chain N writes a script of N jobs.\n");
   return text + modules() +
          "cd \"$PBS_O_WORKDIR\" || exit\n# exec, since PBS signals the process of this script.\nexec " +
          shell_word(options.tool) + " run --" + program_words(options, "${PBS_JOBID%%[!0-9]*}") + "\n";

@@ -1,4 +1,5 @@
 // muster bench allreduce: sums fp32 values over the ranks, in place.
+#include "base/text.hpp"
 #include "bench.hpp"
 #include "rounds.hpp"
 
@@ -80,7 +81,7 @@ class Reduction {
       double exact = 0;
       for (int rank = 0; rank < size; ++rank) exact += static_cast<double>(value(i, rank, round_));
       if (!(std::abs(static_cast<double>(values_[i]) - exact) <= tolerance))
-        fail("value " + std::to_string(i) + " is " + std::to_string(values_[i]) + ", not " + std::to_string(exact));
+        fail(detail::str("value ", i, " is ", values_[i], ", not ", exact));
     }
     if (!same_on_all_ranks(communicator_, std::as_bytes(values_))) fail("the ranks have different sums");
   }
@@ -115,7 +116,7 @@ void sum_with_mpi(std::span<float> values) {
   const int error =
       MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   if (error != MPI_SUCCESS)
-    throw Error(ExitCode::retry, "running MPI_Allreduce", "it ended with error " + std::to_string(error));
+    throw Error(ExitCode::retry, "running MPI_Allreduce", detail::str("it ended with error ", error));
 }
 
 Candidate copy(std::span<float> from, std::span<float> to) {

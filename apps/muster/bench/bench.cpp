@@ -4,6 +4,7 @@
 #include "../command_line.hpp"
 #include "../interrupt.hpp"
 #include "../progress_line.hpp"
+#include "base/text.hpp"
 #include "programs.hpp"
 
 #include <muster/error.hpp>
@@ -34,7 +35,7 @@ void choose_cases(const Entry& entry, const Benchmark& benchmark, Options& optio
   for (const auto& name : options.cases)
     if (std::find(benchmark.cases.begin(), benchmark.cases.end(), name) == benchmark.cases.end())
       throw Error(ExitCode::usage, "reading --case", "there is no case \"" + name + "\"",
-                  std::string("The cases of ") + entry.name + " are " + quoted(benchmark.cases));
+                  detail::str("The cases of ", entry.name, " are ", quoted(benchmark.cases)));
 }
 
 /// Returns the number of rounds that the options ask for; if they ask for none, at most `most` rounds within `time`.
@@ -45,9 +46,9 @@ Rounds rounds_of(const Options& options, int most, Clock::duration time) {
 
 /// Returns "step mlp batch 64: at most 60 s".
 std::string what_begins(const std::string& title, const Rounds& rounds) {
-  if (!rounds.end) return title + ": " + std::to_string(rounds.most) + (rounds.most == 1 ? " round" : " rounds");
+  if (!rounds.end) return detail::str(title, ": ", detail::counted(rounds.most, "round"));
   const auto left = std::chrono::ceil<std::chrono::seconds>(*rounds.end - Clock::now());
-  return title + ": at most " + std::to_string(left.count()) + " s";
+  return detail::str(title, ": at most ", left.count(), " s");
 }
 
 /// Calls `measure` for each case, to fill in the case's row, and prints the row. Also prints it if the measurement has
@@ -102,17 +103,17 @@ void measure_as_rank(const Entry& entry, const Benchmark& benchmark, const Optio
   run_in_launch([&](Launch& launch) {
     if (entry.reads_file && launch.size() > 1)
       throw Error(ExitCode::usage, "measuring " + options.file,
-                  "the launcher has started " + std::to_string(launch.size()) + " ranks, and one rank reads",
+                  detail::str("the launcher has started ", launch.size(), " ranks, and one rank reads"),
                   "Run it without the launcher");
     if (options.ranks_given && launch.size() != options.ranks)
       throw Error(ExitCode::usage, "reading -n",
-                  "it asks for " + std::to_string(options.ranks) + (options.ranks == 1 ? " rank" : " ranks") +
-                      " and the launcher has started " + std::to_string(launch.size()),
+                  detail::str("it asks for ", detail::counted(options.ranks, "rank"), " and the launcher has started ",
+                              launch.size()),
                   "Leave it out");
     if (options.for_starter) return measure_for_starter(launch, benchmark, options);
     measure_each(options, launch.rank() == 0, [&](Row& row) {
       tool::ProgressLine line(options.progress);
-      const auto title = std::string(entry.name) + " " + row.name;
+      const auto title = detail::str(entry.name, " ", row.name);
       Measurement measurement{.rounds = rounds_of(options, 31, benchmark.time - time_to_end)};
       if (launch.rank() == 0) {
         line.announce(what_begins(title, measurement.rounds));
@@ -174,7 +175,7 @@ void measure_on_ranks(const Entry& entry, const Options& options, const Measurem
 
 void measure_case(const Entry& entry, const Benchmark& benchmark, const Options& options, Row& row) {
   tool::ProgressLine line(options.progress);
-  const auto title = std::string(entry.name) + " " + row.name;
+  const auto title = detail::str(entry.name, " ", row.name);
   Measurement measurement{.rounds = rounds_of(options, 11, benchmark.time)};
   line.announce(what_begins(title, measurement.rounds));
   measurement.show = [&](const std::string& text) { line.show(title + ": " + text); };
@@ -209,8 +210,8 @@ void measure(const Entry& entry, const Benchmark& benchmark, const Options& opti
   ::setenv(folder_variable, folder.path().c_str(), 1);
   if (options.rounds == 0 && options.cases.size() > 1)
     tool::ProgressLine(options.progress)
-        .announce(std::string(entry.name) + ": " + std::to_string(options.cases.size()) + " cases of at most " +
-                  std::to_string(benchmark.time.count()) + " s");
+        .announce(
+            detail::str(entry.name, ": ", options.cases.size(), " cases of at most ", benchmark.time.count(), " s"));
   measure_each(options, true, [&](Row& row) { measure_case(entry, benchmark, options, row); });
   interrupt.check("what was known is printed");
 }

@@ -1,4 +1,5 @@
 // muster bench checkpoint: saves a state until it is durable, and restores it; compared with the disk alone and torch.
+#include "base/text.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -38,7 +39,7 @@ struct Model : torch::nn::Module {
   explicit Model(std::uint64_t seed) {
     torch::manual_seed(seed);
     for (int i = 0; i < tensors; ++i)
-      register_parameter("t" + std::to_string(i), torch::rand({megabytes * 1'000'000 / 4 / tensors}));
+      register_parameter(detail::str("t", i), torch::rand({megabytes * 1'000'000 / 4 / tensors}));
   }
 };
 
@@ -100,7 +101,7 @@ std::vector<Candidate> saving(Session& session) {
   const auto& communicator = session.communicator();
   const auto model = std::make_shared<Model>(1);
   const auto saved = std::make_shared<std::filesystem::path>(save(session, model).path());
-  const auto raw = std::make_shared<RawFile>(saved->parent_path() / ("raw." + std::to_string(communicator.rank())),
+  const auto raw = std::make_shared<RawFile>(saved->parent_path() / detail::str("raw.", communicator.rank()),
                                              static_cast<std::size_t>(megabytes * 1'000'000 / communicator.size()));
   const auto clear = [=] { clear_away(communicator, *saved); };
   const auto muster = [&](const char* name) {

@@ -2,6 +2,7 @@
 
 #include "../interrupt.hpp"
 #include "base/program.hpp"
+#include "base/text.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -57,7 +58,7 @@ struct Pipe {
 /// Kills the processes that a child has left behind, in whatever process group they are; they are now children of this
 /// process.
 void end_orphans() {
-  const auto list = "/proc/self/task/" + std::to_string(::getpid()) + "/children";
+  const auto list = detail::str("/proc/self/task/", ::getpid(), "/children");
   for (bool any = true; any;) {
     any = false;
     std::ifstream children(list);
@@ -203,15 +204,15 @@ Finished run(const Command& command) {
 nlohmann::ordered_json result_of(const std::string& doing, const Finished& finished) {
   if (finished.end == End::deadline) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - finished.begin).count();
-    throw Error(ExitCode::retry, doing, "it has not ended within " + std::to_string(seconds) + " s",
+    throw Error(ExitCode::retry, doing, detail::str("it has not ended within ", seconds, " s"),
                 "--rounds gives it more time");
   }
   auto result = nlohmann::ordered_json::parse(last_line(finished.out), nullptr, false);
   if (finished.code == 0 && !result.is_discarded()) return result;
   const auto cause = cause_of(finished.err);
-  throw Error(ExitCode::retry, doing,
-              "it ended with exit code " + std::to_string(finished.code) +
-                  (cause.empty() ? " and said nothing" : ": " + cause));
+  throw Error(
+      ExitCode::retry, doing,
+      detail::str("it ended with exit code ", finished.code, cause.empty() ? " and said nothing" : ": " + cause));
 }
 
 }  // namespace muster::bench

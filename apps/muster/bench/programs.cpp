@@ -1,6 +1,7 @@
 #include "programs.hpp"
 
 #include "base/program.hpp"
+#include "base/text.hpp"
 
 #include <muster/error.hpp>
 
@@ -21,7 +22,7 @@ std::string find_mpirun(int ranks) {
   if (::access(MUSTER_MPIEXEC, X_OK) == 0) return MUSTER_MPIEXEC;
   for (const auto* name : {"mpirun", "mpiexec"})
     if (auto found = detail::find_program(name); !found.empty()) return found;
-  throw Error(ExitCode::missing_package, "starting " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks"),
+  throw Error(ExitCode::missing_package, detail::str("starting ", detail::counted(ranks, "rank")),
               "there is no mpirun, neither " MUSTER_MPIEXEC " nor in PATH",
               "Install Open MPI's programs (Debian: openmpi-bin) or load its module, or start the ranks yourself, as "
               "in srun -n 2 muster bench allreduce");

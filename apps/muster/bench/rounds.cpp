@@ -1,5 +1,7 @@
 #include "rounds.hpp"
 
+#include "base/text.hpp"
+
 #include <algorithm>
 #include <cstring>
 
@@ -15,15 +17,13 @@ bool RoundTimer::has_next() {
 }
 
 std::string RoundTimer::text() const {
-  auto text =
-      "round " + std::to_string(begun_) + (rounds_.end ? " of at most " : " of ") + std::to_string(rounds_.most);
+  auto text = detail::str("round ", begun_, rounds_.end ? " of at most " : " of ", rounds_.most);
   std::optional<Clock::duration> left;
   if (begun_ > 1) left = (last_ - start_) / (begun_ - 1) * (rounds_.most - begun_ + 1);
   if (rounds_.end) left = std::min(left.value_or(Clock::duration::max()), *rounds_.end - last_);
   if (!left) return text;
   const auto seconds = std::chrono::ceil<std::chrono::seconds>(*left).count();
-  return text + (rounds_.end ? ", at most " : ", about ") + std::to_string(std::max<std::int64_t>(1, seconds)) +
-         " s left";
+  return detail::str(text, rounds_.end ? ", at most " : ", about ", std::max<std::int64_t>(1, seconds), " s left");
 }
 
 bool has_next_round(RoundTimer& timer, const Communicator& communicator) {

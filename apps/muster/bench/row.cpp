@@ -32,7 +32,7 @@ std::string time_text(double ms) {
   return ms >= 1 ? digits(ms) + " ms" : digits(1000 * ms) + " µs";
 }
 
-std::string rounds_text(int rounds) { return std::to_string(rounds) + (rounds == 1 ? " round" : " rounds"); }
+std::string rounds_text(int rounds) { return detail::counted(rounds, "round"); }
 
 /// Returns the interval as text, or why there is none.
 std::string interval_text(const Comparison& comparison) {

@@ -1,5 +1,6 @@
 #include "stall.hpp"
 
+#include "base/text.hpp"
 #include "rounds.hpp"
 #include "training.hpp"
 
@@ -16,7 +17,6 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,7 +27,7 @@ namespace {
 std::shared_ptr<torch::nn::Module> any_model() {
   torch::manual_seed(0);
   auto model = std::make_shared<torch::nn::Module>();
-  for (int i = 0; i < 160; ++i) model->register_parameter("t" + std::to_string(i), torch::rand({656'250}));
+  for (int i = 0; i < 160; ++i) model->register_parameter(detail::str("t", i), torch::rand({656'250}));
   return model;
 }
 

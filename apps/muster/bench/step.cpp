@@ -1,5 +1,6 @@
 // muster bench step: a training step; compared with the same step without communication, with plain MPI and with
 // torch's DDP.
+#include "base/text.hpp"
 #include "bench.hpp"
 #include "peers.hpp"
 #include "programs.hpp"
@@ -65,7 +66,7 @@ void sum_over_ranks(torch::Tensor values) {
   const int error = MPI_Allreduce(MPI_IN_PLACE, values.data_ptr<float>(), static_cast<int>(values.numel()), MPI_FLOAT,
                                   MPI_SUM, MPI_COMM_WORLD);
   if (error != MPI_SUCCESS)
-    throw Error(ExitCode::retry, "running MPI_Allreduce", "it ended with error " + std::to_string(error));
+    throw Error(ExitCode::retry, "running MPI_Allreduce", detail::str("it ended with error ", error));
 }
 
 /// Averages by hand as most programs do: one blocking MPI_Allreduce for each parameter.
@@ -142,7 +143,7 @@ constexpr std::array<Way, 4> own_loop_prepared_ways{{{ours, with_own_loop<true>,
                                                      {"mpi_each", with_mpi_each, true}}};
 
 [[noreturn]] void wrong(const StepCase& job, const std::string& fact) {
-  throw Error(ExitCode::user_error, "checking the weights of " + std::string(job.name), fact,
+  throw Error(ExitCode::user_error, detail::str("checking the weights of ", job.name), fact,
               "Do not use the figures of this run");
 }
 

@@ -1,5 +1,7 @@
 #include "rows.hpp"
 
+#include "base/text.hpp"
+
 #include <muster/error.hpp>
 
 #include <simdjson.h>
@@ -50,8 +52,7 @@ class RowParser {
       od::value value;
       if (field.unescaped_key().get(key) != simdjson::SUCCESS || field.value().get(value) != simdjson::SUCCESS)
         return false;
-      if (!add_value(value, name.empty() ? key : stored(std::string(name) + "." + std::string(key)), depth, row))
-        return false;
+      if (!add_value(value, name.empty() ? key : stored(detail::str(name, ".", key)), depth, row)) return false;
     }
     return true;
   }
@@ -62,8 +63,7 @@ class RowParser {
     for (auto element : list) {
       od::value value;
       if (element.get(value) != simdjson::SUCCESS) return false;
-      if (length++ < max_list_length &&
-          !add_value(value, stored(std::string(name) + "[" + std::to_string(length - 1) + "]"), depth, row))
+      if (length++ < max_list_length && !add_value(value, stored(detail::str(name, "[", length - 1, "]")), depth, row))
         return false;
     }
     if (length > max_list_length) {

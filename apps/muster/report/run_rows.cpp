@@ -123,7 +123,7 @@ void RunRows::add_split() {
 
 void RunRows::add_late_ranks(const Row& row) {
   for (std::size_t i = 0;; ++i) {
-    const auto prefix = "late_ranks[" + std::to_string(i) + "].";
+    const auto prefix = detail::str("late_ranks[", i, "].");
     const double rank = row.number(prefix + "rank");
     if (std::isnan(rank)) return;
     const std::tuple key(whole(rank), std::string(row.text(prefix + "host")), std::string(row.text(prefix + "cause")));

@@ -1,5 +1,6 @@
 #include "checkpoint/files/checked_files.hpp"
 
+#include "base/text.hpp"
 #include "base/thread_pool.hpp"
 #include "checkpoint/files/state_reader.hpp"
 
@@ -80,8 +81,7 @@ void for_each_share(std::uint64_t count, const std::function<void(Range)>& work)
 File open_with_size(const fs::path& directory, const FileEntry& entry) {
   File file(regular_file(directory, entry.name), File::Mode::read);
   if (file.size() != entry.bytes)
-    refuse(file.path(),
-           "it has " + std::to_string(file.size()) + " bytes, and the manifest says " + std::to_string(entry.bytes));
+    refuse(file.path(), str("it has ", file.size(), " bytes, and the manifest says ", entry.bytes));
   return file;
 }
 
@@ -205,8 +205,7 @@ std::vector<std::uint64_t> intact_pieces(const fs::path& directory, const FileEn
 }
 
 void refuse_piece(const fs::path& path, Range range) {
-  refuse(path, "bytes " + std::to_string(range.begin) + " to " + std::to_string(range.end) +
-                   " are damaged: their checksum is wrong");
+  refuse(path, str("bytes ", range.begin, " to ", range.end, " are damaged: their checksum is wrong"));
 }
 
 void verify_sizes(const fs::path& directory, const Manifest& manifest) {

@@ -63,14 +63,14 @@ bool fits(const Json& value) {
 template <std::integral T>
 void take(const Json& json, const char* key, T& number) {
   const auto& value = json.at(key);
-  if (!value.is_number_unsigned()) throw Invalid{std::string("\"") + key + "\" is not a whole number"};
-  if (!fits<T>(value)) throw Invalid{std::string("\"") + key + "\" is out of range"};
+  if (!value.is_number_unsigned()) throw Invalid{str("\"", key, "\" is not a whole number")};
+  if (!fits<T>(value)) throw Invalid{str("\"", key, "\" is out of range")};
   number = value.get<T>();
 }
 
 const Json& member_at(const Json& json, const char* key, bool (Json::*is_kind)() const noexcept, const char* kind) {
   const auto& value = json.at(key);
-  if (!(value.*is_kind)()) throw Invalid{std::string("\"") + key + "\" is not " + kind};
+  if (!(value.*is_kind)()) throw Invalid{str("\"", key, "\" is not ", kind)};
   return value;
 }
 const Json& object_at(const Json& json, const char* key) { return member_at(json, key, &Json::is_object, "an object"); }
@@ -202,8 +202,7 @@ void to_json(Json& json, const TensorEntry& tensor) {
   const auto type = std::ranges::find(type_names, tensor.type, &TypeName::type);
   if (type == std::end(type_names))
     throw Error(ExitCode::usage, "saving " + tensor.name,
-                std::string("checkpoints have no type for ") + c10::toString(tensor.type),
-                "Convert it to another type first");
+                str("checkpoints have no type for ", c10::toString(tensor.type)), "Convert it to another type first");
   json = {{"name", tensor.name}, {"type", type->name}, {"shape", tensor.shape}};
   if (tensor.per_rank) json["per_rank"] = true;
   json.update(tensor.same_as.empty() ? Json{{"offset", tensor.offset}, {"bytes", tensor.bytes}}
@@ -253,7 +252,7 @@ std::string to_text(const Manifest& manifest) {
   };
   std::string text = "{\n";
   try {
-    for (const auto& [key, value] : members) text += std::string("\"") + key + "\": " + json_text(value) + ",\n";
+    for (const auto& [key, value] : members) text += str("\"", key, "\": ", json_text(value), ",\n");
   } catch (const Json::exception& error) {
     throw Error(ExitCode::usage, "writing the manifest of a checkpoint", error.what(),
                 "Names, metrics and metadata must be UTF-8");
@@ -276,8 +275,8 @@ Manifest from_text(std::string_view text, const std::string& shown) {
     take(json, "version", version);
     if (version > newest_version)
       throw NewerFormat(ExitCode::data, "reading " + shown,
-                        "it was written by a newer muster: version " + std::to_string(version) +
-                            " of the format, and this one reads up to " + std::to_string(newest_version),
+                        str("it was written by a newer muster: version ", version,
+                            " of the format, and this one reads up to ", newest_version),
                         "Update muster");
     return manifest_from(json);
   } catch (const Invalid& invalid) {

@@ -22,8 +22,8 @@ UserFiles list_user_files(const std::optional<std::filesystem::path>& directory)
   if (is_checkpoint(*directory)) std::erase_if(files.names, is_ours);
   if (const auto ours = std::ranges::find_if(files.names, is_ours, top_of); ours != files.names.end())
     throw Error(ExitCode::usage, doing,
-                std::string("it holds a ") + (is_ours(*ours) ? "file " : "folder ") + top_of(*ours) +
-                    ", a name that muster uses in checkpoints",
+                str("it holds a ", is_ours(*ours) ? "file " : "folder ", top_of(*ours),
+                    ", a name that muster uses in checkpoints"),
                 "Rename it");
   if (const auto odd = std::ranges::find_if_not(files.names, is_utf8); odd != files.names.end())
     throw Error(ExitCode::usage, doing, "the name of the file " + json_text_lossy(Json(*odd)) + " is not UTF-8",
@@ -46,8 +46,7 @@ std::map<std::string, int> owners_of(const std::vector<UserFiles>& ranks) {
     if (const auto inside = owners.lower_bound(name + "/");
         inside != owners.end() && inside->first.starts_with(name + "/"))
       throw Error(ExitCode::usage, "saving the files of all workers",
-                  name + " is a file of rank " + std::to_string(rank) + " and a folder of rank " +
-                      std::to_string(inside->second),
+                  str(name, " is a file of rank ", rank, " and a folder of rank ", inside->second),
                   "Rename one of them");
   return owners;
 }
@@ -67,8 +66,8 @@ std::vector<FileEntry> merge_files(const std::vector<std::vector<FileEntry>>& ra
     for (const auto& file : ranks[rank]) {
       const auto& [owner, first] = kept.try_emplace(file.name, rank, file).first->second;
       if (first.bytes != file.bytes || first.piece_checksums != file.piece_checksums)
-        log::warn("saving " + file.name + ": rank " + std::to_string(rank) + " gives other contents than rank " +
-                  std::to_string(owner) + "; those of rank " + std::to_string(owner) + " are kept");
+        log::warn(str("saving ", file.name, ": rank ", rank, " gives other contents than rank ", owner,
+                      "; those of rank ", owner, " are kept"));
     }
   std::vector<FileEntry> files;
   for (auto& [name, owned] : kept) files.push_back(std::move(owned.second));

@@ -1,5 +1,6 @@
 #include "data/passes/batch_options.hpp"
 
+#include "base/text.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
@@ -48,14 +49,13 @@ std::shared_ptr<const AliasTable> table_of(const at::Tensor& weights, std::int64
   };
   if (!weights.is_cpu() || weights.layout() != at::kStrided || weights.is_complex() || weights.dim() != 1 ||
       weights.size(0) != count)
-    refuse("its weights are not a tensor [" + std::to_string(count) + "] of real numbers on the CPU",
+    refuse(str("its weights are not a tensor [", count, "] of real numbers on the CPU"),
            "Give one weight for each sample");
   const auto values = weights.detach().to(at::kDouble).contiguous();
   const std::span all(values.const_data_ptr<double>(), static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < all.size(); ++i)
     if (!std::isfinite(all[i]) || all[i] < 0)
-      refuse("the weight of sample " + std::to_string(i) + " is " + std::to_string(all[i]),
-             "Give finite weights of at least 0");
+      refuse(str("the weight of sample ", i, " is ", all[i]), "Give finite weights of at least 0");
   if (std::ranges::none_of(all, [](double weight) { return weight > 0; }))
     refuse("all weights are 0", "Give a positive weight to at least one sample");
   return std::make_shared<const AliasTable>(all);

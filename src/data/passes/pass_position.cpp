@@ -66,8 +66,8 @@ PassPosition::Section PassPosition::section() const {
 
 void PassPosition::set_epoch(std::int64_t epoch) {
   if (steps_->epoch.is_in_loop() && epoch != steps_->epoch.number)
-    throw Error(ExitCode::usage, named() + "setting epoch " + std::to_string(epoch),
-                "the loop over session.epochs() is in epoch " + std::to_string(steps_->epoch.number),
+    throw Error(ExitCode::usage, str(named(), "setting epoch ", epoch),
+                str("the loop over session.epochs() is in epoch ", steps_->epoch.number),
                 "Remove the call: the loop sets the epoch, and each pass of an epoch has its own order already");
   begin_epoch(epoch);
   epoch_set_ = true;
@@ -219,24 +219,24 @@ void PassPosition::warn_if_steps_changed(PassGroup& group, const Pass& pass, con
   const auto what = named();
   if (pass.plan.global_batch == last.global_batch) {
     if (options_.batches_in_step() != options_.share.total)
-      log::info(what + "a step still takes " + std::to_string(last.global_batch) + " samples, now over " +
-                std::to_string(options_.share.total) + " workers, so not batch_size on each");
+      log::info(str(what, "a step still takes ", last.global_batch, " samples, now over ", options_.share.total,
+                    " workers, so not batch_size on each"));
     return;
   }
   // Between two passes the program may change the step size on purpose.
   if (last.consumed == 0 && last.workers == options_.batches_in_step()) return;
-  log::warn(what + "a step now takes " + std::to_string(pass.plan.global_batch) + " samples over " +
-            std::to_string(options_.share.total) + " workers, it took " + std::to_string(last.global_batch) +
-            " before the restart; global_batch_size keeps it the same at any number of workers");
+  log::warn(str(what, "a step now takes ", pass.plan.global_batch, " samples over ", options_.share.total,
+                " workers, it took ", last.global_batch,
+                " before the restart; global_batch_size keeps it the same at any number of workers"));
 }
 
 void PassPosition::require_same_data(const LastPass& last, const PassData& data) const {
   const auto doing = "continuing in dataset \"" + options_.name + "\"";
   if (last.order.dataset_samples() != data.count)
-    throw Error(ExitCode::data, doing,
-                "it has " + std::to_string(data.count) + " samples and had " +
-                    std::to_string(last.order.dataset_samples()) + " when the checkpoint was saved",
-                "Resume with the same files, or start a new run");
+    throw Error(
+        ExitCode::data, doing,
+        str("it has ", data.count, " samples and had ", last.order.dataset_samples(), " when the checkpoint was saved"),
+        "Resume with the same files, or start a new run");
   if (last.order.needs_other_weights(data))
     throw Error(ExitCode::data, doing, "the checkpoint was saved in the middle of a pass with other weights",
                 "Give the same until that pass is over (save weights that change in the State), or start a new run");
@@ -292,9 +292,8 @@ Pass PassPosition::begin_pass(const BatchOptions& options, const PassData& data,
   group.resume_pending = false;
   const auto count = pass.plan.samples;
   if (pass.position == 0 && count > 0 && pass.plan.global_batch > count && options.drop_last)
-    log::warn(named() + "a step takes " + std::to_string(pass.plan.global_batch) +
-              " samples over all workers, the pass has only " + std::to_string(count) +
-              ", and drop_last leaves out a step that is not full: nothing is trained");
+    log::warn(str(named(), "a step takes ", pass.plan.global_batch, " samples over all workers, the pass has only ",
+                  count, ", and drop_last leaves out a step that is not full: nothing is trained"));
   auto& current = steps_->epoch;
   const bool counts = current.is_in_loop() == current.has_looped() && current.is_counted();
   if (counts && std::exchange(current.last_complete, -1) == pass.epoch)

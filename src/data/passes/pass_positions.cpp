@@ -64,9 +64,10 @@ void PassPositions::resume_epoch(std::int64_t epoch) {
 
 void PassPositions::set_epoch(std::int64_t epoch) {
   if (const auto resumed = std::exchange(resumed_epoch_, -1); epoch < resumed)
-    log::warn("setting epoch " + std::to_string(epoch) + ": the run goes on in epoch " + std::to_string(resumed) +
-              ", and the epochs before it are trained again. Begin the loop at an epoch that the State holds, or loop "
-              "over session.epochs(n)");
+    log::warn(
+        str("setting epoch ", epoch, ": the run goes on in epoch ", resumed,
+            ", and the epochs before it are trained again. Begin the loop at an epoch that the State holds, or loop "
+            "over session.epochs(n)"));
   enter_epoch(epoch);
   steps->epoch.count = step::EpochCount::own;
   for (auto& [name, pass_position] : pass_positions_)

@@ -1,5 +1,6 @@
 // The batches of a stream. Each worker reads its own rows; before each step the workers agree on how many rows it has.
 #include "base/json.hpp"
+#include "base/text.hpp"
 #include "data/passes/batch_conversion.hpp"
 #include "data/passes/batch_options.hpp"
 #include "data/passes/batches.hpp"
@@ -61,15 +62,14 @@ class StreamBatches final : public BatchStream {
                             : options.bucket_samples            ? "bucket_samples"
                                                                 : "";
     if (*set != '\0')
-      refuse(std::string(set) + " is set, but a stream gives its rows in its own order",
-             "Order them where they are made");
+      refuse(str(set, " is set, but a stream gives its rows in its own order"), "Order them where they are made");
     check_options(options, doing());
     if (shard().options().split && share.fixed)
       refuse("it is a stream, and virtual_workers can only divide samples that have an index",
              "Use a dataset of files, tensors or items, or no virtual_workers");
     if (shard().options().split && options.global_batch_size.value_or(share.total) < share.total)
       refuse("global_batch_size is less than the number of workers, and each worker of a stream reads its own rows",
-             "Give at least " + std::to_string(share.total));
+             str("Give at least ", share.total));
   }
 
   std::int64_t num_batches() const override {
@@ -86,11 +86,11 @@ class StreamBatches final : public BatchStream {
     if (pass.is_already_finished) return prefetch([]() -> std::optional<ReadBatch> { return {}; });
     const bool split = shard().options().split;
     if (split && pass.plan.global_batch < pass.share.total)
-      throw Error(ExitCode::usage, doing(),
-                  "a step has fewer rows (" + std::to_string(pass.plan.global_batch) +
-                      ", as before the restart) than there are workers (" + std::to_string(pass.share.total) +
-                      "), and each worker of a stream reads its own rows",
-                  "Start fewer workers, or give a global_batch_size of at least " + std::to_string(pass.share.total));
+      throw Error(
+          ExitCode::usage, doing(),
+          str("a step has fewer rows (", pass.plan.global_batch, ", as before the restart) than there are workers (",
+              pass.share.total, "), and each worker of a stream reads its own rows"),
+          str("Start fewer workers, or give a global_batch_size of at least ", pass.share.total));
     const auto rows = share_of(pass.plan.global_batch, pass.share.total, pass.share.first).count;
     SlowReader slow{.dataset = shard().options().name, .stop = {}, .communicator = shard().workers};
     StreamShard mine{.epoch = pass.epoch, .stop = slow.stop.get_token()};
@@ -146,8 +146,8 @@ class StreamBatches final : public BatchStream {
     for (auto other = first; other != columns.end(); ++other)
       if (has_rows(*other) && *other != *first)
         throw Error(ExitCode::data, doing(),
-                    "its columns are " + *first + " on worker " + std::to_string(first - columns.begin()) + " and " +
-                        *other + " on worker " + std::to_string(other - columns.begin()),
+                    str("its columns are ", *first, " on worker ", first - columns.begin(), " and ", *other,
+                        " on worker ", other - columns.begin()),
                     "Give the same columns, types and shapes on every worker; BatchOptions::dtypes converts different "
                     "types to one");
     if (std::ranges::all_of(columns, has_rows)) return;

@@ -1,5 +1,6 @@
 #include "data/preprocess/apply.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -83,7 +84,7 @@ class RowCount {
   [[noreturn]] void refuse(std::int64_t after, const std::string& where) const {
     throw Error(
         ExitCode::data, "applying a preprocessor or a function of map_batches()",
-        "the batch has " + std::to_string(rows_) + " rows before it and " + std::to_string(after) + " after it" + where,
+        detail::str("the batch has ", rows_, " rows before it and ", after, " after it", where),
         "Leave samples out of the dataset, not of a batch: weights, steps and positions count the dataset's samples");
   }
 

@@ -1,5 +1,6 @@
 #include "data/preprocess/column_preprocessor.hpp"
 
+#include "base/text.hpp"
 #include "data/preprocess/apply.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
@@ -205,7 +206,7 @@ class Chain final : public Preprocessor {
     const auto steps = state.value("steps", Json::array());
     if (steps.size() != steps_.size())
       throw Error(ExitCode::data, "restoring a chain of preprocessors",
-                  "it has " + std::to_string(steps_.size()) + " steps, " + std::to_string(steps.size()) + " were saved",
+                  detail::str("it has ", steps_.size(), " steps, ", steps.size(), " were saved"),
                   detail::data::build_the_same);
     for (std::size_t i = 0; i < steps_.size(); ++i) steps_[i]->load_state(steps[i]);
   }

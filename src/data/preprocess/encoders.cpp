@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "data/preprocess/column_preprocessor.hpp"
 #include "muster/error.hpp"
 
@@ -27,7 +28,7 @@ class Encoder : public ColumnPreprocessor {
   std::string objection(at::ScalarType dtype) const override {
     return c10::isIntegralType(dtype, /*includeBool=*/true)
                ? ""
-               : std::string("it holds ") + c10::toString(dtype) + " values, but classes must be integers";
+               : detail::str("it holds ", c10::toString(dtype), " values, but classes must be integers");
   }
 
   at::Tensor summary(const at::Tensor& values) const override { return distinct(values.cpu().to(at::kLong)); }
@@ -53,7 +54,7 @@ at::Tensor whole_numbers(const at::Tensor& labels, const std::string& doing) {
     throw Error(ExitCode::data, doing, fact + ", but classes must be integers",
                 "Apply it to labels like those that it was fitted on");
   };
-  if (!labels.is_floating_point()) refuse(std::string("it holds ") + c10::toString(labels.scalar_type()) + " values");
+  if (!labels.is_floating_point()) refuse(detail::str("it holds ", c10::toString(labels.scalar_type()), " values"));
   const auto values = labels.to(at::kDouble);
   const auto wrong = values.ne(values.floor()).logical_or(values.abs().ge(0x1p63));
   if (wrong.any().item<bool>()) {
@@ -75,8 +76,8 @@ class LabelEncoder final : public Encoder {
     const auto unseen = classes.index_select(0, codes.flatten()).view_as(values) != values;
     if (unseen.any().item<bool>())
       throw Error(ExitCode::data, doing,
-                  "the value " + std::to_string(values.masked_select(unseen)[0].item<std::int64_t>()) +
-                      " did not occur in the data that it was fitted on",
+                  detail::str("the value ", values.masked_select(unseen)[0].item<std::int64_t>(),
+                              " did not occur in the data that it was fitted on"),
                   "Fit it on data that holds every class");
     return codes;
   }

@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "data/preprocess/column_preprocessor.hpp"
 #include "muster/error.hpp"
 
@@ -54,8 +55,7 @@ class Scaler : public ColumnPreprocessor {
     const auto features = x.dim() > 1 ? x.size(-1) : 1;
     if (features != statistics.size(1))
       throw Error(ExitCode::data, doing,
-                  "it was fitted to " + std::to_string(statistics.size(1)) + " features, but is applied to " +
-                      std::to_string(features),
+                  detail::str("it was fitted to ", statistics.size(1), " features, but is applied to ", features),
                   "Apply it to the data that it was fitted on");
     const auto type = x.scalar_type();
     const auto result = x.is_floating_point() ? type : at::kFloat;

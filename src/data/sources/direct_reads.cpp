@@ -1,6 +1,7 @@
 #include "data/sources/direct_reads.hpp"
 
 #include "base/direct.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <unistd.h>
@@ -8,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
-#include <string>
 
 namespace muster::detail::data {
 namespace {
@@ -64,7 +64,7 @@ DirectReads::Direct& DirectReads::direct_of(const File& file) {
   if (!is_new) return direct;
   try {
     // The same file, also if another has its name by now.
-    direct.file.emplace("/proc/self/fd/" + std::to_string(file.descriptor()), File::Mode::read);
+    direct.file.emplace(str("/proc/self/fd/", file.descriptor()), File::Mode::read);
     direct.works = read_directly(*direct.file);
   } catch (const Error&) {  // without /proc
   }

@@ -1,5 +1,6 @@
 #include "data/sources/file_source.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <sys/resource.h>
@@ -39,14 +40,14 @@ void FileSource::end_threads() {
 DatasetFingerprint FileSource::fingerprint() {
   ensure_open();
   DatasetFingerprint print{.count = count_, .schema = schema_text(schema_)};
-  if (blocks_.rows > 0) print.order = "in " + std::to_string(blocks_.lanes) + " lanes of " + block_text();
+  if (blocks_.rows > 0) print.order = str("in ", blocks_.lanes, " lanes of ", block_text());
   for (const auto* file : open_files_)
     print.parts.push_back(fingerprint_of(*file, max_fingerprint_blocks / static_cast<int>(open_files_.size())));
   return print;
 }
 
 std::string FileSource::shown() const {
-  const auto more = paths_.size() > 1 ? " and " + std::to_string(paths_.size() - 1) + " more" : "";
+  const auto more = paths_.size() > 1 ? str(" and ", paths_.size() - 1, " more") : "";
   return hdf5::GroupPath(paths_.front()).path + more;
 }
 
@@ -56,7 +57,7 @@ std::vector<std::string> FileSource::files() const {
   return files;
 }
 
-std::string FileSource::block_text() const { return "chunks of " + std::to_string(blocks_.rows) + " samples"; }
+std::string FileSource::block_text() const { return str("chunks of ", blocks_.rows, " samples"); }
 
 void FileSource::prepare_to_open() const {
   if (paths_.empty()) throw Error(ExitCode::data, "making a dataset", "there are no files", "Name at least one");

@@ -1,5 +1,6 @@
 #include "data/sources/hdf5_column.hpp"
 
+#include "base/text.hpp"
 #include "data/sources/chunked_column.hpp"
 #include "data/sources/contiguous_column.hpp"
 #include "data/sources/library_column.hpp"
@@ -75,7 +76,7 @@ void Hdf5Column::read(const File& bytes, std::span<const RowDestination> wanted)
   for (const auto& [row, into] : wanted)
     if (conversion_(into, values) < values)
       throw Error(ExitCode::data, "reading " + shown_,
-                  "row " + std::to_string(row) + " holds a number above 2^63 − 1, too large for a tensor",
+                  str("row ", row, " holds a number above 2^63 − 1, too large for a tensor"),
                   "Convert it, or choose other columns");
 }
 

@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "data/sources/file_source.hpp"
 #include "data/sources/hdf5_column.hpp"
 #include "data/sources/scattered_read.hpp"
@@ -38,8 +39,7 @@ void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decod
     throw Error(
         ExitCode::data, doing,
         "its columns are of different length (" +
-            joined(file.columns,
-                   [](const Hdf5Column& each) { return each.column().name + ": " + std::to_string(each.rows()); }) +
+            joined(file.columns, [](const Hdf5Column& each) { return str(each.column().name, ": ", each.rows()); }) +
             ")",
         "Choose columns of the same length, or read samples of different length with Dataset::ragged");
   if (file.rows() == 0) throw Error(ExitCode::data, doing, "it has no samples", "Name a file that has some");

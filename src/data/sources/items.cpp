@@ -1,5 +1,6 @@
 #include "data/sources/items.hpp"
 
+#include "base/text.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
 
@@ -27,7 +28,7 @@ class ColumnBuilder {
 
   void add(const Json& value, std::int64_t row, const std::string& doing) {
     const auto refuse = [&](const std::string& fact, const std::string& remedy) {
-      throw Error(ExitCode::data, doing, "\"" + key_ + "\" of row " + std::to_string(row) + " " + fact, remedy);
+      throw Error(ExitCode::data, doing, str("\"", key_, "\" of row ", row, " ", fact), remedy);
     };
     std::vector<std::int64_t> shape;
     for (const auto* part = &value; part->is_array(); part = &part->front()) {
@@ -62,11 +63,10 @@ class ColumnBuilder {
                       : value.is_number()         ? ItemKind::real
                                                   : ItemKind::none;
     if (kind == ItemKind::none)
-      refuse(
-          value.is_array() ? "is an array whose parts have different shapes" : std::string("is ") + value.type_name(),
-          "Rows hold numbers, booleans, and arrays of them");
+      refuse(value.is_array() ? "is an array whose parts have different shapes" : str("is ", value.type_name()),
+             "Rows hold numbers, booleans, and arrays of them");
     if (kind_ != ItemKind::none && (kind == ItemKind::boolean) != (kind_ == ItemKind::boolean))
-      refuse(std::string("holds ") + name_of(kind) + ", but the values before it are " + name_of(kind_),
+      refuse(str("holds ", name_of(kind), ", but the values before it are ", name_of(kind_)),
              "Give the same kind in all rows");
     if (value.is_number_unsigned() &&
         value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
@@ -99,7 +99,7 @@ std::string keys_of(const Json& row) {
 
 std::vector<Batch::Item> columns_of(const Json& rows, const std::string& doing, std::int64_t first) {
   if (!rows.is_array())
-    throw Error(ExitCode::data, doing, std::string("they are one ") + rows.type_name() + " and not a list of rows",
+    throw Error(ExitCode::data, doing, str("they are one ", rows.type_name(), " and not a list of rows"),
                 "Give a list, as in {{{\"x\", 0}, {\"y\", 1}}, {{\"x\", 1}, {\"y\", 3}}}");
   if (rows.empty()) throw Error(ExitCode::data, doing, "there are none", "Give at least one row");
   const bool objects = rows.front().is_object();
@@ -110,7 +110,7 @@ std::vector<Batch::Item> columns_of(const Json& rows, const std::string& doing, 
     for (const auto& [key, value] : rows.front().items()) columns.emplace_back(key, key);
   for (auto number = first; const auto& row : rows) {
     const auto refuse = [&](const std::string& fact) {
-      throw Error(ExitCode::data, doing, "row " + std::to_string(number) + " " + fact, "Give rows of the same keys");
+      throw Error(ExitCode::data, doing, str("row ", number, " ", fact), "Give rows of the same keys");
     };
     if (row.is_object() != objects)
       refuse(objects ? "is no object, but the first row is one" : "is an object, but the first row is not");

@@ -1,5 +1,6 @@
 #include "data/sources/ragged_file.hpp"
 
+#include "base/text.hpp"
 #include "data/sources/ragged_offsets.hpp"
 #include "data/sources/scattered_read.hpp"
 #include "muster/error.hpp"
@@ -51,21 +52,19 @@ void RaggedFile::check_values(const Hdf5Column& column, const at::Scalar& paddin
   const auto doing = "opening " + shown(column.column().name);
   if (column.rows() != values.front().rows())
     throw Error(ExitCode::data, doing,
-                "it has " + std::to_string(column.rows()) + " values, and \"" + values.front().column().name +
-                    "\" has " + std::to_string(values.front().rows()),
+                str("it has ", column.rows(), " values, and \"", values.front().column().name, "\" has ",
+                    values.front().rows()),
                 "Name columns of values with the same offsets");
   if (!holds(column.column().dtype, padding))
-    throw Error(
-        ExitCode::usage, doing,
-        "its type, " + std::string(c10::toString(column.column().dtype)) + ", cannot hold RaggedOptions::padding",
-        "Give a number of that type");
+    throw Error(ExitCode::usage, doing,
+                str("its type, ", c10::toString(column.column().dtype), ", cannot hold RaggedOptions::padding"),
+                "Give a number of that type");
 }
 
 void RaggedFile::check_rows(const Hdf5Column& column) const {
   if (column.rows() != samples())
     throw Error(ExitCode::data, "opening " + shown(column.column().name),
-                "it has " + std::to_string(column.rows()) + " rows, and the offsets are those of " +
-                    std::to_string(samples()) + " samples",
+                str("it has ", column.rows(), " rows, and the offsets are those of ", samples(), " samples"),
                 "Name columns with a row for each sample");
 }
 

@@ -1,5 +1,6 @@
 #include "data/sources/ragged_offsets.hpp"
 
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/core/Tensor.h>
@@ -35,24 +36,22 @@ std::vector<std::int64_t> read_offsets(Hdf5Column& column, const File& bytes, st
   if (column.rows() < 2) refuse("there are fewer than two, and so no samples", "Name a file that has some");
   // The last one first: most files that are damaged are found out before all offsets are read.
   const auto last = read_rows(column, bytes, column.rows() - 1, 1).item<std::int64_t>();
-  if (last != values)
-    refuse("the last one is " + std::to_string(last) + ", and there are " + std::to_string(values) + " values");
+  if (last != values) refuse(str("the last one is ", last, ", and there are ", values, " values"));
   std::vector<std::int64_t> offsets;
   try {
     offsets.reserve(static_cast<std::size_t>(column.rows()));
   } catch (const std::exception&) {
-    refuse("there are " + std::to_string(column.rows()) + ", more than fit into memory");
+    refuse(str("there are ", column.rows(), ", more than fit into memory"));
   }
   constexpr std::int64_t block = 1 << 16;
   for (std::int64_t first = 0; first < column.rows(); first += block) {
     const auto rows = read_rows(column, bytes, first, std::min(block, column.rows() - first));
     for (const auto offset : std::span(rows.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(rows.numel()))) {
       const auto before = offsets.empty() ? 0 : offsets.back();
-      if (offsets.empty() && offset != 0) refuse("the first one is " + std::to_string(offset) + ", not 0");
+      if (offsets.empty() && offset != 0) refuse(str("the first one is ", offset, ", not 0"));
       if (offset < before || offset > values)
-        refuse("number " + std::to_string(offsets.size()) + " is " + std::to_string(offset) +
-               ", which is not between " + std::to_string(before) + ", the one before, and " + std::to_string(values) +
-               ", the number of values");
+        refuse(str("number ", offsets.size(), " is ", offset, ", which is not between ", before,
+                   ", the one before, and ", values, ", the number of values"));
       offsets.push_back(offset);
     }
   }

@@ -1,6 +1,7 @@
 #include "data/sources/source.hpp"
 
 #include "base/memory_limit.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <ATen/ops/empty.h>
@@ -38,8 +39,8 @@ class MemorySource final : public Source {
                     "Convert it first, as by to_dense() or dequantize()");
       if (tensor.size(0) != columns_.front().second.size(0))
         throw Error(ExitCode::data, doing,
-                    "column \"" + columns_.front().first + "\" has " + std::to_string(columns_.front().second.size(0)) +
-                        " samples, \"" + name + "\" has " + std::to_string(tensor.size(0)),
+                    str("column \"", columns_.front().first, "\" has ", columns_.front().second.size(0), " samples, \"",
+                        name, "\" has ", tensor.size(0)),
                     "Give columns of the same length");
       if (std::ranges::find(schema_, name, &Column::name) != schema_.end())
         throw Error(ExitCode::data, doing, "two columns are called \"" + name + "\"", "Name each once");
@@ -108,8 +109,8 @@ std::size_t bytes_in_memory(at::IntArrayRef shape, at::ScalarType dtype) {
   for (const auto size : shape) is_absurd = __builtin_mul_overflow(bytes, size, &bytes) || is_absurd;
   if (!is_absurd && (bytes <= small || static_cast<double>(bytes) <= memory_limit())) return bytes;
   throw Error(ExitCode::data, "reading a batch",
-              "a column of it takes " + (is_absurd ? "2^64 bytes or more" : std::to_string(bytes) + " bytes") +
-                  ", more than the memory that this process may use",
+              str("a column of it takes ", is_absurd ? "2^64 bytes or more" : str(bytes, " bytes"),
+                  ", more than the memory that this process may use"),
               "Choose a smaller batch_size, or other columns");
 }
 
@@ -157,7 +158,7 @@ std::int64_t row_bytes(const Schema& schema) noexcept {
 
 std::string column_text(const Column& column) {
   const auto sizes = joined(column.shape, [](std::int64_t size) { return std::to_string(size); });
-  return std::string(c10::toString(column.dtype)) + "[" + sizes + "]";
+  return str(c10::toString(column.dtype), "[", sizes, "]");
 }
 
 std::string schema_text(const Schema& schema) {

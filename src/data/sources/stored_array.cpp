@@ -1,6 +1,7 @@
 #include "data/sources/stored_array.hpp"
 
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "hdf5/dimensions.hpp"
 #include "hdf5/fields.hpp"
 #include "hdf5/file.hpp"
@@ -40,7 +41,7 @@ std::optional<std::uint64_t> offset_of(hid_t dataset, std::uint64_t length, cons
 void share_encoded(const StoredArray& array, const File& bytes) {
   struct stat file {};
   if (array.chunks->is_plain() || ::fstat(bytes.descriptor(), &file) != 0) return;
-  array.chunks->share(std::to_string(file.st_dev) + ":" + std::to_string(file.st_ino) + ":" + array.shown);
+  array.chunks->share(str(file.st_dev, ":", file.st_ino, ":", array.shown));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The source of a stream: rows without an index, in the order in which they come.
+#include "base/text.hpp"
 #include "data/sources/items.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
@@ -60,21 +61,20 @@ class RowBatcher {
     if (row != nullptr) *seen_objects_ = true;
     if (row != nullptr && !row->is_object())
       throw Error(ExitCode::data, reading_stream,
-                  "row " + std::to_string(row_count_) + " is " + row->type_name() + " and no JSON object",
+                  str("row ", row_count_, " is ", row->type_name(), " and no JSON object"),
                   "Give objects as in {{\"x\", 0}, {\"y\", 1}}, or a Batch");
     auto block = row != nullptr ? Batch(columns_of(Json::array({std::move(*row)}), reading_stream, row_count_))
                                 : std::move(std::get<Batch>(given));
     for (const auto& [name, tensor] : block)
       if (!tensor.defined() || tensor.dim() == 0)
-        throw Error(
-            ExitCode::data, reading_stream,
-            "column \"" + name + "\" of the Batch at row " + std::to_string(row_count_) + " has no first dimension",
-            "Give tensors of shape [rows, …]");
+        throw Error(ExitCode::data, reading_stream,
+                    str("column \"", name, "\" of the Batch at row ", row_count_, " has no first dimension"),
+                    "Give tensors of shape [rows, …]");
     for (const auto& [name, tensor] : block)
       if (tensor.size(0) != block.size())
         throw Error(ExitCode::data, reading_stream,
-                    "the Batch at row " + std::to_string(row_count_) + " has " + std::to_string(block.size()) +
-                        " rows, and its column \"" + name + "\" has " + std::to_string(tensor.size(0)),
+                    str("the Batch at row ", row_count_, " has ", block.size(), " rows, and its column \"", name,
+                        "\" has ", tensor.size(0)),
                     "Give columns of the same length");
     if (block.size() == 0) return;
     auto schema = schema_of(block);
@@ -86,8 +86,7 @@ class RowBatcher {
     if (schema != *schema_)
       throw Error(
           ExitCode::data, reading_stream,
-          "row " + std::to_string(row_count_) + " is " + schema_text(schema) + ", but the rows before it are " +
-              schema_text(*schema_),
+          str("row ", row_count_, " is ", schema_text(schema), ", but the rows before it are ", schema_text(*schema_)),
           row != nullptr
               ? "Give the same columns and shapes in all rows. For a column of floats, give a float in the first row "
                 "(2.0 for 2), or name a floating type in BatchOptions::dtypes"

@@ -1,4 +1,5 @@
 // A source of some samples of another source, in another order.
+#include "base/text.hpp"
 #include "data/sources/permutation.hpp"
 #include "data/sources/source.hpp"
 #include "muster/error.hpp"
@@ -122,9 +123,8 @@ std::shared_ptr<Source> subset_source(std::shared_ptr<Source> source, std::vecto
   if (samples.empty()) throw Error(ExitCode::usage, doing, "the list of samples is empty", "Name at least one sample");
   for (const auto sample : samples)
     if (sample < 0 || sample >= count)
-      throw Error(ExitCode::usage, doing,
-                  "the list names sample " + std::to_string(sample) + ", it has " + std::to_string(count),
-                  "Name samples from 0 to " + std::to_string(count - 1));
+      throw Error(ExitCode::usage, doing, str("the list names sample ", sample, ", it has ", count),
+                  str("Name samples from 0 to ", count - 1));
   return std::make_shared<SubsetSource<Listed>>(std::move(source), Listed{std::move(samples)});
 }
 
@@ -145,8 +145,7 @@ std::vector<std::shared_ptr<Source>> split_source(const std::shared_ptr<Source>&
   for (const auto size : sizes_of_parts(count, fractions)) {
     range = {range.first + range.count, size};
     if (size == 0)
-      throw Error(ExitCode::usage, doing,
-                  "part " + std::to_string(parts.size()) + " gets none of the " + std::to_string(count) + " samples",
+      throw Error(ExitCode::usage, doing, str("part ", parts.size(), " gets none of the ", count, " samples"),
                   "Give it a larger fraction");
     parts.push_back(std::make_shared<SubsetSource<Drawn>>(source, Drawn{order, range, key}));
   }

@@ -1,6 +1,7 @@
 #include "data/sources/window_shape.hpp"
 
 #include "base/number.hpp"
+#include "base/text.hpp"
 #include "muster/error.hpp"
 
 #include <utility>
@@ -13,10 +14,10 @@ WindowShape::WindowShape(const WindowOptions& options, std::vector<std::int64_t>
   const auto rank = array.size();
   const auto require_rank = [&](const std::vector<std::int64_t>& numbers, const std::string& name) {
     if (numbers.size() != rank)
-      throw Error(ExitCode::usage, doing,
-                  "WindowOptions::" + name + " has " + std::to_string(numbers.size()) + " numbers, the variable has " +
-                      std::to_string(rank) + " dimensions",
-                  "Give one for each dimension");
+      throw Error(
+          ExitCode::usage, doing,
+          str("WindowOptions::", name, " has ", numbers.size(), " numbers, the variable has ", rank, " dimensions"),
+          "Give one for each dimension");
   };
   require_rank(size, "size");
   if (stride.empty()) stride.assign(rank, 0);
@@ -26,20 +27,17 @@ WindowShape::WindowShape(const WindowOptions& options, std::vector<std::int64_t>
   constexpr std::int64_t most_value_bytes = 16;
   std::int64_t bytes = most_value_bytes, windows = 1;
   for (std::size_t d = 0; d < rank; ++d) {
-    const auto along = "along dimension " + std::to_string(d) + (names[d].empty() ? "" : " (" + names[d] + ")");
+    const auto along = str("along dimension ", d, names[d].empty() ? "" : " (" + names[d] + ")");
     if (size[d] < 0 || stride[d] < 0 || margin[d] < 0)
       throw Error(ExitCode::usage, doing, "size, stride or margin is negative " + along, "Give 0 or more");
     if (size[d] == 0) size[d] = array[d];
     if (stride[d] == 0) stride[d] = size[d];
     if (size[d] > array[d] || array[d] == 0)
-      throw Error(
-          ExitCode::data, doing,
-          "a window has " + std::to_string(size[d]) + " values " + along + ", the variable " + std::to_string(array[d]),
-          "Give a smaller size");
+      throw Error(ExitCode::data, doing, str("a window has ", size[d], " values ", along, ", the variable ", array[d]),
+                  "Give a smaller size");
     if (margin[d] > array[d])
       throw Error(ExitCode::usage, doing,
-                  "a margin has " + std::to_string(margin[d]) + " values " + along + ", the variable " +
-                      std::to_string(array[d]),
+                  str("a margin has ", margin[d], " values ", along, ", the variable ", array[d]),
                   "Give a smaller margin");
     static_cast<void>(checked_product(array[d], std::int64_t{3}, doing, "its shape"));  // so extent() can be counted
     bytes = checked_product(bytes, extent(d), doing, "a window");

@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "data/sources/file_source.hpp"
 #include "data/sources/window_grid.hpp"
 #include "data/sources/window_mask.hpp"
@@ -71,7 +72,7 @@ class WindowSource final : public FileSource {
     const hdf5::Lock lock;
     share_memory();
   }
-  std::string block_text() const override { return "tiles of " + std::to_string(blocks_.rows) + " windows"; }
+  std::string block_text() const override { return str("tiles of ", blocks_.rows, " windows"); }
 
   void open_variables() {
     const hdf5::Lock lock;

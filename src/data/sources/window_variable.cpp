@@ -1,5 +1,6 @@
 #include "data/sources/window_variable.hpp"
 
+#include "base/text.hpp"
 #include "data/sources/scattered_read.hpp"
 #include "hdf5/fields.hpp"
 #include "hdf5/file.hpp"
@@ -20,7 +21,7 @@ namespace {
 std::string text_of(const std::vector<std::string>& names, const std::vector<std::int64_t>& shape) {
   std::string text;
   for (std::size_t d = 0; d < shape.size(); ++d)
-    text += (d == 0 ? "" : ", ") + (names[d].empty() ? "" : names[d] + " ") + std::to_string(shape[d]);
+    text += str(d == 0 ? "" : ", ", names[d].empty() ? "" : names[d] + " ", shape[d]);
   return "(" + text + ")";
 }
 

@@ -1,4 +1,5 @@
 // srun, which starts the ranks of a Slurm job through Slurm's daemons.
+#include "base/text.hpp"
 #include "launch/launcher.hpp"
 #include "supervise/launcher_output.hpp"
 #include "supervise/launchers/launchers.hpp"
@@ -156,9 +157,9 @@ class Srun : public Launcher {
       // Slurm would send SIGTERM, the request to save, and only after KillWait (30 s by default) SIGKILL.
       words.insert(words.end(), {"--mpi=" + launch::srun_plugin(start.mpi), "--kill-on-bad-exit=0"});
       if (!part.lost.empty()) words.push_back("--exclude=" + joined({part.lost.begin(), part.lost.end()}));
-      if (part.group >= 0) words.push_back("--het-group=" + std::to_string(part.group));
+      if (part.group >= 0) words.push_back(str("--het-group=", part.group));
       // Without --nodes, srun uses as many nodes as the job has.
-      if (part.nodes > 0) words.push_back("--nodes=" + std::to_string(part.nodes));
+      if (part.nodes > 0) words.push_back(str("--nodes=", part.nodes));
       words.insert(words.end(), {"-n", std::to_string(part.ranks)});
     }
     return words;
@@ -196,8 +197,7 @@ class Srun : public Launcher {
       // Slurm now kills the other ranks. Another start with as many ranks may succeed.
       report.failed_rank = rank;
       report.lost_rank.reset();
-      report.keep_error("Slurm cannot start rank " + std::to_string(rank) + ": " +
-                        text.substr(static_cast<std::size_t>(end)));
+      report.keep_error(str("Slurm cannot start rank ", rank, ": ", text.substr(static_cast<std::size_t>(end))));
     } else if (text.starts_with(unable) && text.find(no_controller) != std::string::npos) {
       report.slurm_away = true;
       report.launcher_error = "Slurm's controller does not answer";

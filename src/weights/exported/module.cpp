@@ -1,4 +1,5 @@
 // An exported program as a module: its tensors by Python's names, its inputs checked, its mode.
+#include "base/text.hpp"
 #include "muster/error.hpp"
 #include "muster/exported.hpp"
 #include "muster/sync_batch_norm.hpp"
@@ -105,11 +106,11 @@ std::vector<c10::IValue> leaves_of(const Program& program, const std::vector<c10
   };
   const auto &positional = program.in_tree.children[0], &keywords = program.in_tree.children[1];
   for (std::size_t i = 0; i < positional.children.size(); ++i)
-    take(positional.children[i], i < program.arguments.size() ? program.arguments[i] : "number " + std::to_string(i));
+    take(positional.children[i], i < program.arguments.size() ? program.arguments[i] : detail::str("number ", i));
   for (std::size_t i = 0; i < keywords.children.size(); ++i)
     take(keywords.children[i], keywords.keys[i].isString() ? keywords.keys[i].toStringRef() : "");
   if (inputs.size() > position || taken != named.size())
-    refuse_input("it got " + std::to_string(inputs.size() + named.size()) + " inputs, and the model takes others",
+    refuse_input(detail::str("it got ", inputs.size() + named.size(), " inputs, and the model takes others"),
                  "Give the inputs of Python's forward(), as exported");
   return leaves;
 }
@@ -119,18 +120,17 @@ using Symbols = std::map<std::string_view, std::pair<std::int64_t, std::string>>
 void check_size(const Program& program, const Size& size, std::int64_t actual, const std::string& where,
                 Symbols& symbols) {
   const auto fail = [&](const std::string& expected) {
-    refuse_input(where + " is " + std::to_string(actual) + ", and the program was exported for " + expected,
+    refuse_input(detail::str(where, " is ", actual, ", and the program was exported for ", expected),
                  "Give another shape, or export the model with dynamic_shapes");
   };
   if (size.constant && actual != *size.constant) fail(std::to_string(*size.constant));
   if (!size.symbol) return;
   const auto [at, is_new] = symbols.try_emplace(*size.symbol, actual, where);
-  if (!is_new && at->second.first != actual)
-    fail("that of " + at->second.second + ", " + std::to_string(at->second.first));
+  if (!is_new && at->second.first != actual) fail(detail::str("that of ", at->second.second, ", ", at->second.first));
   const auto range = program.ranges.find(*size.symbol);
   if (range == program.ranges.end()) return;
-  if (actual < range->second.min) fail("at least " + std::to_string(range->second.min));
-  if (actual > range->second.max) fail("at most " + std::to_string(range->second.max));
+  if (actual < range->second.min) fail(detail::str("at least ", range->second.min));
+  if (actual > range->second.max) fail(detail::str("at most ", range->second.max));
 }
 
 /// Module::to() may change a floating-point type; other types are those of the export.
@@ -163,12 +163,12 @@ void check_input(const Program& program, const Input& input, const c10::IValue& 
                      ", and the program was exported for " + c10::toString(*input.dtype),
                  "Convert it");
   if (tensor.dim() != static_cast<std::int64_t>(input.sizes.size()))
-    refuse_input("the input " + input.name + " has " + std::to_string(tensor.dim()) +
-                     " dimensions, and the program was exported for " + std::to_string(input.sizes.size()),
+    refuse_input(detail::str("the input ", input.name, " has ", tensor.dim(),
+                             " dimensions, and the program was exported for ", input.sizes.size()),
                  "Give it the shape that it has in Python");
   for (std::size_t d = 0; d < input.sizes.size(); ++d)
     check_size(program, input.sizes[d], tensor.size(static_cast<std::int64_t>(d)),
-               "dimension " + std::to_string(d) + " of the input " + input.name, symbols);
+               detail::str("dimension ", d, " of the input ", input.name), symbols);
 }
 
 /// Puts the leaves from `next` on into the tree.

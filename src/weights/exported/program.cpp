@@ -1,6 +1,8 @@
 // Reads the graph of a program. A number of the file is not trusted before it is compared with what it stands for.
 #include "weights/exported/program.hpp"
 
+#include "base/text.hpp"
+
 #include <ATen/ScalarOps.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -36,9 +38,9 @@ std::string source_of(std::string_view trace) {
     const bool is_own =
         path.find("site-packages/torch/") == path.npos && !path.starts_with("torch/") && !path.starts_with('<');
     if (!is_own && !found.empty()) continue;
-    found = std::string(path.substr(path.rfind('/') + 1)) + ":" + std::string(number);
+    found = str(path.substr(path.rfind('/') + 1), ":", number);
     if (i + 1 < lines.size() && lines[i + 1].find_first_not_of(' ') != std::string_view::npos)
-      found += " (" + std::string(lines[i + 1].substr(lines[i + 1].find_first_not_of(' '))) + ")";
+      found += str(" (", lines[i + 1].substr(lines[i + 1].find_first_not_of(' ')), ")");
   }
   return found;
 }
@@ -356,7 +358,7 @@ class Reader {
   void read_operator(const Json& json, Node& node, const Names& names) {
     const auto parts = split(node.name, '.');
     if (parts.size() != 3) refuse_node(node, "which is no operator");
-    const std::string space(parts[0]), name = space + "::" + std::string(parts[1]),
+    const std::string space(parts[0]), name = str(space, "::", parts[1]),
                                        overload(parts[2] == "default" ? "" : parts[2]);
     const bool of_torch = space == "aten";
     if (!of_torch && std::ranges::find(namespaces_, space) == namespaces_.end())
@@ -489,7 +491,7 @@ class Reader {
     if (form == "as_layout" && value == 7) return {.constant = static_cast<std::int64_t>(at::kStrided)};
     if (form == "as_layout") file_.refuse_object("tensors of a layout that is not strided");
     if (form == "as_custom_obj") file_.refuse_object("the object " + value.at("class_fqn").get<std::string>());
-    file_.refuse_object("a constant of the kind " + std::string(form));
+    file_.refuse_object(str("a constant of the kind ", form));
   }
 
   Mode find_mode(const Node& node) {

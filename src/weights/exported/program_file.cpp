@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "weights/exported/program.hpp"
 
 #include "weights/weights_file.hpp"
@@ -33,7 +34,7 @@ ProgramFile::ProgramFile(const std::filesystem::path& path) : Archive(path) {
   try {
     const auto& version = program_.at("schema_version");
     const auto major = integer_at(version.at("major"));
-    version_ = std::to_string(major) + "." + std::to_string(integer_at(version.at("minor")));
+    version_ = str(major, ".", integer_at(version.at("minor")));
     if (major != known_major) refuse_version("its format is another");
   } catch (const Json::exception& error) {
     refuse_damaged(error.what());
@@ -54,7 +55,7 @@ void ProgramFile::find_program() {
       model_ = name.substr(prefix.size(), name.size() - prefix.size() - 5);
       ++count;
     }
-  if (count != 1) refuse("it has " + std::to_string(count) + " exported programs", remedy);
+  if (count != 1) refuse(str("it has ", count, " exported programs"), remedy);
 }
 
 std::string ProgramFile::config_of(const std::string& folder) const {
@@ -94,8 +95,8 @@ void ProgramFile::refuse_object(const std::string& what) const {
 }
 
 void ProgramFile::refuse_version(const std::string& fact) const {
-  refuse(fact + ": the file has version " + version_ + " of the format, and muster knows " +
-             std::to_string(known_major) + "." + std::to_string(known_minor),
+  refuse(str(fact, ": the file has version ", version_, " of the format, and muster knows ", known_major, ".",
+             known_minor),
          "Export the model again with a version of torch that muster knows");
 }
 

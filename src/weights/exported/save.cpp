@@ -86,8 +86,8 @@ void replace(const ProgramFile& program, Folder& folder, bool needs_all, std::ma
     if (!is_given && needs_all) differences.missing.push_back(names.front());
     (value.defined() ? replaced : kept).insert(old);
     if (!value.defined()) continue;
-    while (program.contains(folder.path + folder.prefix + std::to_string(number))) ++number;
-    const auto record = folder.prefix + std::to_string(number++);
+    while (program.contains(detail::str(folder.path, folder.prefix, number))) ++number;
+    const auto record = detail::str(folder.prefix, number++);
     folder.written.emplace(folder.path + record, value);
     for (const auto& name : names) {
       entries[name]["path_name"] = record;
