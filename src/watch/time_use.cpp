@@ -16,7 +16,7 @@ struct ThreadTime {
 
   void switch_to(std::optional<Activity> next) noexcept;
 };
-thread_local ThreadTime this_thread;
+thread_local ThreadTime time_of_thread;
 std::atomic<std::int64_t> read_ns{0};
 
 std::chrono::nanoseconds& time_of(TimeUse& use, Activity activity) noexcept {
@@ -42,19 +42,19 @@ void ThreadTime::switch_to(std::optional<Activity> next) noexcept {
 
 }  // namespace
 
-TimeUse time_use() noexcept { return this_thread.use; }
+TimeUse time_use() noexcept { return time_of_thread.use; }
 
 ScopedActivity::ScopedActivity(Activity activity) noexcept {
-  const bool is_saving = this_thread.current == Activity::save || this_thread.current == Activity::save_wait;
-  if (is_saving) activity = activity == Activity::wait ? Activity::save_wait : *this_thread.current;
-  switches_ = this_thread.current != activity;
+  const bool is_saving = time_of_thread.current == Activity::save || time_of_thread.current == Activity::save_wait;
+  if (is_saving) activity = activity == Activity::wait ? Activity::save_wait : *time_of_thread.current;
+  switches_ = time_of_thread.current != activity;
   if (!switches_) return;
-  before_ = this_thread.current;
-  this_thread.switch_to(activity);
+  before_ = time_of_thread.current;
+  time_of_thread.switch_to(activity);
 }
 
 ScopedActivity::~ScopedActivity() {
-  if (switches_) this_thread.switch_to(before_);
+  if (switches_) time_of_thread.switch_to(before_);
 }
 
 ScopedFileRead::~ScopedFileRead() {
