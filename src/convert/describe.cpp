@@ -22,7 +22,6 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -32,6 +31,8 @@ namespace {
 namespace convert = detail::convert;
 namespace hdf5 = detail::hdf5;
 using detail::data::joined;
+
+constexpr std::int64_t most_chunks_counted = 1 << 20;  ///< of a Zarr array; damaged metadata may announce any number
 
 /// The columns of a dataset and how they are read, in the same order.
 struct Description {
@@ -90,8 +91,7 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   for (const auto size : column.shape) column.bytes = detail::checked_product(column.bytes, size, doing, "its shape");
   const auto chunks = hdf5::foreign_chunks(dataset);
   column.is_foreign = chunks != nullptr;
-  const auto bytes =
-      chunks ? chunks->stored(std::numeric_limits<std::int64_t>::max()).bytes : H5Dget_storage_size(dataset);
+  const auto bytes = chunks ? chunks->stored(most_chunks_counted).bytes : H5Dget_storage_size(dataset);
   column.file_bytes = detail::checked_cast<std::int64_t>(bytes, doing, "its size in the file");
   if (H5Pget_layout(creation.get()) == H5D_CHUNKED)
     column.chunk = hdf5::chunk_shape(creation.get(), column.shape.size(), doing);
@@ -110,7 +110,7 @@ const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset)
   hsize_t written = 0;
   if (column.chunk.empty()) return nullptr;
   if (const auto stored = hdf5::foreign_chunks(dataset))
-    return stored->stored(std::numeric_limits<std::int64_t>::max()).is_whole
+    return stored->stored(most_chunks_counted).is_whole
                ? nullptr
                : "some of its chunks are missing; their values read as the fill value";
   const auto space = hdf5::dataset_property(dataset, H5Dget_space, "reading the layout of " + column.name);

@@ -25,7 +25,7 @@ class ForeignChunks {
   /// The codecs, for people: "blosc lz4".
   virtual const std::string& codecs() const noexcept = 0;
 
-  /// What is stored: of all chunks, or of about `most` of them at fixed places.
+  /// What is stored: of all chunks, or an estimate by about `most` of them at fixed places.
   struct Stored {
     std::uint64_t bytes = 0;
     bool is_whole = true;        ///< no chunk is missing

@@ -152,9 +152,9 @@ hdf5::ForeignChunks::Stored Chunks::stored(std::int64_t most) const {
   const auto some = std::min(files, std::max<std::int64_t>(2, most));
   for (std::int64_t i = 0; i < some; ++i) {
     // The first one, the last one, and some at equal distances between them.
-    auto number = some == files ? i
-                                : static_cast<std::int64_t>(static_cast<double>(files - 1) /
-                                                            static_cast<double>(some - 1) * static_cast<double>(i));
+    const auto step = static_cast<double>(files - 1) / static_cast<double>(std::max<std::int64_t>(1, some - 1));
+    auto number = std::min(
+        files - 1, some == files ? i : static_cast<std::int64_t>(std::min(step * static_cast<double>(i), 0x1p62)));
     std::vector<std::int64_t> at(grid.size());
     for (auto d = grid.size(); d-- > 0; number /= grid[d]) at[d] = number % grid[d];
     const auto size = files_->size_of(folder_ + metadata_.key(at));
@@ -163,6 +163,9 @@ hdf5::ForeignChunks::Stored Chunks::stored(std::int64_t most) const {
     const auto noted = size.value_or(missing);
     all.checksum = checksum_of(&noted, sizeof noted, all.checksum);
   }
+  if (some < files)
+    all.bytes = static_cast<std::uint64_t>(
+        std::min(static_cast<double>(all.bytes) / static_cast<double>(some) * static_cast<double>(files), 0x1p62));
   return all;
 }
 

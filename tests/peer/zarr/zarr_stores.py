@@ -58,7 +58,7 @@ CODECS_3 = {
     "scaled": (lambda kind, rank: [of_numcodecs.FixedScaleOffset(dtype=kind, scale=10, offset=3, astype="i4")],
                [blosc("lz4", "shuffle")]),
 } | {f"blosc_{cname}_{shuffle}": ([], [blosc(cname, shuffle)])
-     for cname, shuffle in itertools.product(["lz4", "lz4hc", "zstd", "zlib", "snappy", "blosclz"],
+     for cname, shuffle in itertools.product(["lz4", "lz4hc", "zstd", "zlib", "blosclz"],
                                              ["noshuffle", "shuffle", "bitshuffle"])}
 # Of version 2.
 CODECS_2 = {
@@ -70,7 +70,7 @@ CODECS_2 = {
     "scaled": (lambda kind: [numcodecs.FixedScaleOffset(dtype=kind, scale=10, offset=3, astype="<i4")],
                numcodecs.Blosc()),
 } | {f"blosc_{cname}_{shuffle}": ([], numcodecs.Blosc(cname=cname, shuffle=shuffle))
-     for cname, shuffle in itertools.product(["lz4", "lz4hc", "zstd", "zlib", "snappy", "blosclz"], [0, 1, 2])}
+     for cname, shuffle in itertools.product(["lz4", "lz4hc", "zstd", "zlib", "blosclz"], [0, 1, 2])}
 
 
 def values_of(kind, shape, generator):
