@@ -104,8 +104,11 @@ void convert(Converter converter, ConvertArguments& arguments) {
 
 void add_format(CLI::App& parent, const std::string& name, const std::string& description, const std::string& example,
                 Converter converter) {
-  const bool copies = converter == convert_h5 || converter == convert_npz;
-  const std::string input = converter == convert_npz ? "IN.npz" : copies ? "IN.h5[:/group]" : "IN...";
+  const bool copies = converter == convert_h5 || converter == convert_npz || converter == convert_zarr;
+  const std::string input = converter == convert_npz    ? "IN.npz"
+                            : converter == convert_zarr ? "IN.zarr[:/group]"
+                            : copies                    ? "IN.h5[:/group]"
+                                                        : "IN...";
   auto* command = parent.add_subcommand(name, description);
   auto arguments = std::make_shared<ConvertArguments>();
   auto& options = arguments->options;
@@ -165,6 +168,8 @@ void add_convert(CLI::App& app) {
              "muster convert csv housing.csv OUT.h5 --shuffle 1 --split train=0.8 test=0.2", convert_csv);
   add_format(*command, "h5", "Columns of an HDF5 file, into another layout",
              "muster convert h5 slow.h5 OUT.h5 --columns x,y --chunk 64", convert_h5);
+  add_format(*command, "zarr", "Arrays of a Zarr store, a folder or a zip archive",
+             "muster convert zarr era5.zarr OUT.h5 --columns t2m,u10", convert_zarr);
 }
 
 }  // namespace muster::tool

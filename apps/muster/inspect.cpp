@@ -183,7 +183,7 @@ void follow(const std::filesystem::path& path) {
 }
 
 void inspect(const std::string& path, bool json, bool measures) {
-  if (!is_folder(path)) return inspect_dataset(path, json, measures);
+  if (!is_folder(path) || is_zarr_store(path)) return inspect_dataset(path, json, measures);
   if (measures)
     throw Error(ExitCode::usage, "measuring " + path, "it is a folder, and only datasets are measured",
                 "Name one, as in train.h5, or leave --measure out");
@@ -210,7 +210,8 @@ void add_inspect(CLI::App& app) {
   };
   auto arguments = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("inspect", "Say what a dataset, a checkpoint or a run holds");
-  command->add_option("path", arguments->path, "FILE.h5[:/group], a checkpoint's folder or a run's")
+  command
+      ->add_option("path", arguments->path, "FILE.h5[:/group], STORE.zarr[:/group], a checkpoint's folder or a run's")
       ->option_text("PATH")
       ->required();
   auto* json = command->add_flag("--json", arguments->json, "Print it as JSON");

@@ -17,8 +17,8 @@ namespace muster {
 
 struct ConvertOptions {
   /// Names of the columns: one per input (idx, npy), or one for features and one for the target (csv); empty: x and y,
-  /// and x for a single input. For h5 and npz they choose and order the columns to copy, for h5 also fields of compound
-  /// values ("particles.mass"); empty: all, in the order of names for h5 and in that of the archive for npz.
+  /// and x for a single input. For h5, zarr and npz they choose and order the columns to copy, for h5 also fields of
+  /// compound values ("particles.mass"); empty: all, in the order of names, or for npz in that of the archive.
   std::vector<std::string> columns = {};
   /// Samples per chunk; empty: contiguous, the layout that reads fastest (compression needs chunks, and chooses about
   /// 256 KiB).
@@ -83,14 +83,21 @@ MUSTER_API std::vector<std::filesystem::path> convert_h5(const std::vector<std::
                                                          const std::filesystem::path& output,
                                                          const ConvertOptions& options = {});
 
-/// Describes a dataset "FILE.h5[:/group]": {"path", "samples" (null if columns differ), "bytes" (of the file),
-/// "columns": [{"name", "dtype", "shape", "layout", "chunk", "compression", "bytes", "reader", "offset" (of the values
-/// in the file; null unless they are contiguous and read directly)}], "groups": [those inside the group], "advice":
-/// [problems that prevent reading it or make it slow, with remedies], "convert": {"chunk", "compress", "command"} (the
-/// conversion that makes reading faster; null if there is none, or no command for it), "ragged": {"values": [names],
-/// "offsets", "columns": [names], "samples"} (what Dataset::ragged needs to read it; null unless it looks like samples
-/// of different length)}. A reader is "direct" (rows are read where they lie), "decoded" (muster decodes chunks,
-/// without HDF5's lock) or "hdf5" (HDF5 reads, under its lock).
+/// One Zarr store, "STORE.zarr[:/group]": a folder or a zip archive of version 2 or 3. Its arrays are copied as
+/// convert_h5() copies columns, with the names of their dimensions. Missing chunks become the fill value.
+MUSTER_API std::vector<std::filesystem::path> convert_zarr(const std::vector<std::filesystem::path>& inputs,
+                                                           const std::filesystem::path& output,
+                                                           const ConvertOptions& options = {});
+
+/// Describes a dataset "FILE.h5[:/group]", or a Zarr store, whose "bytes" are those of the columns: {"path", "samples"
+/// (null if columns differ), "bytes" (of the file), "columns": [{"name", "dtype", "shape", "layout", "chunk",
+/// "compression", "bytes", "reader", "offset" (of the values in the file; null unless they are contiguous and read
+/// directly)}], "groups": [those inside the group], "advice": [problems that prevent reading it or make it slow, with
+/// remedies], "convert": {"chunk", "compress", "command"} (the conversion that makes reading faster; null if there is
+/// none, or no command for it), "ragged": {"values": [names], "offsets", "columns": [names], "samples"} (what
+/// Dataset::ragged needs to read it; null unless it looks like samples of different length)}. A reader is "direct"
+/// (rows are read where they lie), "decoded" (muster decodes chunks, without HDF5's lock; all of Zarr) or "hdf5" (HDF5
+/// reads, under its lock).
 MUSTER_API Json describe_dataset(const std::string& path);
 
 /// Measures how fast training reads a dataset "FILE.h5[:/group]", and how fast it would be after the conversion that
@@ -113,7 +120,8 @@ using PlainPass = std::function<void()>;
 
 /// Opens a dataset "FILE.h5[:/group]" for one plain pass over its first `samples` samples, whose speed is a reference
 /// for other ways of reading. The pass, which may be called once, reads on the calling thread, column by column in the
-/// order of the file, and decodes each chunk as often as convert_h5() in order does.
+/// order of the file, and decodes each chunk as often as convert_h5() in order does. Of a Zarr store it reads and
+/// decodes each chunk once, on as many threads as a dataset decodes on.
 MUSTER_API PlainPass plain_pass(const std::string& path, const std::vector<std::string>& columns, std::int64_t samples);
 
 }  // namespace muster

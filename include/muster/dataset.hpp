@@ -136,6 +136,13 @@ struct WindowOptions {
   /// `mask_share` of the mask's values in it, margins apart, are neither 0 nor NaN.
   std::optional<std::string> mask = {};
   double mask_share = 1;
+  /// Parts of dimensions, by the values of their coordinates as they are stored: {{"time", {first, last}}} leaves out
+  /// windows with a value, margins apart, whose time is below first or above last. A coordinate is a variable with the
+  /// name of its only dimension, as NetCDF has them, in the group of the first variable or one around it. Windows begin
+  /// at the first value of the part, and `origin` and the margins are those in the whole variable. An Error
+  /// (ExitCode::data) if there is no such coordinate, if the part is empty, or if other values lie inside of it. For a
+  /// part by index, see Dataset::subset.
+  std::vector<std::pair<std::string, std::pair<double, double>>> range = {};
   /// See DatasetOptions::cache_bytes.
   std::int64_t cache_bytes = std::int64_t{1} << 30;
 };

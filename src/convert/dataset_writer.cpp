@@ -54,7 +54,7 @@ void DatasetWriter::copy_attributes(hid_t from, const std::string& shown) {
   for (const auto& name : attribute_names(from, shown)) {
     // They are about the dimensions of the old file; name_dimensions() writes those of the new one.
     if (name == "_Netcdf4Coordinates" || name == "_Netcdf4Dimid" || name == "DIMENSION_LIST" ||
-        name == "REFERENCE_LIST")
+        name == "REFERENCE_LIST" || name == hdf5::array_dimensions)
       continue;
     const Attribute attribute(from, name, shown);
     if (attribute.is_simple())

@@ -7,12 +7,15 @@
 #include "convert/reading.hpp"
 #include "data/sources/source.hpp"
 #include "hdf5/conversion.hpp"
+#include "hdf5/dimensions.hpp"
 #include "hdf5/file.hpp"
 #include "hdf5/filters.hpp"
+#include "hdf5/foreign_chunks.hpp"
 #include "hdf5/packing.hpp"
 #include "hdf5/types.hpp"
 #include "muster/convert.hpp"
 #include "muster/dataset.hpp"
+#include "zarr/open_file.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -28,6 +31,8 @@ namespace {
 namespace convert = detail::convert;
 namespace hdf5 = detail::hdf5;
 using detail::data::joined;
+
+constexpr std::int64_t most_chunks_counted = 1 << 20;  ///< of a Zarr array; damaged metadata may announce any number
 
 /// The columns of a dataset and how they are read, in the same order.
 struct Description {
@@ -84,7 +89,10 @@ convert::StoredColumn stored_column(hid_t dataset, const std::string& name, cons
   column.value_bytes = detail::checked_cast<std::int64_t>(H5Tget_size(type.get()), doing, "the size of a value");
   column.bytes = column.value_bytes;
   for (const auto size : column.shape) column.bytes = detail::checked_product(column.bytes, size, doing, "its shape");
-  column.file_bytes = detail::checked_cast<std::int64_t>(H5Dget_storage_size(dataset), doing, "its size in the file");
+  const auto chunks = hdf5::foreign_chunks(dataset);
+  column.is_foreign = chunks != nullptr;
+  const auto bytes = chunks ? chunks->stored(most_chunks_counted).bytes : H5Dget_storage_size(dataset);
+  column.file_bytes = detail::checked_cast<std::int64_t>(bytes, doing, "its size in the file");
   if (H5Pget_layout(creation.get()) == H5D_CHUNKED)
     column.chunk = hdf5::chunk_shape(creation.get(), column.shape.size(), doing);
   return column;
@@ -101,6 +109,10 @@ const char* unwritten_values(const convert::StoredColumn& column, hid_t dataset)
     chunks *= std::ceil(static_cast<double>(column.shape[d]) / static_cast<double>(column.chunk[d]));
   hsize_t written = 0;
   if (column.chunk.empty()) return nullptr;
+  if (const auto stored = hdf5::foreign_chunks(dataset))
+    return stored->stored(most_chunks_counted).is_whole
+               ? nullptr
+               : "some of its chunks are missing; their values read as the fill value";
   const auto space = hdf5::dataset_property(dataset, H5Dget_space, "reading the layout of " + column.name);
   hdf5::check(H5Dget_num_chunks(dataset, space.get(), &written), "counting the chunks of " + column.name);
   if (static_cast<double>(written) < chunks)
@@ -118,12 +130,14 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
   const auto stored = stored_column(dataset, name, doing);
   const auto reading = convert::reading_of(stored, dataset, shown);
 
+  const auto chunks = hdf5::foreign_chunks(dataset);
+  const auto compression = chunks ? chunks->codecs() : joined(stored.filters, &hdf5::Filter::text);
   all.columns.push_back({{"name", name},
                          {"dtype", number_name(type.get())},
                          {"shape", stored.shape},
                          {"layout", layout_name(H5Pget_layout(creation.get()))},
                          {"chunk", stored.chunk.empty() ? Json() : Json(stored.chunk)},
-                         {"compression", stored.filters.empty() ? "none" : joined(stored.filters, &hdf5::Filter::text)},
+                         {"compression", compression.empty() ? "none" : compression},
                          {"bytes", stored.file_bytes},
                          {"reader", convert::name_of(reading.reader)},
                          {"offset", convert::offset_of(stored, reading, dataset)}});
@@ -137,7 +151,8 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
   for (const auto& problem : convert::chunk_problems(stored, reading)) advise(problem);
   if (all.columns.back().at("dtype") == "float64")
     advise("float64 is twice the bytes of float32, which is what most models compute with");
-  if (stored.shape.size() > 1 && hdf5::check(H5Aexists(dataset, "DIMENSION_LIST"), doing) > 0)
+  if (stored.shape.size() > 1 && (hdf5::check(H5Aexists(dataset, "DIMENSION_LIST"), doing) > 0 ||
+                                  hdf5::check(H5Aexists(dataset, hdf5::array_dimensions), doing) > 0))
     all.arrays.push_back(name);
   all.stored.push_back(stored);
   all.readings.push_back(reading);
@@ -178,7 +193,8 @@ Json advise_conversion(const std::string& path, Description& all) {
   }
   const auto layout = convert::better_layout(columns, readings);
   if (!layout) return nullptr;
-  std::string command = "muster convert h5 " + path_in_shell(path) + " OUT.h5";
+  const bool is_store = detail::zarr::is_store(hdf5::GroupPath(path).path);
+  std::string command = detail::str("muster convert ", is_store ? "zarr " : "h5 ", path_in_shell(path), " OUT.h5");
   if (all.has_refused || columns.size() < all.stored.size()) {
     if (std::ranges::any_of(columns, [](const auto& column) { return column.name.find(',') != std::string::npos; }))
       return nullptr;
@@ -213,7 +229,7 @@ Json advise_conversion(const std::string& path, Description& all) {
 /// Describes all columns of the group.
 Description describe_columns(const hdf5::GroupPath& place, const std::string& path) {
   const hdf5::Lock lock;
-  const auto file = hdf5::open_file(place.path);
+  const auto file = detail::zarr::open_file(place.path);
   const auto group = hdf5::open_group(file.get(), place.group, path);
   Description all;
   for (const auto& name : hdf5::list(group.get())) {
@@ -247,9 +263,11 @@ Json describe_dataset(const std::string& path) {
   if (all.columns.empty() && all.advice.empty())
     all.advice.push_back("there is no column in " + place.group +
                          (all.groups.empty() ? "" : "; name a group, as in " + place.shown(all.groups.front())));
-  return {{"path", path},           {"samples", samples},   {"bytes", std::filesystem::file_size(place.path)},
-          {"columns", all.columns}, {"groups", all.groups}, {"advice", all.advice},
-          {"convert", conversion},  {"ragged", all.ragged}};
+  std::uint64_t bytes = 0;
+  for (const auto& column : all.stored) bytes += static_cast<std::uint64_t>(column.file_bytes);
+  if (!detail::zarr::is_store(place.path)) bytes = std::filesystem::file_size(place.path);
+  return {{"path", path},         {"samples", samples},   {"bytes", bytes},        {"columns", all.columns},
+          {"groups", all.groups}, {"advice", all.advice}, {"convert", conversion}, {"ragged", all.ragged}};
 }
 
 }  // namespace muster

@@ -7,6 +7,7 @@
 #include "hdf5/filters.hpp"
 #include "hdf5/types.hpp"
 #include "muster/error.hpp"
+#include "zarr/open_file.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -29,9 +30,9 @@ std::size_t consecutive(std::span<const std::int64_t> indices) noexcept {
 
 Hdf5Group::Hdf5Group(const std::string& text)
     : place(text),
-      file(hdf5::open_file(place.path)),
+      file(zarr::open_file(place.path)),
       group(hdf5::open_group(file.get(), place.group, text)),
-      bytes(place.path, File::Mode::read) {}
+      bytes(zarr::main_file(place.path), File::Mode::read) {}
 
 bool is_group(hid_t parent, const std::string& name) {
   const hdf5::Lock lock;
@@ -61,6 +62,7 @@ Hdf5Rows::Hdf5Rows(std::shared_ptr<const Hdf5Group> group, const std::string& na
   if (H5Pget_layout(creation.get()) == H5D_CHUNKED) {
     hdf5::FilterPipeline pipeline(filters);
     hdf5::ChunkIndex index(dataset_.get(), shown_);
+    rows_alone_ = rows_alone_ && !index.foreign();
     if (pipeline.decodes() && index.locates()) {
       auto bytes = record_bytes_;
       for (const auto size : index.chunk_shape())
@@ -277,6 +279,7 @@ void Hdf5Rows::load_by_hdf5(std::int64_t first, std::int64_t count, std::span<st
 }
 
 void Hdf5Rows::decode(std::int64_t number, const hdf5::StoredChunk& stored, std::span<std::byte> into) {
+  if (const auto& foreign = chunks_->index.foreign()) return foreign->read(number, into);
   if (chunks_->pipeline.is_plain(stored.filter_mask) && stored.bytes == into.size())
     return group_->bytes.read_at(into, stored.offset);
   const auto encoded = encoded_.take(stored.bytes);

@@ -76,6 +76,7 @@ Reading reading_of(const StoredColumn& column, hid_t dataset, const std::string&
               true};
     return {Reader::hdf5, why + ", so HDF5 converts it, under its lock; convert it again", true};
   }
+  if (column.is_foreign) return {Reader::decoded, "", true};
   if (layout == H5D_CONTIGUOUS) return {hdf5::contiguous_offset(dataset) ? Reader::direct : Reader::hdf5, "", false};
   if (layout == H5D_VIRTUAL)
     return {Reader::hdf5,
@@ -127,8 +128,9 @@ std::optional<BetterLayout> better_layout(const std::vector<StoredColumn>& colum
   }
   if (!helps) return {};
   // Compression is kept if it saves much and only the chunks are at fault.
-  const bool saves = bytes > 1.5 * file_bytes &&
-                     std::ranges::any_of(columns, [](const auto& column) { return !column.filters.empty(); });
+  const bool saves = bytes > 1.5 * file_bytes && std::ranges::any_of(columns, [](const auto& column) {
+                       return !column.filters.empty() || column.is_foreign;
+                     });
   if (!has_bad_chunks || !saves) return BetterLayout{};
   if (!layout.compress) layout.compress = 4;
   return layout;

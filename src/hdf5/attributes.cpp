@@ -88,12 +88,17 @@ std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const 
   return *numbers;
 }
 
-std::string text_of_attribute(hid_t dataset, const char* name, const std::string& doing) {
+std::vector<std::string> texts_of_attribute(hid_t dataset, const char* name, const std::string& doing) {
   const Lock lock;
   const Attribute found(dataset, name, doing);
-  if (found.count != 1 || H5Tget_class(found.type.get()) != H5T_STRING) return {};
-  const auto texts = texts_of(found, doing);
-  return texts.empty() ? std::string() : texts.front();
+  constexpr hssize_t most = 32;
+  if (found.count < 1 || found.count > most || H5Tget_class(found.type.get()) != H5T_STRING) return {};
+  return texts_of(found, doing);
+}
+
+std::string text_of_attribute(hid_t dataset, const char* name, const std::string& doing) {
+  const auto texts = texts_of_attribute(dataset, name, doing);
+  return texts.size() == 1 ? texts.front() : std::string();
 }
 
 }  // namespace muster::detail::hdf5

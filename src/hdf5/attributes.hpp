@@ -14,5 +14,7 @@ namespace muster::detail::hdf5 {
 std::vector<double> numbers_of_attribute(hid_t dataset, const char* name, const std::string& doing);
 /// The text of an attribute; empty if there is no such attribute, or if it is not one short string.
 std::string text_of_attribute(hid_t dataset, const char* name, const std::string& doing);
+/// The texts of an attribute of at most 32 short strings; none if there is no such attribute.
+std::vector<std::string> texts_of_attribute(hid_t dataset, const char* name, const std::string& doing);
 
 }  // namespace muster::detail::hdf5

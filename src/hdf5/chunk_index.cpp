@@ -2,7 +2,9 @@
 
 #include "base/number.hpp"
 #include "base/text.hpp"
+#include "hdf5/dimensions.hpp"
 #include "hdf5/file.hpp"
+#include "hdf5/file_storage.hpp"
 #include "muster/error.hpp"
 
 #include <algorithm>
@@ -48,11 +50,17 @@ ChunkIndex::ChunkIndex(hid_t dataset, const std::string& shown) : dataset_(datas
     grid_.push_back(shape_[i] / chunk_[i] + (shape_[i] % chunk_[i] != 0 ? 1 : 0));
     count = checked_product(count, grid_.back(), doing, "its shape");
   }
+  if (foreign_ = foreign_chunks(dataset); foreign_) return;
   unsigned options = 0;
   check(H5Pget_chunk_opts(creation.get(), &options), doing);
   plain_edges_ = (options & H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS) != 0;
   file_ = open_for_reading(dataset);
   if (file_ != nullptr && count > 0) check_that_reads_are_noted();
+}
+
+std::shared_ptr<const ForeignChunks> foreign_chunks(hid_t dataset) {
+  const auto storage = storage_of(dataset);
+  return storage && storage->foreign ? storage->foreign->chunks(path_of(dataset)) : nullptr;
 }
 
 std::vector<std::int64_t> ChunkIndex::coordinates(std::int64_t number) const {
@@ -122,6 +130,7 @@ void ChunkIndex::refuse(std::int64_t number, const Reason& reason) const {
 }
 
 std::vector<StoredChunk> ChunkIndex::locate(std::span<const std::int64_t> numbers) const {
+  if (foreign_) return std::vector<StoredChunk>(numbers.size(), {.is_stored = true});
   const Lock lock;
   std::vector<StoredChunk> chunks;
   chunks.reserve(numbers.size());

@@ -3,10 +3,12 @@
 #pragma once
 
 #include "base/export.hpp"
+#include "hdf5/foreign_chunks.hpp"
 #include "hdf5/handle.hpp"
 #include "hdf5/read_driver.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,9 +37,11 @@ class MUSTER_INTERNAL_API ChunkIndex {
   /// "chunk (0, 3)", for errors.
   std::string text(std::int64_t number) const;
 
+  /// The chunks if HDF5 does not have them; then locate() only says that they are stored.
+  const std::shared_ptr<const ForeignChunks>& foreign() const noexcept { return foreign_; }
   /// False if HDF5 does not tell where chunks lie, because another driver reads the file or a later release of HDF5
   /// reads chunks in another way. Then locate() must not be called.
-  bool locates() const noexcept { return file_ != nullptr; }
+  bool locates() const noexcept { return file_ != nullptr || foreign_; }
   /// The places of the chunks with these numbers, in that order; looks up only these. Takes HDF5's lock once. Throws an
   /// Error (ExitCode::data) if the index is damaged or a chunk ends beyond the end of the file.
   std::vector<StoredChunk> locate(std::span<const std::int64_t> numbers) const;
@@ -51,6 +55,7 @@ class MUSTER_INTERNAL_API ChunkIndex {
   hid_t dataset_;
   std::string shown_;
   std::vector<std::int64_t> shape_, chunk_, grid_;
+  std::shared_ptr<const ForeignChunks> foreign_;
   OpenForReading* file_ = nullptr;
   bool plain_edges_ = false;  ///< chunks that the dataset fills only in part are stored without filters
 };

@@ -36,24 +36,7 @@ namespace {
 using Bytes = std::span<const std::byte>;
 using Into = std::span<std::byte>;
 
-#ifdef MUSTER_HAS_LIBDEFLATE
-bool decode_deflate(const Filter&, Bytes stored, Into into) {
-  struct Free {
-    void operator()(libdeflate_decompressor* one) const { libdeflate_free_decompressor(one); }
-  };
-  thread_local const std::unique_ptr<libdeflate_decompressor, Free> decompressor(libdeflate_alloc_decompressor());
-  if (decompressor == nullptr) throw std::bad_alloc();
-  return libdeflate_zlib_decompress(decompressor.get(), stored.data(), stored.size(), into.data(), into.size(),
-                                    nullptr) == LIBDEFLATE_SUCCESS;
-}
-#else
-bool decode_deflate(const Filter&, Bytes stored, Into into) {
-  uLongf length = into.size();
-  return ::uncompress(reinterpret_cast<Bytef*>(into.data()), &length, reinterpret_cast<const Bytef*>(stored.data()),
-                      stored.size()) == Z_OK &&
-         length == into.size();
-}
-#endif
+bool decode_deflate(const Filter&, Bytes stored, Into into) { return inflate(Deflated::zlib, stored, into); }
 
 #ifdef MUSTER_HAS_SZIP
 /// The chunk's size in 4 bytes, the lowest first, and after them what szip makes.
@@ -132,11 +115,13 @@ bool decode_zstd(const Filter&, Bytes stored, Into into) { return decode_zstd_fr
 #endif
 
 #ifdef MUSTER_HAS_BLOSC
-bool decode_blosc(const Filter&, Bytes stored, Into into) {
+bool decode_blosc_frame(Bytes stored, Into into) {
   std::size_t size = 0;
   return ::blosc_cbuffer_validate(stored.data(), stored.size(), &size) == 0 && size == into.size() &&
          std::cmp_equal(::blosc_decompress_ctx(stored.data(), into.data(), into.size(), 1), into.size());
 }
+
+bool decode_blosc(const Filter&, Bytes stored, Into into) { return decode_blosc_frame(stored, into); }
 #endif
 
 }  // namespace
@@ -156,6 +141,52 @@ BareDecoder zstd_decoder() noexcept {
   return nullptr;
 #endif
 }
+
+BareDecoder blosc_decoder() noexcept {
+#ifdef MUSTER_HAS_BLOSC
+  return decode_blosc_frame;
+#else
+  return nullptr;
+#endif
+}
+
+bool blosc_has([[maybe_unused]] const std::string& name) {
+#ifdef MUSTER_HAS_BLOSC
+  return ::blosc_compname_to_compcode(name.c_str()) >= 0;
+#else
+  return false;
+#endif
+}
+
+#ifdef MUSTER_HAS_LIBDEFLATE
+bool inflate(Deflated form, std::span<const std::byte> stored, std::span<std::byte> into) {
+  struct Free {
+    void operator()(libdeflate_decompressor* one) const { libdeflate_free_decompressor(one); }
+  };
+  thread_local const std::unique_ptr<libdeflate_decompressor, Free> decompressor(libdeflate_alloc_decompressor());
+  if (decompressor == nullptr) throw std::bad_alloc();
+  const auto decompress = form == Deflated::zlib   ? libdeflate_zlib_decompress
+                          : form == Deflated::gzip ? libdeflate_gzip_decompress
+                                                   : libdeflate_deflate_decompress;
+  return decompress(decompressor.get(), stored.data(), stored.size(), into.data(), into.size(), nullptr) ==
+         LIBDEFLATE_SUCCESS;
+}
+#else
+bool inflate(Deflated form, std::span<const std::byte> stored, std::span<std::byte> into) {
+  constexpr std::size_t most = std::numeric_limits<uInt>::max();
+  constexpr int window = 15;  // bits
+  z_stream stream{};
+  const int bits = form == Deflated::zlib ? window : form == Deflated::gzip ? window + 16 : -window;
+  if (stored.size() > most || into.size() > most || ::inflateInit2(&stream, bits) != Z_OK) return false;
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(stored.data()));
+  stream.avail_in = static_cast<uInt>(stored.size());
+  stream.next_out = reinterpret_cast<Bytef*>(into.data());
+  stream.avail_out = static_cast<uInt>(into.size());
+  const bool ended = ::inflate(&stream, Z_FINISH) == Z_STREAM_END;
+  ::inflateEnd(&stream);
+  return ended && stream.avail_out == 0;
+}
+#endif
 
 Decoder decoder_of(const Filter& filter) {
   switch (filter.id) {

@@ -56,6 +56,11 @@ std::vector<Scale> scales_of(hid_t dataset, std::size_t rank, const std::string&
   const std::string doing = "reading the dimensions of " + shown;
   std::vector<Scale> scales(rank);
   if (check(H5Aexists(dataset, "DIMENSION_LIST"), doing) == 0) {
+    if (const auto names = texts_of_attribute(dataset, array_dimensions, doing); names.size() == rank && rank > 0) {
+      const auto path = path_of(dataset);
+      for (std::size_t d = 0; d < rank; ++d)
+        if (!names[d].empty()) scales[d].path = path.substr(0, path.rfind('/') + 1) + names[d];
+    }
     if (rank == 0 || !is_scale(dataset, doing)) return scales;
     // A variable with the name of its only dimension is the scale itself.
     if (rank == 1)

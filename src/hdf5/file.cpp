@@ -3,6 +3,7 @@
 #include "base/file.hpp"
 #include "base/number.hpp"
 #include "hdf5/dimensions.hpp"
+#include "hdf5/foreign_chunks.hpp"
 #include "hdf5/read_driver.hpp"
 #include "hdf5/virtual_sources.hpp"
 
@@ -169,6 +170,7 @@ Handle open_dataset(hid_t file, const std::string& name, const std::string& show
   if (H5Pget_external_count(creation.get()) > 0)
     throw Error(ExitCode::data, doing, "its values lie in other files (external storage)", "Copy them into the file");
   if (H5Pget_layout(creation.get()) == H5D_VIRTUAL) return with_sources(std::move(dataset), creation.get(), shown);
+  static_cast<void>(foreign_chunks(dataset.get()));  // which throws what is wrong with them
   return dataset;
 }
 

@@ -71,6 +71,11 @@ herr_t set_end_of_addresses(H5FD_t* file, H5FD_mem_t, haddr_t address) {
 }
 haddr_t end_of_file(const H5FD_t* file, H5FD_mem_t) { return opened(file).storage->size(); }
 
+herr_t get_handle(H5FD_t* file, hid_t, void** handle) {
+  *handle = &opened(file).storage;
+  return 0;
+}
+
 herr_t read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, size_t size, void* into) {
   return opened(file).storage->read_at({static_cast<std::byte*>(into), size}, address) ? 0 : push_error();
 }
@@ -100,6 +105,7 @@ hid_t driver() {
     driver.get_eoa = end_of_addresses;
     driver.set_eoa = set_end_of_addresses;
     driver.get_eof = end_of_file;
+    driver.get_handle = get_handle;
     driver.read = read;
     driver.write = write;
     driver.truncate = truncate;
@@ -185,6 +191,17 @@ void set_storage(hid_t access, const std::shared_ptr<FileStorage>& storage) {
   const Lock lock;
   const auto* info = &storage;
   check(H5Pset_driver(access, driver(), &info), "choosing where HDF5 writes", ExitCode::retry);
+}
+
+std::shared_ptr<FileStorage> storage_of(hid_t object) {
+  const Lock lock;
+  const std::string doing = "finding the file of a dataset";
+  const Handle file(check(H5Iget_file_id(object), doing), H5Fclose);
+  const Handle access(check(H5Fget_access_plist(file.get()), doing), H5Pclose);
+  if (H5Pget_driver(access.get()) != driver()) return {};
+  void* storage = nullptr;
+  check(H5Fget_vfd_handle(file.get(), H5P_DEFAULT, &storage), doing);
+  return *static_cast<std::shared_ptr<FileStorage>*>(storage);
 }
 
 }  // namespace muster::detail::hdf5

@@ -19,6 +19,8 @@
 
 namespace muster::detail::hdf5 {
 
+class ForeignStore;
+
 class FileStorage {
  public:
   /// Keeps everything in memory. Pages that are never written take no space.
@@ -32,6 +34,9 @@ class FileStorage {
   /// Returns false for the first failure, with the reason in errno. Later writes go to memory and succeed.
   bool write_at(std::span<const std::byte> from, std::uint64_t offset);
   bool truncate(std::uint64_t size);
+
+  /// The chunks of the file's datasets, if they lie elsewhere (hdf5/foreign_chunks.hpp).
+  std::shared_ptr<const ForeignStore> foreign = {};
 
  private:
   static constexpr std::size_t page_bytes = 4096;
@@ -49,5 +54,7 @@ class FileStorage {
 /// Makes HDF5 store the file that is created with the access properties `access` on `storage`. The shared_ptr itself
 /// must live until the file has been created.
 void set_storage(hid_t access, const std::shared_ptr<FileStorage>& storage);
+/// The storage of the file that `object` belongs to; null if it has none of this kind.
+std::shared_ptr<FileStorage> storage_of(hid_t object);
 
 }  // namespace muster::detail::hdf5

@@ -1,9 +1,9 @@
 // A zip archive of torch, for reading: torch.save(), torch.jit.save() and torch.export.save() write such archives,
-// whose records are not compressed. libtorch's own reader trusts them; this one does not. The layout of a zip archive:
-// https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+// whose records are not compressed. libtorch's own reader trusts them; this one does not.
 #pragma once
 
 #include "base/file.hpp"
+#include "base/zip.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -20,12 +20,7 @@ namespace muster::detail::weights {
 /// larger than the file. All functions throw an Error (ExitCode::data) that names the file if it is damaged.
 class Archive {
  public:
-  /// A record of an archive. `stored`: its bytes are neither compressed nor encrypted.
-  struct Record {
-    std::uint64_t offset = 0, bytes = 0;
-    std::uint32_t crc32 = 0;
-    bool stored = true;
-  };
+  using Record = ZipRecord;
 
   explicit Archive(const std::filesystem::path& path);
 
@@ -55,16 +50,6 @@ class Archive {
                            const std::string& remedy = "Use another file, or make it anew") const;
 
  private:
-  struct Directory {
-    std::uint64_t offset = 0, count = 0;
-    std::string bytes = {};
-  };
-
-  std::string read(std::uint64_t offset, std::uint64_t bytes) const;
-  Directory find_directory() const;
-  std::uint64_t take_record(const Directory& directory, std::uint64_t at);
-  void take_large(std::string_view extra, std::span<std::uint64_t> sizes) const;
-  void check_no_overlap(std::uint64_t end) const;
   const Record& find(const std::string& name) const;
   void check(const std::string& name, std::span<const std::byte> bytes) const;
 

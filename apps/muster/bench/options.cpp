@@ -15,7 +15,9 @@ CLI::App* add_command(CLI::App& parent, const Entry& entry, std::function<void(c
   const CLI::Option* ranks = nullptr;
   if (entry.reads_file) {
     options->ranks = 1;
-    command->add_option("file", options->file, "The dataset, FILE.h5[:/group]")->option_text("FILE")->required();
+    command->add_option("file", options->file, "The dataset, FILE.h5[:/group] or STORE.zarr[:/group]")
+        ->option_text("FILE")
+        ->required();
     command->add_option("--batch", options->batch, "Samples of a batch; 256 unless given")
         ->transform(tool::whole_number(1))
         ->option_text("N");

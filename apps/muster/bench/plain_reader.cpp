@@ -128,8 +128,9 @@ std::string PlainReader::name(const DatasetPlan& plan) {
 }
 
 std::string PlainReader::description(const DatasetPlan& plan) {
-  return plan.offsets.empty() ? "read_and_decode reads the columns in the order of the file on one core, decodes each "
-                                "chunk once, and makes no batches; muster decodes on all cores of the rank"
+  return plan.offsets.empty() ? "read_and_decode reads the columns in the order of the file, decodes each chunk once, "
+                                "and makes no batches, on one core, or of a Zarr store on as many threads as muster; "
+                                "muster decodes on all cores of the rank"
                               : "raw_pread reads each batch's rows with pread into new tensors, without reading ahead";
 }
 

@@ -17,6 +17,7 @@ constexpr std::size_t most_per_lock = 1 << 12;  ///< chunks that are looked up w
 
 ChunkPlaces::ChunkPlaces(hdf5::ChunkIndex index, std::atomic<std::int64_t>& left) : index_(std::move(index)) {
   for (const auto chunks : index_.grid()) count_ *= chunks;
+  if (foreign()) return;
   const auto wanted = std::bit_ceil(static_cast<std::uint64_t>(std::min(count_, most_of_dataset)));
   const auto available = std::bit_floor(static_cast<std::uint64_t>(std::max(fewest, left.load())));
   slots_ = std::min(wanted, available);
@@ -24,6 +25,7 @@ ChunkPlaces::ChunkPlaces(hdf5::ChunkIndex index, std::atomic<std::int64_t>& left
 }
 
 std::vector<hdf5::StoredChunk> ChunkPlaces::of(std::span<const std::int64_t> numbers) {
+  if (foreign()) return index_.locate(numbers);
   std::vector<hdf5::StoredChunk> chunks(numbers.size());
   std::vector<std::int64_t> unknown;
   const auto fill_in = [&] {

@@ -24,6 +24,8 @@ class ChunkPlaces {
 
   /// The places of the chunks with these numbers, which ascend. Throws the Errors of hdf5::ChunkIndex::locate().
   std::vector<hdf5::StoredChunk> of(std::span<const std::int64_t> numbers);
+  /// The chunks if HDF5 does not have them; then their places say nothing.
+  const std::shared_ptr<const hdf5::ForeignChunks>& foreign() const noexcept { return index_.foreign(); }
   /// The number of all chunks.
   std::int64_t count() const noexcept { return count_; }
   /// The chunk's name in errors.

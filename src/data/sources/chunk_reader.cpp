@@ -44,9 +44,6 @@ void map_pages(std::span<std::byte> memory) {
 #endif
 }
 
-/// As many as there are cores for this process beside the caller's, at most 4.
-int decoding_threads() { return std::min(4, count_usable_cores() - 1); }
-
 /// Chunks that are only to be kept.
 class NoUse final : public ChunkUse {
  public:
@@ -56,6 +53,8 @@ class NoUse final : public ChunkUse {
 };
 
 }  // namespace
+
+int decoding_threads() { return std::min(4, count_usable_cores() - 1); }
 
 ChunkDecoding::ChunkDecoding(std::int64_t cache_bytes)
     : cache(cache_bytes), threads("muster-decode", decoding_threads) {}
@@ -80,7 +79,9 @@ ChunkReader::ChunkReader(hdf5::Handle dataset, hid_t stored, std::size_t value_b
       decoding_(decoding),
       shown_(std::move(shown)),
       places_(std::move(index), decoding.places_left),
-      fill_value_(fill_value(dataset_.get(), stored, value_bytes, "reading " + shown_)) {}
+      fill_value_(fill_value(dataset_.get(), stored, value_bytes, "reading " + shown_)) {
+  if (places_.foreign()) decoding_.foreign.push_back(places_.foreign());
+}
 
 void ChunkReader::share(const std::string& origin) {
   group_ = decoding_.of_node.add(this, {static_cast<std::size_t>(places_.count()), chunk_bytes_}, origin);
@@ -112,6 +113,10 @@ void ChunkReader::request(const File& bytes, std::span<const WantedChunk> wanted
   std::vector<std::int64_t> numbers;
   for (const auto& chunk : wanted)
     if (decoding_.cache.find({this, chunk.number}, 0) == nullptr) numbers.push_back(chunk.number);
+  if (const auto& foreign = places_.foreign()) {
+    for (const auto number : numbers) foreign->will_read(number);
+    return;
+  }
   for (const auto& chunk : places_.of(numbers)) {
     if (!chunk.is_stored) continue;
     const bool tries_direct = decoding_.direct && chunk.bytes >= DirectReads::least_bytes;
@@ -156,6 +161,7 @@ void ChunkReader::decode_all(const File& bytes, std::span<const ChunkToDecode> c
   const auto for_each = [&](std::span<const ChunkToDecode> of, const std::function<void(std::size_t)>& work) {
     const auto request = [&](std::size_t n) {
       if (n >= of.size()) return;
+      if (const auto& foreign = places_.foreign()) return foreign->will_read(of[n].wanted.number);
       const auto& stored = of[n].stored;
       if (!(decoding_.direct && decoding_.direct->has(bytes, stored.offset)))
         bytes.will_read(stored.offset, stored.bytes);
@@ -214,6 +220,7 @@ void ChunkReader::decode_for_rank(const File& bytes, const ChunkToDecode& chunk,
 
 /// Reads a chunk and undoes its filters.
 void ChunkReader::decode(const File& bytes, const ChunkToDecode& chunk, std::span<std::byte> into) const {
+  if (const auto& foreign = places_.foreign()) return foreign->read(chunk.wanted.number, into);
   thread_local hdf5::Buffer input;
   thread_local hdf5::FilterPipeline::Workspace workspace;
   const auto& stored = chunk.stored;

@@ -1,6 +1,7 @@
 // Reads chunks of a dataset and decodes them, without HDF5's lock.
 #pragma once
 
+#include "base/export.hpp"
 #include "base/file.hpp"
 #include "base/thread_pool.hpp"
 #include "data/sources/ahead.hpp"
@@ -16,12 +17,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 namespace muster::detail::data {
+
+/// How many threads decode beside the one that reads: as many as there are cores for this process beside the caller's,
+/// at most 4.
+MUSTER_INTERNAL_API int decoding_threads();
 
 /// What the chunked columns of a dataset share.
 struct ChunkDecoding {
@@ -32,7 +38,8 @@ struct ChunkDecoding {
   /// The encoded chunks if all of them fit into the cache; otherwise null.
   NodeChunks* shareable() noexcept { return of_node.bytes() > 0 && cache.fits(of_node.bytes()) ? &of_node : nullptr; }
 
-  ChunkCache cache;  ///< this rank's own
+  std::vector<std::shared_ptr<const hdf5::ForeignChunks>> foreign = {};  ///< those of the dataset's arrays
+  ChunkCache cache;                                                      ///< this rank's own
   NodeChunks of_node{cache};
   std::optional<DirectReads> direct = {};  ///< of requested chunks; none if the page cache can keep the files
   ThreadPool threads;
@@ -58,8 +65,9 @@ class ChunkUse {
   virtual bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const = 0;
 };
 
-/// Decoded chunks are kept as long as the cache has room, or in memory that the ranks of a node share. HDF5 and its
-/// lock are used only to find chunks that were not read before. Thread-safe.
+/// Reads the chunks of an HDF5 dataset, or those that hdf5::ForeignChunks gives. Decoded chunks are kept as long as the
+/// cache has room, or in memory that the ranks of a node share. HDF5 and its lock are used only to find chunks that
+/// were not read before. Thread-safe.
 class ChunkReader {
  public:
   /// `dataset`: of values of type `stored`; `index` is its own; `decoding` outlives this.
@@ -76,7 +84,7 @@ class ChunkReader {
   void expect(const File& bytes, std::span<const WantedChunk> wanted, Ahead how);
 
   /// True if chunks are stored without filters.
-  bool is_plain() const noexcept { return pipeline_.is_plain(0); }
+  bool is_plain() const noexcept { return !places_.foreign() && pipeline_.is_plain(0); }
   /// True if a decoded chunk may be kept.
   bool can_keep() const noexcept { return keeps_ && decoding_.cache.fits(chunk_bytes_); }
 

@@ -2,6 +2,7 @@
 
 #include "base/text.hpp"
 #include "muster/error.hpp"
+#include "zarr/open_file.hpp"
 
 #include <sys/resource.h>
 
@@ -43,6 +44,12 @@ DatasetFingerprint FileSource::fingerprint() {
   if (blocks_.rows > 0) print.order = str("in ", blocks_.lanes, " lanes of ", block_text());
   for (const auto* file : open_files_)
     print.parts.push_back(fingerprint_of(*file, max_fingerprint_blocks / static_cast<int>(open_files_.size())));
+  // As much as the metadata of a Zarr store and the sizes of its chunks tell.
+  constexpr std::int64_t most_sizes = 1 << 14;
+  for (const auto& chunks : decoding_->foreign) {
+    const auto stored = chunks->stored(most_sizes / std::ssize(decoding_->foreign));
+    print.parts.push_back({shown(), stored.bytes, stored.checksum});
+  }
   return print;
 }
 
@@ -84,7 +91,7 @@ void FileSource::ensure_open() {
 void FileSource::add_file(DataFile& file, const Schema& schema, std::int64_t samples) {
   const auto doing = "opening " + file.path;
   const auto first_file = hdf5::GroupPath(paths_.front()).path;
-  if (open_files_.empty()) schema_ = schema;
+  if (schema_.empty()) schema_ = schema;
   if (!std::ranges::equal(schema, schema_, {}, &Column::name, &Column::name))
     throw Error(ExitCode::data, doing,
                 "its columns are " + joined(schema, &Column::name) + ", those of " + first_file + " are " +
@@ -99,7 +106,7 @@ void FileSource::add_file(DataFile& file, const Schema& schema, std::int64_t sam
   file.first = count_;
   if (__builtin_add_overflow(count_, samples, &count_))
     throw Error(ExitCode::data, doing, "its files have more samples than can be counted", "Make them again");
-  open_files_.push_back(&*file.bytes);
+  if (!zarr::is_store(file.path)) open_files_.push_back(&*file.bytes);
 }
 
 bool FileSource::keep_whole(LibraryArray* library, double bytes) {

@@ -4,6 +4,7 @@
 #include "data/sources/scattered_read.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
+#include "zarr/open_file.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -23,8 +24,8 @@ struct SourceFile : DataFile {
 
 void open(SourceFile& file, std::vector<std::string> names, ChunkDecoding& decoding) {
   const auto doing = "opening " + file.path;
-  file.handle = hdf5::open_file(file.path);
-  file.bytes.emplace(open_for_pieces(file.path));
+  file.handle = zarr::open_file(file.path);
+  file.bytes.emplace(open_for_pieces(zarr::main_file(file.path)));
   const auto group = hdf5::open_group(file.handle.get(), file.group, file.path);
   if (names.empty()) {
     names = hdf5::list(group.get());

@@ -4,11 +4,13 @@
 #include "data/sources/ragged_offsets.hpp"
 #include "data/sources/scattered_read.hpp"
 #include "muster/error.hpp"
+#include "zarr/open_file.hpp"
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 
 namespace muster::detail::data {
 namespace {
@@ -29,8 +31,8 @@ bool holds(at::ScalarType type, const at::Scalar& number) {
 }  // namespace
 
 void RaggedFile::open(const RaggedOptions& options, ChunkDecoding& decoding) {
-  handle = hdf5::open_file(path);
-  bytes.emplace(open_for_pieces(path));
+  handle = zarr::open_file(path);
+  bytes.emplace(open_for_pieces(zarr::main_file(path)));
   const auto in = hdf5::open_group(handle.get(), group, path);
   const auto open_column = [&](const std::string& name, ChunkDecoding& by) {
     return Hdf5Column(name, open_array(in.get(), *bytes, name, shown(name), by));
@@ -41,6 +43,7 @@ void RaggedFile::open(const RaggedOptions& options, ChunkDecoding& decoding) {
     ChunkDecoding of_offsets(options.cache_bytes);  // keeps chunks by the column's address, so it goes with it
     auto column = open_column(options.offsets, of_offsets);
     offsets = read_offsets(column, *bytes, values.front().rows(), shown(options.offsets));
+    std::ranges::copy(of_offsets.foreign, std::back_inserter(decoding.foreign));
   }
   for (const auto& name : options.columns) columns.push_back(open_column(name, decoding));
   for (const auto& column : columns) check_rows(column);

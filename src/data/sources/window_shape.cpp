@@ -9,9 +9,15 @@
 namespace muster::detail::data {
 
 WindowShape::WindowShape(const WindowOptions& options, std::vector<std::int64_t> shape,
-                         const std::vector<std::string>& names, const std::string& doing)
-    : array(std::move(shape)), size(options.size), stride(options.stride), margin(options.margin) {
+                         const std::vector<std::string>& names, const std::string& doing,
+                         std::vector<std::int64_t> begin)
+    : first(std::move(begin)),
+      array(std::move(shape)),
+      size(options.size),
+      stride(options.stride),
+      margin(options.margin) {
   const auto rank = array.size();
+  first.resize(rank, 0);
   const auto require_rank = [&](const std::vector<std::int64_t>& numbers, const std::string& name) {
     if (numbers.size() != rank)
       throw Error(

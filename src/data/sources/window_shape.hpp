@@ -9,14 +9,19 @@
 
 namespace muster::detail::data {
 
-/// The windows of an array, along each of its dimensions: size and stride as in WindowOptions, and the margin on both
-/// sides.
+/// The windows of an array or a part of it, along each of its dimensions: size and stride as in WindowOptions, and the
+/// margin on both sides. The part begins at `first` and has the shape `array`.
 struct WindowShape {
-  std::vector<std::int64_t> array, size, stride, margin;
+  std::vector<std::int64_t> first, array, size, stride, margin;
 
-  /// Checks the options. `names`: of the dimensions, for errors.
+  /// Checks the options. `begin`: of the part; empty: the begin of the array. `names`: of the dimensions, for errors.
   WindowShape(const WindowOptions& options, std::vector<std::int64_t> shape, const std::vector<std::string>& names,
-              const std::string& doing);
+              const std::string& doing, std::vector<std::int64_t> begin = {});
+
+  /// The place of a window's first value in the whole array, margins apart.
+  std::int64_t origin(std::size_t dimension, std::int64_t window) const {
+    return first[dimension] + window * stride[dimension];
+  }
 
   /// How many windows there are along each dimension.
   std::vector<std::int64_t> counts() const;

@@ -2,14 +2,17 @@
 #include "data/sources/file_source.hpp"
 #include "data/sources/window_grid.hpp"
 #include "data/sources/window_mask.hpp"
+#include "data/sources/window_range.hpp"
 #include "data/sources/window_shape.hpp"
 #include "data/sources/window_variable.hpp"
 #include "muster/error.hpp"
 #include "watch/time_use.hpp"
 #include "watch/trace.hpp"
+#include "zarr/open_file.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -41,7 +44,7 @@ class WindowSource final : public FileSource {
     auto origins = pool_.take({std::ssize(samples), std::ssize(shape_->array)}, at::kLong);
     auto* next = origins.mutable_data_ptr<std::int64_t>();
     for (const auto& window : windows)
-      for (std::size_t d = 0; d < window.size(); ++d) *next++ = window[d] * shape_->stride[d];
+      for (std::size_t d = 0; d < window.size(); ++d) *next++ = shape_->origin(d, window[d]);
     items.emplace_back(origin_name, std::move(origins));
     return Batch(std::move(items));
   }
@@ -68,23 +71,34 @@ class WindowSource final : public FileSource {
     open_variables();
     if (options_.mask) apply_mask();
     count_ = left_ ? left_->size() : grid_->size();
-    for (const auto& file : files_) open_files_.push_back(&file.bytes);
+    for (const auto& file : files_)
+      if (!zarr::is_store(file.path)) open_files_.push_back(&file.bytes);
     const hdf5::Lock lock;
     share_memory();
   }
   std::string block_text() const override { return str("tiles of ", blocks_.rows, " windows"); }
 
   void open_variables() {
-    const hdf5::Lock lock;
-    variables_.clear();  // drops what a failed attempt has opened
-    files_.clear();
+    {
+      const hdf5::Lock lock;
+      variables_.clear();  // drops what a failed attempt has opened
+      files_.clear();
+    }
     left_.reset();
     for (const auto& path : paths_) {
       variables_.emplace_back(path, files_, *decoding_, variables_.empty() ? nullptr : &variables_.front());
       require_new_name(variables_.back().name());
     }
     const auto& first = variables_.front();
-    shape_.emplace(options_, first.array().shape, first.dimension_names(), "opening windows of " + first.shown());
+    auto shape = first.array().shape;
+    std::vector<std::int64_t> begin(shape.size(), 0);
+    for (const auto& range : options_.range) {
+      const auto part = part_of_dimension(paths_.front(), first.dimension_names(), range, files_);
+      begin[part.dimension] = part.begin;
+      shape[part.dimension] = part.end - part.begin;
+    }
+    shape_.emplace(options_, std::move(shape), first.dimension_names(), "opening windows of " + first.shown(),
+                   std::move(begin));
     for (const auto& variable : variables_) schema_.push_back(variable.column(*shape_));
     schema_.push_back({origin_name, at::kLong, {std::ssize(shape_->array)}});
     tile_ = choose_tile();
@@ -96,6 +110,7 @@ class WindowSource final : public FileSource {
     ChunkDecoding decoding(options_.cache_bytes);
     const WindowVariable mask(*options_.mask, files_, decoding, &variables_.front());
     left_ = windows_of_mask(mask, options_.mask_share, *shape_, *grid_);
+    std::ranges::copy(decoding.foreign, std::back_inserter(decoding_->foreign));
     if (left_->size() == 0)
       throw Error(ExitCode::data, "opening windows of " + paths_.front(), "the mask leaves no window",
                   "Give another mask or a smaller mask_share");

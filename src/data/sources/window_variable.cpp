@@ -5,6 +5,7 @@
 #include "hdf5/fields.hpp"
 #include "hdf5/file.hpp"
 #include "muster/error.hpp"
+#include "zarr/open_file.hpp"
 
 #include <ATen/core/grad_mode.h>
 
@@ -45,7 +46,7 @@ WindowVariable::WindowVariable(const std::string& path, OpenFiles& files, ChunkD
   name_ = place.group.substr(place.group.rfind('/') + 1);
   auto file = std::ranges::find(files, place.path, &OpenFile::path);
   if (file == files.end()) {
-    files.push_back({place.path, hdf5::open_file(place.path), open_for_pieces(place.path)});
+    files.push_back({place.path, zarr::open_file(place.path), open_for_pieces(zarr::main_file(place.path))});
     file = files.end() - 1;
   }
   file_ = &*file;
@@ -134,7 +135,7 @@ Box WindowVariable::box_of(const std::vector<std::int64_t>& window, const Window
   Box box;
   for (std::size_t d = 0; d < dimensions_.size(); ++d) {
     const auto of = dimensions_[d];
-    const auto begin = window[of] * shape.stride[of] - shape.margin[of];
+    const auto begin = shape.origin(of, window[of]) - shape.margin[of];
     box.begin.push_back(std::max<std::int64_t>(0, begin));
     box.size.push_back(std::min(array().shape[d], begin + shape.extent(of)) - box.begin.back());
   }
@@ -180,7 +181,7 @@ void WindowVariable::pad(at::Tensor window, const Box& box, const std::vector<st
   auto read = window, place = window;
   for (std::size_t d = 0; d < dimensions_.size(); ++d) {
     const auto of = dimensions_[d];
-    const auto before = box.begin[d] - (coordinates[of] * shape.stride[of] - shape.margin[of]);
+    const auto before = box.begin[d] - (shape.origin(of, coordinates[of]) - shape.margin[of]);
     read = read.narrow(static_cast<std::int64_t>(d), 0, box.size[d]);
     place = place.narrow(static_cast<std::int64_t>(d), before, box.size[d]);
   }

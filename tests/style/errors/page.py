@@ -50,7 +50,7 @@ doctor`](installing.md#would-it-run-here) looks for the cause on one node or on 
 TOPICS = (
     ("Starting a program", ("src/launch/", "src/run/resolve.cpp", "src/run/device.cpp", "src/trainer/trainer.cpp", "src/base/log.cpp")),
     ("The run's folder", ("src/run/", "src/trainer/", "src/base/option_json.hpp")),
-    ("Reading data", ("src/data/", "src/hdf5/", "src/run/same_data.cpp", "src/base/number.hpp")),
+    ("Reading data", ("src/data/", "src/hdf5/", "src/zarr/", "src/base/zip.cpp", "src/run/same_data.cpp", "src/base/number.hpp")),
     ("Batches and passes over the data", ("src/data/passes/", "src/step/", "include/muster/detail/data_loader.hpp")),
     ("Preprocessors", ("src/data/preprocess/", "src/augmentation/", "src/session/session_data.cpp")),
     ("Models and gradients", ("src/gradients/", "src/parallel/", "src/recomputation/")),

@@ -1,0 +1,47 @@
+// Chunks that HDF5 does not read. Data of another format are described by an HDF5 file in memory, so that all code for
+// types, attributes and dimensions serves both; the chunks of its datasets lie elsewhere.
+#pragma once
+
+#include "base/export.hpp"
+#include "hdf5/handle.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace muster::detail::hdf5 {
+
+/// The chunks of one dataset, numbered as by ChunkIndex. Thread-safe; needs no lock of HDF5.
+class ForeignChunks {
+ public:
+  virtual ~ForeignChunks() = default;
+  /// Decodes a chunk into memory of the size of a whole one. A chunk that is not there has the fill value. Throws an
+  /// Error with ExitCode::data if it is damaged, or ExitCode::retry if the disk could not be read.
+  virtual void read(std::int64_t number, std::span<std::byte> into) const = 0;
+  /// Has the system begin to read the chunk. Does nothing if that fails.
+  virtual void will_read(std::int64_t number) const noexcept = 0;
+  /// The codecs, for people: "blosc lz4".
+  virtual const std::string& codecs() const noexcept = 0;
+
+  /// What is stored: of all chunks, or an estimate by about `most` of them at fixed places.
+  struct Stored {
+    std::uint64_t bytes = 0;
+    bool is_whole = true;        ///< no chunk is missing
+    std::uint32_t checksum = 0;  ///< of the metadata and of the sizes of these chunks
+  };
+  virtual Stored stored(std::int64_t most) const = 0;
+};
+
+class ForeignStore {
+ public:
+  virtual ~ForeignStore() = default;
+  /// The chunks of the dataset at `path` in the file. Throws an Error if it cannot be read.
+  virtual std::shared_ptr<const ForeignChunks> chunks(const std::string& path) const = 0;
+};
+
+/// The chunks of a dataset; null if HDF5 has them.
+MUSTER_INTERNAL_API std::shared_ptr<const ForeignChunks> foreign_chunks(hid_t dataset);
+
+}  // namespace muster::detail::hdf5

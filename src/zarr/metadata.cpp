@@ -1,0 +1,221 @@
+#include "zarr/metadata.hpp"
+
+#include "base/json.hpp"
+#include "base/number.hpp"
+#include "base/text.hpp"
+#include "hdf5/dimensions.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+namespace muster::detail::zarr {
+namespace {
+
+constexpr const char* remedy = "Correct its metadata, or write it again";
+
+[[noreturn]] void refuse(const std::string& doing, const std::string& fact, const std::string& what = remedy) {
+  throw Error(ExitCode::data, doing, fact, what);
+}
+
+/// Python writes NaN and Infinity into JSON, which has no such numbers: makes texts of them.
+std::string with_quoted_numbers(std::string_view text) {
+  constexpr std::string_view words[] = {"NaN", "Infinity", "-Infinity"};
+  std::string quoted;
+  bool is_in_text = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto word = std::ranges::find_if(words, [&](auto each) { return text.substr(i).starts_with(each); });
+    if (!is_in_text && word != std::end(words)) {
+      quoted.append("\"").append(*word).append("\"");
+      i += word->size() - 1;
+      continue;
+    }
+    if (text[i] == '"') is_in_text = !is_in_text;
+    quoted += text[i];
+    if (is_in_text && text[i] == '\\' && i + 1 < text.size()) quoted += text[++i];
+  }
+  return quoted;
+}
+
+std::optional<Json> read_document(const StoreFiles& files, const std::string& name, const std::string& doing,
+                                  std::string& all) {
+  const auto text = files.text_of(name);
+  if (!text) return {};
+  all += *text;
+  auto json = parse_json(with_quoted_numbers(*text), doing);
+  if (!json.is_object()) refuse(doing, name + " is no JSON object");
+  return json;
+}
+
+std::vector<std::int64_t> sizes_of(const Json& list, std::int64_t least, const std::string& doing, const char* what) {
+  std::vector<std::int64_t> sizes;
+  for (const auto& size : list) {
+    if (!list.is_array() || !size.is_number_integer() || size < least ||
+        (size.is_number_unsigned() && size.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()))
+      refuse(doing, str(what, " is ", json_text_lossy(list)));
+    sizes.push_back(size.get<std::int64_t>());
+  }
+  return sizes;
+}
+
+const std::string& name_of(const Json& extension) {
+  return (extension.is_string() ? extension : extension.at("name")).get_ref<const std::string&>();
+}
+
+/// The number that xarray has made a text of: the 8 bytes of a double, the lowest first, in base 64. The text itself if
+/// it is another one.
+Json decoded_number(const Json& value) {
+  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  if (!value.is_string()) return value;
+  const auto text = value.get<std::string>();
+  if (text.size() != 12 || !text.ends_with('=')) return value;
+  std::array<std::uint8_t, 9> bytes{};
+  for (std::size_t i = 0; i < 11; ++i) {
+    const auto digit = digits.find(text[i]);
+    if (digit == digits.npos) return value;
+    for (std::size_t bit = 0; bit < 6; ++bit)
+      if ((digit >> (5 - bit) & 1) != 0)
+        bytes[(6 * i + bit) / 8] |= static_cast<std::uint8_t>(0x80 >> (6 * i + bit) % 8);
+  }
+  std::uint64_t bits = 0;
+  for (std::size_t i = 8; i-- > 0;) bits = bits << 8 | bytes[i];
+  return std::bit_cast<double>(bits);
+}
+
+}  // namespace
+
+std::optional<Node> read_node(const StoreFiles& files, const std::string& folder, const std::string& doing) {
+  Node node;
+  if (auto document = read_document(files, folder + "zarr.json", doing, node.text)) {
+    node.document = std::move(*document);
+    const auto kind = node.document.value("node_type", Json());
+    node.is_array = kind == "array";
+    if (node.document.value("zarr_format", Json()) != 3 || (!node.is_array && kind != "group"))
+      refuse(doing, folder + "zarr.json describes no array or group of version 3");
+    node.attributes = node.document.value("attributes", Json::object());
+    return node;
+  }
+  node.version = 2;
+  auto array = read_document(files, folder + ".zarray", doing, node.text);
+  node.is_array = array.has_value();
+  if (!array) array = read_document(files, folder + ".zgroup", doing, node.text);
+  if (!array) return {};
+  node.document = std::move(*array);
+  if (node.document.value("zarr_format", Json()) != 2) refuse(doing, "its zarr_format is not 2");
+  node.attributes = read_document(files, folder + ".zattrs", doing, node.text).value_or(Json::object());
+  return node;
+}
+
+ArrayMetadata::ArrayMetadata(const Node& node, const std::string& doing) try : attributes(node.attributes) {
+  if (!attributes.is_object()) attributes = Json::object();
+  shape = sizes_of(node.document.at("shape"), 0, doing, "its shape");
+  if (node.version == 2)
+    read_version_2(node, doing);
+  else
+    read_version_3(node.document, doing);
+  if (dimensions.size() != shape.size()) dimensions.clear();
+  if (const auto missing = attributes.find("_FillValue"); missing != attributes.end())
+    *missing = decoded_number(*missing);
+} catch (const Json::exception& error) {
+  refuse(doing, str("its metadata are not as Zarr's specification says (", error.what(), ")"));
+}
+
+void ArrayMetadata::read_version_2(const Node& node, const std::string& doing) {
+  const auto& document = node.document;
+  type = number_type(document.at("dtype"), doing);
+  const auto fill = document.value("fill_value", Json());
+  fill_value = value_bytes(type, fill, doing);
+  separator_ = document.value("dimension_separator", ".");
+  chunk = sizes_of(document.at("chunks"), 1, doing, "the shape of its chunks");
+  check_shapes(doing);
+  if (!shape.empty()) codecs = CodecChain::of_version_2(document, type, chunk, doing);
+  const auto names = attributes.find(hdf5::array_dimensions);
+  if (names == attributes.end() || !names->is_array()) return;
+  for (const auto& name : *names) dimensions.push_back(name.is_string() ? name.get<std::string>() : "");
+  // xarray writes the value that marks missing ones there. Where another program has written, it is only the value of
+  // missing chunks, mostly 0.
+  if (!fill.is_null() && !attributes.contains("_FillValue")) attributes["_FillValue"] = fill;
+}
+
+void ArrayMetadata::read_version_3(const Json& document, const std::string& doing) {
+  constexpr std::string_view known[] = {
+      "zarr_format", "node_type", "shape",      "data_type",       "chunk_grid",           "chunk_key_encoding",
+      "fill_value",  "codecs",    "attributes", "dimension_names", "storage_transformers", "consolidated_metadata"};
+  for (const auto& [name, value] : document.items())
+    if (std::ranges::find(known, name) == std::end(known) &&
+        !(value.is_object() && value.value("must_understand", true) == false))
+      refuse(doing, "it needs the extension " + name + ", which muster does not know", "Write it without");
+  type = number_type(document.at("data_type"), doing);
+  fill_value = value_bytes(type, document.at("fill_value"), doing);
+  if (const auto more = document.find("storage_transformers"); more != document.end() && !more->empty())
+    refuse(doing, "it has storage transformers, which muster does not know", "Write it without");
+  const auto& grid = document.at("chunk_grid");
+  if (name_of(grid) != "regular")
+    refuse(doing, "its chunks lie in a grid that muster does not know (" + name_of(grid) + ")",
+           "Write it with chunks of one shape");
+  chunk = sizes_of(grid.at("configuration").at("chunk_shape"), 1, doing, "the shape of its chunks");
+  const auto& keys = document.at("chunk_key_encoding");
+  const bool is_default = name_of(keys) == "default";
+  if (!is_default && name_of(keys) != "v2")
+    refuse(doing, "its chunks have names that muster does not know (" + name_of(keys) + ")",
+           "Write it with chunk keys \"default\" or \"v2\"");
+  const auto options = keys.is_object() ? keys.value("configuration", Json::object()) : Json::object();
+  separator_ = options.value("separator", is_default ? "/" : ".");
+  if (is_default) key_prefix_ = "c";
+  check_shapes(doing);
+  if (const auto names = document.find("dimension_names"); names != document.end() && names->is_array())
+    for (const auto& name : *names) dimensions.push_back(name.is_string() ? name.get<std::string>() : "");
+  if (!shape.empty()) read_codecs(document.at("codecs"), doing);
+}
+
+/// Shards hold chunks with codecs of their own, and an index of them.
+void ArrayMetadata::read_codecs(const Json& list, const std::string& doing) {
+  const auto is_shards = [](const Json& codec) { return name_of(codec) == "sharding_indexed"; };
+  if (std::ranges::none_of(list, is_shards)) {
+    codecs.emplace(list, type, chunk, doing);
+    return;
+  }
+  const auto refuse_shards = [&](const std::string& fact) {
+    refuse(doing, "it has shards " + fact, "Write it with shards whose chunks have the other codecs");
+  };
+  if (list.size() != 1) refuse_shards("that have codecs themselves");
+  const auto& options = list.front().at("configuration");
+  shard = std::exchange(chunk, sizes_of(options.at("chunk_shape"), 1, doing, "the shape of its chunks"));
+  check_shapes(doing);
+  for (std::size_t d = 0; d < chunk.size(); ++d)
+    if (shard[d] % chunk[d] != 0) refuse_shards("that are no multiple of its chunks");
+  const auto location = options.value("index_location", "end");
+  if (location != "end" && location != "start") refuse_shards("whose index lies at \"" + location + "\"");
+  index_is_at_end = location == "end";
+  for (const auto& codec : options.at("index_codecs")) {
+    const bool is_bytes = name_of(codec) == "bytes" && codec.at("configuration").at("endian") == "little";
+    if (!is_bytes && name_of(codec) != "crc32c") refuse_shards("whose index has the codec " + json_text_lossy(codec));
+    index_has_checksum = index_has_checksum || name_of(codec) == "crc32c";
+  }
+  if (std::ranges::any_of(options.at("codecs"), is_shards)) refuse_shards("inside of shards");
+  codecs.emplace(options.at("codecs"), type, chunk, doing);
+}
+
+void ArrayMetadata::check_shapes(const std::string& doing) const {
+  constexpr std::size_t most_dimensions = 32;
+  if (chunk.size() != shape.size())
+    refuse(doing, str("its chunks have ", chunk.size(), " dimensions, its values ", shape.size()));
+  if (shape.size() > most_dimensions) refuse(doing, str("it has ", shape.size(), " dimensions; the most are 32"));
+  if (separator_ != "/" && separator_ != ".") refuse(doing, "its chunk keys have the separator \"" + separator_ + "\"");
+  auto bytes = static_cast<std::int64_t>(type.bytes);
+  for (const auto size : chunk) bytes = checked_product(bytes, size, doing, "the shape of its chunks");
+}
+
+std::string ArrayMetadata::key(const std::vector<std::int64_t>& coordinates) const {
+  auto key = key_prefix_;
+  for (const auto at : coordinates) {
+    if (!key.empty()) key += separator_;
+    key += std::to_string(at);
+  }
+  return key;
+}
+
+}  // namespace muster::detail::zarr

@@ -1,0 +1,246 @@
+#include "zarr/open_file.hpp"
+
+#include "base/file.hpp"
+#include "base/text.hpp"
+#include "hdf5/dimensions.hpp"
+#include "hdf5/file.hpp"
+#include "hdf5/file_storage.hpp"
+#include "hdf5/foreign_chunks.hpp"
+#include "zarr/chunks.hpp"
+#include "zarr/metadata.hpp"
+#include "zarr/store_files.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace muster::detail::zarr {
+namespace {
+
+constexpr const char* root_documents[] = {"zarr.json", ".zgroup", ".zarray"};
+
+/// The arrays of a store, by their paths in the HDF5 file that describes it.
+class Store final : public hdf5::ForeignStore {
+ public:
+  std::shared_ptr<const hdf5::ForeignChunks> chunks(const std::string& path) const override {
+    if (const auto found = refused.find(path); found != refused.end()) throw Error(found->second);
+    const auto found = arrays.find(path);
+    return found == arrays.end() ? nullptr : found->second;
+  }
+
+  std::map<std::string, std::shared_ptr<const Chunks>> arrays;
+  std::map<std::string, Error> refused;
+};
+
+/// Writes the HDF5 file that describes a store.
+class Description {
+ public:
+  explicit Description(const std::filesystem::path& path)
+      : path_(path.string()), doing_("opening " + path_), files_(open_store_files(path)) {}
+
+  hdf5::Handle write() {
+    const std::filesystem::path path(path_);
+    const auto root = read_node(*files_, "", doing_);
+    if (!root)
+      throw Error(ExitCode::data, doing_, "it holds no Zarr store: there is no zarr.json, .zgroup or .zarray",
+                  "Name a store, with its metadata at the top of the folder or the archive");
+    const auto storage = std::make_shared<hdf5::FileStorage>();
+    storage->foreign = store_;
+    auto file = hdf5::create_file(storage, 1, "a description of " + path_);
+    if (root->is_array)
+      add_array(file.get(), "", (path_.ends_with('/') ? path.parent_path() : path).stem().string(), *root);
+    else
+      add_members(file.get(), "");
+    return file;
+  }
+
+ private:
+  std::int64_t check(std::int64_t status) const { return hdf5::check(status, doing_, ExitCode::retry); }
+
+  /// Adds the nodes in `folder`, which is empty or ends with a slash, to the group.
+  void add_members(hid_t group, const std::string& folder) {
+    for (const auto& [name, is_link] : files_->list(folder)) {
+      const auto inside = folder + name + "/";
+      try {
+        if (is_link)
+          throw Error(ExitCode::data, "reading " + path_ + ":/" + folder + name,
+                      "it is a link; links in a store are not followed", "Put the data themselves there");
+        const auto node = read_node(*files_, inside, "reading " + path_ + ":/" + folder + name);
+        if (!node) continue;
+        if (node->is_array) {
+          add_array(group, inside, name, *node);
+        } else {
+          const hdf5::Handle made(check(H5Gcreate2(group, name.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT)),
+                                  H5Gclose);
+          add_members(made.get(), inside);
+        }
+      } catch (const Error& error) {
+        refuse(group, "/" + folder + name, name, error);
+      }
+    }
+  }
+
+  /// Adds a dataset that stands for an array that cannot be read.
+  void refuse(hid_t group, const std::string& path, const std::string& name, const Error& error) {
+    if (check(H5Lexists(group, name.c_str(), H5P_DEFAULT)) == 0) {
+      const auto space = hdf5::make_space({1}, doing_);
+      const hdf5::Handle dataset(
+          check(H5Dcreate2(group, name.c_str(), H5T_NATIVE_UINT8, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT)),
+          H5Dclose);
+    }
+    store_->refused.emplace(path, error);
+  }
+
+  void add_array(hid_t group, const std::string& folder, const std::string& name, const Node& node) {
+    // An array at the root has no name in the store.
+    const auto path = "/" + (folder.empty() ? name : folder.substr(0, folder.size() - 1));
+    const auto shown = path_ + ":" + path;
+    try {
+      ArrayMetadata metadata(node, "reading " + shown);
+      const auto dataset = make_dataset(group, name, metadata, "reading " + shown);
+      write_attributes(dataset.get(), metadata, "reading " + shown);
+      if (!metadata.shape.empty())
+        store_->arrays.emplace(path,
+                               std::make_shared<const Chunks>(files_, folder, std::move(metadata), shown, node.text));
+    } catch (const Error& error) {
+      refuse(group, path, name, error);
+    }
+  }
+
+  hdf5::Handle make_dataset(hid_t group, const std::string& name, const ArrayMetadata& metadata,
+                            const std::string& doing) const {
+    const std::vector<hsize_t> shape(metadata.shape.begin(), metadata.shape.end()),
+        chunk(metadata.chunk.begin(), metadata.chunk.end()), most(shape.size(), H5S_UNLIMITED);
+    const auto creation = hdf5::make_properties(H5P_DATASET_CREATE, doing_);
+    auto space = hdf5::make_space({}, doing_);
+    if (!shape.empty()) {
+      auto bytes = metadata.type.bytes;
+      constexpr std::size_t most_bytes = std::numeric_limits<std::uint32_t>::max();
+      for (const auto size : chunk) bytes *= size;
+      if (bytes > most_bytes || std::ranges::max(chunk) > most_bytes)
+        throw Error(ExitCode::data, doing, str("a chunk has ", bytes, " bytes; the most are 4 GB"),
+                    "Write it with smaller chunks, or in shards");
+      check(H5Pset_chunk(creation.get(), static_cast<int>(chunk.size()), chunk.data()));
+      space = {check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), most.data())), H5Sclose};
+    }
+    const auto type = metadata.type.hdf5_type();
+    return {check(H5Dcreate2(group, name.c_str(), type.get(), space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT)),
+            H5Dclose};
+  }
+
+  void write_attributes(hid_t dataset, const ArrayMetadata& metadata, const std::string& doing) const {
+    // Those by which HDF5 and NetCDF name dimensions mean nothing in a store.
+    constexpr std::string_view others[] = {"CLASS",
+                                           "NAME",
+                                           "DIMENSION_LIST",
+                                           "REFERENCE_LIST",
+                                           "_Netcdf4Dimid",
+                                           "_Netcdf4Coordinates",
+                                           hdf5::array_dimensions};
+    for (const auto& [name, value] : metadata.attributes.items()) {
+      if (name == "_FillValue")  // which NetCDF wants to have the type of the values
+        write_values(dataset, name, metadata.type.hdf5_type().get(), {},
+                     value_bytes(metadata.type, value, doing).data());
+      else if (std::ranges::find(others, name) == std::end(others))
+        write_attribute(dataset, name, value);
+    }
+    if (metadata.dimensions.empty()) return;
+    write_attribute(dataset, hdf5::array_dimensions, Json(metadata.dimensions));
+    const auto name = hdf5::Scale{hdf5::path_of(dataset)}.name();
+    if (metadata.dimensions != std::vector{name}) return;
+    write_attribute(dataset, "CLASS", "DIMENSION_SCALE");
+    write_attribute(dataset, "NAME", name);
+  }
+
+  void write_values(hid_t dataset, const std::string& name, hid_t type, const std::vector<std::int64_t>& shape,
+                    const void* values) const {
+    const auto space = hdf5::make_space(shape, doing_);
+    const hdf5::Handle made(check(H5Acreate2(dataset, name.c_str(), type, space.get(), H5P_DEFAULT, H5P_DEFAULT)),
+                            H5Aclose);
+    check(H5Awrite(made.get(), type, values));
+  }
+
+  /// An attribute of a number, a text, or a list of one of these. Others are left out.
+  void write_attribute(hid_t dataset, const std::string& name, const Json& value) const {
+    constexpr std::size_t most_bytes = 60'000;  // HDF5 keeps larger ones in another way
+    const Json list = value.is_array() ? value : Json::array({value});
+    const auto are = [&](auto kind) {
+      return std::ranges::all_of(list, [&](const Json& each) { return (each.*kind)(); });
+    };
+    if (list.empty() || name.empty() || name.find('\0') != name.npos || check(H5Aexists(dataset, name.c_str())) > 0)
+      return;
+    std::vector<std::int64_t> shape;
+    if (value.is_array()) shape.push_back(std::ssize(list));
+    const auto write = [&](hid_t type, const void* values) { write_values(dataset, name, type, shape, values); };
+    if (are(&Json::is_string)) {
+      std::size_t width = 1;
+      for (const auto& text : list) width = std::max(width, text.get_ref<const std::string&>().size() + 1);
+      if (width > most_bytes / list.size()) return;
+      std::string texts(width * list.size(), '\0');
+      for (std::size_t i = 0; i < list.size(); ++i)
+        texts.replace(i * width, list[i].get_ref<const std::string&>().size(), list[i].get_ref<const std::string&>());
+      const hdf5::Handle type(check(H5Tcopy(H5T_C_S1)), H5Tclose);
+      check(H5Tset_size(type.get(), width));
+      check(H5Tset_cset(type.get(), H5T_CSET_UTF8));
+      write(type.get(), texts.data());
+    } else if (list.size() > most_bytes / sizeof(double)) {
+      return;
+    } else if (are(&Json::is_number_unsigned) || are(&Json::is_number_integer)) {
+      const bool is_unsigned = are(&Json::is_number_unsigned) && std::ranges::any_of(list, [](const Json& each) {
+                                 return !std::in_range<std::int64_t>(each.get<std::uint64_t>());
+                               });
+      std::vector<std::uint64_t> numbers;
+      for (const auto& each : list)
+        numbers.push_back(is_unsigned ? each.get<std::uint64_t>()
+                                      : static_cast<std::uint64_t>(each.get<std::int64_t>()));
+      write(is_unsigned ? H5T_NATIVE_UINT64 : H5T_NATIVE_INT64, numbers.data());
+    } else if (are(&Json::is_number)) {
+      write(H5T_NATIVE_DOUBLE, list.get<std::vector<double>>().data());
+    }
+  }
+
+  const std::string path_, doing_;
+  const std::shared_ptr<const StoreFiles> files_;
+  const std::shared_ptr<Store> store_ = std::make_shared<Store>();
+};
+
+bool is_zip(const std::filesystem::path& path) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none)) return false;
+  const File file(path, File::Mode::read);
+  std::array<char, 4> begin{};
+  if (file.size() < begin.size()) return false;
+  file.read_at(std::as_writable_bytes(std::span(begin)), 0);
+  return std::string_view(begin.data(), begin.size()) == "PK\3\4";
+}
+
+}  // namespace
+
+bool is_store(const std::filesystem::path& path) {
+  std::error_code none;
+  if (!std::filesystem::is_directory(path, none)) return is_zip(path);
+  return std::ranges::any_of(root_documents,
+                             [&](const char* name) { return std::filesystem::exists(path / name, none); });
+}
+
+hdf5::Handle open_file(const std::filesystem::path& path) {
+  const hdf5::Lock lock;
+  return is_store(path) ? Description(path).write() : hdf5::open_file(path);
+}
+
+std::filesystem::path main_file(const std::filesystem::path& path) {
+  std::error_code none;
+  if (!std::filesystem::is_directory(path, none)) return path;
+  for (const auto* name : root_documents)
+    if (std::filesystem::exists(path / name, none)) return path / name;
+  return path;
+}
+
+}  // namespace muster::detail::zarr
