@@ -3,6 +3,7 @@
 #include "base/number.hpp"
 #include "base/printable.hpp"
 #include "base/temporary.hpp"
+#include "base/text.hpp"
 #include "base/thread_pool.hpp"
 #include "muster/error.hpp"
 #include "support/failing_memory.hpp"
@@ -55,6 +56,22 @@ TEST(Error, SaysWhatFactRemedy) {
   EXPECT_STREQ(error.what(), "opening a.h5: there is no such file. Check the path");
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_STREQ(Error(ExitCode::data, "a", "b").what(), "a: b");
+}
+
+TEST(Text, PiecesOfEachTypeAreAsBefore) {
+  const char buffer[8] = "buffer";
+  EXPECT_EQ(
+      detail::str("x", 'y', std::string("z"), std::string_view("view!", 4), buffer, std::filesystem::path("/a/b")),
+      "xyzviewbuffer/a/b");
+  EXPECT_EQ(detail::str(1, -2L, 3ULL, static_cast<unsigned char>(65), " ", 0.5, std::atomic<int>(7)),
+            "1-2365 0.5000007");
+  EXPECT_EQ(detail::str(1e300), std::to_string(1e300));
+  EXPECT_EQ(detail::counted(1, "rank") + ", " + detail::counted(0U, "rank"), "1 rank, 0 ranks");
+}
+
+TEST(Text, FormattedIsAsPrintf) {
+  EXPECT_EQ(detail::formatted("%05d %.3g %s%%", 42, 0.12345, "of"), "00042 0.123 of%");
+  EXPECT_EQ(detail::formatted("%200d", 1), std::string(127, ' '));  // too long for it: cut off
 }
 
 TEST(Error, ControlCharactersOfNamesAreEscaped) {
