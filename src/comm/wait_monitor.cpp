@@ -403,6 +403,11 @@ WaitMonitor::Decision WaitMonitor::decide(const WaitedFor& call, std::chrono::na
     decision.fact = call.call_number > 0 ? "all ranks have come, but the call does not finish"
                                          : "no rank that may send is stopped or gone";
   log::write_to_file_only("what the ranks do, as this one sees it:" + seen);
+  // This rank gives up now; those that have begun to wait a little later still ask.
+  for (const auto end = std::chrono::steady_clock::now() + answer_timeout;
+       has_remote_ranks() && !thread_answers() && std::chrono::steady_clock::now() < end;
+       std::this_thread::sleep_for(1ms))
+    answer_in_wait();
   return decision;
 }
 
