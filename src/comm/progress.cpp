@@ -60,12 +60,16 @@ class Rest {
       std::this_thread::sleep_for(longest);
     else if (computes_ || !has_core_per_rank)
       std::this_thread::sleep_for(nap);
-    else
+    else if (now - yielded_ < 40us)
+      pause();
+    else {
       std::this_thread::yield();
+      yielded_ = Clock::now();
+    }
   }
 
  private:
-  Clock::time_point begun_{}, looked_{};
+  Clock::time_point begun_{}, looked_{}, yielded_{};
   std::chrono::nanoseconds cpu_{};
   clockid_t owner_{};
   bool computes_ = true;

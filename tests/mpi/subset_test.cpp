@@ -59,8 +59,7 @@ TEST(Subset, ReusesCommunicators) {
 
 TEST(Subset, RefusesListsThatNoRankCanUse) {
   const int other = rank() == 0 ? 1 : 0;
-  for (const auto& ranks : {std::vector<int>{}, {other}, {rank(), rank()}, {rank(), size()}, {-1, rank()}})
-    try {
+  for (const auto& ranks : {std::vector<int>{}, {other}, {rank(), rank()}, {rank(), size()}, {-1, rank()}}) try {
       make_subset(world(), ranks);
       ADD_FAILURE() << "it is made";
     } catch (const Error& error) {

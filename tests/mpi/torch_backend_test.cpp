@@ -220,7 +220,8 @@ TEST(Group, RefusesSparseTensorsThatDoNotFit) {
   EXPECT_TRUE(
       contains(error_of([&] { group().allreduce(tensors, {.reduceOp = ReduceOp::MAX}); }), "no such reduction"));
   Tensors dense{at::ones({3})};
-  EXPECT_TRUE(contains(error_of([&] { backend().allreduce_sparse(dense); }), "the tensor is not sparse in coordinates"));
+  EXPECT_TRUE(
+      contains(error_of([&] { backend().allreduce_sparse(dense); }), "the tensor is not sparse in coordinates"));
   if (size() == 1) return;
   Tensors other{at::eye(rank() == 0 ? 3 : 4).to_sparse()};
   EXPECT_TRUE(contains(error_of([&] { group().allreduce(other)->wait(); }), "differ from this rank's"));
