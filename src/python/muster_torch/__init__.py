@@ -9,6 +9,7 @@ by whoever has initialised it, so mpi4py may be imported before or after.
 """
 
 import atexit
+import collections
 import multiprocessing
 import os
 import shutil
@@ -33,10 +34,10 @@ _LOCAL_RANK_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RAN
                          "PALS_LOCAL_RANKID", "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID")
 
 _process = os.getpid()
-_worlds = []  # those of from_mpi(), and that of all ranks where it was needed
+_worlds = []  # those of from_mpi()
 _all_ranks = None
 _default = None  # the world of the default group
-_num_groups = 0  # default groups so far
+_num_groups = collections.Counter()  # default groups so far in each world
 
 
 def _start_mpi():
@@ -85,15 +86,15 @@ def _remove(folder, store, size):
 
 def _rendezvous(url, timeout=dist.default_pg_timeout, **_):
     """The handler of muster://, which gives all ranks of MPI, and of from_mpi()'s muster://N."""
-    global _default, _num_groups
+    global _default
     parts = urlsplit(url)
     _default = _worlds[int(parts.netloc)] if parts.netloc else _world_of_all_ranks(timeout)
     asked = dict(parse_qsl(parts.query))
     for name, own in (("rank", _default.rank), ("world_size", _default.size)):
         if int(asked.get(name, own)) != own:
             raise ValueError(f"starting the process group: {name} is {asked[name]}, and MPI says {own}. Leave it out")
-    _num_groups += 1
-    yield dist.PrefixStore(f"muster {_num_groups}", _make_store(_default, timeout)), _default.rank, _default.size
+    _num_groups[_default] += 1
+    yield dist.PrefixStore(f"muster {_num_groups[_default]}", _make_store(_default, timeout)), _default.rank, _default.size
     raise RuntimeError("muster:// has one rendezvous for each init_process_group(). Call that again")
 
 
