@@ -243,7 +243,7 @@ struct MapOptions {
 /// each rank has its own copy. The values are the same either way.
 class MUSTER_API Dataset {
  public:
-  /// "FILE.h5" or "FILE.h5:/group".
+  /// "FILE.h5" or "FILE.h5:/group"; or a Zarr store, "STORE.zarr[:/group]", see from_hdf5().
   Dataset(const char* path);
   Dataset(const std::string& path);
   Dataset(const std::filesystem::path& path);
@@ -260,10 +260,15 @@ class MUSTER_API Dataset {
   /// that is no number is an Error. Signed integers with the attribute _Unsigned = "true" are read as unsigned ones,
   /// and unsigned ones with "false" as signed. A virtual dataset is read through HDF5, slower than its files as one
   /// dataset. Its sources lie in the same folder.
+  ///
+  /// A path may also name a Zarr store, a folder or a zip archive, of version 2 or 3. Its arrays are read as columns in
+  /// compressed chunks, with the same attributes. A missing chunk has the fill value. An Error (ExitCode::data) names a
+  /// codec that is not known here, and what a column of strings, dates, objects or compound values holds. Links inside
+  /// of a store are refused. docs/data.md lists the codecs.
   static Dataset from_hdf5(std::vector<std::string> paths, DatasetOptions options = {});
-  /// Windows of arrays: time series, patches of images, volumes. Each variable, "FILE:/NAME", makes a column of its
-  /// name and of the window's shape, margins included, converted as in from_hdf5(). The column "origin", int64
-  /// [dimensions], has the place of the window's first value, margins apart.
+  /// Windows of arrays: time series, patches of images, volumes. Each variable, "FILE:/NAME", where FILE may be a Zarr
+  /// store, makes a column of its name and of the window's shape, margins included, converted as in from_hdf5(). The
+  /// column "origin", int64 [dimensions], has the place of the window's first value, margins apart.
   ///
   ///   auto weather = muster::Dataset::windows({"era5.nc:/t2m", "era5.nc:/u10", "era5.nc:/orography"},
   ///                                           {.size = {12, 64, 64}, .stride = {6, 32, 32}});

@@ -62,7 +62,8 @@ void read_all() {
         std::vector<std::int64_t> samples(static_cast<std::size_t>(std::min(few, dataset.count())));
         std::iota(samples.begin(), samples.end(), 0);
         double values = static_cast<double>(samples.size());
-        for (const auto size : dataset.schema().front().shape) values *= static_cast<double>(size);
+        const auto schema = dataset.schema();
+        for (const auto size : schema.front().shape) values *= static_cast<double>(size);
         if (values < 1e6) dataset.read(samples);
       }
       std::cout << "read\n";

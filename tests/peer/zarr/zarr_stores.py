@@ -1,7 +1,9 @@
 """zarr_stores.py ZARR_PEER MUSTER [DAMAGED]: stores that zarr and xarray write, in random forms, and what ZARR_PEER
-(zarr.cpp) reads of them; and DAMAGED damaged ones (400 unless given), which must end in an error that names the store.
+(zarr.cpp) reads of them; and DAMAGED damaged ones (100 unless given), which must end in an error that names the store.
 Ends with 77 where Python has no zarr with xarray."""
 
+import ctypes
+import ctypes.util
 import itertools
 import json
 import pathlib
@@ -27,7 +29,7 @@ except ImportError:
 warnings.simplefilter("ignore")
 
 PEER, MUSTER = sys.argv[1:3]
-DAMAGED = int(sys.argv[3]) if len(sys.argv) > 3 else 400
+DAMAGED = int(sys.argv[3]) if len(sys.argv) > 3 else 100
 TYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 # What a tensor makes of a type; the others stay.
 TENSORS = {"u2": "i4", "u4": "i8", "u8": "i8"}
@@ -217,6 +219,24 @@ def check_types_and_links(folder):
     print("refused types, links and missing chunks")
 
 
+def check_snappy(folder):
+    """numcodecs has no snappy; the blosc library that muster uses may have it."""
+    name = ctypes.util.find_library("blosc")
+    values = numpy.arange(3000, dtype="i4")
+    packed = ctypes.create_string_buffer(values.nbytes + 16)
+    size = name and ctypes.CDLL(name).blosc_compress_ctx(
+        5, 1, ctypes.c_size_t(4), ctypes.c_size_t(values.nbytes), values.ctypes.data_as(ctypes.c_void_p), packed,
+        ctypes.c_size_t(len(packed)), b"snappy", ctypes.c_size_t(0), 1)
+    if not size or size < 0:
+        return
+    zarr.create_array(folder / "x.zarr", shape=values.shape, chunks=values.shape, dtype="i4",
+                      compressors=[BloscCodec(cname="snappy")])
+    (folder / "x.zarr/c").mkdir()
+    (folder / "x.zarr/c/0").write_bytes(packed.raw[:size])
+    read_columns({(folder / "x.zarr", "", "x"): values}, folder)
+    print("blosc with snappy")
+
+
 def weather(version):
     """A dataset in the layout of WeatherBench, packed in part."""
     generator = numpy.random.default_rng(1)
@@ -382,8 +402,8 @@ def check_damaged(folder, count):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        for check, arguments in ((check_types_and_links, ()), (check_random_stores, (1,)), (check_xarray, ()),
-                                 (check_damaged, (DAMAGED,))):
+        for check, arguments in ((check_types_and_links, ()), (check_random_stores, (1,)), (check_snappy, ()),
+                                 (check_xarray, ()), (check_damaged, (DAMAGED,))):
             (folder / check.__name__).mkdir()
             check(folder / check.__name__, *arguments)
 
