@@ -211,7 +211,7 @@ class Description {
   const std::shared_ptr<Store> store_ = std::make_shared<Store>();
 };
 
-bool is_zip(const std::filesystem::path& path) {
+bool is_zip(const std::filesystem::path& path) try {
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none)) return false;
   const File file(path, File::Mode::read);
@@ -219,6 +219,8 @@ bool is_zip(const std::filesystem::path& path) {
   if (file.size() < begin.size()) return false;
   file.read_at(std::as_writable_bytes(std::span(begin)), 0);
   return std::string_view(begin.data(), begin.size()) == "PK\3\4";
+} catch (const Error&) {
+  return false;  // opening it as an HDF5 file says what is wrong
 }
 
 }  // namespace
