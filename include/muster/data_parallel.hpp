@@ -13,9 +13,9 @@
 //   }
 //   MPI_Finalize();
 //
-// It is what a session does for its models (Session::prepare_model), and works from MPI_THREAD_SINGLE on. Everything
-// else in the process stays as it is: signal handlers, malloc, the CPUs of threads, torch's seeds and threads, MPI, the
-// process's end. docs/own-loop.md says what that costs.
+// It is what a session does for its models (Session::prepare_model), and works from MPI_THREAD_SINGLE on; NCCL, for
+// models on GPUs, needs MPI_THREAD_MULTIPLE. Everything else in the process stays as it is: signal handlers, malloc,
+// the CPUs of threads, torch's seeds and threads, MPI, the process's end. docs/own-loop.md says what that costs.
 #pragma once
 
 #include <muster/communicator.hpp>
@@ -91,8 +91,9 @@ class MUSTER_API DataParallel {
   /// one is whole and durable; if any rank fails, it stays, and all ranks throw the same Error. Gradients and torch's
   /// random state are not saved. The folder of a run, or a checkpoint, is an Error (ExitCode::usage). Collective.
   void save(const std::filesystem::path& folder, const StateEntries& state);
-  /// Loads what save() has written, at any number of ranks. Returns false if there is none. Throws an Error
-  /// (ExitCode::data) if it is damaged, or if names, shapes or types differ; then nothing was changed. Collective.
+  /// Loads what save() has written, at any number of ranks; entries of per_rank() need the same number. Returns false
+  /// if there is none. Throws an Error (ExitCode::data) if it is damaged, or if names, shapes or types differ; then
+  /// nothing was changed. Collective.
   bool load(const std::filesystem::path& folder, const StateEntries& state);
 
  private:

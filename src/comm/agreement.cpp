@@ -5,6 +5,8 @@
 #include "comm/mpi_call.hpp"
 #include "comm/wait.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -258,6 +260,7 @@ void throw_if_alarm_raised(const Communicator& communicator) {
 
 void raise_alarm(const Communicator& communicator, const Outcome& mine) {
   auto& world = *Channel::of(communicator)->world;
+  if (world.wait_monitor.own_record().process != ::getpid()) return;  // a child of fork(), which must not use MPI
   // All ranks already know the error that an outer attempt has agreed on (`outer`).
   if (mine.kind == Outcome::Kind::failed && !world.outer) world.alarm.raise(mine);
 }

@@ -26,7 +26,7 @@ namespace muster::detail::comm {
 MUSTER_INTERNAL_API Outcome current_outcome(const Communicator& world);
 
 /// If this rank has failed, tells all other ranks of the world, whose waits throw RemoteError from then on. Returns at
-/// once; a second call before agree() does nothing.
+/// once; a second call before agree() does nothing, and so does a call in a child of fork().
 MUSTER_INTERNAL_API void raise_alarm(const Communicator& communicator, const Outcome& mine);
 
 /// Throws RemoteError if another rank of the world has raised an alarm, as every wait on a communicator does.

@@ -274,10 +274,11 @@ std::chrono::milliseconds Channel::past_timeout(const RecordedCall& recorded_cal
         ExitCode::retry, doing, fact,
         "A rank is stuck, lost or in another collective; the timeout of the group or of the call sets the limit" +
             decision.details);
-  throw WaitTimeout(ExitCode::retry, doing, fact,
-                    "A rank is stuck, lost or in another collective; --timeout sets the limit, and "
-                    "session.keep_alive() announces work that takes longer" +
-                        decision.details);
+  throw WaitTimeout(
+      ExitCode::retry, doing, fact,
+      "A rank is stuck, lost or in another collective; --timeout or DataParallelOptions::timeout sets the "
+      "limit, and session.keep_alive() announces work that takes longer" +
+          decision.details);
 }
 
 void wait_on(const Communicator& communicator, const std::function<bool()>& ready,

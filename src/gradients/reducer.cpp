@@ -280,10 +280,9 @@ void Reducer::begin_weights() {
   const bool left = batch.given && !goes_on && has_local_gradients_ &&
                     std::ranges::any_of(parameters_, [&](const auto& p) { return p.dense() && holds_any(p); });
   if (left || (goes_on && weights_.given != batch.given.has_value()))
-    throw Error(
-        ExitCode::usage, averaging,
-        "gradients of batches with and without a weight are added up before they are averaged",
-        "Give session.step() a weight for every batch of a step or for none, and call zero_grad() after the step");
+    throw Error(ExitCode::usage, averaging,
+                "gradients of batches with and without a weight are added up before they are averaged",
+                "Give step() a weight for every batch of a step or for none, and call zero_grad() after the step");
   weights_.given = batch.given.has_value();
   if (!goes_on) weights_.sum = 0;
   if (!batch.given) return;
@@ -317,13 +316,13 @@ void Reducer::end_weights() {
       if (p.exchanged()) p.tensor.mutable_grad().reset();
   if (!std::exchange(weights_.warned, true))
     log::warn(
-        "session.step() was given the weight 0 on all ranks, so no gradients are averaged and no optimizer steps with "
+        "step() was given the weight 0 on all ranks, so no gradients are averaged and no optimizer steps with "
         "them. A loss is a mean over nothing; this is said once");
 }
 
 void Reducer::require_weights_alike(Flags flags) const {
   if ((flags & gradients_weighted) != 0 && (flags & gradients_unweighted) != 0)
-    throw Error(ExitCode::usage, averaging, "session.step() was given a weight for some batches of a step only",
+    throw Error(ExitCode::usage, averaging, "step() was given a weight for some batches of a step only",
                 "Give it a weight for every batch and on every rank, 0 where nothing counts");
 }
 

@@ -140,8 +140,8 @@ class Normalise : public autograd::Function<Normalise> {
     const auto ranks =
         c10::static_intrusive_pointer_cast<Ranks>(context->saved_data["ranks"].toCapsule())->statistics.lock();
     if (!ranks)
-      throw Error(ExitCode::user_error, normalising, "the session of this forward pass is over",
-                  "Call backward() before the session ends");
+      throw Error(ExitCode::user_error, normalising, "the session or DataParallel of this forward pass is over",
+                  "Call backward() before it ends");
     if (at::GradMode::is_enabled())
       throw Error(ExitCode::usage, normalising, "gradients of gradients were requested",
                   "Call backward() without create_graph, or use an ordinary batch-norm");

@@ -28,6 +28,7 @@
 
 #include <exception>
 #include <optional>
+#include <system_error>
 #include <vector>
 
 namespace muster {
@@ -45,12 +46,13 @@ c10::Device device_of(const torch::nn::Module& module) {
 Communicator separate(const Communicator& ranks, const DataParallelOptions& options) {
   constexpr auto doing = "preparing a model";
   comm::require_mpi(doing);
+  std::optional<comm::ScopedTimeout> while_joining;
+  if (options.timeout.count() > 0) while_joining.emplace(ranks, options.timeout);
+  auto own = comm::make_separate_world(ranks);
+  comm::require_same_options(own, "DataParallel", {{"timeout_ms", options.timeout.count()}});
   if (options.timeout.count() <= 0)
     throw Error(ExitCode::usage, doing, detail::str("the timeout is ", options.timeout.count(), " ms"),
                 "Give the longest wait for other ranks, such as 60s");
-  const comm::ScopedTimeout while_joining(ranks, options.timeout);
-  auto own = comm::make_separate_world(ranks);
-  comm::require_same_options(own, "DataParallel", {{"timeout_ms", options.timeout.count()}});
   return own;
 }
 
@@ -81,9 +83,14 @@ struct DataParallel::State {
 
   /// The folder as all ranks name it. Collective.
   std::filesystem::path folder(const std::filesystem::path& given) const {
-    comm::require_mpi("saving or loading a state");
-    auto path = std::filesystem::absolute(given).lexically_normal();
+    constexpr auto doing = "saving or loading a state";
+    comm::require_mpi(doing);
+    std::error_code gone;  // then the path is empty
+    auto path = given.empty() ? given : std::filesystem::absolute(given, gone).lexically_normal();
     comm::require_same_options(ranks, "a save or a load", {{"folder", path.string()}});
+    if (path.empty())
+      throw Error(ExitCode::usage, doing, "the folder has no name, or the working directory is gone",
+                  "Give the folder's whole path");
     return path;
   }
   checkpoint::CheckpointStore store(const std::filesystem::path& folder) const {

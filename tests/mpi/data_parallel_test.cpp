@@ -148,6 +148,8 @@ TEST(DataParallel, RanksThatDisagreeGetOneError) {
                 [&] { DataParallel(world(), linear(), {.model = {.bucket_bytes = odd ? 7u : 8u}}); });
   all_get_error(ExitCode::usage, "timeout_ms is ",
                 [&] { DataParallel(world(), linear(), {.timeout = odd ? 40s : 50s}); });
+  all_get_error(ExitCode::usage, "timeout_ms is ",
+                [&] { DataParallel(world(), linear(), {.timeout = odd ? 0s : 50s}); });
   all_get_error(ExitCode::data, "weight", [&] { DataParallel(world(), torch::nn::Linear(3, odd ? 4 : 5)); });
   auto net = linear();
   DataParallel parallel(world(), net);
@@ -156,6 +158,7 @@ TEST(DataParallel, RanksThatDisagreeGetOneError) {
   });
   const auto folder = test::shared_folder();
   all_get_error(ExitCode::usage, "folder is ", [&] { parallel.save(folder / (odd ? "a" : "b"), {{"net", net}}); });
+  all_get_error(ExitCode::usage, "folder is ", [&] { parallel.load(odd ? "" : folder, {{"net", net}}); });
   loss_of(net).backward();
   expect_close(net->weight.grad(), mean_over_ranks(own_gradient(0)), "the averages go on");
 }
@@ -428,6 +431,7 @@ TEST_F(Saved, LeavesTheFoldersOfRunsAlone) {
   world().barrier();
   all_get_error(ExitCode::usage, "it has a params.json", [&] { parallel.save(folder, {{"net", a.net}}); });
   all_get_error(ExitCode::usage, "it has a params.json", [&] { parallel.load(folder, {{"net", a.net}}); });
+  all_get_error(ExitCode::usage, "the folder has no name", [&] { parallel.save("", {{"net", a.net}}); });
 }
 
 }  // namespace

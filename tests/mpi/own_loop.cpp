@@ -2,6 +2,7 @@
 //   unchanged   muster leaves signals, malloc and the CPUs of this process as they are
 //   finalised   what lives longer than MPI neither harms nor hangs
 //   threads     the same below and above MPI_THREAD_SINGLE
+//   forked      a child of fork() that an exception ends neither hangs nor ends the waits of the other ranks
 #include "muster/data_parallel.hpp"
 #include "muster/error.hpp"
 #include "muster/mpi.hpp"
@@ -9,8 +10,10 @@
 #include <malloc.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -19,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -157,6 +161,31 @@ void threads() {
   MPI_Finalize();
 }
 
+void forked() {
+  MPI_Init(nullptr, nullptr);
+  const auto world = muster::from_mpi(MPI_COMM_WORLD);
+  ::pid_t child = -1;
+  try {
+    torch::nn::Linear net(8, 8);
+    muster::DataParallel parallel(world, net, {.model = {.progress_thread = true}});
+    loss_of(net).backward();
+    if (world.rank() == world.size() - 1) {
+      child = ::fork();
+      if (child == 0) {
+        ::alarm(30);
+        throw std::runtime_error("such as a program that the child does not find");
+      }
+      int status = 0;
+      require(::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 3, "the child");
+    }
+    for (int i = 0; i < 5; ++i) loss_of(net).backward();
+  } catch (const std::runtime_error& error) {
+    if (child == 0) ::_exit(3);
+    require(false, error.what());
+  }
+  MPI_Finalize();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -164,5 +193,6 @@ int main(int argc, char** argv) {
   if (which == "unchanged") return unchanged(), 0;
   if (which == "finalised") return finalised(), 0;
   if (which == "threads") return threads(), 0;
+  if (which == "forked") return forked(), 0;
   return 2;
 }

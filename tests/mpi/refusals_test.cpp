@@ -259,7 +259,8 @@ TEST(Refusals, ABackwardAfterTheSession) {
     loss.backward();
     ADD_FAILURE() << "backward() ran without the session";
   } catch (const std::exception& error) {
-    expect_refused(error.what(), "the session of this forward pass is over. Call backward() before the session ends");
+    expect_refused(error.what(),
+                   "the session or DataParallel of this forward pass is over. Call backward() before it ends");
   }
 }
 
