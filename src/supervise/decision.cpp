@@ -53,7 +53,8 @@ bool has_started(const JobEnd& end) { return end.report.loaded || end.code == st
 
 bool was_stopped_early(const JobEnd& end) {
   const int signal = end.report.lost_rank ? end.report.lost_rank->signal : end.code - 128;
-  return (signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGHUP) && !end.report.returned_code;
+  return (signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGHUP) && !end.report.returned_code &&
+         !end.report.lost_host;
 }
 
 bool is_failure(const JobEnd& end, bool stop_requested) {

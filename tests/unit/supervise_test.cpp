@@ -169,6 +169,9 @@ TEST(ExitCodes, ARankThatAStopSignalEndsBeforeItsLaunchIsStopped) {
     EXPECT_FALSE(is_failure(end, /*stop_requested=*/false));
     end.report.lost_rank.reset();  // only the code says so
     EXPECT_TRUE(was_stopped_early(end));
+    end.report.lost_host = "n2";
+    EXPECT_FALSE(was_stopped_early(end)) << "a daemon that is lost may end the rank";
+    end.report.lost_host.reset();
     end.report.returned_code = 0;
     EXPECT_FALSE(was_stopped_early(end)) << "its Launch is over";
   }
