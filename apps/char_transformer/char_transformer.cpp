@@ -149,7 +149,7 @@ muster::Dataset lines(const std::string& text) {
   return muster::Dataset::from_tensors({{"line", torch::stack(rows)}, {"label", torch::tensor(labels)}});
 }
 
-/// Continues the text character by character; each is drawn from the probabilities that the model gives.
+/// Continues the text character by character; each is drawn by the model's logits at temperature 0.7.
 std::string write(Model& model, std::string text, int length) {
   for (int i = 0; i < length; ++i) {
     const auto seen = text.substr(text.size() - std::min<std::size_t>(text.size(), context));

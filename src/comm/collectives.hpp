@@ -26,8 +26,9 @@ namespace muster::detail::comm {
 using node::Dtype;
 using node::size_of;
 
-/// An operation that has been started. Move-only. It advances only inside done() and wait(), of this or any other
-/// request of the process, on any communicator.
+/// An operation that has been started. Move-only. It advances only inside calls of this process that wait for other
+/// ranks or start an operation: done(), wait() and wait_until() of this or any other request, on any communicator, the
+/// start of another operation, and the agreement of the ranks. See also comm/progress.hpp.
 ///
 /// Destroying an unfinished request does not stop the operation, since other ranks may need this rank's part. Memory
 /// passed to keep() then lives until MPI no longer uses it. Other memory must outlive the communicator, except for an

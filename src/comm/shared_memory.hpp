@@ -11,8 +11,9 @@
 
 namespace muster::detail::comm {
 
-/// Memory of each rank that all ranks of its node map. It lives as long as a copy of this value; if the region is
-/// registered with the node's communicator, until no rank uses it and shared_memory() is called, or the channel ends.
+/// A part of shared memory for each rank, which all ranks of its node map. It stays mapped while a copy of this value
+/// exists. If the region is registered with the node's communicator, it stays mapped until a later call of
+/// shared_memory() finds that no rank uses it any more, or until the channel ends.
 struct SharedRegion {
   std::shared_ptr<node::SharedSegment> segment;
   node::Region region;

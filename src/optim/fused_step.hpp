@@ -68,9 +68,11 @@ class FusedStep {
     without_step,  ///< checked, but no step is taken: nothing is written
   };
   struct StepResult {
-    double scale = 1;             ///< factor that max_norm has put on the averages of this step
-    double norm = 0;              ///< norm of the averages before that factor; only with max_norm
-    bool has_bad_number = false;  ///< true if an average is NaN or infinite; the same on all ranks
+    double scale = 1;  ///< factor that max_norm has put on the averages of this step
+    double norm = 0;   ///< norm of the averages before that factor; only with max_norm
+    /// True if the check has found an average that is NaN or infinite; always false with NumberCheck::none. The same
+    /// on all ranks.
+    bool has_bad_number = false;
     bool ranks_differ =
         false;  ///< true if the ranks' words differ or gradients were changed by hand: nothing was written
   };

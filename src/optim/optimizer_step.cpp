@@ -307,7 +307,8 @@ class Step final : public OptimizerStep, public SnapshotSource, public gradients
     gradients::fetch_averages(parameters_of(optimizer));
   }
 
-  // The optimizer's state stays in this rank's view; no other rank writes to that memory any more.
+  // The optimizer's state stays where it is, in this rank's private mapping of the shared copy. Without fused steps no
+  // other rank writes to that copy any more.
   void on_unfused() noexcept override { fused_.reset(); }
   void on_second_round() override {
     if (fused_ && !gradients_.expired()) fused_->note_written();

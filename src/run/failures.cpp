@@ -19,7 +19,8 @@ constexpr std::chrono::seconds longest_wait{60};
 
 std::filesystem::path file_of(const std::filesystem::path& run) { return run / ".failures.json"; }
 
-/// Returns a CRC-32 over the state and the files that the program has saved; empty if it has saved nothing.
+/// Returns a CRC-32 over the JSON values and the checksums of the files; empty if the program has saved neither state
+/// nor files. The file of the state holds torch's random state, too, so the CRC-32 changes with it.
 std::string content_of(const checkpoint::Manifest& manifest) {
   const bool has_tensors =
       std::ranges::any_of(manifest.tensors, [](const auto& tensor) { return tensor.name != checkpoint::random_name; });

@@ -76,7 +76,8 @@ class Validation {
   void end_job(Validator::Decision decision);
   void send_to_followers(const Json& message);
 
-  /// Records a result and updates its row, unless it is known already.
+  /// Records a result and updates the row of its report, unless the result is known already. If the validation must be
+  /// tried again, only warns.
   void accept(const ValidationResult& result, const UpdateRow& update_row);
   /// Warns once if neither the report nor its validation has the score by which the best checkpoints are chosen.
   void warn_of_missing_score(const ValidationResult& result);

@@ -9,10 +9,11 @@
 
 namespace muster::detail::trainer {
 
-/// Returns lines of at most 80 columns, each with a line break: how the run has ended and how long it took; for each
-/// metric its last, lowest and highest value, with the number of the report; the speed of training; what the time was
-/// spent on; the newest checkpoint, and, if `config` has a score, the best; the folder. `status`: the run's
-/// status.json, of which "time" is used; null if there is none. Empty if the run has no report.
+/// Returns lines, each with a line break and, except the last, of at most 80 columns: how the run has ended and how
+/// long it took; for at most 12 metrics the last, lowest and highest value, with the number of the report; the speed of
+/// training; what the time was spent on; the newest checkpoint, and, if `config` has a score, the best; the path of the
+/// folder. `status`: the run's status.json, of which "time" is used; null if there is none. Empty if the run has no
+/// report.
 ///
 ///   finished: 4 reports, 24 steps, 3 ranks, 2:05
 ///   metric             last    lowest (report)   highest (report)

@@ -82,7 +82,8 @@ void flatten(const Tree& tree, const c10::IValue& value, const std::string& name
   }
 }
 
-/// The leaves of all inputs, in the order of the program's. Constants may be left out.
+/// Returns the leaves of all inputs, in the order of the program's inputs. The caller may leave out an input whose
+/// leaves are all constants; the program's own constants are taken then.
 std::vector<c10::IValue> leaves_of(const Program& program, const std::vector<c10::IValue>& inputs,
                                    const std::map<std::string, c10::IValue>& named) {
   std::vector<c10::IValue> leaves;
