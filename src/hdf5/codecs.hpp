@@ -36,11 +36,11 @@ BareDecoder lz4_block_decoder() noexcept;
 BareDecoder zstd_decoder() noexcept;
 BareDecoder blosc_decoder() noexcept;
 /// True if blosc decodes what its codec `name` has made: lz4, zstd, snappy …
-MUSTER_INTERNAL_API bool blosc_has(const std::string& name);
+bool blosc_has(const std::string& name);
 
 /// The forms that the output of deflate comes in: with the frame of zlib or of gzip, and bare.
 enum class Deflated { zlib, gzip, bare };
-MUSTER_INTERNAL_API bool inflate(Deflated form, std::span<const std::byte> stored, std::span<std::byte> into);
+bool inflate(Deflated form, std::span<const std::byte> stored, std::span<std::byte> into);
 
 /// The bitshuffle filter, with or without one of these two codecs after it.
 bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into);

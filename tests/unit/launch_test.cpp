@@ -363,15 +363,19 @@ TEST(Launcher, VariablesThatAProcessHasInheritedAreFound) {
 }
 
 TEST(StopSignal, OnlyTheRankItselfTellsThatItExits) {
+  const auto style = GTEST_FLAG_GET(death_test_style);
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // the program starts anew, and
+  ::setenv(supervised_variable, "1", 1);           // finds the variable when the library is loaded
   const auto leave = [](const std::string& rank_process) {
-    ::setenv(supervised_variable, "1", 1);
     ::setenv("OMPI_COMM_WORLD_RANK", "0", 1);
     ::setenv(rank_process_variable, rank_process.c_str(), 1);
     std::exit(3);
   };
   EXPECT_EXIT(leave(std::to_string(::getpid())), testing::ExitedWithCode(3), "muster exit 0 3 ");
-  const auto parent = std::to_string(::getpid());
-  EXPECT_EXIT(leave(parent), testing::ExitedWithCode(3), "^$") << "a fork, or a program that the rank has started";
+  EXPECT_EXIT(leave("1"), testing::ExitedWithCode(3), "^muster loaded ?\n$")
+      << "a fork, or a program that the rank has started";
+  ::unsetenv(supervised_variable);
+  GTEST_FLAG_SET(death_test_style, style);
 }
 
 TEST(Launcher, AServerThatIsGoneDoesNotAnswer) {
