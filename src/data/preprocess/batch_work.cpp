@@ -22,6 +22,7 @@ class TransformedSource final : public Source {
 
   std::int64_t count() override { return source_->count(); }
   std::string shown() const override { return source_->shown(); }
+  std::vector<std::string> files() const override { return source_->files(); }
   bool has_column_order() const noexcept override { return source_->has_column_order(); }
   DatasetFingerprint fingerprint() override { return source_->fingerprint(); }  // equal input gives equal output
   bool is_stream() const noexcept override { return source_->is_stream(); }
