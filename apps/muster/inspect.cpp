@@ -75,7 +75,8 @@ void inspect_dataset(const std::string& path, bool json, bool measures) {
   std::cout << "\nmeasured\n" << measured_text(measured);
 }
 
-/// Returns name, type and shape of the tensors in manifest.json; empty if the file cannot be read.
+/// Returns name, type and shape of the tensors in manifest.json, and of which tensor each has the values; empty if the
+/// file lists none.
 Json listed_tensors(const std::filesystem::path& checkpoint) {
   Json tensors = Json::array();
   const auto manifest = read_json(checkpoint / "manifest.json");

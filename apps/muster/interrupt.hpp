@@ -11,7 +11,8 @@ struct Interrupted {
   const char* remains;  ///< says for the message what is left of the work
 };
 
-/// While it lives, the first SIGINT or SIGTERM is only recorded; a second one ends the process as usual.
+/// While it lives, the first SIGINT and the first SIGTERM are only recorded; a second one of the same kind ends the
+/// process as usual. Afterwards the signals are handled as before.
 class InterruptGuard {
  public:
   /// `restarts_calls`: with true, a system call that waits continues after a signal; with false, it fails with EINTR.

@@ -14,7 +14,8 @@ namespace muster::tool {
 
 /// Returns the folder in which programs started from here would put their runs: MUSTER_STORAGE, or "runs".
 std::string default_storage();
-/// Returns the JSON in a file; null if there is no such file or it is not JSON.
+/// Returns the JSON in a file; null if there is no such file or it is not JSON. Throws an Error (ExitCode::data) if the
+/// file cannot be opened.
 Json read_json(const std::filesystem::path& path);
 /// Reads the rows of a run's result.json while the run adds to it. The last line of a killed run may be incomplete. A
 /// run that resumes replaces the file and may make its last reports again.
@@ -63,7 +64,7 @@ std::string time_text(const Json& status);
 std::string metrics_text(const Json& row);
 /// Returns "report 3: loss 0.1234 accuracy 0.91".
 std::string report_text(const Json& row);
-/// Returns "just now", "12 s ago", "3 min ago", "5 h ago" or "2 d ago".
+/// Returns "just now", "12 s ago", "3 min ago", "5 h ago" or "2 d ago"; "never" for a negative time.
 std::string age_text(std::int64_t updated);
 
 }  // namespace muster::tool

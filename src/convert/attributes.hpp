@@ -16,7 +16,7 @@ class Attribute {
  public:
   Attribute(hid_t dataset, const std::string& name, const std::string& shown);
 
-  /// True if it holds numbers, booleans or strings: at most a megabyte, and 1024 strings of variable length.
+  /// True if it holds numbers, booleans or strings: at most a megabyte, or 1024 strings of variable length.
   bool is_simple() const noexcept { return is_simple_; }
   /// Copies it to another dataset, an enumeration as its integers. `writing`: what is being done, for errors.
   void write_to(hid_t dataset, const std::string& writing) const;

@@ -134,7 +134,7 @@ class InputColumn {
   std::vector<std::byte> values_;
 };
 
-/// The names of the columns that the options give; x and y, of a single column x, if they give none.
+/// The names of the columns that the options give. If they give none: x for a single column, otherwise x and y.
 std::vector<std::string> names_of(std::size_t columns, const ConvertOptions& options);
 /// Throws an Error if the files, the names or the options are wrong, before anything is read. `columns`: number of
 /// columns that the inputs will give.

@@ -101,7 +101,7 @@ std::errc parse(std::string_view field, Number& value) {
   return end == field.data() + field.size() ? error : std::errc::invalid_argument;
 }
 
-/// Of a number that double does not hold: is it too small, not too large?
+/// True if a number that double does not hold is too small, and not too large.
 bool is_too_small(std::string_view field) {
   const auto e = std::min(field.find_first_of("eE"), field.size());
   const auto point = std::min(field.substr(0, e).find('.'), e);
@@ -285,7 +285,7 @@ class Table {
   }
 
  private:
-  /// True if the first line of a file is a header. Logs a warning if it could also be a sample.
+  /// True if the first line of a file is a header. Logs a warning if that is doubtful.
   bool is_header(const std::vector<std::string_view>& fields, const InputFile& file) const {
     if (header_) return *header_;
     const bool header = !is_missing(fields.back()) && !number(fields.back());

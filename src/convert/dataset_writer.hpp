@@ -16,8 +16,8 @@ namespace muster::detail::convert {
 
 /// Write the columns one after the other, each in the order of its samples; then call finish() and put_in_place(). The
 /// destructor removes the file if that has not been done. If several files belong together, finish all of them
-/// before the first is put in place. Errors have ExitCode::retry. Each write is checked, since HDF5 may close a file
-/// without an error after a write has failed.
+/// before the first is put in place. Errors of writing have ExitCode::retry. Each write is checked, since HDF5 may
+/// close a file without an error after a write has failed.
 class DatasetWriter {
  public:
   /// Makes a file with a temporary name beside `output`. `aligned`: columns start at page boundaries, for reading

@@ -39,7 +39,7 @@ struct Description {
   Json columns = Json::array();
   std::vector<convert::StoredColumn> stored;
   std::vector<convert::Reading> readings;
-  bool has_refused = false;         ///< something is no column, or cannot be read
+  bool has_refused = false;         ///< something cannot be read as a column
   std::vector<std::string> groups;  ///< those inside the group
   std::vector<std::string> advice;
   std::vector<std::string> arrays;  ///< columns of several dimensions that have names, as NetCDF writes them
@@ -158,7 +158,7 @@ void describe_column(hid_t dataset, const std::string& name, const std::string& 
   all.readings.push_back(reading);
 }
 
-/// The number of samples, null if the columns differ in it. Adds advice about that.
+/// The number of samples; null if there are no columns, or if they differ in it. Adds advice about that.
 Json count_samples(const std::string& path, Description& all) {
   if (all.columns.empty()) return nullptr;
   const auto samples = all.stored.front().shape.front();

@@ -22,14 +22,15 @@ struct ColumnDimensions {
 
 ColumnDimensions dimensions_of(hid_t dataset, const std::string& name, const std::string& shown);
 
-/// Forgets dimensions along which a copy has other samples, or another order of them, than another of its dimensions
-/// of the same scale.
+/// Forgets each scale that belongs both to the first dimension of a column and to another dimension, since the copy has
+/// other samples, or another order of them, along the first only. A column that is such a scale stays its own.
 void forget_ambiguous(std::vector<ColumnDimensions>& columns);
 
-/// Attaches a scale to each dimension of the columns of a new file. It is the copied column that was the scale, or a
-/// dimension without a variable, as NetCDF writes one. Dimensions of one scale and different sizes are left without,
-/// and so are those whose name another column has; a warning names these. `writing`: what is being done, for errors.
-/// Takes HDF5's lock.
+/// Attaches their scales to the dimensions of the columns of a new file. A scale is the copied column that was the
+/// scale, or a dimension without a variable, as NetCDF writes one. If dimensions of one scale differ in size, one size
+/// keeps it. A dimension whose name another column has gets no scale; a warning names it. In a column of which a
+/// dimension has lost its scale, the first one gets none either. `writing`: what is being done, for errors. Takes
+/// HDF5's lock.
 void name_dimensions(hid_t file, std::vector<ColumnDimensions> columns, const std::string& writing);
 
 }  // namespace muster::detail::convert

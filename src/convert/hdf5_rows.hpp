@@ -32,9 +32,9 @@ struct Hdf5Group {
 bool is_group(hid_t parent, const std::string& name);
 
 /// Rows come in pieces: of all chunks that hold the same rows, or of about a megabyte. The last piece is kept, so that
-/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if one chunk is; if
-/// several chunks with the same rows are, they are decoded again for every piece. Of a field of compound values, pieces
-/// have whole values.
+/// rows in ascending order decode each chunk once. A piece is larger than `most_piece_bytes` only if one chunk or one
+/// row is; if several chunks with the same rows are, they are decoded again for every piece. Of a field of compound
+/// values, pieces have whole values.
 class Hdf5Rows {
  public:
   static constexpr std::int64_t most_piece_bytes = 64 << 20;
@@ -74,7 +74,7 @@ class Hdf5Rows {
   void choose_pieces();
   std::vector<std::byte> fill_value(hid_t creation) const;
   bool is_sparse(std::size_t wanted_rows) const noexcept;
-  /// The first of the kept rows, after the piece with row `row` was loaded.
+  /// The row in the kept piece. Loads the piece first if another one is kept.
   const std::byte* row_in_piece(std::int64_t row);
   void read_records(std::span<const std::int64_t> rows, std::span<std::byte> into,
                     const std::function<void()>& between);

@@ -139,7 +139,7 @@ double seconds_of_pass(const Measured& all, const Dataset& dataset, std::int64_t
   return seconds_since(begin);
 }
 
-/// How many of the samples are measured: about as many as a pass reads in a second.
+/// How many of the samples are measured: about as many as a pass reads in a second, from 8 to 64 MiB.
 std::int64_t choose_samples(const Measured& all) {
   const auto trial = samples_of(all, trial_bytes);
   seconds_of_pass(all, all.open(), trial);  // puts them into the system's cache

@@ -152,7 +152,7 @@ struct OpenedArray {
   InputFile file;
 };
 
-/// Opens the arrays of these names; of no names, all that are not single values.
+/// Opens the arrays that the options name as columns; if they name none, all that are not single values.
 std::vector<OpenedArray> open_arrays(const Archive& archive, const ConvertOptions& options) {
   auto names = options.columns;
   const bool all = names.empty();

@@ -51,7 +51,7 @@ struct BetterLayout {
   std::optional<std::int64_t> chunk;  ///< samples; empty: contiguous
   std::optional<int> compress;        ///< level of deflate
 };
-/// None if all columns are read directly, or if no layout helps.
+/// None if no layout helps.
 std::optional<BetterLayout> better_layout(const std::vector<StoredColumn>& columns,
                                           const std::vector<Reading>& readings);
 

@@ -38,9 +38,9 @@ Findings check_mpi(const Json& facts, const MpiStart& start);
 Json look_at_network();
 Findings check_network(const Json& facts, int nodes);
 
-/// Returns {"muster", "libtorch": versions, "cuda": bool, "gpus": how many libtorch sees, "gpus_of_node", "hdf5": the
-/// version that is loaded, "hdf5_built": the version that muster was compiled with, "hdf5_parallel",
-/// "hdf5_thread_safe": bool}.
+/// Returns {"muster", "libtorch": versions, "torch_threads": number, "cuda": bool, "gpus": how many libtorch sees,
+/// "gpus_of_node", "hdf5": the version that is loaded, "hdf5_built": the version that muster was compiled with,
+/// "hdf5_parallel", "hdf5_thread_safe": bool}.
 Json look_at_libraries(const std::filesystem::path& root = "/");
 Findings check_libraries(const Json& facts);
 
@@ -75,8 +75,8 @@ Findings check_slurm(const Json& facts, std::chrono::system_clock::time_point no
 
 /// Checks the facts that should be equal on all nodes. `nodes`: [{"host": …, "libtorch": …, "clock_s": …}].
 Findings check_differences(const std::vector<Json>& nodes);
-/// Joins findings that differ only in their hosts or in numbers, and sorts them, the worst first. If the numbers
-/// differ, the joined finding has those of the first host.
+/// Joins findings that differ only in their hosts or in numbers, and all findings of one subject that are ok; sorts
+/// them, the worst first. If the texts differ, the joined finding has the text of the first host.
 Findings merged(Findings findings);
 
 /// Returns to_mend or may_pass for the errno of a failed call.

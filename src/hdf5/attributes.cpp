@@ -23,7 +23,7 @@ struct Attribute {
   hssize_t count = 0;
 };
 
-/// The strings of an attribute of strings; none if they have room for more than 256 characters each.
+/// The strings of an attribute of strings; none if they have a fixed length above 256 bytes.
 std::vector<std::string> texts_of(const Attribute& found, const std::string& doing) {
   const auto count = static_cast<std::size_t>(found.count);
   std::vector<std::string> texts(count);

@@ -17,8 +17,8 @@ std::size_t default_block(std::size_t value_bytes) {
 
 }  // namespace
 
-// With a codec, the size of the chunk and that of a block come first, and each block after its stored size. The last
-// block is shorter. Up to 7 values that fill no group end the chunk as they are.
+// With a codec, the size of the chunk and the size of a block come first, and each block after its stored size. The
+// last block may be shorter. Up to 7 values that fill no group end the chunk as they are.
 bool decode_bitshuffle(const Filter& filter, std::span<const std::byte> stored, std::span<std::byte> into) {
   const std::size_t value_bytes = filter.value(2), codec = filter.value(bitshuffle_codec);
   if (value_bytes == 0 || into.size() % value_bytes != 0) return false;

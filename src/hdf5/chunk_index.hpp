@@ -1,5 +1,5 @@
 // Where the chunks of a dataset lie in its file, so that they can be read without HDF5 and its lock. Chunks are
-// numbered in the order of their coordinates, the last dimension first.
+// numbered in the order of their coordinates, the last dimension running fastest.
 #pragma once
 
 #include "base/export.hpp"
@@ -25,8 +25,8 @@ struct StoredChunk {
 
 class MUSTER_INTERNAL_API ChunkIndex {
  public:
-  /// `dataset`: a chunked dataset of a file from open_file(), which outlives this; its shape must fit the memory.
-  /// `shown`: its name in errors.
+  /// `dataset`: a chunked dataset, which outlives this. `shown`: its name in errors. Throws an Error if it has more
+  /// chunks than can be counted.
   ChunkIndex(hid_t dataset, const std::string& shown);
 
   /// The sizes of a chunk, in values.

@@ -1,5 +1,5 @@
 // Decoders of the filters that compress, each built if its library was found (scripts/cmake/MusterDependencies.cmake).
-// All stand bytes of a damaged or hostile file.
+// All may be given the bytes of a damaged or hostile file.
 #pragma once
 
 #include "base/export.hpp"

@@ -30,7 +30,7 @@ Handle file_access(const std::string& doing, ExitCode code) {
   return access;
 }
 
-/// H5Fclose for a file that was written. A medium reports only its first failure. If that happens in the flush here,
+/// H5Fclose for a file that was written. A FileStorage reports only its first failure. If the flush here fails,
 /// H5Fclose writes the rest of the cache to memory, and this function still returns the failure.
 herr_t close_written(hid_t file) {
   if (H5Fflush(file, H5F_SCOPE_GLOBAL) >= 0) return H5Fclose(file);

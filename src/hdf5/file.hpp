@@ -1,4 +1,4 @@
-// HDF5 files and their contents. Links and storage that lead out of the file are refused.
+// HDF5 files and their contents. Links to other files and external storage are refused.
 #pragma once
 
 #include "base/export.hpp"
@@ -28,7 +28,7 @@ struct MUSTER_INTERNAL_API GroupPath {
 MUSTER_INTERNAL_API Handle open_file(const std::filesystem::path& path);
 /// Makes a new file in the latest format, with data aligned to `alignment` bytes. The file must not exist.
 MUSTER_INTERNAL_API Handle create_file(const std::filesystem::path& path, std::uint64_t alignment = 4096);
-/// Like create_file(path), but on a fresh medium. The caller may read the medium once the handle is closed.
+/// Like create_file(path), but in a fresh `storage`, which the caller may read once the handle is closed.
 Handle create_file(const std::shared_ptr<FileStorage>& storage, std::uint64_t alignment = 4096,
                    const std::string& shown = "an HDF5 file in memory");
 

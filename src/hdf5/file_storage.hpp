@@ -1,6 +1,6 @@
 // The storage of a new HDF5 file, as a driver of HDF5's file layer that keeps working after a failed write.
 //
-// If a write fails while HDF5 1.10 closes a file, HDF5 crashes at the end of the process. So a medium reports one
+// If a write fails while HDF5 1.10 closes a file, HDF5 crashes at the end of the process. So a FileStorage reports one
 // failure to the writer and keeps all later writes in memory. The file can then be closed, but is not complete.
 #pragma once
 
@@ -51,7 +51,7 @@ class FileStorage {
   bool failed_ = false;
 };
 
-/// Makes HDF5 store the file that is created with the access properties `access` on `storage`. The shared_ptr itself
+/// Makes HDF5 store the file that is created with the access properties `access` in `storage`. The shared_ptr itself
 /// must live until the file has been created.
 void set_storage(hid_t access, const std::shared_ptr<FileStorage>& storage);
 /// The storage of the file that `object` belongs to; null if it has none of this kind.

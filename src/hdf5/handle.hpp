@@ -1,5 +1,5 @@
 // Wrappers for HDF5: handles that close themselves and calls that are checked. HDF5 is not thread-safe here: hold an
-// hdf5::Lock around any use of this room, and never wait for anything else while holding it. Functions throw an Error
+// hdf5::Lock around all that calls HDF5, and never wait for anything else while holding it. Functions throw an Error
 // with ExitCode::data for bad content, and ExitCode::retry if writing has failed or the disk could not be read.
 #pragma once
 

@@ -27,8 +27,8 @@ struct Packing {
 };
 
 /// The packing of a dataset, or of a field, with values of type `type`; none if it has none of these attributes, or if
-/// the values are booleans or complex. `shown`: its name in errors. Throws an Error (ExitCode::data) if the type is
-/// none of numbers, if one of these attributes has another number of numbers, and if it is a text that is no number.
+/// the values are booleans or complex. `shown`: its name in errors. Throws an Error (ExitCode::data) if the type is not
+/// one of numbers, or if one of these attributes has too few or too many numbers, or a text that is no number.
 MUSTER_INTERNAL_API std::optional<Packing> packing_of(hid_t dataset, hid_t type, const std::string& shown);
 
 }  // namespace muster::detail::hdf5

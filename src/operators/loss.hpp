@@ -9,12 +9,12 @@ class Module;
 
 namespace muster::detail::operators {
 
-/// True if this criterion compares output and target element by element, so that both must have the same shape. False
-/// if it is null.
+/// True if this is one of torch's criteria that compare output and target element by element, so that both must have
+/// the same shape. False if it is null.
 bool is_elementwise(const torch::nn::Module* criterion);
 
-/// Returns the loss by the registered criterion. Throws an Error (ExitCode::user_error) if the criterion broadcasts
-/// output and target to a larger shape.
+/// Returns the loss by the registered criterion. Throws an Error (ExitCode::user_error) if output and target differ in
+/// shape and is_elementwise(), or if the criterion broadcasts them to a larger shape.
 at::Tensor compute_loss(const char* doing, const OperatorRegistry& parts, const at::Tensor& output,
                         const at::Tensor& target);
 

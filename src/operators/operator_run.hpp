@@ -31,8 +31,9 @@ class OperatorRun {
   /// replayed call returns or throws what was saved. `check` throws to refuse a call before anything is changed; the
   /// refusal is saved, too.
   Json run_or_replay(Call call, const Check& check, const Work& work);
-  /// Runs `work` on the workers, not as one of these calls, and returns its text on all ranks. If it throws on any
-  /// worker, all ranks throw and the trainer is closed; the workers' sessions have then failed.
+  /// Runs `work` on the workers, without a record in the history, and returns its text on all ranks; the text must be
+  /// the same on all workers. If it throws on any worker, all ranks throw and the trainer is closed; the workers'
+  /// sessions have then failed.
   std::string run_on_all(const std::function<std::string(OperatorWorker&)>& work) {
     return run([&] { return work(*worker_); });
   }

@@ -51,8 +51,8 @@ Config divide_batch_size(Config config, const run::ResolvedOptions& resolved) {
   return config;
 }
 
-/// Throws an Error unless save() may replace `path`. It may only replace its own checkpoints: no other folder of the
-/// user's, no checkpoint that also holds other files, and no run's checkpoint.
+/// Throws an Error unless save() may replace `path`. It may only replace empty folders and its own checkpoints: no
+/// other folder of the user's, no checkpoint that also holds other files, and no run's checkpoint.
 void require_replaceable(const fs::path& path) {
   const auto type = status_of(path).type();
   std::error_code unreadable;

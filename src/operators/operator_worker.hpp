@@ -40,7 +40,7 @@ class OperatorWorker {
   /// has ended training.
   std::string make_call(Call call, const std::function<Json(OperatorWorker&)>& work);
   /// Call it when the last saved result was returned. Restores the random state, so that main() draws the same random
-  /// numbers as in a run that was not interrupted.
+  /// numbers as in a run that was not interrupted. If the checkpoint was saved inside train(), train() restores it.
   void end_replay();
   /// Makes this worker run a trial of a sweep: the session then reports the trial's steps instead of the calls.
   void begin_trial() noexcept { reports_calls_ = false; }

@@ -16,7 +16,8 @@ namespace muster::detail::predict {
 class PredictionFile {
  public:
   /// Makes a file of `rows` rows under a temporary name beside `output`. The destructor removes it unless
-  /// put_in_place() was called. `columns` is only used on rank 0. Collective; an Error is the same on all ranks.
+  /// put_in_place() was called. `columns` is only used on rank 0. Collective; if rank 0 cannot make the file, the Error
+  /// is the same on all ranks.
   PredictionFile(const Communicator& ranks, std::filesystem::path output, const Schema& columns, std::int64_t rows);
   /// Writes these rows to the file, as rows `first` and following.
   void write(const Batch& rows, std::int64_t first);

@@ -116,7 +116,7 @@ class ScopedComputeContext {
   ComputeContext before_;
 };
 
-/// Returns how often the leaf has been written to whose gradient the node accumulates; 0 if it is no such node.
+/// If the node accumulates the gradient of a leaf, returns how often the leaf has been written to; otherwise 0.
 std::uint32_t writes_to_leaf(const autograd::Node* node) {
   const auto* const leaf = dynamic_cast<const autograd::AccumulateGrad*>(node);
   return leaf && !leaf->variable.is_inference() ? leaf->variable._version() : 0;

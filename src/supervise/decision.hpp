@@ -12,7 +12,7 @@ namespace muster::detail::supervise {
 
 /// How one start of the job has ended. The job, here: the launcher and its ranks.
 struct JobEnd {
-  int code = 0;             ///< the launcher's exit code; 0 if a signal has ended the launcher
+  int code = 0;  ///< the launcher's exit code, or a rank's that watch() knows; 0 if a signal has ended the launcher
   int launcher_signal = 0;  ///< the signal that has ended the launcher; 0 if none has
   LauncherReport report = {};
   bool exceeded_grace = false;  ///< the job has not stopped within the grace time after a request, and was killed
@@ -42,8 +42,9 @@ struct NextStart {
 };
 
 /// Returns the job's exit code. It is 0 if Launch::run() had returned 0 on the ranks, whatever happened afterwards, and
-/// ExitCode::usage if the system cannot execute the program. If a rank was lost or the job was killed, it is the code
-/// that Launch::run() had returned, or ExitCode::retry if it had not returned. Otherwise it is the launcher's code.
+/// ExitCode::usage if the system cannot execute the program. If a rank was lost, the job was killed, or ranks were not
+/// started, it is the code that Launch::run() had returned, or ExitCode::retry if it had not returned. Otherwise it is
+/// the launcher's code.
 int exit_code_of(const JobEnd& end);
 
 /// True if a rank has loaded muster's library. The ranks' messages say so; if their stderr goes elsewhere, the exit
@@ -58,8 +59,9 @@ bool was_stopped_early(const JobEnd& end);
 /// do when it loses a host. (Ranks that own MPI always report that they have finished.)
 bool is_unfinished(const JobEnd& end);
 
-/// Returns how many times all hosts of the job are asked, once a second, whether they answer. More than once, since the
-/// launcher may report a lost rank shortly before its host is gone, and Hydra reports no lost hosts.
+/// Returns how many times all hosts of the job are asked, once a second, whether they answer: not at all if no failure
+/// needs a cause, once if the failure is explained, otherwise several times. The launcher may report a lost rank
+/// shortly before its host is gone, and Hydra reports no lost hosts.
 int times_to_ask_hosts(const JobEnd& end, bool stop_requested);
 
 /// Decides what comes next. `failures`: the preemptions or the other failures so far, with this end if it is one of
@@ -69,9 +71,9 @@ int times_to_ask_hosts(const JobEnd& end, bool stop_requested);
 NextStart decide(const JobEnd& end, const run::Failures& failures, const JobRequirements& requirements, int ranks,
                  bool stop_requested);
 
-/// True if the failure is not the program's fault: a host could not be reached and the job can go on without it; or
-/// ranks whose run had begun lost their node, were ended by SIGTERM or preempted by the scheduler; or Slurm's
-/// controller did not answer.
+/// True if the failure is not the program's fault: a host was lost and is excused (JobEnd::host_is_excused); or ranks
+/// whose run had begun lost their node, were ended by SIGTERM or preempted by the scheduler; or Slurm's controller did
+/// not answer.
 bool is_preemption(const JobEnd& end);
 
 /// True if the end counts as a failure. A stop does not, however it was requested, nor does an error that another start

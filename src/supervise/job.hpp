@@ -54,7 +54,7 @@ class Job {
   /// Stops all processes of the job, as Ctrl-Z does. If it cannot see all of them, does nothing and returns false.
   bool suspend() const;
   void resume() const;
-  /// Kills all processes of the job at once, and waits until they are gone.
+  /// Kills all processes of the job at once, and waits until they are gone; after some seconds it warns and goes on.
   void end();
 
  private:

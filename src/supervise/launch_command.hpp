@@ -1,4 +1,5 @@
-// Makes the command that starts the ranks, from the options and the environment. All functions are pure.
+// Makes the command that starts the ranks, from the options and the environment. All functions are pure, except that
+// with_hosts_of_job() reads a file.
 #pragma once
 
 #include "muster/supervise.hpp"
@@ -15,8 +16,8 @@ namespace muster::detail::supervise {
 /// Returns the hosts of a PBS or LSF job with their slots, as "n1:2,n2:2". `text`: the file with one line for each
 /// slot.
 std::string hosts_of_slots(const std::string& text);
-/// If the options name no hosts, fills in the hosts of a PBS or LSF job on several hosts, or the slots of a job on this
-/// host.
+/// If the options name no hosts, fills in those of a PBS or LSF job that has several, and the job's slots as the number
+/// of ranks if none is given. Changes nothing in a Slurm job.
 SuperviseOptions with_hosts_of_job(SuperviseOptions options, const Environment& environment);
 /// Returns for how many ranks there is room: the slots of --hosts, else the tasks of the batch job, else `cores`
 /// (count_usable_cores()).
@@ -26,13 +27,13 @@ int wanted_ranks(const SuperviseOptions& options, const Environment& environment
 /// Returns how many of `ranks` fit on the hosts that were not lost; all of them if no hosts are known.
 int ranks_without(const Hosts& lost, const SuperviseOptions& options, int ranks, const Environment& environment,
                   const Launcher& launcher);
-/// Returns the name by which launchers call a host: "n1" for root@N1.cluster. Addresses are not shortened.
+/// Returns the name by which launchers call a host: "n1" for root@N1.cluster. IPv4 addresses are not shortened.
 std::string short_name(const std::string& host);
 /// Returns the name that --hosts uses for a host with this short_name(); `host` if --hosts does not have it.
 std::string name_in_hosts(const SuperviseOptions& options, const std::string& host);
 /// Returns the hosts of --hosts without this host, whose name is `here`.
 Hosts other_hosts(const SuperviseOptions& options, const std::string& here);
-/// True if the launcher must log in to another host. `here`: the name of this host.
+/// True if the launcher must log in to another host by ssh. `here`: the name of this host.
 bool leaves_this_host(const SuperviseOptions& options, const std::string& here, const Environment& environment);
 /// Throws an Error (ExitCode::usage) for invalid options. `here`: the name of this host.
 void check(const SuperviseOptions& options, int ranks, int slots, const Environment& environment,

@@ -30,7 +30,7 @@ struct LauncherReport {
   bool loaded = false;                     ///< a rank has loaded muster's library
   bool starting = false;                   ///< a rank initialises MPI and waits for the other ranks there
   bool up = false;                         ///< the ranks have come together
-  std::optional<int> leaving = {};         ///< the first rank that has ended the job did so with this exit code
+  std::optional<int> leaving = {};         ///< the exit code with which the first rank has ended the job
   std::optional<std::string> silent = {};  ///< a host whose ranks do not answer the other ranks
   std::string run = {};                    ///< the folder of the run
   std::optional<int> min_workers = {};     ///< the least number of workers that the program needs
@@ -45,8 +45,8 @@ struct LauncherReport {
   bool stopped = false;                       ///< the job has stopped on request without anything to save
   std::optional<LostRank> lost_rank = {};     ///< the first rank that was lost
   std::optional<int> failed_rank = {};        ///< the first rank that has ended with a code other than 0
-  std::string failed_host = {};               ///< the host of that rank, if known
-  std::optional<int> exit_code = {};          ///< the exit code of that rank, if the launcher has reported it
+  std::string failed_host = {};               ///< the host of the failed rank, if known
+  std::optional<int> exit_code = {};          ///< the exit code of the failed rank, if the launcher has reported it
   std::string launcher_error = {};            ///< why the launcher could not start the ranks, or has lost them
   std::optional<std::string> lost_host = {};  ///< the host that the launcher has lost or could not reach
   bool step_cancelled = false;                ///< Slurm has ended the ranks before they had ended by themselves

@@ -9,9 +9,9 @@
 namespace muster::detail::supervise {
 
 /// While this object lives, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are requests to stop, and SIGTSTP (Ctrl-Z) is
-/// a request to suspend, even if the parent process has blocked these signals. If SIGHUP was ignored before (nohup), it
-/// still is. SIGPIPE is ignored; a reader that is gone is noticed otherwise and counts as a request to stop. At most
-/// one such object may live at a time.
+/// a request to suspend, even if the parent process has blocked these signals. If SIGHUP (as by nohup) or SIGTSTP was
+/// ignored before, it still is. SIGPIPE is ignored; a reader that is gone is noticed otherwise and counts as a request
+/// to stop. At most one such object may live at a time.
 class Signals {
  public:
   Signals();
@@ -24,7 +24,7 @@ class Signals {
   void take();
 
   bool stop_requested() const noexcept { return stop_requested_; }
-  /// True once for each SIGTSTP.
+  /// True if a SIGTSTP has come since the last call.
   bool take_suspension() noexcept { return std::exchange(suspension_requested_, false); }
   /// Stops this process until SIGCONT, as Ctrl-Z does by default. If no shell could continue the process (an orphaned
   /// process group), does nothing.

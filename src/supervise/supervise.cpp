@@ -294,7 +294,7 @@ class Supervision {
 
   /// Returns the name that --hosts has for a lost host. If --hosts has none, for example since it has addresses, asks
   /// all hosts for their names, and returns the host with this name or, if no host has it, all hosts that do not
-  /// answer.
+  /// answer. If all answer, returns `lost`.
   Hosts entries_of(const std::string& lost) {
     const auto hosts = other_hosts(options_, host_name());
     if (auto name = name_in_hosts(options_, lost); hosts.empty() || hosts.contains(name)) return {std::move(name)};

@@ -26,7 +26,7 @@
 namespace muster::detail::sweep {
 namespace {
 
-/// Returns the names of the metrics in the rows that are numbers, such as "loss, accuracy", without the epoch, which
+/// Returns the names of the metrics in the rows that are numbers, such as "loss, accuracy", without the fields that
 /// muster adds; empty if there are none.
 std::string metrics_in(const std::vector<Json>& rows) {
   std::set<std::string> names;

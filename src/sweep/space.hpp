@@ -15,8 +15,8 @@ struct TrialSettings {
 };
 
 /// Returns the settings of all trials, in the order of trials. Throws an Error (ExitCode::usage) if a setting has no
-/// name, or if two settings have the same name or one is inside the other. A trial's settings depend only on the seed,
-/// its number and the names of the settings.
+/// name, if two settings have the same name or one is inside the other, or if there are too many trials. A setting
+/// drawn at random depends only on the seed, the trial's number, and the setting's name and domain.
 std::vector<TrialSettings> sample_space(const Space& space, int num_samples, std::uint64_t seed);
 
 }  // namespace muster::detail::sweep

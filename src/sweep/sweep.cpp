@@ -64,7 +64,7 @@ void check(const SweepOptions& options, const Launch& launch) {
   }
 }
 
-/// True if `settings`, which replace settings of the trials, contain the setting with this full name.
+/// True if `settings`, which replace settings of the trials, replace the setting with this full name or a part of it.
 bool fixes(const Json& settings, std::string_view name) {
   const auto* place = &settings;
   for (bool more = true; more && place->is_object();) {
@@ -190,7 +190,8 @@ Json common_settings(const SweepWork& work) {
   return settings;
 }
 
-/// Throws an Error if the sweep is continued with another seed or other settings than its sweep.json has.
+/// Throws an Error if the sweep is continued with another seed, another scheduler, other settings or fewer samples than
+/// its sweep.json has.
 void require_same_start(const Json& before, const Json& now, const std::filesystem::path& folder) {
   const auto refuse = [&](const std::string& what, const Json& was, const Json& is) {
     throw Error(ExitCode::usage, "starting the sweep " + folder.string(),

@@ -1,5 +1,5 @@
-// A zip archive of torch, for reading: torch.save(), torch.jit.save() and torch.export.save() write such archives,
-// whose records are not compressed. libtorch's own reader trusts them; this one does not.
+// A zip archive of torch, for reading: torch.save(), torch.jit.save() and torch.export.save() write such archives. Only
+// torch.jit.save() compresses records, those of code. libtorch's own reader trusts the archives; this one does not.
 #pragma once
 
 #include "base/file.hpp"
@@ -34,7 +34,7 @@ class Archive {
   /// Returns the archive's own name, with a slash: the folder in which `name` lies; empty if there is no such record.
   std::string folder_of(const std::string& name) const;
 
-  /// Refuses an archive with compressed or encrypted records, which torch never writes.
+  /// Refuses an archive with compressed or encrypted records, which torch.save() and torch.export.save() never write.
   void check_stored() const;
   /// Verifies the checksums of the records that are neither compressed nor encrypted; all values are among them.
   void check_sums() const;

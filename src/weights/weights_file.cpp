@@ -107,7 +107,8 @@ void strip(const std::string& prefix, Tensors& tensors, const Tensors& here) {
                   detail::listed(buffers, 5, in_quotes) + "}})");
 }
 
-/// Gives the tensors of a file the names of a module's, and adds those that a strict load in Python does without.
+/// Gives the tensors of a file the names of a module's, and adds those that the file may lack: tied ones, counts of
+/// batches, and those of LoadOptions::may_be_missing.
 void fit_to_module(Tensors& tensors, const detail::state::Stateful& object, const LoadOptions& options) {
   const auto parameters = object.parameters(), buffers = object.buffers();
   auto here = parameters;

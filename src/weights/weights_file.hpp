@@ -15,7 +15,7 @@
 
 namespace muster::detail::weights {
 
-/// Throws an Error (ExitCode::usage) for a tensor that is not dense.
+/// Throws an Error (ExitCode::usage) for a tensor that is not one of plain values in memory, such as a sparse one.
 void check_exportable(const StateDict& state);
 
 /// True if .safetensors files can hold tensors of the type.
@@ -25,7 +25,7 @@ bool is_safetensors_type(at::ScalarType type) noexcept;
 using ByteSink = std::function<void(std::string_view)>;
 
 /// Creates the file with the bytes that `write` passes to the sink. `total`: about how many bytes, for the progress. If
-/// it throws, no file is left.
+/// it throws, no new file is left.
 void write_weights(const std::filesystem::path& path, const ExportOptions& options, std::uint64_t total,
                    const std::function<void(const ByteSink&)>& write);
 
@@ -35,7 +35,7 @@ using ArchiveSink = std::function<std::size_t(const void* data, std::size_t byte
 /// process if a write fails. So they are told that every write succeeded, and the first failure is thrown afterwards.
 void write_archive(const ByteSink& sink, const std::function<void(const ArchiveSink&)>& write);
 
-/// Throws an Error (ExitCode::data) for a file that is not an intact TorchScript archive.
+/// Throws an Error (ExitCode::data) for a file that is not a TorchScript archive, or whose values are damaged.
 void check_script(const std::filesystem::path& path);
 
 /// Throws the Error (ExitCode::data) for a file that cannot be read.

@@ -35,7 +35,8 @@ struct RowCounts {
   std::uint64_t damaged_lines = 0;  ///< without an incomplete last line, which a killed run leaves
 };
 
-/// Calls `visit` for each row; never if there is no such file. Throws an Error (ExitCode::data) if it cannot be read.
+/// Calls `visit` for each row; never if there is no such file. Throws an Error if it cannot be read (ExitCode::data, or
+/// ExitCode::retry if the disk fails).
 RowCounts read_rows(const std::filesystem::path& file, const std::function<void(const Row&)>& visit);
 
 }  // namespace muster::tool::report

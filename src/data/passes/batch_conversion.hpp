@@ -18,8 +18,7 @@ class BatchConversion {
   using Make = std::function<Batch(std::vector<Batch::Item> columns)>;
 
   explicit BatchConversion(const BatchOptions& options);
-  /// Adds the conversion to the work on a batch. To an accelerator the columns are copied ahead of time, see
-  /// DeviceCopies. Thread-safe.
+  /// Adds the conversion to the work on a batch. DeviceCopies copies columns to an accelerator. Thread-safe.
   void add_to(ReadBatch& read, Make make) const;
 
  private:

@@ -14,8 +14,8 @@ class Source;
 
 /// Throws an Error for options that no pass can follow.
 void check_options(const BatchOptions& options, const std::string& doing);
-/// The table of BatchOptions::weights; null if they are not defined. Throws an Error if they are not `count` numbers ≥
-/// 0, or all 0.
+/// The table of BatchOptions::weights; null if they are not defined. Throws an Error if they are not `count` finite
+/// numbers ≥ 0 on the CPU, or all 0.
 std::shared_ptr<const AliasTable> table_of(const at::Tensor& weights, std::int64_t count, const std::string& doing);
 /// Throws an Error if the samples of `source` have one length.
 void require_lengths(Source& source, const std::string& doing);

@@ -23,21 +23,22 @@ namespace muster::detail::data {
 struct SlowReader {
   std::string dataset;                       ///< the dataset's name, for errors
   std::stop_source stop;                     ///< stop is requested when no more batches are wanted
-  std::optional<Communicator> communicator;  ///< see that this rank waits; it polls for their failures while it waits
+  std::optional<Communicator> communicator;  ///< its ranks see that this rank waits for the reader; polled for failures
 };
 
 /// Reads and works on batches ahead of the thread that takes them.
 ///
-/// A thread calls `produce` until it returns none. With one of `threads` it also does the work on each batch before it
-/// reads the next one. With more, as many other threads do the work, on several batches at once. Up to `ahead` +
-/// `threads` − 1 batches are read and not taken. If `ahead` is 0, next() does everything on the caller's thread.
+/// A thread calls `produce` until it returns none or throws. If `threads` is 1, this thread also does the work on each
+/// batch before it reads the next one. Otherwise `threads` other threads do the work, on several batches at once. Up to
+/// `ahead` + `threads` − 1 batches are read and not taken. If `ahead` is 0, next() does everything on the caller's
+/// thread.
 class MUSTER_INTERNAL_API Prefetch {
  public:
   using Produce = BatchReader;
 
   Prefetch(Produce produce, int ahead, int threads = 1, std::optional<SlowReader> slow = {});
-  /// Waits for the calls under way and drops the batches not taken. A slow reader is asked to stop first; if it does
-  /// not return within the launch's timeout, the job ends.
+  /// Waits for the calls under way and drops the batches not taken. A slow reader is asked to stop first; if it has a
+  /// communicator and does not return within the launch's timeout, the job ends.
   ~Prefetch();
   Prefetch(const Prefetch&) = delete;
   Prefetch& operator=(const Prefetch&) = delete;
@@ -81,8 +82,8 @@ class MUSTER_INTERNAL_API Prefetch {
   ThreadPool workers_, reader_;  ///< end before what they use
 };
 
-/// The batches that a BatchRange iterates over. The prefetching thread only reads; the shard belongs to the thread that
-/// iterates.
+/// The batches that a BatchRange iterates over. The shard belongs to the thread that iterates; threads that read ahead
+/// do not use it.
 class BatchStream {
  public:
   /// Ends the pass.
@@ -97,7 +98,7 @@ class BatchStream {
   bool at_end() const noexcept { return at_end_; }
   /// The batch in hand. Throws an Error if the pass is over.
   Batch& current();
-  /// Batches of this pass, or of the pass that would begin now.
+  /// Batches of this pass, or of the pass that would begin now. Throws an Error for a stream.
   virtual std::int64_t num_batches() const = 0;
 
  protected:

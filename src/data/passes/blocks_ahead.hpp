@@ -23,7 +23,7 @@ class BlocksAhead {
   BlocksAhead(std::function<void(const std::vector<std::int64_t>& samples)> prepare, bool uses_threads);
 
   void add(std::span<const ExpectedBlock> blocks);
-  /// Returns when those of the added blocks are prepared that these rows lie in.
+  /// Returns when the added blocks in which these rows lie are prepared, or could not be.
   void wait_for(std::span<const LaneRange> rows);
 
  private:

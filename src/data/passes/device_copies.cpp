@@ -42,7 +42,7 @@ std::size_t staged_bytes(const DeviceCopies::Column& column) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
-/// The strides of a copy, which keeps the order of the dimensions in memory.
+/// The strides of a copy: those of the tensor if it is dense; otherwise the copy is contiguous.
 std::vector<std::int64_t> strides_of_copy(const at::Tensor& tensor) {
   if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
   const auto strides = c10::contiguous_strides(tensor.sizes());

@@ -4,7 +4,7 @@
 // The blocks are put in random order and dealt out to lanes. A lane gives the rows of its first block in random order,
 // then those of its second block, and so on. The pass takes one row from each lane in turn. So at any time it mixes the
 // rows of as many blocks as there are lanes, and a rank that takes all rows of some lanes is the only one that reads
-// their blocks. The order depends on the seed and the files alone, not on the number of ranks.
+// their blocks. The order depends on the key and the Blocks alone, not on the number of ranks.
 #pragma once
 
 #include "data/sources/permutation.hpp"

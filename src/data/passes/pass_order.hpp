@@ -37,27 +37,27 @@ struct PassOrder {
     bool operator==(const Buckets&) const = default;
   };
 
-  std::int64_t samples = 0;                ///< of the pass: all of the dataset, or the number of draws
-  std::int64_t window = 0;                 ///< samples of a local shuffle's window, from the worker count at its begin
-  std::optional<std::uint64_t> seed = {};  ///< the run's when the pass began; none if not known
-  std::optional<bool> shuffle = {};        ///< none if not known
+  std::int64_t samples = 0;                       ///< of the pass: all of the dataset, or the number of draws
+  std::int64_t window = 0;                        ///< samples of a local shuffle's window when the pass began; 0: none
+  std::optional<std::uint64_t> seed = {};         ///< the run's when the pass began; none if not known
+  std::optional<bool> shuffle = {};               ///< none if not known
   std::optional<std::uint64_t> window_seed = {};  ///< seed of the local shuffle; none if not known
   Blocks blocks = {};
   bool uses_name = true;            ///< false in a pass of a version whose orders did not depend on the dataset's name
   std::optional<Draws> draws = {};  ///< none if each sample comes once
   std::optional<Buckets> buckets = {};  ///< none if samples of like length do not come together
 
-  /// The order of a new pass. `seed`: the run's, and of the local shuffle, unless the options have one.
+  /// The order of a new pass. `seed`: the run's; also the local shuffle's, unless the options have one.
   static PassOrder of(const BatchOptions& options, const PassData& data, const step::MicroBatchShare& share,
                       std::uint64_t seed);
-  /// Reads what add_to() has written. Throws a Json::exception for wrong types.
+  /// Reads what add_to() has written. Throws a Json::exception for missing keys and wrong types.
   static PassOrder from_json(const Json& position);
   void add_to(Json& position) const;
 
   /// This order, with what is not known taken from `now`.
   PassOrder completed_by(const PassOrder& now) const;
-  /// The part of an Order's options that does not depend on the run and the number of the pass. If the
-  /// order needs other weights or lengths, these are the options of another order.
+  /// An Order's options, without seed, epoch and pass. If this order needs other weights or lengths than `data` has,
+  /// these are the options of another order.
   OrderOptions options_for(const PassData& data) const;
   /// The samples of the dataset.
   std::int64_t dataset_samples() const noexcept { return draws ? draws->count : samples; }
@@ -66,10 +66,10 @@ struct PassOrder {
   /// True if this order needs weights or lengths, and `data` have other ones: then the pass cannot go on.
   bool needs_other_weights(const PassData& data) const noexcept;
   bool needs_other_lengths(const PassData& data) const;
-  /// The options of a pass in this order that must be the same on all ranks, as of step::OpenPass::options. `options`:
+  /// The options of a pass in this order that must be the same on all ranks, for step::OpenPass::options. `options`:
   /// those from which of() made this order.
   std::map<std::string, std::string> compared_options(const BatchOptions& options) const;
-  /// The name of the first option that would give another order than `options`; empty if none does.
+  /// The name of the first option by which `now` is another order than this one; empty if there is none.
   std::string changed_option(const PassOrder& now) const;
 };
 

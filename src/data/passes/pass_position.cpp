@@ -88,8 +88,8 @@ bool PassPosition::unfinished() const noexcept {
 }
 
 /// The number of passes that a resumed program begins again. A program may begin passes over one dataset again and
-/// again inside a pass over another. There the last finished pass is not counted: a resumed program calls begin() once
-/// and gets the pass that was under way.
+/// again inside a pass over another. While one of them is under way, the last finished one is not counted: a resumed
+/// program calls begin() once and gets the pass that was under way.
 std::int64_t PassPosition::PassGroup::repeated_passes() const noexcept {
   return last.under_way && last.late && epoch.ended_in_other ? epoch.repeated - 1 : epoch.repeated;
 }
@@ -347,7 +347,8 @@ void PassPosition::end_pass(const Pass& pass) {
   steps_->end_pass(pass.number);
 }
 
-/// Ends the pass under way. A resumed program begins it again unless it lay wholly inside one batch of another pass.
+/// Ends the pass under way. A resumed program begins it again, unless the pass lay inside one batch of another pass or
+/// began after the first batch of another pass.
 void PassPosition::finish(PassGroup& group) {
   auto& epoch = group.epoch;
   auto& last = group.last;

@@ -80,16 +80,18 @@ class PassPosition {
   /// Called when the training function sets the epoch: the session enters it, and so does every pass position whose
   /// epoch the training function has not set itself.
   void set_epoch(std::int64_t epoch);
-  /// Sets the epoch for a loader that does not train. No effect if another loader of the same name has trained.
+  /// Sets the epoch for a loader that does not train. No effect if another loader of the same name has trained, here or
+  /// before the restart.
   void set_epoch_if_untrained(std::int64_t epoch);
   /// Called when the training function enters the loop over the epochs.
   void enter_loop();
-  /// True if a pass is under way, or was under way when the restored position was saved.
+  /// True if a training pass over a split dataset is under way, or was when the restored position was saved.
   bool unfinished() const noexcept;
   /// The position as JSON, for a checkpoint. The batch in hand counts as taken. Null if the dataset is not split.
   Json position() const;
   /// The next passes continue at `position`, at any number of workers. A pass that was under way keeps its seed.
-  /// `complete`: the epoch of `position` is over; only its step size is kept, to warn if it has changed.
+  /// `complete`: the epoch of `position` is over; only the step size and the worker count are kept, to warn of a
+  /// change.
   void restore(const Json& position, bool complete = false);
 
   /// The pass that would begin now.
@@ -124,10 +126,11 @@ class PassPosition {
     std::int64_t epoch = -1;
     std::int64_t finished = 0;  ///< training passes of the epoch, over all datasets
     std::int64_t step = 0;      ///< step within the training passes under way, from 1; 0 if none is under way. Outside
-                                ///< of an operator's train(): the number of the trainer's call, from 1
-    bool after_loop = false;    ///< the loop over session.epochs() is over
+    ///< of an operator's train(): at least the number of the trainer's call, from 1
+    bool after_loop = false;  ///< the loop over session.epochs() is over
     bool operator==(const Section&) const = default;
-    /// A hash of the section and the evaluation's number in it: always the same, and hardly ever the same for two.
+    /// A hash of the section, without its epoch, and of the evaluation's number in it: the same in every run, and
+    /// hardly ever the same for two evaluations of an epoch.
     std::int64_t number_of(std::int64_t evaluation) const noexcept;
   };
   /// The training pass begun last, here or before the restart.
@@ -207,7 +210,7 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   /// Called between two batches of a pass where a run may stop. May save and throw. Empty if nothing stops there.
   std::function<void()> stop_if_asked = {};
 
-  /// Throws an Error if a dataset and a loader have the same name.
+  /// Throws an Error if a dataset and a loader have the same name, or two loaders of which one has its own sampler.
   void add(const std::shared_ptr<PassPosition>& pass_position);
   /// Null if no loader has that name.
   std::shared_ptr<PassPosition> find_loader(const std::string& name) const;
@@ -219,14 +222,14 @@ class MUSTER_INTERNAL_API PassPositions : public std::enable_shared_from_this<Pa
   void resume_epoch(std::int64_t epoch);
   /// The training function has set the epoch of one of the pass positions.
   void set_epoch(std::int64_t epoch);
-  /// The positions in this epoch, by name, as JSON.
+  /// The positions of split datasets and loaders in this epoch, by name, as JSON.
   Json positions() const;
   /// Restores one position. The dataset or loader may be added before or after.
   void restore(const std::string& name, const Json& position, bool complete);
   enum class EpochProgress { unknown, none, under_way, over };
-  /// How far the training passes of this epoch are; unknown if no dataset is split.
+  /// How far the training passes of this epoch are; unknown if no dataset is split, or the split ones only evaluated.
   EpochProgress epoch_progress() const;
-  /// The number of training passes that this epoch has finished, over all data.
+  /// The number of finished training passes of this epoch that a resumed program begins again, over all data.
   std::int64_t finished_passes() const;
   /// A pass begins in an epoch that was saved as complete: it was saved between two of its passes.
   void note_more_passes();

@@ -26,10 +26,11 @@ struct OrderOptions {
   std::int64_t bucket = 0;  ///< with `shuffle`: samples of a bucket of like length; 0: no buckets
   std::shared_ptr<const Lengths> lengths = {};     ///< with `bucket`: of all samples
   std::shared_ptr<const AliasTable> weights = {};  ///< draws every sample by its weight; null: each comes once
-  std::int64_t window = 0;                         ///< samples of a window, permuted within it; 0: no local shuffle
-  std::uint64_t seed = 0;                          ///< seed of the shuffle
-  std::uint64_t window_seed = 0;                   ///< seed of the local shuffle
-  std::int64_t epoch = 0, pass = 0;                ///< every pass of every epoch has a different order
+  std::int64_t window = 0;                         ///< samples of a window, permuted within it; 0: no local shuffle.
+  ///< No effect with `weights`, or with lanes
+  std::uint64_t seed = 0;            ///< seed of the shuffle
+  std::uint64_t window_seed = 0;     ///< seed of the local shuffle
+  std::int64_t epoch = 0, pass = 0;  ///< every pass of every epoch has a different order
 };
 
 /// The sample at each position of a pass.

@@ -1,4 +1,4 @@
-// The kinds of preprocessors that muster has, and how each is made from its state in a checkpoint.
+// The preprocessors of muster's that have a state, and how each is made from its state in a checkpoint.
 #pragma once
 
 #include "base/export.hpp"
@@ -11,7 +11,7 @@
 
 namespace muster::detail::data {
 
-/// True if `state` is the state of a preprocessor of muster's, or of a chain of them.
+/// True if `state` is the state of a scaler or encoder of muster's, or of a chain of them.
 MUSTER_INTERNAL_API bool is_muster_preprocessor(const Json& state);
 /// The columns that the preprocessor was fitted on.
 MUSTER_INTERNAL_API std::set<std::string> fitted_columns(const Json& state);

@@ -3,7 +3,7 @@
 
 namespace muster::detail::data {
 
-/// `request` has the system begin to read them from the disk and does not wait; `decode` reads and decodes them.
+/// `request` has the system begin to read the blocks from the disk and does not wait; `decode` reads and decodes them.
 enum class Ahead { request, decode };
 
 }  // namespace muster::detail::data

@@ -13,9 +13,8 @@
 
 namespace muster::detail::data {
 
-/// Keeps the chunks of all columns, as many as fit the limit. Of a chunk the rows are counted that were taken; when
-/// they are all of its rows, the chunk is the next to go. Otherwise it is the one that was used least recently.
-/// Thread-safe.
+/// Keeps the chunks of all columns, as many as fit the limit. Counts how many rows of each chunk were taken. A chunk of
+/// which all rows were taken is the next to go; without one, the chunk that was used least recently. Thread-safe.
 class ChunkCache {
  public:
   using Chunk = ChunkMemory::Chunk;
@@ -32,7 +31,7 @@ class ChunkCache {
   Chunk new_chunk(std::size_t bytes) { return memory_.take(bytes); }
   /// The chunk, or null. `rows` of it are taken now.
   Chunk find(const Key& key, std::int64_t rows);
-  /// Keeps a chunk that fits(). It has `rows`, and `taken` of them are taken now.
+  /// Keeps a chunk that fits(), unless the cache has it. It has `rows`, and `taken` of them are taken now.
   void keep(const Key& key, Chunk chunk, std::size_t bytes, std::int64_t rows, std::int64_t taken);
   struct Kept {
     Key key;

@@ -35,7 +35,7 @@ struct ChunkDecoding {
   /// Has chunks that are requested read past the page cache, if that could not keep files of this size.
   void read_directly_beyond_memory(double file_bytes, std::int64_t cache_bytes);
   void end_threads();
-  /// The encoded chunks if all of them fit into the cache; otherwise null.
+  /// The encoded chunks if there are any and all of them fit into the cache; otherwise null.
   NodeChunks* shareable() noexcept { return of_node.bytes() > 0 && cache.fits(of_node.bytes()) ? &of_node : nullptr; }
 
   std::vector<std::shared_ptr<const hdf5::ForeignChunks>> foreign = {};  ///< those of the dataset's arrays
@@ -65,9 +65,9 @@ class ChunkUse {
   virtual bool read_directly(std::size_t i, std::uint64_t offset, ScatteredRead& pieces) const = 0;
 };
 
-/// Reads the chunks of an HDF5 dataset, or those that hdf5::ForeignChunks gives. Decoded chunks are kept as long as the
-/// cache has room, or in memory that the ranks of a node share. HDF5 and its lock are used only to find chunks that
-/// were not read before. Thread-safe.
+/// Reads the chunks of an HDF5 dataset, or those that hdf5::ForeignChunks gives. Decoded chunks are kept in the cache,
+/// or in memory that the ranks of a node share. HDF5 and its lock are used only to find chunks whose places are not
+/// remembered. Thread-safe.
 class ChunkReader {
  public:
   /// `dataset`: of values of type `stored`; `index` is its own; `decoding` outlives this.
@@ -83,7 +83,7 @@ class ChunkReader {
   /// Prepares chunks with these numbers, which ascend, if they can be kept.
   void expect(const File& bytes, std::span<const WantedChunk> wanted, Ahead how);
 
-  /// True if chunks are stored without filters.
+  /// True if HDF5 has the chunks, stored without filters.
   bool is_plain() const noexcept { return !places_.foreign() && pipeline_.is_plain(0); }
   /// True if a decoded chunk may be kept.
   bool can_keep() const noexcept { return keeps_ && decoding_.cache.fits(chunk_bytes_); }

@@ -11,8 +11,8 @@
 
 namespace muster::detail::data {
 
-/// Rows of chunks that are stored as they are come from the file straight into their destinations. Other chunks are
-/// decoded.
+/// Rows of chunks that are stored as they are come from the file straight into their destinations, unless a row is many
+/// short pieces of chunks that can be kept. Other chunks are read whole and decoded.
 class ChunkedColumn final : public ColumnReader {
  public:
   ChunkedColumn(std::unique_ptr<ChunkReader> chunks, ChunkLayout layout);

@@ -71,7 +71,7 @@ DirectReads::Direct& DirectReads::direct_of(const File& file) {
   return direct;
 }
 
-/// Drops requests until `bytes` more may be held.
+/// Drops requests that no thread is reading until `bytes` more may be held.
 void DirectReads::make_room(std::size_t bytes) {
   std::vector<Key> kept;
   while (!order_.empty()) {

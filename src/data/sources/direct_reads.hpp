@@ -46,7 +46,7 @@ class DirectReads {
   explicit DirectReads(std::size_t most) : most_(most) {}
 
   /// Begins to read a part of the file, and does not wait. Parts requested first are dropped if there are too many.
-  /// False if the file system has no direct I/O for the file.
+  /// False if the file system has no direct I/O for the file, the part is too large, or the system has no more threads.
   bool request(const File& file, std::uint64_t offset, std::size_t bytes);
   /// True if the part that begins there is requested and not taken.
   bool has(const File& file, std::uint64_t offset);

@@ -59,9 +59,10 @@ class FileSource : public Source {
   /// its columns are not those of the first file, or if there are too many samples to be counted.
   void add_file(DataFile& file, const Schema& schema, std::int64_t samples);
 
-  /// Keeps an array in memory whole; false if it does not fit. `library`: null if HDF5 does not read it.
+  /// Sets memory aside to keep an array whole; false if it does not fit. `library`: null if HDF5 does not read it.
   bool keep_whole(LibraryArray* library, double bytes);
-  /// Chooses how many lanes of blocks of `block_bytes` the memory that is left has room for.
+  /// Chooses how many lanes of blocks of `block_bytes` the memory that is left has room for, and whether chunks are
+  /// read past the page cache.
   void choose_lanes(double block_bytes);
   /// Gives the arrays that HDF5 reads their part of `bytes`, by the sizes of their blocks.
   void keep_chunks(std::span<const ArrayInBlocks> arrays, double bytes);

@@ -13,7 +13,8 @@ namespace {
 constexpr std::uint64_t block_bytes = 4096;
 
 /// Calls `look` with the first unit and the number of units of each block: the first block, the last, and some between
-/// them. `units`: all units; `block`: units per block; `blocks`: number of blocks, at least 2.
+/// them; once with all units if there are few. `units`: all units; `block`: units per block; `blocks`: number of
+/// blocks, of which there are at least 2.
 template <class Look>
 void for_blocks(std::uint64_t units, std::uint64_t block, int blocks, Look&& look) {
   const auto some = static_cast<std::uint64_t>(std::max(2, blocks));

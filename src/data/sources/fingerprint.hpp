@@ -1,6 +1,6 @@
-// A fingerprint of a dataset, to check that two ranks have the same samples. It consists of counts, columns, lengths
-// and the checksums of a few blocks. Times, inodes and paths are not in it: a copy on a node's own disk is as good as
-// the file itself.
+// A fingerprint of a dataset, to check that two ranks have the same samples. It compares counts, columns, orders,
+// lengths and the checksums of a few blocks. It does not compare times, inodes and paths: a copy on a node's own disk
+// is as good as the file itself.
 #pragma once
 
 #include "base/file.hpp"
@@ -34,12 +34,12 @@ struct DatasetFingerprint {
   static DatasetFingerprint from_json(const Json& json);
 };
 
-/// Blocks read for a fingerprint, over all portions; at least two per portion.
+/// Blocks read for a fingerprint, over all parts; at least two per part.
 constexpr int max_fingerprint_blocks = 48;
 
 /// The CRC-32 of `bytes`, continued from `before`.
 std::uint32_t checksum_of(std::span<const std::byte> bytes, std::uint32_t before = 0);
-/// Make the fingerprint of one portion from about `blocks` of its blocks.
+/// Make the fingerprint of one part from about `blocks` of its blocks.
 FingerprintPart fingerprint_of(const File& file, int blocks);
 FingerprintPart fingerprint_of(const std::string& column, const at::Tensor& tensor, int blocks);
 

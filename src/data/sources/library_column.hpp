@@ -11,8 +11,8 @@
 
 namespace muster::detail::data {
 
-/// If the values are not kept in memory, HDF5 reads the rows of a call as one selection, so that it decodes each chunk
-/// once per call.
+/// If the values are not kept in memory, HDF5 reads up to 256 runs of consecutive rows as one selection, so that it
+/// seldom decodes a chunk twice in a call.
 class LibraryColumn final : public ColumnReader {
  public:
   /// `shape`: of the whole column.

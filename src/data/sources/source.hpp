@@ -26,11 +26,11 @@ class NodeChunks;
 
 /// A piece of work, the same for all batches of a pass. May be called for several batches at once.
 struct BatchWork {
-  /// Works on the batch, with the batch's generator. `ahead` says that this is not the thread that iterates; there it
-  /// may return false and leave the batch unchanged, and is called again on that thread.
+  /// Works on the batch, with the batch's generator. `ahead`: true on another thread than the one that iterates. Then
+  /// the function may return false and leave the batch unchanged; the thread that iterates calls it again.
   std::function<bool(Batch& batch, at::Generator& generator, bool ahead)> run;
-  /// At most this many batches of a pass are in this work at once; with 1, one after the other in order. Empty: any
-  /// number.
+  /// At most this many batches of a pass are in this work at once; with 1, one after the other in order. Empty: as many
+  /// as the pass has threads.
   std::optional<int> threads = {};
 };
 
@@ -54,8 +54,8 @@ struct StreamPlan {
   ColumnTypes dtypes = {};  ///< the types to which columns are converted later
 };
 
-/// Columns whose samples can be read by index. Thread-safe. Throws Errors with ExitCode::data, or ExitCode::retry if
-/// the disk could not be read.
+/// Columns whose samples can be read by index. Thread-safe. Throws Errors with ExitCode::data, ExitCode::usage if the
+/// options do not suit the data, or ExitCode::retry if the disk could not be read.
 class Source {
  public:
   virtual ~Source() = default;
@@ -98,13 +98,13 @@ class Source {
 
 /// A source of the tensors themselves, not of copies. `ordered`: has_column_order().
 std::shared_ptr<Source> memory_source(std::vector<Batch::Item> columns, bool ordered = true);
-/// A source of the samples of all files, in the order of `paths`. Files are opened and checked at the first call of a
-/// member.
+/// A source of the samples of all files, in the order of `paths`. Files are opened and checked at the first call that
+/// needs them.
 std::shared_ptr<Source> hdf5_source(std::vector<std::string> paths, DatasetOptions options);
-/// A source of windows of variables, each "FILE:/NAME". Files are opened and checked at the first call of a member.
+/// A source of windows of variables, each "FILE:/NAME". Files are opened and checked at the first call that needs them.
 std::shared_ptr<Source> window_source(std::vector<std::string> variables, WindowOptions options);
 /// A source of the samples of different length of all files, in the order of `paths`. Files are opened and checked at
-/// the first call of a member.
+/// the first call that needs them.
 std::shared_ptr<Source> ragged_source(const std::vector<std::string>& paths, RaggedOptions options);
 /// A source of the rows that the reader from `make` returns on each worker.
 std::shared_ptr<Source> stream_source(MakeStream make);
@@ -115,8 +115,9 @@ std::shared_ptr<Source> subset_source(std::shared_ptr<Source> source, std::vecto
 std::vector<std::shared_ptr<Source>> split_source(const std::shared_ptr<Source>& source,
                                                   std::span<const double> fractions, std::uint64_t seed);
 
-/// Makes uninitialised tensors on the CPU; thread-safe. Large tensors reuse memory of earlier ones, once no tensor,
-/// view or autograd graph holds it: for the kernel, providing fresh pages costs more than reading into them.
+/// Makes uninitialised tensors on the CPU; thread-safe. Large tensors may reuse memory of earlier ones of their size,
+/// once no tensor, view or autograd graph holds it: for the kernel, providing fresh pages costs more than reading into
+/// them.
 class TensorPool {
  public:
   at::Tensor take(at::IntArrayRef shape, at::ScalarType dtype);

@@ -29,7 +29,7 @@ class NumberSet {
   std::vector<std::int64_t> before_;  ///< for each block begun: how many of the list come before it
 };
 
-/// The windows of `grid` of which at least `share` of the mask's values in them, margins apart, are neither 0 nor NaN.
+/// The windows of `grid` in which at least `share` of the mask's values, margins apart, are neither 0 nor NaN.
 NumberSet windows_of_mask(const WindowVariable& mask, double share, const WindowShape& shape, const WindowGrid& grid);
 
 }  // namespace muster::detail::data

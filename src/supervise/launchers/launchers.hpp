@@ -114,8 +114,8 @@ struct FoundLauncher {
   std::string mpi = {};  ///< see Start::mpi
 };
 
-/// Returns flux run in a Flux instance, srun in a Slurm job on several nodes, otherwise the mpirun or mpiexec that
-/// belongs to the MPI library. `mpi`: see Start::mpi.
+/// Without --hosts, returns flux run in a Flux instance, and srun in a Slurm job on several nodes, or of Cray MPICH;
+/// otherwise the mpirun or mpiexec that belongs to the MPI library. `mpi`: see Start::mpi.
 const Launcher& launcher_for(const SuperviseOptions& options, const Environment& environment, const std::string& mpi);
 /// Finds the launcher for a job with these options. Throws an Error (ExitCode::missing_package) if there is none.
 FoundLauncher find_launcher(const SuperviseOptions& options);

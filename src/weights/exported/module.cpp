@@ -134,7 +134,7 @@ void check_size(const Program& program, const Size& size, std::int64_t actual, c
   if (actual > range->second.max) fail(detail::str("at most ", range->second.max));
 }
 
-/// Module::to() may change a floating-point type; other types are those of the export.
+/// Module::to() may change a floating-point or complex type; other types are those of the export.
 bool is_taken(at::ScalarType actual, at::ScalarType exported) {
   return actual == exported || (at::isFloatingType(actual) && at::isFloatingType(exported)) ||
          (at::isComplexType(actual) && at::isComplexType(exported));

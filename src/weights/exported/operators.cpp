@@ -151,12 +151,13 @@ bool begins_with_one_of(std::string_view name, std::string_view prefixes) {
   });
 }
 
-/// Those that replace a tensor's memory, read a file, take memory that is packed for a kernel, or leave checks to their
-/// callers.
+/// Operators that replace a tensor's memory, read a file, take memory that is packed for a kernel, or leave checks to
+/// their callers.
 constexpr std::string_view refused =
     "set_ resize from_file fbgemm_ quantized_ mkldnn_ cudnn_ miopen_ sparse_ to_padded nested_ batch_norm_ "
     "segment_reduce";
-/// Torch's own internal operators leave checks to their callers. These do not, and are what programs have.
+/// Torch's internal operators leave checks to their callers, except for these, which programs have. find_check() makes
+/// the checks that some of these leave out.
 constexpr std::string_view allowed =
     "__ _adaptive_avg_pool _assert_ _batch_norm_ _cdist_ _conj _convolution _embedding_bag _fft_ _fused_rms_norm "
     "_linalg_ "

@@ -31,7 +31,7 @@ using Arithmetic = c10::IValue (*)(at::ArrayRef<c10::IValue> numbers);
 Arithmetic find_arithmetic(const std::string& target, std::size_t operands);
 
 /// True for operators of `aten` that a file may use: none that reach files or memory by themselves, or that leave
-/// checks to their callers.
+/// checks to their callers, unless find_check() makes them.
 bool is_allowed(const c10::FunctionSchema& schema);
 
 /// Checks the arguments of an operator that leaves it to its callers; throws c10::Error.
@@ -64,7 +64,7 @@ struct Mode {
 
 struct Node {
   std::string name;                            ///< as in "aten.linear.default"
-  std::optional<c10::OperatorHandle> op = {};  ///< or
+  std::optional<c10::OperatorHandle> op = {};  ///< none if the node is `arithmetic`
   Arithmetic arithmetic = nullptr;
   Check check = nullptr;  ///< of the operator's arguments
   std::vector<Operand> operands = {};

@@ -48,8 +48,8 @@ struct Folder {
   std::set<std::string> unused = {};               ///< paths of old records that nothing refers to any more
 };
 
-/// Replaces the folder's tensors by those of `left`, and removes these from it. Tensors of one view of one record are
-/// tied, and share a record again.
+/// Replaces the folder's tensors by those of `left`, and removes the ones used from `left`. Tensors of one view of one
+/// record are tied, and share a record again.
 void replace(const ProgramFile& program, Folder& folder, bool needs_all, std::map<std::string, at::Tensor>& left,
              Differences& differences) {
   std::map<std::string, std::vector<std::string>> views;  // names of tied tensors
