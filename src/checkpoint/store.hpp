@@ -55,9 +55,9 @@ class CheckpointStore {
 
   /// Compares the state of all ranks, writes it, publishes the checkpoint, and prunes older ones. If any rank fails,
   /// nothing is published and nothing is lost. With Mode::async and async_save it returns once `contents` are copied;
-  /// then a background thread of each rank does the rest. Copying from a fast tier to the run's folder is always done
-  /// in the background. Returns the checkpoint that is published, or will be. While a save runs in the background, call
-  /// finish() first.
+  /// then a background thread of each rank does the rest. Copying from a fast tier to the run's folder is done in the
+  /// background in either mode. If only one thread may call MPI, commit() does all of this before it returns. Returns
+  /// the checkpoint that is published, or will be. While a save runs in the background, call finish() first.
   Checkpoint commit(CheckpointContents contents, Mode mode = Mode::sync);
   /// Waits for the save in the background. Returns its error if it failed; then no earlier checkpoint is lost, and the
   /// index is not used again.

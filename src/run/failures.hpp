@@ -74,8 +74,8 @@ MUSTER_INTERNAL_API RunPoints points_of(const std::filesystem::path& run);
 MUSTER_INTERNAL_API Failures add_failure(const Failures& before, const std::filesystem::path& run,
                                          RunPoints (*points)(const std::filesystem::path&) = points_of);
 
-/// Returns the failures in `.failures.json` in the run's folder; none if the file cannot be read, or if another `muster
-/// run` than the one with the ID `supervisor` has written it.
+/// Returns the failures in `.failures.json` in the run's folder; none if it cannot be read, or unless the `muster run`
+/// with the ID `supervisor` has written it.
 MUSTER_INTERNAL_API std::optional<Failures> read_failures(const std::filesystem::path& run,
                                                           const std::string& supervisor);
 /// Writes `.failures.json`. It belongs to the last `muster run` of the run.

@@ -93,7 +93,8 @@ class Validation {
   Json begin_finish(bool stopped, const std::optional<Error>& error, bool prunes, UpdateRow& update_row);
   /// Returns the pending validations, each as [index, training_iteration]. Call it on rank 0.
   Json pending(const UpdateRow& update_row);
-  /// Validates the checkpoints `left` on all ranks that can. Collective over the world.
+  /// Validates the checkpoints `left`, as long as there is time, on all ranks that are not stuck. Collective over the
+  /// world.
   void validate_together(const Json& left, bool stopped, bool prunes, const UpdateRow& update_row);
   /// Validates one checkpoint on the ranks of `group`, for which the context `all` was made. Collective over the group.
   void validate_on(const Communicator& group, const std::shared_ptr<const ValidationContext>& all,
