@@ -29,8 +29,8 @@ MUSTER_INTERNAL_API std::optional<StartedBy> started_by(const Environment& envir
 /// one.
 bool is_first_process(const Environment& environment);
 
-/// "RANK PID HOST" of this process if PMI_RANK is set, and not by srun: Hydra, which sets it, reports a lost rank by
-/// its process id. Otherwise empty.
+/// "RANK PID HOST" of this process if PMI_RANK is set and SLURM_PROCID is not: Hydra reports a lost rank by its process
+/// id. Otherwise empty.
 std::string process_for_launcher(const Environment& environment);
 
 // Misleading variables come from a launcher that has not started this process as a rank: a shell has kept them from a
